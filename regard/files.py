@@ -1,0 +1,53 @@
+"""Files that are either wholly written or not at all."""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from regard.errors import Mistake
+
+
+def refuse(error: OSError, path: str | Path) -> Mistake:
+    """Turn what the system said about a file into a mistake a user can read."""
+    return Mistake(f"{path}: {(error.strerror or str(error)).lower()}")
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """Give a temporary name to write to, which takes the place of the path once all went well."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise refuse(error, path) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_atomically(path: str | Path, data: bytes | str) -> None:
+    """Write a whole file under a temporary name, make it durable, and rename it into place."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(data.encode() if isinstance(data, str) else data)
+
+
+def sha256(path: str | Path) -> str:
+    """Return the SHA-256 of a file's bytes."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,349 @@
+"""Settings: key=value words made into frozen dataclasses, and refused in one clear line."""
+
+import math
+import re
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from regard.errors import Mistake
+
+C = TypeVar("C")
+
+SETTING = re.compile(r"([A-Za-z_][A-Za-z0-9_.]*)=(.*)", re.DOTALL)
+OPTION = re.compile(r"--([A-Za-z_][A-Za-z0-9_.-]*)(?:=(.*))?", re.DOTALL)
+TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+FEW = 100  # letters of key names that still fit into a one-line mistake
+
+
+class Unfit(Exception):
+    """A value that does not fit its type; the message says what would."""
+
+
+class Setting(NamedTuple):
+    """One row of a help page."""
+
+    key: str
+    type: str
+    default: str
+    help: str
+
+
+def parse(words: list[str]) -> tuple[list[str], dict[str, str]]:
+    """Part the words of a command line into plain words and settings."""
+    plain: list[str] = []
+    values: dict[str, str] = {}
+    rest = iter(words)
+    for word in rest:
+        if word == "--":
+            plain.extend(rest)
+            break
+        if match := OPTION.fullmatch(word):
+            key, value = match[1].replace("-", "_"), match[2]
+            if value is None:
+                value = next(rest, None)
+            if value is None or value.startswith("--"):
+                raise Mistake(f"{word} has no value; write {key}=VALUE")
+        elif match := SETTING.fullmatch(word):
+            key, value = match[1], match[2]
+        elif re.match(r"-[A-Za-z]", word) and not re.search(r"\s", word):
+            raise Mistake(f"unknown option '{word}'; settings are key=value, text goes after --")
+        else:
+            plain.append(word)
+            continue
+        if key in values:
+            raise Mistake(f"{key} is given twice: '{values[key]}' and '{value}'; keep one")
+        values[key] = value
+    return plain, values
+
+
+def fill(cls: type[C], values: Mapping[str, Any], *, where: str = "", base: C | None = None) -> C:
+    """Build a dataclass from strings or Python values, with `base` standing for what is not given.
+
+    Nested dataclasses are reached by dots (`model.block.norm`) or by nested mappings; what is not
+    given inside one keeps the value it has in the default of the outer.
+    """
+    try:
+        return _fill(cls, values, base, "", cls)
+    except Mistake as mistake:
+        raise Mistake(f"{where}: {mistake}") if where else mistake from None
+
+
+def describe(cls: type, prefix: str = "", base: Any = None) -> Iterator[Setting]:
+    """List every key of a dataclass with its type, default and help."""
+    hints = get_type_hints(cls)
+    for field in _settable(cls):
+        key = prefix + _key(field)
+        default = _default(field) if base is None else getattr(base, field.name)
+        if inner := _nested(hints[field.name]):
+            within = default if isinstance(default, inner) else None
+            yield from describe(inner, key + ".", within)
+        else:
+            shown = "" if default is MISSING else _show(default)
+            yield Setting(key, _name(hints[field.name]), shown, field.metadata.get("help", ""))
+
+
+def _fill(cls: type, values: Mapping[str, Any], base: Any, prefix: str, root: type) -> Any:
+    hints = get_type_hints(cls)
+    names = {_key(field): field for field in _settable(cls)}
+    # A Python caller cannot write the keyword `from`, so the field's own name is understood too.
+    names |= {field.name: field for field in _settable(cls)}
+    given: dict[str, dict[str, Any]] = {}
+    for key, value in values.items():
+        head, _, tail = str(key).partition(".")
+        field = names.get(head)
+        if field is None or (tail and not _nested(hints[field.name])):
+            raise _unknown(prefix + str(key), root)
+        inner = given.setdefault(field.name, {})
+        if tail in inner:
+            raise Mistake(f"{prefix}{key} is given twice, also as {prefix}{_key(field)}; keep one")
+        inner[tail] = value
+
+    built: dict[str, Any] = {}
+    for field in _settable(cls):
+        key = prefix + _key(field)
+        default = _default(field) if base is None else getattr(base, field.name)
+        parts = given.get(field.name, {})
+        inner = _nested(hints[field.name])
+        if not parts and default is not MISSING:
+            built[field.name] = default
+        elif inner:
+            optional = type(None) in get_args(hints[field.name])
+            whole, parts, default = _whole(inner, optional, parts, default, key)
+            built[field.name] = _fill(inner, parts, default, key + ".", root) if whole else None
+        elif not parts:
+            raise Mistake(f"{key} is missing; add {key}=...")
+        else:
+            built[field.name] = _convert(hints[field.name], parts[""], key, field.metadata)
+    return cls(**built)
+
+
+def _whole(
+    cls: type, optional: bool, given: dict[str, Any], default: Any, key: str
+) -> tuple[bool, dict[str, Any], Any]:
+    """Part what was given for a nested dataclass: is it there, the parts to set, and their base."""
+    parts = {part: value for part, value in given.items() if part}
+    base = default if isinstance(default, cls) else None
+    if "" not in given:
+        return True, parts, base
+    value = given[""]
+    if isinstance(value, Mapping):
+        return True, {**value, **parts}, base
+    if isinstance(value, cls):
+        return True, parts, value
+    if optional and not parts and (value is None or str(value).lower() == "none"):
+        return False, {}, None
+    keys = ", ".join(row.key for row in describe(cls, key + "."))
+    raise Mistake(f"{key}={_quote(value)} has parts of its own; set one of {keys}")
+
+
+def _unknown(key: str, root: type) -> Mistake:
+    keys = [row.key for row in describe(root)]
+    last = key.rpartition(".")[2]
+    close = [known for known in keys if known.rpartition(".")[2] == last]
+    close = close or get_close_matches(key.lower(), keys, n=1, cutoff=0.6)
+    text = f"unknown key '{key}'"
+    if close:
+        text += f"; did you mean '{close[0]}'?"
+    listed = ", ".join(keys)
+    if not keys:
+        text += "; there is nothing to set"
+    elif len(listed) <= FEW:
+        text += f" Keys: {listed}" if close else f"; keys are {listed}"
+    elif not close:
+        text += "; --help lists the keys"
+    return Mistake(text)
+
+
+def _convert(hint: Any, value: Any, key: str, metadata: Mapping[str, Any]) -> Any:
+    try:
+        result = _fit(hint, value)
+    except Unfit as unfit:
+        raise Mistake(f"{key}={_quote(value)} is not {unfit}") from None
+    numbers = result if isinstance(result, tuple | list) else (result,)
+    for number in numbers:
+        if isinstance(number, int | float) and not isinstance(number, bool):
+            _check_bounds(number, key, metadata)
+    return result
+
+
+def _check_bounds(number: float, key: str, metadata: Mapping[str, Any]) -> None:
+    for name, holds, words in (
+        ("min", lambda limit: number >= limit, "at least"),
+        ("max", lambda limit: number <= limit, "at most"),
+        ("above", lambda limit: number > limit, "more than"),
+        ("below", lambda limit: number < limit, "less than"),
+    ):
+        limit = metadata.get(name)
+        if limit is not None and not holds(limit):
+            size = "small" if name in ("min", "above") else "large"
+            raise Mistake(f"{key}={number} is too {size}; it must be {words} {limit}")
+
+
+def _fit(hint: Any, value: Any) -> Any:
+    """Make a value of the annotated type, or say what was expected."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return _fit_union(arguments, value)
+    if origin is Literal:
+        for option in arguments:
+            if value == option or (isinstance(value, str) and value == str(option)):
+                return option
+        close = get_close_matches(str(value).lower(), [str(o) for o in arguments], n=1)
+        raise Unfit(f"{_expected(hint)}" + (f"; did you mean '{close[0]}'?" if close else ""))
+    if origin in (tuple, list):
+        return _fit_sequence(origin, arguments, value, hint)
+    if hint in FITTERS:
+        return FITTERS[hint](value)
+    if hint is Any or isinstance(value, origin or hint):
+        return value
+    raise Unfit(_expected(hint))
+
+
+def _fit_union(arguments: tuple[Any, ...], value: Any) -> Any:
+    optional = type(None) in arguments
+    kinds = [kind for kind in arguments if kind is not type(None)]
+    named_none = any("none" in get_args(kind) for kind in kinds if get_origin(kind) is Literal)
+    if optional and (
+        value is None or (isinstance(value, str) and value.lower() == "none" and not named_none)
+    ):
+        return None
+    wrong = []
+    for kind in kinds:
+        try:
+            return _fit(kind, value)
+        except Unfit as unfit:
+            wrong.append(str(unfit))
+    raise Unfit(" or ".join(wrong) + (", nor none" if optional else ""))
+
+
+def _fit_sequence(origin: type, arguments: tuple[Any, ...], value: Any, hint: Any) -> Any:
+    if isinstance(value, str):
+        value = [item.strip() for item in value.split(",")] if value.strip() else []
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        value = [value]
+    if not isinstance(value, tuple | list):
+        raise Unfit(_expected(hint))
+    repeated = origin is list or arguments[-1] is Ellipsis
+    if not repeated and len(value) != len(arguments):
+        raise Unfit(_expected(hint))
+    kinds = [arguments[0]] * len(value) if repeated else arguments
+    try:
+        return origin(_fit(kind, item) for kind, item in zip(kinds, value, strict=True))
+    except Unfit:
+        raise Unfit(_expected(hint)) from None
+
+
+def _fit_int(value: Any) -> int:
+    try:
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            raise ValueError
+        number = int(value)
+    except ValueError:
+        raise Unfit("a whole number") from None
+    if abs(number) >= 2**63:
+        raise Unfit("a whole number of at most 63 bits")
+    return number
+
+
+def _fit_float(value: Any) -> float:
+    try:
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise ValueError
+        number = float(value)
+    except (ValueError, OverflowError):
+        raise Unfit("a number") from None
+    if not math.isfinite(number):
+        raise Unfit("a finite number")
+    return number
+
+
+def _fit_bool(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in TRUTHS:
+        return TRUTHS[value.lower()]
+    raise Unfit("true or false")
+
+
+def _fit_str(value: Any) -> str:
+    if isinstance(value, str | Path):
+        return str(value)
+    raise Unfit("text")
+
+
+def _fit_path(value: Any) -> Path:
+    if isinstance(value, Path):
+        return value
+    if isinstance(value, str) and value and "\0" not in value:
+        return Path(value).expanduser()
+    raise Unfit("a path")
+
+
+FITTERS = {int: _fit_int, float: _fit_float, bool: _fit_bool, str: _fit_str, Path: _fit_path}
+NAMES = {
+    int: ("whole number", "a whole number"),
+    float: ("number", "a number"),
+    bool: ("true|false", "true or false"),
+    str: ("text", "text"),
+    Path: ("path", "a path"),
+}
+
+
+def _expected(hint: Any) -> str:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return "one of " + ", ".join(str(option) for option in arguments)
+    if origin in (tuple, list):
+        count = f"{len(arguments)} " if origin is tuple and arguments[-1] is not Ellipsis else ""
+        return f"a list of {count}{_name(arguments[0])}s by commas"
+    return NAMES.get(hint, ("", f"a {getattr(hint, '__name__', hint)}"))[1]
+
+
+def _name(hint: Any) -> str:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return "|".join("none" if kind is type(None) else _name(kind) for kind in arguments)
+    if origin is Literal:
+        return "|".join(str(option) for option in arguments)
+    if origin in (tuple, list):
+        return f"{_name(arguments[0])},..."
+    return NAMES.get(hint, (getattr(hint, "__name__", str(hint)), ""))[0]
+
+
+def _nested(hint: Any) -> type | None:
+    """Return the dataclass that an annotation names, `| None` or not."""
+    for kind in (hint, *get_args(hint)):
+        if isinstance(kind, type) and is_dataclass(kind):
+            return kind
+    return None
+
+
+def _settable(cls: type) -> list[Field[Any]]:
+    return [field for field in fields(cls) if field.init]
+
+
+def _key(field: Field[Any]) -> str:
+    return field.metadata.get("key", field.name)
+
+
+def _default(field: Field[Any]) -> Any:
+    if field.default_factory is not MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def _show(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple | list):
+        return ",".join(_show(item) for item in value)
+    return str(value)
+
+
+def _quote(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "...'"
