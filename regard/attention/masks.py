@@ -1,0 +1,209 @@
+"""Who may look at whom: small objects that combine with & and can give any tile.
+
+True means may look. Positions are an int (they count up from it) or coordinates of shape (l, c)
+or (b, l, c); tiles broadcast to (b, h, q, k).
+"""
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+At = Tensor | int
+
+
+def _part(at: At, span: slice) -> Tensor:
+    """Return the coordinates of a span of positions, (l, c) or (b, l, c)."""
+    if isinstance(at, int):
+        return torch.arange(at + span.start, at + span.stop).unsqueeze(-1)
+    return at[..., span, :]
+
+
+def _grid(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Lay queries along rows and keys along columns, with a head axis where there is a batch."""
+    q, k = q.unsqueeze(-2), k.unsqueeze(-3)
+    return (q.unsqueeze(1) if q.ndim == 4 else q), (k.unsqueeze(1) if k.ndim == 4 else k)
+
+
+class Mask:
+    """What every mask answers."""
+
+    def tile(self, rows: slice, columns: slice) -> Tensor:
+        """Return whether each query of the rows may look at each key of the columns."""
+        raise NotImplementedError
+
+    def span(self, rows: slice, keys: int) -> slice:
+        """Return a range of keys outside of which none of these rows may look."""
+        return slice(0, keys)
+
+    def aligned(self, queries: int, keys: int) -> bool:
+        """Tell whether this is just the causal triangle from the first position on."""
+        return False
+
+    def __and__(self, other: "Mask | None") -> "Mask":
+        return self if other is None else Both(self, other)
+
+    __rand__ = __and__
+
+    @cached_property
+    def _additive(self) -> dict:
+        return {}
+
+    def additive(self, rows: slice, columns: slice, like: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return 0 where one may look and -inf elsewhere, and the rows that may look nowhere.
+
+        Those rows get 0 throughout, so that no NaN arises in them or in their gradient; the caller
+        blanks them. The last answer is kept, since all layers of a model ask the same.
+        """
+        key = (rows.start, rows.stop, columns.start, columns.stop, like.dtype, like.device)
+        key += (torch.is_inference_mode_enabled(),)  # what is made there cannot be trained with
+        if key not in self._additive:
+            self._additive.clear()
+            tile = self.tile(rows, columns).to(like.device)
+            blind = ~tile.any(-1, keepdim=True)
+            blind = blind if blind.is_meta or bool(blind.any()) else None
+            bias = torch.zeros(tile.shape, dtype=like.dtype, device=like.device)
+            bias = bias.masked_fill_(~tile if blind is None else ~(tile | blind), float("-inf"))
+            self._additive[key] = bias, blind
+        return self._additive[key]
+
+
+class Both(Mask):
+    """May look only where both masks allow it."""
+
+    def __init__(self, one: Mask, other: Mask):
+        self.one, self.other = one, other
+
+    def tile(self, rows: slice, columns: slice) -> Tensor:
+        """Return where both allow it."""
+        return self.one.tile(rows, columns) & self.other.tile(rows, columns)
+
+    def span(self, rows: slice, keys: int) -> slice:
+        """Return what the two ranges share."""
+        a, b = self.one.span(rows, keys), self.other.span(rows, keys)
+        start = max(a.start, b.start)
+        return slice(start, max(start, min(a.stop, b.stop)))
+
+
+class _Placed(Mask):
+    """A mask that compares the position of a query with that of a key."""
+
+    def __init__(self, q_at: At = 0, k_at: At = 0):
+        self.q_at, self.k_at = q_at, k_at
+
+    def allowed(self, q: Tensor, k: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def tile(self, rows: slice, columns: slice) -> Tensor:
+        """Return the comparison of all these positions."""
+        return self.allowed(*_grid(_part(self.q_at, rows), _part(self.k_at, columns)))
+
+    def _counted(self) -> int | None:
+        """Return how far queries are ahead of keys if both just count up."""
+        if isinstance(self.q_at, int) and isinstance(self.k_at, int):
+            return self.q_at - self.k_at
+        return None
+
+
+class Causal(_Placed):
+    """A key may be seen from its own position on."""
+
+    def allowed(self, q: Tensor, k: Tensor) -> Tensor:
+        """Compare the first coordinates."""
+        return k[..., 0] <= q[..., 0]
+
+    def span(self, rows: slice, keys: int) -> slice:
+        """Return the keys up to the last row's own position."""
+        ahead = self._counted()
+        stop = keys if ahead is None else min(keys, max(0, rows.stop + ahead))
+        return slice(0, stop)
+
+    def aligned(self, queries: int, keys: int) -> bool:
+        """Tell whether queries and keys are the same positions."""
+        return self._counted() == 0 and queries == keys
+
+
+class Sliding(_Placed):
+    """Nearer than a width in every coordinate."""
+
+    def __init__(self, width: int, q_at: At = 0, k_at: At = 0):
+        super().__init__(q_at, k_at)
+        self.width = width
+
+    def allowed(self, q: Tensor, k: Tensor) -> Tensor:
+        """Compare the distance with the width."""
+        return ((q - k).abs() < self.width).all(-1)
+
+    def span(self, rows: slice, keys: int) -> slice:
+        """Return the keys near these rows."""
+        ahead = self._counted()
+        if ahead is None:
+            return slice(0, keys)
+        start = min(keys, max(0, rows.start + ahead - self.width + 1))
+        return slice(start, max(start, min(keys, rows.stop + ahead + self.width - 1)))
+
+
+class Window(_Placed):
+    """In the same window, when all positions are cut into windows of a size."""
+
+    def __init__(self, size: int, q_at: At = 0, k_at: At = 0):
+        super().__init__(q_at, k_at)
+        self.size = size
+
+    def allowed(self, q: Tensor, k: Tensor) -> Tensor:
+        """Compare the numbers of the windows."""
+        return (q // self.size == k // self.size).all(-1)
+
+    def span(self, rows: slice, keys: int) -> slice:
+        """Return the windows that these rows lie in."""
+        if self._counted() is None:
+            return slice(0, keys)
+        first, last = self.q_at + rows.start, self.q_at + rows.stop - 1
+        start = first // self.size * self.size - self.k_at
+        stop = (last // self.size + 1) * self.size - self.k_at
+        start = min(keys, max(0, start))
+        return slice(start, max(start, min(keys, stop)))
+
+
+class Prefix(_Placed):
+    """Everyone sees the prefix; what comes after it is causal."""
+
+    def __init__(self, length: int | Tensor, q_at: At = 0, k_at: At = 0):
+        super().__init__(q_at, k_at)
+        self.length = length if isinstance(length, int) else length.view(-1, 1, 1, 1)
+
+    def allowed(self, q: Tensor, k: Tensor) -> Tensor:
+        """Compare with the prefix and with the query."""
+        return (k[..., 0] < self.length) | (k[..., 0] <= q[..., 0])
+
+
+class Document(Mask):
+    """In the same document: packed sequences do not see each other."""
+
+    def __init__(self, q_document: Tensor, k_document: Tensor | None = None):
+        self.q = q_document
+        self.k = q_document if k_document is None else k_document
+
+    def tile(self, rows: slice, columns: slice) -> Tensor:
+        """Compare the documents' numbers."""
+        q, k = _grid(self.q[..., rows].unsqueeze(-1), self.k[..., columns].unsqueeze(-1))
+        return (q == k).all(-1)
+
+
+class Padding(Mask):
+    """Only real keys, none of the padding: keep has shape (b, k)."""
+
+    def __init__(self, keep: Tensor):
+        self.keep = keep
+
+    @classmethod
+    def of(cls, lengths: Tensor | None, size: int) -> "Padding | None":
+        """Make the mask of sequences of these lengths padded to a size, if there is any padding."""
+        if lengths is None:
+            return None
+        keep = torch.arange(size, device=lengths.device) < lengths.unsqueeze(-1)
+        return None if not keep.is_meta and bool(keep.all()) else cls(keep)
+
+    def tile(self, rows: slice, columns: slice) -> Tensor:
+        """Return the same answer for every query."""
+        return self.keep[:, None, None, columns]

@@ -1,0 +1,169 @@
+"""Many heads that look at once, and what they remember while a text is written."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Num
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard.attention.attend import attend
+from regard.attention.masks import Mask
+from regard.attention.positions import Position
+from regard.attention.scores import SCORES
+from regard.errors import Mistake, choose
+
+
+class Memory(NamedTuple):
+    """Keys and values (b, h, k, d) of what is looked at, projected once."""
+
+    k: Tensor
+    v: Tensor
+
+
+class Cache:
+    """Keys and values of a growing text in memory taken once: (rows, h, capacity, d)."""
+
+    def __init__(self, rows: int, heads: int, capacity: int, width: int, like: Tensor):
+        shape = (rows, heads, capacity, width)
+        self.k, self.v = like.new_empty(shape), like.new_empty(shape)
+        self.at: Tensor | None = None
+        self.length = 0
+
+    def append(self, k: Tensor, v: Tensor, at: Tensor) -> tuple[Memory, Tensor]:
+        """Add the keys and values of new positions and return all so far, and where they stand."""
+        end = self.length + k.shape[-2]
+        if end > self.k.shape[-2]:
+            raise Mistake(
+                f"position {end} is past the {self.k.shape[-2]} that memory was taken for; "
+                "ask for a larger max_length"
+            )
+        self.k[:, :, self.length : end], self.v[:, :, self.length : end] = k, v
+        if self.at is None:
+            self.at = at.new_empty(*at.shape[:-2], self.k.shape[-2], at.shape[-1])
+        self.at[..., self.length : end, :] = at
+        self.length = end
+        return Memory(self.k[:, :, :end], self.v[:, :, :end]), self.at[..., :end, :]
+
+    def select(self, rows: Tensor) -> None:
+        """Continue with these rows in this order."""
+        k, v = self.k[:, :, : self.length], self.v[:, :, : self.length]
+        if len(rows) == len(self.k):
+            k.copy_(k.index_select(0, rows))
+            v.copy_(v.index_select(0, rows))
+        else:
+            self.k, self.v = self.k.index_select(0, rows), self.v.index_select(0, rows)
+        if self.at is not None and self.at.ndim == 3:
+            self.at = self.at.index_select(0, rows)
+
+
+class MultiHead(nn.Module):
+    """Attention in several subspaces at once: concat(head_1, ..., head_h) W_O.
+
+    head_i = attend(x Wq_i, m Wk_i, m Wv_i), where m is x itself or a memory. The three projections
+    are one matrix, queries first, so that self-attention is one product.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        kv_heads: int | None = None,
+        head_width: int | None = None,
+        bias: bool = True,
+        dropout: float = 0.0,
+        score: str = "dot",
+        position: Position | None = None,
+    ):
+        super().__init__()
+        kv_heads = kv_heads or heads
+        if head_width is None:
+            if heads < 1 or width % heads:
+                raise Mistake(f"heads={heads} does not divide width={width}; choose one that does")
+            head_width = width // heads
+        if kv_heads < 1 or heads % kv_heads:
+            raise Mistake(f"kv_heads={kv_heads} does not divide heads={heads}")
+        self.heads, self.kv_heads, self.head_width = heads, kv_heads, head_width
+        self.dropout = dropout
+        self.qkv = nn.Linear(width, (heads + 2 * kv_heads) * head_width, bias=bias)
+        self.out = nn.Linear(heads * head_width, width, bias=bias)
+        self.score = choose("score", score, SCORES)(head_width)
+        self.position = position or Position()
+
+    def _split(self, x: Tensor, heads: int) -> Tensor:
+        return x.unflatten(-1, (heads, self.head_width)).transpose(1, 2)
+
+    def read(self, memory: Tensor) -> Memory:
+        """Project what is to be looked at to keys and values."""
+        first = self.heads * self.head_width
+        bias = None if self.qkv.bias is None else self.qkv.bias[first:]
+        k, v = F.linear(memory, self.qkv.weight[first:], bias).chunk(2, dim=-1)
+        return Memory(self._split(k, self.kv_heads), self._split(v, self.kv_heads))
+
+    def _ask(self, x: Tensor) -> Tensor:
+        first = self.heads * self.head_width
+        bias = None if self.qkv.bias is None else self.qkv.bias[:first]
+        return self._split(F.linear(x, self.qkv.weight[:first], bias), self.heads)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b q w"],
+        memory: Float[Tensor, "b k w"] | Memory | None = None,
+        *,
+        at: Num[Tensor, "... q c"] | None = None,
+        memory_at: Num[Tensor, "... k c"] | None = None,
+        mask: Mask | None = None,
+        bias: Float[Tensor, "..."] | None = None,
+        cache: Cache | None = None,
+    ) -> Float[Tensor, "b q w"]:
+        """Let every position of x look at itself and its like, or at a memory."""
+        if memory is None:
+            if at is None:
+                start = 0 if cache is None else cache.length
+                at = torch.arange(start, start + x.shape[1], device=x.device).unsqueeze(-1)
+            widths = [n * self.head_width for n in (self.heads, self.kv_heads, self.kv_heads)]
+            q, k, v = self.qkv(x).split(widths, dim=-1)
+            q, k, v = (
+                self._split(q, self.heads),
+                self._split(k, self.kv_heads),
+                self._split(v, self.kv_heads),
+            )
+            memory_at = at if memory_at is None else memory_at
+        else:
+            q = self._ask(x)
+            k, v = memory if isinstance(memory, Memory) else self.read(memory)
+        if at is not None and memory_at is not None:
+            k = self.position.rotate(k, memory_at)
+            if cache is not None:
+                (k, v), memory_at = cache.append(k, v, memory_at)
+            own = self.position.bias(q, k, at, memory_at, mask)
+            bias = own if bias is None else bias if own is None else bias + own
+            q = self.position.rotate(q, at)
+        dropout = self.dropout if self.training else 0.0
+        y = attend(q, k, v, score=self.score, bias=bias, mask=mask, dropout=dropout, watch=self)
+        return self.out(y.transpose(1, 2).flatten(2))
+
+    def initialise(self) -> None:
+        """Start queries, keys and values as the separate Glorot matrices that they are."""
+        sizes = [n * self.head_width for n in (self.heads, self.kv_heads, self.kv_heads)]
+        for part in self.qkv.weight.split(sizes):
+            nn.init.xavier_uniform_(part)
+        nn.init.xavier_uniform_(self.out.weight)
+        for linear in (self.qkv, self.out):
+            if linear.bias is not None:
+                nn.init.zeros_(linear.bias)
+
+
+def glorot(module: nn.Module) -> None:
+    """Start every matrix by Glorot's rule and every bias at zero."""
+    for part in module.modules():
+        if isinstance(part, MultiHead):
+            continue
+        if isinstance(part, nn.Linear | nn.Embedding):
+            nn.init.xavier_uniform_(part.weight)
+            if isinstance(part, nn.Linear) and part.bias is not None:
+                nn.init.zeros_(part.bias)
+    for part in module.modules():
+        if isinstance(part, MultiHead):
+            part.initialise()

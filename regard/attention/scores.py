@@ -1,0 +1,117 @@
+"""How well a query matches a key: the scores of attention, by name."""
+
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+
+class Prepared(NamedTuple):
+    """Queries and keys whose scaled dot product, plus a bias for each key, is the score."""
+
+    q: Tensor
+    k: Tensor
+    key_bias: Tensor | None = None
+    scale: float = 1.0
+
+
+@runtime_checkable
+class Score(Protocol):
+    """A score of queries (..., q, d) against keys (..., k, d)."""
+
+    def __call__(self, q: Tensor, k: Tensor) -> Tensor:
+        """Return all scores, (..., q, k)."""
+        ...
+
+
+class _Product:
+    """A score that is a dot product after a change of variables, so that it runs fused."""
+
+    def prepare(self, q: Tensor, k: Tensor) -> Prepared:
+        raise NotImplementedError
+
+    def __call__(self, q: Tensor, k: Tensor) -> Tensor:
+        q, k, key_bias, scale = self.prepare(q, k)
+        scores = (q * scale) @ k.transpose(-1, -2)
+        return scores if key_bias is None else scores + key_bias.unsqueeze(-2)
+
+
+class Dot(_Product):
+    """q.k / sqrt(d), or q.k times a given scale."""
+
+    def __init__(self, scale: float | None = None):
+        self.scale = scale
+
+    def prepare(self, q: Tensor, k: Tensor) -> Prepared:
+        """Return q and k as they are, with the scale."""
+        return Prepared(q, k, None, q.shape[-1] ** -0.5 if self.scale is None else self.scale)
+
+
+class Cosine(_Product):
+    """The cosine of the angle between q and k over a temperature."""
+
+    def __init__(self, temperature: float = 0.1):
+        self.temperature = temperature
+
+    def prepare(self, q: Tensor, k: Tensor) -> Prepared:
+        """Return both sides at length one, with the scale."""
+        q, k = (nn.functional.normalize(x, dim=-1) for x in (q, k))
+        return Prepared(q, k, None, 1 / self.temperature)
+
+
+class Gaussian(_Product):
+    """-|q - k|^2 / (2 sigma^2): the bilateral filter's and non-local means' score.
+
+    |q - k|^2 = |q|^2 - 2 q.k + |k|^2, and what depends on the query alone leaves the softmax
+    unchanged.
+    """
+
+    def __init__(self, sigma: float = 1.0):
+        self.sigma = sigma
+
+    def prepare(self, q: Tensor, k: Tensor) -> Prepared:
+        """Return q and k with the bias -|k|^2 / (2 sigma^2) for each key."""
+        scale = self.sigma**-2
+        return Prepared(q, k, k.square().sum(-1) * (-0.5 * scale), scale)
+
+
+class Bilinear(nn.Module, _Product):
+    """q W k' / sqrt(d): the general product, of which projected heads are the low-rank case."""
+
+    def __init__(self, width: int, key_width: int | None = None):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width, key_width or width))
+        nn.init.xavier_uniform_(self.weight)
+
+    def prepare(self, q: Tensor, k: Tensor) -> Prepared:
+        """Return q W and k."""
+        return Prepared(q @ self.weight, k, None, self.weight.shape[1] ** -0.5)
+
+    forward = _Product.__call__
+
+
+class Additive(nn.Module):
+    """v . tanh(W q + U k): Bahdanau's score, which no dot product can express."""
+
+    def __init__(self, width: int, key_width: int | None = None, hidden: int | None = None):
+        super().__init__()
+        hidden = hidden or width
+        self.query = nn.Linear(width, hidden)
+        self.key = nn.Linear(key_width or width, hidden, bias=False)
+        self.vector = nn.Parameter(torch.empty(hidden))
+        nn.init.uniform_(self.vector, -(hidden**-0.5), hidden**-0.5)
+
+    def forward(self, q: Tensor, k: Tensor) -> Tensor:
+        """Return all scores, (..., q, k)."""
+        pre = self.query(q).unsqueeze(-2) + self.key(k).unsqueeze(-3)
+        return torch.tanh(pre) @ self.vector
+
+
+# name -> how to make one for a head of a given width
+SCORES = {
+    "dot": lambda width: Dot(),
+    "cosine": lambda width: Cosine(),
+    "gaussian": lambda width: Gaussian(),
+    "bilinear": Bilinear,
+    "additive": Additive,
+}

@@ -1,0 +1,132 @@
+"""Watching: what a model attends to, without changing what it does."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import Mistake, nearest
+
+Pick = int | slice | Sequence[int] | None
+
+
+def _numbers(pick: Pick, size: int, what: str) -> list[int]:
+    """Return the numbers that a choice of one, some or all means."""
+    chosen = (
+        range(size)
+        if pick is None
+        else range(size)[pick]
+        if isinstance(pick, slice)
+        else [pick]
+        if isinstance(pick, int)
+        else pick
+    )
+    for number in chosen:
+        if not -size <= number < size:
+            raise Mistake(f"{what} {number} is not there; choose from 0 to {size - 1}")
+    return [number % size for number in chosen]
+
+
+@dataclass
+class Map:
+    """The attention of one layer: weights (b, h, q, k), computed only where asked for."""
+
+    name: str
+    shape: tuple[int, int, int, int]
+    compute: Callable[[int, list[int], slice], Tensor] = field(repr=False)
+    row_tokens: list[list[str]] | None = None
+    column_tokens: list[list[str]] | None = None
+
+    def weights(self, batch: Pick = None, heads: Pick = None, rows: Pick = None) -> Tensor:
+        """Return the weights of chosen sentences, heads and queries, (b, h, q, k)."""
+        b, h, q, _ = self.shape
+        picked_heads = _numbers(heads, h, "head")
+        picked_rows = _numbers(rows, q, "row")
+        spans = _runs(picked_rows)
+        return torch.stack(
+            [
+                torch.cat([self.compute(i, picked_heads, span) for span in spans], dim=-2)
+                for i in _numbers(batch, b, "sentence")
+            ]
+        )
+
+    def __getitem__(self, place) -> Tensor:
+        """Return weights by plain indices for sentence, head, row and column."""
+        places = place if isinstance(place, tuple) else (place,)
+        picks = [slice(i, i + 1) if isinstance(i, int) and i >= 0 else i for i in places[:3]]
+        picks = [[i] if isinstance(i, int) else i for i in picks]
+        weights = self.weights(*picks)
+        after = tuple(0 if isinstance(i, int) else slice(None) for i in places[:3])
+        return weights[after + tuple(places[3:])]
+
+
+def _runs(rows: list[int]) -> list[slice]:
+    """Join rows that follow each other, so that each run is one tile."""
+    runs: list[slice] = []
+    for row in rows:
+        if runs and runs[-1].stop == row and row - runs[-1].start < 512:
+            runs[-1] = slice(runs[-1].start, row + 1)
+        else:
+            runs.append(slice(row, row + 1))
+    return runs
+
+
+class Maps:
+    """The attention of a model's layers by name, such as decoder.3.cross."""
+
+    def __init__(self, names: dict[int, str]):
+        self._names = names
+        self._maps: dict[str, list[Map]] = {}
+
+    def see(self, module: object, shape: tuple, compute: Callable) -> None:
+        """Note that a module attended."""
+        name = self._names.get(id(module))
+        if name is not None:
+            self._maps.setdefault(name, []).append(Map(name, shape, compute))
+
+    def names(self) -> list[str]:
+        """Return the names of all layers that attended, in order."""
+        return list(self._maps)
+
+    def calls(self, name: str) -> list[Map]:
+        """Return one map for each time that a layer attended."""
+        if name not in self._maps:
+            raise Mistake(
+                f"no attention named '{name}' was seen; choose from {', '.join(self._maps)}."
+                + nearest(name, self._maps)
+            )
+        return self._maps[name]
+
+    def __getitem__(self, name: str) -> Map:
+        return self.calls(name)[-1]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._maps
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._maps)
+
+    def __len__(self) -> int:
+        return len(self._maps)
+
+
+_WATCHER: ContextVar[Maps | None] = ContextVar("watcher", default=None)
+
+
+def watcher() -> Maps | None:
+    """Return who is watching now; only attend asks."""
+    return _WATCHER.get()
+
+
+@contextmanager
+def watch(model: nn.Module) -> Iterator[Maps]:
+    """Collect the attention of every layer of a model while the block runs."""
+    maps = Maps({id(module): name for name, module in model.named_modules()})
+    token = _WATCHER.set(maps)
+    try:
+        yield maps
+    finally:
+        _WATCHER.reset(token)
