@@ -1,0 +1,171 @@
+"""The blocks that families are built from."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from regard.attention.dropout import add_dropped
+from regard.attention.masks import Mask
+from regard.attention.multihead import Cache, Memory, MultiHead
+from regard.attention.positions import Position
+from regard.errors import choose
+from regard.layers.feedforward import FEED_FORWARDS
+from regard.layers.norm import NORMS
+
+
+def size(default: Any, most: int) -> Any:
+    """Describe a size in a config, which may come from outside and so has a bound."""
+    return field(default=default, metadata={"min": 1, "max": most})
+
+
+def share(default: float) -> Any:
+    """Describe a probability in a config."""
+    return field(default=default, metadata={"min": 0.0, "max": 0.95})
+
+
+@dataclass(frozen=True)
+class BlockConfig:
+    """What a block is made of."""
+
+    width: int = size(512, 2**20)
+    heads: int = size(8, 2**14)
+    ffn_width: int = size(2048, 2**22)
+    kv_heads: int | None = size(None, 2**14)
+    head_width: int | None = size(None, 2**16)
+    norm: str = "layer"
+    norm_eps: float = 1e-5
+    order: str = "pre"
+    feed_forward: str = "relu"
+    score: str = "dot"
+    bias: bool = True
+    dropout: float = share(0.1)
+    attention_dropout: float = share(0.0)
+    ffn_dropout: float = share(0.0)
+
+
+class PreNorm(nn.Module):
+    """x + f(norm(x)); a stack of these ends with a norm."""
+
+    final_norm = True
+
+    def __init__(self, norm: nn.Module, drop: float):
+        super().__init__()
+        self.norm, self.drop = norm, drop
+
+    def forward(self, x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+        """Add what f makes of the normalised x."""
+        return add_dropped(x, f(self.norm(x)), self.drop, self.training)
+
+
+class PostNorm(nn.Module):
+    """norm(x + f(x)), as in the paper's formula."""
+
+    final_norm = False
+
+    def __init__(self, norm: nn.Module, drop: float):
+        super().__init__()
+        self.norm, self.drop = norm, drop
+
+    def forward(self, x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+        """Normalise the sum."""
+        return self.norm(add_dropped(x, f(x), self.drop, self.training))
+
+
+RESIDUALS: dict[str, type[PreNorm] | type[PostNorm]] = {"pre": PreNorm, "post": PostNorm}
+
+
+def build_norm(config: BlockConfig) -> nn.Module:
+    """Make the norm that a config names."""
+    return choose("norm", config.norm, NORMS)(config.width, eps=config.norm_eps)
+
+
+def build_residual(config: BlockConfig) -> PreNorm | PostNorm:
+    """Make the order of norm and residual that a config names."""
+    return choose("order", config.order, RESIDUALS)(build_norm(config), config.dropout)
+
+
+def build_attention(config: BlockConfig, position: Position | None = None) -> MultiHead:
+    """Make the attention that a config describes."""
+    return MultiHead(
+        config.width,
+        config.heads,
+        kv_heads=config.kv_heads,
+        head_width=config.head_width,
+        bias=config.bias,
+        dropout=config.attention_dropout,
+        score=config.score,
+        position=position,
+    )
+
+
+def build_feed_forward(config: BlockConfig) -> nn.Module:
+    """Make the feed-forward network that a config names."""
+    cls, act = choose("feed_forward", config.feed_forward, FEED_FORWARDS)
+    return cls(config.width, config.ffn_width, act, config.bias, config.ffn_dropout)
+
+
+class EncoderBlock(nn.Module):
+    """Look around, then think."""
+
+    def __init__(self, config: BlockConfig, position: Position | None = None):
+        super().__init__()
+        self.attention = build_attention(config, position)
+        self.feed_forward = build_feed_forward(config)
+        self.around_attention = build_residual(config)
+        self.around_feed_forward = build_residual(config)
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        at: Tensor,
+        mask: Mask | None = None,
+        bias: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """Pass (b, l, w) through both sublayers."""
+        look = lambda x: self.attention(x, at=at, mask=mask, bias=bias, cache=cache)  # noqa: E731
+        x = self.around_attention(x, look)
+        return self.around_feed_forward(x, self.feed_forward)
+
+
+class DecoderBlock(nn.Module):
+    """Look at what is written, look at the memory, then think."""
+
+    def __init__(self, config: BlockConfig, position: Position | None = None):
+        super().__init__()
+        self.attention = build_attention(config, position)
+        self.cross = build_attention(config)
+        self.feed_forward = build_feed_forward(config)
+        self.around_attention = build_residual(config)
+        self.around_cross = build_residual(config)
+        self.around_feed_forward = build_residual(config)
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor | Memory,
+        *,
+        at: Tensor,
+        mask: Mask | None = None,
+        memory_mask: Mask | None = None,
+        bias: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """Pass (b, l, w) through the three sublayers.
+
+        The memory may be that of fewer rows than x: then the rows of x that share one (the
+        hypotheses of a sentence) ask it together.
+        """
+        sentences = (memory.k if isinstance(memory, Memory) else memory).shape[0]
+
+        def read(x: Tensor) -> Tensor:
+            together = x.reshape(sentences, -1, x.shape[-1])
+            return self.cross(together, memory, mask=memory_mask).view(x.shape)
+
+        look = lambda x: self.attention(x, at=at, mask=mask, bias=bias, cache=cache)  # noqa: E731
+        x = self.around_attention(x, look)
+        x = self.around_cross(x, read)
+        return self.around_feed_forward(x, self.feed_forward)

@@ -1,0 +1,46 @@
+"""What each token thinks by itself: feed-forward networks by name."""
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard.attention.dropout import dropout
+
+
+class FeedForward(nn.Module):
+    """W2 act(W1 x + b1) + b2."""
+
+    def __init__(self, width: int, ffn_width: int, act: Callable, bias: bool, drop: float):
+        super().__init__()
+        self.inner = nn.Linear(width, ffn_width, bias=bias)
+        self.outer = nn.Linear(ffn_width, width, bias=bias)
+        self.act, self.drop = act, drop
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Widen, bend, narrow."""
+        return self.outer(dropout(self.act(self.inner(x)), self.drop, self.training))
+
+
+class GatedFeedForward(nn.Module):
+    """W2 (act(W1 x) * W3 x)."""
+
+    def __init__(self, width: int, ffn_width: int, act: Callable, bias: bool, drop: float):
+        super().__init__()
+        self.gate = nn.Linear(width, ffn_width, bias=bias)
+        self.inner = nn.Linear(width, ffn_width, bias=bias)
+        self.outer = nn.Linear(ffn_width, width, bias=bias)
+        self.act, self.drop = act, drop
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Widen, let one half gate the other, narrow."""
+        return self.outer(dropout(self.act(self.gate(x)) * self.inner(x), self.drop, self.training))
+
+
+# name -> (class, activation)
+FEED_FORWARDS: dict[str, tuple[type[nn.Module], Callable]] = {
+    "relu": (FeedForward, F.relu),
+    "gelu": (FeedForward, F.gelu),
+    "swish": (FeedForward, F.silu),
+    "swiglu": (GatedFeedForward, F.silu),
+}

@@ -1,0 +1,17 @@
+"""All model families by name."""
+
+from importlib import import_module
+
+from regard.errors import choose
+
+# name -> where its config class and model class are; imported only when asked for
+MODELS: dict[str, tuple[str, str, str]] = {
+    "transformer": ("regard.models.transformer", "TransformerConfig", "Transformer"),
+}
+
+
+def family(name: str) -> tuple[type, type]:
+    """Return the config class and the model class of a family."""
+    module, config, model = choose("model", name, MODELS)
+    module = import_module(module)
+    return getattr(module, config), getattr(module, model)

@@ -1,0 +1,141 @@
+"""A trained model as a folder: config.json in Regard's own words, and model.safetensors."""
+
+import dataclasses
+import json
+import math
+import struct
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from regard.errors import Mistake
+from regard.files import refuse, write_atomically
+from regard.models import MODELS, family
+from regard.settings import fill
+
+FORMAT = 1
+MOST_PARAMETERS = 20_000_000_000
+MOST_JSON = 16 * 2**20
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object from a file that may have been tampered with."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MOST_JSON + 1)
+    except OSError as error:
+        raise refuse(error, path) from error
+    if len(data) > MOST_JSON:
+        raise Mistake(f"{path}: over {MOST_JSON >> 20} MB; expected a small JSON file")
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise Mistake(f"{path}: not JSON ({str(error)[:100]})") from error
+    if not isinstance(value, dict):
+        raise Mistake(f"{path}: expected a JSON object")
+    return value
+
+
+def save_config(folder: Path, model: nn.Module, *, name: str, task: str, about: dict[str, Any]):
+    """Write config.json: the family, the task, the sizes and parts, and what the task adds."""
+    config = {
+        "regard_format": FORMAT,
+        "family": name,
+        "task": task,
+        **about,
+        "model": dataclasses.asdict(model.config),  # type: ignore[arg-type]
+    }
+    write_atomically(
+        folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+    )
+
+
+def save_weights(folder: Path, weights: dict[str, Tensor], dtype: torch.dtype | None = None):
+    """Write model.safetensors; shared weights are written once."""
+    tensors = {name: tensor.detach().to(dtype or tensor.dtype) for name, tensor in weights.items()}
+    data = save({name: t.contiguous() for name, t in tensors.items()}, {"format": "pt"})
+    write_atomically(folder / "model.safetensors", data)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Read a folder's config.json and check that it is one of ours."""
+    path = Path(folder) / "config.json"
+    if not Path(folder).is_dir():
+        raise Mistake(
+            f"{folder}: no such model; expected a folder with config.json, or a starter's name"
+        )
+    config = read_json(path)
+    if config.get("regard_format") != FORMAT:
+        raise Mistake(
+            f"{path}: not a Regard model (regard_format is {config.get('regard_format')!r})"
+        )
+    for key in ("family", "task", "model"):
+        if key not in config:
+            raise Mistake(f"{path}: '{key}' is missing")
+    return config
+
+
+def load_folder(folder: Path, device: str = "cpu") -> tuple[nn.Module, dict[str, Any]]:
+    """Build the model that a folder describes and give it its weights.
+
+    Everything is compared with the header of the weights before any memory is taken.
+    """
+    folder = Path(folder)
+    config = read_config(folder)
+    if not isinstance(config["family"], str) or config["family"] not in MODELS:
+        raise Mistake(
+            f"{folder / 'config.json'}: unknown family {config['family']!r}; "
+            f"choose from {', '.join(sorted(MODELS))}"
+        )
+    config_class, model_class = family(config["family"])
+    if not isinstance(config["model"], dict):
+        raise Mistake(f"{folder / 'config.json'}: 'model' is not an object")
+    settings = fill(config_class, config["model"], where=str(folder / "config.json"))
+    with torch.device("meta"):
+        model = model_class(settings)
+    wanted = dict(model.named_parameters())
+    total = sum(math.prod(p.shape) for p in wanted.values())
+    if total > MOST_PARAMETERS:
+        raise Mistake(
+            f"{folder / 'config.json'}: asks for {total:,} parameters; too many to be meant"
+        )
+    path = folder / "model.safetensors"
+    try:
+        with safe_open(path, framework="pt", device=device) as file:
+            _compare(path, {name: list(p.shape) for name, p in wanted.items()}, file)
+            tensors = {name: file.get_tensor(name).to(torch.float32) for name in wanted}
+    except OSError as error:
+        raise refuse(error, path) from error
+    except (SafetensorError, struct.error, ValueError) as error:
+        reason = " ".join(str(error).split())[:150]
+        raise Mistake(f"{path}: damaged or cut short ({reason}); copy it again") from error
+    _give(model, tensors)
+    return model.eval(), config
+
+
+def _compare(path: Path, wanted: dict[str, list[int]], file) -> None:
+    """Refuse weights whose names or shapes are not those of the model."""
+    found = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+    wrong = [f"missing {n}" for n in wanted if n not in found]
+    wrong += [f"unknown {n}" for n in found if n not in wanted]
+    wrong += [
+        f"{n} is {found[n]}, not {wanted[n]}"
+        for n in wanted
+        if n in found and list(found[n]) != wanted[n]
+    ]
+    if wrong:
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise Mistake(f"{path}: does not fit config.json: {'; '.join(wrong[:3])}{more}")
+
+
+def _give(model: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Put real weights in the place of those on the meta device, shared ones staying shared."""
+    real = {id(p): nn.Parameter(tensors[name]) for name, p in model.named_parameters()}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                module._parameters[name] = real[id(parameter)]
