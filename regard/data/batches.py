@@ -1,0 +1,119 @@
+"""Which examples make up batch n: alike in length, shuffled by epoch, the same whenever asked."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from regard.errors import Mistake
+
+REMEMBERED = 4  # epochs whose plans are kept: a resumed run looks back at most one
+
+
+class Batches:
+    """Batch n of example indices under a budget of padded tokens, a pure function of (seed, n)."""
+
+    def __init__(
+        self,
+        lengths: Sequence[np.ndarray],
+        tokens: int,
+        seed: int,
+        max_rows: int | None = None,
+    ):
+        """Take one array of lengths a column, the last of which (the target) leads the order."""
+        if not lengths or any(len(column) != len(lengths[0]) for column in lengths):
+            sizes = [len(column) for column in lengths]
+            raise Mistake(f"columns of {sizes} examples; expected one length an example in each")
+        if len(lengths[0]) == 0:
+            raise Mistake("no examples to make batches of; check the data")
+        if tokens < 1:
+            raise Mistake(f"batch_tokens={tokens}; expected at least 1, such as batch_tokens=4096")
+        if max_rows is not None and max_rows < 1:
+            raise Mistake(f"{max_rows} rows a batch; expected at least 1")
+        self.source = np.asarray(lengths[0], dtype=np.int64)
+        self.target = np.asarray(lengths[-1], dtype=np.int64)
+        self.longest = np.maximum(np.stack([np.asarray(c) for c in lengths]).max(axis=0), 1)
+        self.tokens = tokens
+        self.max_rows = max_rows or len(self.longest)
+        self.seed = seed
+        self._plans: OrderedDict[int, list[np.ndarray]] = OrderedDict()
+        # Every epoch has the same number of batches, so that batch n is found without planning
+        # the epochs before it. How many the noise asks for hardly differs; one in a hundred is
+        # to spare, and where that is too few, an epoch does without the noise.
+        self._plain = self._cut(self._order(None))
+        noisy = [len(self._cut(self._order(self._chance(epoch)))) for epoch in range(3)]
+        count = max(len(self._plain), *noisy)
+        self._count = min(count + count // 100, len(self.longest))
+
+    def len_epoch(self, epoch: int = 0) -> int:
+        """Return how many batches an epoch has (all have the same number)."""
+        return self._count
+
+    def epoch_of(self, n: int) -> int:
+        """Return the epoch that batch n belongs to."""
+        return n // self._count
+
+    def __getitem__(self, n: int) -> np.ndarray:
+        """Return the example indices of batch n, for any n from 0 without end."""
+        if n < 0:
+            raise IndexError(f"batch {n}: batches are counted from 0")
+        epoch, place = divmod(n, self._count)
+        if epoch not in self._plans:
+            self._plans[epoch] = self._plan(epoch)
+            if len(self._plans) > REMEMBERED:
+                self._plans.popitem(last=False)
+        return self._plans[epoch][place]
+
+    def _plan(self, epoch: int) -> list[np.ndarray]:
+        """Cut one epoch into its batches and shuffle them."""
+        chance = self._chance(epoch)
+        for noise in (1.0, 0.0):
+            batches = self._cut(self._order(chance, noise))
+            if len(batches) <= self._count:
+                break
+        else:
+            batches = list(self._plain)
+        while len(batches) < self._count:
+            largest = max(range(len(batches)), key=lambda i: len(batches[i]))
+            batches[largest : largest + 1] = np.array_split(batches[largest], 2)
+        return [batches[i] for i in chance.permutation(len(batches))]
+
+    def _chance(self, epoch: int) -> np.random.Generator:
+        return np.random.Generator(np.random.PCG64([self.seed % 2**64, epoch]))
+
+    def _order(self, chance: np.random.Generator | None, noise: float = 1.0) -> np.ndarray:
+        """Sort the examples by length, with a little noise so that neighbours change by epoch."""
+        count = len(self.longest)
+        source, target, ties = self.source.astype(float), self.target, np.arange(count)
+        if chance is not None:
+            ties = chance.permutation(count)
+            source = source + noise * chance.uniform(-0.7, 0.7, count)
+            # One in ten examples is taken for one token longer than it is.
+            target = target + (chance.random(count) < 0.1 * noise)
+        # Sources run up and down in turn, so that they do not jump where the target grows by one.
+        source = np.where(target % 2 == 0, source, -source)
+        return np.lexsort((ties, source, target))
+
+    def _cut(self, order: np.ndarray) -> list[np.ndarray]:
+        """Cut the order into batches, each as long as the budget allows."""
+        longest = self.longest[order]
+        batches, start = [], 0
+        while start < len(order):
+            # No batch can be longer than if all its rows were as short as the first.
+            room = max(1, min(self.tokens // int(longest[start]), self.max_rows))
+            ahead = np.maximum.accumulate(longest[start : start + room])
+            fits = ahead * np.arange(1, len(ahead) + 1) <= self.tokens
+            rows = max(1, int(fits.sum()))
+            batches.append(order[start : start + rows])
+            start += rows
+        return batches
+
+
+def pad(rows: Sequence[np.ndarray], value: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Stack rows of ids into one (b, l) tensor filled up with a value, and give their lengths."""
+    lengths = np.array([len(row) for row in rows], dtype=np.int64)
+    table = np.full((len(rows), int(lengths.max(initial=0))), value, dtype=np.int64)
+    for place, row in zip(table, rows, strict=True):
+        place[: len(row)] = row
+    return torch.from_numpy(table), torch.from_numpy(lengths)

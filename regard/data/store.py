@@ -1,0 +1,138 @@
+"""Tokenised text on disk, read through the memory map and never all at once."""
+
+import hashlib
+import json
+from array import array
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from regard.errors import Mistake
+from regard.files import refuse, replacing, write_atomically
+
+FORMAT = 1
+NOTE = "store.json"  # written last: a folder without it holds no store
+
+
+def store_key(*parts: object) -> str:
+    """Name a store after all it depends on: the hashes of data and tokenizers, and settings."""
+    return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:32]
+
+
+class Column:
+    """The rows of one column: all ids in one array, and where each row begins and ends."""
+
+    def __init__(self, ids: np.ndarray, offsets: np.ndarray):
+        """Take the ids of all rows and the n + 1 offsets of n rows."""
+        self.ids = ids
+        self.offsets = offsets
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.offsets) - 1
+
+    def __getitem__(self, row: int) -> np.ndarray:
+        """Return the ids of one row."""
+        if not 0 <= row < len(self):
+            raise IndexError(f"row {row} of a store of {len(self)} rows")
+        return self.ids[self.offsets[row] : self.offsets[row + 1]]
+
+
+class Store:
+    """Columns of tokenised rows, memory-mapped."""
+
+    def __init__(self, columns: list[Column]):
+        """Take the columns, all of which have the same number of rows."""
+        self.columns = columns
+
+    @classmethod
+    def open(cls, folder: str | Path) -> "Store":
+        """Open the store in a folder, or say what is wrong with it."""
+        folder = Path(folder)
+        try:
+            note = json.loads((folder / NOTE).read_bytes())
+            if not isinstance(note, dict) or note.get("format") != FORMAT:
+                raise ValueError("of another format")
+            count, rows = note["columns"], note["rows"]
+            if not isinstance(count, int) or not 1 <= count <= 64:
+                raise ValueError("without columns")
+            return cls([_open_column(folder, place, rows) for place in range(count)])
+        except OSError as error:
+            raise refuse(error, error.filename or folder) from error
+        except (
+            ValueError,
+            TypeError,
+            KeyError,
+            EOFError,
+            ArithmeticError,
+            RecursionError,
+        ) as error:
+            raise Mistake(
+                f"{folder}: a broken store ({error}); delete the folder to have it built again"
+            ) from error
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.columns[0])
+
+    def __getitem__(self, column: int) -> Column:
+        """Return one column."""
+        return self.columns[column]
+
+    def lengths(self, column: int) -> np.ndarray:
+        """Return the length of every row of a column."""
+        return np.diff(self.columns[column].offsets)
+
+
+def build_store(folder: str | Path, rows: Iterable[Sequence[Sequence[int]]]) -> Store:
+    """Write rows of token ids, one sequence for each column, and open the store they make."""
+    folder = Path(folder)
+    ids: list[array] = []
+    offsets: list[array] = []
+    for number, row in enumerate(rows, 1):
+        if number == 1:
+            ids = [array("i") for _ in row]
+            offsets = [array("q", [0]) for _ in row]
+        if len(row) != len(ids):
+            raise Mistake(f"row {number} has {len(row)} columns; expected {len(ids)} as before")
+        for column, tokens in enumerate(row):
+            ids[column].extend(tokens)
+            offsets[column].append(len(ids[column]))
+    if not ids:
+        raise Mistake(f"{folder}: no examples to store; check the data")
+    try:
+        (folder / NOTE).unlink(missing_ok=True)
+    except OSError as error:
+        raise refuse(error, folder) from error
+    for place, (tokens, bounds) in enumerate(zip(ids, offsets, strict=True)):
+        values = np.frombuffer(tokens, dtype=np.int32)
+        small = values.min(initial=0) >= 0 and values.max(initial=0) < 2**16
+        _write(folder / f"{place}.ids.npy", values.astype(np.uint16) if small else values)
+        _write(folder / f"{place}.offsets.npy", np.frombuffer(bounds, dtype=np.int64))
+    note = {"format": FORMAT, "columns": len(ids), "rows": len(offsets[0]) - 1}
+    write_atomically(folder / NOTE, json.dumps(note) + "\n")
+    return Store.open(folder)
+
+
+def _write(path: Path, values: np.ndarray) -> None:
+    with replacing(path) as temporary, open(temporary, "wb") as file:
+        np.save(file, values, allow_pickle=False)
+
+
+def _open_column(folder: Path, place: int, rows: int) -> Column:
+    """Map one column into memory and check that its offsets lie within its ids."""
+    ids = _map(folder / f"{place}.ids.npy")
+    offsets = _map(folder / f"{place}.offsets.npy")
+    if ids.dtype not in (np.uint16, np.int32) or ids.ndim != 1:
+        raise ValueError(f"ids of column {place} are {ids.dtype}")
+    if offsets.dtype != np.int64 or offsets.shape != (rows + 1,):
+        raise ValueError(f"column {place} has not {rows} rows")
+    if offsets[0] != 0 or offsets[-1] != len(ids) or (np.diff(offsets) < 0).any():
+        raise ValueError(f"offsets of column {place} do not fit its ids")
+    return Column(ids, offsets)
+
+
+def _map(path: Path) -> np.ndarray:
+    # A plain array over the map: slices of np.memmap itself cost microseconds each.
+    return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))

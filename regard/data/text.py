@@ -1,0 +1,980 @@
+"""Text from files: lines, pairs of sentences, the parts of a data folder, and sentences of a text.
+
+Everything streams: a file is read once from front to back, and a fault is told with its file
+and line, so that a bad line among ten million is found by its number.
+"""
+
+import gzip
+import hashlib
+import json
+import lzma
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from io import BufferedReader
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, cast
+
+from regard.errors import Mistake, nearest
+from regard.files import refuse
+
+LONGEST_LINE = 1_000_000  # characters
+MOST_BYTES = 4 * LONGEST_LINE + 8  # no line of that many bytes can be shorter than the longest
+
+
+# Lines
+
+
+class Fault(NamedTuple):
+    """What is wrong with a line or a row, where, and what to do about it."""
+
+    kind: str  # encoding, binary, long; of rows also empty, columns, json, uneven
+    where: str
+    what: str
+    remedy: str
+
+    @property
+    def message(self) -> str:
+        """The fault in one line."""
+        return f"{self.where}: {self.what}; {self.remedy}"
+
+
+@contextmanager
+def opened(path: str | Path) -> Iterator[BinaryIO]:
+    """Open a plain, gzip or xz file for reading bytes, with every failure told as a mistake."""
+    path = Path(path)
+    try:
+        with open(path, "rb") as file:
+            # The content decides, since names lie; peek also works on a pipe.
+            start = file.peek(6)[:6]
+            if start.startswith(b"\x1f\x8b"):
+                with gzip.GzipFile(fileobj=file) as unpacked:
+                    # Reading lines from the buffer is several times faster than from the unpacker.
+                    yield cast(BinaryIO, BufferedReader(cast(Any, unpacked)))
+            elif start == b"\xfd7zXZ\x00":
+                with lzma.LZMAFile(file) as unpacked:
+                    yield cast(BinaryIO, BufferedReader(cast(Any, unpacked)))
+            elif path.suffix in (".gz", ".xz"):
+                raise Mistake(f"{path}: is no {path.suffix} data; rename it, or fetch it again")
+            else:
+                yield file
+    except EOFError as error:
+        raise Mistake(
+            f"{path}: the compressed data ends too early (a broken download?); fetch it again"
+        ) from error
+    except (gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
+        raise Mistake(
+            f"{path}: the compressed data is damaged ({error}); fetch it again"
+        ) from error
+    except IsADirectoryError as error:
+        raise Mistake(f"{path}: is a folder; expected a file in it") from error
+    except FileNotFoundError as error:
+        raise Mistake(missing(path)) from error
+    except OSError as error:
+        raise refuse(error, path) from error
+
+
+def missing(path: Path) -> str:
+    """Say that there is no such file, with the nearest name in its folder."""
+    if not os.path.isdir(path.parent):
+        return f"{path}: no such file, nor the folder {path.parent}"
+    try:
+        return f"{path}: no such file.{nearest(path.name, os.listdir(path.parent))}"
+    except OSError:
+        return f"{path}: no such file"
+
+
+def scan_stream(file: BinaryIO, name: str) -> Iterator[tuple[int, str, Fault | None]]:
+    """Yield number, text and fault of each line of an open file, never stopping at one."""
+    readline = file.readline
+    number = 0
+    while raw := readline(MOST_BYTES):
+        number += 1
+        ended = raw[-1] == 10
+        if not ended and len(raw) == MOST_BYTES:
+            # Skip to the end of the line without ever holding it whole.
+            while (rest := readline(MOST_BYTES)) and rest[-1] != 10:
+                pass
+        if number == 1:
+            raw = raw.removeprefix(b"\xef\xbb\xbf")
+        if ended:
+            raw = raw[:-2] if raw[-2:-1] == b"\r" else raw[:-1]
+        # Only a line that can be at fault is looked at more closely.
+        if 0 not in raw and len(raw) <= LONGEST_LINE:
+            try:
+                yield number, raw.decode(), None
+                continue
+            except UnicodeDecodeError:
+                pass
+        text = raw.decode("utf-8", "replace")
+        fault = find_fault(raw, text, f"{name}:{number}", number == 1)
+        yield number, text[:LONGEST_LINE], fault
+
+
+def find_fault(raw: bytes, text: str, where: str, first: bool) -> Fault | None:
+    """Say what is wrong with the bytes of a line, if anything is."""
+    if first and raw.startswith((b"\xff\xfe", b"\xfe\xff")):
+        remedy = "convert it with: iconv -f utf-16 -t utf-8"
+        return Fault("encoding", where, "UTF-16, expected UTF-8", remedy)
+    if 0 in raw:
+        what = f"a NUL byte at byte {raw.index(0) + 1}, so this is no text"
+        remedy = "give a text file, or remove them with: tr -d '\\000'"
+        return Fault("binary", where, what, remedy)
+    if len(text) > LONGEST_LINE:
+        what = f"a line of over {LONGEST_LINE:,} characters"
+        return Fault("long", where, what, "give one sentence a line: cut it into shorter lines")
+    try:
+        raw.decode()
+    except UnicodeDecodeError as error:
+        column = len(raw[: error.start].decode()) + 1
+        what = f"not UTF-8 (byte 0x{raw[error.start]:02x} at column {column})"
+        return Fault("encoding", where, what, "convert it with: iconv -f latin1 -t utf-8")
+    return None
+
+
+def scan_lines(path: str | Path) -> Iterator[tuple[int, str, Fault | None]]:
+    """Yield number, text and fault of each line of a file, never stopping at a faulty line."""
+    with opened(path) as file:
+        yield from scan_stream(file, str(path))
+
+
+def read_stream(file: BinaryIO, name: str = "standard input") -> Iterator[tuple[int, str]]:
+    """Yield number and text of each line of an open binary file, refusing the first bad one."""
+    for number, text, fault in scan_stream(file, name):
+        if fault:
+            raise Mistake(fault.message)
+        yield number, text
+
+
+def read_lines(path: str | Path) -> Iterator[tuple[int, str]]:
+    """Yield number (from 1) and text of each line of a plain, gzip or xz file of UTF-8 text."""
+    with opened(path) as file:
+        yield from read_stream(file, str(path))
+
+
+# Names of columns and languages
+
+# One language a row: its code, then other names it goes by in headers.
+LANGUAGES = {
+    name: row.split()[0]
+    for row in """ar ara arabic|bg bul bulgarian|bn ben bengali|ca cat catalan
+cs ces cze czech|da dan danish|de deu ger german deutsch|el ell gre greek|en eng english
+es spa spanish|et est estonian|fa fas per persian|fi fin finnish|fr fra fre french|he heb hebrew
+hi hin hindi|hr hrv croatian|hu hun hungarian|id ind indonesian|it ita italian|ja jpn japanese
+ko kor korean|lt lit lithuanian|lv lav latvian|nl nld dut dutch|no nor norwegian|pl pol polish
+pt por portuguese|ro ron rum romanian|ru rus russian|sk slk slo slovak|sl slv slovenian
+sr srp serbian|sv swe swedish|sw swa swahili|ta tam tamil|th tha thai|tr tur turkish
+uk ukr ukrainian|ur urd urdu|vi vie vietnamese|zh zho chi cmn chinese mandarin
+yue cantonese""".replace("\n", "|").split("|")
+    for name in row.split()
+}
+
+# Which names of columns or keys belong together: text to text, then media to text.
+ROLES = (
+    (
+        {"source", "src", "text", "sentence", "input", "question", "review"},
+        {"target", "tgt", "label", "class", "category", "translation", "output", "answer"},
+    ),
+    (
+        {"image", "audio", "path", "file"},
+        {"caption", "text", "transcript", "transcription", "sentence", "label"},
+    ),
+)
+
+
+def language_of(name: str) -> str | None:
+    """Return the language code that a name stands for (en, EN-us, English, eng), or None."""
+    name = name.strip().casefold()
+    if name in LANGUAGES:
+        return LANGUAGES[name]
+    code = re.fullmatch(r"([a-z]{2,3})[-_](?:[a-z]{2}|[a-z]{4}|\d{3})", name)
+    return LANGUAGES.get(code[1]) if code else None
+
+
+def same_language(name: str, wanted: str) -> bool:
+    """Tell whether two names mean the same language."""
+    name, wanted = name.strip().casefold(), wanted.strip().casefold()
+    return name == wanted or (language_of(name) or name) == (language_of(wanted) or wanted)
+
+
+def find_languages(
+    names: Sequence[str], source: str | None, target: str | None
+) -> tuple[int, int] | None:
+    """Find the columns named after the languages, those wanted or else the first two."""
+    coded = [i for i, name in enumerate(names) if language_of(name)]
+    sides = []
+    for wanted in (source, target):
+        fitting = [i for i, name in enumerate(names) if wanted and same_language(name, wanted)]
+        sides.append(fitting[0] if fitting else None)
+    for i in (0, 1):
+        if sides[i] is None and (source, target)[i] is None:
+            sides[i] = next((c for c in coded if c != sides[1 - i] and c not in sides), None)
+    a, b = sides
+    return (a, b) if a is not None and b is not None and a != b else None
+
+
+def find_roles(names: Sequence[str]) -> tuple[int, int] | None:
+    """Find the columns with well-known names such as source and target, or text and label."""
+    names = [name.strip().casefold() for name in names]
+    for inputs, outputs in ROLES:
+        a = next((i for i, name in enumerate(names) if name in inputs), None)
+        b = next((i for i, name in enumerate(names) if name in outputs), None)
+        if a is not None and b is not None and a != b:
+            return a, b
+    return None
+
+
+def parse_columns(columns: str | Sequence[str | int] | None) -> tuple[str, str] | None:
+    """Read `columns=`: two names or two numbers from 1, such as "2,1" or "text,label"."""
+    if columns is None:
+        return None
+    parts = columns.split(",") if isinstance(columns, str) else [str(part) for part in columns]
+    parts = [part.strip() for part in parts]
+    numbers = [part for part in parts if re.fullmatch(r"-?\d+", part)]
+    bad = len(parts) != 2 or not all(parts)
+    if bad or any(len(number) > 6 or int(number) < 1 for number in numbers):
+        raise Mistake(
+            f"columns={','.join(parts)[:60]} is not two columns; give two "
+            "numbers from 1 or two names, such as columns=2,1 or columns=text,label"
+        )
+    return parts[0], parts[1]
+
+
+# Pairs
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A source and its target, with the file and line they came from."""
+
+    source: str
+    target: str
+    where: str
+
+
+class PairReader:
+    """Pairs of one TSV or JSONL file, or of two aligned files, one at a time as they are read."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        target_path: str | Path | None = None,
+        columns: str | Sequence[str | int] | None = None,
+        source: str | None = None,
+        target: str | None = None,
+        skip_bad: bool = False,
+        on_bad: Callable[[Fault], None] | None = None,
+    ) -> None:
+        self.path = path
+        self.target_path = target_path
+        self.columns = parse_columns(columns)
+        self.source = source
+        self.target = target
+        self.skip_bad = skip_bad
+        self.on_bad = on_bad  # is told of every fault; nothing is refused then
+        self.dropped = 0
+        self.notes: list[str] = []
+        if target_path is not None and self.columns:
+            raise Mistake(
+                f"columns={','.join(self.columns)} is for a TSV or JSONL file, but {path} and "
+                f"{target_path} are aligned files; leave columns= out"
+            )
+
+    def __iter__(self) -> Iterator[Pair]:
+        self.dropped = 0
+        self.notes = []
+        self.first = ""
+        yield from self._aligned() if self.target_path is not None else self._single()
+        if self.dropped:
+            rows = f"{self.dropped:,} bad row{'s' if self.dropped > 1 else ''}"
+            self.notes.append(f"{rows} of {self.path} dropped; the first: {self.first}")
+
+    def _bad(self, *faults: Fault) -> None:
+        """Refuse a bad row, or count it when bad rows are to be dropped."""
+        if self.on_bad:
+            for fault in faults:
+                self.on_bad(fault)
+        elif not self.skip_bad:
+            raise Mistake(f"{faults[0].message}; or drop such rows with skip_bad=true")
+        self.first = self.first or faults[0].message
+        self.dropped += 1
+
+    def _empty(self, number: int, what: str = "an empty line", path: Any = None) -> None:
+        where = f"{path or self.path}:{number}"
+        self._bad(Fault("empty", where, what, "fill it or remove the row"))
+
+    def _aligned(self) -> Iterator[Pair]:
+        target_path = cast("str | Path", self.target_path)
+        ours, theirs = str(self.path), str(target_path)
+        blank: list[int] = []
+        sources, targets = scan_lines(self.path), scan_lines(target_path)
+        shared = 0
+        for left, right in zip_longest(sources, targets):
+            if left is None or right is None:
+                # Blank lines at the very end of the longer file do no harm; a text does.
+                number, text, _ = cast("tuple[int, str, Fault | None]", left or right)
+                if text.strip():
+                    longer, shorter = (theirs, ours) if left is None else (ours, theirs)
+                    total = number + sum(1 for _ in (targets if left is None else sources))
+                    what = f"no such line in {shorter}, which has {shared:,} lines, not {total:,}"
+                    remedy = "line n of one file must translate line n of the other"
+                    fault = Fault("uneven", f"{longer}:{number}", what, remedy)
+                    if self.on_bad is None:
+                        # Rows cannot be dropped here: the files may be shifted from line 1.
+                        raise Mistake(fault.message)
+                    self.on_bad(fault)
+                    return
+                continue
+            shared = number = left[0]
+            source, target = left[1], right[1]
+            faults = [fault for fault in (left[2], right[2]) if fault]
+            if not faults and not source.strip() and not target.strip():
+                blank.append(number)
+                continue
+            for line in blank:
+                self._empty(line)
+            blank.clear()
+            if faults:
+                self._bad(*faults)
+            elif not source.strip():
+                self._empty(number, f"an empty line, but {theirs} has text there")
+            elif not target.strip():
+                self._empty(number, f"an empty line, but {ours} has text there", theirs)
+            else:
+                yield Pair(source, target, f"{ours}:{number}")
+
+    def _single(self) -> Iterator[Pair]:
+        """Read a TSV or JSONL file, told apart by the name or else by the first line."""
+        name = str(self.path)
+        blank: list[int] = []
+        kind = KINDS.get(stem_and_suffix(self.path)[1])
+        row = None
+        for number, line, fault in scan_lines(self.path):
+            if fault:
+                self._bad(fault)
+                continue
+            if not line.strip():
+                blank.append(number)
+                continue
+            for empty in blank:
+                self._empty(empty)
+            blank.clear()
+            if row is None:
+                kind = kind or ("jsonl" if line.startswith("{") else "tsv")
+                row = TsvRow(self) if kind == "tsv" else JsonRow(self)
+            try:
+                sides = row.read(line, number)
+            except BadRow as bad:
+                self._bad(Fault(bad.kind, f"{self.path}:{number}", bad.what, bad.remedy))
+                continue
+            if sides is None:
+                continue
+            source, target = sides
+            if not source.strip():
+                self._empty(number, "the source side is empty")
+            elif not target.strip():
+                self._empty(number, "the target side is empty")
+            else:
+                yield Pair(source, target, f"{name}:{number}")
+
+
+class BadRow(Exception):
+    """A row that cannot be read as a pair; only its file and line are not known here."""
+
+    def __init__(self, kind: str, what: str, remedy: str) -> None:
+        self.kind, self.what, self.remedy = kind, what, remedy
+
+
+class TsvRow:
+    """How a line of a TSV file becomes two sides: settled by the first row."""
+
+    def __init__(self, reader: PairReader) -> None:
+        self.reader = reader
+        self.at: tuple[int, int] | None = None
+        self.most = 0
+
+    def read(self, line: str, number: int) -> tuple[str, str] | None:
+        """Return the two sides of a line, or None for the header row."""
+        if self.at is None:
+            self.at, header = self._settle(line.split("\t"))
+            self.most = max(self.at) + 1
+            if header:
+                return None
+        cells = line.split("\t", self.most)
+        try:
+            return cells[self.at[0]], cells[self.at[1]]
+        except IndexError:
+            found = f"{len(cells)} column{'s' if len(cells) > 1 else ''}"
+            remedy = "put a TAB between source and target; two aligned files need from= and to="
+            if len(cells) > 1:
+                remedy = "add the missing column or set columns="
+            elif str(self.reader.path).endswith(".csv"):
+                remedy = "commas do not separate columns here; save it as TSV"
+            what = f"{found}, expected at least {self.most}"
+            raise BadRow("columns", what, remedy) from None
+
+    def _settle(self, names: list[str]) -> tuple[tuple[int, int], bool]:
+        """Choose the two columns by the first row, and tell whether it is a header."""
+        reader = self.reader
+        wanted = (reader.source, reader.target)
+        by_language = find_languages(names, None, None)
+        if reader.columns:
+            at = tuple(self._column(name, names) for name in reader.columns)
+            cells = [names[i] if i < len(names) else "" for i in at]
+            header = (
+                not all(column.isdecimal() for column in reader.columns)
+                or bool(find_roles(cells) or find_roles(cells[::-1]))
+                or bool(find_languages(cells, None, None))
+            )
+            found = (at[0], at[1])
+        else:
+            found = find_languages(names, *wanted) if any(wanted) else None
+            found = found or find_roles(names) or (by_language if not any(wanted) else None)
+            header = found is not None
+            # Two languages in the first two columns are a header, but not the one asked for.
+            if not header and by_language == (0, 1):
+                raise Mistake(
+                    f"{reader.path}:1: no columns for from={wanted[0]} to={wanted[1]}; the header "
+                    f"names {', '.join(names)}; change from= and to=, or set columns="
+                )
+        if found is None:
+            return (0, 1), False
+        if header:
+            a, b = names[found[0]].strip(), names[found[1]].strip()
+            reader.notes.append(f"{reader.path}: row 1 is a header; reading columns {a} and {b}")
+            if language_of(a) and language_of(b):
+                reader.source, reader.target = reader.source or a, reader.target or b
+        return found, header
+
+    def _column(self, name: str, names: list[str]) -> int:
+        if name.isdecimal():
+            return int(name) - 1
+        known = [cell.strip().casefold() for cell in names]
+        if name.casefold() in known:
+            return known.index(name.casefold())
+        raise Mistake(
+            f"{self.reader.path}:1: no column '{name}' in the header row; found "
+            f"{', '.join(cell[:30] for cell in names[:8])}; set columns= to two names or numbers"
+        )
+
+
+class JsonRow:
+    """How a line of a JSONL file becomes two sides: settled by the first good object."""
+
+    def __init__(self, reader: PairReader) -> None:
+        self.reader = reader
+        self.keys: tuple[tuple[str, ...], tuple[str, ...]] | None = None
+
+    def read(self, line: str, number: int) -> tuple[str, str]:
+        """Return the two sides of a line that holds one JSON object."""
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            if number == 1 and line.lstrip().startswith("["):
+                remedy = "make it one object a line with: jq -c '.[]'"
+                raise BadRow("json", "one JSON array", remedy) from None
+            what = getattr(error, "msg", "too deep or too large")
+            place = f" at column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
+            raise BadRow("json", f"not JSON ({what}{place})", "mend the line") from None
+        if not isinstance(value, dict):
+            what = f"a JSON {type(value).__name__}, expected an object"
+            raise BadRow("json", what, 'write {"source": "...", "target": "..."}')
+        if self.keys is None:
+            self.keys = self._settle(value)
+        return self._side(value, self.keys[0]), self._side(value, self.keys[1])
+
+    def _side(self, value: Any, path: tuple[str, ...]) -> str:
+        for key in path:
+            if not isinstance(value, dict) or key not in value:
+                found = ", ".join(map(str, value)) if isinstance(value, dict) else "no object"
+                what = f"no key '{'.'.join(path)}' (found: {found})"
+                raise BadRow("columns", what, "add it or set columns=")
+            value = value[key]
+        if isinstance(value, str):
+            if "\0" in value or not (value.isascii() or encodable(value)):
+                what = f"key '{'.'.join(path)}' holds a NUL or half a surrogate"
+                raise BadRow("json", what, "remove it")
+            return value
+        if value is None:
+            return ""
+        if isinstance(value, (dict, list)):
+            what = f"key '{'.'.join(path)}' holds a {type(value).__name__}, expected text"
+            raise BadRow("json", what, "make it a string or set columns=")
+        return json.dumps(value)
+
+    def _settle(self, value: dict[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Choose the two keys by the first object."""
+        reader = self.reader
+        if reader.columns:
+            a, b = ((key,) if key in value else tuple(key.split(".")) for key in reader.columns)
+            return a, b
+        wanted = (reader.source, reader.target)
+        nested = value.get("translation")
+        inner = nested if isinstance(nested, dict) else value
+        prefix = ("translation",) if inner is nested else ()
+        names = list(inner)
+        found = find_languages(names, *wanted)
+        if found is None and inner is nested and not any(wanted) and len(names) == 2:
+            found = (0, 1)
+        if found:
+            a, b = names[found[0]], names[found[1]]
+            reader.source, reader.target = reader.source or a, reader.target or b
+        else:
+            found = find_roles(names)
+            if found is None:
+                asked = f" for from={wanted[0]} to={wanted[1]}" if any(wanted) else ""
+                raise BadRow(
+                    "columns",
+                    f"no pair of keys{asked} among {', '.join(names[:8]) or 'none'}",
+                    "name them source and target (or src and tgt, or translation) or set columns=",
+                )
+            a, b = names[found[0]], names[found[1]]
+        return (*prefix, a), (*prefix, b)
+
+
+def encodable(text: str) -> bool:
+    """Tell whether a text can be written as UTF-8, which half a surrogate pair cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def read_pairs(
+    path: str | Path,
+    *,
+    columns: str | Sequence[str | int] | None = None,
+    target_path: str | Path | None = None,
+    source: str | None = None,
+    target: str | None = None,
+    skip_bad: bool = False,
+    notes: list[str] | None = None,
+) -> list[Pair]:
+    """Read all pairs of a TSV or JSONL file or of two aligned files; notes are added to `notes`."""
+    reader = PairReader(
+        path,
+        target_path=target_path,
+        columns=columns,
+        source=source,
+        target=target,
+        skip_bad=skip_bad,
+    )
+    pairs = list(reader)
+    if notes is not None:
+        notes.extend(reader.notes)
+    return pairs
+
+
+# The parts of a data folder
+
+# The suffixes of files that hold both sides, in the order of preference.
+KINDS = {
+    "tsv": "tsv",
+    "tab": "tsv",
+    "jsonl": "jsonl",
+    "ndjson": "jsonl",
+    "json": "jsonl",
+    "txt": None,
+    "csv": "tsv",
+}
+PARTS = {
+    "train": ("train", "training"),
+    "valid": ("valid", "val", "dev", "validation"),
+    "test": ("test",),
+}
+LANGUAGE_SUFFIX = re.compile(r"[A-Za-z]{2,3}([-_][A-Za-z0-9]{2,8})*|source|target")
+NO_LANGUAGE = {
+    "md",
+    "csv",
+    "log",
+    "zip",
+    "tar",
+    "bz2",
+    "zst",
+    "py",
+    "sh",
+    "yml",
+    "xml",
+    "pt",
+    "npy",
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """The file of one part of the data, or its two aligned files, and the languages if known."""
+
+    path: Path
+    target_path: Path | None = None
+    source: str | None = None
+    target: str | None = None
+
+    @property
+    def files(self) -> list[Path]:
+        """The one or two files of the part."""
+        return [self.path] if self.target_path is None else [self.path, self.target_path]
+
+
+def stem_and_suffix(path: str | Path) -> tuple[str, str]:
+    """Split a file name into stem and suffix, leaving .gz and .xz out of account."""
+    name = Path(path).name.removesuffix(".gz").removesuffix(".xz")
+    stem, dot, suffix = name.rpartition(".")
+    return (stem, suffix) if dot and stem else (name, "")
+
+
+def index_folder(folder: Path) -> dict[str, dict[str, Path]]:
+    """List a folder as stem -> suffix -> file."""
+    stems: dict[str, dict[str, Path]] = {}
+    try:
+        names = sorted(entry.name for entry in os.scandir(folder) if entry.is_file())
+    except OSError as error:
+        raise refuse(error, folder) from error
+    for name in names:
+        if not name.startswith("."):
+            stem, suffix = stem_and_suffix(name)
+            # Sorted, so that train.en comes before train.en.gz and is the one that stays.
+            stems.setdefault(stem, {}).setdefault(suffix, folder / name)
+    return stems
+
+
+def part_of(files: dict[str, Path], source: str | None, target: str | None) -> Part | None:
+    """Choose the file or the two aligned files of one stem, or None when it is not clear."""
+    if source in files and target in files and source and target:
+        return Part(files[source], files[target], source, target)
+    for kind in KINDS:
+        if kind in files:
+            return Part(files[kind], None, source, target)
+    found = sorted(s for s in files if LANGUAGE_SUFFIX.fullmatch(s) and s not in NO_LANGUAGE)
+    if len(found) != 2:
+        return None
+    a, b = reversed(found) if source == found[1] or target == found[0] else found
+    fits = source in (None, a) and target in (None, b)
+    return Part(files[a], files[b], a, b) if fits else None
+
+
+def find_file(
+    given: str | Path, folder: Path | None, source: str | None, target: str | None
+) -> Part:
+    """Find what a user named: a file, two files with a comma, or the stem of aligned files."""
+    text = os.fspath(given)
+    for place in [Path(), folder] if folder else [Path()]:
+        path = place / text
+        halves = [place / half.strip() for half in text.split(",")]
+        if os.path.isdir(path):
+            raise Mistake(f"{path}: is a folder; expected a file in it")
+        if os.path.exists(path):
+            stem, suffix = stem_and_suffix(path)
+            if suffix not in KINDS and suffix in (source, target):
+                part = part_of(index_folder(path.parent).get(stem, {}), source, target)
+                if part is not None and part.target_path is not None:
+                    return part
+            return Part(path, None, source, target)
+        if len(halves) == 2 and all(os.path.isfile(half) for half in halves):
+            ends = [stem_and_suffix(half)[1] for half in halves]
+            a, b = (end if LANGUAGE_SUFFIX.fullmatch(end) else None for end in ends)
+            return Part(halves[0], halves[1], source or a, target or b)
+        if os.path.isdir(path.parent):
+            files = index_folder(path.parent).get(path.name)
+            part = part_of(files, source, target) if files else None
+            if part:
+                return part
+            if files:
+                raise Mistake(which_languages(path.parent, files, source, target))
+    raise Mistake(missing(Path(text) if folder is None else folder / text))
+
+
+def which_languages(
+    folder: Path, files: dict[str, Path], source: str | None, target: str | None
+) -> str:
+    """Say which files were found where the two languages could not be settled."""
+    found = ", ".join(path.name for path in files.values())
+    stem = stem_and_suffix(next(iter(files.values())))[0]
+    if source and target:
+        lacking = " and ".join(f"{stem}.{s}" for s in (source, target) if s not in files)
+        return (
+            f"{folder}: no {lacking}; found {found}; set from= and to= to suffixes that are there"
+        )
+    return f"{folder}: which languages? Found {found}; set from= and to=, such as from=en to=de"
+
+
+def find_parts(
+    data: str | Path,
+    *,
+    source: str | None = None,
+    target: str | None = None,
+    valid: str | Path | None = None,
+    test: str | Path | None = None,
+) -> dict[str, Part]:
+    """Find train, valid and test in a folder or file; further test files keep their own names."""
+    if source and source == target:
+        raise Mistake(f"from={source} to={target} are the same language; choose two")
+    if not os.fspath(data):
+        raise Mistake("data= is empty; give a folder or a file")
+    folder = Path(data) if os.path.isdir(data) else None
+    parts: dict[str, Part] = {}
+    if folder is None:
+        parts["train"] = find_file(data, None, source, target)
+        source, target = parts["train"].source, parts["train"].target
+    given = {"valid": valid, "test": test}
+    stems = index_folder(folder) if folder else {}
+    for name, words in PARTS.items():
+        if chosen := given.get(name):
+            parts[name] = find_file(chosen, folder or Path(data).parent, source, target)
+        found = [word for word in words if word in stems]
+        pattern = re.compile(rf"(?:{'|'.join(words)})(?![a-z])", re.IGNORECASE)
+        found += sorted(stem for stem in stems if pattern.match(stem) and stem not in found)
+        fitting = {stem: part_of(stems[stem], source, target) for stem in found}
+        usable = {stem: part for stem, part in fitting.items() if part}
+        if found and not usable and name not in parts and (name == "train" or "train" not in parts):
+            raise Mistake(which_languages(cast(Path, folder), stems[found[0]], source, target))
+        if name == "train" and len(usable) > 1 and next(iter(usable)) not in words:
+            names = ", ".join(usable)
+            raise Mistake(f"{folder}: several files to train on ({names}); name one with data=")
+        for stem, part in usable.items():
+            if name not in parts:
+                parts[name] = part
+                source, target = part.source, part.target
+            elif stem not in parts and name != "train":
+                parts[stem] = part
+    return parts
+
+
+# The whole corpus
+
+
+@dataclass
+class Corpus:
+    """The pairs of each part, the languages as far as known, and what the user should be told."""
+
+    parts: dict[str, list[Pair]]
+    source: str | None
+    target: str | None
+    notes: list[str] = field(default_factory=list)
+    files: dict[str, Part] = field(default_factory=dict)
+
+
+def fold(text: str) -> str:
+    """Make a text that is the same for texts that differ only in case and space."""
+    return " ".join(text.casefold().split())
+
+
+def hash_text(text: str) -> int:
+    """Hash a text to 64 bits, the same on every machine and in every session."""
+    digest = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest()
+    return int.from_bytes(digest, "big")
+
+
+def split_valid(
+    pairs: list[Pair], *, share: float = 0.02, most: int = 2000
+) -> tuple[list[Pair], list[Pair]]:
+    """Split pairs into train and valid by the hash of the source, so that no source is in both."""
+    keys = [hash_text(fold(pair.source)) for pair in pairs]
+    ranked = sorted(keys)
+    bound = int(share * 2**64)
+    if len(ranked) > most:
+        bound = min(bound, ranked[most])
+    if ranked and ranked[0] >= bound:
+        # Small data, none of which falls below the bound: the smallest hash goes, with its copies.
+        bound = ranked[0] + 1
+    chosen = sum(key < bound for key in keys)
+    if chosen == len(pairs) or chosen > most:
+        raise Mistake(
+            f"{pairs[0].where if pairs else 'the data'}: too few different sources to split a "
+            "validation part off; give one with valid="
+        )
+    train = [pair for pair, key in zip(pairs, keys, strict=True) if key >= bound]
+    return train, [pair for pair, key in zip(pairs, keys, strict=True) if key < bound]
+
+
+def load_pairs(
+    data: str | Path,
+    *,
+    source: str | None = None,
+    target: str | None = None,
+    columns: str | Sequence[str | int] | None = None,
+    valid: str | Path | None = None,
+    test: str | Path | None = None,
+    need: Sequence[str] = ("train",),
+    skip_bad: bool = False,
+) -> Corpus:
+    """Load the needed parts, and with train also valid (split off by hash if absent) and test."""
+    files = find_parts(data, source=source, target=target, valid=valid, test=test)
+    if not os.path.isdir(data) and len(need) == 1 and need[0] not in files:
+        # Only one part is wanted and only one file is given: that is it.
+        files = {need[0]: files["train"]}
+    notes: list[str] = []
+    if not (source and target) and (first := next(iter(files.values()), None)) and first.source:
+        if first.target_path is not None:
+            notes.append(
+                f"languages taken from the file names: from={first.source} to={first.target}"
+            )
+        source, target = first.source, first.target
+    splitting = "valid" not in files and "train" in files and {"train", "valid"} & set(need)
+    wanted = list(dict.fromkeys([*need, *(("valid", "test") if "train" in need else ())]))
+    if splitting and "train" not in wanted:
+        wanted.insert(0, "train")
+    for name in need:
+        if name not in files and not (name == "valid" and splitting):
+            raise Mistake(no_part(Path(data), name, source, target))
+    parts: dict[str, list[Pair]] = {}
+    for name in wanted:
+        if name not in files:
+            continue
+        part = files[name]
+        reader = PairReader(
+            part.path,
+            target_path=part.target_path,
+            columns=None if part.target_path else columns,
+            source=source,
+            target=target,
+            skip_bad=skip_bad,
+        )
+        parts[name] = list(reader)
+        source, target = source or reader.source, target or reader.target
+        notes.extend(reader.notes)
+        if not parts[name]:
+            why = f"; {reader.notes[-1]}" if reader.dropped else "; expected one on each line"
+            raise Mistake(f"{part.path}: no pairs in it{why}")
+    if splitting:
+        total = len(parts["train"])
+        parts["train"], parts["valid"] = split_valid(parts["train"])
+        notes.append(
+            f"no validation part: {len(parts['valid']):,} of {total:,} pairs were split off train "
+            "by hash of the source; give your own with valid="
+        )
+    others = [name for name in files if name not in (*PARTS, *need)]
+    if others and "test" in wanted and test is None:
+        chosen = stem_and_suffix(files["test"].path)[0] if "test" in files else None
+        notes.append(
+            f"testing on {chosen}; also there: {', '.join(others)} (choose with test=NAME)"
+        )
+    return Corpus(parts, source, target, notes, files)
+
+
+def no_part(data: Path, name: str, source: str | None, target: str | None) -> str:
+    """Say that a part is missing from the data, and what names it could have."""
+    if not os.path.isdir(data):
+        return f"{data}: a single file has no {name} part; give {name}=FILE or a folder as data="
+    ends = f".{source} and .{target}" if source and target else ".tsv or .jsonl"
+    names = " or ".join(PARTS.get(name, (name,)))
+    found = ", ".join(sorted(os.listdir(data))[:8]) or "nothing"
+    return f"{data}: no {name} part; expected {names} with {ends}; found {found}"
+
+
+# Sentences
+
+
+def words(text: str) -> frozenset[str]:
+    """Make a set of the words of a text."""
+    return frozenset(text.split())
+
+
+# What may stand before a dot without ending a sentence.
+ABBREVIATIONS = words(
+    """mr mrs ms dr prof st mt sr messrs mme mlle hr fr hrn gen col sgt capt lt cmdr rev hon sen rep
+    gov pres e.g eg i.e ie vs cf viz ca approx no nos nr vol fig figs eq sec ch pp pg ed eds al
+    z.b d.h u.a bzw usf bspw vgl abs str p.ex jan feb mar apr jun jul aug sep sept oct nov dec
+    ave blvd dept est tel ph.d"""
+)
+# Words that begin a sentence, also after initials such as U.S. and J. K.
+STARTERS = words(
+    """a an the this that these those he she it we they i you there here his her its our their my
+    in on at for from with by as if when while after before since but and or so yet however then
+    what who why how where not no yes der die das ein eine er sie es wir ihr ich le la les un une
+    il elle"""
+)
+# What an ordinal with a dot stands before in German, Czech and their like: "am 3. Oktober".
+AFTER_ORDINALS = words(
+    """januar jänner februar märz april mai juni juli august september oktober november dezember
+    jahrhundert jahrhunderts jahrestag geburtstag klasse stock platz"""
+)
+BREAK = re.compile(
+    # Quantifiers are possessive and no lookahead follows, so a run is never read twice.
+    r"""(?P<end>[.!?…؟۔।]++["'”’“»«)\]]*+)(?P<space>\s*+)
+    |(?P<wide>[。！？｡]++["'”’」』）】》〉)\]]*+)(?P<gap>\s*+)
+    |(?P<white>\s++)""",
+    re.VERBOSE,
+)
+OPENERS = "\"'“‘„«»(['¿¡—–-"
+WITHOUT_SPACES = {"zh", "ja", "yue"}
+WIDE = re.compile("[\u3000-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff00-\uffef]")
+
+
+def split_sentences(text: str) -> list[str]:
+    """Cut a text into sentence, separator, sentence, separator, ...: joined they are the text."""
+    pieces: list[str] = []
+    start = 0
+    for match in BREAK.finditer(text):
+        kind = match.lastgroup
+        if kind == "white":
+            # Other white space inside a sentence is no break; before the first one it is kept.
+            ends = match.start() == 0 or "\n" in match[0]
+            cut = match.start()
+        elif kind == "gap":
+            ends, cut = True, match.end("wide")
+        else:
+            cut = match.end("end")
+            ends = "\n" in match["space"] or ends_sentence(text, start, match)
+        if ends:
+            pieces += [text[start:cut], text[cut : match.end()]]
+            start = match.end()
+    if start < len(text):
+        pieces += [text[start:], ""]
+    return pieces
+
+
+def ends_sentence(text: str, start: int, match: re.Match[str]) -> bool:
+    """Judge whether a full stop or its like, found inside a text, ends the sentence."""
+    after = match.end()
+    if after == len(text):
+        return True
+    if not match["space"]:
+        return False
+    ahead = text[after : after + 24].lstrip(OPENERS)
+    if ahead[:1].islower():
+        return False
+    if match["end"][0] != "." or match["end"].startswith(".."):
+        return True
+    before = text[max(start, match.start() - 16) : match.start()].split()
+    word = before[-1].lstrip(OPENERS).casefold() if before else ""
+    following = re.match(r"\w*", ahead)
+    next_word = following[0].casefold() if following else ""
+    if word in ABBREVIATIONS:
+        # "No. 5" but "Did he? No. He left."
+        return word in ("no", "st", "mar", "sec", "est") and next_word in STARTERS
+    if len(word) == 1 and word.isalpha() or re.fullmatch(r"(?:\w\.)+\w", word):
+        return next_word in STARTERS
+    if word.isdecimal() and len(word) <= 2:
+        # An ordinal, or the number of an item in a list.
+        first = len(before) == 1 and match.start() - start < 16
+        return not first and next_word not in AFTER_ORDINALS
+    return True
+
+
+def join_sentences(
+    translations: Sequence[str], separators: Sequence[str], target_language: str | None = None
+) -> str:
+    """Put translated sentences together with their separators, made fit for the language."""
+    if len(translations) != len(separators):
+        raise ValueError(f"{len(translations)} translations, {len(separators)} separators")
+    code = language_of(target_language) if target_language else None
+    out: list[str] = []
+    for i, (text, separator) in enumerate(zip(translations, separators, strict=True)):
+        follower = translations[i + 1] if i + 1 < len(translations) else ""
+        if text and follower and not separator.strip(" \u3000"):
+            if code is None:
+                spaced = not (WIDE.match(text[-1]) or WIDE.match(follower[0]))
+            elif code in WITHOUT_SPACES:
+                # English left as it is inside Chinese keeps its spaces.
+                spaced = text[-1].isascii() and follower[0].isascii()
+            else:
+                spaced = True
+            separator = (separator.replace("\u3000", " ") or " ") if spaced else ""
+        out += [text, separator]
+    return "".join(out)
