@@ -1,0 +1,116 @@
+"""Checkpoints: folders that are whole or not there, and are checked before they are believed."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from regard.errors import Mistake
+from regard.files import refuse, sha256, sync_folder, write_atomically
+
+MANIFEST = "manifest.json"
+
+
+def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Write tensors to a file and make it durable."""
+    save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path)
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+def save_checkpoint(folder: Path, step: int, tensors: dict[str, dict[str, Tensor]], counters: dict):
+    """Write checkpoints/step-N: every group of tensors, the counters, and a manifest of hashes."""
+    place = folder / f"step-{step}"
+    temporary = folder / f".step-{step}.{os.getpid()}.tmp"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for stale in folder.glob(".step-*.tmp"):
+            shutil.rmtree(stale, ignore_errors=True)
+        temporary.mkdir()
+        for name, group in tensors.items():
+            save_tensors(temporary / f"{name}.safetensors", group)
+        write_atomically(temporary / "counters.json", json.dumps(counters, indent=1))
+        hashes = {file.name: sha256(file) for file in sorted(temporary.iterdir())}
+        write_atomically(temporary / MANIFEST, json.dumps(hashes, indent=1))
+        if place.exists():
+            shutil.rmtree(place)
+        os.rename(temporary, place)
+        sync_folder(folder)
+        write_atomically(folder.parent / "last", place.name + "\n")
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise (refuse(error, place) if isinstance(error, OSError) else Mistake(f"{place}: {error}"))
+
+
+def whole(place: Path) -> bool:
+    """Tell whether a checkpoint has every file of its manifest, with the right hash."""
+    try:
+        hashes = json.loads((place / MANIFEST).read_text())
+        return bool(hashes) and all(sha256(place / name) == hash for name, hash in hashes.items())
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def checkpoints(folder: Path) -> list[tuple[int, Path]]:
+    """Return the checkpoints of a run with their steps, newest first."""
+    found = [(int(p.name[5:]), p) for p in folder.glob("step-*") if p.name[5:].isdigit()]
+    return sorted(found, reverse=True)
+
+
+def newest_whole(folder: Path) -> tuple[Path | None, list[Path]]:
+    """Return the newest checkpoint that is whole, and the damaged ones that were passed over."""
+    damaged = []
+    for _, place in checkpoints(folder):
+        if whole(place):
+            return place, damaged
+        damaged.append(place)
+    return None, damaged
+
+
+def load_checkpoint(place: Path) -> tuple[dict[str, dict[str, Tensor]], dict]:
+    """Read every group of tensors and the counters of a checkpoint."""
+    groups = {file.stem: load_file(file) for file in sorted(place.glob("*.safetensors"))}
+    return groups, json.loads((place / "counters.json").read_text())
+
+
+def prune(folder: Path, keep: set[str]) -> None:
+    """Delete the checkpoints that nobody needs any more."""
+    for _, place in checkpoints(folder):
+        if place.name not in keep:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def optimiser_tensors(optimiser: torch.optim.Optimizer, names: list[str]) -> dict[str, Tensor]:
+    """Lay an optimiser's state out as named tensors."""
+    parameters = [p for group in optimiser.param_groups for p in group["params"]]
+    return {
+        f"{name}:{key}": value
+        for name, parameter in zip(names, parameters, strict=True)
+        for key, value in optimiser.state[parameter].items()
+    }
+
+
+def restore_optimiser(
+    optimiser: torch.optim.Optimizer, names: list[str], tensors: dict[str, Tensor]
+) -> None:
+    """Put an optimiser's state back."""
+    parameters = [p for group in optimiser.param_groups for p in group["params"]]
+    for name, parameter in zip(names, parameters, strict=True):
+        found = {
+            key.rpartition(":")[2]: value
+            for key, value in tensors.items()
+            if key.rpartition(":")[0] == name
+        }
+        if found:
+            optimiser.state[parameter] = found
+
+
+def optimiser_names(optimiser: torch.optim.Optimizer, named: dict[str, Tensor]) -> list[str]:
+    """Return the parameter names in the optimiser's own order."""
+    by_id = {id(parameter): name for name, parameter in named.items()}
+    return [by_id[id(p)] for group in optimiser.param_groups for p in group["params"]]

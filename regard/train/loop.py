@@ -1,0 +1,450 @@
+"""The one training loop. It knows no task: a task brings batches, a loss and an evaluation."""
+
+import fcntl
+import hashlib
+import json
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import Mistake, choose
+from regard.files import refuse, write_atomically
+from regard.train import checkpoint as keep
+from regard.train.optim import SCHEDULES, build_optimiser
+from regard.train.progress import Progress
+
+PATIENCE_FOR_NAN = 10
+
+
+def at_least(low: float, help: str = "", high: float | None = None) -> dict[str, Any]:
+    """Describe a setting that has bounds."""
+    bounds = {"min": low, "help": help}
+    return bounds if high is None else {**bounds, "max": high}
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """How to train, whatever is trained."""
+
+    steps: int | None = field(default=None, metadata=at_least(1, "updates of the weights"))
+    minutes: float | None = field(default=None, metadata=at_least(0.01, "time to train"))
+    seed: int = field(default=1, metadata=at_least(0, "of everything random", 2**62))
+    lr: float = field(default=1e-3, metadata=at_least(0, "highest rate of learning", 100))
+    warmup: int = field(default=1000, metadata=at_least(0, "steps until the highest rate"))
+    schedule: str = field(default="inverse_sqrt", metadata={"help": "fall of the rate"})
+    weight_decay: float = field(default=0.01, metadata=at_least(0, "of matrices", 10))
+    beta2: float = field(default=0.98, metadata=at_least(0, "AdamW's second memory", 0.99999))
+    clip: float = field(default=1.0, metadata=at_least(0, "longest gradient; 0 for no bound"))
+    accumulate: int = field(default=1, metadata=at_least(1, "batches an update"))
+    ema: float = field(default=0.0, metadata=at_least(0, "memory of averaged weights", 0.99999))
+    average: int = field(default=0, metadata=at_least(0, "last checkpoints to average", 100))
+    valid_every: int | None = field(default=None, metadata=at_least(1, "steps a validation"))
+    save_every: float = field(default=120.0, metadata=at_least(0, "seconds between saves"))
+    patience: int = field(default=0, metadata=at_least(0, "validations without gain; 0: never stop"))
+    device: str = field(default="cpu", metadata={"help": "cpu, cuda, cuda:1, mps"})
+    dtype: str = field(default="float32", metadata={"help": "float32, bfloat16 or float16"})
+    threads: int | None = field(default=None, metadata=at_least(1, "processor threads", 1024))
+    compile: bool = field(default=False, metadata={"help": "by torch.compile"})
+
+
+class Task(Protocol):
+    """What a task brings to the loop."""
+
+    def batch(self, n: int) -> Any:
+        """Return batch n, always the same for the same n."""
+        ...
+
+    def count(self, batch: Any) -> tuple[int, int]:
+        """Return by how many tokens the loss is divided, and how many were read in all."""
+        ...
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """Return the summed loss of a batch."""
+        ...
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """Return the scores on the validation part; `better` is the one to raise."""
+        ...
+
+
+@dataclass
+class Outcome:
+    """How a training ended."""
+
+    step: int
+    finished: bool
+    scores: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def mix(*parts: int | str) -> int:
+    """Make one seed from several numbers."""
+    digest = hashlib.sha256(repr(parts).encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep a second training out of the folder."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = open(folder / ".lock", "w")  # noqa: SIM115
+    except OSError as error:
+        raise refuse(error, folder) from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise Mistake(f"{folder}: another training is writing here; choose another out=") from None
+        yield
+
+
+class Stopper:
+    """Notes Ctrl-C and SIGTERM, so that the step can be finished and saved."""
+
+    def __init__(self):
+        self.asked = False
+
+    def __enter__(self) -> "Stopper":
+        self.before = {}
+        for number in (signal.SIGINT, signal.SIGTERM):
+            try:
+                self.before[number] = signal.signal(number, self._ask)
+            except ValueError:  # not in the main thread: then nobody can interrupt
+                break
+        return self
+
+    def _ask(self, number, frame) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+    def __exit__(self, *error) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+
+def measured_steps(
+    model: nn.Module, task: Task, settings: LoopSettings, seconds: float
+) -> tuple[int, float]:
+    """Time some steps on copies of nothing that matters, and say how many fit into the time.
+
+    The weights, the optimiser and the random numbers of the run are as if this had not happened.
+    """
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    optimiser = build_optimiser(model, lr=0.0)
+    times = []
+    started = time.perf_counter()
+    number = 0
+    while number < 5 or (time.perf_counter() - started < 8 and number < 60):
+        begun = time.perf_counter()
+        one_step(model, task, settings, optimiser, 7919 * number + 13, 0.0)
+        times.append(time.perf_counter() - begun)
+        number += 1
+    model.load_state_dict(before)
+    for parameter in model.parameters():
+        parameter.grad = None
+    each = sum(times[2:]) / len(times[2:])
+    return max(1, int(seconds / each)), each
+
+
+def one_step(
+    model: nn.Module, task: Task, settings: LoopSettings, optimiser, n: int, lr: float
+) -> tuple[float, float, int, bool]:
+    """Make one update; return loss a token, gradient norm, tokens read, and whether it was taken."""
+    torch.manual_seed(mix(settings.seed, "step", n))
+    batches = [task.batch(n * settings.accumulate + i) for i in range(settings.accumulate)]
+    counts = [task.count(batch) for batch in batches]
+    total = sum(count for count, _ in counts)
+    loss = 0.0
+    for batch in batches:
+        part = task.loss(model, batch) / total
+        part.backward()
+        loss += float(part.detach())
+    parameters = [p for p in model.parameters() if p.grad is not None]
+    norm = float(nn.utils.clip_grad_norm_(parameters, settings.clip or math.inf, foreach=True))
+    sound = math.isfinite(loss) and math.isfinite(norm)
+    if sound:
+        for group in optimiser.param_groups:
+            group["lr"] = lr
+        optimiser.step()
+    optimiser.zero_grad(set_to_none=True)
+    return loss, norm, sum(read for _, read in counts), sound
+
+
+class Fit:
+    """One training run in one folder, which can be left and taken up again at any moment."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        task: Task,
+        settings: LoopSettings,
+        folder: Path,
+        *,
+        steps: int,
+        valid_every: int,
+        publish: Callable[[dict[str, Tensor], dict[str, float]], None],
+        quiet: bool = False,
+    ):
+        self.model, self.task, self.settings = model, task, settings
+        self.folder, self.steps, self.valid_every = Path(folder), steps, valid_every
+        self.publish, self.quiet = publish, quiet
+        self.optimiser = build_optimiser(
+            model,
+            lr=settings.lr,
+            weight_decay=settings.weight_decay,
+            betas=(0.9, settings.beta2),
+        )
+        self.schedule = choose("schedule", settings.schedule, SCHEDULES)
+        self.named = dict(model.named_parameters())
+        self.averaged = (
+            {name: p.detach().clone() for name, p in self.named.items()} if settings.ema else None
+        )
+        self.counters: dict[str, Any] = {
+            "step": 0,
+            "skipped": 0,
+            "skipped_in_a_row": 0,
+            "best": None,
+            "best_step": None,
+            "without_gain": 0,
+            "tokens": 0,
+            "seconds": 0.0,
+        }
+        self.scores: dict[str, float] = {}
+        self.notes: list[str] = []
+
+    # What is kept
+
+    @property
+    def place(self) -> Path:
+        """Return where the checkpoints are."""
+        return self.folder / "checkpoints"
+
+    def save(self) -> None:
+        """Write a checkpoint of everything that the next step depends on."""
+        step = self.counters["step"]
+        names = keep.optimiser_names(self.optimiser, self.named)
+        groups = {
+            "raw": dict(self.named),
+            "optimiser": keep.optimiser_tensors(self.optimiser, names),
+        }
+        if self.averaged is not None:
+            groups["ema"] = self.averaged
+        keep.save_checkpoint(self.place, step, groups, self.counters)
+        recent = [path.name for _, path in keep.checkpoints(self.place)[:2]]
+        wanted = {f"step-{s}" for s in self._to_average()}
+        best = self.counters["best_step"]
+        keep.prune(self.place, {*recent, *wanted, f"step-{best}"})
+
+    def _to_average(self) -> list[int]:
+        """Return the steps of the last validations, whose weights may be averaged at the end."""
+        last = self.counters["step"] // self.valid_every * self.valid_every
+        first = max(0, last - self.valid_every * (self.settings.average - 1))
+        return [s for s in range(first, last + 1, self.valid_every) if s and self.settings.average]
+
+    def restore(self) -> None:
+        """Take up the newest checkpoint that is whole, if there is any."""
+        place, damaged = keep.newest_whole(self.place)
+        for path in damaged:
+            self.notes.append(f"{path} is damaged and was passed over")
+        if place is None:
+            return
+        groups, self.counters = keep.load_checkpoint(place)
+        with torch.no_grad():
+            for name, parameter in self.named.items():
+                parameter.copy_(groups["raw"][name])
+            if self.averaged is not None:
+                for name, tensor in self.averaged.items():
+                    tensor.copy_(groups["ema"][name])
+        names = keep.optimiser_names(self.optimiser, self.named)
+        keep.restore_optimiser(self.optimiser, names, groups["optimiser"])
+        self._forget_after(self.counters["step"])
+
+    def _forget_after(self, step: int) -> None:
+        """Drop the lines of metrics.jsonl that a killed run wrote after its last checkpoint."""
+        path = self.folder / "metrics.jsonl"
+        if not path.exists():
+            return
+        kept = []
+        for line in path.read_text(errors="replace").splitlines():
+            try:
+                if json.loads(line)["step"] <= step:
+                    kept.append(line)
+            except (ValueError, KeyError, TypeError):
+                continue
+        write_atomically(path, "".join(line + "\n" for line in kept))
+
+    # What is done
+
+    def run(self) -> Outcome:
+        """Train until the last step, until nothing is gained, or until asked to stop."""
+        self.restore()
+        settings, counters = self.settings, self.counters
+        started = time.perf_counter() - counters["seconds"]
+        saved = time.perf_counter()
+        board = _board(self.folder, counters["step"])
+        ended = self._is_over()
+        with (
+            Stopper() as stopper,
+            open(self.folder / "metrics.jsonl", "a") as metrics,
+            Progress("train", self.steps, quiet=self.quiet, done=counters["step"]) as bar,
+        ):
+            self.model.train()
+            while not ended:
+                n = counters["step"]
+                lr = settings.lr * self.schedule(n, self.steps, settings.warmup)
+                begun = time.perf_counter()
+                loss, norm, tokens, sound = one_step(
+                    self.model, self.task, settings, self.optimiser, n, lr
+                )
+                counters["step"] = n + 1
+                counters["tokens"] += tokens
+                self._after(sound, loss, norm)
+                counters["seconds"] = time.perf_counter() - started
+                speed = tokens / (time.perf_counter() - begun)
+                bar.update(1, loss=loss, tokens=tokens)
+                row = {"step": n + 1, "loss": loss, "lr": lr, "grad_norm": norm, "sound": sound}
+                _write(metrics, {**row, "tokens_per_second": round(speed, 1)})
+                for name in ("loss", "lr", "grad_norm"):
+                    board(f"train/{name}" if name == "loss" else name, row[name], n + 1)
+                board("tokens_per_second", speed, n + 1)
+                due = (n + 1) % self.valid_every == 0 or n + 1 == self.steps
+                if due:
+                    self._validate(metrics, board)
+                    counters["seconds"] = time.perf_counter() - started
+                ended = self._is_over()
+                late = time.perf_counter() - saved > settings.save_every
+                if due or ended or late or stopper.asked:
+                    metrics.flush()
+                    os.fsync(metrics.fileno())
+                    self.save()
+                    saved = time.perf_counter()
+                if stopper.asked and not ended:
+                    break
+        if ended:
+            self._finish()
+        return Outcome(counters["step"], ended, dict(self.scores), self.notes)
+
+    def _is_over(self) -> bool:
+        patience = self.settings.patience
+        over = self.counters["step"] >= self.steps
+        return over or bool(patience and self.counters["without_gain"] >= patience)
+
+    def _after(self, sound: bool, loss: float, norm: float) -> None:
+        """Average the weights, or count a step that had to be skipped."""
+        counters = self.counters
+        if sound:
+            counters["skipped_in_a_row"] = 0
+            if self.averaged is not None:
+                # early on, a short memory: the start should not linger
+                memory = min(self.settings.ema, (counters["step"] + 1) / (counters["step"] + 10))
+                torch._foreach_lerp_(
+                    list(self.averaged.values()),
+                    [p.detach() for p in self.named.values()],
+                    1 - memory,
+                )
+            return
+        counters["skipped"] += 1
+        counters["skipped_in_a_row"] += 1
+        if counters["skipped_in_a_row"] >= PATIENCE_FOR_NAN:
+            raise Mistake(
+                f"{PATIENCE_FOR_NAN} steps in a row had a loss or gradient that is not finite "
+                f"(loss {loss}, gradient {norm}, step {counters['step']}); "
+                f"try a lower rate than lr={self.settings.lr} or a longer warmup; "
+                f"the last good weights are in {self.place}"
+            )
+
+    @contextmanager
+    def _with(self, weights: dict[str, Tensor] | None) -> Iterator[None]:
+        """Let the model have other weights for a while."""
+        if weights is None:
+            yield
+            return
+        own = {name: p.detach().clone() for name, p in self.named.items()}
+        with torch.no_grad():
+            for name, p in self.named.items():
+                p.copy_(weights[name])
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for name, p in self.named.items():
+                    p.copy_(own[name])
+
+    def _score(self, weights: dict[str, Tensor] | None) -> dict[str, float]:
+        with self._with(weights):
+            self.model.eval()
+            try:
+                return self.task.evaluate(self.model)
+            finally:
+                self.model.train()
+
+    def _validate(self, metrics, board) -> None:
+        """Score the weights that would be used, and publish them if they are the best so far."""
+        counters = self.counters
+        scores = self._score(self.averaged)
+        self.scores = scores
+        step = counters["step"]
+        _write(metrics, {"step": step, **{f"valid/{k}": v for k, v in scores.items()}})
+        for name, value in scores.items():
+            board(f"valid/{name}", value, step)
+        if not self.quiet:
+            shown = "  ".join(f"{k} {v:.4g}" for k, v in scores.items() if k != "better")
+            print(f"step {step}  {shown}", file=sys.stderr)
+        if counters["best"] is None or scores["better"] > counters["best"]:
+            counters["best"], counters["best_step"] = scores["better"], step
+            counters["without_gain"] = 0
+            self.publish(self.averaged or dict(self.named), scores)
+            write_atomically(self.folder / "best", f"step-{step}\n")
+        else:
+            counters["without_gain"] += 1
+
+    def _finish(self) -> None:
+        """Publish the average of the last checkpoints if it is better than the best of them."""
+        if self.settings.average < 2 or self.counters.get("averaged"):
+            return
+        group = "ema" if self.averaged is not None else "raw"
+        sums: dict[str, Tensor] = {}
+        steps = [s for s in self._to_average() if (self.place / f"step-{s}").exists()]
+        for step in steps:
+            tensors = keep.load_checkpoint(self.place / f"step-{step}")[0][group]
+            for name, tensor in tensors.items():
+                sums[name] = sums[name] + tensor.double() if name in sums else tensor.double()
+        mean = {name: (total / len(steps)).to(self.named[name].dtype) for name, total in sums.items()}
+        scores = self._score(mean)
+        gained = scores["better"] > self.counters["best"]
+        self.notes.append(
+            f"average of {len(steps)} checkpoints: {scores['better']:.4g} against "
+            f"{self.counters['best']:.4g} of the best; {'taken' if gained else 'not taken'}"
+        )
+        if gained:
+            self.publish(mean, scores)
+            self.counters["best"] = scores["better"]
+            self.scores = scores
+        self.counters["averaged"] = True
+        self.save()
+
+
+def _write(file, row: dict[str, Any]) -> None:
+    """Add a line to metrics.jsonl; a number that JSON has no word for becomes null."""
+    sound = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+    file.write(json.dumps(sound) + "\n")
+
+
+def _board(folder: Path, step: int) -> Callable[[str, float, int], None]:
+    """Return what writes a scalar to TensorBoard, going on from a step."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step, flush_secs=30)
+    return lambda name, value, at: writer.add_scalar(name, value, at)

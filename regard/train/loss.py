@@ -1,0 +1,159 @@
+"""The loss over a vocabulary, computed some rows at a time."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+ROWS = 256  # rows of logits held at once: small enough to stay in the processor's cache
+
+
+class _VocabularyLoss(torch.autograd.Function):
+    """Cross-entropy of h W' + b with label smoothing, its gradient made along the way.
+
+    With E = exp(logits - max) and s its row sums, the gradient by the logits is
+    E / s - (1 - e) onehot - e / V. Only E is ever written out, a chunk of rows at a time and into
+    memory that is used again; what is constant along a row or column enters through sums.
+    """
+
+    @staticmethod
+    def forward(ctx, hidden, weight, bias, targets, smoothing, ignore):  # noqa: D102
+        rows, vocab = hidden.shape[0], weight.shape[0]
+        needs = ctx.needs_input_grad
+        real = targets != ignore
+        share = smoothing / vocab
+        h, w = hidden.detach(), weight.detach()
+        w_sum = w.sum(0)
+        b_sum = bias.detach().sum() if bias is not None else 0.0
+        losses = h.new_empty(rows)
+        grad_h = torch.empty_like(h) if needs[0] else None
+        grad_w = torch.zeros_like(w) if needs[1] else None
+        grad_b = torch.zeros_like(bias) if bias is not None and needs[2] else None
+        buffer = h.new_empty(min(ROWS, rows), vocab)
+        for start in range(0, rows, ROWS):
+            part = slice(start, min(rows, start + ROWS))
+            x, logits = h[part], buffer[: part.stop - part.start]
+            live = real[part]
+            y = targets[part].masked_fill(~live, 0)
+            torch.mm(x, w.t(), out=logits)
+            if bias is not None:
+                logits += bias.detach()
+            top = logits.amax(-1, keepdim=True)
+            hit = logits.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+            total = logits.sub_(top).exp_().sum(-1)
+            mean = (x @ w_sum + b_sum) / vocab
+            losses[part] = total.log() + top.squeeze(-1) - (1 - smoothing) * hit - smoothing * mean
+            inverse = (live / total).to(h.dtype).unsqueeze(-1)
+            kept = live.to(h.dtype).unsqueeze(-1)
+            if grad_h is not None:
+                g = torch.mm(logits, w, out=grad_h[part]).mul_(inverse)
+                g.sub_(kept * (share * w_sum)).sub_(w[y].mul_(kept * (1 - smoothing)))
+            if grad_w is not None:
+                grad_w.addmm_(logits.t(), x * inverse)
+                grad_w.sub_((kept * x).sum(0) * share)
+                grad_w.index_add_(0, y, x * kept, alpha=-(1 - smoothing))
+            if grad_b is not None:
+                grad_b.add_(logits.t() @ inverse.squeeze(-1)).sub_(kept.sum() * share)
+                grad_b.index_add_(0, y, kept.squeeze(-1), alpha=-(1 - smoothing))
+        ctx.save_for_backward(grad_h, grad_w, grad_b)
+        return losses.masked_fill_(~real, 0.0).sum()
+
+    @staticmethod
+    def backward(ctx, grad):  # noqa: D102
+        # each is handed on once, so that scaling may happen in place
+        grads = [None if g is None else g.mul_(grad) for g in ctx.saved_tensors]
+        return *grads, None, None, None
+
+
+def vocabulary_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    bias: Tensor | None = None,
+    smoothing: float = 0.0,
+    ignore: int = -1,
+) -> Tensor:
+    """Return the summed cross-entropy of targets (n,) under hidden (n, w) times weight (v, w).
+
+    Equal to torch's cross_entropy of the logits with label smoothing, reduction sum, without ever
+    holding all logits.
+    """
+    return _VocabularyLoss.apply(hidden, weight, bias, targets, smoothing, ignore)
+
+
+def plain_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    bias: Tensor | None = None,
+    smoothing: float = 0.0,
+    ignore: int = -1,
+) -> Tensor:
+    """Return the same by torch's own functions, all logits at once."""
+    logits = F.linear(hidden, weight, bias)
+    return F.cross_entropy(
+        logits, targets, reduction="sum", label_smoothing=smoothing, ignore_index=ignore
+    )
+
+
+class _RDropLoss(torch.autograd.Function):
+    """Cross-entropy of two passes with dropout, and the distance between what they say.
+
+    For p and q the two distributions, the loss is the mean of both cross-entropies plus
+    alpha (KL(p|q) + KL(q|p)) / 4, summed over rows (Liang et al. 2021, halved: one row counts once).
+    The gradient by the first logits of the distance is p (log p/q - KL(p|q)) + p - q.
+    """
+
+    @staticmethod
+    def forward(ctx, one, two, weight, bias, targets, alpha, smoothing):  # noqa: D102
+        rows, vocab = one.shape[0], weight.shape[0]
+        w = weight.detach()
+        grads = [torch.empty_like(one), torch.empty_like(two)]
+        grad_w = torch.zeros_like(w)
+        grad_b = torch.zeros_like(bias) if bias is not None else None
+        total = one.new_zeros(())
+        for start in range(0, rows, ROWS):
+            part = slice(start, min(rows, start + ROWS))
+            y = targets[part].unsqueeze(-1)
+            x = [one.detach()[part], two.detach()[part]]
+            logs = [F.linear(h, w, None if bias is None else bias.detach()).log_softmax(-1) for h in x]
+            probabilities = [log.exp() for log in logs]
+            apart = logs[0] - logs[1]
+            distances = [
+                (probabilities[0] * apart).sum(-1, keepdim=True),
+                (probabilities[1] * -apart).sum(-1, keepdim=True),
+            ]
+            total += alpha / 4 * (distances[0].sum() + distances[1].sum())
+            for i, sign in ((0, 1.0), (1, -1.0)):
+                log, p, q = logs[i], probabilities[i], probabilities[1 - i]
+                hit = log.gather(-1, y).sum()
+                total -= 0.5 * ((1 - smoothing) * hit + smoothing / vocab * log.sum())
+                g = p * (sign * apart - distances[i] + 1) - q
+                g.mul_(alpha / 4).add_(p, alpha=0.5).sub_(0.5 * smoothing / vocab)
+                g.scatter_add_(-1, y, torch.full_like(y, -1, dtype=g.dtype) * 0.5 * (1 - smoothing))
+                torch.mm(g, w, out=grads[i][part])
+                grad_w.addmm_(g.t(), x[i])
+                if grad_b is not None:
+                    grad_b += g.sum(0)
+        ctx.save_for_backward(*grads, grad_w, grad_b)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):  # noqa: D102
+        grads = [None if g is None else g.mul_(grad) for g in ctx.saved_tensors]
+        return *grads, None, None, None
+
+
+def r_drop_loss(
+    one: Tensor,
+    two: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    alpha: float,
+    *,
+    bias: Tensor | None = None,
+    smoothing: float = 0.0,
+) -> Tensor:
+    """Return the summed R-Drop loss of two passes (n, w) over the same targets (n,)."""
+    return _RDropLoss.apply(one, two, weight, bias, targets, alpha, smoothing)
