@@ -264,9 +264,12 @@ def train_unigram(texts: Iterable[str], vocab: int, min_frequency: int) -> model
                 counts[word[start:end]] += times
     letters = sorted(piece for piece in counts if len(piece) == 1)
     room = vocab - len(FIRST) - len(letters)
-    long = [piece for piece in counts if len(piece) > 1 and counts[piece] >= min_frequency]
+    often = [piece for piece in counts if len(piece) > 1 and counts[piece] >= min_frequency]
+    # A piece that is only ever seen within one that is longer by a letter explains nothing.
+    inner = {p for piece in often for p in (piece[1:], piece[:-1]) if counts[p] == counts[piece]}
+    long = [piece for piece in often if piece not in inner]
     long.sort(key=lambda piece: (-counts[piece] * len(piece), piece))
-    share = {piece: float(counts[piece]) for piece in letters + long[: 3 * vocab]}
+    share = {piece: float(counts[piece]) for piece in letters + long[: 4 * vocab]}
     while True:
         for _ in range(2):
             total = sum(share.values())
@@ -284,7 +287,7 @@ def train_unigram(texts: Iterable[str], vocab: int, min_frequency: int) -> model
             worth[piece] = share[piece] * math.log(whole / _ahead(piece, chance)[0][-1])
             chance[piece] = whole
         long.sort(key=lambda piece: (-worth[piece], piece))
-        share = {piece: share[piece] for piece in letters + long[: max(room, 2 * len(long) // 3)]}
+        share = {piece: share[piece] for piece in letters + long[: max(room, 3 * len(long) // 4)]}
     total = sum(share.values())
     scores = [(piece, math.log(max(value, 0.1) / total)) for piece, value in share.items()]
     scores.sort(key=lambda item: (-item[1], item[0]))

@@ -1,0 +1,399 @@
+"""The command line: verbs, plain words and key=value settings; a verb calls one function."""
+
+import errno
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from importlib import import_module
+from typing import Any, BinaryIO
+
+from regard import __version__
+from regard.errors import Mistake, choose
+from regard.settings import describe, parse
+
+CHUNK = 512  # lines read before they are answered, which bounds memory for input of any length
+FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+INPUTS = ("src", "source", "text", "input")  # the field of a JSON line that is read
+
+Input = tuple[str, dict[str, Any] | None]  # a text, and the JSON line it came in, if it did
+
+
+@dataclass(frozen=True)
+class Call:
+    """What the user asked of a verb."""
+
+    words: list[str]
+    settings: dict[str, str]
+    json: bool = False
+    quiet: bool = False
+
+    def only(self, *names: str) -> list[str]:
+        """Return exactly the plain words that are named, or refuse."""
+        if len(self.words) < len(names):
+            missing = names[len(self.words)]
+            raise Mistake(f"{missing} is missing; add it, or see --help for examples")
+        if len(self.words) > len(names):
+            extra = self.words[len(names)]
+            raise Mistake(f"unexpected word '{extra}'; settings are written key=value")
+        return self.words
+
+    def first(self, name: str) -> tuple[str, list[str]]:
+        """Return the first plain word and the rest, or refuse."""
+        if not self.words:
+            raise Mistake(f"{name} is missing; add it, or see --help for examples")
+        return self.words[0], self.words[1:]
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One word of the command line with the page that explains it."""
+
+    act: Callable[[Call], None]
+    usage: str
+    summary: str
+    examples: tuple[str, str]
+    settings: tuple[str, str] | None = None  # the module and class of its keys
+
+
+def run(call: Call) -> None:
+    """Answer texts given as words, or lines of standard input in their order."""
+    import regard
+
+    name, texts = call.first("MODEL")
+    model = regard.load(name)
+    model.check(call.settings)  # a wrong setting is refused before the first line is read
+    if texts:
+        for line in answers(model, [(text, None) for text in texts], call):
+            print(line)
+        return
+    number = 0
+    for chunk, mistake in chunks(sys.stdin.buffer, 1 if sys.stdin.isatty() else CHUNK):
+        for line in answers(model, chunk, call, first=number):
+            print(line.replace("\n", " "))  # one line for one line
+        sys.stdout.flush()
+        number += len(chunk)
+        if mistake:
+            raise mistake
+
+
+def train(call: Call) -> None:
+    """Train a task on data, or follow a recipe."""
+    import regard
+
+    (name,) = call.only("TASK or RECIPE")
+    tell(regard.train(name, quiet=call.quiet, **call.settings), call)
+
+
+def evaluate(call: Call) -> None:
+    """Judge a model on data."""
+    import regard
+
+    (name,) = call.only("MODEL")
+    tell(regard.evaluate(name, **call.settings), call)
+
+
+def look(call: Call) -> None:
+    """Draw where a model looks."""
+    import regard
+
+    name, texts = call.first("MODEL")
+    if not texts:
+        raise Mistake('TEXT is missing; write for example: regard look en-zh "How are you?"')
+    tell(regard.look(name, texts, **call.settings), call)
+
+
+def doctor(call: Call) -> None:
+    """Examine data before it is trained on."""
+    import regard
+
+    (data,) = call.only("DATA")
+    tell(regard.doctor(data, **call.settings), call)
+
+
+def export(call: Call) -> None:
+    """Write a model in another tool's words."""
+    import regard
+
+    (name,) = call.only("MODEL")
+    tell(regard.export(name, **call.settings), call)
+
+
+def models(call: Call) -> None:
+    """List the models that can be run and built."""
+    call.only()
+    from regard import api
+
+    tell(api.models(**call.settings), call)
+
+
+def recipes(call: Call) -> None:
+    """List the published runs that can be repeated."""
+    call.only()
+    from regard import api
+
+    tell(api.recipes(**call.settings), call)
+
+
+VERBS = {
+    "run": Verb(
+        run,
+        "regard run MODEL [TEXT...] [key=value...]",
+        "answer texts, or lines of standard input: a translator translates them",
+        (
+            'regard run en-zh "How are you?"',
+            "regard run runs/mine beam=5 scores=true < test.en > test.de",
+        ),
+        ("regard.tasks.translator", "RunSettings"),
+    ),
+    "train": Verb(
+        train,
+        "regard train TASK|RECIPE [key=value...]",
+        "train a task on your own data, or repeat a published recipe",
+        (
+            "regard train translate data=folder from=en to=de minutes=25 out=runs/mine",
+            "regard train multi30k_en_de data=multi30k out=runs/multi30k",
+        ),
+        ("regard.tasks.translate", "TranslateSettings"),
+    ),
+    "eval": Verb(
+        evaluate,
+        "regard eval MODEL data=... [key=value...]",
+        "judge a model on a test set, alone or against another",
+        (
+            "regard eval runs/mine data=folder",
+            "regard eval runs/mine data=folder against=runs/other",
+        ),
+    ),
+    "look": Verb(
+        look,
+        "regard look MODEL TEXT... [key=value...]",
+        "see where a model looks, as a picture or as a page to explore",
+        (
+            'regard look en-zh "How are you?" out=attention.html',
+            'regard look runs/mine "A dog runs." layers=2 heads=0,3 out=attention.png',
+        ),
+    ),
+    "doctor": Verb(
+        doctor,
+        "regard doctor DATA [key=value...]",
+        "examine data before training: its faults, and what time and memory it will take",
+        (
+            "regard doctor folder from=en to=de",
+            "regard doctor pairs.tsv size=small",
+        ),
+    ),
+    "models": Verb(
+        models,
+        "regard models",
+        "list the models that ship with Regard and the families it can build",
+        ("regard models", "regard models --json"),
+    ),
+    "recipes": Verb(
+        recipes,
+        "regard recipes",
+        "list the published recipes with what they promise",
+        ("regard recipes", "regard recipes --json"),
+    ),
+    "export": Verb(
+        export,
+        "regard export MODEL format=... [key=value...]",
+        "write a trained model for another tool",
+        (
+            "regard export runs/mine format=ctranslate2 out=exported",
+            "regard export en-zh format=huggingface out=exported",
+        ),
+    ),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    try:
+        use_utf8()
+        act(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
+        return 0
+    except Mistake as mistake:
+        return refuse(str(mistake))
+    except KeyboardInterrupt:
+        leave_stdout()
+        return 130
+    except BrokenPipeError:
+        leave_stdout()
+        return 141  # what a program that SIGPIPE ends is seen to return
+    except MemoryError:
+        return refuse("out of memory; choose a smaller size, batch_tokens or max_length")
+    except RuntimeError as error:
+        if "can't allocate memory" not in str(error):  # torch's own word for the same
+            raise
+        return refuse("out of memory; choose a smaller size, batch_tokens or max_length")
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        place = f"{error.filename}: " if error.filename else ""
+        return refuse(f"{place}{(error.strerror or str(error)).lower()}; make room and try again")
+
+
+def act(words: list[str]) -> None:
+    """Find the verb and do it, or show the page that was asked for."""
+    for word in words:
+        if not word.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in word):
+            raise Mistake(f"{word!r} is not UTF-8; convert it with: iconv -f latin1 -t utf-8")
+    end = words.index("--") if "--" in words else len(words)
+    flags = {word for word in words[:end] if word in ("--help", "-h", "--json", "--quiet")}
+    version = "--version" in words[:end]
+    words = [w for w in words[:end] if w not in flags and w != "--version"] + words[end:]
+    if version:
+        print(f"regard {__version__}")
+    elif not words:
+        print(front_page())
+    elif flags & {"--help", "-h"}:
+        verb = choose("verb", words[0], VERBS)
+        print(page(words[0], verb), flush=True)  # at once: to know the keys, torch is imported
+        if verb.settings:
+            print("\n" + keys(*verb.settings))
+    else:
+        verb = choose("verb", words[0], VERBS)
+        plain, settings = parse(words[1:])
+        verb.act(Call(plain, settings, "--json" in flags, "--quiet" in flags))
+
+
+def front_page() -> str:
+    """Write the page that lists all verbs."""
+    lines = ["Attention, from one weighted average to a trained model you can look into.", ""]
+    lines += ["  regard VERB [words] [key=value...]", ""]
+    lines += [f"  {name:<9}{verb.summary}" for name, verb in VERBS.items()]
+    lines += ["", "Examples:"]
+    lines += [f"  {example}" for name in ("run", "train") for example in VERBS[name].examples[:1]]
+    lines += ["", "regard VERB --help explains one verb and its settings. Text that looks like a"]
+    lines += ["setting goes after --. Everywhere: --json, --quiet, --version, --help."]
+    return "\n".join(lines)
+
+
+def page(name: str, verb: Verb) -> str:
+    """Write the page of one verb."""
+    lines = [f"regard {name}: {verb.summary}", "", f"  {verb.usage}", "", "Examples:"]
+    lines += [f"  {example}" for example in verb.examples]
+    return "\n".join(lines)
+
+
+def keys(module: str, name: str) -> str:
+    """Write all settings of a class, with their defaults."""
+    home = import_module(module)
+    rows = list(describe(getattr(home, name)))
+    width = max(len(row.key) for row in rows)
+    lines = ["Settings (type, default):"]
+    for key, kind, default, help in rows:
+        lines.append(f"  {key:<{width}}  {help + ' ' if help else ''}({kind}, {default or 'none'})")
+    for short, long in getattr(home, "SHORT", {}).items():
+        lines.append(f"  {short:<{width}}  short for {long}")
+    return "\n".join(lines)
+
+
+def chunks(file: BinaryIO, size: int) -> Iterator[tuple[list[Input], Mistake | None]]:
+    """Read lines, or JSON lines, a chunk at a time; what is wrong comes after the lines before it.
+
+    The first line decides which of the two they are.
+    """
+    from regard.data.text import read_stream
+
+    chunk: list[Input] = []
+    records: bool | None = None
+    try:
+        for number, line in read_stream(file, "standard input"):
+            if records is None:
+                records = is_record(line)
+            chunk.append(read_record(line, number) if records else (line, None))
+            if len(chunk) == size:
+                yield chunk, None
+                chunk = []
+        yield chunk, None
+    except Mistake as mistake:
+        yield chunk, mistake
+
+
+def is_record(line: str) -> bool:
+    """Tell whether a line is a JSON object."""
+    try:
+        return line.lstrip().startswith("{") and isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+def read_record(line: str, number: int) -> tuple[str, dict[str, Any]]:
+    """Take the text out of a JSON line and keep the rest beside it."""
+    where = f"standard input:{number}"
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise Mistake(f"{where}: not JSON, as the first line is ({error})") from None
+    if not isinstance(record, dict):
+        raise Mistake(f"{where}: {line[:40]!r} is no JSON object, as the first line is")
+    for field in INPUTS:
+        if isinstance(record.get(field), str):
+            return record[field], record
+    raise Mistake(f"{where}: no text; name it {', '.join(INPUTS[:-1])} or {INPUTS[-1]}")
+
+
+def answers(model: Any, chunk: list[Input], call: Call, *, first: int = 0) -> Iterator[str]:
+    """Answer inputs, of which the first has this number: lines for lines, JSON for JSON."""
+    how = model.check(call.settings)
+    texts = [as_pair(text, record) if how.forced else text for text, record in chunk]
+    results = model.run(texts, first=first, **call.settings)
+    for (text, record), result in zip(chunk, results, strict=True):
+        if record is not None or call.json:
+            brought = record or {"src": text}
+            told = result.record(how)
+            # A reference that came along is not lost under the answer of the same name.
+            if not how.forced and "tgt" in told and "tgt" in brought and "ref" not in brought:
+                told["ref"] = brought["tgt"]
+            yield json.dumps(brought | told, ensure_ascii=False)
+        elif text:
+            yield from result.lines(how)
+        else:
+            yield from [""] * how.n_best
+
+
+def as_pair(text: str, record: dict[str, Any] | None) -> str:
+    """Put the two sides of a JSON line beside each other as in a line of text."""
+    sides = [(record or {}).get(name) for name in ("tgt", "target")]
+    return next((f"{text}\t{side}" for side in sides if isinstance(side, str)), text)
+
+
+def tell(result: Any, call: Call) -> None:
+    """Print what a library function returned: JSON for machines, its own words for people."""
+    if call.json:
+        print(json.dumps(result, ensure_ascii=False, default=as_data))
+    elif not call.quiet:
+        print(result)
+
+
+def as_data(value: Any) -> Any:
+    """Give JSON the parts of a dataclass, and of all else its words."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
+    return str(value)
+
+
+def refuse(message: str) -> int:
+    """Say in one line what is wrong."""
+    leave_stdout()
+    print(f"regard: {' '.join(message.splitlines())}", file=sys.stderr)
+    return 2
+
+
+def leave_stdout() -> None:
+    """Flush what was answered; if nobody can take it, drop it rather than fail again at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def use_utf8() -> None:
+    """Write UTF-8 wherever the locale would not."""
+    for stream in (sys.stdout, sys.stderr):
+        if (getattr(stream, "encoding", None) or "utf-8").lower().replace("-", "") != "utf8":
+            stream.reconfigure(encoding="utf-8")  # type: ignore[union-attr]

@@ -1,0 +1,563 @@
+"""Writing with a model: greedily, by beam or by chance; it knows no architecture.
+
+A text begins after `bos` and ends with `eos`; neither is among the ids that are returned. Sentences
+never see each other: what is written for one depends on no neighbour in its batch.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import pairwise
+from math import inf, isnan
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from regard.decode.writer import Writer
+from regard.errors import Mistake, choose
+
+BOS, EOS = 1, 2
+# No text is longer than this unless max_length says so.
+LONGEST = 512
+# Given texts are read this many tokens at a time, to bound the memory of the logits.
+SPAN = 64
+
+T = TypeVar("T")
+U = TypeVar("U")
+# A change of logits (b, vocab), in place or not, that knows the tokens written so far (b, t).
+Adjust = Callable[[Tensor, Tensor], Tensor]
+# How many tokens a text may have: for all, for each sentence, or (None) by its source's length.
+Limit = int | Sequence[int] | Tensor | None
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A text that was written or judged."""
+
+    ids: list[int]
+    score: float  # the log-probability, divided as the length penalty says
+    logprob: float
+    steps: list[float]  # log-probability of each token, and of the end where that was reached
+
+
+# What a log-probability is divided by so that lengths can be compared.
+# name -> (divisor of a length and an exponent, usual exponent)
+PENALTIES: dict[str, tuple[Callable, float]] = {
+    "average": (lambda length, alpha: length**alpha, 1.0),
+    "gnmt": (lambda length, alpha: ((5 + length) / 6) ** alpha, 0.6),
+    "none": (lambda length, alpha: length**0, 0.0),
+}
+
+
+def penalty(name: str, alpha: float | None = None) -> Callable:
+    """Return what a log-probability is divided by, as a function of the number of tokens."""
+    divisor, usual = choose("length_penalty", name, PENALTIES)
+    alpha = usual if alpha is None else alpha
+    if not 0 <= alpha < inf:
+        raise Mistake(f"alpha={alpha} is not a number from 0 on; 0 means no length penalty")
+    return lambda length: divisor(length, alpha)
+
+
+def forbid(*ids: int) -> Adjust:
+    """Never write these tokens."""
+    return lambda logits, written: logits.index_fill_(1, logits.new_tensor(ids).long(), -inf)
+
+
+def at_least(length: int, eos: int = EOS) -> Adjust:
+    """Do not end before a text has this many tokens."""
+    go_on = forbid(eos)
+    return lambda logits, written: go_on(logits, written) if written.shape[1] < length else logits
+
+
+def repetition(strength: float) -> Adjust:
+    """Make every token that was written already less likely (Keskar et al. 2019)."""
+    if not strength > 0:
+        raise Mistake(f"repetition penalty {strength} is not above 0; 1 changes nothing")
+
+    def adjust(logits: Tensor, written: Tensor) -> Tensor:
+        old = logits.gather(1, written)
+        return logits.scatter(1, written, torch.where(old > 0, old / strength, old * strength))
+
+    return adjust
+
+
+def keep_top_k(count: int) -> Adjust:
+    """Draw among the likeliest few."""
+    if count < 1:
+        raise Mistake(f"top_k={count} leaves nothing to draw; choose 1 or more")
+
+    def adjust(logits: Tensor, written: Tensor) -> Tensor:
+        least = logits.topk(min(count, logits.shape[1]), dim=1).values[:, -1:]
+        return logits.masked_fill(logits < least, -inf)
+
+    return adjust
+
+
+def keep_top_p(mass: float) -> Adjust:
+    """Draw among the fewest tokens that have this much probability (Holtzman et al. 2020)."""
+    if not 0 < mass <= 1:
+        raise Mistake(f"top_p={mass} is not above 0 and at most 1")
+
+    def adjust(logits: Tensor, written: Tensor) -> Tensor:
+        ordered, places = logits.sort(dim=1, descending=True)
+        probabilities = ordered.softmax(1)
+        before = probabilities.cumsum(1) - probabilities
+        return logits.scatter(1, places, ordered.masked_fill(before >= mass, -inf))
+
+    return adjust
+
+
+def keep_min_p(share: float) -> Adjust:
+    """Draw among the tokens that have this share of the likeliest one's probability."""
+    if not 0 <= share <= 1:
+        raise Mistake(f"min_p={share} is not between 0 and 1")
+
+    def adjust(logits: Tensor, written: Tensor) -> Tensor:
+        probabilities = logits.softmax(1)
+        least = probabilities.amax(1, keepdim=True) * share
+        return logits.masked_fill(probabilities < least, -inf)
+
+    return adjust
+
+
+def in_batches(
+    items: Sequence[T],
+    lengths: Sequence[int],
+    function: Callable[[list[T]], Sequence[U]],
+    *,
+    tokens: int = 4096,
+    rows: int = 256,
+) -> list[U]:
+    """Apply a function to batches of items of like length and return the answers in order.
+
+    A batch, padded to its longest item, holds at most so many tokens and rows; a longer item is
+    alone. The longest come first, so that too little memory shows at once.
+    """
+    if tokens < 1 or rows < 1:
+        raise Mistake(f"batches of {tokens} tokens and {rows} rows hold nothing; choose 1 or more")
+    order = sorted(range(len(items)), key=lambda i: -lengths[i])
+    answers: dict[int, U] = {}
+    start = 0
+    while start < len(order):
+        count = max(1, min(rows, tokens // max(1, lengths[order[start]])))
+        batch = order[start : start + count]
+        answers.update(zip(batch, function([items[i] for i in batch]), strict=True))
+        start += count
+    return [answers[i] for i in range(len(items))]
+
+
+class _Plan:
+    """For each sentence: how long its text may become, and how it must begin."""
+
+    def __init__(
+        self,
+        source: Tensor,
+        lengths: Tensor | None,
+        max_length: Limit,
+        prefix: Sequence[Sequence[int]] | None,
+        eos: int,
+    ):
+        count, device = source.shape[0], source.device
+        prefix = [[]] * count if prefix is None else prefix
+        if len(prefix) != count:
+            raise Mistake(f"{len(prefix)} prefixes for {count} sentences; give one for each")
+        if max_length is None:
+            read = [source.shape[1]] * count if lengths is None else lengths.tolist()
+            pairs = zip(read, prefix, strict=True)
+            limit = [min(LONGEST, 10 + n + n // 2) + len(ids) for n, ids in pairs]
+        else:
+            limit = (
+                [max_length] * count if isinstance(max_length, int) else list(map(int, max_length))
+            )
+        if len(limit) != count:
+            raise Mistake(f"{len(limit)} values of max_length for {count} sentences")
+        for most, ids in zip(limit, prefix, strict=True):
+            if most < 1:
+                raise Mistake(f"max_length={most} leaves nothing to write; choose 1 or more")
+            if most < len(ids):
+                raise Mistake(f"a prefix of {len(ids)} tokens is longer than max_length={most}")
+            if eos in ids:
+                raise Mistake(f"a prefix contains the end of the text, token {eos}; leave it out")
+        self.limit = torch.tensor(limit, dtype=torch.long, device=device)
+        self.longest = max(limit, default=0)
+        self.forced = self.limit.new_full((count, max(map(len, prefix), default=0)), -1)
+        for row, ids in zip(self.forced, prefix, strict=True):
+            row[: len(ids)] = self.limit.new_tensor(ids)
+
+    def force(self, step: int, logits: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Return which sentences must go on how at a step, and how likely each row finds it."""
+        if step >= self.forced.shape[1]:
+            return None
+        token = self.forced[:, step : step + 1]
+        each = token.clamp(min=0).repeat_interleave(len(logits) // len(token), 0)
+        likely = logits.gather(1, each).squeeze(1) - logits.logsumexp(1)
+        return token >= 0, token, likely.view(len(token), -1)
+
+    def keep(self, sentences: Tensor) -> None:
+        """Go on with these sentences only."""
+        self.limit, self.forced = self.limit[sentences], self.forced[sentences]
+
+
+class _Finished:
+    """The texts that are finished, for each sentence."""
+
+    def __init__(self, count: int, divisor: Callable, n_best: int):
+        self.texts: list[list[Hypothesis]] = [[] for _ in range(count)]
+        self.divisor, self.n_best = divisor, n_best
+
+    def add(self, sentence: int, ids: list[int], passed: list[float]) -> None:
+        """Take a text that had the given log-probability after each of its tokens."""
+        logprob = passed[-1]
+        if isnan(logprob):
+            raise Mistake("the model answers with numbers that are not finite; is it damaged?")
+        steps = [after - before for before, after in pairwise([0.0, *passed])]
+        score = logprob / self.divisor(max(1, len(ids)))
+        self.texts[sentence].append(Hypothesis(ids, score, logprob, steps))
+
+    def best(self, sentence: int) -> list[Hypothesis]:
+        """Return the sentence's best texts, best first."""
+        return sorted(self.texts[sentence], key=lambda text: -text.score)[: self.n_best]
+
+    def bar(self, sentence: int) -> float:
+        """Return the score that a text must beat to be among the best."""
+        best = self.best(sentence)
+        return best[-1].score if len(best) == self.n_best else -inf
+
+
+def _stay(done: Tensor) -> Tensor | None:
+    """Return who goes on, once so many are done that dropping them pays."""
+    return (~done).nonzero().squeeze(1) if int(done.sum()) * 8 >= len(done) else None
+
+
+def _logprobs(logits: Tensor, written: Tensor, adjust: Sequence[Adjust]) -> Tensor:
+    """Return the log-probabilities of adjusted logits, in the same memory where possible."""
+    for change in adjust:
+        logits = change(logits, written)
+    logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+    return torch.log_softmax(logits, 1, out=logits)
+
+
+def _continuations(logprobs: Tensor, so_far: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the best ways to go on, (sentences, count): log-probability, parent and token.
+
+    logprobs is (sentences, hypotheses, vocab), so_far (sentences, hypotheses). To look for the
+    largest of many numbers is slow, a maximum is not: so the vocabulary is dealt out like cards to
+    some piles, and only piles whose best card is among the best can hold one of the best.
+    """
+    sentences, _, vocab = logprobs.shape
+    deals = max(1, int((vocab / count) ** 0.5))
+    piles = vocab // deals
+    dealt = deals * piles
+    tops = logprobs[..., :dealt].unflatten(-1, (deals, piles)).amax(-2)
+    if dealt < vocab:
+        some = tops[..., : vocab - dealt]
+        torch.maximum(some, logprobs[..., dealt:], out=some)
+    tops = (tops + so_far.unsqueeze(-1)).flatten(1)
+    pile = tops.topk(min(count, tops.shape[1]), dim=1, sorted=False).indices
+    parents = pile // piles
+    cards = torch.arange(0, vocab, piles, device=pile.device)
+    tokens = (pile % piles).unsqueeze(-1) + cards
+    beyond = tokens >= vocab
+    tokens = tokens.clamp_(max=vocab - 1)
+    place = (parents.unsqueeze(-1) * vocab + tokens).flatten(1)
+    scores = logprobs.view(sentences, -1).gather(1, place).view(tokens.shape)
+    scores = (scores + so_far.gather(1, parents).unsqueeze(-1)).masked_fill_(beyond, -inf)
+    scores, best = scores.flatten(1).topk(min(count, tokens[0].numel()), dim=1)
+    parents, tokens = parents.gather(1, best // len(cards)), tokens.flatten(1).gather(1, best)
+    missing = (0, count - scores.shape[1])  # with a tiny vocabulary
+    if missing[1]:
+        parents, tokens = F.pad(parents, missing), F.pad(tokens, missing)
+        scores = F.pad(scores, missing, value=-inf)
+    return scores, parents, tokens
+
+
+@torch.inference_mode()
+def beam(
+    writer: Writer,
+    source: Tensor,
+    lengths: Tensor | None = None,
+    *,
+    beam: int = 5,
+    n_best: int = 1,
+    length_penalty: str = "average",
+    alpha: float | None = None,
+    patience: float = 1.0,
+    max_length: Limit = None,
+    prefix: Sequence[Sequence[int]] | None = None,
+    adjust: Sequence[Adjust] = (),
+    bos: int = BOS,
+    eos: int = EOS,
+) -> list[list[Hypothesis]]:
+    """Write the texts of highest score that a beam finds for each sentence, best first.
+
+    At each step the best 2 * beam ways to go on are considered: an end among the first `beam` of
+    them finishes a text, and the best `beam` others go on. A sentence is done when patience * beam
+    texts are finished (Kasai et al. 2022; inf never gives up), or when none still open can become
+    one of the best: a log-probability only falls, and no divisor exceeds that of max_length.
+    """
+    if beam < 1:
+        raise Mistake(f"beam={beam} leaves nothing to follow; choose 1 or more")
+    if not 1 <= n_best <= beam:
+        raise Mistake(f"n_best={n_best} is not between 1 and beam={beam}; widen the beam")
+    if not patience > 0:
+        raise Mistake(f"patience={patience} is not above 0")
+    divisor = penalty(length_penalty, alpha)
+    # where length earns nothing, finished and open texts compare directly: no need to give up
+    enough = inf if divisor(2) == 1 else max(n_best, round(min(patience * beam, 1e9)))
+    plan = _Plan(source, lengths, max_length, prefix, eos)
+    count, device = source.shape[0], source.device
+    finished = _Finished(count, divisor, n_best)
+    if count == 0:
+        return []
+
+    state = writer.start(source, lengths, hypotheses=1, capacity=plan.longest)
+    ids = torch.full((count, 1), bos, device=device)
+    number = torch.arange(count, device=device)  # which sentence each one in the batch is
+    written = ids.new_empty(count, 1, 0)  # the tokens of each hypothesis
+    passed = torch.empty(count, 1, 0, device=device)  # its log-probability after each of them
+    bar = torch.full((count,), -inf, dtype=torch.float64, device=device)
+    done = torch.zeros(count, dtype=torch.bool, device=device)
+    for step in range(plan.longest):
+        logits, state = writer.step(ids, state)
+        logits = logits[:, -1]
+        forced = plan.force(step, logits)
+        logprobs = _logprobs(logits, written.flatten(0, 1), adjust)
+        so_far = passed[..., -1] if step else logprobs.new_zeros(count, 1)
+        logprobs = logprobs.view(*so_far.shape, -1)
+        scores, parents, tokens = _continuations(logprobs, so_far, 2 * beam)
+        if forced is not None:  # one way only
+            must, token, likely = forced
+            first = F.pad((so_far + likely)[:, :1], (0, 2 * beam - 1), value=-inf)
+            scores, tokens = torch.where(must, first, scores), torch.where(must, token, tokens)
+            parents = parents.masked_fill(must, 0)
+
+        ended = tokens == eos
+        last = plan.limit == step + 1
+        finishing = (ended | last.unsqueeze(1)) & (scores > -inf) & ~done.unsqueeze(1)
+        rows, places = finishing[:, :beam].nonzero(as_tuple=True)
+        if len(rows):
+            origin = parents[rows, places]
+            for row, sentence, text, likely, token, score in zip(
+                rows.tolist(),
+                number[rows].tolist(),
+                written[rows, origin].tolist(),
+                passed[rows, origin].tolist(),
+                tokens[rows, places].tolist(),
+                scores[rows, places].tolist(),
+                strict=True,
+            ):
+                finished.add(sentence, text if token == eos else [*text, token], [*likely, score])
+                bar[row] = finished.bar(sentence)
+                done[row] |= len(finished.texts[sentence]) >= enough
+
+        # the best that have not ended, in their order
+        going = ended.to(torch.uint8).sort(dim=1, stable=True).indices[:, :beam]
+        scores, parents, tokens = (x.gather(1, going) for x in (scores, parents, tokens))
+        state.select(parents)
+        past = parents.unsqueeze(-1).expand(-1, -1, step)
+        written = torch.cat([written.gather(1, past), tokens.unsqueeze(-1)], dim=2)
+        passed = torch.cat([passed.gather(1, past), scores.unsqueeze(-1)], dim=2)
+        done |= last | (scores[:, 0] / divisor(plan.limit) <= bar)
+        if (stay := _stay(done)) is not None:
+            if len(stay) == 0:
+                break
+            state.keep(stay)
+            plan.keep(stay)
+            number, written, passed, bar = number[stay], written[stay], passed[stay], bar[stay]
+            done = done[stay]
+        ids = written[..., -1].reshape(-1, 1)
+    return [finished.best(sentence) for sentence in range(count)]
+
+
+# Which token to take after each row, given log-probabilities (b, vocab), the tokens so far (b, t),
+# the step and the number of each sentence.
+Pick = Callable[[Tensor, Tensor, int, Tensor], Tensor]
+
+
+@torch.inference_mode()
+def _follow(
+    writer: Writer,
+    source: Tensor,
+    lengths: Tensor | None,
+    plan: _Plan,
+    pick: Pick,
+    texts: int,
+    divisor: Callable,
+    adjust: Sequence[Adjust],
+    bos: int,
+    eos: int,
+) -> list[list[Hypothesis]]:
+    """Write some texts for each sentence token by token, with no second thoughts."""
+    count, device = source.shape[0], source.device
+    finished = _Finished(count, divisor, texts)
+    if count == 0:
+        return []
+    state = writer.start(source, lengths, hypotheses=1, capacity=plan.longest)
+    ids = torch.full((count, 1), bos, device=device)
+    number = torch.arange(count, device=device)
+    written = ids.new_empty(count, texts, 0)
+    passed = torch.empty(count, texts, 0, device=device)
+    ended = torch.zeros(count, texts, dtype=torch.bool, device=device)
+    done = torch.zeros(count, dtype=torch.bool, device=device)
+    for step in range(plan.longest):
+        logits, state = writer.step(ids, state)
+        logits = logits[:, -1]
+        if step == 0 and texts > 1:  # here they part
+            logits = logits.repeat_interleave(texts, 0)
+            state.select(ids.new_zeros(count, texts))
+        forced = plan.force(step, logits)
+        before = written.flatten(0, 1)
+        logprobs = _logprobs(logits, before, adjust)
+        token = pick(logprobs, before, step, number).view(-1, 1)
+        likely = logprobs.gather(1, token).view(ended.shape)
+        token = token.view(ended.shape)
+        if forced is not None:
+            must, one, how = forced
+            token, likely = torch.where(must, one, token), torch.where(must, how, likely)
+        so_far = passed[..., -1] if step else 0.0
+        written = torch.cat([written, token.unsqueeze(-1)], dim=2)
+        passed = torch.cat([passed, (so_far + likely).unsqueeze(-1)], dim=2)
+        ended |= token == eos
+        newly = (ended.all(1) | (plan.limit == step + 1)) & ~done
+        done |= newly
+        rows = newly.nonzero().squeeze(1)
+        for sentence, its_ids, its_passed in zip(
+            number[rows].tolist(), written[rows].tolist(), passed[rows].tolist(), strict=True
+        ):
+            for text, values in zip(its_ids, its_passed, strict=True):
+                end = text.index(eos) if eos in text else len(text)
+                finished.add(sentence, text[:end], values[: end + 1])
+        if (stay := _stay(done)) is not None:
+            if len(stay) == 0:
+                break
+            state.keep(stay)
+            plan.keep(stay)
+            number, written, passed = number[stay], written[stay], passed[stay]
+            ended, done = ended[stay], done[stay]
+        ids = written[..., -1].reshape(-1, 1)
+    return finished.texts
+
+
+def greedy(
+    writer: Writer,
+    source: Tensor,
+    lengths: Tensor | None = None,
+    *,
+    length_penalty: str = "average",
+    alpha: float | None = None,
+    max_length: Limit = None,
+    prefix: Sequence[Sequence[int]] | None = None,
+    adjust: Sequence[Adjust] = (),
+    bos: int = BOS,
+    eos: int = EOS,
+) -> list[list[Hypothesis]]:
+    """Write for each sentence the one text that takes the likeliest token at each step."""
+    plan = _Plan(source, lengths, max_length, prefix, eos)
+
+    def pick(logprobs: Tensor, written: Tensor, step: int, number: Tensor) -> Tensor:
+        return logprobs.argmax(1)
+
+    divisor = penalty(length_penalty, alpha)
+    return _follow(writer, source, lengths, plan, pick, 1, divisor, adjust, bos, eos)
+
+
+def sample(
+    writer: Writer,
+    source: Tensor,
+    lengths: Tensor | None = None,
+    *,
+    samples: int = 1,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    seed: int = 0,
+    lines: Sequence[int] | None = None,
+    length_penalty: str = "average",
+    alpha: float | None = None,
+    max_length: Limit = None,
+    prefix: Sequence[Sequence[int]] | None = None,
+    adjust: Sequence[Adjust] = (),
+    bos: int = BOS,
+    eos: int = EOS,
+) -> list[list[Hypothesis]]:
+    """Write texts for each sentence by drawing token after token, in the order they were drawn.
+
+    What is drawn for a sentence depends on the seed and the number of its line alone. Temperature
+    comes first, then top_k, top_p and min_p; log-probabilities are told as the model gave them.
+    """
+    if samples < 1:
+        raise Mistake(f"samples={samples} asks for nothing; choose 1 or more")
+    if not 0 <= temperature < inf:
+        raise Mistake(f"temperature={temperature} is not a number from 0 on")
+    cuts = [(top_k, keep_top_k), (top_p, keep_top_p), (min_p, keep_min_p)]
+    changes = [make(value) for value, make in cuts if value is not None]
+    plan = _Plan(source, lengths, max_length, prefix, eos)
+    lines = range(source.shape[0]) if lines is None else lines
+    if len(lines) != source.shape[0]:
+        raise Mistake(f"{len(lines)} line numbers for {source.shape[0]} sentences")
+    luck = torch.zeros(len(lines), plan.longest, samples, dtype=torch.float64)
+    for row, line, most in zip(luck, lines, plan.limit.tolist(), strict=True):
+        row[:most] = torch.rand(
+            most, samples, dtype=torch.float64, generator=_generator(seed, line)
+        )
+    luck = luck.to(source.device)
+
+    def pick(logprobs: Tensor, written: Tensor, step: int, number: Tensor) -> Tensor:
+        if temperature == 0:
+            return logprobs.argmax(1)
+        logits = logprobs / temperature
+        for change in changes:
+            logits = change(logits, written)
+        # the token at which the sum of the probabilities passes the number drawn from [0, 1)
+        sums = logits.double().softmax(1).cumsum(1)
+        point = luck[number, step].view(-1, 1) * sums[:, -1:]
+        return torch.searchsorted(sums, point, right=True).clamp_(max=logits.shape[1] - 1)
+
+    divisor = penalty(length_penalty, alpha)
+    return _follow(writer, source, lengths, plan, pick, samples, divisor, adjust, bos, eos)
+
+
+def _generator(seed: int, line: int) -> torch.Generator:
+    """Return the source of chance of one line, unrelated to those of other lines and seeds."""
+    digest = blake2b(f"{seed} {line}".encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "big"))
+
+
+@torch.inference_mode()
+def score(
+    writer: Writer,
+    source: Tensor,
+    lengths: Tensor | None,
+    texts: Sequence[Sequence[int]],
+    *,
+    length_penalty: str = "average",
+    alpha: float | None = None,
+    bos: int = BOS,
+    eos: int = EOS,
+) -> list[Hypothesis]:
+    """Judge a given text for each sentence: how likely does the model find each of its tokens?"""
+    count = source.shape[0]
+    if len(texts) != count:
+        raise Mistake(f"{len(texts)} texts for {count} sentences; give one for each")
+    finished = _Finished(count, penalty(length_penalty, alpha), 1)
+    if count == 0:
+        return []
+    longest = max(map(len, texts)) + 1
+    ids = torch.full((count, longest + 1), eos, device=source.device)
+    ids[:, 0] = bos
+    for row, text in zip(ids, texts, strict=True):
+        row[1 : len(text) + 1] = ids.new_tensor(text)
+    state = writer.start(source, lengths, hypotheses=1, capacity=longest)
+    parts = []
+    for start in range(0, longest, SPAN):
+        end = min(longest, start + SPAN)
+        logits, state = writer.step(ids[:, start:end], state)
+        told = logits.gather(2, ids[:, start + 1 : end + 1].unsqueeze(-1)).squeeze(-1)
+        parts.append(told - logits.logsumexp(-1))
+    passed = torch.cat(parts, dim=1).double().cumsum(1).tolist()
+    for sentence, (text, values) in enumerate(zip(texts, passed, strict=True)):
+        finished.add(sentence, list(text), values[: len(text) + 1])
+    return [one for (one,) in finished.texts]

@@ -1,0 +1,50 @@
+"""What a model must do so that text can be written with it."""
+
+from typing import Protocol, TypeVar
+
+from torch import Tensor
+
+
+class State(Protocol):
+    """What writing carries: sentences, each with its hypotheses.
+
+    Hypothesis j of sentence i is row i * hypotheses + j.
+    """
+
+    @property
+    def sentences(self) -> int:
+        """Return how many sentences are still being written."""
+        ...
+
+    @property
+    def hypotheses(self) -> int:
+        """Return how many texts are being written for each sentence."""
+        ...
+
+    def select(self, parents: Tensor) -> "State":
+        """Let hypothesis j of sentence i continue parents[i, j] of that sentence, in place."""
+        ...
+
+    def keep(self, sentences: Tensor) -> "State":
+        """Go on with these sentences only, in place."""
+        ...
+
+
+S = TypeVar("S", bound=State)
+
+
+class Writer(Protocol[S]):
+    """A model that reads a source and then says, token by token, how a text may go on."""
+
+    def start(
+        self, source: Tensor, lengths: Tensor | None = None, *, hypotheses: int, capacity: int
+    ) -> S:
+        """Read the sources (b, s) and take memory for texts of this many tokens."""
+        ...
+
+    def step(self, ids: Tensor, state: S) -> tuple[Tensor, S]:
+        """Read the next tokens (b, l) of all hypotheses and return the logits after each.
+
+        The caller may overwrite the logits.
+        """
+        ...

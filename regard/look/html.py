@@ -1,0 +1,135 @@
+"""One HTML file in which attention can be explored, without any outside resource."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import zlib
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+
+import numpy as np
+
+from regard.errors import Mistake
+from regard.look.picture import Picture, View, language_of, readable, show_token
+
+FINE = 1_500_000  # up to so many weights a page keeps 16 bits of each, beyond that 8
+MOST = 64_000_000  # more than this no browser opens with pleasure
+
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+<main id="page"><noscript>This page draws attention with a script of its own (nothing is loaded
+from elsewhere); please allow scripts to see it.</noscript></main>
+<script type="application/json" id="data">{data}</script>
+<script>{script}</script>
+</body>
+</html>
+"""
+
+
+def page(pictures: Picture | Sequence[Picture]) -> str:
+    """Write pictures as one HTML page that runs its own script and nothing else."""
+    shown = [pictures] if isinstance(pictures, Picture) else list(pictures)
+    total = sum(view.weights.size for picture in shown for view in picture.views)
+    if total > MOST:
+        raise Mistake(
+            f"{total:,} attention weights are too many for a page, which holds {MOST:,}; "
+            "choose some with layers= and heads=, or look at a shorter text"
+        )
+    levels = 65535 if total <= FINE else 255
+    data = json.dumps(
+        {"pictures": [as_data(picture, levels) for picture in shown]}, ensure_ascii=False
+    )
+    style, script = (
+        files("regard.look").joinpath(name).read_text("utf-8") for name in ("page.css", "page.js")
+    )
+    # Only the very bytes of our own script and style may run: a token never can.
+    policy = (
+        f"default-src 'none'; script-src {digest(script)}; style-src {digest(style)}; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    title = readable(shown[0].title) if shown else "Attention"
+    return PAGE.format(
+        policy=policy, title=escape(title), style=style, data=inert(data), script=script
+    )
+
+
+def digest(code: str) -> str:
+    """Return the hash by which a Content-Security-Policy allows inline code."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()}'"
+
+
+def inert(data: str) -> str:
+    """Escape JSON so that nothing in it can end the element it stands in."""
+    for letter in "<>&\u2028\u2029":
+        data = data.replace(letter, f"\\u{ord(letter):04x}")
+    return data
+
+
+def as_data(picture: Picture, levels: int) -> dict:
+    """Return a picture as the plain values that the page's script reads."""
+    return {
+        "title": readable(picture.title),
+        "source": text(picture.source),
+        "output": text(picture.output),
+        "note": readable(picture.note),
+        "alternatives": [[text(words), number(score)] for words, score in picture.alternatives],
+        "opens": [picture.opens[0], str(picture.opens[1])] if picture.opens else None,
+        "views": [view_data(view, levels) for view in picture.views],
+        "steps": [
+            {
+                "token": show_token(step.token),
+                "probability": number(step.probability),
+                "candidates": [[show_token(token), number(p)] for token, p in step.candidates],
+            }
+            for step in picture.steps
+        ],
+        "steps_language": language_of("".join(step.token for step in picture.steps)),
+    }
+
+
+def view_data(view: View, levels: int) -> dict:
+    """Return a view as plain values, its weights in few bits."""
+    return {
+        "name": readable(view.name),
+        "kind": view.kind,
+        "heads": [str(name) for name in view.heads],
+        "rows": [show_token(token) for token in view.row_tokens],
+        "columns": [show_token(token) for token in view.column_tokens],
+        "writes": [show_token(token) for token in view.writes] if view.writes else None,
+        "rows_language": language_of("".join(view.row_tokens)),
+        "columns_language": language_of("".join(view.column_tokens)),
+        "levels": levels,
+        "weights": pack(view.weights, levels),
+    }
+
+
+def pack(weights: np.ndarray, levels: int) -> str:
+    """Pack weights as the largest of each row, then each as a share of that in equal levels."""
+    largest = weights.max(axis=2, keepdims=True)
+    shares = np.divide(weights, largest, out=np.zeros_like(weights), where=largest > 0)
+    whole = np.rint(shares * levels).astype("<u2" if levels > 255 else "u1")
+    return base64.b64encode(
+        zlib.compress(largest.astype("<f4").tobytes() + whole.tobytes(), 6)
+    ).decode()
+
+
+def text(words: str) -> dict[str, str]:
+    """Return a text with the language whose letter shapes it needs."""
+    return {"text": readable(words, keep=" \n"), "language": language_of(words)}
+
+
+def number(value: float) -> float | None:
+    """Round to six digits, which JSON can hold; what is no number becomes null."""
+    return float(f"{value:.6g}") if np.isfinite(value) else None

@@ -1,0 +1,65 @@
+"""Pictures that show themselves in a notebook and save themselves by the name of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from regard.errors import Mistake
+from regard.files import write_atomically
+from regard.look.html import page
+from regard.look.picture import Choice, Picture, choose_views
+
+
+class Look:
+    """Pictures of attention, shown inline in a notebook or saved as .html or .png."""
+
+    def __init__(self, pictures: Picture | Sequence[Picture], height: int = 760) -> None:
+        self.pictures = [pictures] if isinstance(pictures, Picture) else list(pictures)
+        self.height = height
+
+    def html(self) -> str:
+        """Return the whole page as one HTML text."""
+        return page(self.pictures)
+
+    def save(self, path: str | Path, layers: Choice = None, heads: Choice = None) -> Path:
+        """Write the pictures to a file whose suffix says how."""
+        return save(self.pictures, path, layers, heads)
+
+    def _repr_html_(self) -> str:
+        # Sandboxed: the page's script runs, but cannot reach the notebook around it.
+        return (
+            f'<iframe srcdoc="{escape(self.html())}" sandbox="allow-scripts" title="attention" '
+            f'style="width:100%;height:{self.height}px;border:0"></iframe>'
+        )
+
+    def __repr__(self) -> str:
+        views = sum(len(picture.views) for picture in self.pictures)
+        return f"Look({len(self.pictures)} pictures, {views} views)"
+
+
+def save(
+    pictures: Picture | Sequence[Picture],
+    path: str | Path,
+    layers: Choice = None,
+    heads: Choice = None,
+) -> Path:
+    """Write pictures to a file as its suffix says: .html to explore, .png to print."""
+    shown = [pictures] if isinstance(pictures, Picture) else list(pictures)
+    path = Path(path)
+    suffix = path.suffix.lower()
+    if suffix in (".html", ".htm"):
+        write_atomically(path, page([choose_views(each, layers, heads) for each in shown]))
+    elif suffix == ".png":
+        from regard.look.png import draw  # matplotlib takes a while to import
+
+        if len(shown) != 1:
+            raise Mistake(
+                f"{path}: a .png holds one picture, not {len(shown)}; give one input, "
+                "or save as .html, which holds them all"
+            )
+        draw(shown[0], path, layers, heads)
+    else:
+        raise Mistake(f"{path}: unknown kind of picture '{path.suffix}'; end it in .html or .png")
+    return path

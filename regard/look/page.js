@@ -1,0 +1,1052 @@
+"use strict";
+// Everything is built with createElement and textContent: a token is shown, never parsed.
+(async () => {
+  const { pictures } = JSON.parse(document.getElementById("data").textContent);
+  const page = document.getElementById("page");
+  const state = {
+    picture: 0, view: 0, head: "mean", tab: "head", scale: "linear", style: "",
+    zoom: 1,
+    hover: null, // what the pointer or the focus is on: {side: "rows" | "columns", at}
+    pin: null, // what was clicked, shown while nothing is hovered
+    step: null,
+  };
+  const LINES = 48; // up to so many tokens are joined by lines at first, more are shaded
+  const MOST_LINES = 150;
+
+  // ---- small things -----------------------------------------------------------------------
+
+  function make(tag, settings = {}, ...children) {
+    const element = document.createElement(tag);
+    for (const [key, value] of Object.entries(settings)) {
+      if (key === "class") element.className = value;
+      else if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
+      else if (key === "text") element.textContent = value;
+      else if (value === true) element.setAttribute(key, "");
+      else if (value !== null && value !== undefined && value !== false) {
+        element.setAttribute(key, value);
+      }
+    }
+    element.append(...children.filter((child) => child !== null));
+    return element;
+  }
+
+  // A word start is drawn faintly, so that the word is what one reads.
+  function written(token, language = "") {
+    const bdi = make("bdi", { lang: language || null, dir: "auto" });
+    if (token.startsWith("▁") && token.length > 1) {
+      bdi.append(make("span", { class: "mark", text: "▁" }), token.slice(1));
+    } else bdi.textContent = token;
+    return bdi;
+  }
+
+  const plain = (token) => (token.startsWith("▁") && token.length > 1 ? token.slice(1) : token);
+
+  const special = (token) => /^<.*>$/.test(token);
+  const gap = (token) => (token.startsWith("▁") || special(token) ? " " : "");
+
+  // Scroll a box, and nothing around it, until a child of it can be seen.
+  function reveal(box, child) {
+    if (!child || box.scrollHeight <= box.clientHeight) return;
+    const above = child.offsetTop - box.scrollTop;
+    if (above < 0 || above + child.offsetHeight > box.clientHeight) {
+      box.scrollTop = child.offsetTop - box.clientHeight / 2;
+    }
+  }
+
+  function quoted(token, language) {
+    return make("span", { class: "quoted" }, "“", written(plain(token), language), "”");
+  }
+
+  function rightToLeft(tokens) {
+    const text = tokens.join("");
+    const right = (text.match(/[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]/g) || []).length;
+    const left = (text.match(/\p{L}/gu) || []).length - right;
+    return right > left;
+  }
+
+  // As many digits as the stored levels support, four at most.
+  function digits(value, error, most = 4) {
+    const supported = error > 0 ? Math.floor(-Math.log10(2 * error)) : most;
+    const kept = Math.max(0, Math.min(most, supported));
+    const text = value.toFixed(kept);
+    return value > 0 && !Number(text) ? `<${(10 ** -kept).toFixed(kept)}` : text;
+  }
+
+  function percent(p) {
+    if (p === null) return "?";
+    if (p > 0 && p < 0.001) return "<0.1%";
+    return p >= 0.0995 && p < 0.9995 ? `${Math.round(p * 100)}%`
+      : p >= 0.9995 ? "100%" : `${(p * 100).toFixed(1)}%`;
+  }
+
+  // ---- weights ----------------------------------------------------------------------------
+
+  async function unpack(view) {
+    if (view.values) return;
+    const text = atob(view.weights);
+    const bytes = new Uint8Array(text.length);
+    for (let at = 0; at < text.length; at++) bytes[at] = text.charCodeAt(at);
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+    const buffer = await new Response(stream).arrayBuffer();
+    const largest = view.heads.length * view.rows.length;
+    view.largest = new Float32Array(buffer, 0, largest);
+    view.values = view.levels > 255
+      ? new Uint16Array(buffer, largest * 4) : new Uint8Array(buffer, largest * 4);
+    view.weights = null;
+  }
+
+  // The weights of one head, or of all together, as rows x columns.
+  function weightsOf(view, head) {
+    const q = view.rows.length, k = view.columns.length, count = view.heads.length;
+    const heads = typeof head === "number" ? [head] : [...Array(count).keys()];
+    const result = new Float32Array(q * k);
+    for (const h of heads) {
+      for (let i = 0; i < q; i++) {
+        const unit = view.largest[h * q + i] / view.levels;
+        const from = (h * q + i) * k;
+        for (let j = 0; j < k; j++) {
+          const weight = view.values[from + j] * unit;
+          if (head === "max") result[i * k + j] = Math.max(result[i * k + j], weight);
+          else result[i * k + j] += weight / heads.length;
+        }
+      }
+    }
+    return result;
+  }
+
+  let shown = null; // the matrix on the screen
+  function current() {
+    const view = pictures[state.picture].views[state.view];
+    if (shown && shown.view === view && shown.head === state.head) return shown;
+    const weights = weightsOf(view, state.head);
+    const q = view.rows.length, k = view.columns.length;
+    const tops = new Float32Array(q);
+    const errors = new Float32Array(q);
+    let top = 0;
+    for (let i = 0; i < q; i++) {
+      for (let j = 0; j < k; j++) tops[i] = Math.max(tops[i], weights[i * k + j]);
+      top = Math.max(top, tops[i]);
+      for (let h = 0; h < view.heads.length; h++) {
+        if (typeof state.head === "number" && h !== state.head) continue;
+        errors[i] = Math.max(errors[i], view.largest[h * q + i] / view.levels / 2);
+      }
+    }
+    shown = { view, head: state.head, weights, q, k, tops, top, errors };
+    return shown;
+  }
+
+  // How strongly a weight is drawn, from 0 to 1.
+  function strength(weight, top, rowTop) {
+    if (state.scale === "row") return rowTop ? weight / rowTop : 0;
+    const share = top ? weight / top : 0;
+    return state.scale === "root" ? Math.sqrt(share) : share;
+  }
+
+  // ---- colour -----------------------------------------------------------------------------
+
+  let ramp = [];
+  function readColours() {
+    const style = getComputedStyle(document.documentElement);
+    const stops = ["--ramp-low", "--accent", "--ramp-high"].map((name) => {
+      const hex = style.getPropertyValue(name).trim().slice(1);
+      return [0, 2, 4].map((at) => parseInt(hex.slice(at, at + 2), 16));
+    });
+    ramp = [...Array(256).keys()].map((level) => {
+      const at = (level / 255) * 1.55; // the accent stands at two thirds
+      const [from, to, t] = at < 1 ? [stops[0], stops[1], at] : [stops[1], stops[2], at - 1];
+      return from.map((value, c) => Math.round(value + (to[c] - value) * t));
+    });
+  }
+  const level = (s) => ramp[Math.max(0, Math.min(255, Math.round(s * 255)))];
+  const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+  function paint(element, s) {
+    if (s === null || s < 0.004) {
+      element.style.backgroundColor = "";
+      element.style.color = "";
+      return;
+    }
+    const [r, g, b] = level(s);
+    element.style.backgroundColor = `rgb(${r}, ${g}, ${b})`;
+    const light = (0.299 * r + 0.587 * g + 0.114 * b) / 255;
+    element.style.color = light > 0.55 ? "#11151c" : "#ffffff";
+  }
+
+  // A canvas of the wanted size in CSS pixels, sharp, and no larger than phones allow.
+  function size(canvas, width, height) {
+    const most = Math.sqrt(16e6 / Math.max(1, width * height));
+    const ratio = Math.min(window.devicePixelRatio || 1, most);
+    canvas.width = Math.max(1, Math.round(width * ratio));
+    canvas.height = Math.max(1, Math.round(height * ratio));
+    const context = canvas.getContext("2d");
+    context.setTransform(canvas.width / width, 0, 0, canvas.height / height, 0, 0);
+    return context;
+  }
+
+  // One pixel a cell, or the largest of several cells where there are too many.
+  function image(weights, q, k, top, tops, most) {
+    const height = Math.min(q, most), width = Math.min(k, most);
+    const levels = new Float32Array(width * height);
+    for (let i = 0; i < q; i++) {
+      const y = Math.floor((i * height) / q);
+      for (let j = 0; j < k; j++) {
+        const at = y * width + Math.floor((j * width) / k);
+        levels[at] = Math.max(levels[at], strength(weights[i * k + j], top, tops[i]));
+      }
+    }
+    const pixels = new ImageData(width, height);
+    levels.forEach((s, at) => pixels.data.set([...level(s), 255], at * 4));
+    const canvas = make("canvas", { width, height });
+    canvas.getContext("2d").putImageData(pixels, 0, 0);
+    return canvas;
+  }
+
+  // ---- the keyboard -----------------------------------------------------------------------
+
+  // One stop of the Tab key for a whole group, inside which the arrows move.
+  function roving(group, selector) {
+    const items = () => [...group.querySelectorAll(selector)];
+    const first = group.querySelector(selector);
+    if (first) first.tabIndex = 0;
+    group.addEventListener("focusin", (event) => {
+      const item = event.target.closest(selector);
+      if (!item) return;
+      for (const other of items()) other.tabIndex = other === item ? 0 : -1;
+    });
+    group.addEventListener("keydown", (event) => {
+      const all = items();
+      const at = all.indexOf(event.target.closest(selector));
+      if (at < 0) return;
+      const flip = getComputedStyle(group).direction === "rtl" ? -1 : 1;
+      const moves = { ArrowDown: 1, ArrowRight: flip, ArrowUp: -1, ArrowLeft: -flip };
+      const next = event.key in moves ? at + moves[event.key]
+        : event.key === "Home" ? 0 : event.key === "End" ? all.length - 1 : null;
+      if (next === null) return;
+      event.preventDefault();
+      all[Math.max(0, Math.min(all.length - 1, next))].focus();
+    });
+  }
+
+  // ---- the frame --------------------------------------------------------------------------
+
+  const live = make("p", { class: "hidden", "aria-live": "polite" });
+  const tip = make("div", { class: "tip", role: "tooltip", hidden: true });
+  const panel = make("section", { id: "panel", role: "tabpanel", tabindex: "-1" });
+  const TABS = { head: "Head view", matrix: "Matrix", model: "Model view", steps: "Steps" };
+  let redraw = () => {}; // draws the canvases of the open tab again, after a change of size
+  let refresh = () => {}; // shows the hovered or pinned token
+
+  const nameOf = (view, head) => {
+    if (view.heads.length === 1) return headName(view.heads[0]);
+    return typeof head === "number" ? headName(view.heads[head])
+      : `${head} of ${view.heads.length} heads`;
+  };
+  const headName = (name) => (/^\d+$/.test(name) ? `head ${name}` : `${name} of heads`);
+
+  // Heads can be taken together unless one of them is such a mean already.
+  const joined = (view) => view.heads.length > 1 && view.heads.every((name) => /^\d+$/.test(name));
+  const together = (view, head = "mean") => (joined(view) ? head : 0);
+
+  function open(changes) {
+    Object.assign(state, changes);
+    const picture = pictures[state.picture];
+    const view = picture.views[state.view];
+    if (view) {
+      if (typeof state.head !== "number") state.head = together(view, state.head);
+      else if (state.head >= view.heads.length) state.head = together(view);
+      const inside = (mark) => mark && mark.at < view[mark.side].length;
+      if (!inside(state.pin)) state.pin = null;
+    }
+    state.hover = null;
+    tip.hidden = true;
+    build();
+    remember();
+  }
+
+  // The address keeps what is open, so that a link or a reload comes back to it.
+  function remember() {
+    const view = pictures[state.picture].views[state.view];
+    const parts = new URLSearchParams({ tab: state.tab, picture: state.picture });
+    if (view) {
+      parts.set("layer", view.name);
+      parts.set("head", typeof state.head === "number" ? view.heads[state.head] : state.head);
+    }
+    try {
+      history.replaceState(null, "", `#${parts}`);
+    } catch { /* a page inside a notebook has no address */ }
+  }
+
+  function startAt(layer, head) {
+    const views = pictures[state.picture].views;
+    const crosses = views.map((view, at) => [view, at]).filter(([view]) => view.kind === "cross");
+    const found = views.findIndex((view) => view.name === layer);
+    state.view = found >= 0 ? found : crosses.length ? crosses.at(-1)[1] : Math.max(0, views.length - 1);
+    if (!views.length) return;
+    const at = views[state.view].heads.indexOf(head ?? "");
+    state.head = at >= 0 ? at : together(views[state.view], head === "max" ? "max" : "mean");
+  }
+
+  async function show(at) {
+    state.picture = at;
+    state.pin = state.step = null;
+    shown = null;
+    const picture = pictures[at];
+    await Promise.all(picture.views.map(unpack));
+    startAt(...(picture.opens || [null, null]));
+  }
+
+  function tabs() {
+    const picture = pictures[state.picture];
+    return Object.keys(TABS).filter((tab) =>
+      tab === "steps" ? picture.steps.length : picture.views.length);
+  }
+
+  function build() {
+    const picture = pictures[state.picture];
+    const focus = document.activeElement && document.activeElement.id;
+    if (!tabs().includes(state.tab)) state.tab = tabs()[0];
+    page.replaceChildren(...[
+      make("h1", { text: picture.title, dir: "auto" }),
+      pictures.length > 1 ? chooser() : null,
+      texts(picture),
+      tabs().length ? tabBar() : make("p", { class: "soft", text: "There is nothing to look at." }),
+      picture.views.length ? controls(picture) : null,
+      panel,
+      footer(picture),
+      live,
+      tip,
+    ].filter(Boolean));
+    panel.setAttribute("aria-labelledby", `tab-${state.tab}`);
+    redraw = refresh = () => {};
+    panel.replaceChildren();
+    ({ head: headView, matrix: matrixView, model: modelView, steps: stepView })[state.tab]?.();
+    if (focus && document.getElementById(focus)) document.getElementById(focus).focus();
+  }
+
+  function chooser() {
+    const select = make("select", {
+      id: "picture", "aria-label": "Text",
+      onchange: async (event) => {
+        await show(Number(event.target.value));
+        open({});
+      },
+    });
+    pictures.forEach((picture, at) => select.append(make("option", {
+      value: String(at), text: `${at + 1}. ${picture.source.text || picture.title}`.slice(0, 90),
+      selected: at === state.picture,
+    })));
+    return make("p", { class: "controls" }, select);
+  }
+
+  function texts(picture) {
+    const box = make("div", { class: "texts" });
+    for (const [label, { text, language }] of [
+      ["Source", picture.source], ["Output", picture.output],
+    ]) {
+      if (!text) continue;
+      box.append(make("div", {}, make("span", { class: "label", text: label }),
+        make("p", { text, lang: language || null, dir: "auto" })));
+    }
+    if (!picture.alternatives.length) return box;
+    const list = make("ol", { start: "2" }, ...picture.alternatives.map(([{ text, language }, score]) =>
+      make("li", {}, make("bdi", { text, lang: language || null, dir: "auto" }),
+        score === null ? null : make("span", { text: score.toFixed(3) }))));
+    const count = picture.alternatives.length;
+    return make("div", {}, box, make("details", {},
+      make("summary", { text: `${count} more ${count === 1 ? "output" : "outputs"}` }), list));
+  }
+
+  function footer(picture) {
+    const stored = picture.views[0] && picture.views[0].levels === 255
+      ? "Weights are kept in 256 levels of each row's largest and shown with the digits this supports."
+      : null;
+    return make("footer", {},
+      picture.note ? make("p", { text: picture.note, dir: "auto" }) : null,
+      stored ? make("p", { text: stored }) : null);
+  }
+
+  function tabBar() {
+    const bar = make("div", { class: "tabs", role: "tablist", "aria-label": "Views" });
+    for (const tab of tabs()) {
+      bar.append(make("button", {
+        id: `tab-${tab}`, role: "tab", type: "button", text: TABS[tab], "aria-controls": "panel",
+        "aria-selected": String(tab === state.tab), tabindex: "-1", onclick: () => open({ tab }),
+      }));
+    }
+    roving(bar, "button");
+    for (const button of bar.children) button.tabIndex = button.id === `tab-${state.tab}` ? 0 : -1;
+    return bar;
+  }
+
+  // A choice among a few: radio buttons, which every keyboard already knows.
+  function choices(name, label, options, value, choose) {
+    const row = make("div", { class: "choices" });
+    for (const [key, text, title] of options) {
+      row.append(make("label", { title }, make("input", {
+        type: "radio", name, id: `${name}-${key}`, value: String(key), checked: key === value,
+        onchange: () => choose(key),
+      }), make("span", { text })));
+    }
+    return make("fieldset", {}, make("legend", { class: "label", text: label }), row);
+  }
+
+  function controls(picture) {
+    const view = picture.views[state.view];
+    const select = make("select", {
+      id: "layer", onchange: (event) => open({ view: Number(event.target.value) }),
+    });
+    picture.views.forEach((each, at) => select.append(make("option", {
+      value: String(at), text: each.name, selected: at === state.view,
+    })));
+    const box = make("div", { class: "controls" });
+    if (state.tab !== "model") {
+      box.append(make("label", {}, make("span", { class: "label", text: "Layer" }), select));
+      if (view.heads.length > 1) {
+        const heads = (joined(view) ? ["mean", "max", ...view.heads.keys()] : [...view.heads.keys()])
+          .map((head) => [head, typeof head === "number" ? view.heads[head] : head, nameOf(view, head)]);
+        box.append(choices("heads", "Head", heads, state.head, (head) => open({ head })));
+      }
+    }
+    if (state.tab === "head" && mostTokens(view) <= MOST_LINES) {
+      box.append(choices("style", "Drawn as", [["lines", "lines"], ["text", "shaded text"]],
+        styleOf(view), (style) => open({ style })));
+    }
+    if (state.tab === "matrix" && mostTokens(view) > LINES) {
+      box.append(choices("zoom", "Zoom", [1, 2, 4, 8].map((zoom) => [zoom, `${zoom}×`]),
+        state.zoom, (zoom) => open({ zoom })));
+    }
+    const scale = make("select", {
+      id: "scale", onchange: (event) => open({ scale: event.target.value }),
+    });
+    for (const [value, text] of [["linear", "linear"], ["root", "square root"],
+      ["row", "row by row"]]) {
+      scale.append(make("option", { value, text, selected: value === state.scale }));
+    }
+    box.append(make("label", {}, make("span", { class: "label", text: "Shading" }), scale));
+    return box;
+  }
+
+  const mostTokens = (view) => Math.max(view.rows.length, view.columns.length);
+  const styleOf = (view) => {
+    if (mostTokens(view) > MOST_LINES) return "text";
+    return state.style || (mostTokens(view) <= LINES ? "lines" : "text");
+  };
+
+  const same = (a, b) => Boolean(a && b && a.side === b.side && a.at === b.at);
+
+  // ---- the panel beside: where one token looks ----------------------------------------------
+
+  function sidesOf(view) {
+    const decoder = view.kind === "cross";
+    return {
+      rows: decoder || view.writes ? "Writing" : "Looks from",
+      columns: decoder ? "Source" : "Looks at",
+    };
+  }
+
+  // Isolated, so that right-to-left tokens leave the order of what stands around them alone.
+  const isolated = (token) => `\u2068${plain(token)}\u2069`;
+
+  function rowLabel(view, at) {
+    const token = isolated(view.rows[at]);
+    return view.writes ? `${token} → ${isolated(view.writes[at])}` : token;
+  }
+
+  function line(mark) {
+    const { view, weights, q, k, errors } = current();
+    const count = mark.side === "rows" ? k : q;
+    return [...Array(count).keys()].map((at) => {
+      const [i, j] = mark.side === "rows" ? [mark.at, at] : [at, mark.at];
+      return {
+        at, i, j, weight: weights[i * k + j], error: errors[i],
+        token: mark.side === "rows" ? view.columns[j] : rowLabel(view, i),
+      };
+    });
+  }
+
+  function bars(entries) {
+    const box = make("div", { class: "bars" });
+    for (const { token, language, share, value, chosen } of entries) {
+      const fill = make("i", chosen ? { class: "chosen" } : {});
+      fill.style.width = `${Math.max(0, Math.min(1, share)) * 100}%`;
+      const mark = chosen ? " chosen" : "";
+      box.append(make("span", { class: `name${mark}`, title: token }, written(token, language)),
+        make("span", { class: "track" }, fill),
+        make("span", { class: `value${mark}`, text: value }));
+    }
+    return box;
+  }
+
+  function detail(aside, cell = null) {
+    const { view, weights, q, k, errors } = current();
+    const mark = state.hover || state.pin;
+    let title, entries, hint;
+    if (!mark) {
+      const error = errors.reduce((a, b) => a + b, 0) / q;
+      entries = view.columns.map((token, j) => {
+        let sum = 0;
+        for (let i = 0; i < q; i++) sum += weights[i * k + j];
+        return { token, weight: sum / q, error };
+      });
+      title = make("h2", { text: "Most looked at, on average" });
+      hint = "Point at a token, or walk with the arrow keys. A click or Enter pins it.";
+    } else {
+      entries = line(mark);
+      const token = view[mark.side][mark.at];
+      const language = view[`${mark.side}_language`];
+      if (mark.side === "columns") title = make("h2", {}, "Who looks at ", quoted(token, language));
+      else if (view.writes) {
+        title = make("h2", {}, "At ", quoted(token, language), ", writing ",
+          quoted(view.writes[mark.at], language));
+      } else title = make("h2", {}, quoted(token, language), " looks at");
+      hint = `Position ${mark.at + 1} of ${view[mark.side].length}.`
+        + (same(mark, state.pin)
+          ? " Pinned: click again or press Escape to let go." : "");
+      if (cell) hint = `Row ${cell.i + 1}, column ${cell.j + 1}.`;
+    }
+    const other = mark && mark.side === "columns" ? "rows" : "columns";
+    const best = [...entries].sort((a, b) => b.weight - a.weight).slice(0, 8);
+    aside.replaceChildren(title, bars(best.map(({ token, weight, error }) => ({
+      token, language: view[`${other}_language`], share: weight, value: digits(weight, error),
+    }))), make("p", { class: "soft hint", text: hint }));
+    return best;
+  }
+
+  function speak(best) {
+    const mark = state.hover || state.pin;
+    if (!mark) return;
+    const view = current().view;
+    const from = mark.side === "rows" ? rowLabel(view, mark.at) : plain(view.columns[mark.at]);
+    live.textContent = `${from}: ` + best.slice(0, 3)
+      .map(({ token, weight, error }) => `${plain(token)} ${digits(weight, error)}`).join(", ");
+  }
+
+  // ---- head view --------------------------------------------------------------------------
+
+  function tokens(view, side, flow) {
+    const group = make("div", {
+      class: `${flow ? "flow" : "side"} ${side}`, role: "group", "aria-label": sidesOf(view)[side],
+      dir: flow && rightToLeft(view[side]) ? "rtl" : "ltr",
+    });
+    const language = view[`${side}_language`];
+    view[side].forEach((token, at) => {
+      const pair = side === "rows" && view.writes;
+      const face = make("span", {});
+      if (pair && !flow) {
+        face.append(make("span", { class: "before" }, written(token, language)),
+          make("span", { class: "arrow", text: "→" }), written(view.writes[at], language));
+      } else {
+        const word = pair ? view.writes[at] : token;
+        face.append(flow ? written(plain(word), language) : written(word, language));
+      }
+      const word = pair ? view.writes[at] : token;
+      group.append(flow ? gap(word) : "", make("button", {
+        class: `token${flow && special(word) ? " alone" : ""}`, type: "button", tabindex: "-1", "data-at": String(at),
+        "data-side": side, "aria-pressed": "false",
+        title: pair ? rowLabel(view, at) : null,
+      }, face));
+    });
+    const mark = (event) => {
+      const token = event.target.closest(".token");
+      return token ? { side, at: Number(token.dataset.at) } : null;
+    };
+    const enter = (event) => {
+      const found = mark(event);
+      if (!found) return;
+      state.hover = found;
+      refresh();
+    };
+    const leave = () => {
+      state.hover = null;
+      refresh();
+    };
+    group.addEventListener("pointerover", enter);
+    group.addEventListener("focusin", enter);
+    group.addEventListener("pointerleave", leave);
+    group.addEventListener("focusout", leave);
+    group.addEventListener("click", (event) => {
+      const found = mark(event);
+      if (!found) return;
+      state.pin = same(found, state.pin) ? null : found;
+      refresh();
+    });
+    roving(group, ".token");
+    return group;
+  }
+
+  function headView() {
+    const { view } = current();
+    const flow = styleOf(view) === "text";
+    const names = sidesOf(view);
+    const groups = { rows: tokens(view, "rows", flow), columns: tokens(view, "columns", flow) };
+    const aside = make("aside", { class: "detail", "aria-label": "Where it looks" });
+    const canvas = make("canvas", { "aria-hidden": "true" });
+    let body;
+    if (flow) {
+      body = make("div", { class: "flows" }, ...["rows", "columns"].map((side) => make("div", {},
+        make("span", { class: "label", text: names[side] }), groups[side])));
+    } else {
+      const few = mostTokens(view) <= 30;
+      body = make("div", { class: "pair" },
+        make("div", { class: "heading rows", text: names.rows }), make("span"),
+        make("div", { class: "heading", text: names.columns }),
+        groups.rows, make("div", { class: "middle" }, canvas), groups.columns);
+      body.firstChild.style.textAlign = "end";
+      body.style.setProperty("--row", few ? "32px" : "23px");
+      body.style.setProperty("--letters", few ? "1rem" : ".85rem");
+    }
+    panel.append(make("div", { class: "stage" }, body, aside));
+
+    refresh = () => {
+      const { top } = current();
+      const mark = state.hover || state.pin;
+      const strengths = { rows: [], columns: [] };
+      const entries = mark ? line(mark) : [];
+      if (mark) {
+        const other = mark.side === "rows" ? "columns" : "rows";
+        const rowTop = Math.max(...entries.map((entry) => entry.weight));
+        for (const { at, weight } of entries) {
+          strengths[other][at] = strength(weight, top, rowTop);
+        }
+      }
+      for (const side of ["rows", "columns"]) {
+        [...groups[side].children].forEach((token, at) => {
+          const is = (one) => same(one, { side, at });
+          const s = strengths[side][at];
+          paint(token, s === undefined ? null : s);
+          token.classList.toggle("active", is(mark));
+          token.classList.toggle("pinned", is(state.pin));
+          token.setAttribute("aria-pressed", String(is(state.pin)));
+          const entry = s === undefined ? null : entries[at];
+          const visible = entry && entry.weight >= 0.005;
+          token.setAttribute("data-value", visible ? digits(entry.weight, entry.error, 2) : "");
+        });
+      }
+      const best = detail(aside);
+      speak(best);
+      if (!flow) drawLines(canvas, groups, mark);
+      else if (mark) {
+        const other = groups[mark.side === "rows" ? "columns" : "rows"];
+        reveal(other, other.children[best[0].at]);
+      }
+    };
+    redraw = refresh;
+    refresh();
+  }
+
+  function drawLines(canvas, groups, mark) {
+    const { weights, q, k, top, tops } = current();
+    const box = canvas.parentElement;
+    const width = box.clientWidth, height = box.clientHeight;
+    if (!width || !height) return;
+    const context = size(canvas, width, height);
+    const base = box.getBoundingClientRect().top;
+    const centre = (token) => {
+      const area = token.getBoundingClientRect();
+      return area.top + area.height / 2 - base;
+    };
+    const left = [...groups.rows.children].map(centre);
+    const right = [...groups.columns.children].map(centre);
+    context.strokeStyle = css("--accent");
+    context.lineCap = "round";
+    for (let i = 0; i < q; i++) {
+      if (mark && mark.side === "rows" && mark.at !== i) continue;
+      for (let j = 0; j < k; j++) {
+        if (mark && mark.side === "columns" && mark.at !== j) continue;
+        const s = strength(weights[i * k + j], top, tops[i]);
+        if (s < 0.02) continue;
+        context.globalAlpha = mark ? 0.15 + 0.85 * s : 0.75 * s;
+        context.lineWidth = mark ? 1 + 4 * s : 0.6 + 1.8 * s;
+        context.beginPath();
+        context.moveTo(2, left[i]);
+        context.bezierCurveTo(width * 0.4, left[i], width * 0.6, right[j], width - 2, right[j]);
+        context.stroke();
+      }
+    }
+    context.globalAlpha = 1;
+  }
+
+  // ---- matrix -----------------------------------------------------------------------------
+
+  function matrixView() {
+    const { view, q, k } = current();
+    const corner = make("div", { class: "corner" });
+    const above = make("canvas", { class: "above", lang: view.columns_language || null });
+    const left = make("canvas", { class: "left", lang: view.rows_language || null });
+    const canvas = make("canvas");
+    const cursor = make("div", { class: "cursor", hidden: true });
+    const cells = make("div", { class: "cells" }, canvas, cursor);
+    const box = make("div", {
+      class: "matrix", tabindex: "0", role: "application",
+      "aria-label": `Matrix of ${view.name}, ${nameOf(view, state.head)}: ${q} rows, ${k} columns. `
+        + "Move with the arrow keys.",
+    }, corner, above, left, cells);
+    const aside = make("aside", { class: "detail", "aria-label": "Where it looks" });
+    const scale = make("canvas", { width: 256, height: 1 });
+    const most = make("span");
+    const legend = make("div", { class: "legend" }, make("span", { text: "0" }), scale, most);
+    panel.append(make("div", { class: "stage" }, make("div", {}, box, legend), aside));
+    let side = 1; // of a cell, in pixels
+    let cell = null; // the one pointed at
+
+    function labels(texts, context, widest) {
+      const short = texts.map((text) => {
+        let letters = Array.from(text);
+        if (context.measureText(text).width <= widest) return text;
+        while (letters.length > 1 && context.measureText(letters.join("")).width > widest - 12) {
+          letters = letters.slice(0, -1);
+        }
+        return `${letters.join("")}…`;
+      });
+      return [short, Math.ceil(Math.max(...short.map((text) => context.measureText(text).width)))];
+    }
+
+    function place(element, width, height) {
+      element.style.width = `${width}px`;
+      element.style.height = `${height}px`;
+      return element === corner ? null : size(element, width, height);
+    }
+
+    redraw = () => {
+      const { weights, top, tops, errors } = current();
+      const room = box.parentElement.clientWidth;
+      const family = getComputedStyle(document.body).fontFamily;
+      const widest = Math.min(130, room * 0.24);
+      const measure = canvas.getContext("2d");
+      const fontAt = (pixels) => `${Math.max(9, Math.min(14, pixels * 0.62))}px ${family}`;
+      measure.font = fontAt(14);
+      const rowTexts = view.rows.map((_, i) => rowLabel(view, i));
+      const columnTexts = view.columns.map(isolated);
+      const slanted = (length) => Math.ceil(length * Math.SQRT1_2);
+      const guess = room - labels(rowTexts, measure, widest)[1] - 12
+        - slanted(labels(columnTexts, measure, widest)[1]);
+      const ratio = window.devicePixelRatio || 1;
+      const whole = Math.floor((guess / k) * ratio) / ratio; // of the screen's own pixels
+      const fit = Math.max(1, Math.min(mostTokens(view) > 24 ? 30 : 40, whole));
+      side = Math.min(40, fit * state.zoom);
+      const font = fontAt(side);
+      const every = Math.max(1, Math.ceil((parseFloat(font) + 2) / side));
+      measure.font = font;
+      const [rows, rowsWide] = labels(rowTexts, measure, widest);
+      const [columns, columnsLong] = labels(columnTexts, measure, widest);
+      const height = slanted(columnsLong) + 18;
+      const tail = slanted(columnsLong) + 8; // where the last slanted label ends
+
+      place(corner, rowsWide + 12, height);
+      const write = (context) => {
+        context.font = font;
+        context.direction = "ltr";
+        context.textBaseline = "middle";
+        context.fillStyle = css("--soft");
+      };
+      const across = place(above, k * side + tail, height);
+      write(across);
+      for (let j = 0; j < k; j += every) {
+        across.save();
+        across.translate((j + 0.5) * side, height - 7);
+        across.rotate(-Math.PI / 4);
+        across.fillText(columns[j], 0, 0);
+        across.restore();
+      }
+      const down = place(left, rowsWide + 12, q * side + 1);
+      write(down);
+      down.textAlign = "right";
+      for (let i = 0; i < q; i += every) {
+        down.fillText(rows[i], rowsWide + 4, Math.max((i + 0.5) * side, parseFloat(font) / 2));
+      }
+
+      const context = place(canvas, k * side + 1, q * side + 1);
+      context.imageSmoothingEnabled = false;
+      context.drawImage(image(weights, q, k, top, tops, 4096), 0, 0, k * side, q * side);
+      context.strokeStyle = css("--line");
+      if (side >= 12) {
+        context.globalAlpha = 0.55;
+        context.beginPath();
+        for (let i = 1; i < q; i++) {
+          context.moveTo(0, i * side + 0.5);
+          context.lineTo(k * side, i * side + 0.5);
+        }
+        for (let j = 1; j < k; j++) {
+          context.moveTo(j * side + 0.5, 0);
+          context.lineTo(j * side + 0.5, q * side);
+        }
+        context.stroke();
+        context.globalAlpha = 1;
+      }
+      context.strokeRect(0.5, 0.5, k * side, q * side);
+
+      const strip = scale.getContext("2d").createImageData(256, 1);
+      for (let x = 0; x < 256; x++) {
+        const s = state.scale === "root" ? Math.sqrt(x / 255) : x / 255;
+        strip.data.set([...level(s), 255], x * 4);
+      }
+      scale.getContext("2d").putImageData(strip, 0, 0);
+      most.textContent = state.scale === "row" ? "the largest of each row"
+        : digits(top, Math.max(...errors));
+      refresh();
+    };
+
+    // A frame around the cell pointed at, or around the whole row or column that is pinned.
+    refresh = () => {
+      const pin = state.pin;
+      cursor.hidden = !cell && !pin;
+      if (cell || pin) {
+        const [i, rows] = cell ? [cell.i, 1] : pin.side === "rows" ? [pin.at, 1] : [0, q];
+        const [j, columns] = cell ? [cell.j, 1] : pin.side === "rows" ? [0, k] : [pin.at, 1];
+        const edge = side < 8 ? 2 : 1;
+        cursor.style.left = `${j * side - edge}px`;
+        cursor.style.top = `${i * side - edge}px`;
+        cursor.style.width = `${columns * side + 2 * edge + 1}px`;
+        cursor.style.height = `${rows * side + 2 * edge + 1}px`;
+      }
+      state.hover = cell ? { side: "rows", at: cell.i } : null;
+      detail(aside, cell);
+      state.hover = null;
+    };
+
+    const valueAt = (i, j) => digits(current().weights[i * k + j], current().errors[i]);
+    function point(i, j, x, y) {
+      cell = { i, j };
+      refresh();
+      tip.replaceChildren(written(rowLabel(view, i), view.rows_language), " looks at ",
+        written(plain(view.columns[j]), view.columns_language), " ",
+        make("strong", { text: valueAt(i, j) }));
+      tip.hidden = false;
+      const area = tip.getBoundingClientRect();
+      tip.style.left = `${Math.max(4, Math.min(x + 14, window.innerWidth - area.width - 8))}px`;
+      tip.style.top = `${y + 18 + area.height > window.innerHeight ? y - area.height - 12 : y + 18}px`;
+    }
+    function away() {
+      cell = null;
+      tip.hidden = true;
+      refresh();
+    }
+    const under = (event) => {
+      const area = canvas.getBoundingClientRect();
+      const j = Math.floor((event.clientX - area.left) / side);
+      const i = Math.floor((event.clientY - area.top) / side);
+      return i >= 0 && j >= 0 && i < q && j < k ? [i, j] : null;
+    };
+    const pinRow = (i) => {
+      const found = { side: "rows", at: i };
+      state.pin = same(found, state.pin) ? null : found;
+      refresh();
+    };
+    cells.addEventListener("pointermove", (event) => {
+      const found = under(event);
+      if (found) point(...found, event.clientX, event.clientY);
+      else away();
+    });
+    cells.addEventListener("pointerleave", away);
+    box.addEventListener("blur", away);
+    cells.addEventListener("click", (event) => {
+      const found = under(event);
+      if (found) pinRow(found[0]);
+    });
+    box.addEventListener("keydown", (event) => {
+      const moves = { ArrowDown: [1, 0], ArrowUp: [-1, 0], ArrowRight: [0, 1], ArrowLeft: [0, -1] };
+      if (event.key === "Enter" && cell) pinRow(cell.i);
+      if (!(event.key in moves)) return;
+      event.preventDefault();
+      const [down, across] = moves[event.key];
+      const from = cell || { i: -down, j: -across };
+      const i = Math.max(0, Math.min(q - 1, from.i + down));
+      const j = Math.max(0, Math.min(k - 1, from.j + across));
+      const x = (j + 0.5) * side, y = (i + 0.5) * side;
+      const wide = box.clientWidth - left.clientWidth, high = box.clientHeight - above.clientHeight;
+      if (x < box.scrollLeft + side || x > box.scrollLeft + wide - side) box.scrollLeft = x - wide / 2;
+      if (y < box.scrollTop + side || y > box.scrollTop + high - side) box.scrollTop = y - high / 2;
+      const area = canvas.getBoundingClientRect();
+      point(i, j, area.left + x, area.top + y);
+      live.textContent = `${rowLabel(view, i)} looks at ${plain(view.columns[j])}: ${valueAt(i, j)}`;
+    });
+    redraw();
+  }
+
+  // ---- model view -------------------------------------------------------------------------
+
+  function modelView() {
+    const { views } = pictures[state.picture];
+    const body = make("div");
+    const waiting = [];
+    views.forEach((view, v) => {
+      const thumbs = make("div", { class: "thumbs" });
+      const heads = [...(joined(view) ? ["mean"] : []), ...view.heads.keys()];
+      for (const head of heads) {
+        const canvas = make("canvas", { width: 1, height: 1 });
+        const name = nameOf(view, head);
+        const button = make("button", {
+          class: "thumb", type: "button", tabindex: "-1",
+          "aria-current": String(v === state.view && head === state.head),
+          "aria-label": `${view.name}, ${name}`,
+          onclick: () => {
+            open({ view: v, head, tab: "head" });
+            document.getElementById("tab-head").focus({ preventScroll: true });
+          },
+        }, canvas, make("span", { text: typeof head === "number" ? view.heads[head] : head }));
+        waiting.push(() => thumbnail(canvas, view, head));
+        thumbs.append(button);
+      }
+      const shape = `${view.rows.length} × ${view.columns.length}`;
+      body.append(make("section", { class: "layer" }, make("div", {},
+        make("h2", { text: view.name }), make("span", { class: "label", text: shape })), thumbs));
+    });
+    panel.append(body);
+    roving(body, ".thumb");
+    // As many as fit in a frame, so that the page stays awake while hundreds are drawn.
+    const work = () => {
+      const end = performance.now() + 30;
+      while (waiting.length && performance.now() < end) waiting.shift()();
+      if (waiting.length && body.isConnected) requestAnimationFrame(work);
+    };
+    work();
+  }
+
+  function thumbnail(canvas, view, head) {
+    const weights = weightsOf(view, head);
+    const q = view.rows.length, k = view.columns.length;
+    const tops = new Float32Array(q);
+    for (let at = 0; at < weights.length; at++) {
+      const i = Math.floor(at / k);
+      if (weights[at] > tops[i]) tops[i] = weights[at];
+    }
+    const small = image(weights, q, k, tops.reduce((a, b) => Math.max(a, b), 0), tops, 128);
+    canvas.width = small.width;
+    canvas.height = small.height;
+    canvas.getContext("2d").drawImage(small, 0, 0);
+    canvas.style.aspectRatio = String(Math.max(0.5, Math.min(2, k / q)));
+  }
+
+  // ---- steps ------------------------------------------------------------------------------
+
+  function stepView() {
+    const picture = pictures[state.picture];
+    const { steps, steps_language: language } = picture;
+    const fits = (view) => view.kind === "cross" && view.rows.length >= steps.length;
+    let at = picture.views.length && fits(picture.views[state.view]) ? state.view : -1;
+    let head = state.head;
+    if (at < 0) {
+      at = picture.views.findLastIndex(fits);
+      head = at >= 0 ? together(picture.views[at]) : 0;
+    }
+    const view = at >= 0 ? picture.views[at] : null;
+    const weights = view ? weightsOf(view, head) : null;
+
+    const output = make("div", {
+      class: "flow", dir: rightToLeft(steps.map((step) => step.token)) ? "rtl" : "ltr",
+    });
+    for (const { token } of steps) output.append(gap(token), chip(token, language));
+    const strip = make("div", { class: "strip" },
+      make("div", {}, make("span", { class: "label", text: "Written so far" }), output));
+    const source = make("div", { class: "flow" });
+    const caption = make("span", { class: "label" });
+    if (view) {
+      source.dir = rightToLeft(view.columns) ? "rtl" : "ltr";
+      for (const token of view.columns) source.append(gap(token), chip(token, view.columns_language));
+      strip.append(make("div", {}, caption, source));
+    }
+    const cards = make("div", { class: "cards" });
+    steps.forEach((step, number) => cards.append(card(step, number, language)));
+    panel.append(strip, cards);
+    roving(cards, ".card");
+
+    let hover = null;
+    refresh = () => {
+      const step = hover ?? state.step;
+      [...cards.children].forEach((each, number) => {
+        each.classList.toggle("active", number === step);
+        each.setAttribute("aria-pressed", String(number === state.step));
+      });
+      [...output.children].forEach((each, number) => {
+        each.classList.toggle("later", step !== null && number > step);
+        each.classList.toggle("active", number === step);
+      });
+      reveal(output, output.children[step]);
+      if (!view) return;
+      const k = view.columns.length;
+      const row = step === null ? null : weights.subarray(step * k, (step + 1) * k);
+      const top = row ? Math.max(...row) : 0;
+      const overall = state.scale === "row" ? top : weights.reduce((a, b) => Math.max(a, b), 0);
+      [...source.children].forEach((each, j) =>
+        paint(each, row ? strength(row[j], overall, top) : null));
+      if (row) reveal(source, source.children[row.indexOf(top)]);
+      caption.textContent = step === null
+        ? "Source: point at a step to see where it looks"
+        : `Source, shaded by ${view.name}, ${nameOf(view, head)}`;
+    };
+    const enter = (event) => {
+      const found = event.target.closest(".card");
+      if (!found) return;
+      hover = Number(found.dataset.at);
+      refresh();
+    };
+    const leave = () => {
+      hover = null;
+      refresh();
+    };
+    cards.addEventListener("pointerover", enter);
+    cards.addEventListener("focusin", enter);
+    cards.addEventListener("pointerleave", leave);
+    cards.addEventListener("focusout", leave);
+    cards.addEventListener("click", (event) => {
+      const found = event.target.closest(".card");
+      if (!found) return;
+      const number = Number(found.dataset.at);
+      state.step = state.step === number ? null : number;
+      refresh();
+    });
+    refresh();
+  }
+
+  const chip = (token, language) => make("span", {
+    class: `token${special(token) ? " alone" : ""}`,
+  }, written(plain(token), language));
+
+  function card(step, number, language) {
+    const chosen = step.candidates.findIndex(([token]) => token === step.token);
+    const entries = step.candidates.map(([token, p], at) => [token, p, at === chosen]);
+    if (chosen < 0) entries.push([step.token, step.probability, true]);
+    return make("button", {
+      class: "card", type: "button", tabindex: "-1", "data-at": String(number),
+      "aria-label": `Step ${number + 1}: ` + entries
+        .map(([token, p, chosen]) => `${plain(token)} ${percent(p)}${chosen ? ", chosen" : ""}`).join("; "),
+    }, make("header", {}, make("strong", {}, written(plain(step.token), language)),
+      make("span", { class: "number", text: `step ${number + 1}` })),
+    bars(entries.map(([token, p, chosen]) => ({
+      token, language, chosen, share: p ?? 0, value: percent(p),
+    }))));
+  }
+
+  // ---- beginning --------------------------------------------------------------------------
+
+  if (!("DecompressionStream" in window)) {
+    page.replaceChildren("This page needs a browser of 2023 or later.");
+    return;
+  }
+  if (!pictures.length) {
+    page.replaceChildren("There is nothing to look at.");
+    return;
+  }
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape") return;
+    state.pin = state.step = null;
+    refresh();
+  });
+  readColours();
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+    readColours();
+    build();
+  });
+  let width = window.innerWidth;
+  window.addEventListener("resize", () => {
+    if (window.innerWidth === width) return; // a phone's address bar coming and going
+    width = window.innerWidth;
+    redraw();
+  });
+
+  const wanted = new URLSearchParams(location.hash.slice(1));
+  const first = Number(wanted.get("picture")) || 0;
+  await show(pictures[first] ? first : 0);
+  if (wanted.has("layer")) startAt(wanted.get("layer"), wanted.get("head"));
+  open({ tab: wanted.get("tab") in TABS ? wanted.get("tab") : "head" });
+})();

@@ -1,0 +1,194 @@
+"""What a picture of attention is made of, whatever model it came from."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+
+from regard.errors import Mistake, nearest
+
+Choice = str | int | Sequence[str | int] | None
+
+JOINERS = "\u200c\u200d"  # invisible, but they shape Persian, Hindi and emoji
+LONGEST_TOKEN = 120
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """The weights of one attention layer, with the tokens of both sides.
+
+    Row i is the query: `row_tokens[i]` is the token at that position and, in a decoder,
+    `writes[i]` the token that this position goes on to write.
+    """
+
+    name: str
+    weights: np.ndarray  # (heads, rows, columns)
+    row_tokens: Sequence[str]
+    column_tokens: Sequence[str]
+    kind: Literal["self", "cross"] = "self"
+    writes: Sequence[str] | None = None
+    heads: Sequence[int | str] = ()  # what the heads are called; 0, 1, 2 ... unless told
+
+    def __post_init__(self) -> None:
+        weights = np.asarray(self.weights, dtype=np.float32)
+        expected = (len(self.row_tokens), len(self.column_tokens))
+        if weights.ndim != 3 or weights.shape[1:] != expected or not weights.size:
+            raise ValueError(
+                f"{self.name}: weights of shape {weights.shape} for {expected[0]} row tokens and "
+                f"{expected[1]} column tokens; expected (heads, rows, columns), none of them empty"
+            )
+        if self.writes is not None and len(self.writes) != expected[0]:
+            raise ValueError(
+                f"{self.name}: {len(self.writes)} written tokens for {expected[0]} rows"
+            )
+        heads = tuple(self.heads) or tuple(range(len(weights)))
+        if len(heads) != len(weights):
+            raise ValueError(f"{self.name}: {len(heads)} names for {len(weights)} heads")
+        if not np.isfinite(weights).all() or weights.min() < 0:
+            raise Mistake(
+                f"{self.name}: attention weights must be finite and not negative; "
+                "the model may have diverged, so look at an earlier checkpoint"
+            )
+        object.__setattr__(self, "weights", weights)
+        object.__setattr__(self, "heads", heads)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One written token, its probability, and the candidates it was chosen from, best first."""
+
+    token: str
+    probability: float
+    candidates: Sequence[tuple[str, float]] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """All there is to see of one input: its attention, and how its output came about."""
+
+    title: str
+    views: Sequence[View] = ()
+    steps: Sequence[Step] = ()  # step i is written by row i of the decoder's views
+    source: str = ""
+    output: str = ""
+    alternatives: Sequence[tuple[str, float]] = field(default=())  # other outputs, with scores
+    note: str = ""  # how it was made: model, beam, ...
+    opens: tuple[str, int | str] | None = None  # the view and head that are seen first
+
+
+def words_of(choice: Choice) -> list[str]:
+    """Split a choice as a user gives it (`0,2`, 3, ["0", "mean"]) into its words."""
+    if choice is None:
+        return []
+    one = isinstance(choice, str) or not isinstance(choice, Sequence)
+    words = [
+        word.strip() for part in ([choice] if one else choice) for word in str(part).split(",")
+    ]
+    return list(dict.fromkeys(word for word in words if word))
+
+
+def span(names: Iterable[int | str]) -> str:
+    """Say a run of names in short: `0 to 3`, or one by one."""
+    found = list(dict.fromkeys(names))
+    numbers = sorted(int(name) for name in found if str(name).isdigit())
+    others = [str(name) for name in found if not str(name).isdigit()]
+    if len(numbers) > 2 and numbers == list(range(numbers[0], numbers[-1] + 1)):
+        return ", ".join([f"{numbers[0]} to {numbers[-1]}", *others])
+    return ", ".join([*map(str, numbers), *others])
+
+
+def choose_views(picture: Picture, layers: Choice = None, heads: Choice = None) -> Picture:
+    """Keep the chosen layers and heads of a picture.
+
+    A layer is chosen by any whole part of its name: `3`, `cross`, `decoder.3`, `decoder.3.cross`,
+    or all; a head by its number, mean, max, or all.
+    """
+    views = list(picture.views)
+    wanted = words_of(layers)
+    if wanted and "all" not in wanted:
+        kept: set[str] = set()
+        for word in wanted:
+            found = {view.name for view in views if f".{word}." in f".{view.name}."}
+            if not found:
+                raise Mistake(no_such_layer(word, views))
+            kept |= found
+        views = [view for view in views if view.name in kept]
+    return replace(picture, views=tuple(choose_heads(view, heads) for view in views))
+
+
+def no_such_layer(word: str, views: Sequence[View]) -> str:
+    """Say which layers there are to choose from."""
+    if not views:
+        return f"layers={word}: this picture holds no attention to choose from"
+    parts = [part for view in views for part in view.name.split(".")]
+    return (
+        f"layers={word}: no such layer; choose from {span(parts)}, a whole name such as "
+        f"{views[-1].name}, or all.{nearest(word, [*parts, *(view.name for view in views)])}"
+    )
+
+
+def choose_heads(view: View, heads: Choice = None) -> View:
+    """Keep the chosen heads of a view, where mean and max are made from all of them."""
+    words = words_of(heads)
+    if not words:
+        return view
+    names = [str(name) for name in view.heads]
+    chosen: dict[int | str, np.ndarray] = {}
+    for word in words:
+        if word == "all":
+            chosen.update(zip(view.heads, view.weights, strict=True))
+        elif word in names:
+            chosen[view.heads[names.index(word)]] = view.weights[names.index(word)]
+        elif word == "mean":
+            chosen[word] = view.weights.mean(axis=0)
+        elif word == "max":
+            chosen[word] = view.weights.max(axis=0)
+        else:
+            raise Mistake(
+                f"heads={word}: {view.name} has no such head; choose from {span(view.heads)}, "
+                "mean, max or all"
+            )
+    return replace(view, weights=np.stack(list(chosen.values())), heads=tuple(chosen))
+
+
+def readable(text: str, *, keep: str = " ") -> str:
+    """Write what cannot be seen, or would disturb what stands beside it, as visible signs."""
+    signs = {"\n": "↵", "\t": "⇥", "\x7f": "␡"}
+    shown: list[str] = []
+    for letter in text:
+        category = unicodedata.category(letter)
+        if letter in keep or letter in JOINERS:
+            shown.append(letter)
+        elif letter in signs:
+            shown.append(signs[letter])
+        elif letter < " ":
+            shown.append(chr(0x2400 + ord(letter)))
+        elif category in ("Cc", "Cf", "Co", "Cs", "Zl", "Zp", "Zs"):
+            shown.append(f"⟨U+{ord(letter):04X}⟩")
+        else:
+            shown.append(letter)
+    return "".join(shown)
+
+
+def show_token(token: str) -> str:
+    """Write a token so that it can be seen, be it blank, a lone accent, or endless."""
+    if not token.strip(" "):
+        return "␣" * len(token) or "∅"
+    if len(token) > LONGEST_TOKEN:
+        token = token[: LONGEST_TOKEN - 1] + "…"
+    if unicodedata.category(token[0]).startswith("M"):
+        token = "◌" + token
+    return readable(token)
+
+
+def language_of(text: str) -> str:
+    """Guess among Japanese, Korean and Chinese, which share characters but not their shapes."""
+    if any("\u3040" <= letter <= "\u30ff" for letter in text):
+        return "ja"
+    if any("\uac00" <= letter <= "\ud7a3" for letter in text):
+        return "ko"
+    return "zh" if any("\u3400" <= letter <= "\u9fff" for letter in text) else ""

@@ -1,0 +1,30 @@
+"""Published runs by name; the docstring of each is its promise."""
+
+from importlib import import_module
+from types import ModuleType
+
+from regard.errors import choose
+
+RECIPES = {
+    "multi30k_en_de": "regard.recipes.multi30k_en_de",
+    "tatoeba_en_zh": "regard.recipes.tatoeba_en_zh",
+}
+
+
+def recipe(name: str) -> ModuleType:
+    """Return the module of a recipe: TASK, SETTINGS, and a docstring that promises."""
+    return import_module(choose("recipe", name, RECIPES))
+
+
+def data_folder(name: str) -> str:
+    """Return where a data set of ours lies: in REGARD_DATA, or beside the project."""
+    import os
+    from pathlib import Path
+
+    from regard.errors import Mistake
+
+    beside = Path("..") / "shared" / "data"
+    folder = Path(os.environ.get("REGARD_DATA", beside)) / name
+    if not folder.is_dir():
+        raise Mistake(f"{folder}: no such data; give data=FOLDER, or set REGARD_DATA to its parent")
+    return str(folder)

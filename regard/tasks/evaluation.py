@@ -1,0 +1,164 @@
+"""Judging a translator on a test set."""
+
+import json
+import subprocess
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regard import __version__
+from regard.data.text import load_pairs
+from regard.errors import Mistake
+from regard.settings import fill
+from regard.tasks.judge import Comparison, Score, compare, judge, tokenise_for
+from regard.tasks.run import tell
+from regard.tasks.translator import RunSettings, Translator
+
+
+@dataclass(frozen=True)
+class EvalSettings(RunSettings):
+    """What to judge on, and how."""
+
+    data: str | None = field(default=None, metadata={"help": "a folder or file of pairs"})
+    part: str = field(default="test", metadata={"help": "test, valid or train"})
+    source: str | None = field(default=None, metadata={"key": "from", "help": "language read"})
+    target: str | None = field(default=None, metadata={"key": "to", "help": "language written"})
+    columns: str | None = field(default=None, metadata={"help": "source and target columns"})
+    skip_bad: bool = field(default=False, metadata={"help": "leave bad rows out"})
+    test: str | None = field(default=None, metadata={"help": "which test file of the folder"})
+    tokenise: str | None = field(default=None, metadata={"help": "sacreBLEU's tokenisation"})
+    lowercase: bool = field(default=False, metadata={"help": "ignore case"})
+    samples: int = field(default=1000, metadata={"min": 100, "max": 100_000})
+    outputs: str | None = field(default=None, metadata={"help": "a file for the translations"})
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The scores of one system, with all that they depend on."""
+
+    model: str
+    scores: list[Score]
+    sentences: int
+    seconds: float
+    made_with: dict[str, Any]
+    against: str | None = None
+    comparison: list[Comparison] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        lines = [f"{self.model}: {self.sentences:,} sentences in {self.seconds:.1f} s"]
+        lines += [str(score) for score in self.scores]
+        for c in self.comparison:
+            lines.append(
+                f"{c.name}: {c.ours:.2f} against {c.theirs:.2f} of {self.against}; "
+                f"95% of resamples of ours {c.low:.2f} to {c.high:.2f}; "
+                f"p = {c.p:.4f} that the difference is chance  {c.signature}"
+            )
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return asdict(self)
+
+    def keep(self, folder: Path) -> None:
+        """Add the scores to the model's own list of all scores it ever got."""
+        try:
+            with open(folder / "scores.jsonl", "a") as file:
+                file.write(json.dumps(self.to_dict(), ensure_ascii=False) + "\n")
+        except OSError:
+            tell(f"{folder}: could not be written to, so the scores are not kept there")
+
+
+def evaluate(
+    translator: Translator,
+    settings: dict[str, Any],
+    *,
+    against: Translator | None = None,
+    names: tuple[str, str] = ("model", ""),
+) -> Evaluation:
+    """Translate a test set and score it."""
+    how = fill(EvalSettings, {**_own(translator), **settings})
+    if how.data is None:
+        raise Mistake("data is missing; add data=FILE or data=FOLDER with pairs of sentences")
+    corpus = load_pairs(
+        how.data,
+        source=how.source or translator.config.get("from"),
+        target=how.target or translator.config.get("to"),
+        columns=how.columns,
+        test=how.test,
+        skip_bad=how.skip_bad,
+        need=(how.part,),
+    )
+    pairs = corpus.parts[how.part]
+    language = how.target or translator.config.get("to") or corpus.target
+    if how.tokenise and tokenise_for(language) != "13a" and how.tokenise == "13a":
+        tell(f"warning: tokenise=13a does not part the words of {language}; such scores mislead")
+    sources, references = [p.source for p in pairs], [[p.target for p in pairs]]
+    run = {
+        key: value
+        for key, value in settings.items()
+        if key in RunSettings.__dataclass_fields__ and key != "test"
+    }
+    started = time.perf_counter()
+    outputs = [str(answer) for answer in translator.run(sources, **run)]
+    seconds = time.perf_counter() - started
+    options = {"tokenise": how.tokenise}
+    scores = judge(outputs, references, language, lowercase=how.lowercase, **options)
+    comparison = []
+    if against is not None:
+        theirs = [str(answer) for answer in against.run(sources, **run)]
+        comparison = compare(
+            outputs, theirs, references, language, samples=how.samples, **options
+        )
+    if how.outputs:
+        from regard.files import write_atomically
+
+        write_atomically(how.outputs, "".join(f"{' '.join(o.split())}\n" for o in outputs))
+    made_with = {
+        "data": how.data,
+        "part": how.part,
+        "data_hash": _hash(pairs),
+        "tokenizers": [translator.source_tokenizer.sha, translator.target_tokenizer.sha],
+        "beam": how.beam,
+        "length_penalty": how.length_penalty,
+        "alpha": how.alpha,
+        "seed": how.seed,
+        "threads": torch.get_num_threads(),
+        "regard": __version__,
+        "commit": _commit(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+    return Evaluation(
+        names[0], scores, len(pairs), seconds, made_with, names[1] or None, comparison
+    )
+
+
+def _own(translator: Translator) -> dict[str, Any]:
+    """Return the model's own defaults of decoding."""
+    own = translator.config.get("generation", {})
+    return {key: value for key, value in own.items() if key != "alignment_head"}
+
+
+def _hash(pairs: Any) -> str:
+    import hashlib
+
+    digest = hashlib.sha256()
+    for pair in pairs:
+        digest.update(f"{pair.source}\x00{pair.target}\x01".encode(errors="replace"))
+    return digest.hexdigest()
+
+
+def _commit() -> str | None:
+    """Return the commit of the program, if it runs from a checkout."""
+    home = Path(__file__).resolve().parents[2]
+    if not (home / ".git").exists():
+        return None
+    try:
+        found = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=home, capture_output=True, text=True, timeout=5
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() or None

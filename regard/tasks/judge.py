@@ -1,0 +1,106 @@
+"""Scores that say how they were made."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+
+from regard.errors import Mistake
+
+# languages whose words are not parted by spaces, and sacreBLEU's way to part them
+TOKENISE = {"zh": "zh", "ja": "char", "ko": "char"}
+
+
+@dataclass(frozen=True)
+class Score:
+    """A score with the signature that lets anyone reproduce it."""
+
+    name: str
+    value: float
+    signature: str
+
+    def __str__(self) -> str:
+        return f"{self.name} = {self.value:.2f}  {self.signature}"
+
+
+def tokenise_for(language: str | None) -> str:
+    """Return sacreBLEU's tokenisation for a language."""
+    return TOKENISE.get((language or "").split("-")[0].split("_")[0].lower(), "13a")
+
+
+def bleu_metric(language: str | None, tokenise: str | None = None, lowercase: bool = False) -> BLEU:
+    """Return the BLEU that suits a language."""
+    tokenise = tokenise or tokenise_for(language)
+    if tokenise not in BLEU.TOKENIZERS:
+        raise Mistake(f"tokenise='{tokenise}' is not one of {', '.join(sorted(BLEU.TOKENIZERS))}")
+    return BLEU(lowercase=lowercase, tokenize=tokenise)
+
+
+def judge(
+    outputs: Sequence[str],
+    references: Sequence[Sequence[str]],
+    language: str | None = None,
+    *,
+    tokenise: str | None = None,
+    lowercase: bool = False,
+) -> list[Score]:
+    """Return BLEU and chrF of outputs against one or several lists of references."""
+    if not outputs:
+        raise Mistake("nothing to judge: there are no outputs")
+    scores = []
+    metrics = (("BLEU", bleu_metric(language, tokenise, lowercase)), ("chrF2", CHRF()))
+    for name, metric in metrics:
+        result = metric.corpus_score(list(outputs), [list(r) for r in references])
+        scores.append(Score(name, result.score, str(metric.get_signature())))
+    return scores
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two systems on the same sentences, and how likely the difference is chance."""
+
+    name: str
+    ours: float
+    theirs: float
+    p: float
+    low: float
+    high: float
+    signature: str
+
+
+def compare(
+    ours: Sequence[str],
+    theirs: Sequence[str],
+    references: Sequence[Sequence[str]],
+    language: str | None = None,
+    *,
+    tokenise: str | None = None,
+    samples: int = 1000,
+) -> list[Comparison]:
+    """Compare two systems by paired bootstrap resampling (Koehn 2004)."""
+    from sacrebleu.significance import PairedTest
+
+    metrics = {"BLEU": bleu_metric(language, tokenise), "chrF2": CHRF()}
+    systems = [("theirs", list(theirs)), ("ours", list(ours))]
+    test = PairedTest(
+        systems, metrics, [list(r) for r in references], test_type="bs", n_samples=samples
+    )
+    signatures, results = test()
+    found = []
+    for name in metrics:
+        base, new = results[name]
+        found.append(
+            Comparison(
+                name,
+                new.score,
+                base.score,
+                float(new.p_value if new.p_value is not None else 1.0),
+                float(new.mean - new.ci),
+                float(new.mean + new.ci),
+                str(signatures[name]),
+            )
+        )
+    return found
+
+

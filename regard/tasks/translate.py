@@ -1,0 +1,424 @@
+"""Translation: from pairs of sentences to a model that translates."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from regard.data.batches import Batches, pad
+from regard.data.store import Store, build_store, store_key
+from regard.data.text import Corpus, load_pairs
+from regard.data.tokenize import Tokenizer, train_tokenizer
+from regard.errors import Mistake, choose
+from regard.files import write_atomically
+from regard.models import family
+from regard.models.folder import save_config, save_weights
+from regard.tasks.judge import judge
+from regard.tasks.run import (
+    Report,
+    cache_folder,
+    model_card,
+    recall,
+    start_from,
+    tell,
+    use_threads,
+    write_recipe,
+)
+from regard.tasks.translator import Translator, load_tokenizers, save_tokenizers
+from regard.train.loop import Fit, LoopSettings, at_least, locked, measured_steps, mix
+from regard.train.loss import r_drop_loss, vocabulary_loss
+
+NAME = "translate"
+FAMILY = "transformer"
+TransformerConfig, _ = family(FAMILY)
+
+# what a size means for training, on top of the sizes of the model
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {"lr": 0.003, "warmup": 1000, "batch_tokens": 2048, "pieces": 6000, "steps": 12_000},
+    "small": {"lr": 0.0015, "warmup": 1500, "batch_tokens": 4096, "pieces": 8000, "steps": 20_000},
+    "base": {"lr": 0.0007, "warmup": 4000, "batch_tokens": 16_384, "pieces": 32_000, "steps": 100_000},
+    "big": {"lr": 0.0005, "warmup": 4000, "batch_tokens": 32_768, "pieces": 32_000, "steps": 300_000},
+}
+# short keys for what lies deeper
+SHORT = {
+    "dropout": "model.block.dropout",
+    "attention_dropout": "model.block.attention_dropout",
+    "position": "model.position",
+    "norm": "model.block.norm",
+    "order": "model.block.order",
+    "feed_forward": "model.block.feed_forward",
+    "width": "model.block.width",
+    "heads": "model.block.heads",
+    "kv_heads": "model.block.kv_heads",
+    "ffn_width": "model.block.ffn_width",
+}
+
+
+@dataclass(frozen=True)
+class TranslateSettings(LoopSettings):
+    """Everything that a translation run can be told."""
+
+    data: str | None = field(default=None, metadata={"help": "a folder or file of pairs"})
+    valid: str | None = field(default=None, metadata={"help": "pairs to choose by"})
+    test: str | None = field(default=None, metadata={"help": "pairs for the final score"})
+    source: str | None = field(default=None, metadata={"key": "from", "help": "language read"})
+    target: str | None = field(default=None, metadata={"key": "to", "help": "language written"})
+    columns: str | None = field(default=None, metadata={"help": "source and target, such as 2,1"})
+    skip_bad: bool = field(default=False, metadata={"help": "leave bad rows out"})
+    out: str | None = field(default=None, metadata={"help": "the run's folder"})
+    init: str | None = field(default=None, metadata={"help": "a model to start from"})
+    size: str = field(default="tiny", metadata={"help": "tiny, small, base or big"})
+    tokenizer: str = field(default="bpe", metadata={"help": "bpe or unigram"})
+    pieces: int = field(default=6000, metadata=at_least(300, "sub-words", 1_000_000))
+    vocabularies: str = field(default="auto", metadata={"help": "joint, separate or auto"})
+    bpe_dropout: float = field(default=0.0, metadata=at_least(0, "share of merges dropped", 1))
+    batch_tokens: int = field(default=2048, metadata=at_least(1, "tokens a batch"))
+    max_length: int = field(default=256, metadata=at_least(1, "longest side in pieces", 100_000))
+    label_smoothing: float = field(default=0.1, metadata=at_least(0, "spread of the target", 0.9))
+    r_drop: float = field(default=0.0, metadata=at_least(0, "weight of the R-Drop term", 100))
+    valid_sentences: int = field(default=500, metadata=at_least(0, "decoded at a validation"))
+    model: TransformerConfig = field(default_factory=TransformerConfig)  # type: ignore[valid-type]
+
+
+def resolve(values: Mapping[str, Any]) -> TranslateSettings:
+    """Make full settings of what a user gave: the size fills in what is not said."""
+    from regard.models.transformer import sized
+    from regard.settings import fill
+
+    size = str(values.get("size", "tiny"))
+    said = dict(choose("size", size, SIZES))
+    if "steps" in values or "minutes" in values:
+        said.pop("steps")
+    base = TranslateSettings(size=size, model=sized(size), **said)
+    long = {}
+    for key, value in values.items():
+        if key == "depth":
+            long |= {"model.encoder_depth": value, "model.decoder_depth": value}
+        else:
+            long[SHORT.get(key, key)] = value
+    settings = fill(TranslateSettings, long, base=base)
+    if settings.data is None:
+        raise Mistake("data is missing; add data=FILE or data=FOLDER with pairs of sentences")
+    if settings.vocabularies not in ("joint", "separate", "auto"):
+        raise Mistake(
+            f"vocabularies='{settings.vocabularies}' is not one of joint, separate, auto"
+        )
+    return settings
+
+
+@dataclass
+class Batch:
+    """Sentences side by side: the source, and the target shifted for reading and for guessing."""
+
+    source: Tensor
+    source_lengths: Tensor
+    reads: Tensor
+    writes: Tensor
+    tokens: int
+    read: int
+
+
+def corpus_hash(corpus: Corpus) -> str:
+    """Return a hash of the pairs that are trained and validated on."""
+    digest = hashlib.sha256()
+    for part in ("train", "valid"):
+        for pair in corpus.parts.get(part, ()):
+            digest.update(f"{pair.source}\x00{pair.target}\x01".encode(errors="replace"))
+        digest.update(b"\x02")
+    return digest.hexdigest()
+
+
+def share_letters(corpus: Corpus) -> bool:
+    """Tell whether both sides are written in the same letters, so that one vocabulary suits."""
+    some = corpus.parts["train"][:2000]
+    letters = [
+        {c for pair in some for c in getattr(pair, side) if c.isalpha()}
+        for side in ("source", "target")
+    ]
+    return len(letters[0] & letters[1]) > 0.5 * min(map(len, letters), default=0)
+
+
+def build_tokenizers(corpus: Corpus, settings: TranslateSettings) -> tuple[Tokenizer, Tokenizer]:
+    """Learn one tokenizer for both sides, or one for each."""
+    train = corpus.parts["train"]
+    kind, pieces = settings.tokenizer, settings.pieces
+    joint = settings.vocabularies == "joint"
+    if joint or (settings.vocabularies == "auto" and share_letters(corpus)):
+        texts = (text for pair in train for text in (pair.source, pair.target))
+        tokenizer = train_tokenizer(texts, kind=kind, vocab=pieces)
+        return tokenizer, tokenizer
+    sides = [[getattr(pair, side) for pair in train] for side in ("source", "target")]
+    source, target = (train_tokenizer(texts, kind=kind, vocab=pieces) for texts in sides)
+    return source, target
+
+
+class Translation:
+    """The task as the training loop sees it."""
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        settings: TranslateSettings,
+        tokenizers: tuple[Tokenizer, Tokenizer],
+        device: str = "cpu",
+    ):
+        self.settings, self.device = settings, device
+        self.source, self.target = tokenizers
+        self.language = corpus.target
+        self.valid = corpus.parts["valid"]
+        self.store, self.dropped = self._tokenise(corpus)
+        lengths = [self.store.lengths(0) + 1, self.store.lengths(1) + 1]
+        self.batches = Batches(lengths, settings.batch_tokens, settings.seed)
+        self.samplers = None
+        if settings.bpe_dropout:
+            self.pairs = [p for p, kept in zip(corpus.parts["train"], self.kept, strict=True) if kept]
+            self.samplers = [
+                t.sampler(settings.bpe_dropout, settings.seed) for t in (self.source, self.target)
+            ]
+
+    def _tokenise(self, corpus: Corpus) -> tuple[Store, int]:
+        """Tokenise the training pairs, or find them tokenised already."""
+        train, longest = corpus.parts["train"], self.settings.max_length
+        sides = [
+            tokenizer.encode_batch([getattr(pair, side) for pair in train])
+            for side, tokenizer in (("source", self.source), ("target", self.target))
+        ]
+        self.kept = [len(a) <= longest and len(b) <= longest for a, b in zip(*sides, strict=True)]
+        if not any(self.kept):
+            raise Mistake(f"every pair is longer than max_length={longest} pieces; raise it")
+        key = store_key(corpus_hash(corpus), self.source.sha, self.target.sha, longest)
+        folder = cache_folder() / "stores" / key
+        try:
+            store = Store.open(folder)
+        except Mistake:
+            rows = (
+                (a, b) for a, b, kept in zip(*sides, self.kept, strict=True) if kept
+            )
+            store = build_store(folder, rows)
+        return store, len(self.kept) - sum(self.kept)
+
+    def batch(self, n: int) -> Batch:
+        """Return batch n, always the same for the same seed and n."""
+        rows = self.batches[n]
+        if self.samplers is None:
+            sources = [self.store[0][i] for i in rows]
+            targets = [self.store[1][i] for i in rows]
+        else:
+            keys = [mix(self.settings.seed, n, int(i)) for i in rows]
+            sources, targets = (
+                [
+                    np.asarray(sampler.encode(getattr(self.pairs[i], side), key)[: self._most()])
+                    for i, key in zip(rows, keys, strict=True)
+                ]
+                for sampler, side in zip(self.samplers, ("source", "target"), strict=True)
+            )
+        return make_batch(sources, targets, self.source, self.target, self.device)
+
+    def _most(self) -> int:
+        return 2 * self.settings.max_length
+
+    def count(self, batch: Batch) -> tuple[int, int]:
+        """Return the target tokens that the loss counts, and all that were read."""
+        return batch.tokens, batch.read
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the summed cross-entropy of the target with label smoothing."""
+        settings = self.settings
+        return translation_loss(model, batch, settings.label_smoothing, settings.r_drop)
+
+    @torch.inference_mode()
+    def valid_loss(self, model: nn.Module) -> float:
+        """Return the cross-entropy a token on the validation part, without smoothing."""
+        total = tokens = 0.0
+        pairs = self.valid
+        encoded = [
+            tokenizer.encode_batch([getattr(pair, side) for pair in pairs])
+            for side, tokenizer in (("source", self.source), ("target", self.target))
+        ]
+        most = 4 * self.settings.max_length
+        lengths = [np.array([min(len(row), most) + 1 for row in side]) for side in encoded]
+        plan = Batches(lengths, max(4096, self.settings.batch_tokens), 0)
+        for n in range(plan.len_epoch(0)):
+            sides = [[np.asarray(side[i][:most]) for i in plan[n]] for side in encoded]
+            batch = make_batch(*sides, self.source, self.target, self.device)
+            total += float(translation_loss(model, batch, 0.0, 0.0))
+            tokens += batch.tokens
+        return total / tokens
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """Return loss and greedy BLEU on the validation part."""
+        scores = {"loss": self.valid_loss(model)}
+        scores["better"] = -scores["loss"]
+        some = self.valid[: self.settings.valid_sentences]
+        if some:
+            sources = [pair.source for pair in some]
+            outputs = [r.text for r in self.translator(model).run(sources, beam=1)]
+            bleu = judge(outputs, [[pair.target for pair in some]], self.language)[0]
+            scores["bleu"] = scores["better"] = bleu.value
+        return scores
+
+    def translator(self, model: nn.Module) -> Translator:
+        """Return the model as its user will have it."""
+        return Translator(model, self.source, self.target, {"to": self.language})
+
+
+def make_batch(
+    sources: Sequence[np.ndarray],
+    targets: Sequence[np.ndarray],
+    source: Tokenizer,
+    target: Tokenizer,
+    device: str = "cpu",
+) -> Batch:
+    """Frame sentences with their begin and end tokens and pad them."""
+    ids, lengths = pad([np.append(row, source.eos) for row in sources], source.pad)
+    reads, _ = pad([np.concatenate([[target.bos], row]) for row in targets], target.pad)
+    writes, target_lengths = pad([np.append(row, target.eos) for row in targets], -1)
+    tokens = int(target_lengths.sum())
+    read = tokens + int(lengths.sum())
+    ids, lengths, reads, writes = (x.to(device) for x in (ids, lengths, reads, writes))
+    return Batch(ids, lengths, reads, writes, tokens, read)
+
+
+def translation_loss(model: nn.Module, batch: Batch, smoothing: float, r_drop: float) -> Tensor:
+    """Return the summed loss of a batch; padding never reaches the vocabulary."""
+    source, lengths, reads = batch.source, batch.source_lengths, batch.reads
+    if r_drop:
+        source, lengths, reads = (torch.cat([x, x]) for x in (source, lengths, reads))
+    hidden = model.hidden(source, reads, lengths)
+    real = (batch.writes >= 0).flatten().nonzero().squeeze(-1)
+    writes = batch.writes.flatten()[real]
+    weight, bias = model.head.weight, model.head.bias
+    if r_drop:
+        one, two = (half.flatten(0, 1)[real] for half in hidden.chunk(2))
+        return r_drop_loss(one, two, weight, writes, r_drop, bias=bias, smoothing=smoothing)
+    return vocabulary_loss(
+        hidden.flatten(0, 1)[real], weight, writes, bias=bias, smoothing=smoothing
+    )
+
+
+def build_model(settings: TranslateSettings, tokenizers: tuple[Tokenizer, Tokenizer]) -> nn.Module:
+    """Build the model that the settings describe, for these vocabularies."""
+    source, target = tokenizers
+    config = dataclasses.replace(
+        settings.model,
+        source_vocab=source.vocab,
+        target_vocab=target.vocab,
+        max_length=max(settings.model.max_length, 4 * settings.max_length + 2),
+    )
+    if source is not target and config.tie == "all":
+        config = dataclasses.replace(config, tie="target")
+    torch.manual_seed(mix(settings.seed, "weights"))
+    return family(FAMILY)[1](config).to(settings.device)
+
+
+def load(settings: TranslateSettings) -> Corpus:
+    """Read the pairs that the settings name."""
+    assert settings.data is not None
+    return load_pairs(
+        settings.data,
+        source=settings.source,
+        target=settings.target,
+        columns=settings.columns,
+        valid=settings.valid,
+        test=settings.test,
+        skip_bad=settings.skip_bad,
+    )
+
+
+def folder_of(settings: TranslateSettings) -> Path:
+    """Return where the run lives."""
+    return Path(settings.out or f"runs/{NAME}")
+
+
+def train(values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None = None) -> Report:
+    """Train a translator in a folder, or go on with one that was begun there."""
+    settings = resolve(values)
+    folder = folder_of(settings)
+    threads = use_threads(settings.threads)
+    with locked(folder):
+        corpus = load(settings)
+        sha = corpus_hash(corpus)
+        begun = recall(folder, settings, sha)
+        tokenizers = _tokenizers(folder, corpus, settings, begun)
+        model = build_model(settings, tokenizers)
+        if settings.init:
+            start_from(model, settings.init)
+        task = Translation(corpus, settings, tokenizers, settings.device)
+        for note in corpus.notes if begun is None else []:
+            tell(note, quiet)
+        if begun is None:
+            begun = _begin(folder, settings, sha, model, task, tokenizers, recipe)
+            tell(f"{parameters(model):,} parameters; {begun['steps']:,} steps", quiet)
+        _save_about(folder, model, corpus, tokenizers)
+
+        def publish(weights: dict[str, Tensor], scores: dict[str, float]) -> None:
+            save_weights(folder, weights)
+            card = model_card(NAME, settings, corpus, scores, parameters(model), threads)
+            write_atomically(folder / "README.md", card)
+
+        fit = Fit(
+            model,
+            task,
+            settings,
+            folder,
+            steps=begun["steps"],
+            valid_every=begun["valid_every"],
+            publish=publish,
+            quiet=quiet,
+        )
+        outcome = fit.run()
+    for note in outcome.notes:
+        tell(note, quiet)
+    return Report(str(folder), outcome.step, begun["steps"], outcome.finished, outcome.scores)
+
+
+def parameters(model: nn.Module) -> int:
+    """Return how many numbers a model learns."""
+    return sum(p.numel() for p in model.parameters())
+
+
+def _begin(folder, settings, sha, model, task, tokenizers, recipe) -> dict[str, Any]:
+    """Settle how many steps there will be, and write down all that the run depends on."""
+    steps = settings.steps
+    measured = None
+    if settings.minutes is not None:
+        # a tenth is for validation, checkpoints and the start
+        seconds = 60 * settings.minutes * 0.9
+        fitting, measured = measured_steps(model, task, settings, seconds)
+        steps = min(fitting, steps or fitting)
+    assert steps is not None
+    more = {
+        "recipe": recipe,
+        "steps": steps,
+        "seconds_a_step": measured,
+        "valid_every": settings.valid_every or max(1, min(1000, steps // 12)),
+        "tokenizers": [t.sha for t in tokenizers],
+        "parameters": parameters(model),
+        "left_out": task.dropped,
+    }
+    return write_recipe(folder, NAME, settings, sha, more)
+
+
+def _tokenizers(folder, corpus, settings, begun) -> tuple[Tokenizer, Tokenizer]:
+    """Take the tokenizers of the run, of the model it starts from, or learn new ones."""
+    if begun is not None or settings.init:
+        return load_tokenizers(folder if begun is not None else Path(settings.init))
+    pair = build_tokenizers(corpus, settings)
+    save_tokenizers(folder, pair)
+    return pair
+
+
+def _save_about(folder: Path, model: nn.Module, corpus: Corpus, tokenizers) -> None:
+    """Write the files beside the weights, which make the folder a model."""
+    about = {"from": corpus.source, "to": corpus.target}
+    save_config(folder, model, name=FAMILY, task=NAME, about=about)
+    save_tokenizers(folder, tokenizers)
+    generation = {"beam": 5, "length_penalty": "average", "alpha": 1.0}
+    write_atomically(folder / "generation_config.json", json.dumps(generation, indent=2) + "\n")

@@ -1,0 +1,27 @@
+"""What every test stands on: few threads, no network, and the real data where it is there."""
+
+import os
+from pathlib import Path
+
+# Before torch is imported: two workers with a thread each are faster than two that fight.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import pytest  # noqa: E402
+from hypothesis import settings  # noqa: E402
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# The machine is shared, so a slow moment is no failure; the examples are the same on every run.
+settings.register_profile("regard", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("regard")
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """Return the folder of real data, or skip."""
+    folder = Path(os.environ.get("REGARD_DATA", ROOT.parent / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip(f"no data at {folder}; set REGARD_DATA")
+    return folder

@@ -1,0 +1,480 @@
+"""Laws of writing: exhaustive search, batches that do not matter, draws that follow the softmax."""
+
+from dataclasses import replace
+from itertools import product
+from math import inf
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as effort
+from hypothesis import strategies as st
+from torch import Tensor
+
+from regard.decode.search import (
+    EOS,
+    PENALTIES,
+    _continuations,
+    at_least,
+    beam,
+    forbid,
+    greedy,
+    in_batches,
+    keep_min_p,
+    keep_top_k,
+    keep_top_p,
+    penalty,
+    repetition,
+    sample,
+    score,
+)
+from regard.errors import Mistake
+from regard.models.transformer import Transformer, TransformerConfig, sized
+
+VOCAB = 5
+
+
+class Past:
+    """The state of a Chain: the tables of the sentences and what each hypothesis wrote."""
+
+    def __init__(self, numbers: Tensor, hypotheses: int):
+        self.numbers, self.hypotheses = numbers, hypotheses
+        self.written = numbers.new_zeros(len(numbers), hypotheses, 1)
+
+    @property
+    def sentences(self) -> int:
+        return len(self.numbers)
+
+    def select(self, parents: Tensor) -> "Past":
+        self.hypotheses = parents.shape[1]
+        index = parents.unsqueeze(-1).expand(-1, -1, self.written.shape[2])
+        self.written = self.written.gather(1, index)
+        return self
+
+    def keep(self, sentences: Tensor) -> "Past":
+        self.numbers, self.written = self.numbers[sentences], self.written[sentences]
+        return self
+
+
+class Chain:
+    """A writer whose next token depends on its last two and on the number of the sentence."""
+
+    def __init__(self, sentences: int = 4, vocab: int = VOCAB, seed: int = 0):
+        generator = torch.Generator().manual_seed(seed)
+        shape = (sentences, vocab, vocab, vocab)
+        self.table = 2 * torch.randn(shape, dtype=torch.float64, generator=generator)
+        self.rows: list[int] = []
+
+    def start(self, source, lengths=None, *, hypotheses, capacity):
+        return Past(source[:, 0], hypotheses)
+
+    def step(self, ids, state):
+        self.rows.append(len(ids))
+        logits = []
+        for token in ids.unbind(1):
+            new = token.view(state.sentences, state.hypotheses, 1)
+            state.written = torch.cat([state.written, new], dim=2)
+            one, two = state.written[..., -2], state.written[..., -1]
+            logits.append(self.table[state.numbers.unsqueeze(1), one, two].flatten(0, 1))
+        return torch.stack(logits, 1), state
+
+    def logprobs(self, number: int, text: list[int]) -> list[float]:
+        """Return the log-probability of each token of a text, by the plain definition."""
+        past, steps = [0, 1], []
+        for token in text:
+            row = self.table[number, past[-2], past[-1]].log_softmax(0)
+            steps.append(float(row[token]))
+            past.append(token)
+        return steps
+
+
+def sources(count: int) -> Tensor:
+    return torch.arange(count).unsqueeze(1)
+
+
+def every_text(chain: Chain, number: int, most: int, divisor, begin=()) -> list[tuple]:
+    """Return (score, ids) of all texts of at most so many tokens, best first."""
+    rest = [token for token in range(chain.table.shape[1]) if token != EOS]
+    found = []
+    for length in range(most + 1):
+        for text in product(rest, repeat=length):
+            if text[: len(begin)] == tuple(begin):
+                whole = list(text) if length == most else [*text, EOS]
+                logprob = sum(chain.logprobs(number, whole))
+                found.append((logprob / divisor(max(1, length)), list(text)))
+    return sorted(found, reverse=True)
+
+
+@pytest.mark.parametrize("name", PENALTIES)
+@pytest.mark.parametrize("patience", [1.0, inf])
+def test_a_wide_beam_is_exhaustive_search(name, patience):
+    chain = Chain()
+    wide = beam(
+        chain, sources(4), beam=400, n_best=20, length_penalty=name, max_length=4, patience=patience
+    )
+    for number, found in enumerate(wide):
+        best = every_text(chain, number, 4, penalty(name))[:20]
+        assert [h.ids for h in found] == [ids for _, ids in best]
+        torch.testing.assert_close([h.score for h in found], [s for s, _ in best])
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 5])
+@pytest.mark.parametrize("name", PENALTIES)
+def test_hypotheses_tell_the_truth_about_themselves(width, name):
+    chain = Chain(9, vocab=7, seed=3)
+    for number, found in enumerate(
+        beam(chain, sources(9), beam=width, n_best=width, length_penalty=name, max_length=8)
+    ):
+        assert len({tuple(h.ids) for h in found}) == len(found) == width
+        assert [h.score for h in found] == sorted((h.score for h in found), reverse=True)
+        for h in found:
+            assert EOS not in h.ids and len(h.ids) <= 8
+            whole = h.ids if len(h.steps) == len(h.ids) else [*h.ids, EOS]
+            assert len(whole) == len(h.steps) and (len(h.ids) == 8 or whole[-1] == EOS)
+            torch.testing.assert_close(h.steps, chain.logprobs(number, whole))
+            torch.testing.assert_close(h.logprob, sum(h.steps))
+            torch.testing.assert_close(h.score, h.logprob / penalty(name)(max(1, len(h.ids))))
+
+
+def test_greedy_is_a_beam_of_one():
+    chain = Chain(50, vocab=9)
+    one = greedy(chain, sources(50), max_length=12)
+    other = beam(chain, sources(50), beam=1, max_length=12)
+    assert [h.ids for (h,) in one] == [h.ids for (h,) in other]
+    torch.testing.assert_close([h.score for (h,) in one], [h.score for (h,) in other])
+
+
+def test_without_a_length_penalty_giving_up_early_changes_nothing():
+    chain = Chain(60, vocab=9, seed=5)
+    plain = beam(chain, sources(60), beam=3, length_penalty="none", max_length=12)
+    patient = beam(chain, sources(60), beam=3, length_penalty="none", max_length=12, patience=100.0)
+    assert plain == patient
+
+
+@effort(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 4),
+    st.integers(1, 5),
+    st.integers(1, 700),
+    st.integers(1, 12),
+    st.integers(0, 99),
+)
+def test_dealing_cards_finds_the_best_continuations(sentences, hypotheses, vocab, count, seed):
+    generator = torch.Generator().manual_seed(seed)
+    logprobs = torch.randn(sentences, hypotheses, vocab, generator=generator)
+    logprobs[torch.rand(logprobs.shape, generator=generator) < 0.2] = -inf
+    so_far = torch.randn(sentences, hypotheses, generator=generator)
+    so_far[:, 1:][torch.rand(sentences, hypotheses - 1, generator=generator) < 0.3] = -inf
+    scores, parents, tokens = _continuations(logprobs, so_far, count)
+    whole = logprobs + so_far.unsqueeze(-1)
+    most = min(count, hypotheses * vocab)
+    assert torch.equal(scores[:, :most], whole.flatten(1).topk(most, dim=1).values)
+    assert bool((scores[:, most:] == -inf).all())
+    place = parents * vocab + tokens
+    told = whole.flatten(1).gather(1, place)
+    assert torch.equal(told[scores > -inf], scores[scores > -inf])
+    for row, sure in zip(place, scores > -inf, strict=True):
+        assert len(set(row[sure].tolist())) == int(sure.sum())
+
+
+def test_finished_sentences_leave():
+    chain = Chain(30, vocab=9)
+    found = beam(chain, sources(30), beam=3, max_length=20)
+    assert chain.rows[0] == 30 and chain.rows[1] <= 90
+    assert chain.rows[1:] == sorted(chain.rows[1:], reverse=True)
+    assert sum(chain.rows) < 0.8 * 90 * len(chain.rows)
+    alone = [beam(chain, sources(30)[i : i + 1], beam=3, max_length=20)[0] for i in range(30)]
+    assert [h.ids for (h,) in alone] == [h.ids for (h,) in found]
+
+
+@pytest.mark.parametrize("write", [greedy, sample, beam])
+def test_each_sentence_has_its_own_prefix_and_limit(write):
+    chain = Chain(6, vocab=6)
+    prefix = [[], [3], [4, 3, 5], [0, 0], [5], []]
+    limits = [1, 3, 3, 5, 2, 7]
+    found = write(chain, sources(6), prefix=prefix, max_length=limits)
+    for number, (h, *_) in enumerate(found):
+        assert h.ids[: len(prefix[number])] == prefix[number]
+        assert len(h.ids) <= limits[number]
+        whole = h.ids if len(h.steps) == len(h.ids) else [*h.ids, EOS]
+        torch.testing.assert_close(h.steps, chain.logprobs(number, whole))
+
+
+def test_a_prefix_is_searched_exhaustively_too():
+    chain = Chain()
+    prefix = [[3], [4, 4], [], [0, 3, 4]]
+    found = beam(chain, sources(4), beam=400, n_best=3, prefix=prefix, max_length=4)
+    for number, texts in enumerate(found):
+        best = every_text(chain, number, 4, penalty("average"), prefix[number])[:3]
+        assert [h.ids for h in texts] == [ids for _, ids in best]
+
+
+def test_a_prefix_may_contain_what_is_forbidden():
+    chain = Chain(1)
+    ((h,),) = beam(chain, sources(1), prefix=[[0, 1]], adjust=[forbid(0, 1)], max_length=6)
+    assert h.ids[:2] == [0, 1] and not {0, 1} & set(h.ids[2:]) and h.score > -inf
+
+
+def test_adjustments_do_what_they_say():
+    logits = torch.tensor([[2.0, -1.0, 0.5, 0.0]])
+    written = torch.tensor([[0, 1, 0]])
+    assert forbid(2, 3)(logits.clone(), written).tolist() == [[2.0, -1.0, -inf, -inf]]
+    assert repetition(2.0)(logits, written).tolist() == [[1.0, -2.0, 0.5, 0.0]]
+    assert at_least(3)(logits.clone(), written).tolist() == logits.tolist()
+    assert at_least(4)(logits.clone(), written).tolist() == [[2.0, -1.0, -inf, 0.0]]
+    found = beam(Chain(8), sources(8), n_best=5, adjust=[at_least(5), forbid(0, 1)], max_length=9)
+    for text in (h.ids for texts in found for h in texts):
+        assert len(text) >= 5 and set(text) <= {3, 4}
+
+
+def support(logits: Tensor) -> set[int]:
+    return set((logits[0] > -inf).nonzero().squeeze(1).tolist())
+
+
+def test_what_can_be_drawn():
+    shares = torch.tensor([[0.05, 0.4, 0.15, 0.3, 0.1]])
+    nothing = torch.empty(1, 0, dtype=torch.long)
+    for mass, kept in ((0.3, {1}), (0.41, {1, 3}), (0.71, {1, 3, 2}), (1.0, {0, 1, 2, 3, 4})):
+        assert support(keep_top_p(mass)(shares.log(), nothing)) == kept
+    for count, kept in ((1, {1}), (2, {1, 3}), (99, {0, 1, 2, 3, 4})):
+        assert support(keep_top_k(count)(shares.log(), nothing)) == kept
+    for share, kept in ((0.0, {0, 1, 2, 3, 4}), (0.3, {1, 3, 2}), (0.5, {1, 3}), (1.0, {1})):
+        assert support(keep_min_p(share)(shares.log(), nothing)) == kept
+
+
+@pytest.mark.parametrize("cut", [{}, {"temperature": 0.5}, {"temperature": 2.0, "top_k": 4}])
+def test_draws_follow_the_softmax(cut):
+    chain, count = Chain(1, vocab=8), 6000
+    found = sample(chain, torch.zeros(count, 1, dtype=torch.long), max_length=1, seed=7, **cut)
+    first = [(h.ids or [EOS])[0] for (h,) in found]
+    seen = torch.bincount(torch.tensor(first), minlength=8).double()
+    logits = chain.table[0, 0, 1] / cut.get("temperature", 1.0)
+    if "top_k" in cut:
+        logits = keep_top_k(cut["top_k"])(logits.unsqueeze(0), torch.empty(1, 0))[0]
+    expected = count * logits.softmax(0)
+    likely = expected > 0
+    assert bool((seen[~likely] == 0).all())
+    chi = ((seen - expected).square() / expected)[likely].sum()
+    assert chi < 24.3  # one chance in a thousand with 7 degrees of freedom
+    for (h,), token in zip(found, first, strict=True):
+        assert h.logprob == pytest.approx(float(chain.table[0, 0, 1].log_softmax(0)[token]))
+
+
+def test_draws_depend_on_seed_and_line_alone():
+    chain = Chain(40, vocab=9)
+    whole = sample(chain, sources(40), samples=3, max_length=9, seed=4)
+    lines = [31, 5, 17]
+    some = sample(chain, sources(40)[lines], samples=3, max_length=9, seed=4, lines=lines)
+    assert some == [whole[i] for i in lines]
+    assert whole == sample(chain, sources(40), samples=3, max_length=9, seed=4)
+    assert whole != sample(chain, sources(40), samples=3, max_length=9, seed=5)
+    same = sample(chain, sources(40)[[7] * 20], max_length=9, seed=4, lines=range(20))
+    assert len({tuple(h.ids) for (h,) in same}) > 5
+    assert len({tuple(h.ids) for texts in whole for h in texts}) > 60
+
+
+def test_temperature_zero_is_greedy():
+    chain = Chain(20, vocab=9)
+    drawn = sample(chain, sources(20), temperature=0.0, max_length=9)
+    assert drawn == greedy(chain, sources(20), max_length=9)
+
+
+def test_given_texts_are_judged_by_the_definition():
+    chain = Chain(5, vocab=6)
+    texts = [[3, 4], [], [5] * 150, [0, 1, 3], [4]]
+    for number, judged in enumerate(score(chain, sources(5), None, texts, length_penalty="gnmt")):
+        assert judged.ids == texts[number]
+        torch.testing.assert_close(judged.steps, chain.logprobs(number, [*texts[number], EOS]))
+        length = max(1, len(judged.ids))
+        assert judged.score == pytest.approx(judged.logprob / ((5 + length) / 6) ** 0.6)
+
+
+def test_batches_are_of_like_length_and_answers_in_order():
+    lengths = [(7 * i) % 23 for i in range(100)]
+    seen: list[list[int]] = []
+
+    def double(items: list[int]) -> list[int]:
+        seen.append([lengths[i] for i in items])
+        return [2 * i for i in items]
+
+    answers = in_batches(list(range(100)), lengths, double, tokens=60, rows=7)
+    assert answers == [2 * i for i in range(100)]
+    flat = [n for batch in seen for n in batch]
+    assert flat == sorted(lengths, reverse=True)
+    assert all(len(b) <= 7 and (len(b) == 1 or len(b) * b[0] <= 60) for b in seen)
+    assert in_batches([], [], double) == []
+    assert in_batches([5], [999], lambda items: items, tokens=10) == [5]
+
+
+def lively(position: str = "sinusoidal", **settings) -> Transformer:
+    """Return a small model with definite opinions, some of them about where to stop."""
+    torch.manual_seed(1)
+    config = sized("tiny", TransformerConfig(60, 60, position=position, tie="none", head_bias=True))
+    config = replace(config, encoder_depth=2, decoder_depth=2, **settings)
+    model = Transformer(replace(config, block=replace(config.block, kv_heads=2))).double().eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.15 * torch.randn_like(weight))
+        model.head.bias[EOS] += 2.0
+    return model
+
+
+def batch(count: int, longest: int = 12) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    lengths = torch.randint(1, longest + 1, (count,), generator=generator)
+    source = torch.randint(4, 60, (count, longest), generator=generator)
+    return source.masked_fill(torch.arange(longest) >= lengths.unsqueeze(1), 0), lengths
+
+
+@pytest.mark.parametrize("position", ["sinusoidal", "rotary", "learned"])
+@pytest.mark.parametrize("hypotheses", [1, 4])
+@torch.inference_mode()
+def test_cached_equals_full_however_hypotheses_part_and_sentences_leave(position, hypotheses):
+    model = lively(position)
+    source, lengths = batch(6)
+    state = model.start(source, lengths, hypotheses=1, capacity=60)
+    generator = torch.Generator().manual_seed(0)
+    written = torch.ones(6, 1, 1, dtype=torch.long)
+    alive = torch.arange(6)
+    for step in range(40):
+        logits, state = model.step(written[..., -1].reshape(-1, 1), state)
+        each = written.shape[1]
+        assert (state.sentences, state.hypotheses, state.length) == (len(alive), each, step + 1)
+        rows = alive.repeat_interleave(each)
+        full = model(source[rows], written.flatten(0, 1), lengths[rows])
+        torch.testing.assert_close(logits[:, 0], full[:, -1], atol=1e-9, rtol=0)
+        parents = torch.randint(0, each, (len(alive), hypotheses), generator=generator)
+        state.select(parents)
+        written = written.gather(1, parents.unsqueeze(-1).expand(-1, -1, written.shape[2]))
+        if step in (3, 11, 30):
+            stay = torch.randperm(len(alive), generator=generator)[:-1]
+            state.keep(stay)
+            written, alive = written[stay], alive[stay]
+        new = torch.randint(3, 60, (*written.shape[:2], 1), generator=generator)
+        written = torch.cat([written, new], dim=2)
+
+
+@torch.inference_mode()
+def test_several_tokens_can_be_read_at_once():
+    model = lively()
+    source, lengths = batch(3)
+    state = model.start(source, lengths, hypotheses=2, capacity=20)
+    ids = torch.randint(3, 60, (6, 9), generator=torch.Generator().manual_seed(0))
+    parts = [model.step(ids[:, a:b], state)[0] for a, b in ((0, 4), (4, 5), (5, 9))]
+    rows = torch.arange(3).repeat_interleave(2)
+    full = model(source[rows], ids, lengths[rows])
+    torch.testing.assert_close(torch.cat(parts, 1), full, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("write", [greedy, sample, beam])
+def test_neighbours_never_matter(write):
+    model = lively()
+    source, lengths = batch(24)
+    draw = {"lines": range(24)} if write is sample else {}
+    together = write(model, source, lengths, **draw)
+    assert len({len(texts[0].ids) for texts in together}) > 3
+    for i in range(24):
+        length = int(lengths[i])
+        draw = {"lines": [i]} if write is sample else {}
+        (alone,) = write(model, source[i : i + 1, :length], lengths[i : i + 1], **draw)
+        assert [h.ids for h in alone] == [h.ids for h in together[i]]
+        torch.testing.assert_close(
+            [h.score for h in alone], [h.score for h in together[i]], atol=1e-9, rtol=0
+        )
+
+
+def test_what_was_written_is_judged_alike():
+    model = lively("rotary")
+    source, lengths = batch(16)
+    found = beam(model, source, lengths, n_best=4)
+    for rank in range(4):
+        texts = [h[rank].ids for h in found]
+        for h, judged in zip(found, score(model, source, lengths, texts), strict=True):
+            written = h[rank].steps
+            torch.testing.assert_close(judged.steps[: len(written)], written, atol=1e-9, rtol=0)
+
+
+def test_beam_equals_ctranslate2(tmp_path):
+    ctranslate2 = pytest.importorskip("ctranslate2")
+    from regard.data.tokenize import train_tokenizer
+    from regard.pretrained.ctranslate2 import export_ctranslate2
+
+    tokenizer = train_tokenizer(["a few words, not many words"] * 3, vocab=300)
+    torch.manual_seed(3)
+    vocab = tokenizer.vocab
+    config = sized("tiny", TransformerConfig(vocab, vocab, tie="none", head_bias=True))
+    config = replace(config, encoder_depth=1, decoder_depth=2)
+    model = Transformer(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.15 * torch.randn_like(weight))
+        model.head.bias[EOS] += 4.0
+    folder = export_ctranslate2(model, tokenizer, tokenizer, tmp_path / "theirs")
+    translator = ctranslate2.Translator(str(folder), compute_type="float32", intra_threads=1)
+    generator = torch.Generator().manual_seed(2)
+    lengths = torch.randint(2, 13, (100,), generator=generator)
+    source = torch.randint(4, vocab, (100, 12), generator=generator)
+    source[torch.arange(100), lengths - 1] = EOS
+    piece = [tokenizer.library.id_to_token(i) for i in range(vocab)]
+    pieces = [[piece[i] for i in row[: n - 1]] for row, n in zip(source, lengths, strict=True)]
+    for name, alpha in (("average", 1.0), ("average", 0.6), ("none", 0.0)):
+        theirs = translator.translate_batch(
+            pieces,
+            beam_size=5,
+            length_penalty=alpha,
+            max_decoding_length=40,
+            return_scores=True,
+        )
+        ours = beam(model, source, lengths, length_penalty=name, alpha=alpha, max_length=40)
+        assert len({len(h.ids) for (h,) in ours}) > 3
+        same = [
+            [piece[i] for i in h.ids] == t.hypotheses[0]
+            for (h,), t in zip(ours, theirs, strict=True)
+        ]
+        assert sum(same) >= 99
+        for (h,), t, equal in zip(ours, theirs, same, strict=True):
+            assert not equal or h.score == pytest.approx(t.scores[0], abs=1e-4)
+
+
+MISTAKES = {
+    "beam=0": lambda c, s: beam(c, s, beam=0),
+    "n_best=6": lambda c, s: beam(c, s, n_best=6),
+    "patience=0": lambda c, s: beam(c, s, patience=0),
+    "alpha=-1": lambda c, s: beam(c, s, alpha=-1),
+    "unknown length_penalty 'avarage'": lambda c, s: beam(c, s, length_penalty="avarage"),
+    "max_length=0": lambda c, s: beam(c, s, max_length=0),
+    "3 values of max_length": lambda c, s: beam(c, s, max_length=[1, 2, 3]),
+    "1 prefixes": lambda c, s: greedy(c, s, prefix=[[3]]),
+    "longer than max_length=1": lambda c, s: greedy(c, s, prefix=[[3, 3], []], max_length=1),
+    "contains the end": lambda c, s: greedy(c, s, prefix=[[3, EOS], []]),
+    "temperature=-1": lambda c, s: sample(c, s, temperature=-1),
+    "top_k=0": lambda c, s: sample(c, s, top_k=0),
+    "top_p=0": lambda c, s: sample(c, s, top_p=0),
+    "min_p=1.5": lambda c, s: sample(c, s, min_p=1.5),
+    "samples=0": lambda c, s: sample(c, s, samples=0),
+    "3 line numbers": lambda c, s: sample(c, s, lines=[1, 2, 3]),
+    "repetition penalty 0": lambda c, s: repetition(0),
+    "1 texts": lambda c, s: score(c, s, None, [[3]]),
+    "0 tokens": lambda c, s: in_batches([1], [1], list, tokens=0),
+}
+
+
+@pytest.mark.parametrize("message", MISTAKES)
+def test_mistakes_are_told_in_one_line(message):
+    with pytest.raises(Mistake, match=message) as told:
+        MISTAKES[message](Chain(), sources(2))
+    assert "\n" not in str(told.value)
+
+
+def test_a_broken_model_is_told():
+    chain = Chain()
+    chain.table.fill_(torch.nan)
+    for write in (greedy, beam, sample):
+        with pytest.raises(Mistake, match="not finite"):
+            write(chain, sources(2))
+
+
+def test_nothing_gives_nothing():
+    none = torch.empty(0, 3, dtype=torch.long)
+    assert beam(Chain(), none) == greedy(Chain(), none) == sample(Chain(), none) == []
+    assert score(Chain(), none, None, []) == []
