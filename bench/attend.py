@@ -205,7 +205,7 @@ def compare_memory() -> None:
 
 def main() -> None:
     """Measure time, then memory."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="fewer repeats")
     parser.add_argument("--job", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -222,7 +222,7 @@ def timed(translate: Translate, lines: list[str]) -> tuple[float, list[str]]:
 
 def main() -> None:
     """Let everybody translate in turn."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("model", nargs="?", help="a run folder or a starter's name")
     parser.add_argument("--sentences", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=3)

@@ -22,8 +22,8 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(threads)
-    from eole.bin.run.train import Train
-    from eole.trainer import Trainer
+    from eole.bin.run.train import Train  # pyright: ignore[reportMissingImports]
+    from eole.trainer import Trainer  # pyright: ignore[reportMissingImports]
 
     turn = {"left": 0, "since": 0.0}
     plain_step = Trainer._train_step

@@ -56,8 +56,9 @@ class Data:
 
     def batch(self, n: int) -> Batch:
         """Return batch n."""
-        sides = [[torch.tensor(side[i]).numpy() for i in self.batches[n]] for side in self.rows]
-        return make_batch(*sides, self.tokenizer, self.tokenizer)
+        some = self.batches[n]
+        sources, targets = ([torch.tensor(side[i]).numpy() for i in some] for side in self.rows)
+        return make_batch(sources, targets, self.tokenizer, self.tokenizer)
 
 
 class Regard:
@@ -348,7 +349,7 @@ def against_eole(data: Data, python: str, rounds: int, steps: int, threads: int)
 
 def main() -> None:
     """Measure against Marian, then against eole."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--eole", metavar="PYTHON", help="the python of an environment with eole")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="under two minutes")

@@ -14,6 +14,7 @@ from regard.errors import Mistake, choose
 from regard.settings import describe, parse
 
 CHUNK = 512  # lines read before they are answered, which bounds memory for input of any length
+LETTERS = 1_000_000  # and so many letters, if that is sooner
 FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 INPUTS = ("src", "source", "text", "input")  # the field of a JSON line that is read
 
@@ -39,6 +40,12 @@ class Call:
             raise Mistake(f"unexpected word '{extra}'; settings are written key=value")
         return self.words
 
+    def nothing(self) -> None:
+        """Refuse any word and any setting."""
+        self.only()
+        for key in self.settings:
+            raise Mistake(f"unknown key '{key}'; there is nothing to set")
+
     def first(self, name: str) -> tuple[str, list[str]]:
         """Return the first plain word and the rest, or refuse."""
         if not self.words:
@@ -50,7 +57,7 @@ class Call:
 class Verb:
     """One word of the command line with the page that explains it."""
 
-    act: Callable[[Call], None]
+    act: Callable[[Call], int | None]
     usage: str
     summary: str
     examples: tuple[str, str]
@@ -63,7 +70,11 @@ def run(call: Call) -> None:
 
     name, texts = call.first("MODEL")
     model = regard.load(name)
-    model.check(call.settings)  # a wrong setting is refused before the first line is read
+    try:
+        model.check(call.settings)  # a wrong setting is refused before the first line is read
+    except Mistake as mistake:
+        hint = " (text that holds a = goes after --)" if "unknown key" in str(mistake) else ""
+        raise Mistake(f"{mistake}{hint}") from None
     if texts:
         for line in answers(model, [(text, None) for text in texts], call):
             print(line)
@@ -83,6 +94,8 @@ def train(call: Call) -> None:
     import regard
 
     (name,) = call.only("TASK or RECIPE")
+    if "quiet" in call.settings:
+        raise Mistake("unknown key 'quiet'; write --quiet")
     tell(regard.train(name, quiet=call.quiet, **call.settings), call)
 
 
@@ -104,12 +117,14 @@ def look(call: Call) -> None:
     tell(regard.look(name, texts, **call.settings), call)
 
 
-def doctor(call: Call) -> None:
-    """Examine data before it is trained on."""
+def doctor(call: Call) -> int:
+    """Examine data before it is trained on; return 1 if training would refuse them."""
     import regard
 
     (data,) = call.only("DATA")
-    tell(regard.doctor(data, **call.settings), call)
+    examined = regard.doctor(data, **call.settings)
+    tell(examined, call)
+    return 0 if examined.report.healthy else 1
 
 
 def export(call: Call) -> None:
@@ -122,18 +137,18 @@ def export(call: Call) -> None:
 
 def models(call: Call) -> None:
     """List the models that can be run and built."""
-    call.only()
+    call.nothing()
     from regard import api
 
-    tell(api.models(**call.settings), call)
+    tell(api.models(), call)
 
 
 def recipes(call: Call) -> None:
     """List the published runs that can be repeated."""
-    call.only()
+    call.nothing()
     from regard import api
 
-    tell(api.recipes(**call.settings), call)
+    tell(api.recipes(), call)
 
 
 VERBS = {
@@ -165,6 +180,7 @@ VERBS = {
             "regard eval runs/mine data=folder",
             "regard eval runs/mine data=folder against=runs/other",
         ),
+        ("regard.tasks.evaluation", "EvalSettings"),
     ),
     "look": Verb(
         look,
@@ -174,6 +190,7 @@ VERBS = {
             'regard look en-zh "How are you?" out=attention.html',
             'regard look runs/mine "A dog runs." layers=2 heads=0,3 out=attention.png',
         ),
+        ("regard.tasks.translator", "RunSettings"),
     ),
     "doctor": Verb(
         doctor,
@@ -183,6 +200,7 @@ VERBS = {
             "regard doctor folder from=en to=de",
             "regard doctor pairs.tsv size=small",
         ),
+        ("regard.tasks.forecast", "DoctorSettings"),
     ),
     "models": Verb(
         models,
@@ -202,7 +220,7 @@ VERBS = {
         "write a trained model for another tool",
         (
             "regard export runs/mine format=ctranslate2 out=exported",
-            "regard export en-zh format=huggingface out=exported",
+            "regard export en-zh format=ctranslate2 quantization=int8 out=exported",
         ),
     ),
 }
@@ -212,9 +230,9 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     try:
         use_utf8()
-        act(sys.argv[1:] if argv is None else argv)
+        code = act(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
-        return 0
+        return code
     except Mistake as mistake:
         return refuse(str(mistake))
     except KeyboardInterrupt:
@@ -236,8 +254,8 @@ def main(argv: list[str] | None = None) -> int:
         return refuse(f"{place}{(error.strerror or str(error)).lower()}; make room and try again")
 
 
-def act(words: list[str]) -> None:
-    """Find the verb and do it, or show the page that was asked for."""
+def act(words: list[str]) -> int:
+    """Find the verb and do it, or show the page that was asked for; return the exit code."""
     for word in words:
         if not word.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in word):
             raise Mistake(f"{word!r} is not UTF-8; convert it with: iconv -f latin1 -t utf-8")
@@ -257,7 +275,8 @@ def act(words: list[str]) -> None:
     else:
         verb = choose("verb", words[0], VERBS)
         plain, settings = parse(words[1:])
-        verb.act(Call(plain, settings, "--json" in flags, "--quiet" in flags))
+        return verb.act(Call(plain, settings, "--json" in flags, "--quiet" in flags)) or 0
+    return 0
 
 
 def front_page() -> str:
@@ -301,14 +320,16 @@ def chunks(file: BinaryIO, size: int) -> Iterator[tuple[list[Input], Mistake | N
 
     chunk: list[Input] = []
     records: bool | None = None
+    letters = 0
     try:
         for number, line in read_stream(file, "standard input"):
             if records is None:
                 records = is_record(line)
             chunk.append(read_record(line, number) if records else (line, None))
-            if len(chunk) == size:
+            letters += len(line)
+            if len(chunk) == size or letters >= LETTERS:
                 yield chunk, None
-                chunk = []
+                chunk, letters = [], 0
         yield chunk, None
     except Mistake as mistake:
         yield chunk, mistake
@@ -371,7 +392,9 @@ def tell(result: Any, call: Call) -> None:
 
 
 def as_data(value: Any) -> Any:
-    """Give JSON the parts of a dataclass, and of all else its words."""
+    """Give JSON the parts of a result, and of all else its words."""
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in fields(value)}
     return str(value)

@@ -3,7 +3,7 @@
 import hashlib
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from regard.errors import Mistake
@@ -38,7 +38,8 @@ def replacing(path: str | Path) -> Iterator[Path]:
     except OSError as error:
         raise refuse(error, path) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def write_atomically(path: str | Path, data: bytes | str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from regard.errors import Mistake
@@ -60,16 +61,35 @@ def parse(words: list[str]) -> tuple[list[str], dict[str, str]]:
     return plain, values
 
 
-def fill(cls: type[C], values: Mapping[str, Any], *, where: str = "", base: C | None = None) -> C:
+def fill(
+    cls: type[C],
+    values: Mapping[str, Any],
+    *,
+    where: str = "",
+    base: C | None = None,
+    short: Mapping[str, str | tuple[str, ...]] = MappingProxyType({}),
+) -> C:
     """Build a dataclass from strings or Python values, with `base` standing for what is not given.
 
     Nested dataclasses are reached by dots (`model.block.norm`) or by nested mappings; what is not
-    given inside one keeps the value it has in the default of the outer.
+    given inside one keeps the value it has in the default of the outer. `short` names keys by
+    shorter ones.
     """
+    given: dict[str, Any] = {}
+    said: dict[str, str] = {}  # what the user wrote for each key
+    for key, value in values.items():
+        longer = short.get(key, key)
+        for long in (longer,) if isinstance(longer, str) else longer:
+            if long in given:
+                raise Mistake(f"{key} is given twice, also as {said[long]}; keep one")
+            given[long], said[long] = value, key
     try:
-        return _fill(cls, values, base, "", cls)
+        return _fill(cls, given, base, "", [*short, *(row.key for row in describe(cls))])
     except Mistake as mistake:
-        raise Mistake(f"{where}: {mistake}") if where else mistake from None
+        text = str(mistake)
+        long = text.partition("=")[0]
+        text = said.get(long, long) + text.removeprefix(long)
+        raise Mistake(f"{where}: {text}" if where else text) from None
 
 
 def describe(cls: type, prefix: str = "", base: Any = None) -> Iterator[Setting]:
@@ -86,7 +106,7 @@ def describe(cls: type, prefix: str = "", base: Any = None) -> Iterator[Setting]
             yield Setting(key, _name(hints[field.name]), shown, field.metadata.get("help", ""))
 
 
-def _fill(cls: type, values: Mapping[str, Any], base: Any, prefix: str, root: type) -> Any:
+def _fill(cls: type, values: Mapping[str, Any], base: Any, prefix: str, known: list[str]) -> Any:
     hints = get_type_hints(cls)
     names = {_key(field): field for field in _settable(cls)}
     # A Python caller cannot write the keyword `from`, so the field's own name is understood too.
@@ -96,7 +116,7 @@ def _fill(cls: type, values: Mapping[str, Any], base: Any, prefix: str, root: ty
         head, _, tail = str(key).partition(".")
         field = names.get(head)
         if field is None or (tail and not _nested(hints[field.name])):
-            raise _unknown(prefix + str(key), root)
+            raise _unknown(prefix + str(key), known)
         inner = given.setdefault(field.name, {})
         if tail in inner:
             raise Mistake(f"{prefix}{key} is given twice, also as {prefix}{_key(field)}; keep one")
@@ -113,7 +133,7 @@ def _fill(cls: type, values: Mapping[str, Any], base: Any, prefix: str, root: ty
         elif inner:
             optional = type(None) in get_args(hints[field.name])
             whole, parts, default = _whole(inner, optional, parts, default, key)
-            built[field.name] = _fill(inner, parts, default, key + ".", root) if whole else None
+            built[field.name] = _fill(inner, parts, default, key + ".", known) if whole else None
         elif not parts:
             raise Mistake(f"{key} is missing; add {key}=...")
         else:
@@ -140,8 +160,7 @@ def _whole(
     raise Mistake(f"{key}={_quote(value)} has parts of its own; set one of {keys}")
 
 
-def _unknown(key: str, root: type) -> Mistake:
-    keys = [row.key for row in describe(root)]
+def _unknown(key: str, keys: list[str]) -> Mistake:
     last = key.rpartition(".")[2]
     close = [known for known in keys if known.rpartition(".")[2] == last]
     close = close or get_close_matches(key.lower(), keys, n=1, cutoff=0.6)

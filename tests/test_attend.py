@@ -325,9 +325,17 @@ def test_poison_at_a_masked_place_never_leaks(case: str, name: str, tile: int, m
             inputs[where][:, :, places] = poison
         q, k, v, b = (x.requires_grad_() for x in inputs.values())
         bias = b if where == "b" else None
-        out = attend(q, k, v, score=score, mask=mask, bias=bias, normalise=normalise)[:, :, rows]
+
+        def ask() -> Tensor:
+            return attend(q, k, v, score=score, mask=mask, bias=bias, normalise=normalise)[
+                :, :, rows
+            ]
+
+        with torch.no_grad():
+            untrained = ask()
+        out = ask()
         grads = torch.autograd.grad(out.square().sum(), (q, k, v, b), allow_unused=True)
-        return [out, *(g for g in grads if g is not None)]
+        return [untrained, out, *(g for g in grads if g is not None)]
 
     for where in "kvb":
         clean = run(None, where)

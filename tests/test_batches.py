@@ -90,9 +90,9 @@ def test_a_plan_is_fast():
     batches = Batches(columns, 1500, seed=1)
     took = []
     for epoch in range(3):
-        start = time.perf_counter()
+        start = time.process_time()
         batches[epoch * batches.len_epoch()]
-        took.append(time.perf_counter() - start)
+        took.append(time.process_time() - start)
     assert min(took) < 0.05
 
 

@@ -101,7 +101,7 @@ def every_text(chain: Chain, number: int, most: int, divisor, begin=()) -> list[
             if text[: len(begin)] == tuple(begin):
                 whole = list(text) if length == most else [*text, EOS]
                 logprob = sum(chain.logprobs(number, whole))
-                found.append((logprob / divisor(max(1, length)), list(text)))
+                found.append((logprob / divisor(len(whole)), list(text)))
     return sorted(found, reverse=True)
 
 
@@ -133,7 +133,7 @@ def test_hypotheses_tell_the_truth_about_themselves(width, name):
             assert len(whole) == len(h.steps) and (len(h.ids) == 8 or whole[-1] == EOS)
             torch.testing.assert_close(h.steps, chain.logprobs(number, whole))
             torch.testing.assert_close(h.logprob, sum(h.steps))
-            torch.testing.assert_close(h.score, h.logprob / penalty(name)(max(1, len(h.ids))))
+            torch.testing.assert_close(h.score, h.logprob / penalty(name)(len(whole)))
 
 
 def test_greedy_is_a_beam_of_one():
@@ -285,7 +285,7 @@ def test_given_texts_are_judged_by_the_definition():
     for number, judged in enumerate(score(chain, sources(5), None, texts, length_penalty="gnmt")):
         assert judged.ids == texts[number]
         torch.testing.assert_close(judged.steps, chain.logprobs(number, [*texts[number], EOS]))
-        length = max(1, len(judged.ids))
+        length = len(judged.ids) + 1
         assert judged.score == pytest.approx(judged.logprob / ((5 + length) / 6) ** 0.6)
 
 
@@ -417,15 +417,16 @@ def test_beam_equals_ctranslate2(tmp_path):
     source[torch.arange(100), lengths - 1] = EOS
     piece = [tokenizer.library.id_to_token(i) for i in range(vocab)]
     pieces = [[piece[i] for i in row[: n - 1]] for row, n in zip(source, lengths, strict=True)]
-    for name, alpha in (("average", 1.0), ("average", 0.6), ("none", 0.0)):
+    for name, alpha, longest in (("average", 1.0, 40), ("average", 0.6, 4), ("none", 0.0, 40)):
         theirs = translator.translate_batch(
             pieces,
             beam_size=5,
             length_penalty=alpha,
-            max_decoding_length=40,
+            min_decoding_length=0,
+            max_decoding_length=longest,
             return_scores=True,
         )
-        ours = beam(model, source, lengths, length_penalty=name, alpha=alpha, max_length=40)
+        ours = beam(model, source, lengths, length_penalty=name, alpha=alpha, max_length=longest)
         assert len({len(h.ids) for (h,) in ours}) > 3
         same = [
             [piece[i] for i in h.ids] == t.hypotheses[0]

@@ -322,7 +322,7 @@ def test_letters_without_a_font_are_spelled_out(monkeypatch):
     assert png.spell("你好 you", missing) == "[U+4F60 U+597D] you"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert size_of(png.draw(translation(), layers="decoder.1.cross", heads=0))
+        assert min(size_of(png.draw(translation(), layers="decoder.1.cross", heads=0))) > 200
     png.fonts_for.cache_clear()
 
 
@@ -362,7 +362,7 @@ def test_the_suffix_says_how_to_save(tmp_path):
         ("decoder.1.cross", ["0"]),
     ]
     Look(picture).save(tmp_path / "B.PNG", "decoder.1.cross", "0")
-    assert size_of((tmp_path / "B.PNG").read_bytes())
+    assert min(size_of((tmp_path / "B.PNG").read_bytes())) > 200
     assert sorted(path.name for path in tmp_path.iterdir()) == ["B.PNG", "a.html"]
 
 

@@ -113,6 +113,9 @@ def fine() -> None:
 
 TRAIN = ["train", "translate", "data=data", "out=new", *SMALL]
 RUN = ["run", "model", "a dog"]
+EVAL = ["eval", "model", "data=data"]
+LOOK = ["look", "model", "a dog", "out=a.html"]
+EXPORT = ["export", "model", "format=ctranslate2"]
 
 # what is spoilt, the words, and what the one line must say
 TABLE = {
@@ -157,7 +160,7 @@ TABLE = {
     "generation broken": (put("model/generation_config.json", "{"), RUN, "not JSON"),
     # how to run it
     "unknown key": (fine, [*RUN, "baem=3"], "unknown key 'baem'; did you mean 'beam'?"),
-    "text that looks like a setting": (fine, ["run", "model", "E=mc2"], "unknown key 'E'"),
+    "text that looks like a setting": (fine, ["run", "model", "E=mc2"], "goes after --"),
     "beam of nothing": (fine, [*RUN, "beam=0"], "beam=0 is too small; it must be at least 1"),
     "beam below nothing": (fine, [*RUN, "--beam", "-3"], "beam=-3 is too small"),
     "beam in words": (fine, [*RUN, "beam=five"], "beam='five' is not a whole number"),
@@ -217,6 +220,8 @@ TABLE = {
     "heads that do not divide": (fine, [*TRAIN[:4], "width=10", "heads=3"], "heads=3"),
     "negative vocabulary": (fine, [*TRAIN[:4], "pieces=-5"], "pieces=-5 is too small"),
     "no budget": (fine, [*TRAIN, "batch_tokens=0"], "batch_tokens=0 is too small"),
+    "quiet as a setting": (fine, [*TRAIN, "quiet=yes"], "unknown key 'quiet'; write --quiet"),
+    "the task by its inner name": (fine, [*TRAIN, "task_or_recipe=x"], "key 'task_or_recipe'"),
     "a setting twice": (fine, [*TRAIN, "steps=3"], "steps is given twice"),
     "init missing": (fine, [*TRAIN, "init=nowhere"], "nowhere"),
     "init of another shape": (
@@ -224,6 +229,47 @@ TABLE = {
         ["train", "translate", "data=data", "out=new", "steps=1", "init=model"],
         "init=model",
     ),
+    # judging
+    "judged on nothing": (fine, ["eval", "model"], "data is missing; add data="),
+    "judged on missing data": (fine, ["eval", "model", "data=nowhere"], "nowhere"),
+    "judged without a test part": (
+        lambda: [path.unlink() for path in Path("data").glob("test.*")],
+        ["eval", "model", "data=data"],
+        "test",
+    ),
+    "judged on an unknown part": (fine, [*EVAL, "part=tset"], "tset"),
+    "judged by an unknown measure": (fine, [*EVAL, "tokenise=14a"], "tokenise='14a' is not one of"),
+    "judged against nobody": (fine, [*EVAL, "against=nobody"], "no model 'nobody'"),
+    "judged with an unknown key": (fine, [*EVAL, "baem=3"], "unknown key 'baem'; did you mean"),
+    "judged by name twice": (fine, [*EVAL, "model=other"], "unknown key 'model'"),
+    # looking
+    "a layer that is not there": (fine, [*LOOK, "layers=9"], "9"),
+    "a head that is not there": (fine, [*LOOK, "heads=77"], "77"),
+    "heads in words": (fine, [*LOOK, "heads=all,most"], "heads"),
+    "a picture of an unknown kind": (fine, [*LOOK[:-1], "out=a.xyz"], "unknown kind of picture"),
+    "a picture under a file": (fine, [*LOOK[:-1], "out=data/train.en/a.html"], "not a directory"),
+    "a picture where nobody may write": (fine, [*LOOK[:-1], "out=/proc/a.html"], "/proc/a.html"),
+    "a picture of nothing": (fine, ["look", "model", "", "out=a.html"], "nothing to look at"),
+    "a look with an unknown key": (fine, [*LOOK, "layer=1"], "unknown key 'layer'"),
+    "two texts for a look": (fine, [*LOOK, "texts=b"], "unknown key 'texts'"),
+    # examining
+    "an examination of nothing": (fine, ["doctor", "nowhere"], "nowhere"),
+    "an examination of an empty folder": (
+        lambda: Path("empty").mkdir(),
+        ["doctor", "empty"],
+        "empty",
+    ),
+    "an examination for an unknown size": (fine, ["doctor", "data", "size=huge"], "size 'huge'"),
+    "an examination with an unknown key": (fine, ["doctor", "data", "sise=tiny"], "key 'sise'"),
+    # exporting
+    "an unknown format": (fine, ["export", "model", "format=onxx", "out=x"], "format=onxx"),
+    "an export without a format": (fine, ["export", "model", "out=x"], "format"),
+    "an export to nowhere": (fine, ["export", "model", "format=ctranslate2"], "out is missing"),
+    "an export under a file": (fine, [*EXPORT, "out=data/train.en/x"], "not a directory"),
+    "an export with an unknown key": (fine, [*EXPORT, "out=x", "bits=8"], "unknown key 'bits'"),
+    "an export in an unknown precision": (fine, [*EXPORT, "out=x", "quantization=int3"], "int3"),
+    # lists
+    "a list with a setting": (fine, ["models", "size=big"], "unknown key 'size'"),
     # where to write
     "out under a file": (fine, [*TRAIN[:3], "out=data/train.en/new", *SMALL], "not a directory"),
     "out where nobody may write": (fine, [*TRAIN[:3], "out=/proc/new", *SMALL], "/proc/new"),
@@ -254,6 +300,7 @@ def test_a_wrong_call_costs_one_line_and_nothing_else(name, place, capsys, monke
     assert len(err) < 400, err
     assert out == ""
     after = all_files(place)
+    assert "new/recipe.json" not in after  # nothing was begun that would refuse the right call
     assert {path: after.get(path) for path in before} == before
 
 

@@ -281,9 +281,9 @@ def test_what_the_sampler_refuses(bpe):
 @pytest.mark.parametrize("text", ["我", "a", " ", ".", "ab 我,", "\u0301", "😀"])
 def test_a_long_line_without_spaces_is_fast(tokenizer, text):
     line = text * (200_000 // len(text))
-    start = time.perf_counter()
+    start = time.process_time()
     ids = tokenizer.encode(line)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
     assert tokenizer.decode(ids) == line
 
 

@@ -322,7 +322,7 @@ def test_ours_writes_what_marian_writes(variant: str):
             written.append(ids)
     assert torch.equal(torch.cat(written, dim=1), right)
     assert len({tuple(row) for row in right.tolist()}) == len(source)
-    assert all(len(set(row)) > 8 for row in right.tolist())
+    assert max(len(set(row)) for row in right.tolist()) > 20  # and some end early
 
 
 def test_a_marian_that_does_not_fit_is_a_mistake():

@@ -144,26 +144,8 @@ class MultiHead(nn.Module):
         y = attend(q, k, v, score=self.score, bias=bias, mask=mask, dropout=dropout, watch=self)
         return self.out(y.transpose(1, 2).flatten(2))
 
-    def initialise(self) -> None:
-        """Start queries, keys and values as the separate Glorot matrices that they are."""
+    def start(self) -> None:
+        """Begin with queries, keys and values as the separate Glorot matrices that they are."""
         sizes = [n * self.head_width for n in (self.heads, self.kv_heads, self.kv_heads)]
         for part in self.qkv.weight.split(sizes):
             nn.init.xavier_uniform_(part)
-        nn.init.xavier_uniform_(self.out.weight)
-        for linear in (self.qkv, self.out):
-            if linear.bias is not None:
-                nn.init.zeros_(linear.bias)
-
-
-def glorot(module: nn.Module) -> None:
-    """Start every matrix by Glorot's rule and every bias at zero."""
-    for part in module.modules():
-        if isinstance(part, MultiHead):
-            continue
-        if isinstance(part, nn.Linear | nn.Embedding):
-            nn.init.xavier_uniform_(part.weight)
-            if isinstance(part, nn.Linear) and part.bias is not None:
-                nn.init.zeros_(part.bias)
-    for part in module.modules():
-        if isinstance(part, MultiHead):
-            part.initialise()

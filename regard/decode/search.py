@@ -42,7 +42,7 @@ class Hypothesis:
     steps: list[float]  # log-probability of each token, and of the end where that was reached
 
 
-# What a log-probability is divided by so that lengths can be compared.
+# What a log-probability is divided by so that lengths (the end counts too) can be compared.
 # name -> (divisor of a length and an exponent, usual exponent)
 PENALTIES: dict[str, tuple[Callable, float]] = {
     "average": (lambda length, alpha: length**alpha, 1.0),
@@ -52,7 +52,7 @@ PENALTIES: dict[str, tuple[Callable, float]] = {
 
 
 def penalty(name: str, alpha: float | None = None) -> Callable:
-    """Return what a log-probability is divided by, as a function of the number of tokens."""
+    """Return the divisor of a log-probability as a function of how many tokens it is the sum of."""
     divisor, usual = choose("length_penalty", name, PENALTIES)
     alpha = usual if alpha is None else alpha
     if not 0 <= alpha < inf:
@@ -213,7 +213,7 @@ class _Finished:
         if isnan(logprob):
             raise Mistake("the model answers with numbers that are not finite; is it damaged?")
         steps = [after - before for before, after in pairwise([0.0, *passed])]
-        score = logprob / self.divisor(max(1, len(ids)))
+        score = logprob / self.divisor(len(steps))
         self.texts[sentence].append(Hypothesis(ids, score, logprob, steps))
 
     def best(self, sentence: int) -> list[Hypothesis]:
@@ -335,7 +335,7 @@ def beam(
 
         ended = tokens == eos
         last = plan.limit == step + 1
-        finishing = (ended | last.unsqueeze(1)) & (scores > -inf) & ~done.unsqueeze(1)
+        finishing = (ended | last.unsqueeze(1)) & (scores != -inf) & ~done.unsqueeze(1)
         rows, places = finishing[:, :beam].nonzero(as_tuple=True)
         if len(rows):
             origin = parents[rows, places]

@@ -280,7 +280,8 @@
     const views = pictures[state.picture].views;
     const crosses = views.map((view, at) => [view, at]).filter(([view]) => view.kind === "cross");
     const found = views.findIndex((view) => view.name === layer);
-    state.view = found >= 0 ? found : crosses.length ? crosses.at(-1)[1] : Math.max(0, views.length - 1);
+    const last = crosses.length ? crosses.at(-1)[1] : Math.max(0, views.length - 1);
+    state.view = found >= 0 ? found : last;
     if (!views.length) return;
     const at = views[state.view].heads.indexOf(head ?? "");
     state.head = at >= 0 ? at : together(views[state.view], head === "max" ? "max" : "mean");
@@ -306,7 +307,9 @@
     const focus = document.activeElement && document.activeElement.id;
     if (!tabs().includes(state.tab)) state.tab = tabs()[0];
     page.replaceChildren(...[
-      make("h1", { text: picture.title, dir: "auto" }),
+      make("h1", {
+        text: picture.title, dir: "auto", class: picture.title === picture.source.text ? "hidden" : "",
+      }),
       pictures.length > 1 ? chooser() : null,
       texts(picture),
       tabs().length ? tabBar() : make("p", { class: "soft", text: "There is nothing to look at." }),
@@ -348,9 +351,10 @@
         make("p", { text, lang: language || null, dir: "auto" })));
     }
     if (!picture.alternatives.length) return box;
-    const list = make("ol", { start: "2" }, ...picture.alternatives.map(([{ text, language }, score]) =>
-      make("li", {}, make("bdi", { text, lang: language || null, dir: "auto" }),
-        score === null ? null : make("span", { text: score.toFixed(3) }))));
+    const items = picture.alternatives.map(([{ text, language }, score]) => make("li", {},
+      make("bdi", { text, lang: language || null, dir: "auto" }),
+      score === null ? null : make("span", { text: score.toFixed(3) })));
+    const list = make("ol", { start: "2" }, ...items);
     const count = picture.alternatives.length;
     return make("div", {}, box, make("details", {},
       make("summary", { text: `${count} more ${count === 1 ? "output" : "outputs"}` }), list));
@@ -358,7 +362,7 @@
 
   function footer(picture) {
     const stored = picture.views[0] && picture.views[0].levels === 255
-      ? "Weights are kept in 256 levels of each row's largest and shown with the digits this supports."
+      ? "Weights are kept in 256 levels of each row's largest, and shown with fitting digits."
       : null;
     return make("footer", {},
       picture.note ? make("p", { text: picture.note, dir: "auto" }) : null,
@@ -402,8 +406,8 @@
     if (state.tab !== "model") {
       box.append(make("label", {}, make("span", { class: "label", text: "Layer" }), select));
       if (view.heads.length > 1) {
-        const heads = (joined(view) ? ["mean", "max", ...view.heads.keys()] : [...view.heads.keys()])
-          .map((head) => [head, typeof head === "number" ? view.heads[head] : head, nameOf(view, head)]);
+        const heads = [...(joined(view) ? ["mean", "max"] : []), ...view.heads.keys()]
+          .map((head) => [head, view.heads[head] ?? head, nameOf(view, head)]);
         box.append(choices("heads", "Head", heads, state.head, (head) => open({ head })));
       }
     }
@@ -541,7 +545,8 @@
       }
       const word = pair ? view.writes[at] : token;
       group.append(flow ? gap(word) : "", make("button", {
-        class: `token${flow && special(word) ? " alone" : ""}`, type: "button", tabindex: "-1", "data-at": String(at),
+        class: `token${flow && special(word) ? " alone" : ""}`, type: "button", tabindex: "-1",
+        "data-at": String(at),
         "data-side": side, "aria-pressed": "false",
         title: pair ? rowLabel(view, at) : null,
       }, face));
@@ -814,7 +819,8 @@
       tip.hidden = false;
       const area = tip.getBoundingClientRect();
       tip.style.left = `${Math.max(4, Math.min(x + 14, window.innerWidth - area.width - 8))}px`;
-      tip.style.top = `${y + 18 + area.height > window.innerHeight ? y - area.height - 12 : y + 18}px`;
+      const below = y + 18 + area.height <= window.innerHeight;
+      tip.style.top = `${below ? y + 18 : y - area.height - 12}px`;
     }
     function away() {
       cell = null;
@@ -854,11 +860,13 @@
       const j = Math.max(0, Math.min(k - 1, from.j + across));
       const x = (j + 0.5) * side, y = (i + 0.5) * side;
       const wide = box.clientWidth - left.clientWidth, high = box.clientHeight - above.clientHeight;
-      if (x < box.scrollLeft + side || x > box.scrollLeft + wide - side) box.scrollLeft = x - wide / 2;
-      if (y < box.scrollTop + side || y > box.scrollTop + high - side) box.scrollTop = y - high / 2;
+      const hidden = (at, from, room) => at < from + side || at > from + room - side;
+      if (hidden(x, box.scrollLeft, wide)) box.scrollLeft = x - wide / 2;
+      if (hidden(y, box.scrollTop, high)) box.scrollTop = y - high / 2;
       const area = canvas.getBoundingClientRect();
       point(i, j, area.left + x, area.top + y);
-      live.textContent = `${rowLabel(view, i)} looks at ${plain(view.columns[j])}: ${valueAt(i, j)}`;
+      live.textContent = `${rowLabel(view, i)} looks at ${plain(view.columns[j])}: `
+        + valueAt(i, j);
     });
     redraw();
   }
@@ -942,7 +950,9 @@
     const caption = make("span", { class: "label" });
     if (view) {
       source.dir = rightToLeft(view.columns) ? "rtl" : "ltr";
-      for (const token of view.columns) source.append(gap(token), chip(token, view.columns_language));
+      for (const token of view.columns) {
+        source.append(gap(token), chip(token, view.columns_language));
+      }
       strip.append(make("div", {}, caption, source));
     }
     const cards = make("div", { class: "cards" });
@@ -1009,7 +1019,8 @@
     return make("button", {
       class: "card", type: "button", tabindex: "-1", "data-at": String(number),
       "aria-label": `Step ${number + 1}: ` + entries
-        .map(([token, p, chosen]) => `${plain(token)} ${percent(p)}${chosen ? ", chosen" : ""}`).join("; "),
+        .map(([token, p, best]) => `${plain(token)} ${percent(p)}${best ? ", chosen" : ""}`)
+        .join("; "),
     }, make("header", {}, make("strong", {}, written(plain(step.token), language)),
       make("span", { class: "number", text: `step ${number + 1}` })),
     bars(entries.map(([token, p, chosen]) => ({

@@ -84,18 +84,17 @@ def words_of(choice: Choice) -> list[str]:
     """Split a choice as a user gives it (`0,2`, 3, ["0", "mean"]) into its words."""
     if choice is None:
         return []
-    one = isinstance(choice, str) or not isinstance(choice, Sequence)
-    words = [
-        word.strip() for part in ([choice] if one else choice) for word in str(part).split(",")
-    ]
+    if isinstance(choice, str) or not isinstance(choice, Sequence):
+        choice = [choice]
+    words = [word.strip() for part in choice for word in str(part).split(",")]
     return list(dict.fromkeys(word for word in words if word))
 
 
 def span(names: Iterable[int | str]) -> str:
     """Say a run of names in short: `0 to 3`, or one by one."""
     found = list(dict.fromkeys(names))
-    numbers = sorted(int(name) for name in found if str(name).isdigit())
-    others = [str(name) for name in found if not str(name).isdigit()]
+    numbers = sorted(int(name) for name in found if str(name).isdecimal())
+    others = [str(name) for name in found if not str(name).isdecimal()]
     if len(numbers) > 2 and numbers == list(range(numbers[0], numbers[-1] + 1)):
         return ", ".join([f"{numbers[0]} to {numbers[-1]}", *others])
     return ", ".join([*map(str, numbers), *others])

@@ -80,7 +80,7 @@ def arrange(views: Sequence[View]) -> list[list[tuple[View, int]]]:
     single = all(len(view.heads) == 1 for view in views)
     groups: dict[str, list[tuple[View, int]]] = {}
     for view in views:
-        parts = [part for part in view.name.split(".") if not (single and part.isdigit())]
+        parts = [part for part in view.name.split(".") if not (single and part.isdecimal())]
         heads = [(view, at) for at in range(len(view.heads))]
         groups.setdefault(".".join(parts), []).extend(heads)
     return [

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.attention.masks import Causal, Mask, Padding
-from regard.attention.multihead import Cache, Memory, glorot
+from regard.attention.multihead import Cache, Memory
 from regard.attention.positions import ALIASES, POSITIONS, Position
 from regard.errors import Mistake, choose
 from regard.layers.block import (
@@ -21,6 +21,7 @@ from regard.layers.block import (
     size,
 )
 from regard.layers.embed import Embed
+from regard.layers.start import STARTS
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class TransformerConfig:
     max_length: int = size(1024, 10_000_000)
     scale_embedding: bool = True
     head_bias: bool = False
+    start: str = "scaled"
 
 
 # name -> depth of each stack, width, feed-forward width, heads
@@ -144,7 +146,7 @@ class Transformer(nn.Module):
         self.head = nn.Linear(block.width, config.target_vocab, bias=config.head_bias)
         if config.tie != "none":
             self.head.weight = self.target.tokens.weight
-        glorot(self)
+        choose("start", config.start, STARTS)(self)
 
     def encode(
         self, source: Int[Tensor, "b s"], mask: Mask | None = None

@@ -112,7 +112,7 @@ def _specification(config: TransformerConfig) -> Any:
     return TransformerSpec(encoder, decoder)
 
 
-def _fill(spec: Any, model: Transformer) -> None:
+def _fill(spec: Any, model: Any) -> None:
     """Put every weight of the model into its place."""
     encoder, decoder = spec.encoder, spec.decoder
     encoder.embeddings[0].weight = _array(model.source.tokens.weight)
@@ -153,13 +153,13 @@ def _linear(spec: Any, weight: Tensor, bias: Tensor | None) -> None:
         spec.bias = _array(bias)
 
 
-def _norm(spec: Any, norm: nn.Module) -> None:
+def _norm(spec: Any, norm: Any) -> None:
     spec.gamma = _array(norm.weight)
     if hasattr(spec, "beta"):
         spec.beta = _array(norm.bias)
 
 
-def _feed_forward(spec: Any, network: nn.Module) -> None:
+def _feed_forward(spec: Any, network: Any) -> None:
     gated = isinstance(network, GatedFeedForward)
     first = network.gate if gated else network.inner
     _linear(spec.linear_0, first.weight, first.bias)
@@ -208,7 +208,7 @@ def _projections(attention: MultiHead) -> tuple[Projection, Projection]:
 
 def _pieces(tokenizer: "Tokenizer", vocab: int) -> list[str]:
     """Return the spelling of every piece in the order of their numbers, filled up to a number."""
-    pieces = [tokenizer.library.id_to_token(number) for number in range(tokenizer.vocab)]
+    pieces = [str(tokenizer.library.id_to_token(number)) for number in range(tokenizer.vocab)]
     return pieces + [f"<unused{number}>" for number in range(tokenizer.vocab, vocab)]
 
 

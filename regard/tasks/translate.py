@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from regard.tasks.run import (
     write_recipe,
 )
 from regard.tasks.translator import Translator, load_tokenizers, save_tokenizers
+from regard.train import distributed
 from regard.train.loop import Fit, LoopSettings, at_least, locked, measured_steps, mix
 from regard.train.loss import r_drop_loss, vocabulary_loss
 
@@ -342,10 +344,13 @@ def train(values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None 
     settings = resolve(values)
     folder = folder_of(settings)
     threads = use_threads(settings.threads)
-    with locked(folder):
+    distributed.join()
+    quiet = quiet or not distributed.is_first()
+    with locked(folder) if distributed.is_first() else nullcontext():
         corpus = load(settings)
         sha = corpus_hash(corpus)
         begun = recall(folder, settings, sha)
+        distributed.wait()
         tokenizers = _tokenizers(folder, corpus, settings, begun)
         model = build_model(settings, tokenizers)
         if settings.init:
@@ -356,7 +361,8 @@ def train(values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None 
         if begun is None:
             begun = _begin(folder, settings, sha, model, task, tokenizers, recipe)
             tell(f"{parameters(model):,} parameters; {begun['steps']:,} steps", quiet)
-        _save_about(folder, model, corpus, tokenizers)
+        if distributed.is_first():
+            _save_about(folder, model, corpus, tokenizers)
 
         def publish(weights: dict[str, Tensor], scores: dict[str, float]) -> None:
             save_weights(folder, weights)
@@ -374,6 +380,7 @@ def train(values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None 
             quiet=quiet,
         )
         outcome = fit.run()
+        distributed.leave()
     for note in outcome.notes:
         tell(note, quiet)
     return Report(str(folder), outcome.step, begun["steps"], outcome.finished, outcome.scores)
@@ -403,16 +410,17 @@ def _begin(folder, settings, sha, model, task, tokenizers, recipe) -> dict[str, 
         "parameters": parameters(model),
         "left_out": task.dropped,
     }
-    return write_recipe(folder, NAME, settings, sha, more)
+    return write_recipe(folder, NAME, settings, sha, more) if distributed.is_first() else more
 
 
 def _tokenizers(folder, corpus, settings, begun) -> tuple[Tokenizer, Tokenizer]:
     """Take the tokenizers of the run, of the model it starts from, or learn new ones."""
-    if begun is not None or settings.init:
-        return load_tokenizers(folder if begun is not None else Path(settings.init))
-    pair = build_tokenizers(corpus, settings)
-    save_tokenizers(folder, pair)
-    return pair
+    if begun is None and settings.init:
+        return load_tokenizers(Path(settings.init))
+    if begun is None and distributed.is_first():
+        save_tokenizers(folder, build_tokenizers(corpus, settings))
+    distributed.wait()
+    return load_tokenizers(folder)
 
 
 def _save_about(folder: Path, model: nn.Module, corpus: Corpus, tokenizers) -> None:

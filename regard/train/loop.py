@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from regard.errors import Mistake, choose
 from regard.files import refuse, write_atomically
 from regard.train import checkpoint as keep
+from regard.train import distributed
 from regard.train.optim import SCHEDULES, build_optimiser
 from regard.train.progress import Progress
 
@@ -146,7 +147,7 @@ def measured_steps(
     times = []
     started = time.perf_counter()
     number = 0
-    while number < 5 or (time.perf_counter() - started < 8 and number < 60):
+    while number < 5 or distributed.first_says(time.perf_counter() - started < 8 and number < 60):
         begun = time.perf_counter()
         one_step(model, task, settings, optimiser, 7919 * number + 13, 0.0)
         times.append(time.perf_counter() - begun)
@@ -154,7 +155,7 @@ def measured_steps(
     model.load_state_dict(before)
     for parameter in model.parameters():
         parameter.grad = None
-    each = sum(times[2:]) / len(times[2:])
+    each = distributed.first_says(sum(times[2:]) / len(times[2:]))
     return max(1, int(seconds / each)), each
 
 
@@ -162,16 +163,19 @@ def one_step(
     model: nn.Module, task: Task, settings: LoopSettings, optimiser, n: int, lr: float
 ) -> tuple[float, float, int, bool]:
     """Make one update; return loss a token, gradient norm, tokens read, and whether it was taken."""
-    torch.manual_seed(mix(settings.seed, "step", n))
-    batches = [task.batch(n * settings.accumulate + i) for i in range(settings.accumulate)]
+    rank, size, parts = distributed.rank(), distributed.size(), settings.accumulate
+    torch.manual_seed(mix(settings.seed, "step", n, rank))
+    batches = [task.batch((n * parts + i) * size + rank) for i in range(parts)]
     counts = [task.count(batch) for batch in batches]
-    total = sum(count for count, _ in counts)
-    loss = 0.0
+    total, read = distributed.total(*(sum(column) for column in zip(*counts, strict=True)))
+    loss = torch.zeros(())
     for batch in batches:
         part = task.loss(model, batch) / total
         part.backward()
-        loss += float(part.detach())
+        loss += part.detach().cpu()
     parameters = [p for p in model.parameters() if p.grad is not None]
+    distributed.add_up([*(p.grad for p in parameters), loss])  # type: ignore[list-item]
+    loss = float(loss)
     norm = float(nn.utils.clip_grad_norm_(parameters, settings.clip or math.inf, foreach=True))
     sound = math.isfinite(loss) and math.isfinite(norm)
     if sound:
@@ -179,7 +183,7 @@ def one_step(
             group["lr"] = lr
         optimiser.step()
     optimiser.zero_grad(set_to_none=True)
-    return loss, norm, sum(read for _, read in counts), sound
+    return loss, norm, int(read), sound
 
 
 class Fit:
@@ -233,6 +237,8 @@ class Fit:
 
     def save(self) -> None:
         """Write a checkpoint of everything that the next step depends on."""
+        if not distributed.is_first():
+            return
         step = self.counters["step"]
         names = keep.optimiser_names(self.optimiser, self.named)
         groups = {
@@ -274,7 +280,7 @@ class Fit:
     def _forget_after(self, step: int) -> None:
         """Drop the lines of metrics.jsonl that a killed run wrote after its last checkpoint."""
         path = self.folder / "metrics.jsonl"
-        if not path.exists():
+        if not path.exists() or not distributed.is_first():
             return
         kept = []
         for line in path.read_text(errors="replace").splitlines():
@@ -290,14 +296,16 @@ class Fit:
     def run(self) -> Outcome:
         """Train until the last step, until nothing is gained, or until asked to stop."""
         self.restore()
+        distributed.wait()
         settings, counters = self.settings, self.counters
         started = time.perf_counter() - counters["seconds"]
         saved = time.perf_counter()
-        board = _board(self.folder, counters["step"])
+        first = distributed.is_first()
+        board = _board(self.folder, counters["step"]) if first else lambda *scalar: None
         ended = self._is_over()
         with (
             Stopper() as stopper,
-            open(self.folder / "metrics.jsonl", "a") as metrics,
+            open(self.folder / "metrics.jsonl" if first else os.devnull, "a") as metrics,
             Progress("train", self.steps, quiet=self.quiet, done=counters["step"]) as bar,
         ):
             self.model.train()
@@ -320,19 +328,20 @@ class Fit:
                     board(f"train/{name}" if name == "loss" else name, row[name], n + 1)
                 board("tokens_per_second", speed, n + 1)
                 due = (n + 1) % self.valid_every == 0 or n + 1 == self.steps
-                if due:
+                if due and first:
                     self._validate(metrics, board)
                     counters["seconds"] = time.perf_counter() - started
-                ended = self._is_over()
+                ended = bool(distributed.first_says(self._is_over()))
+                asked = distributed.total(stopper.asked)[0] > 0
                 late = time.perf_counter() - saved > settings.save_every
-                if due or ended or late or stopper.asked:
+                if due or ended or late or asked:
                     metrics.flush()
                     os.fsync(metrics.fileno())
                     self.save()
                     saved = time.perf_counter()
-                if stopper.asked and not ended:
+                if asked and not ended:
                     break
-        if ended:
+        if ended and first:
             self._finish()
         return Outcome(counters["step"], ended, dict(self.scores), self.notes)
 

@@ -78,6 +78,9 @@ def vocabulary_loss(
     Equal to torch's cross_entropy of the logits with label smoothing, reduction sum, without ever
     holding all logits.
     """
+    if not torch.is_grad_enabled():  # the function itself cannot tell, and would make gradients
+        hidden, weight = hidden.detach(), weight.detach()
+        bias = None if bias is None else bias.detach()
     return _VocabularyLoss.apply(hidden, weight, bias, targets, smoothing, ignore)
 
 

@@ -1,0 +1,23 @@
+"""The code in README and docs runs as it is printed there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+HOME = Path(__file__).resolve().parents[1]
+PAGES = [HOME / "README.md", *sorted((HOME / "docs").glob("*.md"))]
+PAGES = [page for page in PAGES if "```python" in page.read_text()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_code_of_page_runs(page: Path):
+    names: dict = {}
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+        exec(compile(block, page.name, "exec"), names)
+
+
+def test_links_lead_somewhere():
+    for page in [HOME / "README.md", *(HOME / "docs").glob("*.md")]:
+        for link in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
+            assert (page.parent / link).exists(), f"{page.name} links to {link}"

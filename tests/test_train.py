@@ -1,0 +1,479 @@
+"""Laws of the training loop, on a task small enough to compute by hand."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from regard.errors import Mistake
+from regard.train import checkpoint, loop
+from regard.train.loop import Fit, LoopSettings, Outcome, measured_steps, one_step
+from regard.train.optim import SCHEDULES, build_optimiser
+
+
+class Line(nn.Module):
+    """A matrix, a bias and a gain."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(3, 2)
+        self.norm = nn.LayerNorm(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.linear(x))
+
+
+class Points:
+    """Learn a fixed map from noise; `spoil` makes some batches infinite."""
+
+    def __init__(self, spoil: Callable[[int], bool] = lambda n: False, scores: list | None = None):
+        self.spoil, self.scores = spoil, iter(scores or [])
+        self.seen: list[int] = []
+
+    def batch(self, n: int) -> Any:
+        self.seen.append(n)
+        x = torch.randn(4, 3, generator=torch.Generator().manual_seed(n))
+        y = torch.stack([x.sum(1), x[:, 0]], 1)
+        return (x * math.inf if self.spoil(n) else x), y
+
+    def count(self, batch: Any) -> tuple[int, int]:
+        return len(batch[0]), 2 * len(batch[0])
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return (model(batch[0]) - batch[1]).square().sum()
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        assert not model.training
+        x, y = self.batch(10_000)
+        with torch.no_grad():
+            loss = float((model(x) - y).square().mean())
+        return {"loss": loss, "better": next(self.scores, -loss)}
+
+
+class Published(list):
+    """What was published: weights and scores."""
+
+    def __call__(self, weights: dict[str, Tensor], scores: dict[str, float]) -> None:
+        self.append(({name: tensor.clone() for name, tensor in weights.items()}, scores))
+
+
+def fit(folder: Path, task=None, *, steps=12, valid_every=4, **settings) -> tuple[Fit, Published]:
+    folder.mkdir(exist_ok=True)
+    published = Published()
+    how = LoopSettings(**{"lr": 0.05, "warmup": 3, "save_every": 1000.0, **settings})
+    one = Fit(
+        Line(),
+        task or Points(),
+        how,
+        folder,
+        steps=steps,
+        valid_every=valid_every,
+        publish=published,
+        quiet=True,
+    )
+    return one, published
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def steps_of(folder: Path) -> list[int]:
+    return sorted(step for step, _ in checkpoint.checkpoints(folder / "checkpoints"))
+
+
+def same(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
+    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+# Rates
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_rate_rises_in_a_line_to_one(name):
+    schedule = SCHEDULES[name]
+    rising = [schedule(step, 100, 10) for step in range(10)]
+    assert rising == pytest.approx([(step + 1) / 10 for step in range(10)])
+    assert all(0 < schedule(step, 100, 10) <= 1 for step in range(10, 100))
+
+
+def test_the_rate_falls_with_the_root_of_time():
+    falling = SCHEDULES["inverse_sqrt"]
+    assert falling(39, 1000, 10) == pytest.approx(1 / 2)
+    assert falling(999, 1000, 10) == pytest.approx(1 / 10)
+
+
+def test_the_rate_falls_along_a_cosine_to_a_hundredth():
+    falling = SCHEDULES["cosine"]
+    assert falling(10, 110, 10) == pytest.approx(1)
+    assert falling(60, 110, 10) == pytest.approx(0.505)
+    assert falling(110, 110, 10) == pytest.approx(0.01)
+    values = [falling(step, 110, 10) for step in range(10, 111)]
+    assert values == sorted(values, reverse=True)
+
+
+def test_a_constant_rate_stays():
+    assert {SCHEDULES["constant"](step, 100, 10) for step in range(9, 100)} == {1.0}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_without_warmup_the_first_step_learns(name):
+    assert SCHEDULES[name](0, 100, 0) == 1
+
+
+def test_the_rate_of_each_step_is_written_down_and_used(tmp_path):
+    one, _ = fit(tmp_path, schedule="cosine", lr=0.2)
+    one.run()
+    told = [row["lr"] for row in rows(tmp_path) if "lr" in row]
+    assert told == [0.2 * SCHEDULES["cosine"](step, 12, 3) for step in range(12)]
+    assert {group["lr"] for group in one.optimiser.param_groups} == {told[-1]}
+
+
+def test_an_unknown_schedule_is_refused(tmp_path):
+    with pytest.raises(Mistake, match="unknown schedule 'cosin'.*'cosine'"):
+        fit(tmp_path, schedule="cosin")
+
+
+# Steps
+
+
+def test_matrices_decay_and_biases_and_norms_do_not():
+    model = Line()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimiser = build_optimiser(model, lr=0.1, weight_decay=0.5)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimiser.step()
+    for name, parameter in model.named_parameters():
+        kept = 0.95 if parameter.ndim > 1 else 1.0
+        torch.testing.assert_close(parameter.detach(), before[name] * kept)
+
+
+def test_a_long_gradient_is_cut_and_a_short_one_is_not():
+    lengths = {}
+    for clip in (0.0, 0.5, 1e9):
+        model, seen = Line(), []
+        optimiser = torch.optim.SGD(model.parameters(), lr=1.0)
+        optimiser.register_step_pre_hook(
+            lambda *_, m=model, s=seen: s.extend(p.grad.clone() for p in m.parameters())
+        )
+        _, norm, _, _ = one_step(model, Points(), LoopSettings(clip=clip), optimiser, 0, 1.0)
+        lengths[clip] = float(torch.cat([g.flatten() for g in seen]).norm())
+        assert norm == pytest.approx(lengths[1e9] if clip == 1e9 else norm)
+        assert norm > 0.6  # told as it was
+    assert lengths[0.5] == pytest.approx(0.5, abs=1e-5)
+    assert lengths[0.0] == lengths[1e9] > 0.6
+
+
+def test_what_is_drawn_in_a_step_depends_on_seed_and_number_alone():
+    class Drawn(Points):
+        def loss(self, model, batch):
+            drawn.append(float(torch.rand(())))
+            return super().loss(model, batch)
+
+    drawn: list[float] = []
+    for seed, n in ((1, 5), (1, 6), (2, 5), (1, 5)):
+        torch.manual_seed(len(drawn))
+        model = Line()
+        torch.rand(len(drawn))
+        one_step(model, Drawn(), LoopSettings(seed=seed), build_optimiser(model, lr=0.1), n, 0.1)
+    assert drawn[0] == drawn[3]
+    assert len(set(drawn)) == 3
+
+
+def test_accumulation_reads_the_batches_in_their_order():
+    model, task = Line(), Points()
+    settings = LoopSettings(accumulate=3)
+    for n in range(2):
+        one_step(model, task, settings, build_optimiser(model, lr=0.1), n, 0.1)
+    assert task.seen == [0, 1, 2, 3, 4, 5]
+
+
+def test_averaged_weights_follow_the_formula(tmp_path):
+    one, published = fit(tmp_path, ema=0.9, steps=12, valid_every=12)
+    followed: list[dict[str, Tensor]] = []
+    after = one._after
+
+    def noted(*arguments):
+        followed.append({name: p.detach().clone() for name, p in one.named.items()})
+        after(*arguments)
+
+    one._after = noted
+    mean = {name: p.detach().clone() for name, p in one.named.items()}
+    one.run()
+    for step, weights in enumerate(followed, 1):
+        memory = min(0.9, (step + 1) / (step + 10))
+        mean = {name: memory * mean[name] + (1 - memory) * weights[name] for name in mean}
+    for name, tensor in published[-1][0].items():
+        torch.testing.assert_close(tensor, mean[name], rtol=1e-5, atol=1e-6)
+    kept = load_file(tmp_path / "checkpoints" / "step-12" / "ema.safetensors")
+    assert same(kept, published[-1][0])
+    raw = load_file(tmp_path / "checkpoints" / "step-12" / "raw.safetensors")
+    assert same(raw, followed[-1])
+    assert not same(raw, kept)
+
+
+def test_validation_leaves_the_weights_of_training_alone(tmp_path):
+    weights = []
+    for valid_every in (1, 12):
+        one, _ = fit(tmp_path / str(valid_every), ema=0.9, valid_every=valid_every)
+        one.run()
+        weights.append(one.named)
+    assert same(*weights)
+
+
+# What is kept
+
+
+def test_the_best_weights_are_published_and_named(tmp_path):
+    one, published = fit(tmp_path, Points(scores=[1.0, 3.0, 2.0]))
+    outcome = one.run()
+    assert (outcome.step, outcome.finished) == (12, True)
+    assert [scores["better"] for _, scores in published] == [1.0, 3.0]
+    assert (tmp_path / "best").read_text() == "step-8\n"
+    assert (tmp_path / "last").read_text() == "step-12\n"
+    best = load_file(tmp_path / "checkpoints" / "step-8" / "raw.safetensors")
+    assert same(best, published[-1][0])
+    assert outcome.scores["better"] == 3.0  # of the weights that are published
+    assert [row["valid/better"] for row in rows(tmp_path) if "valid/better" in row] == [1, 3, 2]
+
+
+def test_only_checkpoints_that_are_needed_stay(tmp_path):
+    one, _ = fit(tmp_path, Points(scores=[9.0, 1.0, 1.0, 1.0, 1.0]), steps=20)
+    one.run()
+    assert steps_of(tmp_path) == [4, 16, 20]  # the best, and the last two
+    assert (tmp_path / "best").read_text() == "step-4\n"
+
+
+def test_checkpoints_to_be_averaged_stay_and_are_averaged(tmp_path):
+    one, published = fit(tmp_path, Points(scores=[5, 1, 2, 3, 4, 99]), steps=20, average=3)
+    outcome = one.run()
+    assert steps_of(tmp_path) == [4, 12, 16, 20]
+    read = [load_file(tmp_path / f"checkpoints/step-{s}/raw.safetensors") for s in (12, 16, 20)]
+    for name, tensor in published[-1][0].items():
+        torch.testing.assert_close(tensor, sum(each[name] for each in read) / 3)
+    assert published[-1][1]["better"] == outcome.scores["better"] == 99
+    assert "average of 3 checkpoints: 99 against 5 of the best; taken" in outcome.notes
+    count = len(published)
+    again, more = fit(tmp_path, Points(), steps=20, average=3)
+    again.run()
+    assert (count, len(more)) == (2, 0)  # once is enough
+
+
+def test_an_average_that_is_worse_is_not_taken(tmp_path):
+    one, published = fit(tmp_path, Points(scores=[5, 1, 2, -1]), average=3)
+    outcome = one.run()
+    assert len(published) == 1
+    assert outcome.scores["better"] == 5
+    assert "not taken" in outcome.notes[-1]
+
+
+@pytest.mark.parametrize("valid_every", [12, 50])
+def test_with_too_few_checkpoints_there_is_no_average(tmp_path, valid_every):
+    one, published = fit(tmp_path, average=5, valid_every=valid_every)
+    assert one.run().finished
+    assert len(published) == 1
+
+
+def test_a_damaged_checkpoint_is_not_averaged(tmp_path):
+    one, _ = fit(tmp_path, Points(scores=[5, 1, 2, 3, 4, 99]), steps=20, average=3)
+    finish = one._finish
+
+    def spoil():
+        path = tmp_path / "checkpoints" / "step-16" / "raw.safetensors"
+        path.write_bytes(path.read_bytes()[:-1] + b"!")
+        finish()
+
+    one._finish = spoil
+    assert any("average of 2 checkpoints" in note for note in one.run().notes)
+
+
+def test_patience_ends_a_run_that_gains_nothing(tmp_path):
+    one, _ = fit(tmp_path, Points(scores=[1, 2, 0, 1.9, 2, 7]), steps=100, patience=3)
+    outcome = one.run()
+    assert (outcome.step, outcome.finished) == (20, True)
+    assert (tmp_path / "best").read_text() == "step-8\n"
+    again, published = fit(tmp_path, Points(), steps=100, patience=3)
+    assert (again.run().step, published) == (20, [])
+
+
+def test_a_finished_run_is_left_as_it_is(tmp_path):
+    one, _ = fit(tmp_path)
+    before = one.run()
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    task = Points()
+    again, published = fit(tmp_path, task)
+    after = again.run()
+    assert (after.step, after.finished, after.scores) == (12, True, before.scores)
+    assert (task.seen, published) == ([], [])
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == files
+
+
+def test_what_is_seen_on_the_board(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for steps in (4, 12):
+        fit(tmp_path, steps=steps, valid_every=4)[0].run()
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    names = {"train/loss", "lr", "grad_norm", "tokens_per_second", "valid/loss", "valid/better"}
+    assert set(board.Tags()["scalars"]) == names
+    assert [event.step for event in board.Scalars("train/loss")] == list(range(1, 13))
+    assert [event.step for event in board.Scalars("valid/loss")] == [4, 8, 12]
+    losses = [row["loss"] for row in rows(tmp_path) if "loss" in row]
+    assert [event.value for event in board.Scalars("train/loss")] == pytest.approx(losses)
+
+
+# What goes wrong
+
+
+def test_a_step_that_is_not_finite_is_skipped_and_counted(tmp_path):
+    weights = {}
+    for name, spoil in (("some", lambda n: n in (3, 4, 7)), ("none", lambda n: False)):
+        folder = tmp_path / name
+        one, _ = fit(folder, Points(spoil), steps=8, ema=0.9)
+        before = one.named["linear.weight"].detach().clone()
+        assert one.run().finished
+        assert not torch.equal(one.named["linear.weight"], before)
+        weights[name] = one
+    told = [row for row in rows(tmp_path / "some") if "sound" in row]
+    assert [row["step"] for row in told if not row["sound"]] == [4, 5, 8]
+    assert all(row["loss"] is None for row in told if not row["sound"])  # JSON knows no NaN
+    counters = weights["some"].counters
+    assert (counters["skipped"], counters["skipped_in_a_row"]) == (3, 1)
+    assert weights["none"].counters["skipped"] == 0
+    for tensors in (weights["some"].named, weights["some"].averaged):
+        assert all(tensor.isfinite().all() for tensor in tensors.values())
+    optimiser = weights["some"].optimiser
+    assert {int(state["step"]) for state in optimiser.state.values()} == {5}
+
+
+def test_a_gradient_that_is_not_finite_is_skipped_too(tmp_path):
+    class Steep(Points):
+        def loss(self, model, batch):
+            return model.linear.weight.sum().mul(0).sqrt()  # 0, and its slope is not a number
+
+    one, _ = fit(tmp_path, Steep(), steps=3)
+    before = {name: p.detach().clone() for name, p in one.named.items()}
+    one.run()
+    assert one.counters["skipped"] == 3
+    assert same(before, one.named)
+
+
+def test_ten_in_a_row_stop_the_run(tmp_path):
+    one, _ = fit(tmp_path, Points(lambda n: n >= 6), steps=50)
+    with pytest.raises(Mistake, match="10 steps in a row.*not finite.*lr=0.05") as mistake:
+        one.run()
+    assert "\n" not in str(mistake.value)
+    assert one.counters["step"] == 16
+    # nine in a row do not, and a good step begins the count anew
+    one, _ = fit(tmp_path / "nine", Points(lambda n: n % 10 != 0), steps=40)
+    assert one.run().finished
+    assert one.counters["skipped"] == 36
+
+
+def test_ten_in_a_row_are_counted_across_a_restart(tmp_path):
+    task = Points(lambda n: n >= 6)
+    with pytest.raises(Mistake):
+        fit(tmp_path, task, steps=50)[0].run()
+    task.seen.clear()
+    again, _ = fit(tmp_path, task, steps=50)
+    with pytest.raises(Mistake, match="10 steps in a row"):
+        again.run()
+    assert again.counters["step"] == 16
+    assert all(tensor.isfinite().all() for tensor in again.named.values())
+
+
+def test_a_half_written_line_of_metrics_is_forgotten(tmp_path):
+    fit(tmp_path, steps=4)[0].run()
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write('{"step": 5, "loss": 1.0}\n{"step": 6, "lo')
+    fit(tmp_path, steps=8)[0].run()
+    assert [row["step"] for row in rows(tmp_path) if "loss" in row] == list(range(1, 9))
+
+
+def test_lines_without_any_checkpoint_are_forgotten(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 7.0}\n')
+    fit(tmp_path, steps=4)[0].run()
+    assert [row["step"] for row in rows(tmp_path) if "loss" in row] == [1, 2, 3, 4]
+
+
+# Measuring
+
+
+def test_measuring_leaves_no_trace(tmp_path, monkeypatch):
+    outcomes: list[tuple[Outcome, dict[str, Tensor]]] = []
+    for measure in (False, True):
+        one, _ = fit(tmp_path / str(measure), ema=0.9)
+        if measure:
+            settings = LoopSettings(lr=0.05)
+            steps, each = measured_steps(one.model, one.task, settings, 10.0)
+            assert steps == max(1, int(10 / each))
+            assert all(parameter.grad is None for parameter in one.model.parameters())
+        outcomes.append((one.run(), one.named))
+    assert outcomes[0][0].scores == outcomes[1][0].scores
+    assert same(outcomes[0][1], outcomes[1][1])
+
+
+def test_no_time_is_one_step():
+    assert measured_steps(Line(), Points(), LoopSettings(), 1e-9)[0] == 1
+
+
+# Checkpoints
+
+
+def test_a_checkpoint_is_whole_or_not_believed(tmp_path):
+    tensors = {"raw": {"a": torch.arange(6.0)}, "optimiser": {"a:step": torch.tensor(3.0)}}
+    for step in (1, 2, 3):
+        checkpoint.save_checkpoint(tmp_path, step, tensors, {"step": step})
+    newest = tmp_path / "step-3"
+    assert checkpoint.newest_whole(tmp_path) == (newest, [])
+    groups, counters = checkpoint.load_checkpoint(newest)
+    assert counters == {"step": 3}
+    assert torch.equal(groups["raw"]["a"], torch.arange(6.0))
+    data = (newest / "raw.safetensors").read_bytes()
+    for spoilt in (data[:-1], data[:-1] + b"\x01", b""):
+        (newest / "raw.safetensors").write_bytes(spoilt)
+        assert not checkpoint.whole(newest)
+    (newest / "raw.safetensors").write_bytes(data)
+    assert checkpoint.whole(newest)
+    for manifest in ("{}", "[]", "{", "null", '{"raw.safetensors": 1}'):
+        (newest / "manifest.json").write_text(manifest)
+        assert not checkpoint.whole(newest)
+    (newest / "manifest.json").unlink()
+    (tmp_path / "step-2" / "counters.json").unlink()
+    assert checkpoint.newest_whole(tmp_path) == (tmp_path / "step-1", [newest, tmp_path / "step-2"])
+
+
+def test_a_manifest_that_leaves_a_file_out_is_not_believed(tmp_path):
+    tensors = {"raw": {"a": torch.zeros(1)}, "optimiser": {"a:step": torch.zeros(1)}}
+    checkpoint.save_checkpoint(tmp_path, 1, tensors, {"step": 1})
+    path = tmp_path / "step-1" / "manifest.json"
+    hashes = json.loads(path.read_text())
+    del hashes["raw.safetensors"]
+    path.write_text(json.dumps(hashes))
+    assert not checkpoint.whole(tmp_path / "step-1")
+
+
+def test_a_second_training_in_the_folder_is_refused(tmp_path):
+    with (
+        loop.locked(tmp_path),
+        pytest.raises(Mistake, match="another training is writing here; choose another out="),
+        loop.locked(tmp_path),
+    ):
+        pass
+    with loop.locked(tmp_path):
+        pass  # free again
+
+
+def test_what_a_kill_left_half_written_is_tidied_up(tmp_path):
+    (tmp_path / ".model.safetensors.123.tmp").write_bytes(b"half")
+    with loop.locked(tmp_path):
+        assert not list(tmp_path.glob(".*.tmp"))
