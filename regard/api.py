@@ -30,18 +30,18 @@ def find_model(name: str | Path) -> Path:
     return Path(name)
 
 
-def load(name_or_folder: str | Path, device: str = "cpu") -> Any:
+def load(name_or_folder: str | Path, /, device: str = "cpu") -> Any:
     """Load a trained model by its folder or a starter's name, ready to run."""
     folder = find_model(name_or_folder)
     model, config = load_folder(folder, device)
     if (folder / "generation_config.json").exists():
         config["generation"] = read_json(folder / "generation_config.json")
-    if config["task"] not in TASKS:
+    if not isinstance(config["task"], str) or config["task"] not in TASKS:
         raise Mistake(f"{folder}: unknown task {config['task']!r}; choose from {', '.join(TASKS)}")
     return runner(config["task"]).load(folder, model, config)
 
 
-def train(task_or_recipe: str, *, quiet: bool = False, **settings: Any) -> Any:
+def train(task_or_recipe: str, /, *, quiet: bool = False, **settings: Any) -> Any:
     """Train a task on data, or follow a recipe; the same call again goes on where it stopped."""
     name = task_or_recipe
     if name in RECIPES:
@@ -58,12 +58,13 @@ def train(task_or_recipe: str, *, quiet: bool = False, **settings: Any) -> Any:
     if name not in TASKS:
         names = sorted([*TASKS, *RECIPES])
         raise Mistake(
-            f"unknown task or recipe '{name}'; choose from {', '.join(names)}.{nearest(name, names)}"
+            f"unknown task or recipe '{name}'; choose from {', '.join(names)}."
+            + nearest(name, names)
         )
     return trainer(name).train(settings, quiet=quiet)
 
 
-def evaluate(model: Any, **settings: Any) -> Any:
+def evaluate(model: Any, /, **settings: Any) -> Any:
     """Judge a model on data, alone or against another; every score comes with its signature."""
     folder = find_model(model) if isinstance(model, str | Path) else None
     loaded = load(folder) if folder is not None else model
@@ -75,7 +76,9 @@ def evaluate(model: Any, **settings: Any) -> Any:
     return result
 
 
-def look(model: Any, texts: str | Sequence[str], *, out: str | None = None, **settings: Any) -> Any:
+def look(
+    model: Any, texts: str | Sequence[str], /, *, out: str | None = None, **settings: Any
+) -> Any:
     """Draw where a model looks while it answers texts; shown inline in a notebook, or saved."""
     from regard.look import Look
 
@@ -115,7 +118,7 @@ class Shown:
         return "\n".join([*told, "give out=attention.html or out=attention.png to see it"])
 
 
-def doctor(data: str, **settings: Any) -> Any:
+def doctor(data: str, /, **settings: Any) -> Any:
     """Examine data before training: faults with their remedy, and what a size will cost."""
     from regard.data.doctor import examine
     from regard.settings import fill
@@ -133,7 +136,9 @@ def doctor(data: str, **settings: Any) -> Any:
     return Examined(report, forecast(report, how.size) if report.parts.get("train") else None)
 
 
-def export(model: str, *, format: str | None = None, out: str | None = None, **settings: Any) -> Any:
+def export(
+    model: str, /, *, format: str | None = None, out: str | None = None, **settings: Any
+) -> Any:
     """Write a trained model in the words of another tool."""
     formats = {"ctranslate2"}
     if format not in formats:
@@ -173,7 +178,10 @@ def models() -> Listing:
     """List the starters and the families that can be built."""
     from regard.models import MODELS, family
 
-    shipped = {name: f"starter: {read_json(path / 'config.json').get('about', '')}" for name, path in starters().items()}
+    shipped = {
+        name: f"starter: {read_json(path / 'config.json').get('about', '')}"
+        for name, path in starters().items()
+    }
     families = {name: f"family: {family(name)[1].__doc__}" for name in MODELS}
     return Listing({**shipped, **families})
 

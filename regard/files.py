@@ -11,6 +11,8 @@ from regard.errors import Mistake
 
 def refuse(error: OSError, path: str | Path) -> Mistake:
     """Turn what the system said about a file into a mistake a user can read."""
+    if isinstance(error, FileExistsError):  # a file stands where a folder is wanted
+        return Mistake(f"{path}: not a directory")
     return Mistake(f"{path}: {(error.strerror or str(error)).lower()}")
 
 

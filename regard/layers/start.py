@@ -20,7 +20,7 @@ def glorot(model: nn.Module) -> None:
 
 
 def scaled(model: nn.Module) -> None:
-    """Start as Glorot, but embeddings so that, times sqrt(width), they are as large as positions."""
+    """Start as Glorot, but embeddings as large, times sqrt(width), as sinusoids are."""
     glorot(model)
     for part in model.modules():
         if isinstance(part, nn.Embedding):

@@ -1,6 +1,7 @@
 """All model families by name."""
 
 from importlib import import_module
+from typing import Any
 
 from regard.errors import choose
 
@@ -8,6 +9,11 @@ from regard.errors import choose
 MODELS: dict[str, tuple[str, str, str]] = {
     "transformer": ("regard.models.transformer", "TransformerConfig", "Transformer"),
 }
+
+
+def sized(name: str, size: str) -> Any:
+    """Return a family's config with the sizes that a name stands for."""
+    return import_module(choose("model", name, MODELS)[0]).sized(size)
 
 
 def family(name: str) -> tuple[type, type]:

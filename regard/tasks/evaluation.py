@@ -109,9 +109,7 @@ def evaluate(
     comparison = []
     if against is not None:
         theirs = [str(answer) for answer in against.run(sources, **run)]
-        comparison = compare(
-            outputs, theirs, references, language, samples=how.samples, **options
-        )
+        comparison = compare(outputs, theirs, references, language, samples=how.samples, **options)
     if how.outputs:
         from regard.files import write_atomically
 

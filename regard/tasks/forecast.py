@@ -115,7 +115,9 @@ def forecast(report: Report, size: str) -> Forecast:
     block = settings.model.block
     depth = settings.model.encoder_depth + settings.model.decoder_depth
     # weights, gradient, two moments and an average; activations of about 14 vectors a block
-    memory = 4 * (5 * count + settings.batch_tokens * depth * (14 * block.width + 2 * block.ffn_width))
+    memory = 4 * (
+        5 * count + settings.batch_tokens * depth * (14 * block.width + 2 * block.ffn_width)
+    )
     return Forecast(
         size,
         count,

@@ -102,5 +102,3 @@ def compare(
             )
         )
     return found
-
-

@@ -73,7 +73,9 @@ def write_recipe(folder: Path, task: str, settings: Any, data: str, more: dict[s
         **more,
         "settings": flat(settings),
     }
-    write_atomically(folder / "recipe.json", json.dumps(recipe, indent=2, ensure_ascii=False) + "\n")
+    write_atomically(
+        folder / "recipe.json", json.dumps(recipe, indent=2, ensure_ascii=False) + "\n"
+    )
     return recipe
 
 
@@ -95,8 +97,6 @@ def shorten(values: Mapping[str, Any]) -> str:
     return " ".join(f"{key}={value}" for key, value in values.items())
 
 
-
-
 @dataclasses.dataclass(frozen=True)
 class Report:
     """How a training went."""
@@ -110,7 +110,9 @@ class Report:
     def __str__(self) -> str:
         told = ", ".join(f"{k} {v:.4g}" for k, v in self.scores.items() if k != "better")
         if self.finished:
-            return f"{self.folder}: finished after {self.step:,} steps" + (f"; {told}" if told else "")
+            return f"{self.folder}: finished after {self.step:,} steps" + (
+                f"; {told}" if told else ""
+            )
         return (
             f"{self.folder}: stopped and saved at step {self.step:,} of {self.steps:,}; "
             "give the same command again to go on"
@@ -126,11 +128,15 @@ def start_from(model: torch.nn.Module, folder: str) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name not in theirs or theirs[name].shape != parameter.shape:
-                raise Mistake(f"init={folder}: its weights do not fit at {name}; use the same model")
+                raise Mistake(
+                    f"init={folder}: its weights do not fit at {name}; use the same model"
+                )
             parameter.copy_(theirs[name])
 
 
-def model_card(task: str, settings: Any, corpus: Any, scores: dict, count: int, threads: int) -> str:
+def model_card(
+    task: str, settings: Any, corpus: Any, scores: dict, count: int, threads: int
+) -> str:
     """Write the README of a trained model: what it is, how it came about, how good it is."""
     rows = [f"| {k} | {v:.4g} |" for k, v in scores.items() if k != "better"]
     return "\n".join(

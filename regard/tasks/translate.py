@@ -19,8 +19,9 @@ from regard.data.text import Corpus, load_pairs
 from regard.data.tokenize import Tokenizer, train_tokenizer
 from regard.errors import Mistake, choose
 from regard.files import write_atomically
-from regard.models import family
+from regard.models import family, sized
 from regard.models.folder import save_config, save_weights
+from regard.settings import fill
 from regard.tasks.judge import judge
 from regard.tasks.run import (
     Report,
@@ -34,7 +35,7 @@ from regard.tasks.run import (
 )
 from regard.tasks.translator import Translator, load_tokenizers, save_tokenizers
 from regard.train import distributed
-from regard.train.loop import Fit, LoopSettings, at_least, locked, measured_steps, mix
+from regard.train.loop import Fit, LoopSettings, at_least, check, locked, measured_steps, mix
 from regard.train.loss import r_drop_loss, vocabulary_loss
 
 NAME = "translate"
@@ -45,8 +46,20 @@ TransformerConfig, _ = family(FAMILY)
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {"lr": 0.003, "warmup": 1000, "batch_tokens": 2048, "pieces": 6000, "steps": 12_000},
     "small": {"lr": 0.0015, "warmup": 1500, "batch_tokens": 4096, "pieces": 8000, "steps": 20_000},
-    "base": {"lr": 0.0007, "warmup": 4000, "batch_tokens": 16_384, "pieces": 32_000, "steps": 100_000},
-    "big": {"lr": 0.0005, "warmup": 4000, "batch_tokens": 32_768, "pieces": 32_000, "steps": 300_000},
+    "base": {
+        "lr": 0.0007,
+        "warmup": 4000,
+        "batch_tokens": 16_384,
+        "pieces": 32_000,
+        "steps": 100_000,
+    },
+    "big": {
+        "lr": 0.0005,
+        "warmup": 4000,
+        "batch_tokens": 32_768,
+        "pieces": 32_000,
+        "steps": 300_000,
+    },
 }
 # short keys for what lies deeper
 SHORT = {
@@ -60,6 +73,7 @@ SHORT = {
     "heads": "model.block.heads",
     "kv_heads": "model.block.kv_heads",
     "ffn_width": "model.block.ffn_width",
+    "depth": ("model.encoder_depth", "model.decoder_depth"),
 }
 
 
@@ -91,27 +105,17 @@ class TranslateSettings(LoopSettings):
 
 def resolve(values: Mapping[str, Any]) -> TranslateSettings:
     """Make full settings of what a user gave: the size fills in what is not said."""
-    from regard.models.transformer import sized
-    from regard.settings import fill
-
     size = str(values.get("size", "tiny"))
     said = dict(choose("size", size, SIZES))
     if "steps" in values or "minutes" in values:
         said.pop("steps")
-    base = TranslateSettings(size=size, model=sized(size), **said)
-    long = {}
-    for key, value in values.items():
-        if key == "depth":
-            long |= {"model.encoder_depth": value, "model.decoder_depth": value}
-        else:
-            long[SHORT.get(key, key)] = value
-    settings = fill(TranslateSettings, long, base=base)
+    base = TranslateSettings(size=size, model=sized(FAMILY, size), **said)
+    settings = fill(TranslateSettings, values, base=base, short=SHORT)
+    check(settings)
     if settings.data is None:
         raise Mistake("data is missing; add data=FILE or data=FOLDER with pairs of sentences")
     if settings.vocabularies not in ("joint", "separate", "auto"):
-        raise Mistake(
-            f"vocabularies='{settings.vocabularies}' is not one of joint, separate, auto"
-        )
+        raise Mistake(f"vocabularies='{settings.vocabularies}' is not one of joint, separate, auto")
     return settings
 
 
@@ -180,7 +184,9 @@ class Translation:
         self.batches = Batches(lengths, settings.batch_tokens, settings.seed)
         self.samplers = None
         if settings.bpe_dropout:
-            self.pairs = [p for p, kept in zip(corpus.parts["train"], self.kept, strict=True) if kept]
+            self.pairs = [
+                p for p, kept in zip(corpus.parts["train"], self.kept, strict=True) if kept
+            ]
             self.samplers = [
                 t.sampler(settings.bpe_dropout, settings.seed) for t in (self.source, self.target)
             ]
@@ -200,9 +206,7 @@ class Translation:
         try:
             store = Store.open(folder)
         except Mistake:
-            rows = (
-                (a, b) for a, b, kept in zip(*sides, self.kept, strict=True) if kept
-            )
+            rows = ((a, b) for a, b, kept in zip(*sides, self.kept, strict=True) if kept)
             store = build_store(folder, rows)
         return store, len(self.kept) - sum(self.kept)
 
@@ -355,6 +359,10 @@ def train(values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None 
         model = build_model(settings, tokenizers)
         if settings.init:
             start_from(model, settings.init)
+        if settings.compile:
+            # a part that cannot be compiled here, for want of a compiler say, runs as it is
+            torch._dynamo.config.suppress_errors = True
+            model.hidden = torch.compile(model.hidden, dynamic=True)
         task = Translation(corpus, settings, tokenizers, settings.device)
         for note in corpus.notes if begun is None else []:
             tell(note, quiet)
@@ -381,8 +389,6 @@ def train(values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None 
         )
         outcome = fit.run()
         distributed.leave()
-    for note in outcome.notes:
-        tell(note, quiet)
     return Report(str(folder), outcome.step, begun["steps"], outcome.finished, outcome.scores)
 
 

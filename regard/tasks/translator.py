@@ -129,9 +129,7 @@ class Translated:
         if self.alignment is not None:
             found["alignment"] = self.alignment.record()
         if self.others:
-            found["n_best"] = [answer.record(settings) for answer in [self, *self.others]]
-            for answer in found["n_best"]:
-                answer.pop("n_best", None)
+            found["n_best"] = [found.copy(), *(other.record(settings) for other in self.others)]
         return found
 
 
@@ -204,9 +202,7 @@ class Translator:
             return self._write(some, how, first)
 
         lengths = [len(s.ids) for s in sentences]
-        found = in_batches(
-            sentences, lengths, write, tokens=how.batch_tokens, rows=how.batch_rows
-        )
+        found = in_batches(sentences, lengths, write, tokens=how.batch_tokens, rows=how.batch_rows)
         for sentence, hypotheses in zip(sentences, found, strict=True):
             sentence.answers = hypotheses
         if how.alignments != "none":
@@ -284,7 +280,9 @@ class Translator:
             return Translated(blank)
         answers = []
         for rank in range(count):
-            chosen = [s.answers[min(rank, len(s.answers) - 1)] if s.answers else None for s in parts]
+            chosen = [
+                s.answers[min(rank, len(s.answers) - 1)] if s.answers else None for s in parts
+            ]
             texts = [self.target_tokenizer.decode(h.ids) if h else "" for h in chosen]
             text = join_sentences(texts, [s.separator for s in parts], self.config.get("to"))
             real = [h for h in chosen if h]
@@ -382,7 +380,9 @@ class Translator:
             name, head = self.choose_alignment_head(some)
             self.config.setdefault("generation", {})["alignment_head"] = f"{name}:{head}"
 
-    def choose_alignment_head(self, pairs: Sequence[tuple[list[int], list[int]]]) -> tuple[str, int]:
+    def choose_alignment_head(
+        self, pairs: Sequence[tuple[list[int], list[int]]]
+    ) -> tuple[str, int]:
         """Choose the head of cross-attention that tells most about which word goes with which.
 
         That is the one with the highest mutual information of target and source positions: each
@@ -477,7 +477,9 @@ class Translator:
             steps.append(Step(writes[i], float(probabilities[i, number]), list(pairs)))
         self._align([(source, best.ids)] if best.ids else [(source, [self.target_tokenizer.eos])])
         name, _, head = self.config["generation"]["alignment_head"].rpartition(":")
-        told = [(self._in_script(self.target_tokenizer.decode(h.ids), how), h.score) for h in hypotheses]
+        told = [
+            (self._in_script(self.target_tokenizer.decode(h.ids), how), h.score) for h in hypotheses
+        ]
         return Picture(
             title=text,
             views=views,

@@ -44,14 +44,18 @@ def save_checkpoint(folder: Path, step: int, tensors: dict[str, dict[str, Tensor
         write_atomically(folder.parent / "last", place.name + "\n")
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise (refuse(error, place) if isinstance(error, OSError) else Mistake(f"{place}: {error}"))
+        told = refuse(error, place) if isinstance(error, OSError) else Mistake(f"{place}: {error}")
+        raise told from error
 
 
 def whole(place: Path) -> bool:
     """Tell whether a checkpoint has every file of its manifest, with the right hash."""
     try:
         hashes = json.loads((place / MANIFEST).read_text())
-        return bool(hashes) and all(sha256(place / name) == hash for name, hash in hashes.items())
+        needed = {"counters.json", *(file.name for file in place.glob("*.safetensors"))}
+        return needed <= hashes.keys() and all(
+            sha256(place / name) == hash for name, hash in hashes.items()
+        )
     except (OSError, ValueError, AttributeError):
         return False
 
@@ -102,7 +106,7 @@ def restore_optimiser(
     parameters = [p for group in optimiser.param_groups for p in group["params"]]
     for name, parameter in zip(names, parameters, strict=True):
         found = {
-            key.rpartition(":")[2]: value
+            key.rpartition(":")[2]: value.to(parameter.device)
             for key, value in tensors.items()
             if key.rpartition(":")[0] == name
         }

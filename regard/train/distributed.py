@@ -1,6 +1,6 @@
 """Several processes that train one model together: the only place that knows of them.
 
-Each reads its own batches; gradients are added up, so that the loss is divided by the tokens of all.
+Each reads its own batches; gradients are added up, and the loss is divided by the tokens of all.
 Started by `torchrun --nproc-per-node N -m regard train ...`; alone, every function does nothing.
 """
 

@@ -51,11 +51,27 @@ class LoopSettings:
     average: int = field(default=0, metadata=at_least(0, "last checkpoints to average", 100))
     valid_every: int | None = field(default=None, metadata=at_least(1, "steps a validation"))
     save_every: float = field(default=120.0, metadata=at_least(0, "seconds between saves"))
-    patience: int = field(default=0, metadata=at_least(0, "validations without gain; 0: never stop"))
+    patience: int = field(
+        default=0, metadata=at_least(0, "validations without gain; 0: never stop")
+    )
     device: str = field(default="cpu", metadata={"help": "cpu, cuda, cuda:1, mps"})
     dtype: str = field(default="float32", metadata={"help": "float32, bfloat16 or float16"})
     threads: int | None = field(default=None, metadata=at_least(1, "processor threads", 1024))
     compile: bool = field(default=False, metadata={"help": "by torch.compile"})
+
+
+DTYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def check(settings: LoopSettings) -> None:
+    """Refuse names that the loop does not know before anything is written."""
+    choose("schedule", settings.schedule, SCHEDULES)
+    choose("dtype", settings.dtype, DTYPES)
+    try:
+        torch.empty(1, device=settings.device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0][:100]
+        raise Mistake(f"device='{settings.device}' cannot be used ({reason}); try cpu") from None
 
 
 class Task(Protocol):
@@ -106,7 +122,11 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise Mistake(f"{folder}: another training is writing here; choose another out=") from None
+            raise Mistake(
+                f"{folder}: another training is writing here; choose another out="
+            ) from None
+        for stale in folder.glob(".*.tmp"):  # a kill in the middle of a write leaves one
+            stale.unlink(missing_ok=True)
         yield
 
 
@@ -162,15 +182,16 @@ def measured_steps(
 def one_step(
     model: nn.Module, task: Task, settings: LoopSettings, optimiser, n: int, lr: float
 ) -> tuple[float, float, int, bool]:
-    """Make one update; return loss a token, gradient norm, tokens read, and whether it was taken."""
+    """Make one update; return loss a token, gradient norm, tokens read, and if it was sound."""
     rank, size, parts = distributed.rank(), distributed.size(), settings.accumulate
     torch.manual_seed(mix(settings.seed, "step", n, rank))
     batches = [task.batch((n * parts + i) * size + rank) for i in range(parts)]
     counts = [task.count(batch) for batch in batches]
     total, read = distributed.total(*(sum(column) for column in zip(*counts, strict=True)))
-    loss = torch.zeros(())
+    loss, kind = torch.zeros(()), DTYPES[settings.dtype]
     for batch in batches:
-        part = task.loss(model, batch) / total
+        with torch.autocast(settings.device.split(":")[0], kind, enabled=kind is not None):
+            part = task.loss(model, batch) / total
         part.backward()
         loss += part.detach().cpu()
     parameters = [p for p in model.parameters() if p.grad is not None]
@@ -224,8 +245,8 @@ class Fit:
             "without_gain": 0,
             "tokens": 0,
             "seconds": 0.0,
+            "scores": {},  # of the weights that are published
         }
-        self.scores: dict[str, float] = {}
         self.notes: list[str] = []
 
     # What is kept
@@ -248,7 +269,8 @@ class Fit:
         if self.averaged is not None:
             groups["ema"] = self.averaged
         keep.save_checkpoint(self.place, step, groups, self.counters)
-        recent = [path.name for _, path in keep.checkpoints(self.place)[:2]]
+        # what is ahead of the present step was found damaged
+        recent = [path.name for at, path in keep.checkpoints(self.place) if at <= step][:2]
         wanted = {f"step-{s}" for s in self._to_average()}
         best = self.counters["best_step"]
         keep.prune(self.place, {*recent, *wanted, f"step-{best}"})
@@ -263,10 +285,12 @@ class Fit:
         """Take up the newest checkpoint that is whole, if there is any."""
         place, damaged = keep.newest_whole(self.place)
         for path in damaged:
-            self.notes.append(f"{path} is damaged and was passed over")
+            self._note(f"{path} is damaged and was passed over")
         if place is None:
+            self._forget_after(0)
             return
-        groups, self.counters = keep.load_checkpoint(place)
+        groups, counters = keep.load_checkpoint(place)
+        self.counters.update(counters)
         with torch.no_grad():
             for name, parameter in self.named.items():
                 parameter.copy_(groups["raw"][name])
@@ -276,6 +300,12 @@ class Fit:
         names = keep.optimiser_names(self.optimiser, self.named)
         keep.restore_optimiser(self.optimiser, names, groups["optimiser"])
         self._forget_after(self.counters["step"])
+
+    def _note(self, text: str) -> None:
+        """Tell the user something now, and whoever asks later."""
+        self.notes.append(text)
+        if not self.quiet:
+            print(text, file=sys.stderr)
 
     def _forget_after(self, step: int) -> None:
         """Drop the lines of metrics.jsonl that a killed run wrote after its last checkpoint."""
@@ -301,9 +331,9 @@ class Fit:
         started = time.perf_counter() - counters["seconds"]
         saved = time.perf_counter()
         first = distributed.is_first()
-        board = _board(self.folder, counters["step"]) if first else lambda *scalar: None
         ended = self._is_over()
         with (
+            _board(None if ended or not first else self.folder, counters["step"]) as board,
             Stopper() as stopper,
             open(self.folder / "metrics.jsonl" if first else os.devnull, "a") as metrics,
             Progress("train", self.steps, quiet=self.quiet, done=counters["step"]) as bar,
@@ -343,7 +373,7 @@ class Fit:
                     break
         if ended and first:
             self._finish()
-        return Outcome(counters["step"], ended, dict(self.scores), self.notes)
+        return Outcome(counters["step"], ended, dict(counters["scores"]), self.notes)
 
     def _is_over(self) -> bool:
         patience = self.settings.patience
@@ -370,8 +400,8 @@ class Fit:
             raise Mistake(
                 f"{PATIENCE_FOR_NAN} steps in a row had a loss or gradient that is not finite "
                 f"(loss {loss}, gradient {norm}, step {counters['step']}); "
-                f"try a lower rate than lr={self.settings.lr} or a longer warmup; "
-                f"the last good weights are in {self.place}"
+                f"try a lower rate than lr={self.settings.lr} or a longer warmup"
+                + (f"; the last good weights are in {self.place}" if self.place.exists() else "")
             )
 
     @contextmanager
@@ -403,7 +433,6 @@ class Fit:
         """Score the weights that would be used, and publish them if they are the best so far."""
         counters = self.counters
         scores = self._score(self.averaged)
-        self.scores = scores
         step = counters["step"]
         _write(metrics, {"step": step, **{f"valid/{k}": v for k, v in scores.items()}})
         for name, value in scores.items():
@@ -413,7 +442,7 @@ class Fit:
             print(f"step {step}  {shown}", file=sys.stderr)
         if counters["best"] is None or scores["better"] > counters["best"]:
             counters["best"], counters["best_step"] = scores["better"], step
-            counters["without_gain"] = 0
+            counters["without_gain"], counters["scores"] = 0, scores
             self.publish(self.averaged or dict(self.named), scores)
             write_atomically(self.folder / "best", f"step-{step}\n")
         else:
@@ -423,37 +452,47 @@ class Fit:
         """Publish the average of the last checkpoints if it is better than the best of them."""
         if self.settings.average < 2 or self.counters.get("averaged"):
             return
+        steps = [s for s in self._to_average() if keep.whole(self.place / f"step-{s}")]
+        if len(steps) < 2:
+            return
         group = "ema" if self.averaged is not None else "raw"
         sums: dict[str, Tensor] = {}
-        steps = [s for s in self._to_average() if (self.place / f"step-{s}").exists()]
         for step in steps:
             tensors = keep.load_checkpoint(self.place / f"step-{step}")[0][group]
             for name, tensor in tensors.items():
                 sums[name] = sums[name] + tensor.double() if name in sums else tensor.double()
-        mean = {name: (total / len(steps)).to(self.named[name].dtype) for name, total in sums.items()}
+        mean = {
+            name: (total / len(steps)).to(self.named[name].dtype) for name, total in sums.items()
+        }
         scores = self._score(mean)
         gained = scores["better"] > self.counters["best"]
-        self.notes.append(
+        self._note(
             f"average of {len(steps)} checkpoints: {scores['better']:.4g} against "
             f"{self.counters['best']:.4g} of the best; {'taken' if gained else 'not taken'}"
         )
         if gained:
             self.publish(mean, scores)
-            self.counters["best"] = scores["better"]
-            self.scores = scores
+            self.counters["best"], self.counters["scores"] = scores["better"], scores
         self.counters["averaged"] = True
         self.save()
 
 
 def _write(file, row: dict[str, Any]) -> None:
     """Add a line to metrics.jsonl; a number that JSON has no word for becomes null."""
-    sound = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+    sound = {
+        k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()
+    }
     file.write(json.dumps(sound) + "\n")
 
 
-def _board(folder: Path, step: int) -> Callable[[str, float, int], None]:
-    """Return what writes a scalar to TensorBoard, going on from a step."""
+@contextmanager
+def _board(folder: Path | None, step: int) -> Iterator[Callable[[str, float, int], None]]:
+    """Give what writes a scalar to TensorBoard, going on after a step; nothing without a folder."""
+    if folder is None:
+        yield lambda name, value, at: None
+        return
     from torch.utils.tensorboard import SummaryWriter
 
-    writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step, flush_secs=30)
-    return lambda name, value, at: writer.add_scalar(name, value, at)
+    place = str(folder / "tensorboard")
+    with SummaryWriter(place, purge_step=step + 1, flush_secs=30) as writer:
+        yield lambda name, value, at: writer.add_scalar(name, value, at)

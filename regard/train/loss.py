@@ -81,7 +81,9 @@ def vocabulary_loss(
     if not torch.is_grad_enabled():  # the function itself cannot tell, and would make gradients
         hidden, weight = hidden.detach(), weight.detach()
         bias = None if bias is None else bias.detach()
-    return _VocabularyLoss.apply(hidden, weight, bias, targets, smoothing, ignore)
+    with torch.autocast(weight.device.type, enabled=False):
+        hidden = hidden.to(weight.dtype)
+        return _VocabularyLoss.apply(hidden, weight, bias, targets, smoothing, ignore)  # type: ignore[return-value]
 
 
 def plain_loss(
@@ -104,7 +106,7 @@ class _RDropLoss(torch.autograd.Function):
     """Cross-entropy of two passes with dropout, and the distance between what they say.
 
     For p and q the two distributions, the loss is the mean of both cross-entropies plus
-    alpha (KL(p|q) + KL(q|p)) / 4, summed over rows (Liang et al. 2021, halved: one row counts once).
+    alpha (KL(p|q) + KL(q|p)) / 4, summed over rows (Liang et al. 2021, halved: a row counts once).
     The gradient by the first logits of the distance is p (log p/q - KL(p|q)) + p - q.
     """
 
@@ -120,7 +122,9 @@ class _RDropLoss(torch.autograd.Function):
             part = slice(start, min(rows, start + ROWS))
             y = targets[part].unsqueeze(-1)
             x = [one.detach()[part], two.detach()[part]]
-            logs = [F.linear(h, w, None if bias is None else bias.detach()).log_softmax(-1) for h in x]
+            logs = [
+                F.linear(h, w, None if bias is None else bias.detach()).log_softmax(-1) for h in x
+            ]
             probabilities = [log.exp() for log in logs]
             apart = logs[0] - logs[1]
             distances = [
@@ -159,4 +163,6 @@ def r_drop_loss(
     smoothing: float = 0.0,
 ) -> Tensor:
     """Return the summed R-Drop loss of two passes (n, w) over the same targets (n,)."""
-    return _RDropLoss.apply(one, two, weight, bias, targets, alpha, smoothing)
+    with torch.autocast(weight.device.type, enabled=False):
+        one, two = one.to(weight.dtype), two.to(weight.dtype)
+        return _RDropLoss.apply(one, two, weight, bias, targets, alpha, smoothing)  # type: ignore[return-value]

@@ -12,6 +12,7 @@ class Progress:
         self.what, self.total, self.done = what, total, done
         self.shown = not quiet and sys.stderr.isatty()
         self.bar: Any = None
+        self.task: Any = None
         self.started = time.perf_counter()
         self.tokens = 0
 
