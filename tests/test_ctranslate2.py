@@ -56,17 +56,17 @@ def tokenizer():
 def build(config, source, target):
     """Make a model whose random weights are large enough to have opinions."""
     config = replace(config, source_vocab=source.vocab, target_vocab=target.vocab)
-    torch.manual_seed(3)
     model = Transformer(config).eval()
+    generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            noise = torch.randn_like(parameter)
+            noise = torch.randn(parameter.shape, generator=generator)
             if parameter.ndim == 1:
-                parameter.add_(0.3 * noise)
+                parameter.copy_(0.3 * noise + ("norm.weight" in name))
             elif "tokens" in name or "table" in name or "head" in name:
                 parameter.copy_(0.4 * noise)
             else:
-                parameter.mul_(1.5)
+                parameter.copy_(noise * 1.5 * parameter.shape[1] ** -0.5)
     return model
 
 

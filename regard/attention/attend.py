@@ -1,5 +1,6 @@
 """The one weighted average that everything else is made of."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -211,7 +212,7 @@ def _fused(
 
 def _finite(x: Tensor) -> bool:
     """Tell whether there is neither NaN nor infinity in x."""
-    return x.is_meta or bool(x.detach().sum(dtype=torch.float32).isfinite())
+    return x.is_meta or math.isfinite(x.detach().sum(dtype=torch.float32).item())
 
 
 def _full(bias: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:

@@ -247,10 +247,9 @@ def _continuations(logprobs: Tensor, so_far: Tensor, count: int) -> tuple[Tensor
     some piles, and only piles whose best card is among the best can hold one of the best.
     """
     sentences, _, vocab = logprobs.shape
-    deals = max(1, int((vocab / count) ** 0.5))
-    piles = vocab // deals
-    dealt = deals * piles
-    tops = logprobs[..., :dealt].unflatten(-1, (deals, piles)).amax(-2)
+    piles = min(vocab, 64 * max(1, round((vocab * count) ** 0.5 / 64)))  # 64: for the vector units
+    dealt = vocab - vocab % piles
+    tops = logprobs[..., :dealt].unflatten(-1, (-1, piles)).amax(-2)
     if dealt < vocab:
         some = tops[..., : vocab - dealt]
         torch.maximum(some, logprobs[..., dealt:], out=some)

@@ -18,6 +18,8 @@ from regard.models.folder import read_json
 
 # settings that may differ when a run is taken up again, since they do not change what it computes
 FREE = {"out", "device", "threads", "compile", "save_every", "test"}
+# parts of a model's config that may differ from those of the model it starts from
+HARMLESS = {"dropout", "attention_dropout", "ffn_dropout", "max_length"}
 
 
 def cache_folder() -> Path:
@@ -124,10 +126,16 @@ def start_from(model: torch.nn.Module, folder: str) -> None:
     from regard.models.folder import load_folder
 
     other, _ = load_folder(Path(folder))
+    before = flat(other.config)
+    for key, value in flat(model.config).items():
+        if before[key] != value and key.split(".")[-1] not in HARMLESS:
+            raise Mistake(
+                f"init={folder} has {key}={before[key]}, not {value}; describe the same model"
+            )
     theirs = dict(other.named_parameters())
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name not in theirs or theirs[name].shape != parameter.shape:
+            if theirs[name].shape != parameter.shape:
                 raise Mistake(
                     f"init={folder}: its weights do not fit at {name}; use the same model"
                 )

@@ -20,7 +20,7 @@ from regard.data.tokenize import Tokenizer, train_tokenizer
 from regard.errors import Mistake, choose
 from regard.files import write_atomically
 from regard.models import family, sized
-from regard.models.folder import save_config, save_weights
+from regard.models.folder import load_folder, save_config, save_weights
 from regard.settings import fill
 from regard.tasks.judge import judge
 from regard.tasks.run import (
@@ -234,13 +234,13 @@ class Translation:
         """Return the target tokens that the loss counts, and all that were read."""
         return batch.tokens, batch.read
 
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+    def loss(self, model: Any, batch: Batch) -> Tensor:
         """Return the summed cross-entropy of the target with label smoothing."""
         settings = self.settings
         return translation_loss(model, batch, settings.label_smoothing, settings.r_drop)
 
     @torch.inference_mode()
-    def valid_loss(self, model: nn.Module) -> float:
+    def valid_loss(self, model: Any) -> float:
         """Return the cross-entropy a token on the validation part, without smoothing."""
         total = tokens = 0.0
         pairs = self.valid
@@ -258,7 +258,7 @@ class Translation:
             tokens += batch.tokens
         return total / tokens
 
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
+    def evaluate(self, model: Any) -> dict[str, float]:
         """Return loss and greedy BLEU on the validation part."""
         scores = {"loss": self.valid_loss(model)}
         scores["better"] = -scores["loss"]
@@ -292,7 +292,7 @@ def make_batch(
     return Batch(ids, lengths, reads, writes, tokens, read)
 
 
-def translation_loss(model: nn.Module, batch: Batch, smoothing: float, r_drop: float) -> Tensor:
+def translation_loss(model: Any, batch: Batch, smoothing: float, r_drop: float) -> Tensor:
     """Return the summed loss of a batch; padding never reaches the vocabulary."""
     source, lengths, reads = batch.source, batch.source_lengths, batch.reads
     if r_drop:
@@ -309,7 +309,7 @@ def translation_loss(model: nn.Module, batch: Batch, smoothing: float, r_drop: f
     )
 
 
-def build_model(settings: TranslateSettings, tokenizers: tuple[Tokenizer, Tokenizer]) -> nn.Module:
+def build_model(settings: TranslateSettings, tokenizers: tuple[Tokenizer, Tokenizer]) -> Any:
     """Build the model that the settings describe, for these vocabularies."""
     source, target = tokenizers
     config = dataclasses.replace(
@@ -348,6 +348,9 @@ def train(values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None 
     settings = resolve(values)
     folder = folder_of(settings)
     threads = use_threads(settings.threads)
+    if settings.processes > 1 and distributed.size() == 1:
+        words = [f"{key}={value}" for key, value in values.items() if value is not None]
+        return Report(**distributed.launch(settings.processes, ["train", recipe or NAME, *words]))
     distributed.join()
     quiet = quiet or not distributed.is_first()
     with locked(folder) if distributed.is_first() else nullcontext():
@@ -388,8 +391,24 @@ def train(values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None 
             quiet=quiet,
         )
         outcome = fit.run()
+        if outcome.finished and distributed.is_first():
+            _settle_alignment(folder, corpus)
         distributed.leave()
     return Report(str(folder), outcome.step, begun["steps"], outcome.finished, outcome.scores)
+
+
+def _settle_alignment(folder: Path, corpus: Corpus) -> None:
+    """Write down which head aligns best on the validation part."""
+    model, config = load_folder(folder)
+    translator = Translator.load(folder, model, config)
+    pairs = [(pair.source, pair.target) for pair in corpus.parts["valid"][:50]]
+    name, head = translator.choose_alignment_head(translator.encode_pairs(pairs))
+    _save_generation(folder, alignment_head=f"{name}:{head}")
+
+
+def _save_generation(folder: Path, **more: Any) -> None:
+    generation = {"beam": 5, "length_penalty": "average", "alpha": 1.0, **more}
+    write_atomically(folder / "generation_config.json", json.dumps(generation, indent=2) + "\n")
 
 
 def parameters(model: nn.Module) -> int:
@@ -434,5 +453,5 @@ def _save_about(folder: Path, model: nn.Module, corpus: Corpus, tokenizers) -> N
     about = {"from": corpus.source, "to": corpus.target}
     save_config(folder, model, name=FAMILY, task=NAME, about=about)
     save_tokenizers(folder, tokenizers)
-    generation = {"beam": 5, "length_penalty": "average", "alpha": 1.0}
-    write_atomically(folder / "generation_config.json", json.dumps(generation, indent=2) + "\n")
+    if not (folder / "generation_config.json").exists():
+        _save_generation(folder)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.attention.watch import watch
 from regard.data.batches import pad
@@ -27,6 +27,8 @@ def save_tokenizers(folder: Path, pair: tuple[Tokenizer, Tokenizer]) -> None:
     if source is target:
         source.save(folder / "tokenizer.json")
     else:
+        # one of a start that was broken off would be taken for that of both sides
+        (folder / "tokenizer.json").unlink(missing_ok=True)
         source.save(folder / "source_tokenizer.json")
         target.save(folder / "target_tokenizer.json")
 
@@ -150,16 +152,14 @@ class Translator:
     task = "translate"
     settings = RunSettings
 
-    def __init__(
-        self, model: nn.Module, source: Tokenizer, target: Tokenizer, config: dict[str, Any]
-    ):
+    def __init__(self, model: Any, source: Tokenizer, target: Tokenizer, config: dict[str, Any]):
         self.model, self.config = model, config
         self.source_tokenizer, self.target_tokenizer = source, target
         self.tokenizer = target
         self.device = next(model.parameters()).device
 
     @classmethod
-    def load(cls, folder: Path, model: nn.Module, config: dict[str, Any]) -> "Translator":
+    def load(cls, folder: Path, model: Any, config: dict[str, Any]) -> "Translator":
         """Put a loaded model together with the tokenizers beside it."""
         source, target = load_tokenizers(folder)
         shape = model.config
@@ -310,7 +310,7 @@ class Translator:
     def score(self, pairs: Sequence[tuple[str, str]], **settings: Any) -> list[Translated]:
         """Tell how likely the model finds given translations, and align them if asked."""
         how = self.check(settings)
-        encoded = self._encoded(pairs)
+        encoded = self.encode_pairs(pairs)
 
         def judge(some: list[tuple[list[int], list[int]]]) -> list[Hypothesis]:
             ids, lengths = self._padded([a for a, _ in some])
@@ -334,7 +334,8 @@ class Translator:
             answers.append(answer)
         return answers
 
-    def _encoded(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
+        """Split both sides of pairs into ids, as the model reads them."""
         sources = self.source_tokenizer.encode_batch([a for a, _ in pairs])
         targets = self.target_tokenizer.encode_batch([b for _, b in pairs])
         for ids in (*sources, *targets):

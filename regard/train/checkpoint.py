@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -114,7 +115,7 @@ def restore_optimiser(
             optimiser.state[parameter] = found
 
 
-def optimiser_names(optimiser: torch.optim.Optimizer, named: dict[str, Tensor]) -> list[str]:
+def optimiser_names(optimiser: torch.optim.Optimizer, named: Mapping[str, Tensor]) -> list[str]:
     """Return the parameter names in the optimiser's own order."""
     by_id = {id(parameter): name for name, parameter in named.items()}
     return [by_id[id(p)] for group in optimiser.param_groups for p in group["params"]]

@@ -56,6 +56,7 @@ class LoopSettings:
     )
     device: str = field(default="cpu", metadata={"help": "cpu, cuda, cuda:1, mps"})
     dtype: str = field(default="float32", metadata={"help": "float32, bfloat16 or float16"})
+    processes: int = field(default=1, metadata=at_least(1, "that train together", 64))
     threads: int | None = field(default=None, metadata=at_least(1, "processor threads", 1024))
     compile: bool = field(default=False, metadata={"help": "by torch.compile"})
 
@@ -258,8 +259,6 @@ class Fit:
 
     def save(self) -> None:
         """Write a checkpoint of everything that the next step depends on."""
-        if not distributed.is_first():
-            return
         step = self.counters["step"]
         names = keep.optimiser_names(self.optimiser, self.named)
         groups = {
@@ -364,7 +363,7 @@ class Fit:
                 ended = bool(distributed.first_says(self._is_over()))
                 asked = distributed.total(stopper.asked)[0] > 0
                 late = time.perf_counter() - saved > settings.save_every
-                if due or ended or late or asked:
+                if first and (due or ended or late or asked):
                     metrics.flush()
                     os.fsync(metrics.fileno())
                     self.save()
@@ -388,11 +387,8 @@ class Fit:
             if self.averaged is not None:
                 # early on, a short memory: the start should not linger
                 memory = min(self.settings.ema, (counters["step"] + 1) / (counters["step"] + 10))
-                torch._foreach_lerp_(
-                    list(self.averaged.values()),
-                    [p.detach() for p in self.named.values()],
-                    1 - memory,
-                )
+                for name, parameter in self.named.items():
+                    self.averaged[name].lerp_(parameter.detach(), 1 - memory)
             return
         counters["skipped"] += 1
         counters["skipped_in_a_row"] += 1

@@ -58,7 +58,8 @@ class _VocabularyLoss(torch.autograd.Function):
         return losses.masked_fill_(~real, 0.0).sum()
 
     @staticmethod
-    def backward(ctx, grad):  # noqa: D102
+    def backward(ctx, *grad_outputs):  # noqa: D102
+        (grad,) = grad_outputs
         # each is handed on once, so that scaling may happen in place
         grads = [None if g is None else g.mul_(grad) for g in ctx.saved_tensors]
         return *grads, None, None, None
@@ -147,7 +148,8 @@ class _RDropLoss(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx, grad):  # noqa: D102
+    def backward(ctx, *grad_outputs):  # noqa: D102
+        (grad,) = grad_outputs
         grads = [None if g is None else g.mul_(grad) for g in ctx.saved_tensors]
         return *grads, None, None, None
 

@@ -26,13 +26,12 @@ class Progress:
         passed = time.perf_counter() - self.started
         if not self.shown or passed < 2:
             return
-        if self.bar is None:
-            self._open()
+        bar = self.bar or self._open()
         speed = f"{self.tokens / passed:,.0f} tokens/s" if self.tokens else ""
         told = f"loss {loss:.3f}" if loss is not None else ""
-        self.bar.update(self.task, completed=self.done, speed=speed, loss=told)
+        bar.update(self.task, completed=self.done, speed=speed, loss=told)
 
-    def _open(self) -> None:
+    def _open(self) -> Any:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
@@ -51,6 +50,7 @@ class Progress:
         self.task = self.bar.add_task(
             self.what, total=self.total, completed=self.done, speed="", loss=""
         )
+        return self.bar
 
     def __exit__(self, *error) -> None:
         if self.bar is not None:
