@@ -4,7 +4,9 @@
 
 All train one size (3+3 layers, width 256, feed-forward 1024, 4 heads, 8,000 joint pieces, dropout
 0.1, label smoothing 0.1, AdamW, gradients clipped at 1) on Multi30k en-de with batches of at most
-4,096 padded target tokens on 2 threads. Counted are source and target pieces without padding.
+4,096 padded target tokens on 2 cores. Counted are source and target pieces without padding.
+Regard trains as `processes=2` does: each process takes half of the rows of a batch on one core, and
+gradients are added up once a step. The others use both cores for every product, as they do.
 
 Marian runs in a plain loop on the same batches, turn by turn with Regard; the ratio is the median
 over the steps. eole has its own batching and runs in a process and an environment of its own (it
@@ -14,12 +16,15 @@ training loop, and the ratio is that of the median rounds.
 
 import argparse
 import json
+import multiprocessing
 import os
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -33,6 +38,7 @@ from regard.data.tokenize import Tokenizer, train_tokenizer  # noqa: E402
 from regard.layers.block import BlockConfig  # noqa: E402
 from regard.models.transformer import Transformer, TransformerConfig  # noqa: E402
 from regard.tasks.translate import Batch, make_batch, translation_loss  # noqa: E402
+from regard.train import distributed  # noqa: E402
 from regard.train.loop import LoopSettings, one_step  # noqa: E402
 from regard.train.optim import build_optimiser  # noqa: E402
 
@@ -54,15 +60,15 @@ class Data:
         lengths = [torch.tensor([len(row) + 1 for row in side]).numpy() for side in self.rows]
         self.batches = Batches(lengths, BATCH_TOKENS, seed=1)
 
-    def batch(self, n: int) -> Batch:
-        """Return batch n."""
-        some = self.batches[n]
+    def batch(self, n: int, part: int = 0, parts: int = 1) -> Batch:
+        """Return batch n, or every so manieth row of it."""
+        some = self.batches[n][part::parts]
         sources, targets = ([torch.tensor(side[i]).numpy() for i in some] for side in self.rows)
         return make_batch(sources, targets, self.tokenizer, self.tokenizer)
 
 
-class Regard:
-    """Regard's own training step."""
+class Trainer:
+    """One process of Regard's own training step."""
 
     def __init__(self, vocab: int, order: str) -> None:
         block = BlockConfig(
@@ -85,6 +91,57 @@ class Regard:
         loss, _, _, taken = one_step(self.model, given, self.settings, self.optimiser, 0, RATE)
         assert taken
         return loss
+
+
+def work(rank: int, size: int, port: int, order: str, pipe: Connection) -> None:
+    """Be one of the processes: make the batch when told its number, train on it when told to."""
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    data = Data()
+    trainer = Trainer(data.tokenizer.vocab, order)
+    distributed.join()
+    pipe.send(sum(p.numel() for p in trainer.model.parameters()))
+    while (n := pipe.recv()) is not None:
+        batch = data.batch(n, rank, size)
+        pipe.send("ready")
+        pipe.recv()
+        pipe.send(trainer.step(batch))
+
+
+class Regard:
+    """Regard on all cores: as many processes as others have threads."""
+
+    def __init__(self, order: str, processes: int) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        spawn = multiprocessing.get_context("spawn")
+        self.pipes = []
+        for rank in range(processes):
+            ours, theirs = spawn.Pipe()
+            words = (rank, processes, port, order, theirs)
+            spawn.Process(target=work, args=words, daemon=True).start()
+            self.pipes.append(ours)
+        self.size = [pipe.recv() for pipe in self.pipes][0]
+
+    def prepare(self, n: int) -> None:
+        """Make batch n."""
+        for pipe in self.pipes:
+            pipe.send(n)
+        for pipe in self.pipes:
+            pipe.recv()
+
+    def step(self, batch: Batch | None = None) -> float:
+        """Train on the batch that was made."""
+        for pipe in self.pipes:
+            pipe.send("go")
+        return [pipe.recv() for pipe in self.pipes][0]
 
 
 class Given:
@@ -139,6 +196,7 @@ class Marian:
             forced_eos_token_id=2,
         )
         self.model = MarianMTModel(config).train()
+        self.size = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=RATE, fused=True)
 
     def step(self, batch: Batch) -> float:
@@ -159,15 +217,16 @@ class Marian:
         return loss.item()
 
 
-def against_marian(data: Data, steps: int) -> None:
+def against_marian(data: Data, steps: int, threads: int) -> None:
     """Train both on the same batches in turn and print their speeds."""
     # Marian's norms come after the sublayers, so here ours do too.
-    sides = {"regard": Regard(data.tokenizer.vocab, "post"), "marian": Marian(data.tokenizer.vocab)}
+    sides = {"regard": Regard("post", threads), "marian": Marian(data.tokenizer.vocab)}
     warm = 2
     rates: dict[str, list[float]] = {name: [] for name in sides}
     places = pieces = 0
     for n in range(warm + steps):
         batch = data.batch(n)
+        sides["regard"].prepare(n)
         pieces += batch.read
         places += batch.source.numel() + batch.reads.numel()
         for name in sorted(sides, reverse=bool(n % 2)):
@@ -178,10 +237,9 @@ def against_marian(data: Data, steps: int) -> None:
         a / b for a, b in list(zip(rates["regard"], rates["marian"], strict=True))[warm:]
     )
     for name, rate in rates.items():
-        size = sum(p.numel() for p in sides[name].model.parameters() if p.requires_grad)
         print(
             f"{name:7} {statistics.median(rate[warm:]):7.0f} source and target tokens/s on the "
-            f"same {steps} batches, {size:,} trained parameters"
+            f"same {steps} batches, {sides[name].size:,} trained parameters"
         )
     print(f"padding of these batches {1 - pieces / places:.1%}")
     print(f"ratio train_vs_marian {ratio:.3f}", flush=True)
@@ -291,16 +349,17 @@ class Eole:
 
 def against_eole(data: Data, python: str, rounds: int, steps: int, threads: int) -> None:
     """Train in alternating rounds, each with its own batching, and print the speeds."""
-    ours = Regard(data.tokenizer.vocab, "pre")
+    ours = Regard("pre", threads)
     count = 0
 
     def own_round() -> list[dict]:
         nonlocal count
         reports = []
         for _ in range(steps):
+            batch = data.batch(count)  # to count its tokens
             start = time.perf_counter()
-            batch = data.batch(count)
-            ours.step(batch)
+            ours.prepare(count)
+            ours.step()
             seconds = time.perf_counter() - start
             rows = len(batch.source)
             count += 1
@@ -362,7 +421,7 @@ def main() -> None:
         f"{BATCH_TOKENS:,} padded target tokens, {options.threads} threads",
         flush=True,
     )
-    against_marian(data, 5 if options.quick else 20)
+    against_marian(data, 5 if options.quick else 20, options.threads)
     if options.eole is None:
         print(
             "eole is left out: give --eole PYTHON, the python of an environment made by\n"

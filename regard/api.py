@@ -34,8 +34,8 @@ def load(name_or_folder: str | Path, /, device: str = "cpu") -> Any:
     """Load a trained model by its folder or a starter's name, ready to run."""
     folder = find_model(name_or_folder)
     model, config = load_folder(folder, device)
-    if (folder / "generation_config.json").exists():
-        config["generation"] = read_json(folder / "generation_config.json")
+    path = folder / "generation_config.json"
+    config["generation"] = read_json(path) if path.exists() else {}
     if not isinstance(config["task"], str) or config["task"] not in TASKS:
         raise Mistake(f"{folder}: unknown task {config['task']!r}; choose from {', '.join(TASKS)}")
     return runner(config["task"]).load(folder, model, config)
@@ -44,6 +44,8 @@ def load(name_or_folder: str | Path, /, device: str = "cpu") -> Any:
 def train(task_or_recipe: str, /, *, quiet: bool = False, **settings: Any) -> Any:
     """Train a task on data, or follow a recipe; the same call again goes on where it stopped."""
     name = task_or_recipe
+    if settings.get("init"):
+        settings["init"] = str(find_model(settings["init"]))
     if name in RECIPES:
         found = recipe(name)
         values = {**found.SETTINGS, **settings}
@@ -67,10 +69,11 @@ def train(task_or_recipe: str, /, *, quiet: bool = False, **settings: Any) -> An
 def evaluate(model: Any, /, **settings: Any) -> Any:
     """Judge a model on data, alone or against another; every score comes with its signature."""
     folder = find_model(model) if isinstance(model, str | Path) else None
-    loaded = load(folder) if folder is not None else model
+    loaded: Any = load(folder) if folder is not None else model
     other = settings.pop("against", None)
     against = load(other) if isinstance(other, str | Path) else other
-    result = loaded.evaluate(settings, against=against, names=(str(model), str(other)))
+    names = (str(model) if folder else "model", "" if other is None else str(other))
+    result = loaded.evaluate(settings, against=against, names=names)
     if folder is not None and folder.parent != starters_home():
         result.keep(folder)
     return result

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import regard.attention.attend as core
-from regard.attention.dropout import dropout
+from regard.attention.dropout import add_dropped, dropout
 from regard.attention.masks import Causal, Document, Mask, Padding, Prefix, Sliding, Window
 from regard.attention.multihead import Cache, MultiHead
 from regard.attention.scores import SCORES, Additive, Bilinear, Cosine, Dot, Gaussian, Score
@@ -507,6 +507,9 @@ def test_dropout_keeps_the_mean_and_is_seeded():
     assert torch.equal(y, dropout(x, 0.25))
     assert abs(float(y.mean()) - 1) < 0.01 and abs(float((y == 0).float().mean()) - 0.25) < 0.01
     assert dropout(x, 0.25, training=False) is x
+    torch.manual_seed(1)
+    torch.testing.assert_close(add_dropped(x, x, 0.25), x + y)
+    assert torch.equal(add_dropped(x, x, 0.25, training=False), x + x)
     q, k = randn(1, 1, 3, 4), randn(1, 1, 2000, 4, seed=1)
     v = torch.ones(1, 1, 2000, 1, dtype=torch.float64)
     thinned = attend(q, k, v, dropout=0.5)

@@ -427,7 +427,7 @@ def test_beam_equals_ctranslate2(tmp_path):
             return_scores=True,
         )
         ours = beam(model, source, lengths, length_penalty=name, alpha=alpha, max_length=longest)
-        assert len({len(h.ids) for (h,) in ours}) > 3
+        assert len({len(h.ids) for (h,) in ours}) > 2
         same = [
             [piece[i] for i in h.ids] == t.hypotheses[0]
             for (h,), t in zip(ours, theirs, strict=True)

@@ -33,8 +33,8 @@ def single(draw, queries: int, keys: int) -> Mask:
         q, k = (torch.randint(0, 3, (*lead, n), generator=rand) for n in (queries, keys))
         return Document(q, k)
     places_q, places_k = draw(places), draw(places)
-    counted = isinstance(places_q, int) or isinstance(places_k, int)
-    coordinates = 1 if counted else places_q[1]
+    both = (places_q, places_k)
+    coordinates = min(1 if isinstance(place, int) else place[1] for place in both)
     q_at, k_at = at(places_q, queries, coordinates), at(places_k, keys, coordinates)
     if kind is Causal:
         return Causal(q_at, k_at)
@@ -103,7 +103,9 @@ def test_spans_spare_work():
 
 def test_causal_goes_by_position_not_by_corner():
     assert Causal(7).tile(slice(0, 1), slice(0, 8)).all()  # one cached query sees all before it
-    assert not Causal(7).aligned(1, 8)
+    assert Causal().aligned(8, 8) and Causal(2, 2).aligned(8, 8)
+    assert not Causal(7).aligned(1, 8) and not Causal(1).aligned(8, 8)
+    assert not (Causal() & Sliding(3)).aligned(8, 8)
     chunk = Causal(3).tile(slice(0, 2), slice(0, 5))
     assert chunk.tolist() == [[True] * 4 + [False], [True] * 5]
 

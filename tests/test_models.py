@@ -10,6 +10,7 @@ from jaxtyping import jaxtyped
 from torch import Tensor, nn
 
 import regard.attention.multihead as multihead
+import regard.models.transformer as transformer
 from regard.attention.watch import watch
 from regard.layers.block import BlockConfig
 from regard.models import MODELS, family
@@ -142,7 +143,9 @@ def test_cached_equals_full(model: Transformer, chunks: list[int]):
     assert state.length == 9 and state.sentences == 3
 
 
-def test_cached_equals_full_while_hypotheses_move(model: Transformer):
+@pytest.mark.parametrize("room", [1, 64])
+def test_cached_equals_full_while_hypotheses_move(model: Transformer, room: int, monkeypatch):
+    monkeypatch.setattr(transformer, "ROOM", room)  # so that memory runs out, or does not
     source, _ = sentences(model, [6, 3, 5, 4])
     lengths = torch.tensor([6, 3, 5, 4])
     vocab = model.config.target_vocab

@@ -129,7 +129,7 @@ def test_indices_pick_as_they_do_in_a_tensor():
         torch.testing.assert_close(found[place], weights[place])
 
 
-def test_maps_of_cached_steps_stay_right_when_hypotheses_move():
+def test_maps_of_cached_steps_stay_right_when_sentences_leave():
     torch.manual_seed(0)
     layer, x = MultiHead(8, 2), torch.randn(3, 4, 8)
     with watch(nn.ModuleDict({"layer": layer})) as maps, torch.no_grad():
@@ -137,7 +137,7 @@ def test_maps_of_cached_steps_stay_right_when_hypotheses_move():
         cache = Cache(3, 2, 8, 4, x)
         layer(x[:, :3], mask=Causal(), cache=cache)
         layer(x[:, 3:], cache=cache)
-        cache.select(torch.tensor([2, 0, 0]))
+        cache.keep(torch.tensor([2, 0]))  # in place
     full, first, second = (one.weights() for one in maps.calls("layer"))
     torch.testing.assert_close(first, full[:, :, :3, :3])
     torch.testing.assert_close(second, full[:, :, 3:])

@@ -267,7 +267,7 @@ def _clean(tile: Tensor | None, heads: int, *sides: Tensor) -> tuple[list[Tensor
 
 def _rows_of(q, k, score, bias, mask, normal, given) -> Callable[[int, list[int], slice], Tensor]:
     """Remember what the weights come from, so that any of them can be computed later."""
-    q, k = q.detach(), k.detach().clone()  # a cache moves its rows when hypotheses move
+    q, k = q.detach(), k.detach().clone()  # a cache moves its rows when sentences leave
     bias, given = (None if x is None else x.detach() for x in (bias, given))
     group, columns = q.shape[1] // k.shape[1], slice(0, k.shape[-2])
 

@@ -20,41 +20,71 @@ class Memory(NamedTuple):
     k: Tensor
     v: Tensor
 
+    def by_columns(self) -> "Memory":
+        """Lay each key as a column: products with a few queries at a time are far faster then."""
+        return Memory(self.k.mT.contiguous().mT, self.v.contiguous())
+
+    def keep(self, sentences: Tensor) -> "Memory":
+        """Go on with these sentences only."""
+        return Memory(keep_rows(self.k, sentences), keep_rows(self.v, sentences))
+
+
+def keep_rows(x: Tensor, rows: Tensor) -> Tensor:
+    """Return these rows of x in its own memory, moving only those that are not in their place."""
+    moved = (rows != torch.arange(len(rows), device=rows.device)).nonzero().squeeze(1)
+    if len(moved):
+        x[moved] = x[rows[moved]]
+    return x[: len(rows)]
+
 
 class Cache:
-    """Keys and values of a growing text in memory taken once: (rows, h, capacity, d)."""
+    """Keys and values (b, h, k, d) of texts that grow, in memory that is taken ahead.
+
+    All texts that are written for a sentence share its row; a mask tells which of the keys each of
+    them stands on, so that texts part and are given up without anything being moved.
+    """
 
     def __init__(self, rows: int, heads: int, capacity: int, width: int, like: Tensor):
-        shape = (rows, heads, capacity, width)
-        self.k, self.v = like.new_empty(shape), like.new_empty(shape)
+        self.k = like.new_empty(rows, heads, width, capacity).mT  # as Memory.by_columns
+        self.v = like.new_empty(rows, heads, capacity, width)
         self.at: Tensor | None = None
         self.length = 0
 
+    @property
+    def room(self) -> int:
+        """Return for how many keys memory is taken."""
+        return self.v.shape[-2]
+
     def append(self, k: Tensor, v: Tensor, at: Tensor) -> tuple[Memory, Tensor]:
         """Add the keys and values of new positions and return all so far, and where they stand."""
-        end = self.length + k.shape[-2]
-        if end > self.k.shape[-2]:
-            raise Mistake(
-                f"position {end} is past the {self.k.shape[-2]} that memory was taken for; "
-                "ask for a larger max_length"
-            )
-        self.k[:, :, self.length : end], self.v[:, :, self.length : end] = k, v
-        if self.at is None:
-            self.at = at.new_empty(*at.shape[:-2], self.k.shape[-2], at.shape[-1])
-        self.at[..., self.length : end, :] = at
+        start, end = self.length, self.length + k.shape[-2]
+        if end > self.room:
+            self.compact(None, 2 * end)
+        self.k[:, :, start:end], self.v[:, :, start:end] = k, v
+        self.at = at if self.at is None else torch.cat([self.at, at], dim=-2)
         self.length = end
-        return Memory(self.k[:, :, :end], self.v[:, :, :end]), self.at[..., :end, :]
+        return Memory(self.k[:, :, :end], self.v[:, :, :end]), self.at
 
-    def select(self, rows: Tensor) -> None:
-        """Continue with these rows in this order."""
+    def compact(self, places: Tensor | None, capacity: int) -> None:
+        """Move all keys, or those at some places (b, k), into new memory of a capacity."""
+        rows, heads, _, width = self.v.shape
         k, v = self.k[:, :, : self.length], self.v[:, :, : self.length]
-        if len(rows) == len(self.k):
-            k.copy_(k.index_select(0, rows))
-            v.copy_(v.index_select(0, rows))
-        else:
-            self.k, self.v = self.k.index_select(0, rows), self.v.index_select(0, rows)
+        if places is not None:
+            index = places[:, None, :, None].expand(-1, heads, -1, width)
+            k, v = k.gather(2, index), v.gather(2, index)
+            if self.at is not None:
+                at = self.at.expand(rows, -1, -1)
+                self.at = at.gather(1, places.unsqueeze(-1).expand(-1, -1, at.shape[-1]))
+            self.length = places.shape[1]
+        self.k = k.new_empty(rows, heads, width, capacity).mT
+        self.v = v.new_empty(rows, heads, capacity, width)
+        self.k[:, :, : self.length], self.v[:, :, : self.length] = k, v
+
+    def keep(self, sentences: Tensor) -> None:
+        """Go on with these sentences only."""
+        self.k, self.v = keep_rows(self.k, sentences), keep_rows(self.v, sentences)
         if self.at is not None and self.at.ndim == 3:
-            self.at = self.at.index_select(0, rows)
+            self.at = self.at[sentences]
 
 
 class MultiHead(nn.Module):

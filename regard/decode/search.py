@@ -227,8 +227,13 @@ class _Finished:
 
 
 def _stay(done: Tensor) -> Tensor | None:
-    """Return who goes on, once so many are done that dropping them pays."""
-    return (~done).nonzero().squeeze(1) if int(done.sum()) * 8 >= len(done) else None
+    """Return who goes on if some are done, the last ones in the places of those: so few move."""
+    if not bool(done.any()):
+        return None
+    count = len(done) - int(done.sum())
+    order = torch.arange(count, device=done.device)
+    order[done[:count]] = count + (~done[count:]).nonzero().squeeze(1)
+    return order
 
 
 def _logprobs(logits: Tensor, written: Tensor, adjust: Sequence[Adjust]) -> Tensor:

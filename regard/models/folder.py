@@ -95,8 +95,11 @@ def load_folder(folder: Path, device: str = "cpu") -> tuple[nn.Module, dict[str,
     if not isinstance(config["model"], dict):
         raise Mistake(f"{folder / 'config.json'}: 'model' is not an object")
     settings = fill(config_class, config["model"], where=str(folder / "config.json"))
-    with torch.device("meta"):
-        model = model_class(settings)
+    try:
+        with torch.device("meta"):
+            model = model_class(settings)
+    except Mistake as mistake:
+        raise Mistake(f"{folder / 'config.json'}: {mistake}") from None
     wanted = dict(model.named_parameters())
     total = sum(math.prod(p.shape) for p in wanted.values())
     if total > MOST_PARAMETERS:

@@ -6,7 +6,6 @@ from typing import cast
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from regard.attention.masks import Causal, Mask, Padding
 from regard.attention.multihead import Cache, Memory
@@ -22,6 +21,9 @@ from regard.layers.block import (
 )
 from regard.layers.embed import Embed
 from regard.layers.start import STARTS
+
+# Decoding takes memory for this many keys at first.
+ROOM = 64
 
 
 @dataclass(frozen=True)
@@ -61,44 +63,88 @@ def sized(name: str, config: TransformerConfig | None = None) -> TransformerConf
     return replace(config, encoder_depth=depth, decoder_depth=depth, block=block)
 
 
+class Lineage(Mask):
+    """A text stands on its own past among all keys of its sentence: seen is (b, q, k)."""
+
+    def __init__(self, seen: Tensor):
+        self.seen = seen
+
+    def tile(self, rows: slice, columns: slice) -> Tensor:
+        """Return the same answer for every head."""
+        return self.seen[:, None, rows, columns]
+
+
 class State:
-    """What decoding carries: sentences with their memory, times hypotheses with their caches."""
+    """What decoding carries: sentences with their memory, times hypotheses with their past.
+
+    The hypotheses of a sentence write into one cache, and `seen` tells which of its keys each of
+    them stands on. So to move hypotheses is to change a mask; no key is copied.
+    """
 
     def __init__(
-        self, memories: list[Memory], caches: list[Cache], mask: Mask | None, hypotheses: int
+        self,
+        memories: list[Memory],
+        caches: list[Cache],
+        mask: Mask | None,
+        hypotheses: int,
+        capacity: int,
     ):
         self.memories, self.caches, self.mask = memories, caches, mask
-        self.hypotheses = hypotheses
+        self.hypotheses, self.capacity = hypotheses, capacity
+        self.length = 0  # tokens of each hypothesis that have been read
+        self.seen = memories[0].k.new_ones((self.sentences, hypotheses, 0), dtype=torch.bool)
+        self.parted = hypotheses > 1  # until then, all see all
 
     @property
     def sentences(self) -> int:
         """Return how many sentences are still being written."""
         return self.memories[0].k.shape[0]
 
-    @property
-    def length(self) -> int:
-        """Return how many tokens of each hypothesis have been read."""
-        return self.caches[0].length
+    def take(self, tokens: int) -> Mask | None:
+        """Count new tokens of each hypothesis in, and return who may look at whom."""
+        start, each, cache = self.length, self.hypotheses, self.caches[0]
+        if start + tokens > self.capacity:
+            raise Mistake(
+                f"position {start + tokens} is past the {self.capacity} that memory was taken for; "
+                "ask for a larger max_length"
+            )
+        if self.parted and cache.length + each * tokens > cache.room:
+            self._forget(each * tokens)
+        self.length += tokens
+        past = self.seen.repeat_interleave(tokens, 1)
+        own = torch.ones(tokens, tokens, dtype=torch.bool, device=past.device).tril()
+        own = torch.block_diag(*[own] * each) if each > 1 else own
+        seen = torch.cat([past, own.expand(self.sentences, -1, -1)], dim=2)
+        self.seen = seen[:, tokens - 1 :: tokens]
+        if self.parted:
+            return Lineage(seen)
+        return None if tokens == 1 else Causal(start)
 
     def select(self, parents: Tensor) -> "State":
         """Let hypothesis j of sentence i continue hypothesis parents[i, j] of that sentence."""
-        first = torch.arange(self.sentences, device=parents.device) * self.hypotheses
-        rows = (first.unsqueeze(1) + parents).flatten()
         self.hypotheses = parents.shape[1]
-        for cache in self.caches:
-            cache.select(rows)
+        self.parted = self.parted or self.hypotheses > 1
+        self.seen = self.seen.gather(1, parents.unsqueeze(-1).expand(-1, -1, self.seen.shape[2]))
         return self
 
     def keep(self, sentences: Tensor) -> "State":
         """Go on with these sentences only."""
-        among = torch.arange(self.hypotheses, device=sentences.device)
-        rows = (sentences.unsqueeze(1) * self.hypotheses + among).flatten()
         for cache in self.caches:
-            cache.select(rows)
-        self.memories = [Memory(m.k[sentences], m.v[sentences]) for m in self.memories]
+            cache.keep(sentences)
+        self.memories = [memory.keep(sentences) for memory in self.memories]
+        self.seen = self.seen[sentences]
         if isinstance(self.mask, Padding):
             self.mask = Padding(self.mask.keep[sentences])
         return self
+
+    def _forget(self, new: int) -> None:
+        """Drop the keys that no hypothesis stands on any more, so that new ones have room."""
+        live = self.seen.any(1)
+        most = int(live.sum(1).max())
+        places = live.to(torch.uint8).sort(dim=1, descending=True, stable=True).indices[:, :most]
+        self.seen = self.seen.gather(2, places.unsqueeze(1).expand(-1, self.hypotheses, -1))
+        for cache in self.caches:
+            cache.compact(places, max(ROOM, 2 * (most + new)))
 
 
 class Transformer(nn.Module):
@@ -200,24 +246,27 @@ class Transformer(nn.Module):
         mask = Padding.of(lengths, source.shape[1])
         memory = self.encode(source, mask)
         blocks = cast(list[DecoderBlock], list(self.decoder))
-        memories = [block.cross.read(memory) for block in blocks]
-        rows = source.shape[0] * hypotheses
+        memories = [block.cross.read(memory).by_columns() for block in blocks]
         caches = [
-            Cache(rows, block.attention.kv_heads, capacity, block.attention.head_width, memory)
+            Cache(len(source), block.attention.kv_heads, ROOM, block.attention.head_width, memory)
             for block in blocks
         ]
-        return State(memories, caches, mask, hypotheses)
+        return State(memories, caches, mask, hypotheses, capacity)
 
     def step(
         self, ids: Int[Tensor, "b l"], state: State
     ) -> tuple[Float[Tensor, "b l vocab"], State]:
         """Read the next tokens of all hypotheses and return the logits after each."""
-        start = state.length
-        at = torch.arange(start, start + ids.shape[1], device=ids.device).unsqueeze(-1)
-        mask = None if ids.shape[1] == 1 else Causal(start)
-        x = self.target(ids, at)
-        everything = torch.arange(start + ids.shape[1], device=ids.device).unsqueeze(-1)
+        new = ids.shape[1]
+        at = torch.arange(state.length, state.length + new, device=ids.device)
+        at = at.repeat(state.hypotheses).unsqueeze(-1)
+        mask = state.take(new)
+        x = self.target(ids.reshape(state.sentences, -1), at)
+        before = state.caches[0].at
+        if before is not None and before.ndim == 3:
+            at = at.expand(len(before), -1, -1)
+        everything = at if before is None else torch.cat([before, at], -2)
         shared = self.target.position.shared(at, everything, mask)
         for block, memory, cache in zip(self.decoder, state.memories, state.caches, strict=True):
             x = block(x, memory, at=at, mask=mask, memory_mask=state.mask, bias=shared, cache=cache)
-        return F.linear(self.decoder_norm(x), self.head.weight, self.head.bias), state
+        return self.head(self.decoder_norm(x)).view(*ids.shape, -1), state

@@ -65,7 +65,7 @@ class Evaluation:
     def keep(self, folder: Path) -> None:
         """Add the scores to the model's own list of all scores it ever got."""
         try:
-            with open(folder / "scores.jsonl", "a") as file:
+            with open(folder / "scores.jsonl", "a", encoding="utf-8") as file:
                 file.write(json.dumps(self.to_dict(), ensure_ascii=False) + "\n")
         except OSError:
             tell(f"{folder}: could not be written to, so the scores are not kept there")
@@ -104,8 +104,8 @@ def evaluate(
     started = time.perf_counter()
     outputs = [str(answer) for answer in translator.run(sources, **run)]
     seconds = time.perf_counter() - started
-    options = {"tokenise": how.tokenise}
-    scores = judge(outputs, references, language, lowercase=how.lowercase, **options)
+    options: dict[str, Any] = {"tokenise": how.tokenise, "lowercase": how.lowercase}
+    scores = judge(outputs, references, language, **options)
     comparison = []
     if against is not None:
         theirs = [str(answer) for answer in against.run(sources, **run)]
@@ -119,10 +119,7 @@ def evaluate(
         "part": how.part,
         "data_hash": _hash(pairs),
         "tokenizers": [translator.source_tokenizer.sha, translator.target_tokenizer.sha],
-        "beam": how.beam,
-        "length_penalty": how.length_penalty,
-        "alpha": how.alpha,
-        "seed": how.seed,
+        **{name: getattr(how, name) for name in RunSettings.__dataclass_fields__},
         "threads": torch.get_num_threads(),
         "regard": __version__,
         "commit": _commit(),

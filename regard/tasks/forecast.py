@@ -54,11 +54,11 @@ class _Made:
     def batch(self, n: int):
         """Return a batch of random tokens."""
         chance = np.random.default_rng(n)
-        sides = (
+        source, target = (
             [chance.integers(4, self.tokenizer.vocab, length) for _ in range(self.rows)]
             for length in self.lengths
         )
-        return make_batch(*sides, self.tokenizer, self.tokenizer)
+        return make_batch(source, target, self.tokenizer, self.tokenizer)
 
     def count(self, batch) -> tuple[int, int]:
         """Return what the loss counts, and all that is read."""
@@ -100,7 +100,8 @@ def forecast(report: Report, size: str) -> Forecast:
     rows = max(1, settings.batch_tokens // (max(lengths) + 1))
     model = build_model(settings, (vocabulary, vocabulary))  # type: ignore[arg-type]
     model.train()
-    task, optimiser = _Made(vocabulary, rows, lengths), build_optimiser(model, lr=1e-4)
+    task: Any = _Made(vocabulary, rows, lengths)
+    optimiser = build_optimiser(model, lr=1e-4)
     speeds = []
     started = time.perf_counter()
     for n in range(6):

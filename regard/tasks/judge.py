@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
@@ -76,26 +77,29 @@ def compare(
     language: str | None = None,
     *,
     tokenise: str | None = None,
+    lowercase: bool = False,
     samples: int = 1000,
 ) -> list[Comparison]:
     """Compare two systems by paired bootstrap resampling (Koehn 2004)."""
     from sacrebleu.significance import PairedTest
 
-    metrics = {"BLEU": bleu_metric(language, tokenise), "chrF2": CHRF()}
-    systems = [("theirs", list(theirs)), ("ours", list(ours))]
+    metrics = {"BLEU": bleu_metric(language, tokenise, lowercase), "chrF2": CHRF()}
+    systems: Any = [("theirs", list(theirs)), ("ours", list(ours))]
     test = PairedTest(
         systems, metrics, [list(r) for r in references], test_type="bs", n_samples=samples
     )
     signatures, results = test()
     found = []
     for name in metrics:
-        base, new = results[name]
+        row: Any = results[name]
+        base, new = row
         found.append(
             Comparison(
                 name,
                 new.score,
                 base.score,
-                float(new.p_value if new.p_value is not None else 1.0),
+                # for equal scores sacreBLEU would count no resample, and be sure of a difference
+                1.0 if new.score == base.score else float(new.p_value or 0.0),
                 float(new.mean - new.ci),
                 float(new.mean + new.ci),
                 str(signatures[name]),

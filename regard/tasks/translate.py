@@ -252,8 +252,8 @@ class Translation:
         lengths = [np.array([min(len(row), most) + 1 for row in side]) for side in encoded]
         plan = Batches(lengths, max(4096, self.settings.batch_tokens), 0)
         for n in range(plan.len_epoch(0)):
-            sides = [[np.asarray(side[i][:most]) for i in plan[n]] for side in encoded]
-            batch = make_batch(*sides, self.source, self.target, self.device)
+            source, target = ([np.asarray(side[i][:most]) for i in plan[n]] for side in encoded)
+            batch = make_batch(source, target, self.source, self.target, self.device)
             total += float(translation_loss(model, batch, 0.0, 0.0))
             tokens += batch.tokens
         return total / tokens
@@ -440,10 +440,9 @@ def _begin(folder, settings, sha, model, task, tokenizers, recipe) -> dict[str, 
 
 def _tokenizers(folder, corpus, settings, begun) -> tuple[Tokenizer, Tokenizer]:
     """Take the tokenizers of the run, of the model it starts from, or learn new ones."""
-    if begun is None and settings.init:
-        return load_tokenizers(Path(settings.init))
     if begun is None and distributed.is_first():
-        save_tokenizers(folder, build_tokenizers(corpus, settings))
+        given = load_tokenizers(Path(settings.init)) if settings.init else None
+        save_tokenizers(folder, given or build_tokenizers(corpus, settings))
     distributed.wait()
     return load_tokenizers(folder)
 

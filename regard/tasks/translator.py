@@ -1,6 +1,6 @@
 """A trained translator as its user has it: texts in, texts out, and a look at how."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -172,7 +172,16 @@ class Translator:
                     f"{folder}: the {side} tokenizer has {tokenizer.vocab} pieces, "
                     f"the model only {size}"
                 )
-        return cls(model, source, target, config)
+        for key in ("from", "to"):
+            if not isinstance(config.get(key), str | None):
+                raise Mistake(f"{folder / 'config.json'}: '{key}' is {config[key]!r:.40}, not text")
+        made = cls(model, source, target, config)
+        try:
+            made.check({})
+            made._alignment_head()
+        except Mistake as mistake:
+            raise Mistake(f"{folder / 'generation_config.json'}: {mistake}") from None
+        return made
 
     # Translating
 
@@ -189,14 +198,21 @@ class Translator:
             raise Mistake(f"n_best={how.n_best} is more than beam={how.beam}; widen the beam")
         return how
 
-    def run(self, inputs: Sequence[str], *, first: int = 0, **settings: Any) -> list[Translated]:
+    def run(
+        self, inputs: str | Iterable[str], *, first: int = 0, **settings: Any
+    ) -> list[Translated]:
         """Translate texts; `first` is the number of the first line, which seeds random draws."""
         how = self.check(settings)
+        single = isinstance(inputs, str) or not isinstance(inputs, Iterable)
+        texts: list[Any] = [inputs] if single else list(inputs)
+        for text in texts:
+            if not isinstance(text, str):
+                raise Mistake(f"{text!r:.60} is no text; give a list of texts")
         if how.threads:
             torch.set_num_threads(how.threads)
         if how.forced:
-            return self._forced(inputs, how)
-        sentences = [s for i, text in enumerate(inputs) for s in self._sentences(text, i, how)]
+            return self._forced(texts, how)
+        sentences = [s for i, text in enumerate(texts) for s in self._sentences(text, i, how)]
 
         def write(some: list[_Sentence]) -> list[list[Hypothesis]]:
             return self._write(some, how, first)
@@ -207,7 +223,7 @@ class Translator:
             sentence.answers = hypotheses
         if how.alignments != "none":
             self._align([(s.ids, h.ids) for s in sentences for h in s.answers])
-        by_line: list[list[_Sentence]] = [[] for _ in inputs]
+        by_line: list[list[_Sentence]] = [[] for _ in texts]
         for sentence in sentences:
             by_line[sentence.line].append(sentence)
         return [self._told(parts, how) for parts in by_line]
@@ -228,6 +244,7 @@ class Translator:
                 piece = [*ids[start : start + LONGEST_PART], self.source_tokenizer.eos]
                 last = start + LONGEST_PART >= len(ids)
                 found.append(_Sentence(line, piece, prefix, after if last else " "))
+                prefix = []  # the answer begins but once
         return found
 
     def _write(self, some: list[_Sentence], how: RunSettings, first: int) -> list[list[Hypothesis]]:
@@ -374,10 +391,23 @@ class Translator:
             logits = self.model(ids, reads)
         return maps, logits[0]
 
+    def _alignment_head(self) -> tuple[str, int] | None:
+        """Return the layer and the head that align, if the model says which."""
+        told = self.config.get("generation", {}).get("alignment_head")
+        if told is None:
+            return None
+        for name, module in self.model.named_modules():
+            for head in range(module.heads) if name.endswith(".cross") else ():
+                if told == f"{name}:{head}":
+                    return name, head
+        raise Mistake(f"alignment_head={told!r:.60} is no head of cross-attention")
+
     def _align(self, pairs) -> None:
         """Settle once which head aligns, if the model does not say."""
-        if self.config.get("generation", {}).get("alignment_head") is None:
+        if self._alignment_head() is None:
             some = [pair for pair in pairs if pair[0] and pair[1]][:50]
+            if not some:
+                return
             name, head = self.choose_alignment_head(some)
             self.config.setdefault("generation", {})["alignment_head"] = f"{name}:{head}"
 
