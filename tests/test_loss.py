@@ -125,8 +125,9 @@ def test_without_gradients_none_are_made():
     with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
         patch.setattr(torch, "zeros_like", noted)
         value = vocabulary_loss(hidden, weight, targets)
+        expected = plain_loss(hidden, weight, targets)
     assert not made  # the gradient of the weight would be most of the work
-    assert float(value) == pytest.approx(float(plain_loss(hidden, weight, targets)), abs=1e-10)
+    assert float(value) == pytest.approx(float(expected), abs=1e-10)
 
 
 def r_drop_by_hand(one, two, weight, bias, targets, alpha, smoothing):
@@ -170,30 +171,32 @@ def test_r_drop_of_twice_the_same_is_the_plain_loss():
 
 
 LIMITED = """
-import resource, sys, torch
-from regard.train.loss import {name} as loss
+import resource, torch
+from regard.train.loss import r_drop_loss, vocabulary_loss
 torch.set_num_threads(1)
-rows, vocab, width = 2000, 40_000, 8  # all logits: 320 MB
+rows, vocab, width = 4000, 20_000, 8
 h = torch.randn(rows, width, requires_grad=True)
 w = torch.randn(vocab, width, requires_grad=True)
 y = torch.randint(vocab, (rows,))
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-({call}).backward()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+used = [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss]
+for loss in (
+    lambda: vocabulary_loss(h, w, y, smoothing=0.1),
+    lambda: r_drop_loss(h, h * 1.01, w, y, 5.0, smoothing=0.1),
+):
+    loss().backward()
+    used.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+print(used[1] - used[0], used[2] - used[0])
 """
 
 
-@pytest.mark.parametrize(
-    ("name", "call", "most"),
-    [
-        ("vocabulary_loss", "loss(h, w, y, smoothing=0.1)", 120),
-        ("r_drop_loss", "loss(h, h * 1.01, w, y, 5.0, smoothing=0.1)", 350),
-    ],
-)
-def test_never_holds_all_logits(name, call, most):
-    code = LIMITED.format(name=name, call=call)
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert int(found.stdout) / 1024 < most  # MB; torch's own needs more than 600
+def test_never_holds_all_logits():
+    """They alone are 320 MB here; torch's own loss holds them and their gradient."""
+    found = subprocess.run(
+        [sys.executable, "-c", LIMITED], capture_output=True, text=True, check=True
+    )
+    plain, twice = (int(number) / 1024 for number in found.stdout.split())
+    assert plain < 80
+    assert twice < 310  # a few chunks of both passes
 
 
 class Table:

@@ -17,7 +17,9 @@ import torch
 from safetensors.torch import load_file
 
 import regard
+from regard import api
 from regard.errors import Mistake
+from regard.files import sha256
 from regard.tasks import run as task_run
 from regard.tasks import translate
 from regard.train import checkpoint, loop
@@ -289,7 +291,7 @@ def test_killed_while_checkpoints_are_averaged(home, reference, copied):
     counters["best"] = best["valid/better"]
     (last / "counters.json").write_text(json.dumps(counters))
     manifest = json.loads((last / "manifest.json").read_text())
-    manifest["counters.json"] = regard.files.sha256(last / "counters.json")
+    manifest["counters.json"] = sha256(last / "counters.json")
     (last / "manifest.json").write_text(json.dumps(manifest))
     assert end(start(home, copied)) == 0
     assert result(copied)["model.safetensors"] == reference[1]["model.safetensors"]
@@ -469,7 +471,7 @@ def test_init_starts_from_the_weights_that_are_used(home, reference, tmp_path):
 
 
 def test_init_knows_the_starters_by_name(home, reference, tmp_path, monkeypatch):
-    monkeypatch.setattr(regard.api, "starters", lambda: {"mini": reference[0]})
+    monkeypatch.setattr(api, "starters", lambda: {"mini": reference[0]})
     settings = {"data": home / "data", "from": "en", "to": "de", **SETTINGS, "steps": 1, "lr": 0.0}
     regard.train("translate", quiet=True, out=tmp_path / "out", init="mini", **settings)
     paths = [folder / "model.safetensors" for folder in (tmp_path / "out", reference[0])]

@@ -5,6 +5,7 @@ never see each other: what is written for one depends on no neighbour in its bat
 """
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise
@@ -129,23 +130,43 @@ def in_batches(
     *,
     tokens: int = 4096,
     rows: int = 256,
+    workers: int = 1,
 ) -> list[U]:
     """Apply a function to batches of items of like length and return the answers in order.
 
     A batch, padded to its longest item, holds at most so many tokens and rows; a longer item is
-    alone. The longest come first, so that too little memory shows at once.
+    alone. The longest come first, so that too little memory shows at once. Several workers take
+    one batch each, on one processor thread each: while many small steps cannot keep several
+    threads busy, several batches can.
     """
-    if tokens < 1 or rows < 1:
-        raise Mistake(f"batches of {tokens} tokens and {rows} rows hold nothing; choose 1 or more")
+    if min(tokens, rows, workers) < 1:
+        raise Mistake(
+            f"batches of {tokens} tokens and {rows} rows by {workers} workers hold nothing; "
+            "choose 1 or more"
+        )
     order = sorted(range(len(items)), key=lambda i: -lengths[i])
-    answers: dict[int, U] = {}
-    start = 0
-    while start < len(order):
-        count = max(1, min(rows, tokens // max(1, lengths[order[start]])))
-        batch = order[start : start + count]
-        answers.update(zip(batch, function([items[i] for i in batch]), strict=True))
-        start += count
-    return [answers[i] for i in range(len(items))]
+    batches: list[list[int]] = []
+    while order:
+        count = max(1, min(rows, tokens // max(1, lengths[order[0]])))
+        batches.append(order[:count])
+        order = order[count:]
+    work = [[items[i] for i in batch] for batch in batches]
+    workers = min(workers, len(work))
+    if workers < 2:
+        done = list(map(function, work))
+    else:
+        threads = torch.get_num_threads()
+        try:
+            with ThreadPoolExecutor(workers, "", torch.set_num_threads, (1,)) as pool:
+                done = list(pool.map(function, work))
+        finally:
+            torch.set_num_threads(threads)  # the workers' choice reached the matrix library, too
+    found = {
+        i: answer
+        for batch, answers in zip(batches, done, strict=True)
+        for i, answer in zip(batch, answers, strict=True)
+    }
+    return [found[i] for i in range(len(items))]
 
 
 class _Plan:
@@ -201,29 +222,35 @@ class _Plan:
 
 
 class _Finished:
-    """The texts that are finished, for each sentence."""
+    """The texts that are finished, for each sentence: score, ids, log-probability after each."""
 
     def __init__(self, count: int, divisor: Callable, n_best: int):
-        self.texts: list[list[Hypothesis]] = [[] for _ in range(count)]
+        self.texts: list[list[tuple[float, list[int], list[float]]]] = [[] for _ in range(count)]
         self.divisor, self.n_best = divisor, n_best
 
     def add(self, sentence: int, ids: list[int], passed: list[float]) -> None:
         """Take a text that had the given log-probability after each of its tokens."""
-        logprob = passed[-1]
-        if isnan(logprob):
+        score = passed[-1] / self.divisor(len(passed))
+        if isnan(score):
             raise Mistake("the model answers with numbers that are not finite; is it damaged?")
-        steps = [after - before for before, after in pairwise([0.0, *passed])]
-        score = logprob / self.divisor(len(steps))
-        self.texts[sentence].append(Hypothesis(ids, score, logprob, steps))
-
-    def best(self, sentence: int) -> list[Hypothesis]:
-        """Return the sentence's best texts, best first."""
-        return sorted(self.texts[sentence], key=lambda text: -text.score)[: self.n_best]
+        self.texts[sentence].append((score, ids, passed))
 
     def bar(self, sentence: int) -> float:
         """Return the score that a text must beat to be among the best."""
-        best = self.best(sentence)
-        return best[-1].score if len(best) == self.n_best else -inf
+        scores = sorted((score for score, *_ in self.texts[sentence]), reverse=True)
+        return scores[self.n_best - 1] if len(scores) >= self.n_best else -inf
+
+    def told(self, ordered: bool) -> list[list[Hypothesis]]:
+        """Return the texts of each sentence, as they came or the best first."""
+        if ordered:
+            self.texts = [sorted(some, key=lambda text: -text[0]) for some in self.texts]
+        return [
+            [
+                Hypothesis(ids, score, passed[-1], [b - a for a, b in pairwise([0.0, *passed])])
+                for score, ids, passed in some[: self.n_best]
+            ]
+            for some in self.texts
+        ]
 
 
 def _stay(done: Tensor) -> Tensor | None:
@@ -342,10 +369,9 @@ def beam(
         finishing = (ended | last.unsqueeze(1)) & (scores != -inf) & ~done.unsqueeze(1)
         rows, places = finishing[:, :beam].nonzero(as_tuple=True)
         if len(rows):
-            origin = parents[rows, places]
-            for row, sentence, text, likely, token, score in zip(
-                rows.tolist(),
-                number[rows].tolist(),
+            origin, sentences = parents[rows, places], number[rows].tolist()
+            for sentence, text, likely, token, score in zip(
+                sentences,
                 written[rows, origin].tolist(),
                 passed[rows, origin].tolist(),
                 tokens[rows, places].tolist(),
@@ -353,8 +379,9 @@ def beam(
                 strict=True,
             ):
                 finished.add(sentence, text if token == eos else [*text, token], [*likely, score])
-                bar[row] = finished.bar(sentence)
-                done[row] |= len(finished.texts[sentence]) >= enough
+            bar[rows] = bar.new_tensor([finished.bar(sentence) for sentence in sentences])
+            many = [len(finished.texts[sentence]) >= enough for sentence in sentences]
+            done[rows] = done.new_tensor(many)
 
         # the best that have not ended, in their order
         going = ended.to(torch.uint8).sort(dim=1, stable=True).indices[:, :beam]
@@ -372,7 +399,7 @@ def beam(
             number, written, passed, bar = number[stay], written[stay], passed[stay], bar[stay]
             done = done[stay]
         ids = written[..., -1].reshape(-1, 1)
-    return [finished.best(sentence) for sentence in range(count)]
+    return finished.told(ordered=True)
 
 
 # Which token to take after each row, given log-probabilities (b, vocab), the tokens so far (b, t),
@@ -441,7 +468,7 @@ def _follow(
             number, written, passed = number[stay], written[stay], passed[stay]
             ended, done = ended[stay], done[stay]
         ids = written[..., -1].reshape(-1, 1)
-    return finished.texts
+    return finished.told(ordered=False)
 
 
 def greedy(
@@ -564,4 +591,4 @@ def score(
     passed = torch.cat(parts, dim=1).double().cumsum(1).tolist()
     for sentence, (text, values) in enumerate(zip(texts, passed, strict=True)):
         finished.add(sentence, list(text), values[: len(text) + 1])
-    return [one for (one,) in finished.texts]
+    return [one for (one,) in finished.told(ordered=False)]
