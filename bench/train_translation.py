@@ -143,6 +143,11 @@ class Regard:
             pipe.send("go")
         return [pipe.recv() for pipe in self.pipes][0]
 
+    def close(self) -> None:
+        """Let the processes end."""
+        for pipe in self.pipes:
+            pipe.send(None)
+
 
 class Given:
     """The task of translating one batch, as the training loop wants to see it."""
@@ -233,6 +238,7 @@ def against_marian(data: Data, steps: int, threads: int) -> None:
             start = time.perf_counter()
             sides[name].step(batch)
             rates[name].append(batch.read / (time.perf_counter() - start))
+    sides["regard"].close()
     ratio = statistics.median(
         a / b for a, b in list(zip(rates["regard"], rates["marian"], strict=True))[warm:]
     )
@@ -385,6 +391,7 @@ def against_eole(data: Data, python: str, rounds: int, steps: int, threads: int)
                     reports[name].append(turns[name]())
         finally:
             eole.close()
+            ours.close()
     speeds = {}
     for name, all_rounds in reports.items():
         measured = all_rounds[1:]
