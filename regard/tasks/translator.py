@@ -218,7 +218,11 @@ class Translator:
             return self._write(some, how, first)
 
         lengths = [len(s.ids) for s in sentences]
-        found = in_batches(sentences, lengths, write, tokens=how.batch_tokens, rows=how.batch_rows)
+        workers = torch.get_num_threads() if self.device.type == "cpu" else 1
+        rows = min(how.batch_rows, max(1, -(-len(sentences) // workers)))
+        found = in_batches(
+            sentences, lengths, write, tokens=how.batch_tokens, rows=rows, workers=workers
+        )
         for sentence, hypotheses in zip(sentences, found, strict=True):
             sentence.answers = hypotheses
         if how.alignments != "none":
