@@ -125,17 +125,27 @@ def wait() -> None:
         dist.barrier()
 
 
-def add_up(tensors: list[Tensor]) -> None:
-    """Replace every tensor by its sum over all processes, in one message."""
+_BUFFERS: dict[int, Tensor] = {}  # fresh memory of this size costs as much as the message
+
+
+def add_up(tensors: list[Tensor]) -> list[Tensor]:
+    """Return the sum of every tensor over all processes, in one message.
+
+    The sums are valid until the next call, since they share memory that is used again.
+    """
     if size() == 1:
-        return
-    flat = torch.cat([tensor.detach().flatten().cpu() for tensor in tensors])
+        return tensors
+    count = sum(tensor.numel() for tensor in tensors)
+    if count not in _BUFFERS:
+        _BUFFERS[count] = torch.empty(count)
+    flat = _BUFFERS[count]
+    torch.cat([tensor.detach().flatten().cpu() for tensor in tensors], out=flat)
     dist.all_reduce(flat)
-    start = 0
-    for tensor in tensors:
-        part = flat[start : start + tensor.numel()]
-        tensor.detach().copy_(part.view(tensor.shape))
-        start += tensor.numel()
+    parts = flat.split([tensor.numel() for tensor in tensors])
+    return [
+        part.view(tensor.shape).to(tensor.device)
+        for part, tensor in zip(parts, tensors, strict=True)
+    ]
 
 
 def total(*numbers: float) -> list[float]:

@@ -196,7 +196,10 @@ def one_step(
         part.backward()
         loss += part.detach().cpu()
     parameters = [p for p in model.parameters() if p.grad is not None]
-    distributed.add_up([*(p.grad for p in parameters), loss])  # type: ignore[list-item]
+    grads = [p.grad for p in parameters if p.grad is not None]
+    *grads, loss = distributed.add_up([*grads, loss])
+    for parameter, grad in zip(parameters, grads, strict=True):
+        parameter.grad = grad
     loss = float(loss)
     norm = float(nn.utils.clip_grad_norm_(parameters, settings.clip or math.inf, foreach=True))
     sound = math.isfinite(loss) and math.isfinite(norm)
