@@ -36,6 +36,7 @@ from regard.data.batches import Batches  # noqa: E402
 from regard.data.text import load_pairs  # noqa: E402
 from regard.data.tokenize import Tokenizer, train_tokenizer  # noqa: E402
 from regard.layers.block import BlockConfig  # noqa: E402
+from regard.memory import reuse_memory  # noqa: E402
 from regard.models.transformer import Transformer, TransformerConfig  # noqa: E402
 from regard.tasks.translate import Batch, make_batch, translation_loss  # noqa: E402
 from regard.train import distributed  # noqa: E402
@@ -103,6 +104,7 @@ def work(rank: int, size: int, port: int, order: str, pipe: Connection) -> None:
     }
     torch.set_num_threads(1)
     torch.manual_seed(1)
+    reuse_memory()  # as the training loop does
     data = Data()
     trainer = Trainer(data.tokenizer.vocab, order)
     distributed.join()

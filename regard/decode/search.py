@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from regard.decode.writer import Writer
 from regard.errors import Mistake, choose
+from regard.memory import reuse_memory
 
 BOS, EOS = 1, 2
 # No text is longer than this unless max_length says so.
@@ -151,6 +152,7 @@ def in_batches(
         batches.append(order[:count])
         order = order[count:]
     work = [[items[i] for i in batch] for batch in batches]
+    reuse_memory()
     workers = min(workers, len(work))
     if workers < 2:
         done = list(map(function, work))

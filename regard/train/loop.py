@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from regard.errors import Mistake, choose
 from regard.files import refuse, write_atomically
+from regard.memory import reuse_memory
 from regard.train import checkpoint as keep
 from regard.train import distributed
 from regard.train.optim import SCHEDULES, build_optimiser
@@ -163,6 +164,7 @@ def measured_steps(
 
     The weights, the optimiser and the random numbers of the run are as if this had not happened.
     """
+    reuse_memory()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     optimiser = build_optimiser(model, lr=0.0)
     times = []
@@ -327,6 +329,7 @@ class Fit:
 
     def run(self) -> Outcome:
         """Train until the last step, until nothing is gained, or until asked to stop."""
+        reuse_memory()
         self.restore()
         distributed.wait()
         settings, counters = self.settings, self.counters
