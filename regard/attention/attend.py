@@ -187,7 +187,7 @@ def _fused(
         out = kernel(ready_q, ready_k, v, None, causal=True)
         sound = sound and _finite(out)
     else:
-        step = max(16, TILE // max(1, keys * q.shape[0]))
+        step = max(16, TILE // max(1, keys * q.shape[0])) if mask.by_query else max(1, queries)
         parts = []
         for start in range(0, max(1, queries), step):
             rows = slice(start, min(queries, start + step))

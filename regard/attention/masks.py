@@ -28,6 +28,8 @@ def _grid(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
 class Mask:
     """What every mask answers."""
 
+    by_query = True  # whether queries differ in what they may see; else a tile is one row
+
     def tile(self, rows: slice, columns: slice) -> Tensor:
         """Return whether each query of the rows may look at each key of the columns."""
         raise NotImplementedError
@@ -73,6 +75,7 @@ class Both(Mask):
 
     def __init__(self, one: Mask, other: Mask):
         self.one, self.other = one, other
+        self.by_query = one.by_query or other.by_query
 
     def tile(self, rows: slice, columns: slice) -> Tensor:
         """Return where both allow it."""
@@ -192,6 +195,8 @@ class Document(Mask):
 
 class Padding(Mask):
     """Only real keys, none of the padding: keep has shape (b, k)."""
+
+    by_query = False
 
     def __init__(self, keep: Tensor):
         self.keep = keep
