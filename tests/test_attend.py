@@ -33,6 +33,10 @@ def make_score(name: str, width: int, key_width: int) -> tuple[Score, Callable]:
     """Return a score, and its textbook formula for one query (d) and some keys (n, c)."""
     if name == "dot":
         return Dot(), lambda q, k: k @ q / math.sqrt(width)
+    if name == "product":
+        return SCORES[name](width), lambda q, k: k @ q
+    if name == "disentangled":
+        return SCORES[name](width), lambda q, k: k @ q / math.sqrt(3 * width)
     if name == "cosine":
         return Cosine(0.5), lambda q, k: k @ q / (q.norm() * k.norm(dim=-1)) / 0.5
     if name == "gaussian":
@@ -195,6 +199,31 @@ def test_a_loop_in_fp64_equals_attention():
     assert len(shapes) >= 300
 
 
+@pytest.mark.parametrize("normalise", ["softmax", "argmax", "given"])
+@pytest.mark.parametrize("mask", [None, Causal(), Document(torch.zeros(5), torch.arange(6) // 6)])
+def test_what_is_added_to_values_is_weighted_as_they_are(normalise: str, mask: Mask | None):
+    q, k, v = randn(2, 4, 5, 3), randn(2, 2, 6, 3, seed=1), randn(2, 2, 6, 3, seed=2)
+    more = randn(5, 6, 3, seed=3)  # a vector for each pair
+    how = randn(5, 6, seed=4).softmax(-1) if normalise == "given" else normalise
+    seen = []
+
+    def add(weights: Tensor) -> Tensor:
+        seen.append(weights)
+        return torch.einsum("bhqk,qkd->bhqd", weights, more)
+
+    out = attend(q, k, v, mask=mask, normalise=how, add_values=add)
+    for b, h, i in product(range(2), range(4), range(5)):
+        right = sum(seen[0][b, h, i, j] * (v[b, h // 2, j] + more[i, j]) for j in range(6))
+        torch.testing.assert_close(out[b, h, i], right, atol=1e-12, rtol=0)
+    plain = attend(q, k, v, mask=mask, normalise=how)
+    torch.testing.assert_close(out - add(seen[0]), plain, atol=1e-12, rtol=0)
+    torch.manual_seed(0)  # dropout drops the same of both
+    attend(q, k, v, mask=mask, dropout=0.5, add_values=add)
+    torch.manual_seed(0)
+    dropped = attend(q, k, v, mask=mask, dropout=0.5)
+    torch.testing.assert_close(seen[-1] @ v.repeat_interleave(2, 1), dropped, atol=1e-12, rtol=0)
+
+
 def test_sampling_draws_by_the_softmax():
     q, k, v = randn(1, 4), randn(3, 4, seed=1), torch.eye(3, dtype=torch.float64)
     sample = core.Sample(torch.Generator().manual_seed(0))
@@ -231,7 +260,7 @@ def test_gradients_are_right(name: str, tile: int, monkeypatch: pytest.MonkeyPat
         torch.autograd.gradcheck(f, inputs, fast_mode=True)
 
 
-@pytest.mark.parametrize("name", ["dot", "cosine", "gaussian", "bilinear"])
+@pytest.mark.parametrize("name", [name for name in SCORES if name != "additive"])
 def test_the_fused_way_equals_the_score_itself(name: str):
     score, _ = make_score(name, 4, 4)
     q, k, v = randn(2, 4, 6, 4), randn(2, 2, 7, 4, seed=1), randn(2, 2, 7, 3, seed=2)
@@ -452,7 +481,7 @@ def test_a_mask_serves_in_and_out_of_training():
         before = attend(q, k, v, mask=mask)
     after = attend(q, k, v, mask=mask)
     after.sum().backward()
-    assert torch.equal(before, after)
+    torch.testing.assert_close(before, after, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize(

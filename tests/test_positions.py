@@ -1,6 +1,7 @@
 """Positions: moving is a rotation, and a dot product of rotated vectors knows only distance."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -13,11 +14,17 @@ from regard.attention.multihead import MultiHead
 from regard.attention.positions import (
     ALIASES,
     POSITIONS,
+    SCALINGS,
+    T5,
     Learned,
     Position,
     Rotary,
+    RotaryScaling,
     Sinusoidal,
+    Table,
+    build_position,
     sinusoids,
+    slopes,
 )
 from regard.errors import Mistake
 from regard.layers.embed import Embed
@@ -139,3 +146,195 @@ def test_an_embedding_is_a_one_hot_product():
     ids = torch.randint(0, 11, (2, 5))
     product = F.one_hot(ids, 11).float() @ embed.tokens.weight * 8**0.5
     torch.testing.assert_close(embed(ids, count(5)), product)
+
+
+SCALED = {
+    "linear": (RotaryScaling("linear", 4.0), {"factor": 4.0}),
+    "llama3": (
+        RotaryScaling("llama3", 8.0, 8192),
+        {
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+    ),
+    "llama3, short": (
+        RotaryScaling("llama3", 3.0, 40, low=1.5, high=7.0),
+        {
+            "factor": 3.0,
+            "low_freq_factor": 1.5,
+            "high_freq_factor": 7.0,
+            "original_max_position_embeddings": 40,
+        },
+    ),
+    "yarn": (
+        RotaryScaling("yarn", 16.0, 4096),
+        {"factor": 16.0, "original_max_position_embeddings": 4096},
+    ),
+    "yarn, told": (
+        RotaryScaling("yarn", 2.5, 300, beta_fast=20, beta_slow=2, attention_factor=1.3),
+        {
+            "factor": 2.5,
+            "original_max_position_embeddings": 300,
+            "beta_fast": 20,
+            "beta_slow": 2,
+            "attention_factor": 1.3,
+        },
+    ),
+    "yarn, tiny": (
+        RotaryScaling("yarn", 4.0, 7),
+        {"factor": 4.0, "original_max_position_embeddings": 7},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SCALED)
+@pytest.mark.parametrize("head_width,base", [(64, 10_000.0), (24, 500_000.0)])
+def test_stretched_rotary_positions_are_those_of_public_models(case, head_width: int, base: float):
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    ours, theirs = SCALED[case]
+    config = LlamaConfig(
+        hidden_size=4 * head_width,
+        num_attention_heads=4,
+        max_position_embeddings=int(
+            theirs["factor"] * theirs.get("original_max_position_embeddings", 512)
+        ),
+        rope_parameters={"rope_type": ours.kind, "rope_theta": base, **theirs},
+    )
+    rates, factor = ROPE_INIT_FUNCTIONS[ours.kind](config, device=torch.device("cpu"))
+    part = Rotary(head_width=head_width, base=base, scaling=ours)
+    torch.testing.assert_close(part.rates(head_width).float(), rates, atol=0, rtol=3e-6)
+    assert part.stretch == pytest.approx(factor, abs=1e-12)
+    plain = Rotary(head_width=head_width, base=base).rates(head_width).float()
+    assert (plain / rates).max() == pytest.approx(theirs["factor"], rel=1e-3)
+
+
+def test_stretching_reaches_the_queries():
+    x = torch.randn(1, 1, 5, 8, dtype=torch.float64)
+    plain, linear = Rotary(head_width=8), Rotary(head_width=8, scaling=RotaryScaling("linear", 4.0))
+    torch.testing.assert_close(linear.rotate(x, count(5) * 4), plain.rotate(x, count(5)))
+    told = RotaryScaling("yarn", 4.0, 64, attention_factor=3.0)
+    longer = Rotary(head_width=8, scaling=told).rotate(x, count(5))
+    torch.testing.assert_close(longer.norm(dim=-1), 3 * x.norm(dim=-1))
+    yarn = build_position("yarn", 8, 1, 8, max_length=256)
+    assert isinstance(yarn, Rotary)
+    assert (yarn.scaling.kind, yarn.scaling.original_length) == ("yarn", 64)
+    assert set(SCALINGS) == {"none", "linear", "llama3", "yarn"}
+    for wrong in (RotaryScaling("yarm"), RotaryScaling("llama3", low=4.0)):
+        with pytest.raises(Mistake, match=r"^.*$"):
+            Rotary(head_width=8, scaling=wrong)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 4, 6, 7, 8, 12, 16, 20, 32, 112])
+def test_slopes_are_those_of_bloom(heads: int):
+    from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+
+    mask = torch.ones(1, 30)
+    theirs = build_alibi_tensor(mask, heads, torch.float32)  # (heads, 1, keys): slope * position
+    assert torch.equal(torch.tensor(slopes(heads)), theirs[:, 0, 1])
+    ours = build_position("alibi", 0, heads, 0).shared(count(30), count(30))
+    assert ours is not None
+    for row in (5, 29):  # a constant for the row is the only difference
+        apart = (ours[:, row] - theirs[:, 0])[:, : row + 1]
+        torch.testing.assert_close(apart, apart[:, :1].expand_as(apart), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("buckets,furthest", [(32, 128), (16, 40), (8, 5), (320, 1280)])
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_buckets_are_those_of_t5(bidirectional: bool, buckets: int, furthest: int):
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    distances = torch.arange(-3000, 3000)
+    theirs = T5Attention._relative_position_bucket(-distances, bidirectional, buckets, furthest)
+    part = T5(8, 2, bidirectional=bidirectional, buckets=buckets, furthest=furthest)
+    assert torch.equal(part.bucket(distances), theirs)
+    assert theirs.max() == buckets - 1
+    bias = part.shared(count(200), count(200))
+    assert bias is not None
+    torch.testing.assert_close(bias[:, 190, 3], part.table[part.bucket(torch.tensor(187))])
+    with pytest.raises(Mistake, match="even number of buckets"):
+        T5(8, 2, buckets=7)
+
+
+@given(st.lists(st.integers(-300, 3000), min_size=1, max_size=9), st.sampled_from([2, 6]))
+def test_a_table_is_its_function(numbers: list[int], width: int):
+    table = Table(lambda at: torch.stack([at, at.cos()], -1).repeat(1, width // 2))
+    for some in (numbers[:1], numbers, numbers[::-1]):
+        at = torch.tensor(some).unsqueeze(-1)
+        rows = table(at, torch.float64)
+        assert rows.shape == (len(some), 1, width)
+        assert torch.equal(rows[..., -1], at.double().cos())
+        torch.testing.assert_close(table(at / 2, torch.float64)[..., 0], at.double() / 2)
+        assert table(at, torch.float32).dtype == torch.float32
+
+
+def test_a_table_takes_little_memory():
+    made = []
+    table = Table(lambda at: made.append(len(at)) or at.unsqueeze(-1).expand(-1, 64))
+    far = torch.tensor([0, 10**9])
+    assert torch.equal(table(far, torch.float64)[:, 0], far.double())
+    assert sum(made) < 10  # nobody computed what lies between
+    for n in range(1000):
+        table(torch.tensor([n]), torch.float32)
+    assert sum(made) < 5000  # nor all anew for each
+    assert table(torch.empty(0, 1, dtype=torch.long), torch.float32).shape == (0, 1, 64)
+
+
+def test_angles_are_computed_once_for_all_layers(monkeypatch: pytest.MonkeyPatch):
+    part, x, at = Rotary(head_width=8), torch.randn(2, 1, 5, 8), count(5)
+    asked = []
+    both = part._both
+    monkeypatch.setattr(part, "_both", lambda *args: asked.append(args) or both(*args))
+    first = part.rotate(x, at)
+    for _ in range(3):
+        assert torch.equal(part.rotate(x, at), first)
+    assert len(asked) == 1
+    at += 1  # the same tensor, and yet another
+    moved = part.rotate(x, at)
+    assert len(asked) == 2 and not torch.equal(moved, first)
+    assert torch.equal(moved, part.rotate(x, count(5, start=1)))
+    assert part.rotate(x.double(), at).dtype == torch.float64
+
+
+def test_what_is_kept_serves_in_and_out_of_training():
+    part, at = Rotary(head_width=8), count(4)
+    wave = Sinusoidal(8, base=77.0)
+    with torch.inference_mode():
+        seen = part.rotate(torch.ones(1, 1, 4, 8), at), wave.embed(torch.ones(1, 4, 8), at)
+        inside = count(3)
+        part.rotate(torch.ones(1, 1, 3, 8), inside)
+    x = torch.ones(1, 1, 4, 8, requires_grad=True)
+    y = torch.ones(1, 4, 8, requires_grad=True)
+    assert torch.equal(part.rotate(x, at), seen[0]) and torch.equal(wave.embed(y, at), seen[1])
+    (part.rotate(x, at).sum() + wave.embed(y, at).square().sum()).backward()
+    part.rotate(x[:, :, :3], inside).sum().backward()
+
+
+def test_threads_may_share_positions():
+    part, wave = Rotary(head_width=8), Sinusoidal(8, base=91.0)
+    x = torch.randn(1, 1, 1, 8, dtype=torch.float64)
+
+    def write(first: int) -> bool:
+        """Ask for one position after another, as a text is written."""
+        right = True
+        for n in range(first, first + 300):
+            at = torch.tensor([[n]])
+            cos, sin = (f(n * part.rates(8)) for f in (torch.cos, torch.sin))
+            a, b = x.chunk(2, -1)
+            turned = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+            right &= torch.allclose(part.rotate(x, at), turned, atol=1e-9)
+            right &= torch.allclose(wave.embed(x[0], at), x[0] + sinusoids(at, 8, 91.0), atol=1e-9)
+        return right
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(write, [0, 250, 500, 1000]))
+
+
+def test_positions_that_count_along_a_line_say_so():
+    at = torch.cartesian_prod(torch.arange(2), torch.arange(3))
+    for name in ("alibi", "t5", "kerple_log", "kerple_power", "fire"):
+        with pytest.raises(Mistake, match="along one line, not 2 coordinates"):
+            build_position(name, 8, 2, 4).shared(at, at)

@@ -8,7 +8,7 @@ from torch.utils._pytree import tree_leaves
 
 from regard.attention.attend import Sample, attend
 from regard.attention.masks import Causal, Document, Mask, Padding, Prefix, Sliding, Window
-from regard.attention.multihead import Cache, MultiHead
+from regard.attention.multihead import Cache, Move, MultiHead
 from regard.attention.scores import SCORES
 from regard.attention.watch import watch
 from regard.errors import Mistake
@@ -119,6 +119,41 @@ def test_layers_are_named_and_dropout_is_not_watched():
         maps["one"].weights(heads=2)
 
 
+def test_a_layer_that_stands_in_several_places_has_all_their_names():
+    torch.manual_seed(0)
+    shared, own = MultiHead(8, 2), MultiHead(8, 2)
+    model = nn.ModuleDict({"blocks": nn.ModuleList([shared, own, shared, shared])})
+    x = torch.randn(1, 5, 8)
+    with watch(model) as maps:
+        for _ in range(2):
+            y = x
+            inputs = []
+            for block in model["blocks"]:
+                inputs.append(y)
+                y = block(y)
+    assert maps.names() == [f"blocks.{n}" for n in range(4)]
+    assert all(len(maps.calls(name)) == 2 for name in maps)
+    for n in (0, 2, 3):  # each place has its own map, and it is that of its own input
+        with watch(shared) as alone:
+            shared(inputs[n])
+        for call in maps.calls(f"blocks.{n}"):
+            assert torch.equal(call.weights(), alone[""].weights())
+            assert call.name == f"blocks.{n}"
+
+
+def test_what_is_added_to_values_is_watched_as_if_it_were_not():
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, h, 8, 4) for h in (4, 2, 2))
+    more = torch.randn(8, 4)
+    looker = Looker(mask=Causal(), add_values=lambda weights: weights @ more)
+    plain = looker(q, k, v)
+    with watch(nn.ModuleDict({"layer": looker})) as maps:
+        assert torch.equal(looker(q, k, v), plain)
+    weights = maps["layer"].weights()
+    values = v.repeat_interleave(2, dim=1) + more
+    torch.testing.assert_close(weights @ values, plain, atol=1e-6, rtol=0)
+
+
 def test_indices_pick_as_they_do_in_a_tensor():
     torch.manual_seed(0)
     layer = MultiHead(8, 2)
@@ -137,7 +172,7 @@ def test_maps_of_cached_steps_stay_right_when_sentences_leave():
         cache = Cache(3, 2, 8, 4, x)
         layer(x[:, :3], mask=Causal(), cache=cache)
         layer(x[:, 3:], cache=cache)
-        cache.keep(torch.tensor([2, 0]))  # in place
+        cache.keep(Move(torch.tensor([2, 0])))  # in place
     full, first, second = (one.weights() for one in maps.calls("layer"))
     torch.testing.assert_close(first, full[:, :, :3, :3])
     torch.testing.assert_close(second, full[:, :, 3:])

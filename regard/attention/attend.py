@@ -17,6 +17,8 @@ from regard.errors import Mistake, choose
 
 # A masked attention with more entries than this is computed some rows at a time.
 TILE = 2**22
+# So few queries, as in writing, are faster with two plain products than with the kernel.
+FEW = 16
 
 
 def softmax(scores: Tensor) -> Tensor:
@@ -65,6 +67,7 @@ def attend(
     mask: Mask | None = None,
     normalise: str | Tensor | Callable[[Tensor], Tensor] = "softmax",
     dropout: float = 0.0,
+    add_values: Callable[[Tensor], Tensor] | None = None,
     watch: object = None,
 ) -> Float[Tensor, "*heads q e"]:
     """Average the values, weighted by how well each query matches each key.
@@ -72,25 +75,27 @@ def attend(
     The first leading axis is the batch, the others are heads; keys and values may have fewer heads
     than queries if those divide theirs. The bias broadcasts to (*heads, q, k). A row that may look
     nowhere gives zeros, and what stands at a masked place never matters. `normalise` is a name, a
-    function of scores, or given weights. `watch` is the module on whose behalf this is asked.
+    function of scores, or given weights. `add_values` returns what else is added to the average,
+    from the weights (b, h, q, k). `watch` is the module on whose behalf this is asked.
     """
     if isinstance(score, str):
         score = _named(score, q.shape[-1])
     lead = q.shape[:-2]
     q, k, v = _fitted(_four(q), _four(k), _four(v))
     if bias is not None:
-        bias = _four_bias(bias, (*lead, q.shape[-2], k.shape[-2]))
+        bias = _four_bias(bias, (*lead, q.shape[-2], k.shape[-2])).to(q.dtype)
     given, normal = None, softmax
     if isinstance(normalise, Tensor):
         given = _four(normalise.expand(*lead, *normalise.shape[-2:]))
-        out, given = _given(given, v, mask, dropout)
+        out, given = _given(given, v, mask, dropout, add_values)
     else:
         named = isinstance(normalise, str)
         normal = choose("normaliser", normalise, NORMALISERS)() if named else normalise
-        if normal is softmax and dropout == 0 and hasattr(score, "prepare"):
+        plain = dropout > 0 or add_values is not None or not hasattr(score, "prepare")
+        if normal is softmax and not plain:
             out = _fused(q, k, v, score, bias, mask)
         else:
-            out, weights = _plain(q, k, v, score, bias, mask, normal, dropout)
+            out, weights = _plain(q, k, v, score, bias, mask, normal, dropout, add_values)
             given = None if normal is softmax else weights  # a draw cannot be drawn again
     if (seer := watcher()) is not None and watch is not None:
         shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
@@ -161,10 +166,13 @@ def _fused(
         key_bias = _grouped(key_bias.unsqueeze(-2), q.shape[1])
         extra_bias = key_bias if bias is None else bias + key_bias
     grouped = k.shape[1] != q.shape[1]
+    few = q.shape[-2] <= FEW and q.device.type == "cpu" and not torch.is_grad_enabled()
 
     def kernel(
         q: Tensor, k: Tensor, v: Tensor, extra: Tensor | None, causal: bool = False
     ) -> Tensor:
+        if few and not causal:
+            return _few(q, k, v, extra, scale)
         return F.scaled_dot_product_attention(
             q, k, v, _full(extra, q, k), is_causal=causal, scale=scale, enable_gqa=grouped
         )
@@ -207,7 +215,25 @@ def _fused(
             sound = sound and _finite(part)
             parts.append(part if blind is None else part.masked_fill(blind, 0.0))
         out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-2)
-    return out if sound else _plain(q, k, v, score, bias, mask, softmax, 0.0)[0]
+    return out if sound else _plain(q, k, v, score, bias, mask, softmax)[0]
+
+
+def _few(q: Tensor, k: Tensor, v: Tensor, extra: Tensor | None, scale: float) -> Tensor:
+    """Attend with few queries: all heads that share keys ask them in one product."""
+    b, h, rows, d = q.shape
+    groups, keys = k.shape[1], k.shape[-2]
+    asked = q.reshape(b * groups, -1, d)
+    scores = torch.baddbmm(
+        q.new_empty(()).expand(len(asked), asked.shape[1], keys),
+        asked,
+        k.flatten(0, 1).mT,
+        beta=0,
+        alpha=scale,
+    ).view(b, h, rows, keys)
+    if extra is not None:
+        scores += extra
+    weights = scores.softmax(-1).view(b * groups, -1, keys)
+    return torch.bmm(weights, v.flatten(0, 1)).view(b, h, rows, -1)
 
 
 def _finite(x: Tensor) -> bool:
@@ -232,27 +258,35 @@ def _weights(q, k, score, bias, tile, normal) -> Tensor:
     return normal(scores)
 
 
-def _plain(q, k, v, score, bias, mask, normal, dropout: float) -> tuple[Tensor, Tensor]:
+def _plain(
+    q, k, v, score, bias, mask, normal, dropout: float = 0.0, add_values: Callable | None = None
+) -> tuple[Tensor, Tensor]:
     """Attend with all weights in memory, for scores and normalisers that no kernel has."""
     tile = None if mask is None else mask.tile(slice(0, q.shape[-2]), slice(0, k.shape[-2]))
     (k, v), tainted = _clean(tile, q.shape[1], k, v)
     weights = _weights(q, k, score, bias, tile, normal)
-    return _average(weights, v, tainted, dropout), weights
+    return _average(weights, v, tainted, dropout, add_values), weights
 
 
-def _given(weights: Tensor, v: Tensor, mask: Mask | None, dropout: float) -> tuple[Tensor, Tensor]:
+def _given(
+    weights: Tensor, v: Tensor, mask: Mask | None, dropout: float, add_values: Callable | None
+) -> tuple[Tensor, Tensor]:
     """Average with weights from elsewhere, except where one may not look."""
     tainted = None
     if mask is not None:
         tile = mask.tile(slice(0, weights.shape[-2]), slice(0, v.shape[-2])).to(v.device)
         (v,), tainted = _clean(tile, weights.shape[1], v)
         weights = weights.masked_fill(~tile, 0.0)
-    return _average(weights, v, tainted, dropout), weights
+    return _average(weights, v, tainted, dropout, add_values), weights
 
 
-def _average(weights: Tensor, v: Tensor, tainted: Tensor | None, dropout: float) -> Tensor:
-    """Return the weighted average of the values, NaN in the tainted rows."""
-    out = drop(weights, dropout) @ _grouped(v, weights.shape[1])
+def _average(
+    weights: Tensor, v: Tensor, tainted: Tensor | None, dropout: float, add_values: Callable | None
+) -> Tensor:
+    """Return the weighted average of the values and of what is added, NaN in the tainted rows."""
+    weights = drop(weights, dropout)
+    out = weights @ _grouped(v, weights.shape[1])
+    out = out if add_values is None else out + add_values(weights)
     return out if tainted is None else out.masked_fill(tainted, torch.nan)
 
 

@@ -1,5 +1,6 @@
 """Many heads that look at once, and what they remember while a text is written."""
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -24,17 +25,24 @@ class Memory(NamedTuple):
         """Lay each key as a column: products with a few queries at a time are far faster then."""
         return Memory(self.k.mT.contiguous().mT, self.v.contiguous())
 
-    def keep(self, sentences: Tensor) -> "Memory":
-        """Go on with these sentences only."""
-        return Memory(keep_rows(self.k, sentences), keep_rows(self.v, sentences))
+    def keep(self, move: "Move") -> "Memory":
+        """Go on with some sentences only."""
+        return Memory(move(self.k), move(self.v))
 
 
-def keep_rows(x: Tensor, rows: Tensor) -> Tensor:
-    """Return these rows of x in its own memory, moving only those that are not in their place."""
-    moved = (rows != torch.arange(len(rows), device=rows.device)).nonzero().squeeze(1)
-    if len(moved):
-        x[moved] = x[rows[moved]]
-    return x[: len(rows)]
+class Move:
+    """Rows that stay, put together in their own memory: only those not in their place move."""
+
+    def __init__(self, rows: Tensor):
+        self.rows, self.count = rows, len(rows)
+        self.to = (rows != torch.arange(self.count, device=rows.device)).nonzero().squeeze(1)
+        self.origin = rows[self.to]
+
+    def __call__(self, x: Tensor, used: int | None = None) -> Tensor:
+        """Return the rows of x that stay, of which only the first columns of axis 2 matter."""
+        if len(self.to):
+            x[self.to, :, :used] = x[self.origin, :, :used]
+        return x[: self.count]
 
 
 class Cache:
@@ -80,11 +88,11 @@ class Cache:
         self.v = v.new_empty(rows, heads, capacity, width)
         self.k[:, :, : self.length], self.v[:, :, : self.length] = k, v
 
-    def keep(self, sentences: Tensor) -> None:
-        """Go on with these sentences only."""
-        self.k, self.v = keep_rows(self.k, sentences), keep_rows(self.v, sentences)
+    def keep(self, move: Move) -> None:
+        """Go on with some sentences only."""
+        self.k, self.v = move(self.k, self.length), move(self.v, self.length)
         if self.at is not None and self.at.ndim == 3:
-            self.at = self.at[sentences]
+            self.at = self.at[move.rows]
 
 
 class MultiHead(nn.Module):
@@ -136,6 +144,15 @@ class MultiHead(nn.Module):
         bias = None if self.qkv.bias is None else self.qkv.bias[:first]
         return self._split(F.linear(x, self.qkv.weight[:first], bias), self.heads)
 
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what vectors (l, w) would be as queries and as keys, (h, l, d)."""
+        both = [self.heads, self.kv_heads]
+        last = sum(both) * self.head_width
+        bias = None if self.qkv.bias is None else self.qkv.bias[:last]
+        qk = self._split(F.linear(x, self.qkv.weight[:last], bias).unsqueeze(0), sum(both))
+        q, k = qk.squeeze(0).split(both)
+        return q, k
+
     def forward(
         self,
         x: Float[Tensor, "b q w"],
@@ -152,26 +169,37 @@ class MultiHead(nn.Module):
             if at is None:
                 start = 0 if cache is None else cache.length
                 at = torch.arange(start, start + x.shape[1], device=x.device).unsqueeze(-1)
-            widths = [n * self.head_width for n in (self.heads, self.kv_heads, self.kv_heads)]
-            q, k, v = self.qkv(x).split(widths, dim=-1)
-            q, k, v = (
-                self._split(q, self.heads),
-                self._split(k, self.kv_heads),
-                self._split(v, self.kv_heads),
-            )
-            memory_at = at if memory_at is None else memory_at
+            memory_at, both = at, [self.heads, self.kv_heads]
+            widths = [sum(both) * self.head_width, self.kv_heads * self.head_width]
+            qk, v = self.qkv(x).split(widths, dim=-1)
+            qk, v = self._split(qk, sum(both)), self._split(v, self.kv_heads)
+            q = qk[:, : self.heads]
+            turned, k = self.position.rotate(qk, at).split(both, dim=1)
         else:
-            q = self._ask(x)
+            turned = q = self._ask(x)
             k, v = memory if isinstance(memory, Memory) else self.read(memory)
+            if at is not None and memory_at is not None:
+                turned = self.position.rotate(q, at)
+                k = self.position.rotate(k, memory_at)
+        add_values = None
         if at is not None and memory_at is not None:
-            k = self.position.rotate(k, memory_at)
             if cache is not None:
                 (k, v), memory_at = cache.append(k, v, memory_at)
-            own = self.position.bias(q, k, at, memory_at, mask)
+            own = self.position.bias(q, k, at, memory_at, mask, self._project)
             bias = own if bias is None else bias if own is None else bias + own
-            q = self.position.rotate(q, at)
-        dropout = self.dropout if self.training else 0.0
-        y = attend(q, k, v, score=self.score, bias=bias, mask=mask, dropout=dropout, watch=self)
+            if self.position.adds_values:
+                add_values = partial(self.position.add_values, q_at=at, k_at=memory_at)
+        y = attend(
+            turned,
+            k,
+            v,
+            score=self.score,
+            bias=bias,
+            mask=mask,
+            dropout=self.dropout if self.training else 0.0,
+            add_values=add_values,
+            watch=self,
+        )
         return self.out(y.transpose(1, 2).flatten(2))
 
     def start(self) -> None:

@@ -110,6 +110,8 @@ class Additive(nn.Module):
 # name -> how to make one for a head of a given width
 SCORES = {
     "dot": lambda width: Dot(),
+    "product": lambda width: Dot(1.0),  # T5, whose weights begin small instead
+    "disentangled": lambda width: Dot((3 * width) ** -0.5),  # DeBERTa: one of three like it
     "cosine": lambda width: Cosine(),
     "gaussian": lambda width: Gaussian(),
     "bilinear": Bilinear,

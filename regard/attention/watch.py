@@ -77,14 +77,18 @@ def _runs(rows: list[int]) -> list[slice]:
 class Maps:
     """The attention of a model's layers by name, such as decoder.3.cross."""
 
-    def __init__(self, names: dict[int, str]):
-        self._names = names
+    def __init__(self, model: nn.Module):
+        self._names: dict[int, list[str]] = {}
+        self._seen: dict[int, int] = {}
+        for name, module in model.named_modules(remove_duplicate=False):
+            self._names.setdefault(id(module), []).append(name)
         self._maps: dict[str, list[Map]] = {}
 
     def see(self, module: object, shape: tuple, compute: Callable) -> None:
-        """Note that a module attended."""
-        name = self._names.get(id(module))
-        if name is not None:
+        """Note that a module attended; one that stands in several places does so in turn."""
+        if names := self._names.get(id(module)):
+            turn = self._seen[id(module)] = self._seen.get(id(module), -1) + 1
+            name = names[turn % len(names)]
             self._maps.setdefault(name, []).append(Map(name, shape, compute))
 
     def names(self) -> list[str]:
@@ -124,7 +128,7 @@ def watcher() -> Maps | None:
 @contextmanager
 def watch(model: nn.Module) -> Iterator[Maps]:
     """Collect the attention of every layer of a model while the block runs."""
-    maps = Maps({id(module): name for name, module in model.named_modules()})
+    maps = Maps(model)
     token = _WATCHER.set(maps)
     try:
         yield maps
