@@ -193,7 +193,7 @@ def test_a_trillion_parameters_are_refused(folder, changes):
         (("model", "block", "norm"), 7, "norm=7 is not text"),
         (("model", "block", "norm"), "rmss", "unknown norm 'rmss'"),
         (("model", "position"), "roap", "unknown position 'roap'"),
-        (("model", "tie"), "some", "tie='some'"),
+        (("model", "tie"), "some", "unknown tie 'some'"),
         (("model", "wdith"), 3, "unknown key 'wdith'"),
         (("model", "encoder_depth"), 10**9, "encoder_depth=1000000000 is too large"),
         (("model", "encoder_depth"), 2, "does not fit config.json: missing encoder.1."),

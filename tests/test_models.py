@@ -10,15 +10,31 @@ from jaxtyping import jaxtyped
 from torch import Tensor, nn
 
 import regard.attention.multihead as multihead
-import regard.models.transformer as transformer
+import regard.models.state as states
+from regard.attention.positions import Distances
 from regard.attention.watch import watch
 from regard.layers.block import BlockConfig
 from regard.models import MODELS, family
+from regard.models.bert import ROWS, Bert, BertConfig
 from regard.models.folder import load_folder, save_config, save_weights
+from regard.models.gpt import GPT, GPTConfig
 from regard.models.transformer import Transformer, TransformerConfig
 
 BLOCK = BlockConfig(width=16, heads=4, ffn_width=24, dropout=0.0)
 SMALL = TransformerConfig(23, 23, 2, 2, BLOCK, max_length=32)
+DECODER = GPTConfig(23, 2, replace(BLOCK, feed_forward="gelu_tanh"), max_length=32)
+LLAMA = replace(BLOCK, norm="rms", feed_forward="swiglu", bias=False)
+
+
+def small(row: str, **changes) -> BertConfig:
+    """Return a small encoder of a row."""
+    config = ROWS[row]
+    block = replace(config.block, width=16, heads=4, ffn_width=24, dropout=0.0)
+    block = replace(block, attention_dropout=0.0)
+    sizes = {"vocab": 23, "depth": 2, "max_length": 32, "head_dropout": 0.0, "block": block}
+    return replace(config, **{**sizes, **changes})
+
+
 # family -> small models of all its kinds
 FAMILIES = {
     "transformer": {
@@ -47,27 +63,100 @@ FAMILIES = {
             scale_embedding=False,
             block=replace(BLOCK, order="post", feed_forward="gelu", score="cosine"),
         ),
+        "t5": replace(
+            SMALL,
+            position="t5",
+            scale_embedding=False,
+            scale_head=True,
+            start="t5",
+            block=replace(BLOCK, norm="rms", score="product", bias=False, head_width=6),
+        ),
+        "t5 1.1": replace(
+            SMALL,
+            tie="embeddings",
+            position="t5",
+            scale_embedding=False,
+            start="t5",
+            block=replace(
+                BLOCK, norm="rms", score="product", bias=False, feed_forward="geglu_tanh"
+            ),
+        ),
+        "bart": replace(
+            SMALL,
+            position="learned",
+            embed_norm="layer",
+            scale_embedding=False,
+            head_bias=True,
+            start="normal",
+            block=replace(BLOCK, order="post", feed_forward="gelu"),
+        ),
         "dropped": replace(
             SMALL, block=replace(BLOCK, dropout=0.2, attention_dropout=0.1, ffn_dropout=0.1)
         ),
-    }
+        "relative": replace(SMALL, position="shaw", block=replace(BLOCK, kv_heads=2, head_width=6)),
+        **{
+            name: replace(SMALL, encoder_depth=1, position=name)
+            for name in ("yarn", "alibi", "xl", "kerple_log", "kerple_power", "fire")
+        },
+    },
+    "gpt": {
+        "gpt2": replace(DECODER, block=replace(DECODER.block, dropout=0.2)),
+        "llama": replace(
+            DECODER, position="rotary", tie=False, block=replace(LLAMA, kv_heads=2, head_width=6)
+        ),
+        "mistral": replace(DECODER, position="rotary", window=4, block=replace(LLAMA, kv_heads=1)),
+        "bloom": replace(DECODER, position="alibi", embed_norm="layer"),
+        "palm": replace(
+            DECODER,
+            position="rotary",
+            block=replace(LLAMA, kv_heads=1, norm="layer_nobias", order="parallel"),
+        ),
+        "post": replace(
+            DECODER, position="none", head_bias=True, block=replace(BLOCK, order="post")
+        ),
+        "prefix": replace(DECODER, position="sinusoidal", prompt="bidirectional"),
+        "cope": replace(DECODER, position="cope"),
+        "xl, grouped": replace(DECODER, position="xl", block=replace(LLAMA, kv_heads=2)),
+        "shaw, window": replace(DECODER, position="shaw", window=4),
+        "fire, prefix": replace(DECODER, position="fire", prompt="bidirectional"),
+    },
+    "bert": {
+        "bert, words": small("bert"),
+        "roberta, classify": small("roberta", head="classify", labels=5),
+        "albert, tag": small("albert", inner_width=6, head="tag", labels=5),
+        "deberta, none": small("deberta", head="none", distances=Distances(8, 4)),
+        "deberta, words": small("deberta", tie=False, distances=Distances(12, 0, "none")),
+        "grouped, mean": small(
+            "bert",
+            position="rotary",
+            types=0,
+            embed_norm="none",
+            head="classify",
+            pool="mean",
+            block=replace(BLOCK, kv_heads=2, norm="rms", feed_forward="swiglu", bias=False),
+        ),
+        "dropped": small("bert", block=replace(BLOCK, dropout=0.2, order="parallel")),
+    },
 }
 KINDS = [(name, kind) for name, kinds in FAMILIES.items() for kind in kinds]
+# who writes, step by step, after a source or a prompt
+WRITERS = [(name, kind) for name, kind in KINDS if name in ("transformer", "gpt")]
+Writer = Transformer | GPT
 
 
 @pytest.fixture(autouse=True)
 def shapes_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check the shapes in signatures while testing."""
     parts = [(Transformer, name) for name in ("forward", "hidden", "encode", "start", "step")]
-    for part, name in [*parts, (multihead.MultiHead, "forward")]:
+    parts += [(GPT, name) for name in ("forward", "hidden", "start", "step")]
+    parts += [(Bert, "forward"), (Bert, "hidden"), (multihead.MultiHead, "forward")]
+    for part, name in parts:
         checked = jaxtyped(typechecker=beartype)(getattr(part, name))
         monkeypatch.setattr(part, name, checked)
 
 
-@pytest.fixture(params=KINDS, ids=lambda pair: " ".join(pair))
-def model(request) -> Transformer:
+def build(name: str, kind: str) -> nn.Module:
     """Return one small model in fp64, its weights enlarged so that differences would show."""
-    name, kind = request.param
     torch.manual_seed(0)
     model = family(name)[1](FAMILIES[name][kind]).double().eval()
     for parameter in model.parameters():
@@ -75,13 +164,66 @@ def model(request) -> Transformer:
     return model
 
 
-def sentences(model: Transformer, lengths: list[int], seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Return source and target tokens of random sentences, full of numbers to the last place."""
+@pytest.fixture(params=KINDS, ids=lambda pair: " ".join(pair))
+def model(request) -> nn.Module:
+    """Return a model of every kind."""
+    return build(*request.param)
+
+
+@pytest.fixture(params=WRITERS, ids=lambda pair: " ".join(pair))
+def writer(request) -> Writer:
+    """Return a model of every kind that writes."""
+    return build(*request.param)  # type: ignore[return-value]
+
+
+def sentences(model: nn.Module, lengths: list[int], seed: int = 0) -> list[Tensor]:
+    """Return the tokens of random sentences, full of numbers to the last place.
+
+    There are as many tensors as the model reads: source and target, or one.
+    """
     rand = torch.Generator().manual_seed(seed)
     shape = (len(lengths), max(lengths))
-    vocabularies = (model.config.source_vocab, model.config.target_vocab)
-    source, target = (torch.randint(3, n, shape, generator=rand) for n in vocabularies)
-    return source, target
+    sizes = [n for key, n in vars(model.config).items() if key.endswith("vocab")]  # type: ignore
+    return [torch.randint(3, n, shape, generator=rand) for n in sizes]
+
+
+def ask(model: nn.Module, texts: list[Tensor], lengths: list[int] | None = None) -> Tensor:
+    """Return what the model says of texts, (b, l, ...), or (b, ...) of each as a whole."""
+    rows = [] if lengths is None else [torch.tensor(lengths)] * len(texts)
+    return model(*texts, *rows)
+
+
+def real(out: Tensor, i: int, n: int) -> Tensor:
+    """Return what was said of the real tokens of sentence i, or of it as a whole."""
+    return out[i : i + 1, :n] if out.ndim == 3 else out[i : i + 1]
+
+
+def source_and_target(writer: Writer, lengths: list[int]) -> list[Tensor]:
+    """Return what to read and what to write then."""
+    if isinstance(writer, Transformer):
+        return sentences(writer, lengths)
+    return [*sentences(writer, lengths), *sentences(writer, lengths, seed=1)]
+
+
+def begin(
+    writer: Writer, source: Tensor, first: Tensor, lengths: Tensor, capacity: int
+) -> states.State:
+    """Start to write after sources; those that are prompts have the first token at their end."""
+    if isinstance(writer, GPT):
+        source = nn.functional.pad(source, (0, 1)).scatter(1, lengths.unsqueeze(1), first)
+        lengths = lengths + 1
+    return writer.start(source, lengths, capacity=capacity)
+
+
+def at_once(writer: Writer, source: Tensor, target: Tensor, lengths: Tensor) -> Tensor:
+    """Return the logits of targets after their sources, all read at once."""
+    if isinstance(writer, Transformer):
+        return writer(source, target, lengths)
+    rows = []
+    for prompt, text, n in zip(source, target, lengths.tolist(), strict=True):
+        prefix = torch.tensor([n]) if writer.config.prompt == "bidirectional" else None
+        rows.append(writer(torch.cat([prompt[:n], text])[None], prefix=prefix)[0, n:])
+    return torch.stack(rows)
 
 
 def close(ours: Tensor, right: Tensor) -> None:
@@ -92,73 +234,71 @@ def test_every_family_is_asked():
     assert set(FAMILIES) == set(MODELS)
 
 
-def test_padding_and_neighbours_never_matter(model: Transformer):
+def test_padding_and_neighbours_never_matter(model: nn.Module):
     lengths = [3, 7, 5]
-    source, target = sentences(model, lengths)
-    rows = torch.tensor(lengths)
-    together = model(source, target, rows, rows)
-    other = sentences(model, lengths, seed=1)
+    texts = sentences(model, lengths)
+    together = ask(model, texts, lengths)
     for i, n in enumerate(lengths):
-        alone = model(source[i : i + 1, :n], target[i : i + 1, :n])
-        close(together[i : i + 1, :n], alone)
-        # other padding, other neighbours
-        mixed = [x.clone() for x in other]
-        for x, y in zip(mixed, (source, target), strict=True):
+        alone = ask(model, [x[i : i + 1, :n] for x in texts])
+        close(real(together, i, n), alone)
+        mixed = sentences(model, lengths, seed=1)  # other padding, other neighbours
+        for x, y in zip(mixed, texts, strict=True):
             x[i, :n] = y[i, :n]
-        close(model(*mixed, rows)[i, :n], alone[0])
+        close(real(ask(model, mixed, lengths), i, n), alone)
     assert together.std() > 0.1
 
 
-def test_an_empty_sentence_gives_numbers(model: Transformer):
-    source, target = sentences(model, [4, 4])
-    logits = model(source, target, torch.tensor([4, 0]))
+def test_an_empty_sentence_gives_numbers(model: nn.Module):
+    texts = sentences(model, [4, 4])
+    logits = ask(model, texts, [4, 0])
     assert logits.isfinite().all()
-    close(logits[:1], model(source[:1], target[:1]))
+    close(logits[:1], ask(model, [x[:1] for x in texts]))
 
 
-def test_the_future_never_matters(model: Transformer):
-    source, target = sentences(model, [6, 6])
+def test_the_future_never_matters(writer: Writer):
+    texts = sentences(writer, [6, 6])
     seen: list[Tensor] = []
 
     def keep(_, __, out: Tensor) -> None:
         out.retain_grad()
         seen.append(out)
 
-    model.target.register_forward_hook(keep)
-    logits = model(source, target)
+    embed = writer.target if isinstance(writer, Transformer) else writer.embed
+    embed.register_forward_hook(keep)
+    logits = ask(writer, texts)
     for now in (0, 3):
         (grad,) = torch.autograd.grad(logits[:, now].sum(), seen[0], retain_graph=True)
         assert grad[:, now + 1 :].eq(0).all() and grad[:, : now + 1].ne(0).any()
 
 
 @pytest.mark.parametrize("chunks", [[1] * 9, [4, 1, 3, 1], [9]])
-def test_cached_equals_full(model: Transformer, chunks: list[int]):
-    source, target = sentences(model, [9, 4, 6])
+def test_cached_equals_full(writer: Writer, chunks: list[int]):
+    source, target = source_and_target(writer, [9, 4, 6])
     lengths = torch.tensor([9, 4, 6])
-    full = model(source, target, lengths)
+    full = at_once(writer, source, target, lengths)
     with torch.no_grad():
-        state = model.start(source, lengths, capacity=9)
-        parts = [model.step(ids, state)[0] for ids in target.split(chunks, dim=1)]
+        state = begin(writer, source, target[:, :1], lengths, capacity=9)
+        parts = [writer.step(ids, state)[0] for ids in target.split(chunks, dim=1)]
     close(torch.cat(parts, dim=1), full)
     assert state.length == 9 and state.sentences == 3
 
 
 @pytest.mark.parametrize("room", [1, 64])
-def test_cached_equals_full_while_hypotheses_move(model: Transformer, room: int, monkeypatch):
-    monkeypatch.setattr(transformer, "ROOM", room)  # so that memory runs out, or does not
-    source, _ = sentences(model, [6, 3, 5, 4])
+def test_cached_equals_full_while_hypotheses_move(writer: Writer, room: int, monkeypatch):
+    monkeypatch.setattr(states, "ROOM", room)  # so that memory runs out, or does not
+    source, _ = source_and_target(writer, [6, 3, 5, 4])
     lengths = torch.tensor([6, 3, 5, 4])
-    vocab = model.config.target_vocab
+    vocab = writer.head.out_features
     rand = torch.Generator().manual_seed(5)
     with torch.no_grad():
-        state = model.start(source, lengths, hypotheses=1, capacity=16)
         texts = torch.full((4, 1, 1), 1)  # (sentence, hypothesis, token)
+        state = begin(writer, source, texts[:, 0], lengths, capacity=16)
         left = torch.arange(4)
         for step in range(8):
             fresh = texts[..., -1:].flatten(0, 1)
-            logits, state = model.step(fresh, state)
+            logits, state = writer.step(fresh, state)
             rows = left.repeat_interleave(state.hypotheses)
-            full = model(source[rows], texts.flatten(0, 1), lengths[rows])
+            full = at_once(writer, source[rows], texts.flatten(0, 1), lengths[rows])
             close(logits[:, -1], full[:, -1])
             if step in (3, 5):  # some sentences are finished
                 stay = torch.tensor([0, 2, 3] if step == 3 else [2, 0])
@@ -172,10 +312,10 @@ def test_cached_equals_full_while_hypotheses_move(model: Transformer, room: int,
             texts = torch.cat([texts, new], dim=-1)
 
 
-def test_every_parameter_learns(model: Transformer):
-    source, target = sentences(model, [8, 8, 8])
-    logits = model.train()(source, target, torch.tensor([8, 5, 8]))
-    nn.functional.cross_entropy(logits.flatten(0, 1), target.roll(-1, 1).flatten()).backward()
+def test_every_parameter_learns(model: nn.Module):
+    logits = ask(model.train(), sentences(model, [8, 8, 8]), [8, 5, 8])
+    rand = torch.Generator().manual_seed(2)
+    (logits * torch.randn(logits.shape, generator=rand)).sum().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None and parameter.grad.isfinite().all(), name
         parts = [parameter.grad]
@@ -187,65 +327,66 @@ def test_every_parameter_learns(model: Transformer):
         assert all(part.abs().max() > 1e-9 for part in parts), name
 
 
-def test_a_model_builds_on_the_meta_device(model: Transformer):
+def test_a_model_builds_on_the_meta_device(model: nn.Module):
+    texts = sentences(model, [5, 5])
     with torch.device("meta"):
         ghost = type(model)(model.config)
-        source, target = torch.zeros(2, 5).long(), torch.zeros(2, 6).long()
-        logits = ghost(source, target, torch.tensor([5, 3]))
+        logits = ask(ghost, [torch.zeros_like(x, device="meta") for x in texts], [5, 3])
     assert all(p.is_meta for p in ghost.parameters())
-    assert logits.shape == (2, 6, model.config.target_vocab)
+    assert logits.shape == ask(model, texts).shape
     shapes = {name: p.shape for name, p in model.named_parameters()}
     assert {name: p.shape for name, p in ghost.named_parameters()} == shapes
 
 
-def test_save_then_load_is_the_identity(model: Transformer, tmp_path: Path):
+def test_save_then_load_is_the_identity(model: nn.Module, tmp_path: Path):
     model = model.float()
     name = next(name for name in MODELS if family(name)[1] is type(model))
     save_config(tmp_path, model, name=name, task="translate", about={})
     save_weights(tmp_path, dict(model.named_parameters()))
     again, _ = load_folder(tmp_path)
     assert again.config == model.config
-    source, target = sentences(model, [5, 5])
+    texts = sentences(model, [5, 5])
     with torch.no_grad():
-        assert torch.equal(model(source, target), again(source, target))
+        assert torch.equal(ask(model, texts), ask(again, texts))
     for ours, theirs in zip(model.parameters(), again.parameters(), strict=True):
         assert torch.equal(ours, theirs)
 
 
-def test_watching_changes_nothing_and_tells_the_truth(model: Transformer, monkeypatch):
-    source, target = sentences(model, [7, 7])
-    lengths = torch.tensor([7, 4])
+def test_watching_changes_nothing_and_tells_the_truth(model: nn.Module, monkeypatch):
+    texts, lengths = sentences(model, [7, 7]), [7, 4]
     model = model.float()
-    plain = model(source, target, lengths)
+    plain = ask(model, texts, lengths)
     calls = []
 
     def attend(q, k, v, **settings) -> Tensor:
-        out = real(q, k, v, **settings)
-        calls.append((settings["watch"], v, out))
+        out = real_attend(q, k, v, **settings)
+        calls.append((v, settings["add_values"], out))
         return out
 
-    real = multihead.attend
+    real_attend = multihead.attend
     monkeypatch.setattr(multihead, "attend", attend)
     with watch(model) as maps:
-        watched = model(source, target, lengths)
+        watched = ask(model, texts, lengths)
     assert torch.equal(plain, watched)
-    names = {name for name, m in model.named_modules() if isinstance(m, multihead.MultiHead)}
-    assert set(maps.names()) == names and "decoder.0.cross" in names
-    named = {id(module): name for name, module in model.named_modules()}
-    for module, v, out in calls:
-        weights = maps[named[id(module)]].weights()
+    # layers that are one module have a name each
+    places = model.named_modules(remove_duplicate=False)
+    names = {name for name, module in places if isinstance(module, multihead.MultiHead)}
+    assert set(maps.names()) == names and len(names) == len(calls)
+    for name, (v, add, out) in zip(maps.names(), calls, strict=True):
+        weights = maps[name].weights()
         values = v.repeat_interleave(weights.shape[1] // v.shape[1], dim=1)
         size = max(1.0, values.abs().max().item())
-        torch.testing.assert_close(weights @ values, out, atol=1e-6 * size, rtol=0)
+        right = weights @ values if add is None else weights @ values + add(weights)
+        torch.testing.assert_close(right, out, atol=1e-6 * size, rtol=0)
 
 
-def test_dropout_is_for_training_only_and_seeded(model: Transformer):
-    source, target = sentences(model, [6, 6])
-    assert torch.equal(model(source, target), model(source, target))
+def test_dropout_is_for_training_only_and_seeded(model: nn.Module):
+    texts = sentences(model, [6, 6])
+    assert torch.equal(ask(model, texts), ask(model, texts))
     model.train()
     runs = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        runs.append(model(source, target))
+        runs.append(ask(model, texts))
     assert torch.equal(runs[0], runs[1])
     assert torch.equal(runs[0], runs[2]) == (model.config.block.dropout == 0)

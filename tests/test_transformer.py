@@ -15,7 +15,7 @@ from regard.layers.block import BlockConfig
 from regard.layers.norm import NORMS
 from regard.layers.start import STARTS
 from regard.models.transformer import SIZES, Transformer, TransformerConfig, sized
-from regard.pretrained.load import marian_config, to_ours
+from regard.pretrained.load import find_format, to_ours, to_theirs
 
 LECTURES = Path(__file__).parents[2] / "shared" / "lectures" / "transformer_program.py"
 
@@ -76,8 +76,17 @@ def test_every_matrix_starts_by_its_rule(start: str):
         if p.ndim > 1:
             rows = 128 if "qkv" in name else p.shape[0]  # three matrices in one
             std = math.sqrt(2 / (rows + p.shape[1]))
+            if start in ("normal", "gpt"):
+                std = 0.02
+            if start == "gpt" and ("out.weight" in name or "outer" in name):
+                std = 0.02 / 5**0.5  # five times something is added to the residual
             if start == "scaled" and "tokens" in name:
                 std = 128**-0.5  # times sqrt(width), as large as a sinusoid
+            if start == "t5":
+                std = 1.0 if "tokens" in name else p.shape[1] ** -0.5
+            if start == "t5" and "qkv" in name:  # queries as if divided by sqrt(32)
+                assert p[:128].std().item() == pytest.approx(std / 32**0.5, rel=0.05), name
+                p = p[128:]
             assert p.std().item() == pytest.approx(std, rel=0.05), name
         else:
             assert p.eq(1.0 if "norm" in name and "weight" in name else 0.0).all()
@@ -96,7 +105,7 @@ def test_every_matrix_starts_by_its_rule(start: str):
         ({"block": BlockConfig(width=15, heads=3)}, "even width"),
         ({"position": "rotari"}, "Did you mean 'rotary'"),
         ({"position": "rotary", "block": BlockConfig(width=15, heads=3)}, "even head_width"),
-        ({"tie": "some"}, "tie='some'"),
+        ({"tie": "some"}, "unknown tie 'some'"),
         ({"target_vocab": 9}, "tie=all needs one vocabulary"),
     ],
 )
@@ -125,6 +134,7 @@ def test_a_norm_is_its_formula(name: str):
     mean, var = x.mean(-1, keepdim=True), x.var(-1, keepdim=True, correction=0)
     bare = {
         "layer": lambda: (x - mean) / (var + 1e-3).sqrt(),
+        "layer_nobias": lambda: (x - mean) / (var + 1e-3).sqrt(),
         "rms": lambda: x / (x.square().mean(-1, keepdim=True) + 1e-3).sqrt(),
         "lecture": lambda: (x - mean) / ((var * 7 / 6).sqrt() + 1e-3),
     }[name]()
@@ -246,8 +256,10 @@ def marian(**changes):
     enlarge(theirs, seed=3)
     theirs.load_state_dict(positions, strict=False)
     theirs.final_logits_bias.normal_()
-    ours = Transformer(marian_config(config.to_dict())).eval()
-    ours.load_state_dict(to_ours(theirs.state_dict(), ours.state_dict()))
+    form = find_format("marian")
+    ours = Transformer(form.read_config(config.to_dict(), "")).eval()
+    weights = to_ours(form, ours.config, theirs.state_dict())
+    assert not ours.load_state_dict(weights, strict=False).unexpected_keys
     return theirs, ours
 
 
@@ -332,10 +344,32 @@ def test_ours_writes_what_marian_writes(variant: str):
 
 def test_a_marian_that_does_not_fit_is_a_mistake():
     transformers = pytest.importorskip("transformers")
+    form = find_format("marian")
     config = transformers.MarianConfig(decoder_ffn_dim=7).to_dict()
     with pytest.raises(Mistake, match="decoder_ffn_dim=7"):
-        marian_config(config)
-    with pytest.raises(Mistake, match="missing from the checkpoint"):
-        to_ours({}, {"encoder.0.attention.qkv.weight": torch.zeros(1)})
+        form.read_config(config, "")
+    _, ours = marian()
+    weights = to_theirs(form, ours.config, dict(ours.named_parameters()))
+    weights["model.encoder.layers.0.fc1.bias"] = torch.zeros(3)
+    weights["more"] = weights.pop("model.decoder.layers.2.encoder_attn.k_proj.weight")
+    with pytest.raises(Mistake) as mistake:
+        to_ours(form, ours.config, weights)
+    for words in ("missing model.decoder.layers.2.enc", "unknown more", "fc1.bias is [3], not"):
+        assert words in str(mistake.value)
     with pytest.raises(Mistake, match="no counterpart"):
-        to_ours({}, {"encoder_norm.weight": torch.zeros(1)})
+        to_theirs(form, ours.config, {"encoder_norm.weight": torch.zeros(1)})
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_marian_and_back_is_the_identity(variant: str):
+    theirs, ours = marian(**VARIANTS[variant])
+    form = find_format("marian")
+    written = form.write_config(ours.config, "translate")
+    again = type(theirs.config).from_dict(written)
+    assert form.read_config(again.to_dict(), "") == ours.config
+    weights = to_theirs(form, ours.config, dict(ours.named_parameters()))
+    for name, tensor in to_ours(form, ours.config, weights).items():
+        assert torch.equal(tensor, ours.get_parameter(name)), name
+    state = theirs.state_dict()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in weights.items())
+    assert len(weights) > 50

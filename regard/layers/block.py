@@ -131,6 +131,54 @@ class EncoderBlock(nn.Module):
         return self.around_feed_forward(x, self.feed_forward)
 
 
+class ParallelBlock(nn.Module):
+    """Look around and think at once: x + attention(norm(x)) + feed_forward(norm(x)), as in PaLM."""
+
+    def __init__(self, config: BlockConfig, position: Position | None = None):
+        super().__init__()
+        self.attention = build_attention(config, position)
+        self.feed_forward = build_feed_forward(config)
+        self.around = PreNorm(build_norm(config), config.dropout)
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        at: Tensor,
+        mask: Mask | None = None,
+        bias: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """Pass (b, l, w) through both sublayers side by side."""
+
+        def both(x: Tensor) -> Tensor:
+            look = self.attention(x, at=at, mask=mask, bias=bias, cache=cache)
+            return look + self.feed_forward(x)
+
+        return self.around(x, both)
+
+
+# order -> the block of a stack that looks only at itself
+BLOCKS: dict[str, type[EncoderBlock] | type[ParallelBlock]] = {
+    "pre": EncoderBlock,
+    "post": EncoderBlock,
+    "parallel": ParallelBlock,
+}
+
+
+def build_block(
+    config: BlockConfig, position: Position | None = None
+) -> EncoderBlock | ParallelBlock:
+    """Make a block of the order that a config names."""
+    return choose("order", config.order, BLOCKS)(config, position)
+
+
+def build_final_norm(config: BlockConfig) -> nn.Module:
+    """Make the norm that ends a stack, or nothing where the blocks have normalised already."""
+    final = RESIDUALS.get(config.order, PreNorm).final_norm
+    return build_norm(config) if final else nn.Identity()
+
+
 class DecoderBlock(nn.Module):
     """Look at what is written, look at the memory, then think."""
 

@@ -7,15 +7,45 @@ from regard.attention.positions import Position
 
 
 class Embed(nn.Module):
-    """A row of the embedding matrix for each token, scaled, plus its position."""
+    """A row of the embedding matrix for each token, scaled, plus its type and its position.
 
-    def __init__(self, vocab: int, width: int, position: Position, scale: float, drop: float):
+    The sum may be normalised; a table narrower than the model is widened last (ALBERT), and then
+    position and norm are as wide as the table.
+    """
+
+    def __init__(
+        self,
+        vocab: int,
+        width: int,
+        position: Position,
+        scale: float,
+        drop: float,
+        *,
+        norm: nn.Module | None = None,
+        types: int = 0,
+        inner_width: int | None = None,
+    ):
         super().__init__()
-        self.tokens = nn.Embedding(vocab, width)
+        inner = inner_width or width
+        self.tokens = nn.Embedding(vocab, inner)
+        self.types = nn.Embedding(types, inner) if types else None
         self.position = position
+        self.norm = norm or nn.Identity()
+        self.widen = nn.Identity() if inner == width else nn.Linear(inner, width)
         self.scale, self.drop = scale, drop
 
-    def forward(self, ids: Tensor, at: Tensor) -> Tensor:
-        """Embed token numbers (b, l) at their positions."""
-        x = self.tokens(ids) * self.scale
-        return dropout(self.position.embed(x, at), self.drop, self.training)
+    def forward(self, ids: Tensor, at: Tensor, types: Tensor | None = None) -> Tensor:
+        """Embed token numbers (b, l) at their positions; tokens are of type 0 unless told.
+
+        A token may be of several types at once, (b, l, k): their vectors are added.
+        """
+        x = self.tokens(ids)
+        x = x if self.scale == 1 else x * self.scale
+        if self.types is not None:
+            x = x + (self.types.weight[0] if types is None else self._kind(types, x))
+        x = self.norm(self.position.embed(x, at))
+        return self.widen(dropout(x, self.drop, self.training))
+
+    def _kind(self, types: Tensor, x: Tensor) -> Tensor:
+        assert self.types is not None
+        return self.types(types).view(*x.shape[:-1], -1, x.shape[-1]).sum(-2)

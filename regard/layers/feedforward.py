@@ -1,6 +1,7 @@
 """What each token thinks by itself: feed-forward networks by name."""
 
 from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -37,10 +38,16 @@ class GatedFeedForward(nn.Module):
         return self.outer(dropout(self.act(self.gate(x)) * self.inner(x), self.drop, self.training))
 
 
+# the error function of Gauss's curve by a hyperbolic tangent, as GPT-2 has it
+gelu_tanh = partial(F.gelu, approximate="tanh")
+
 # name -> (class, activation)
 FEED_FORWARDS: dict[str, tuple[type[nn.Module], Callable]] = {
     "relu": (FeedForward, F.relu),
     "gelu": (FeedForward, F.gelu),
+    "gelu_tanh": (FeedForward, gelu_tanh),
     "swish": (FeedForward, F.silu),
     "swiglu": (GatedFeedForward, F.silu),
+    "geglu": (GatedFeedForward, F.gelu),
+    "geglu_tanh": (GatedFeedForward, gelu_tanh),
 }

@@ -40,4 +40,16 @@ class LectureNorm(nn.Module):
         return self.weight * (x - mean) / (x.std(-1, keepdim=True) + self.eps) + self.bias
 
 
-NORMS: dict[str, type[nn.Module]] = {"layer": LayerNorm, "rms": RMSNorm, "lecture": LectureNorm}
+class GainNorm(nn.LayerNorm):
+    """(x - mean) / sqrt(var + eps) * weight: PaLM's layer norm, which has no bias."""
+
+    def __init__(self, width: int, eps: float = 1e-5):
+        super().__init__(width, eps=eps, bias=False)
+
+
+NORMS: dict[str, type[nn.Module]] = {
+    "layer": LayerNorm,
+    "layer_nobias": GainNorm,
+    "rms": RMSNorm,
+    "lecture": LectureNorm,
+}

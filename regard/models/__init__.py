@@ -8,12 +8,14 @@ from regard.errors import choose
 # name -> where its config class and model class are; imported only when asked for
 MODELS: dict[str, tuple[str, str, str]] = {
     "transformer": ("regard.models.transformer", "TransformerConfig", "Transformer"),
+    "gpt": ("regard.models.gpt", "GPTConfig", "GPT"),
+    "bert": ("regard.models.bert", "BertConfig", "Bert"),
 }
 
 
-def sized(name: str, size: str) -> Any:
-    """Return a family's config with the sizes that a name stands for."""
-    return import_module(choose("model", name, MODELS)[0]).sized(size)
+def sized(name: str, size: str, *row: str) -> Any:
+    """Return a family's config, or that of a row of it, with the sizes that a name stands for."""
+    return import_module(choose("model", name, MODELS)[0]).sized(size, *row)
 
 
 def family(name: str) -> tuple[type, type]:

@@ -4,6 +4,8 @@ import dataclasses
 import json
 import math
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from regard.errors import Mistake
 from regard.files import refuse, write_atomically
@@ -25,6 +28,8 @@ MOST_JSON = 16 * 2**20
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file that may have been tampered with."""
     try:
+        if path.exists() and not path.is_file():  # a pipe could be read forever
+            raise Mistake(f"{path}: not a file")
         with open(path, "rb") as file:
             data = file.read(MOST_JSON + 1)
     except OSError as error:
@@ -38,6 +43,22 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise Mistake(f"{path}: expected a JSON object")
     return value
+
+
+class _Drawless(TorchFunctionMode):
+    """Leaves out that weights get their first values."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if getattr(func, "__module__", None) == nn.init.__name__:
+            return args[0] if args else (kwargs or {})["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def hollow() -> Iterator[None]:
+    """Build models without the memory of their weights, and without the time to fill it."""
+    with torch.device("meta"), _Drawless():
+        yield
 
 
 def save_config(folder: Path, model: nn.Module, *, name: str, task: str, about: dict[str, Any]):
@@ -69,6 +90,10 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"{folder}: no such model; expected a folder with config.json, or a starter's name"
         )
     config = read_json(path)
+    if "regard_format" not in config and "model_type" in config:
+        raise Mistake(
+            f"{path}: a public checkpoint; import it first: regard import {folder} out=runs/mine"
+        )
     if config.get("regard_format") != FORMAT:
         raise Mistake(
             f"{path}: not a Regard model (regard_format is {config.get('regard_format')!r})"
@@ -96,7 +121,7 @@ def load_folder(folder: Path, device: str = "cpu") -> tuple[nn.Module, dict[str,
         raise Mistake(f"{folder / 'config.json'}: 'model' is not an object")
     settings = fill(config_class, config["model"], where=str(folder / "config.json"))
     try:
-        with torch.device("meta"):
+        with hollow():
             model = model_class(settings)
     except Mistake as mistake:
         raise Mistake(f"{folder / 'config.json'}: {mistake}") from None
@@ -116,7 +141,7 @@ def load_folder(folder: Path, device: str = "cpu") -> tuple[nn.Module, dict[str,
     except (SafetensorError, struct.error, ValueError) as error:
         reason = " ".join(str(error).split())[:150]
         raise Mistake(f"{path}: damaged or cut short ({reason}); copy it again") from error
-    _give(model, tensors)
+    give_weights(model, tensors)
     return model.eval(), config
 
 
@@ -135,7 +160,7 @@ def _compare(path: Path, wanted: dict[str, list[int]], file) -> None:
         raise Mistake(f"{path}: does not fit config.json: {'; '.join(wrong[:3])}{more}")
 
 
-def _give(model: nn.Module, tensors: dict[str, Tensor]) -> None:
+def give_weights(model: nn.Module, tensors: dict[str, Tensor]) -> None:
     """Put real weights in the place of those on the meta device, shared ones staying shared."""
     real = {id(p): nn.Parameter(tensors[name]) for name, p in model.named_parameters()}
     for module in model.modules():

@@ -8,8 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.attention.masks import Causal, Mask, Padding
-from regard.attention.multihead import Cache, Memory
-from regard.attention.positions import ALIASES, POSITIONS, Position
+from regard.attention.positions import Position, build_position, of_layer
 from regard.errors import Mistake, choose
 from regard.layers.block import (
     RESIDUALS,
@@ -21,9 +20,7 @@ from regard.layers.block import (
 )
 from regard.layers.embed import Embed
 from regard.layers.start import STARTS
-
-# Decoding takes memory for this many keys at first.
-ROOM = 64
+from regard.models.state import State, take_caches
 
 
 @dataclass(frozen=True)
@@ -41,9 +38,49 @@ class TransformerConfig:
     position_layout: str = "pairs"
     max_length: int = size(1024, 10_000_000)
     scale_embedding: bool = True
+    embed_norm: str = "none"
+    scale_head: bool = False
     head_bias: bool = False
     start: str = "scaled"
 
+
+# name -> do target embeddings share those of the source, and the head those of the target
+TIES: dict[str, tuple[bool, bool]] = {
+    "all": (True, True),
+    "target": (False, True),
+    "embeddings": (True, False),
+    "none": (False, False),
+}
+
+_T5 = TransformerConfig(
+    position="t5",
+    scale_embedding=False,
+    scale_head=True,
+    start="t5",
+    block=BlockConfig(norm="rms", norm_eps=1e-6, score="product", bias=False),
+)
+# name -> the parts that make the family what it is: Vaswani et al. 2017, Raffel et al. 2020, its
+# version 1.1 (Shazeer 2020), Lewis et al. 2020, Junczys-Dowmunt et al. 2018
+ROWS: dict[str, TransformerConfig] = {
+    "transformer": TransformerConfig(),
+    "t5": _T5,
+    "t5_1.1": replace(
+        _T5, tie="embeddings", scale_head=False, block=replace(_T5.block, feed_forward="geglu_tanh")
+    ),
+    "bart": TransformerConfig(
+        position="learned",
+        embed_norm="layer",
+        scale_embedding=False,
+        head_bias=True,
+        start="normal",
+        block=BlockConfig(order="post", feed_forward="gelu"),
+    ),
+    "marian": TransformerConfig(
+        position_layout="halves",
+        head_bias=True,
+        block=BlockConfig(order="post", feed_forward="swish"),
+    ),
+}
 
 # name -> depth of each stack, width, feed-forward width, heads
 SIZES: dict[str, dict[str, int]] = {
@@ -54,97 +91,25 @@ SIZES: dict[str, dict[str, int]] = {
 }
 
 
-def sized(name: str, config: TransformerConfig | None = None) -> TransformerConfig:
-    """Return a config with the sizes that a name stands for."""
-    config = config or TransformerConfig()
+def sized(name: str, row: str | TransformerConfig = "transformer") -> TransformerConfig:
+    """Return a config, or that of a row, with the sizes that a name stands for."""
+    config = choose("row", row, ROWS) if isinstance(row, str) else row
     size = dict(choose("size", name, SIZES))
     depth = size.pop("depth")
     block = replace(config.block, **size)
     return replace(config, encoder_depth=depth, decoder_depth=depth, block=block)
 
 
-class Lineage(Mask):
-    """A text stands on its own past among all keys of its sentence: seen is (b, q, k)."""
+class Scale(nn.Module):
+    """x times a constant."""
 
-    def __init__(self, seen: Tensor):
-        self.seen = seen
+    def __init__(self, factor: float):
+        super().__init__()
+        self.factor = factor
 
-    def tile(self, rows: slice, columns: slice) -> Tensor:
-        """Return the same answer for every head."""
-        return self.seen[:, None, rows, columns]
-
-
-class State:
-    """What decoding carries: sentences with their memory, times hypotheses with their past.
-
-    The hypotheses of a sentence write into one cache, and `seen` tells which of its keys each of
-    them stands on. So to move hypotheses is to change a mask; no key is copied.
-    """
-
-    def __init__(
-        self,
-        memories: list[Memory],
-        caches: list[Cache],
-        mask: Mask | None,
-        hypotheses: int,
-        capacity: int,
-    ):
-        self.memories, self.caches, self.mask = memories, caches, mask
-        self.hypotheses, self.capacity = hypotheses, capacity
-        self.length = 0  # tokens of each hypothesis that have been read
-        self.seen = memories[0].k.new_ones((self.sentences, hypotheses, 0), dtype=torch.bool)
-        self.parted = hypotheses > 1  # until then, all see all
-
-    @property
-    def sentences(self) -> int:
-        """Return how many sentences are still being written."""
-        return self.memories[0].k.shape[0]
-
-    def take(self, tokens: int) -> Mask | None:
-        """Count new tokens of each hypothesis in, and return who may look at whom."""
-        start, each, cache = self.length, self.hypotheses, self.caches[0]
-        if start + tokens > self.capacity:
-            raise Mistake(
-                f"position {start + tokens} is past the {self.capacity} that memory was taken for; "
-                "ask for a larger max_length"
-            )
-        if self.parted and cache.length + each * tokens > cache.room:
-            self._forget(each * tokens)
-        self.length += tokens
-        past = self.seen.repeat_interleave(tokens, 1)
-        own = torch.ones(tokens, tokens, dtype=torch.bool, device=past.device).tril()
-        own = torch.block_diag(*[own] * each) if each > 1 else own
-        seen = torch.cat([past, own.expand(self.sentences, -1, -1)], dim=2)
-        self.seen = seen[:, tokens - 1 :: tokens]
-        if self.parted:
-            return Lineage(seen)
-        return None if tokens == 1 else Causal(start)
-
-    def select(self, parents: Tensor) -> "State":
-        """Let hypothesis j of sentence i continue hypothesis parents[i, j] of that sentence."""
-        self.hypotheses = parents.shape[1]
-        self.parted = self.parted or self.hypotheses > 1
-        self.seen = self.seen.gather(1, parents.unsqueeze(-1).expand(-1, -1, self.seen.shape[2]))
-        return self
-
-    def keep(self, sentences: Tensor) -> "State":
-        """Go on with these sentences only."""
-        for cache in self.caches:
-            cache.keep(sentences)
-        self.memories = [memory.keep(sentences) for memory in self.memories]
-        self.seen = self.seen[sentences]
-        if isinstance(self.mask, Padding):
-            self.mask = Padding(self.mask.keep[sentences])
-        return self
-
-    def _forget(self, new: int) -> None:
-        """Drop the keys that no hypothesis stands on any more, so that new ones have room."""
-        live = self.seen.any(1)
-        most = int(live.sum(1).max())
-        places = live.to(torch.uint8).sort(dim=1, descending=True, stable=True).indices[:, :most]
-        self.seen = self.seen.gather(2, places.unsqueeze(1).expand(-1, self.hypotheses, -1))
-        for cache in self.caches:
-            cache.compact(places, max(ROOM, 2 * (most + new)))
+    def forward(self, x: Tensor) -> Tensor:
+        """Scale every number."""
+        return x * self.factor
 
 
 class Transformer(nn.Module):
@@ -154,43 +119,50 @@ class Transformer(nn.Module):
         super().__init__()
         self.config = config
         block = config.block
-        if config.tie not in ("all", "target", "none"):
-            raise Mistake(f"tie='{config.tie}' is not one of all, target, none")
-        if config.tie == "all" and config.source_vocab != config.target_vocab:
+        tie_sides, tie_head = choose("tie", config.tie, TIES)
+        if tie_sides and config.source_vocab != config.target_vocab:
             raise Mistake(
-                f"tie=all needs one vocabulary, not {config.source_vocab} and "
+                f"tie={config.tie} needs one vocabulary, not {config.source_vocab} and "
                 f"{config.target_vocab} pieces; choose tie=target"
             )
-        name = ALIASES.get(config.position, config.position)
         head_width = block.head_width or block.width // max(1, block.heads)
 
-        def position() -> Position:
-            return choose("position", name, POSITIONS)(
+        def position(bidirectional: bool) -> Position:
+            return build_position(
+                config.position,
                 block.width,
                 block.heads,
                 head_width,
                 base=config.position_base,
                 layout=config.position_layout,
                 max_length=config.max_length,
+                bidirectional=bidirectional,
             )
 
-        source_position, target_position = position(), position()
+        source_position, target_position = position(True), position(False)
         scale = block.width**0.5 if config.scale_embedding else 1.0
-        self.source = Embed(config.source_vocab, block.width, source_position, scale, block.dropout)
-        self.target = Embed(config.target_vocab, block.width, target_position, scale, block.dropout)
-        if config.tie == "all":
+
+        def embed(vocab: int, position: Position) -> Embed:
+            named = replace(block, norm=config.embed_norm)
+            norm = None if config.embed_norm == "none" else build_norm(named)
+            return Embed(vocab, block.width, position, scale, block.dropout, norm=norm)
+
+        self.source = embed(config.source_vocab, source_position)
+        self.target = embed(config.target_vocab, target_position)
+        if tie_sides:
             self.target.tokens = self.source.tokens
         self.encoder = nn.ModuleList(
-            EncoderBlock(block, source_position) for _ in range(config.encoder_depth)
+            EncoderBlock(block, of_layer(source_position)) for _ in range(config.encoder_depth)
         )
         self.decoder = nn.ModuleList(
-            DecoderBlock(block, target_position) for _ in range(config.decoder_depth)
+            DecoderBlock(block, of_layer(target_position)) for _ in range(config.decoder_depth)
         )
         final = choose("order", block.order, RESIDUALS).final_norm
         self.encoder_norm = build_norm(block) if final else nn.Identity()
         self.decoder_norm = build_norm(block) if final else nn.Identity()
+        self.before_head = Scale(block.width**-0.5) if config.scale_head else nn.Identity()
         self.head = nn.Linear(block.width, config.target_vocab, bias=config.head_bias)
-        if config.tie != "none":
+        if tie_head:
             self.head.weight = self.target.tokens.weight
         choose("start", config.start, STARTS)(self)
 
@@ -222,7 +194,7 @@ class Transformer(nn.Module):
         shared = self.target.position.shared(at, at, causal)
         for block in self.decoder:
             x = block(x, memory, at=at, mask=causal, memory_mask=mask, bias=shared)
-        return self.decoder_norm(x)
+        return self.before_head(self.decoder_norm(x))
 
     def forward(
         self,
@@ -247,26 +219,16 @@ class Transformer(nn.Module):
         memory = self.encode(source, mask)
         blocks = cast(list[DecoderBlock], list(self.decoder))
         memories = [block.cross.read(memory).by_columns() for block in blocks]
-        caches = [
-            Cache(len(source), block.attention.kv_heads, ROOM, block.attention.head_width, memory)
-            for block in blocks
-        ]
-        return State(memories, caches, mask, hypotheses, capacity)
+        caches = take_caches([block.attention for block in blocks], len(source), memory)
+        return State(caches, hypotheses, capacity, memories=memories, mask=mask)
 
     def step(
         self, ids: Int[Tensor, "b l"], state: State
     ) -> tuple[Float[Tensor, "b l vocab"], State]:
         """Read the next tokens of all hypotheses and return the logits after each."""
-        new = ids.shape[1]
-        at = torch.arange(state.length, state.length + new, device=ids.device)
-        at = at.repeat(state.hypotheses).unsqueeze(-1)
-        mask = state.take(new)
+        at, everything, mask = state.take(ids.shape[1])
         x = self.target(ids.reshape(state.sentences, -1), at)
-        before = state.caches[0].at
-        if before is not None and before.ndim == 3:
-            at = at.expand(len(before), -1, -1)
-        everything = at if before is None else torch.cat([before, at], -2)
         shared = self.target.position.shared(at, everything, mask)
         for block, memory, cache in zip(self.decoder, state.memories, state.caches, strict=True):
             x = block(x, memory, at=at, mask=mask, memory_mask=state.mask, bias=shared, cache=cache)
-        return self.head(self.decoder_norm(x)).view(*ids.shape, -1), state
+        return self.head(self.before_head(self.decoder_norm(x))).view(*ids.shape, -1), state

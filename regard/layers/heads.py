@@ -1,0 +1,138 @@
+"""What stands on top of a stack: words, labels of texts, labels of tokens.
+
+A head reads vectors (b, l, w) and, where padding would matter, the lengths of the texts.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard.attention.attend import attend
+from regard.attention.dropout import dropout
+from regard.attention.masks import Padding
+from regard.errors import choose
+
+
+class NoHead(nn.Module):
+    """The vectors themselves."""
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Return x as it is."""
+        return x
+
+
+class VocabularyHead(nn.Module):
+    """W norm(act(T x + t)) + b: BERT's head, which says what word stands where one is masked.
+
+    W is as wide as the table of the embeddings, with which it can be tied.
+    """
+
+    def __init__(self, width: int, vocab: int, act: Callable, norm: nn.Module, inner_width: int):
+        super().__init__()
+        self.transform = nn.Linear(width, inner_width)
+        self.norm = norm
+        self.out = nn.Linear(inner_width, vocab)
+        self.act = act
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Return the logits of every word, (..., vocab)."""
+        return self.out(self.norm(self.act(self.transform(x))))
+
+
+class Pooler(nn.Module):
+    """act(W x + b) of the first token, which stands for the whole text."""
+
+    def __init__(self, width: int, drop: float = 0.0, act: Callable = torch.tanh):
+        super().__init__()
+        self.dense = nn.Linear(width, width)
+        self.act, self.drop = act, drop
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Return a vector (b, w) for each text (b, l, w)."""
+        return self.act(self.dense(dropout(x[:, 0], self.drop, self.training)))
+
+
+class Mean(nn.Module):
+    """The mean of a text's vectors."""
+
+    def __init__(self, width: int = 0, drop: float = 0.0):
+        super().__init__()
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Return the mean (b, w) of each text (b, l, w), padding left out."""
+        if lengths is None:
+            return x.mean(1)
+        real = torch.arange(x.shape[1], device=x.device) < lengths.unsqueeze(-1)
+        total = x.masked_fill(~real.unsqueeze(-1), 0.0).sum(1)
+        return total / lengths.clamp(min=1).unsqueeze(-1)
+
+
+class Max(nn.Module):
+    """The largest of a text's vectors, number by number."""
+
+    def __init__(self, width: int = 0, drop: float = 0.0):
+        super().__init__()
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Return the largest (b, w) of each text (b, l, w), padding left out."""
+        if lengths is None:
+            return x.amax(1)
+        real = torch.arange(x.shape[1], device=x.device) < lengths.unsqueeze(-1)
+        return x.masked_fill(~real.unsqueeze(-1), -torch.inf).amax(1)
+
+
+class Attentive(nn.Module):
+    """softmax(q x' / sqrt(w)) x: a text's vectors weighted by how they match a learnt query.
+
+    It starts as the mean.
+    """
+
+    def __init__(self, width: int, drop: float = 0.0):
+        super().__init__()
+        self.query = nn.Parameter(torch.zeros(1, width))
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Return the weighted mean (b, w) of each text (b, l, w), padding left out."""
+        query = self.query.to(x.dtype).expand(len(x), 1, -1)
+        mask = Padding.of(lengths, x.shape[1])
+        return attend(query, x, x, mask=mask, watch=self).squeeze(1)
+
+
+# name -> how to make one from the width and the dropout; BERT drops nothing before its own
+POOLERS: dict[str, Callable[[int, float], nn.Module]] = {
+    "first": lambda width, drop: Pooler(width),
+    "roberta": Pooler,
+    "deberta": lambda width, drop: Pooler(width, act=F.gelu),
+    "mean": Mean,
+    "max": Max,
+    "attention": Attentive,
+}
+
+
+class Classify(nn.Module):
+    """One label for a text: its vectors pooled to one, and a weight for each label."""
+
+    def __init__(self, width: int, labels: int, drop: float, kind: str = "first"):
+        super().__init__()
+        self.pool = choose("pooler", kind, POOLERS)(width, drop)
+        self.out = nn.Linear(width, labels)
+        self.drop = drop
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Return the logits (b, labels) of texts (b, l, w)."""
+        return self.out(dropout(self.pool(x, lengths), self.drop, self.training))
+
+
+class TokenClassify(nn.Module):
+    """A label for each token."""
+
+    def __init__(self, width: int, labels: int, drop: float):
+        super().__init__()
+        self.out = nn.Linear(width, labels)
+        self.drop = drop
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Return the logits (b, l, labels) of texts (b, l, w)."""
+        return self.out(dropout(x, self.drop, self.training))

@@ -1,0 +1,93 @@
+"""Low-rank additions to matrices that stay as they are (LoRA)."""
+
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+
+from torch import Tensor, addmm, autocast, nn
+from torch.nn.utils.parametrize import register_parametrization
+
+from regard.errors import Mistake, nearest
+
+INSIDE = ".parametrizations.weight."  # where torch keeps what a weight is made of
+
+
+class LowRank(nn.Module):
+    """W + alpha / rank B A, of which only A and B learn (Hu et al. 2022).
+
+    B starts at zero, so that at first nothing is changed.
+    """
+
+    def __init__(self, weight: Tensor, rank: int, alpha: float):
+        super().__init__()
+        rows, columns = weight.shape
+        self.down = nn.Parameter(weight.new_empty(rank, columns))
+        self.up = nn.Parameter(weight.new_zeros(rows, rank))
+        self.scale = alpha / rank
+        nn.init.kaiming_uniform_(self.down, a=5**0.5)  # as nn.Linear begins
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """Return the matrix with its addition."""
+        return self.merge(weight, self.up, self.down)
+
+    def merge(self, weight: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        """Return a matrix with the addition that two others make."""
+        with autocast(weight.device.type, enabled=False):  # a small addition would be lost
+            return addmm(weight, up, down, alpha=self.scale)
+
+
+def matrices(model: nn.Module, but: str = "") -> Iterator[tuple[str, nn.Linear]]:
+    """Yield the linear maps that can be added to, but for those whose names begin so.
+
+    One that shares its weight with another part, as a head does with embeddings, cannot be: merged,
+    the two would no longer be the same.
+    """
+    owners: dict[int, int] = {}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            owners[id(parameter)] = owners.get(id(parameter), 0) + 1
+    for name, module in model.named_modules():
+        fresh = bool(but) and name.startswith(but)
+        if isinstance(module, nn.Linear) and owners[id(module.weight)] == 1 and not fresh:
+            yield name, module
+
+
+def adapt(model: nn.Module, patterns: str, rank: int, alpha: float, but: str = "") -> list[str]:
+    """Add to every matrix whose name fits one of the patterns, by commas; return their names."""
+    known = dict(matrices(model, but))
+    chosen: list[str] = []
+    for pattern in (part.strip() for part in patterns.split(",")):
+        found = [name for name in known if fnmatchcase(name, pattern)]
+        if not found:
+            ends = list(dict.fromkeys(f"*.{name.rpartition('.')[2]}" for name in known))
+            raise Mistake(
+                f"lora_on={pattern!r:.60} fits no matrix of the model; choose from "
+                f"{', '.join(ends)}, or names such as {next(iter(known), 'none')}."
+                + nearest(pattern, [*ends, *known])
+            )
+        chosen += [name for name in found if name not in chosen]
+    for name in chosen:
+        linear = known[name]
+        register_parametrization(linear, "weight", LowRank(linear.weight, rank, alpha))
+    return chosen
+
+
+def adapters(model: nn.Module) -> list[nn.Parameter]:
+    """Return what learns of the additions."""
+    parts = [module for module in model.modules() if isinstance(module, LowRank)]
+    return [parameter for part in parts for parameter in part.parameters()]
+
+
+def merged(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights of a model, by their names in it, as those of one without additions."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        place, inside, part = name.partition(INSIDE)
+        if not inside:
+            found[name] = tensor
+        elif part == "original":
+            first = f"{place}{INSIDE}0"
+            low = model.get_submodule(first)
+            assert isinstance(low, LowRank)
+            up, down = weights[f"{first}.up"], weights[f"{first}.down"]
+            found[f"{place}.weight"] = low.merge(tensor.detach(), up.detach(), down.detach())
+    return found

@@ -1,0 +1,224 @@
+"""Encoders that read a whole text at once: BERT, RoBERTa, ALBERT and DeBERTa."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+from jaxtyping import Float, Int, Num
+from torch import Tensor, nn
+
+from regard.attention.masks import Document, Mask, Padding
+from regard.attention.positions import Disentangled, Distances, build_position, of_layer
+from regard.errors import Mistake, choose
+from regard.layers.block import BlockConfig, build_block, build_final_norm, share, size
+from regard.layers.embed import Embed
+from regard.layers.feedforward import FEED_FORWARDS
+from regard.layers.heads import Classify, NoHead, TokenClassify, VocabularyHead
+from regard.layers.norm import NORMS
+from regard.layers.start import STARTS
+from regard.models.gpt import within
+
+
+@dataclass(frozen=True)
+class BertConfig:
+    """The sizes and parts of an encoder."""
+
+    vocab: int = size(30522, 10_000_000)
+    depth: int = size(12, 1000)
+    block: BlockConfig = field(
+        default_factory=lambda: BlockConfig(
+            768,
+            12,
+            3072,
+            norm_eps=1e-12,
+            order="post",
+            feed_forward="gelu",
+            attention_dropout=0.1,
+        )
+    )
+    layers: str = "own"
+    position: str = "learned"
+    position_base: float = 10_000.0
+    distances: Distances = field(default_factory=Distances)
+    max_length: int = size(512, 10_000_000)
+    inner_width: int | None = size(None, 2**20)
+    types: int = field(default=2, metadata={"min": 0, "max": 100_000})
+    embed_norm: str = "layer"
+    head: str = "words"
+    labels: int = size(2, 10_000_000)
+    pool: str = "first"
+    head_dropout: float = share(0.1)
+    tie: bool = True
+    start: str = "normal"
+
+
+_BERT = BertConfig()
+# name -> the parts that make the family what it is: Devlin et al. 2019, Liu et al. 2019,
+# Lan et al. 2020, He et al. 2021
+ROWS: dict[str, BertConfig] = {
+    "bert": _BERT,
+    "roberta": replace(
+        _BERT, vocab=50265, types=1, pool="roberta", block=replace(_BERT.block, norm_eps=1e-5)
+    ),
+    "albert": replace(
+        _BERT,
+        vocab=30000,
+        layers="shared",
+        inner_width=128,
+        block=replace(_BERT.block, feed_forward="gelu_tanh", dropout=0.0, attention_dropout=0.0),
+    ),
+    "deberta": replace(
+        _BERT,
+        vocab=128100,
+        types=0,
+        position="disentangled",
+        pool="deberta",
+        block=replace(_BERT.block, norm_eps=1e-7, score="disentangled"),
+    ),
+}
+
+# name -> depth, width, feed-forward width, heads
+SIZES: dict[str, dict[str, int]] = {
+    "tiny": {"depth": 2, "width": 128, "ffn_width": 512, "heads": 2},
+    "small": {"depth": 4, "width": 256, "ffn_width": 1024, "heads": 4},
+    "base": {"depth": 12, "width": 768, "ffn_width": 3072, "heads": 12},
+    "big": {"depth": 24, "width": 1024, "ffn_width": 4096, "heads": 16},
+}
+
+
+def sized(name: str, row: str = "bert") -> BertConfig:
+    """Return the config of a row with the sizes that a name stands for."""
+    config = choose("row", row, ROWS)
+    size = dict(choose("size", name, SIZES))
+    depth, inner = size.pop("depth"), config.inner_width
+    inner = None if inner is None else min(inner, size["width"] // 2)
+    return replace(config, depth=depth, inner_width=inner, block=replace(config.block, **size))
+
+
+def named_norm(name: str, width: int, eps: float) -> nn.Module:
+    """Make the norm of a name, or nothing at all."""
+    return nn.Identity() if name == "none" else choose("norm", name, NORMS)(width, eps=eps)
+
+
+def _own(build: Callable[[], nn.Module], depth: int) -> list[nn.Module]:
+    return [build() for _ in range(depth)]
+
+
+def _shared(build: Callable[[], nn.Module], depth: int) -> list[nn.Module]:
+    return [build()] * depth
+
+
+# name -> how to make a stack: every layer has its own weights, or all are one (ALBERT)
+LAYERS: dict[str, Callable[[Callable[[], nn.Module], int], list[nn.Module]]] = {
+    "own": _own,
+    "shared": _shared,
+}
+
+
+def _words(config: BertConfig) -> nn.Module:
+    inner = config.inner_width or config.block.width
+    act = choose("feed_forward", config.block.feed_forward, FEED_FORWARDS)[1]
+    norm = named_norm(config.block.norm, inner, config.block.norm_eps)
+    return VocabularyHead(config.block.width, config.vocab, act, norm, inner)
+
+
+# name -> how to make what stands on top
+HEADS: dict[str, Callable[[BertConfig], nn.Module]] = {
+    "none": lambda config: NoHead(),
+    "words": _words,
+    "classify": lambda config: Classify(
+        config.block.width, config.labels, config.head_dropout, config.pool
+    ),
+    "tag": lambda config: TokenClassify(config.block.width, config.labels, config.head_dropout),
+}
+
+
+class Bert(nn.Module):
+    """A stack of blocks in which every token sees the whole text, and a head.
+
+    The head is a named part: none gives the vectors (b, l, w) themselves, words the logits of the
+    words (b, l, vocab), classify those of a label for the text (b, labels), tag those of a label
+    for each token (b, l, labels).
+    """
+
+    def __init__(self, config: BertConfig):
+        super().__init__()
+        self.config = config
+        block, inner = config.block, config.inner_width
+        position = build_position(
+            config.position,
+            inner or block.width,
+            block.heads,
+            block.head_width or block.width // max(1, block.heads),
+            base=config.position_base,
+            max_length=config.max_length,
+            bidirectional=True,
+            distances=config.distances,
+            norm_eps=block.norm_eps,
+        )
+        if isinstance(position, Disentangled) and inner not in (None, block.width):
+            raise Mistake(
+                f"disentangled positions are as wide as the model, {block.width}; "
+                f"leave inner_width={inner} out"
+            )
+        norm = named_norm(config.embed_norm, inner or block.width, block.norm_eps)
+        self.embed = Embed(
+            config.vocab,
+            block.width,
+            position,
+            1.0,
+            block.dropout,
+            norm=norm,
+            types=config.types,
+            inner_width=inner,
+        )
+        build = choose("layers", config.layers, LAYERS)
+        self.blocks = nn.ModuleList(
+            build(lambda: build_block(block, of_layer(position)), config.depth)
+        )
+        self.norm = build_final_norm(block)
+        self.head = choose("head", config.head, HEADS)(config)
+        if config.tie and isinstance(self.head, VocabularyHead):
+            self.head.out.weight = self.embed.tokens.weight
+        choose("start", config.start, STARTS)(self)
+
+    def hidden(
+        self,
+        ids: Int[Tensor, "b l"],
+        lengths: Int[Tensor, " b"] | None = None,
+        *,
+        types: Int[Tensor, "b l *k"] | None = None,
+        at: Num[Tensor, "... l c"] | None = None,
+        documents: Int[Tensor, "b l"] | None = None,
+    ) -> Float[Tensor, "b l w"]:
+        """Return the last vectors.
+
+        Packed `documents`, told apart by their numbers, do not see each other and are counted from
+        their own beginning. Tokens are of type 0 unless told; a token may be of several.
+        """
+        mask: Mask | None = Padding.of(lengths, ids.shape[1])
+        if documents is not None:
+            mask = Document(documents) & mask
+            at = within(documents).unsqueeze(-1) if at is None else at
+        if at is None:
+            at = torch.arange(ids.shape[1], device=ids.device).unsqueeze(-1)
+        if types is not None and not self.config.types:
+            raise Mistake("this model has no types of tokens; leave types out")
+        x = self.embed(ids, at, types)
+        shared = self.embed.position.shared(at, at, mask)
+        for block in self.blocks:
+            x = block(x, at=at, mask=mask, bias=shared)
+        return self.norm(x)
+
+    def forward(
+        self,
+        ids: Int[Tensor, "b l"],
+        lengths: Int[Tensor, " b"] | None = None,
+        *,
+        types: Int[Tensor, "b l *k"] | None = None,
+        at: Num[Tensor, "... l c"] | None = None,
+        documents: Int[Tensor, "b l"] | None = None,
+    ) -> Float[Tensor, "b ..."]:
+        """Return what the head makes of the last vectors."""
+        x = self.hidden(ids, lengths, types=types, at=at, documents=documents)
+        return self.head(x, lengths)

@@ -1,0 +1,155 @@
+"""What decoding carries from token to token, whatever the family."""
+
+import torch
+from torch import Tensor
+
+from regard.attention.masks import Causal, Mask, Padding, Sliding
+from regard.attention.multihead import Cache, Memory, Move, MultiHead
+from regard.errors import Mistake
+
+# Decoding takes memory for this many keys at first.
+ROOM = 128
+
+
+def take_caches(
+    layers: list[MultiHead], sentences: int, like: Tensor, least: int = 0
+) -> list[Cache]:
+    """Take memory for what the layers of a model will remember of some sentences."""
+    room = max(ROOM, least)
+    return [Cache(sentences, layer.kv_heads, room, layer.head_width, like) for layer in layers]
+
+
+class Lineage(Mask):
+    """A text stands on its own past among all keys of its sentence: seen is (b, q, k)."""
+
+    def __init__(self, seen: Tensor):
+        self.seen = seen
+
+    def tile(self, rows: slice, columns: slice) -> Tensor:
+        """Return the same answer for every head."""
+        return self.seen[:, None, rows, columns]
+
+
+class State:
+    """What decoding carries: sentences with their memory, times hypotheses with their past.
+
+    The hypotheses of a sentence write into one cache, and `seen` tells which of its keys each of
+    them stands on. So to move hypotheses is to change a mask; no key is copied. Where nothing has
+    parted, `seen` is None: all see all.
+
+    The caches may hold a prompt already; `prompts` (b) are then the numbers of its real tokens,
+    which differ from sentence to sentence. Nobody looks further back than a `window`.
+    """
+
+    def __init__(
+        self,
+        caches: list[Cache],
+        hypotheses: int,
+        capacity: int,
+        *,
+        memories: list[Memory] | None = None,
+        mask: Mask | None = None,
+        prompts: Tensor | None = None,
+        window: int | None = None,
+    ):
+        self.caches, self.memories, self.mask = caches, memories or [], mask
+        self.hypotheses, self.capacity, self.window = hypotheses, capacity, window
+        self.length = 0  # tokens of each hypothesis that have been read
+        self.seen: Tensor | None = None
+        columns = caches[0].length
+        self.begun: Tensor | int = columns  # where each text goes on
+        if prompts is not None and bool((prompts != columns).any()):
+            self.begun = prompts.view(-1, 1)
+            real = torch.arange(columns, device=prompts.device) < self.begun
+            self.seen = real.unsqueeze(1).expand(-1, hypotheses, -1)
+        elif hypotheses > 1:
+            self.seen = self._all()
+
+    def _all(self) -> Tensor:
+        """Let every hypothesis see every key."""
+        cache = self.caches[0]
+        shape = (self.sentences, self.hypotheses, cache.length)
+        return torch.ones(shape, dtype=torch.bool, device=cache.v.device)
+
+    @property
+    def sentences(self) -> int:
+        """Return how many sentences are still being written."""
+        return len(self.caches[0].v)
+
+    def take(self, tokens: int) -> tuple[Tensor, Tensor, Mask | None]:
+        """Count new tokens of each hypothesis in.
+
+        Returns where they stand, where all keys stand, and who may look at whom.
+        """
+        each, cache = self.hypotheses, self.caches[0]
+        if self.length + tokens > self.capacity:
+            raise Mistake(
+                f"position {self.length + tokens} is past the {self.capacity} that memory was "
+                "taken for; ask for a larger max_length"
+            )
+        full = cache.length + each * tokens > cache.room
+        if full and (self.seen is not None or self.window is not None):
+            self._forget(each * tokens)
+        at = torch.arange(self.length, self.length + tokens, device=cache.v.device).repeat(each)
+        at = (at + self.begun).unsqueeze(-1)
+        before = cache.at
+        if before is not None and before.ndim > at.ndim:
+            at = at.expand(len(before), -1, -1)
+        everything = at if before is None else torch.cat([before, at], -2)
+        mask = self._look(tokens)
+        if self.window is not None and everything.shape[-2] > self.window:
+            mask = Sliding(self.window, at, everything) & mask
+        self.length += tokens
+        return at, everything, mask
+
+    def _look(self, tokens: int) -> Mask | None:
+        """Return which keys new tokens of each hypothesis see, themselves among them."""
+        if self.seen is None:
+            return None if tokens == 1 else Causal(self.caches[0].length)
+        each = self.hypotheses
+        past = self.seen.repeat_interleave(tokens, 1)
+        own = torch.ones(tokens, tokens, dtype=torch.bool, device=past.device).tril()
+        own = torch.block_diag(*[own] * each) if each > 1 else own
+        seen = torch.cat([past, own.expand(self.sentences, -1, -1)], dim=2)
+        self.seen = seen[:, tokens - 1 :: tokens]
+        return Lineage(seen)
+
+    def select(self, parents: Tensor) -> "State":
+        """Let hypothesis j of sentence i continue hypothesis parents[i, j] of that sentence."""
+        if self.seen is None and parents.shape[1] > 1:
+            self.seen = self._all()
+        self.hypotheses = parents.shape[1]
+        if self.seen is not None:
+            index = parents.unsqueeze(-1).expand(-1, -1, self.seen.shape[2])
+            self.seen = self.seen.gather(1, index)
+        return self
+
+    def keep(self, sentences: Tensor) -> "State":
+        """Go on with these sentences only."""
+        move = Move(sentences)
+        for cache in self.caches:
+            cache.keep(move)
+        self.memories = [memory.keep(move) for memory in self.memories]
+        if self.seen is not None:
+            self.seen = self.seen[sentences]
+        if isinstance(self.begun, Tensor):
+            self.begun = self.begun[sentences]
+        if isinstance(self.mask, Padding):
+            self.mask = Padding(self.mask.keep[sentences])
+        return self
+
+    def _forget(self, new: int) -> None:
+        """Drop the keys that nobody will look at any more, if that makes much room."""
+        live = torch.ones_like(self._all()[:, 0]) if self.seen is None else self.seen.any(1)
+        if self.window is not None and (at := self.caches[0].at) is not None:
+            now = self.length + self.begun
+            live = live & (at[..., 0] > now - self.window)
+        most = int(live.sum(1).max())
+        if 2 * most > live.shape[1]:
+            return  # then the caches grow
+        places = live.to(torch.uint8).sort(dim=1, descending=True, stable=True).indices[:, :most]
+        if self.seen is not None:
+            index = places.unsqueeze(1).expand(-1, self.hypotheses, -1)
+            self.seen = self.seen.gather(2, index)
+        for cache in self.caches:
+            cache.compact(places, max(ROOM, 2 * (most + new)))

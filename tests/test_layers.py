@@ -1,0 +1,128 @@
+"""The shared layers by their formulas."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from regard.attention.positions import Position, build_position
+from regard.errors import Mistake
+from regard.layers.block import BLOCKS, BlockConfig, build_block, build_final_norm
+from regard.layers.embed import Embed
+from regard.layers.feedforward import FEED_FORWARDS
+from regard.layers.heads import POOLERS, Classify
+from regard.layers.norm import NORMS
+
+
+def numbers(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+def close(ours: Tensor, right: Tensor) -> None:
+    torch.testing.assert_close(ours, right, atol=1e-12, rtol=0)
+
+
+def gauss(x: Tensor) -> Tensor:
+    return x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))
+
+
+def gauss_tanh(x: Tensor) -> Tensor:
+    return x * 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def swish(x: Tensor) -> Tensor:
+    return x / (1 + torch.exp(-x))
+
+
+BENDS = {
+    "relu": lambda x: x.clamp(min=0),
+    "gelu": gauss,
+    "gelu_tanh": gauss_tanh,
+    "swish": swish,
+    "swiglu": swish,
+    "geglu": gauss,
+    "geglu_tanh": gauss_tanh,
+}
+
+
+@pytest.mark.parametrize("name", FEED_FORWARDS)
+def test_a_feed_forward_is_its_formula(name: str):
+    torch.manual_seed(0)
+    cls, act = FEED_FORWARDS[name]
+    network = cls(5, 7, act, True, 0.0).double()
+    w = network.state_dict()
+    x = numbers(2, 3, 5)
+    linear = lambda x, part: x @ w[f"{part}.weight"].T + w[f"{part}.bias"]  # noqa: E731
+    gated = name in ("swiglu", "geglu", "geglu_tanh")
+    bent = BENDS[name](linear(x, "gate" if gated else "inner"))
+    close(network(x), linear(bent * linear(x, "inner") if gated else bent, "outer"))
+
+
+@pytest.mark.parametrize("order", BLOCKS)
+def test_a_block_is_its_order(order: str):
+    torch.manual_seed(0)
+    config = BlockConfig(8, 2, 12, dropout=0.0, order=order)
+    block, x = build_block(config).double().eval(), numbers(2, 5, 8)
+    for parameter in block.parameters():
+        nn.init.normal_(parameter)
+    at = torch.arange(5).unsqueeze(-1)
+    look, think = lambda x: block.attention(x, at=at), block.feed_forward  # noqa: E731
+    norms = [part for part in block.modules() if type(part) in NORMS.values()]
+    if order == "parallel":
+        (norm,) = norms
+        right = x + look(norm(x)) + think(norm(x))
+    elif order == "pre":
+        y = x + look(norms[0](x))
+        right = y + think(norms[1](y))
+    else:
+        y = norms[0](x + look(x))
+        right = norms[1](y + think(y))
+    close(block(x, at=at), right)
+    assert isinstance(build_final_norm(config), nn.Identity) == (order == "post")
+    with pytest.raises(Mistake, match="Did you mean 'parallel'"):
+        build_block(replace(config, order="paralel"))
+
+
+def test_an_embedding_is_the_sum_of_its_parts():
+    torch.manual_seed(0)
+    ids, types = torch.tensor([[3, 1, 4]]), torch.tensor([[0, 1, 1]])
+    at = torch.tensor([[2], [0], [1]])
+    position = build_position("learned", 6, 2, 3, max_length=5)
+    norm = NORMS["layer"](6)
+    embed = Embed(7, 10, position, 2.0, 0.0, norm=norm, types=2, inner_width=6).double()
+    for parameter in embed.parameters():
+        nn.init.normal_(parameter)
+    w = embed.state_dict()
+    total = 2.0 * w["tokens.weight"][ids] + w["types.weight"][types]
+    total = total + w["position.table.weight"][at[:, 0]]
+    close(embed(ids, at, types), norm(total) @ w["widen.weight"].T + w["widen.bias"])
+    close(embed(ids, at), embed(ids, at, torch.zeros_like(ids)))
+    # and nothing of that unless asked for
+    assert [name for name, _ in Embed(7, 6, Position(), 1.0, 0.0).named_parameters()] == [
+        "tokens.weight"
+    ]
+
+
+@pytest.mark.parametrize("kind", POOLERS)
+def test_a_label_depends_on_no_padding(kind: str):
+    torch.manual_seed(0)
+    head, x = Classify(6, 3, 0.5, kind).double().eval(), numbers(2, 5, 6)
+    lengths = torch.tensor([5, 2])
+    logits = head(x, lengths)
+    close(logits[1:], head(x[1:, :2]))
+    x[1, 2:] = torch.nan
+    close(logits, head(x, lengths))
+
+
+@pytest.mark.parametrize("kind,bend", [("first", torch.tanh), ("deberta", gauss), ("mean", None)])
+def test_a_label_is_its_formula(kind: str, bend: Callable[[Tensor], Tensor] | None):
+    torch.manual_seed(0)
+    head, x = Classify(6, 3, 0.5, kind).double().eval(), numbers(2, 5, 6)
+    w = head.state_dict()
+    pooled = x.mean(1)
+    if bend is not None:
+        pooled = bend(x[:, 0] @ w["pool.dense.weight"].T + w["pool.dense.bias"])
+    close(head(x), pooled @ w["out.weight"].T + w["out.bias"])
