@@ -2,6 +2,8 @@
 
 import hashlib
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -48,6 +50,28 @@ def write_atomically(path: str | Path, data: bytes | str) -> None:
     """Write a whole file under a temporary name, make it durable, and rename it into place."""
     with replacing(path) as temporary:
         temporary.write_bytes(data.encode() if isinstance(data, str) else data)
+
+
+@contextmanager
+def making(folder: str | Path) -> Iterator[Path]:
+    """Give a temporary folder to fill, which gets its own name once all went well."""
+    folder = Path(folder)
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise Mistake(f"{folder}: is there already and not empty; choose another out=")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    except OSError as error:
+        raise refuse(error, folder) from error
+    try:
+        yield partial
+        partial.chmod(0o755)  # a temporary folder is closed to others
+        partial.replace(folder)
+        sync_folder(folder.parent)
+    except OSError as error:
+        raise refuse(error, folder) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def sha256(path: str | Path) -> str:

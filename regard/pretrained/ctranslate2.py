@@ -1,7 +1,5 @@
 """Transformers for CTranslate2, the fast inference engine in C++."""
 
-import shutil
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +9,10 @@ from torch import Tensor, nn
 from regard.attention.multihead import MultiHead
 from regard.attention.positions import ALIASES
 from regard.errors import Mistake, choose
-from regard.files import refuse, sync_folder
+from regard.files import making
 from regard.layers.feedforward import GatedFeedForward
 from regard.models.transformer import Transformer, TransformerConfig
+from regard.pretrained.foreign import ForeignTokenizer
 
 if TYPE_CHECKING:
     from regard.data.tokenize import Tokenizer
@@ -64,6 +63,11 @@ def export_ctranslate2(
 
 def _check(config: TransformerConfig, source: "Tokenizer", target: "Tokenizer") -> None:
     """Refuse by name what CTranslate2 cannot hold."""
+    if isinstance(source, ForeignTokenizer) or isinstance(target, ForeignTokenizer):
+        raise Mistake(
+            "CTranslate2 gets only models with a tokenizer of ours; "
+            "convert the original folder with its own ct2-transformers-converter"
+        )
     block = config.block
     position = ALIASES.get(config.position, config.position)
     for kind, name, known in (
@@ -72,12 +76,19 @@ def _check(config: TransformerConfig, source: "Tokenizer", target: "Tokenizer") 
         ("position", position, POSITIONS),
         ("score", block.score, ("dot",)),
         ("order", block.order, ("pre", "post")),
+        ("embed_norm", config.embed_norm, ("none",)),
+        ("scale_head", str(config.scale_head).lower(), ("false",)),
     ):
         if name not in known:
             raise Mistake(
                 f"CTranslate2 has no {kind} '{name}'; it can hold {', '.join(known)}: "
                 f"train with one of these to export"
             )
+    if hasattr(source, "frame") or hasattr(target, "frame"):
+        raise Mistake(
+            "only models with tokenizers of our own can be written for CTranslate2; convert the "
+            "checkpoint that this one was imported from by its ct2-transformers-converter"
+        )
     for side, vocab, tokenizer in (
         ("source", config.source_vocab, source),
         ("target", config.target_vocab, target),
@@ -214,25 +225,11 @@ def _pieces(tokenizer: "Tokenizer", vocab: int) -> list[str]:
 
 def _save(spec: Any, source: "Tokenizer", target: "Tokenizer", folder: Path) -> Path:
     """Write everything under another name, then give it its own."""
-    try:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise Mistake(f"{folder}: is there already and not empty; choose another out=")
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    except OSError as error:
-        raise refuse(error, folder) from error
-    try:
+    with making(folder) as partial:
         spec.save(str(partial))
         if source.sha == target.sha:
             source.save(partial / "tokenizer.json")
         else:
             source.save(partial / "source_tokenizer.json")
             target.save(partial / "target_tokenizer.json")
-        partial.chmod(0o755)  # a temporary folder is closed to others
-        partial.replace(folder)
-        sync_folder(folder.parent)
-    except OSError as error:
-        raise refuse(error, folder) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return folder

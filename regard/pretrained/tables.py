@@ -1,67 +1,115 @@
-"""Names of weights and config keys: ours on the left, theirs on the right.
+"""How public checkpoints name things: a format is a table of their weights and config keys."""
 
-`{}` stands for the number of a layer. Several of theirs for one of ours are joined along the rows.
-"""
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-Names = dict[str, str | tuple[str, ...]]
-
-
-def _both(names: Names) -> Names:
-    """Give every part of a table its weight and its bias."""
-    table: Names = {}
-    for ours, theirs in names.items():
-        for end in (".weight", ".bias"):
-            joined = isinstance(theirs, tuple)
-            table[ours + end] = tuple(t + end for t in theirs) if joined else theirs + end
-    return table
+import torch
+from torch import Tensor
 
 
-def _attention(ours: str, theirs: str) -> Names:
-    """Name the projections of one attention."""
-    return {
-        f"{ours}.qkv": tuple(f"{theirs}.{part}_proj" for part in "qkv"),
-        f"{ours}.out": f"{theirs}.out_proj",
-    }
+@dataclass(frozen=True)
+class Rule:
+    """One of our weights and where it stands in theirs; `{}` is the number of a layer.
+
+    Several of theirs are joined along the rows: evenly, unless `rows` tells how many each has.
+    `also` are names under which the same weight may be written once more, or instead.
+    """
+
+    ours: str
+    theirs: tuple[str, ...]
+    change: str = "same"
+    rows: tuple[int, ...] = ()
+    also: tuple[str, ...] = ()
 
 
-# transformers' MarianMTModel, which the OPUS-MT models are
-MARIAN: Names = {
-    "source.tokens.weight": "model.encoder.embed_tokens.weight",
-    "target.tokens.weight": "model.decoder.embed_tokens.weight",
-    "head.weight": "lm_head.weight",
-    "head.bias": "final_logits_bias",
-    **_both(
-        {
-            **_attention("encoder.{}.attention", "model.encoder.layers.{}.self_attn"),
-            "encoder.{}.around_attention.norm": "model.encoder.layers.{}.self_attn_layer_norm",
-            "encoder.{}.feed_forward.inner": "model.encoder.layers.{}.fc1",
-            "encoder.{}.feed_forward.outer": "model.encoder.layers.{}.fc2",
-            "encoder.{}.around_feed_forward.norm": "model.encoder.layers.{}.final_layer_norm",
-            **_attention("decoder.{}.attention", "model.decoder.layers.{}.self_attn"),
-            "decoder.{}.around_attention.norm": "model.decoder.layers.{}.self_attn_layer_norm",
-            **_attention("decoder.{}.cross", "model.decoder.layers.{}.encoder_attn"),
-            "decoder.{}.around_cross.norm": "model.decoder.layers.{}.encoder_attn_layer_norm",
-            "decoder.{}.feed_forward.inner": "model.decoder.layers.{}.fc1",
-            "decoder.{}.feed_forward.outer": "model.decoder.layers.{}.fc2",
-            "decoder.{}.around_feed_forward.norm": "model.decoder.layers.{}.final_layer_norm",
-        }
-    ),
+class Change(NamedTuple):
+    """How one of their tensors becomes ours under a config, and back."""
+
+    read: Callable[[Tensor, Any], Tensor]
+    write: Callable[[Tensor, Any], Tensor]
+
+
+def _by_head(x: Tensor, config: Any) -> Tensor:
+    """Part (h 3 d) rows, with query, key and value of a head together, into (3 h d)."""
+    return x.unflatten(0, (config.block.heads, 3, -1)).transpose(0, 1).flatten(0, 2)
+
+
+def _by_part(x: Tensor, config: Any) -> Tensor:
+    """Put (3 h d) rows together by head, (h 3 d)."""
+    return x.unflatten(0, (3, config.block.heads, -1)).transpose(0, 1).flatten(0, 2)
+
+
+def _after_two(x: Tensor, config: Any) -> Tensor:
+    """Put two rows that nobody reads before a table."""
+    return torch.cat([x.new_zeros(2, *x.shape[1:]), x])
+
+
+CHANGES: dict[str, Change] = {
+    "same": Change(lambda x, config: x, lambda x, config: x),
+    # transformers' Conv1D keeps its matrix the other way round
+    "transpose": Change(lambda x, config: x.mT, lambda x, config: x.mT),
+    # positions of RoBERTa and BART begin in the third row
+    "skip2": Change(lambda x, config: x[2:], _after_two),
+    # a vector written as a matrix of one row
+    "row": Change(lambda x, config: x.flatten(), lambda x, config: x.unsqueeze(0)),
+    "bloom_qkv": Change(_by_head, _by_part),
 }
 
-MARIAN_CONFIG: dict[str, str] = {
-    "encoder_depth": "encoder_layers",
-    "decoder_depth": "decoder_layers",
-    "source_vocab": "vocab_size",
-    "target_vocab": "decoder_vocab_size",
-    "max_length": "max_position_embeddings",
-    "scale_embedding": "scale_embedding",
+
+@dataclass(frozen=True)
+class Key:
+    """One of our settings (`block.width`), the key of theirs that holds it, and their default.
+
+    `names` gives our name of a value where it differs from theirs; of several for one of ours, the
+    first is written.
+    """
+
+    ours: str
+    theirs: str
+    default: Any = None
+    names: Mapping[Any, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Format:
+    """All there is to know about one kind of public checkpoint."""
+
+    model_type: str  # as their config.json has it
+    architectures: Mapping[str, str]  # their class -> our task; the first one is meant by default
+    family: str  # key of MODELS
+    read_config: Callable[[Mapping[str, Any], str], Any]  # their config, architecture -> ours
+    write_config: Callable[[Any, str], dict[str, Any]]  # our config, task -> theirs
+    rules: Callable[[Any, str], list[Rule]]  # our config, architecture -> all weights
+    ignored: tuple[str, ...] = ()  # patterns of their keys that are no weights
+    prefix: str = ""  # of their base model's keys, there or not
+    settle: Callable[[Any], Any] = lambda config: config  # the same model in the plainest words
+
+
+# model_type -> the module whose FORMATS has it; imported only when asked for
+FORMATS: dict[str, str] = {
+    "gpt2": "regard.pretrained.gpt",
+    "llama": "regard.pretrained.gpt",
+    "mistral": "regard.pretrained.gpt",
+    "bloom": "regard.pretrained.gpt",
+    "bert": "regard.pretrained.bert",
+    "roberta": "regard.pretrained.bert",
+    "albert": "regard.pretrained.bert",
+    "deberta-v2": "regard.pretrained.bert",
+    "t5": "regard.pretrained.seq2seq",
+    "bart": "regard.pretrained.seq2seq",
+    "marian": "regard.pretrained.seq2seq",
 }
-MARIAN_BLOCK: dict[str, str] = {
-    "width": "d_model",
-    "heads": "encoder_attention_heads",
-    "ffn_width": "encoder_ffn_dim",
-    "feed_forward": "activation_function",
-    "dropout": "dropout",
-    "attention_dropout": "attention_dropout",
-    "ffn_dropout": "activation_dropout",
-}
+
+
+def linear(ours: str, *theirs: str, bias: bool = True, **settings: Any) -> list[Rule]:
+    """Name the weight and, where there is one, the bias of a linear map or a norm.
+
+    A transposed weight has a bias as any other.
+    """
+    weight = Rule(f"{ours}.weight", tuple(f"{name}.weight" for name in theirs), **settings)
+    if not bias:
+        return [weight]
+    if settings.get("change") == "transpose":
+        settings = {**settings, "change": "same"}
+    return [weight, Rule(f"{ours}.bias", tuple(f"{name}.bias" for name in theirs), **settings)]

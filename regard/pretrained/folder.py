@@ -1,0 +1,275 @@
+"""Public checkpoints as folders: a model with its config and tokenizer, in and out."""
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from regard.errors import Mistake, choose
+from regard.files import write_atomically
+from regard.models import family
+from regard.models.folder import FORMAT, give_weights, hollow
+from regard.pretrained.load import (
+    architecture,
+    compare,
+    convert,
+    find_format,
+    fitting,
+    to_theirs,
+    unlike,
+)
+from regard.pretrained.parts import read_object
+from regard.pretrained.shards import open_weights, write_shards
+from regard.pretrained.tables import FORMATS, Format
+from regard.pretrained.vocabulary import read_tokenizers
+
+MOST_LABELS = 1_000_000
+LONGEST_LABEL = 200
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def is_foreign(folder: str | Path) -> bool:
+    """Tell whether a folder holds a public checkpoint rather than a model of Regard's."""
+    path = Path(folder) / "config.json"
+    if not path.is_file():
+        return False
+    config = read_object(path)
+    return "regard_format" not in config and bool({"model_type", "architectures"} & set(config))
+
+
+def import_folder(
+    folder: str | Path,
+    device: str = "cpu",
+    read: Callable[[Path], tuple[Any, Any]] = read_tokenizers,
+) -> tuple[nn.Module, dict[str, Any], tuple[Any, Any]]:
+    """Read a public checkpoint: a model, its config as in a folder of ours, and its tokenizers.
+
+    The tokenizers are for what the model reads and for what it writes, mostly the same. Names and
+    sizes are compared with the headers of the weights before any memory is taken.
+    """
+    folder = Path(folder)
+    path = folder / "config.json"
+    theirs = read_object(path)
+    try:
+        format = find_format(theirs.get("model_type"))
+        named = _architecture(format, theirs.get("architectures"))
+        settings = format.read_config(theirs, named)
+        _, model_class = family(format.family)
+        with hollow():
+            model = model_class(settings)
+    except Mistake as mistake:
+        raise Mistake(f"{path}: {mistake}") from None
+    weights = open_weights(folder)
+    try:
+        known = compare(format, settings, weights.shapes, named)
+    except Mistake as mistake:
+        raise Mistake(f"{folder}: {mistake}") from None
+    tokenizers = read(folder)
+    _fits(folder, settings, tokenizers)
+    config = {
+        "regard_format": FORMAT,
+        "family": format.family,
+        "task": format.architectures[named],
+        "imported": {"model_type": format.model_type, "architecture": named},
+        **_about(folder, theirs, format.architectures[named], settings.max_length),
+        "model": dataclasses.asdict(settings),
+    }
+    tensors = convert(format, settings, weights, known, named)
+    give_weights(model, {name: tensor.to(device) for name, tensor in tensors.items()})
+    return model.eval(), config, tokenizers
+
+
+def _architecture(format: Format, named: Any) -> str:
+    """Return which of a format's models a config names, or the usual one if it names none."""
+    if named is None:
+        return architecture(format)
+    names = named if isinstance(named, list) else [named]
+    for name in names:
+        if isinstance(name, str) and name in format.architectures:
+            return name
+    known = ", ".join(format.architectures)
+    raise Mistake(f"architectures={named!r:.60}; known for {format.model_type} are {known}")
+
+
+def _fits(folder: Path, settings: Any, tokenizers: tuple[Any, Any]) -> None:
+    """Refuse a tokenizer with more pieces than the model has rows for."""
+    sizes = [getattr(settings, f"{side}_vocab", None) for side in ("source", "target")]
+    for tokenizer, size in zip(tokenizers, sizes, strict=True):
+        size = settings.vocab if size is None else size
+        if tokenizer.vocab > size:
+            raise Mistake(
+                f"{folder}: the tokenizer has {tokenizer.vocab} pieces, the model only {size}; "
+                "use the tokenizer that belongs to it"
+            )
+
+
+def _about(folder: Path, theirs: Mapping[str, Any], task: str, most: int) -> dict[str, Any]:
+    """Return what a task wants to know beside the model, which reads so much at most."""
+    if task in ("classify", "tag"):
+        return {"labels": _labels(theirs)}
+    if task == "embed":
+        return _pooling(folder, most)
+    if task == "translate" and (folder / "tokenizer_config.json").is_file():
+        settings = read_object(folder / "tokenizer_config.json")
+        sides = {"from": settings.get("source_lang"), "to": settings.get("target_lang")}
+        return {key: value for key, value in sides.items() if isinstance(value, str)}
+    return {}
+
+
+def _labels(theirs: Mapping[str, Any]) -> list[str]:
+    """Return the names of the classes in their order."""
+    names = theirs.get("id2label")
+    if not isinstance(names, dict):
+        count = theirs.get("num_labels", 2)
+        count = count if isinstance(count, int) and 0 < count <= MOST_LABELS else 2
+        return [f"LABEL_{number}" for number in range(count)]
+    if not 0 < len(names) <= MOST_LABELS or set(names) != {str(n) for n in range(len(names))}:
+        raise Mistake(f"config.json: id2label has {len(names)} classes; expected 0, 1 and so on")
+    labels = [names[str(number)] for number in range(len(names))]
+    for label in labels:
+        if not isinstance(label, str) or len(label) > LONGEST_LABEL:
+            raise Mistake(f"config.json: the label {label!r:.40} is no short text")
+    return labels
+
+
+# how sentence-transformers names the ways to make one vector of many
+POOLINGS = {
+    "pooling_mode_cls_token": "first",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_lasttoken": "last",
+}
+
+
+def _pooling(folder: Path, most: int) -> dict[str, Any]:
+    """Return how a sentence-embedding model makes one vector of many, if it says so."""
+    found: dict[str, Any] = {}
+    path = folder / "1_Pooling" / "config.json"
+    if path.is_file():
+        told = read_object(path)
+        modes = [key for key, value in told.items() if key[:13] == "pooling_mode_" and value]
+        if len(modes) != 1 or modes[0] not in POOLINGS:
+            raise Mistake(f"{path}: {str(modes)[:80]}; expected one of {', '.join(POOLINGS)}")
+        found["pooling"] = POOLINGS[modes[0]]
+    if (folder / "modules.json").is_file():
+        with open(folder / "modules.json", encoding="utf-8", errors="replace") as file:
+            kinds = set(re.findall(r'"sentence_transformers\.([\w.]{1,80})"', file.read(100_000)))
+        parts = {kind.rpartition(".")[2] for kind in kinds}
+        if more := parts - {"Transformer", "Pooling", "Normalize"}:
+            raise Mistake(f"{folder / 'modules.json'}: a part {min(more)}, which is not supported")
+        found["normalise"] = "Normalize" in parts
+    path = folder / "sentence_bert_config.json"
+    if path.is_file():
+        longest = read_object(path).get("max_seq_length")
+        if isinstance(longest, int) and longest > 0:
+            found["max_length"] = min(longest, most)
+    return found
+
+
+def read_generation(folder: str | Path, task: str) -> dict[str, Any]:
+    """Return how a public checkpoint wants to be decoded, as far as we have words for it."""
+    path = Path(folder) / "generation_config.json"
+    theirs = read_object(path) if path.is_file() else {}
+    found: dict[str, Any] = {}
+    beams = theirs.get("num_beams")
+    if task in ("translate", "text") and isinstance(beams, int) and 1 <= beams <= 100:
+        found["beam"] = int(beams)
+    if task == "language" and theirs.get("do_sample") is True:
+        for key, most in (("temperature", 100), ("top_k", 10**6), ("top_p", 1), ("min_p", 1)):
+            value = theirs.get(key)
+            if isinstance(value, int | float) and 0 < value <= most:
+                found[key] = value
+    return found
+
+
+# ---- and out
+
+
+def export_weights(
+    model: Any,
+    config: Mapping[str, Any],
+    tokenizers: tuple[Any, Any],
+    folder: Path,
+    *,
+    dtype: str = "float32",
+    max_shard: int | None = None,
+) -> str:
+    """Write a model's config.json and weights as transformers has them; return its model_type."""
+    kind = choose("dtype", dtype, DTYPES)
+    task = str(config["task"])
+    format, theirs = _format(config, model.config, task)
+    named = architecture(format, task)
+    ids = _ids(theirs, tokenizers)
+    for key, number in ids.items():
+        if theirs.get(key, number) != number:  # RoBERTa counts positions from that of its padding
+            raise Mistake(
+                f"{format.model_type} needs {key}={theirs[key]}, the tokenizer has {number}; "
+                "only a model that came in this format can be written in it"
+            )
+    tensors = to_theirs(format, model.config, dict(model.named_parameters()), named)
+    sizes = {} if max_shard is None else {"max_shard": max_shard}
+    write_shards(folder, {name: x.detach().to(kind) for name, x in tensors.items()}, **sizes)
+    theirs |= {"architectures": [named], "dtype": dtype}
+    labels = config.get("labels")
+    if isinstance(labels, list):
+        theirs["id2label"] = {str(number): label for number, label in enumerate(labels)}
+        theirs["label2id"] = {label: number for number, label in enumerate(labels)}
+    write_json(folder / "config.json", theirs | ids)
+    if task in ("language", "text", "translate"):
+        write_json(folder / "generation_config.json", ids)
+    if "pooling" in config:
+        _write_pooling(folder, config, model.config.block.width)
+    return format.model_type
+
+
+def _write_pooling(folder: Path, config: Mapping[str, Any], width: int) -> None:
+    """Write how one vector is made of many, as sentence-transformers has it."""
+    modes = {key: ours == config["pooling"] for key, ours in POOLINGS.items()}
+    write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": width, **modes})
+    parts = [("", "Transformer"), ("1_Pooling", "Pooling")]
+    parts += [("2_Normalize", "Normalize")] if config.get("normalise") else []
+    modules = [
+        {"idx": n, "name": str(n), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for n, (path, kind) in enumerate(parts)
+    ]
+    write_atomically(folder / "modules.json", json.dumps(modules, indent=2) + "\n")
+    if "max_length" in config:
+        longest = {"max_seq_length": config["max_length"], "do_lower_case": False}
+        write_json(folder / "sentence_bert_config.json", longest)
+
+
+def _format(config: Mapping[str, Any], settings: Any, task: str) -> tuple[Format, dict[str, Any]]:
+    """Return the format that a model came in, if it still fits, or one that does."""
+    told = config.get("imported")
+    came = told.get("model_type") if isinstance(told, dict) else None
+    if isinstance(came, str) and came in FORMATS:
+        format = find_format(came)
+        theirs = format.write_config(settings, task)
+        if not unlike(settings, format.read_config(theirs, architecture(format, task))):
+            return format, theirs
+    return fitting(str(config["family"]), settings, task)
+
+
+def _ids(theirs: Mapping[str, Any], tokenizers: tuple[Any, Any]) -> dict[str, Any]:
+    """Return the ids of special tokens in their words."""
+    target = tokenizers[1]
+    about = getattr(target, "about", None)
+    roles = {role: getattr(target, role) for role in ("bos", "eos", "pad")}
+    if about is not None:  # only what it really has
+        roles = {role: about.specials.get(role) for role in roles}
+    ids: dict[str, Any] = {f"{role}_token_id": number for role, number in roles.items()}
+    if len(ends := getattr(target, "ends", ())) > 1:
+        ids["eos_token_id"] = list(ends)
+    if theirs.get("is_encoder_decoder"):
+        ids["decoder_start_token_id"] = getattr(target, "begin", target.bos)
+    return ids
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON object for people to read."""
+    write_atomically(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")

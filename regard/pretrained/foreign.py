@@ -1,0 +1,410 @@
+"""A tokenizer that came with a public checkpoint, as one of Regard's own."""
+
+import hashlib
+import json
+import re
+import threading
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from regard.errors import Mistake
+from regard.files import write_atomically
+from regard.pretrained.parts import (
+    MOST_PIECES,
+    PARTS,
+    check_added,
+    check_id,
+    check_model,
+    check_part,
+    read_object,
+)
+
+KIND = "foreign"
+HALF_CHARACTER = re.compile("[\ud800-\udfff]")
+MOST_FRAME = 16  # tokens around a text
+# what a token may be for; pad, bos and eos are there in every tokenizer of ours
+ROLES = ("pad", "bos", "eos", "unk", "mask", "cls", "sep", "begin")
+# a space before these is an artefact of splitting into words
+CLEAN = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
+
+
+def _byte_letters() -> dict[str, int]:
+    """Return the letters in which byte-level vocabularies write the 256 bytes."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = [byte for byte in range(256) if byte not in plain]
+    letters = {chr(byte): byte for byte in plain}
+    return letters | {chr(256 + n): byte for n, byte in enumerate(rest)}
+
+
+LETTERS = _byte_letters()
+BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What stands around a text and around a pair of them: ids, and "A" and "B" for the texts.
+
+    `types` are the token types of the parts of a pair.
+    """
+
+    single: tuple[int | str, ...] = ("A",)
+    pair: tuple[int | str, ...] = ("A", "B")
+    types: tuple[int, ...] = (0, 0)
+
+
+@dataclass(frozen=True)
+class About:
+    """What the library does not know about a tokenizer."""
+
+    specials: Mapping[str, int]  # role -> id
+    frame: Frame = field(default_factory=Frame)
+    ends: tuple[int, ...] = ()  # ids at which a text is over
+    clean: bool = False
+    names: tuple[str | None, ...] | None = None  # pieces, where they are not the library's
+    numbers: tuple[int, ...] | None = None  # ids, where they are not the library's
+
+
+class ForeignTokenizer:
+    """A tokenizer that came with a public checkpoint; it answers like one of Regard's own."""
+
+    def __init__(self, file: Mapping[str, Any], about: About):
+        """Take what a tokenizer.json says, all of it checked, and what else is known."""
+        self.about = about
+        inner = json.dumps(file, ensure_ascii=False)
+        told = json.dumps({"regard_tokenizer": KIND, "about": _told(about)}, ensure_ascii=False)
+        self.text = f'{told[:-1]}, "tokenizer": {inner}}}\n'
+        self.sha = hashlib.sha256(self.text.encode()).hexdigest()
+        self.library = _library(inner, file["added_tokens"])
+        self._lock = threading.Lock()
+        if about.names is None:
+            ids = self.library.get_vocab(with_added_tokens=True)
+            self.names: list[str | None] = [None] * (max(ids.values()) + 1)
+            for name, number in ids.items():
+                self.names[number] = name
+        else:
+            self.names = list(about.names)
+        self.vocab = len(self.names)
+        self._check()
+        self._ids = {name: i for i, name in enumerate(self.names) if name is not None}
+        roles = {role: about.specials.get(role) for role in ROLES}
+        self.unk, self.mask = roles["unk"], roles["mask"]
+        self.cls, self.sep = roles["cls"], roles["sep"]
+        # Every model has these three; where it names none, the nearest in meaning serves.
+        self.eos: int = _first(roles["eos"], self.sep, roles["pad"], 0)
+        self.bos: int = _first(roles["bos"], roles["begin"], self.cls, self.eos)
+        self.pad: int = _first(roles["pad"], self.eos)
+        self.begin: int = _first(roles["begin"], self.bos)  # of what a decoder writes
+        self.ends = tuple(dict.fromkeys([self.eos, *about.ends]))
+        added = [token["content"] for token in file["added_tokens"] if token["special"]]
+        self._silent = {self._ids[name] for name in added if name in self._ids}
+        self._silent |= set(about.specials.values())
+        self._reserved = self._silent - {self.unk}
+        self._bytes_in_letters = _has(file["decoder"], "ByteLevel")
+
+    @classmethod
+    def load(cls, path: str | Path) -> "ForeignTokenizer":
+        """Read a tokenizer that Regard has saved, or say what is wrong with the file."""
+        path = Path(path)
+        file = read_object(path)
+        try:
+            if file.get("regard_tokenizer") != KIND or not isinstance(file.get("about"), dict):
+                raise Mistake("not a tokenizer that was imported")
+            return cls(checked(file.get("tokenizer")), _about(file["about"]))
+        except Mistake as mistake:
+            raise Mistake(f"{path}: {mistake}") from None
+
+    def save(self, path: str | Path) -> None:
+        """Write the tokenizer as one JSON file."""
+        write_atomically(path, self.text)
+
+    def _check(self) -> None:
+        """Refuse ids for which there is no piece."""
+        about, known = self.about, self.library.get_vocab_size(with_added_tokens=True)
+        if about.numbers is not None and len(about.numbers) != known:
+            raise Mistake(f"numbers for {len(about.numbers)} pieces; expected {known}")
+        frames = [i for i in (*about.frame.single, *about.frame.pair) if isinstance(i, int)]
+        for number in (*about.specials.values(), *about.ends, *(about.numbers or ()), *frames):
+            check_id(number, self.vocab)
+
+    @property
+    def file(self) -> dict[str, Any]:
+        """Return what the library's tokenizer.json says."""
+        return json.loads(self.text)["tokenizer"]
+
+    def number(self, piece: str) -> int | None:
+        """Return the id of a piece, special ones among them."""
+        return self._ids.get(piece)
+
+    # ---- text to ids
+
+    def encode(self, text: str, *, specials: bool = False) -> list[int]:
+        """Split a text into ids; special tokens that it spells out are taken as such if asked."""
+        return self.encode_batch([text], specials=specials)[0]
+
+    def encode_batch(self, texts: Sequence[str], *, specials: bool = False) -> list[list[int]]:
+        """Split many texts into ids, with nothing around them."""
+        found = self._encode(texts, specials, fast=self.about.numbers is None)
+        rows = [self._numbered(one, text) for one, text in zip(found, texts, strict=True)]
+        return rows if specials else [self._spelt(row) for row in rows]
+
+    def encode_parts(self, parts: Sequence[str]) -> list[list[int]]:
+        """Split parts of one running text into ids."""
+        return self.encode_batch(parts)
+
+    def words(self, text: str | Sequence[str]) -> tuple[list[int], list[int]]:
+        """Split a text, or words, into ids, and tell to which word each belongs.
+
+        Every word has at least one.
+        """
+        words = text.split() if isinstance(text, str) else list(text)
+        ends = list(accumulate((len(word) + 1 for word in words), initial=-1))[1:]
+        text = " ".join(words)
+        (found,) = self._encode([text], False, fast=False)
+        ids: list[list[int]] = [[] for _ in words]
+        for number, (_, end) in zip(self._numbered(found, text), found.offsets, strict=True):
+            ids[bisect_left(ends, end)] += self._spelt([number])
+        nothing = [_first(self.unk, self.pad)]
+        rows = [(place, i) for place, some in enumerate(ids) for i in some or nothing]
+        return [i for _, i in rows], [place for place, _ in rows]
+
+    def frame(self, ids: Sequence[int]) -> list[int]:
+        """Put around a text what the model expects there."""
+        return _join(self.about.frame.single, {"A": ids})
+
+    def frame_pair(self, one: Sequence[int], other: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Put what the model expects around two texts; return the token types too."""
+        frame, texts = self.about.frame, {"A": one, "B": other}
+        types = [
+            kind
+            for part, kind in zip(frame.pair, frame.types, strict=True)
+            for _ in (texts[part] if isinstance(part, str) else (part,))
+        ]
+        return _join(frame.pair, texts), types
+
+    def _encode(self, texts: Sequence[str], specials: bool, fast: bool) -> list[Any]:
+        for text in texts:
+            half = HALF_CHARACTER.search(text)
+            if half:
+                code = f"surrogate U+{ord(half[0]):04X}"
+                raise Mistake(f"half a character ({code}) in a text; read its file as UTF-8")
+        with self._lock:  # a setting of the library's tokenizer, not of the call
+            self.library.encode_special_tokens = not specials
+            encode = self.library.encode_batch_fast if fast else self.library.encode_batch
+            try:
+                return encode(list(texts), add_special_tokens=False)
+            except BaseException as error:
+                raise _refused(error, "the tokenizer cannot split a text") from error
+
+    def _numbered(self, found: Any, text: str) -> list[int]:
+        """Return the model's own ids, which a piece may have that the library does not know."""
+        numbers = self.about.numbers
+        if numbers is None:
+            return found.ids
+        ids = [numbers[i] for i in found.ids]
+        for place, number in enumerate(ids):
+            if number == self.unk:
+                start, end = found.offsets[place]
+                name = self.library.normalizer.normalize_str(text[start:end]).removeprefix("▁")
+                ids[place] = self._ids.get(name, number)
+        return ids
+
+    def _spelt(self, ids: list[int]) -> list[int]:
+        """Spell out special tokens that a text happens to contain."""
+        if self._reserved.isdisjoint(ids):
+            return ids
+        return [n for i in ids for n in (self._letters(i) if i in self._reserved else (i,))]
+
+    def _letters(self, number: int) -> Iterator[int]:
+        letters = {byte: letter for letter, byte in LETTERS.items()}
+        for character in str(self.names[number]):
+            data = character.encode()
+            in_bytes = [
+                [letters[byte] for byte in data] if self._bytes_in_letters else [character],
+                [f"<0x{byte:02X}>" for byte in data],
+            ]
+            spelt = [[self._ids.get(piece) for piece in way] for way in in_bytes]
+            known = next((way for way in spelt if None not in way), [self.unk])
+            yield from (i for i in known if i is not None)
+
+    # ---- ids to text
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Join the pieces of ids to a text, without the special tokens."""
+        pieces = [self._name(i) or "" for i in ids if i not in self._silent]
+        decoder = self.library.decoder
+        if decoder is None or not pieces:
+            return " ".join(pieces)
+        try:
+            text = decoder.decode(pieces)
+        except BaseException as error:
+            raise _refused(error, "the tokenizer cannot join a text") from error
+        if self.about.names is not None:  # Marian's way
+            text = text.strip()
+        if self.about.clean:
+            for space in CLEAN:
+                text = text.replace(space, space.strip())
+        return text
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        """Return what to show for each id: a space as ▁, a character in bytes at its first one."""
+        shown: list[str] = []
+        waiting = b""  # the bytes of a character that is not complete yet
+        parts = 0  # and the number of pieces they came in
+        for number in ids:
+            spelling = self._spelling(number)
+            shown.append(_visible(self._name(number) or ""))
+            if waiting and not (spelling and 0x80 <= spelling[0] < 0xC0):
+                waiting, parts = b"", 0
+            try:
+                text = (waiting + spelling).decode()
+            except UnicodeDecodeError:
+                waiting, parts = waiting + spelling, parts + 1
+                continue
+            shown[-1 - parts :] = [_visible(text)] + ["·"] * parts
+            waiting, parts = b"", 0
+        return shown
+
+    def _name(self, number: int) -> str | None:
+        if not 0 <= number < self.vocab:
+            raise Mistake(f"token id {number}; expected 0 to {self.vocab - 1}, as in the tokenizer")
+        return self.names[number]
+
+    def _spelling(self, number: int) -> bytes:
+        name = self._name(number) or ""
+        if number in self._silent:
+            return name.encode()
+        if self._bytes_in_letters and all(letter in LETTERS for letter in name):
+            return bytes(LETTERS[letter] for letter in name)
+        byte = BYTE.fullmatch(name)
+        return bytes([int(byte[1], 16)]) if byte else name.encode()
+
+
+def _join(frame: Sequence[int | str], texts: Mapping[str, Sequence[int]]) -> list[int]:
+    made: list[int] = []
+    for part in frame:
+        made += texts[part] if isinstance(part, str) else (part,)
+    return made
+
+
+def _first(*ids: int | None) -> int:
+    return next(i for i in ids if i is not None)
+
+
+def _visible(piece: str) -> str:
+    shown = (c if c.isprintable() else repr(c)[1:-1] for c in piece.replace(" ", "▁"))
+    return "".join(shown)
+
+
+def _has(part: Mapping[str, Any] | None, name: str) -> bool:
+    """Tell whether a part is of a type, or has such a part in it."""
+    if part is None:
+        return False
+    inner = (member for value in part.values() if isinstance(value, list) for member in value)
+    return part["type"] == name or any(_has(member, name) for member in inner)
+
+
+# ---- what is kept in a file of ours
+
+
+def _told(about: About) -> dict[str, Any]:
+    frame = about.frame
+    told: dict[str, Any] = {
+        "specials": dict(about.specials),
+        "single": list(frame.single),
+        "pair": list(frame.pair),
+        "types": list(frame.types),
+        "ends": list(about.ends),
+        "clean": about.clean,
+    }
+    if about.names is not None and about.numbers is not None:
+        told |= {"names": list(about.names), "numbers": list(about.numbers)}
+    return told
+
+
+def _about(told: Mapping[str, Any]) -> About:
+    """Check what a file of ours says beside the library's part."""
+
+    def numbers(key: str, most: int = MOST_FRAME) -> tuple[int, ...]:
+        values = told.get(key, [])
+        if not isinstance(values, list) or len(values) > most:
+            raise Mistake(f"'{key}' is {values!r:.40}")
+        for value in values:
+            if value is None or check_id(value, MOST_PIECES) is None:
+                raise Mistake(f"'{key}' has {value!r:.40}")
+        return tuple(values)
+
+    def frame(key: str, texts: list[str]) -> tuple[int | str, ...]:
+        values = told.get(key)
+        if not isinstance(values, list) or len(values) > MOST_FRAME:
+            raise Mistake(f"'{key}' is {values!r:.40}")
+        if [value for value in values if isinstance(value, str)] != texts:
+            raise Mistake(f"'{key}' is {values!r:.40}; expected {' and '.join(texts)} in it")
+        for value in values:
+            if value is None or not isinstance(value, str):
+                check_id(value, MOST_PIECES)
+        return tuple(values)
+
+    specials = told.get("specials")
+    if not isinstance(specials, dict) or not set(specials) <= set(ROLES):
+        raise Mistake(f"'specials' are {specials!r:.40}")
+    for value in specials.values():
+        if value is None or check_id(value, MOST_PIECES) is None:
+            raise Mistake(f"'specials' has {value!r:.40}")
+    single, pair, types = frame("single", ["A"]), frame("pair", ["A", "B"]), numbers("types")
+    if len(types) != len(pair):
+        raise Mistake(f"'types' are {list(types)}; expected {len(pair)} of them")
+    names = told.get("names")
+    if names is not None:
+        if not isinstance(names, list) or not 0 < len(names) <= MOST_PIECES:
+            raise Mistake("'names' are no list of pieces")
+        if not all(isinstance(name, str | None) for name in names):
+            raise Mistake("'names' are no list of pieces")
+    return About(
+        specials,
+        Frame(single, pair, types),
+        numbers("ends"),
+        told.get("clean") is True,
+        None if names is None else tuple(names),
+        None if names is None else numbers("numbers", MOST_PIECES),
+    )
+
+
+def checked(file: Any) -> dict[str, Any]:
+    """Return what a tokenizer.json says as far as it is known, or refuse it."""
+    if not isinstance(file, dict):
+        raise Mistake("expected a JSON object")
+    made: dict[str, Any] = {"version": "1.0", "truncation": None, "padding": None}
+    made["added_tokens"] = check_added(file.get("added_tokens") or [])
+    for kind in PARTS:
+        made[kind] = check_part(kind, file.get(kind))
+    made["post_processor"] = None  # frames are put around texts by us
+    made["model"] = check_model(file.get("model"))
+    return made
+
+
+def _refused(error: BaseException, what: str) -> BaseException:
+    """Turn what the library raised into a mistake; where it gave up it is not even an Exception."""
+    if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+        return Mistake(f"{what} ({' '.join(str(error).split())[:150]})")
+    return error
+
+
+def _library(text: str, added: list[dict[str, Any]]) -> tokenizers.Tokenizer:
+    try:
+        library = tokenizers.Tokenizer.from_str(text)
+    except BaseException as error:
+        raise _refused(error, "not a tokenizer") from error
+    for token in added:
+        number = library.token_to_id(token["content"])
+        if number != token["id"]:
+            raise Mistake(
+                f"the added token {token['content']!r:.40} has the id {token['id']}, "
+                f"but {number} is next"
+            )
+    return library

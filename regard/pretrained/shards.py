@@ -1,0 +1,264 @@
+"""Weights of public checkpoints: one safetensors file or many, checked before any is read."""
+
+import json
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from regard.errors import Mistake
+from regard.files import refuse, replacing, write_atomically
+from regard.models.folder import MOST_PARAMETERS
+from regard.pretrained.parts import read_object
+
+MOST_HEADER = 32 * 2**20
+MOST_VALUES = 3_000_000  # in a header, which bounds what it takes in memory
+MOST_SHARDS = 1000
+MOST_AXES = 8
+LONGEST_NAME = 250
+MOST_SHARD = 5 * 10**9  # bytes of a file that is written, as others do
+NAME = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+PLAIN_NAME = re.compile(r"[\w-][\w.-]*\.safetensors")
+# bytes a number of each kind takes
+SIZES = {
+    **{"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1},
+    **{"U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1},
+}
+FLOATS = ("F64", "F32", "F16", "BF16")
+# weights that are written in a way that can run code, or in that of another tool
+OTHERS = ("pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a header says about one tensor."""
+
+    path: Path
+    kind: str
+    shape: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """Return how many numbers it holds."""
+        return math.prod(self.shape)
+
+
+class Weights(Mapping[str, Tensor]):
+    """The tensors of a folder by name; each is read when it is asked for, as float32."""
+
+    def __init__(self, entries: Mapping[str, Entry]):
+        self.entries = entries
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of every tensor, of which none is read."""
+        return {name: entry.shape for name, entry in self.entries.items()}
+
+    def __getitem__(self, name: str) -> Tensor:
+        entry = self.entries[name]
+        if entry.kind not in FLOATS:
+            raise Mistake(
+                f"{entry.path}: {name} is {entry.kind}; expected {', '.join(FLOATS)}, "
+                "so save the model without quantising it"
+            )
+        try:
+            with safe_open(entry.path, framework="pt", device="cpu") as file:
+                tensor = file.get_tensor(name).to(torch.float32)
+        except OSError as error:
+            raise refuse(error, entry.path) from error
+        except (SafetensorError, ValueError) as error:
+            raise damaged(entry.path, str(error)) from error
+        if not torch.isfinite(tensor).all():
+            raise Mistake(f"{entry.path}: {name} holds NaN or infinity; train or convert it again")
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+
+def damaged(path: Path, reason: str) -> Mistake:
+    """Say that a file of weights is not as it was written."""
+    reason = " ".join(reason.split())[:150]
+    return Mistake(f"{path}: damaged or cut short ({reason}); copy it again")
+
+
+def open_weights(folder: str | Path) -> Weights:
+    """Find the weights in a folder and check every header, without reading any of them."""
+    folder = Path(folder)
+    if (folder / NAME).exists():
+        entries = read_header(folder / NAME)
+    elif (folder / INDEX).exists():
+        entries = _read_index(folder)
+    else:
+        raise _missing(folder)
+    total = sum(entry.count for entry in entries.values())
+    if total > MOST_PARAMETERS:
+        raise Mistake(f"{folder}: {total:,} parameters; too many to be meant")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if 4 * total > memory:
+        raise Mistake(
+            f"{folder}: its weights take {4 * total / 2**30:.1f} GB, "
+            f"this machine has {memory / 2**30:.1f}; use a larger one or a smaller model"
+        )
+    return Weights(entries)
+
+
+def _missing(folder: Path) -> Mistake:
+    """Say how to get at weights that are there in another form."""
+    found = [name for name in OTHERS if (folder / name).exists()]
+    if not found:
+        return Mistake(f"{folder}: no weights; expected {NAME} or {INDEX} with its files")
+    return Mistake(
+        f"{folder}: only {found[0]}, which is not read as it can run code; convert it once with "
+        f"transformers where you trust it: AutoModel.from_pretrained('{folder}')"
+        ".save_pretrained('NEW'), with the class that config.json names for AutoModel"
+    )
+
+
+def _read_index(folder: Path) -> dict[str, Entry]:
+    """Read the headers of the files that an index names."""
+    path = folder / INDEX
+    names = read_object(path).get("weight_map")
+    if not isinstance(names, dict) or not names:
+        raise Mistake(f"{path}: no weight_map; expected the file of every weight")
+    files: dict[str, list[str]] = {}
+    for name, file in names.items():
+        if not isinstance(file, str) or not PLAIN_NAME.fullmatch(file):
+            raise Mistake(
+                f"{path}: {name!r:.60} is in {file!r:.60}; "
+                "expected the name of a .safetensors file in the same folder"
+            )
+        files.setdefault(file, []).append(name)
+    if len(files) > MOST_SHARDS:
+        raise Mistake(f"{path}: {len(files)} files; expected at most {MOST_SHARDS}")
+    entries: dict[str, Entry] = {}
+    for file, wanted in sorted(files.items()):
+        if not (folder / file).exists():
+            raise Mistake(f"{folder / file}: no such file, but {INDEX} names it; copy it too")
+        found = read_header(folder / file)
+        for name in wanted:
+            if name not in found:
+                raise Mistake(f"{folder / file}: no {name!r:.60}, but {INDEX} says it is there")
+        for name, entry in found.items():
+            if name in entries:
+                raise Mistake(f"{folder / file}: {name} is in {entries[name].path.name} too")
+            entries[name] = entry
+    return entries
+
+
+def read_header(path: Path) -> dict[str, Entry]:
+    """Read what a safetensors file says about itself, and refuse it if that cannot be."""
+    try:
+        if not path.is_file():  # a pipe or a device could be read forever
+            raise Mistake(f"{path}: not a file; expected weights")
+        with open(path, "rb") as file:
+            size = file.seek(0, 2)
+            file.seek(0)
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or not 2 <= length <= size - 8:
+                raise damaged(path, f"a header of {length:,} bytes in a file of {size:,}")
+            if length > MOST_HEADER:
+                raise Mistake(f"{path}: a header over {MOST_HEADER >> 20} MB; expected a small one")
+            data = file.read(length)
+    except OSError as error:
+        raise refuse(error, path) from error
+    if sum(data.count(mark) for mark in b",[{:") > MOST_VALUES:
+        raise Mistake(f"{path}: a header of over {MOST_VALUES:,} values; expected a small one")
+    try:
+        header = json.loads(data.decode(), object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
+        raise damaged(path, str(error)) from error
+    if not isinstance(header, dict):
+        raise damaged(path, "its header is no JSON object")
+    header.pop("__metadata__", None)
+    entries: dict[str, Entry] = {}
+    places: list[tuple[int, int, str]] = []
+    for name, told in header.items():
+        if len(name) > LONGEST_NAME or not name.isprintable():
+            raise damaged(path, f"a tensor is named {name!r:.60}")
+        kind, shape, start, end = _tensor(path, name, told)
+        entries[name] = Entry(path, kind, shape)
+        places.append((start, end, name))
+    at, before = 0, "the header"
+    for start, end, name in sorted(places):
+        if start != at:
+            how = "overlaps" if start < at else "leaves a gap after"
+            raise damaged(path, f"{name} {how} {before}")
+        at, before = end, name
+    if 8 + length + at != size:
+        raise damaged(path, f"{8 + length + at:,} bytes expected, {size:,} found")
+    return entries
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse a name that is there twice, of which only one would be seen."""
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        double = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"{double!r:.60} is there twice")
+    return made
+
+
+def _tensor(path: Path, name: str, told: Any) -> tuple[str, tuple[int, ...], int, int]:
+    """Check what a header says about one tensor: its kind, shape and place."""
+    if not isinstance(told, dict) or not {"dtype", "shape", "data_offsets"} <= set(told):
+        raise damaged(path, f"{name} has no dtype, shape and data_offsets")
+    kind, shape, place = told["dtype"], told["shape"], told["data_offsets"]
+    if not isinstance(kind, str) or kind not in SIZES:
+        raise Mistake(f"{path}: {name} is {kind!r:.40}; known are {', '.join(SIZES)}")
+    if not isinstance(shape, list) or len(shape) > MOST_AXES or not all(map(_whole, shape)):
+        raise damaged(path, f"{name} has the shape {shape!r:.60}")
+    if not isinstance(place, list) or len(place) != 2 or not all(map(_whole, place)):
+        raise damaged(path, f"{name} lies at {place!r:.60}")
+    start, end = place
+    if end - start != math.prod(shape) * SIZES[kind]:
+        raise damaged(path, f"{name} of shape {shape} and dtype {kind} has {end - start:,} bytes")
+    return kind, tuple(shape), start, end
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+# ---- writing
+
+
+def write_shards(
+    folder: str | Path, tensors: Mapping[str, Tensor], max_shard: int = MOST_SHARD
+) -> list[str]:
+    """Write weights as one file, or as several and an index when they are large."""
+    folder = Path(folder)
+    groups: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for name, tensor in tensors.items():
+        if groups[-1] and size + tensor.nbytes > max_shard:
+            groups.append({})
+            size = 0
+        groups[-1][name] = tensor.detach().contiguous()
+        size += tensor.nbytes
+    count = len(groups)
+    names = [f"model-{n:05}-of-{count:05}.safetensors" for n in range(1, count + 1)]
+    names = names if count > 1 else [NAME]
+    for name, group in zip(names, groups, strict=True):
+        with replacing(folder / name) as temporary:
+            save_file(group, temporary, {"format": "pt"})
+            temporary.chmod(0o644)  # the library closes it to others
+    if count > 1:
+        places = {key: name for name, group in zip(names, groups, strict=True) for key in group}
+        total = sum(tensor.nbytes for tensor in tensors.values())
+        index = {"metadata": {"total_size": total}, "weight_map": places}
+        write_atomically(folder / INDEX, json.dumps(index, indent=2) + "\n")
+    return names

@@ -1,0 +1,227 @@
+"""SentencePiece's files as tokenizers of the library, and back.
+
+A file is a message of Protocol Buffers: its pieces with scores, and how a text is made ready.
+"""
+
+import base64
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from regard.errors import Mistake
+from regard.pretrained.parts import LONGEST_PIECE, MOST_PIECES, check_map, read_limited
+
+MOST_BYTES = 16 * 2**20
+MOST_LETTERS = 4_000_000  # of all pieces of a BPE model, whose merges are found letter by letter
+NORMAL, UNKNOWN, CONTROL, USER, BYTE = 1, 2, 3, 4, 6  # types of pieces
+UNIGRAM, BPE = 1, 2  # types of models
+SPACE = "▁"
+
+
+@dataclass
+class Pieces:
+    """What a SentencePiece file says."""
+
+    pieces: list[tuple[str, float, int]] = field(default_factory=list)  # with score and type
+    kind: int = UNIGRAM
+    byte_fallback: bool = False
+    charsmap: bytes = b""
+    prefix: bool = True  # a space is put before a text
+    tidy: bool = True  # spaces around it are taken away, and several become one
+
+    @property
+    def unknown(self) -> int:
+        """Return the number of the piece for what is in no other."""
+        return next(i for i, (_, _, kind) in enumerate(self.pieces) if kind == UNKNOWN)
+
+    def of(self, kind: int) -> list[int]:
+        """Return the numbers of the pieces of a type."""
+        return [i for i, (_, _, found) in enumerate(self.pieces) if found == kind]
+
+
+def read_pieces(path: Path) -> Pieces:
+    """Read a SentencePiece file, or say what is wrong with it."""
+    data = read_limited(path, MOST_BYTES)
+    try:
+        found = _parse(data)
+        if found.charsmap:
+            check_map(found.charsmap)
+    except Mistake as mistake:
+        raise Mistake(f"{path}: {mistake}") from None
+    except (IndexError, TypeError, ValueError, struct.error) as error:  # fields of another kind
+        raise Mistake(f"{path}: not a SentencePiece model, or damaged") from error
+    return found
+
+
+def _parse(data: bytes) -> Pieces:
+    found = Pieces()
+    escaped, suffix = True, False
+    for number, value in _fields(data):
+        if number == 1:
+            piece = dict(_fields(value))
+            text, kind = bytes(piece.get(1, b"")).decode(), piece.get(3, NORMAL)
+            (score,) = struct.unpack("<f", piece.get(2, bytes(4)))
+            if not text or len(text) > LONGEST_PIECE or not abs(score) <= 1e9:
+                raise Mistake(f"the piece {text!r:.40} with the score {score}")
+            found.pieces.append((text, score, kind))
+            if len(found.pieces) > MOST_PIECES:
+                raise Mistake(f"over {MOST_PIECES:,} pieces")
+        elif number == 2:
+            trainer = dict(_fields(value))
+            found.kind = trainer.get(3, UNIGRAM)
+            found.byte_fallback = bool(trainer.get(35, 0))
+            suffix = bool(trainer.get(24, 0))
+        elif number == 3:
+            normalizer = dict(_fields(value))
+            found.charsmap = bytes(normalizer.get(2, b""))
+            found.prefix = bool(normalizer.get(3, 1))
+            found.tidy = bool(normalizer.get(4, 1))
+            escaped = bool(normalizer.get(5, 1))
+    if len({piece for piece, _, _ in found.pieces}) != len(found.pieces):
+        raise Mistake("a piece is there twice")
+    if len(found.of(UNKNOWN)) != 1:
+        raise Mistake("not a SentencePiece model: it has no piece for what is unknown")
+    if found.kind not in (UNIGRAM, BPE) or suffix or not escaped:
+        raise Mistake("a SentencePiece model that is neither Unigram nor BPE, or spaced otherwise")
+    return found
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
+    """Walk through the numbered fields of a message."""
+    at, end = 0, len(data)
+    while at < end:
+        tag, at = _varint(data, at)
+        number, wire = tag >> 3, tag & 7
+        if wire == 0:
+            value, at = _varint(data, at)
+        else:
+            if wire not in (1, 2, 5):
+                raise struct.error("unknown kind of field")
+            size, at = _varint(data, at) if wire == 2 else ((8, at) if wire == 1 else (4, at))
+            value, at = data[at : at + size], at + size
+            if at > end:
+                raise struct.error("cut short")
+        yield number, value
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+    raise struct.error("a number without end")
+
+
+def as_parts(found: Pieces, before: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """Describe a SentencePiece model as the library's tokenizer.json; `before` comes first."""
+    normalizers: list[Any] = list(before)
+    if found.charsmap:
+        encoded = base64.b64encode(found.charsmap).decode()
+        normalizers.append({"type": "Precompiled", "precompiled_charsmap": encoded})
+    if found.tidy:
+        normalizers.append({"type": "Strip", "strip_left": True, "strip_right": True})
+        spaces = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}
+        normalizers.append(spaces)
+    if found.prefix:
+        normalizers.append({"type": "Prepend", "prepend": SPACE})
+    normalizers.append({"type": "Replace", "pattern": {"String": " "}, "content": SPACE})
+    decoders: list[Any] = [{"type": "Replace", "pattern": {"String": SPACE}, "content": " "}]
+    decoders += [{"type": "ByteFallback"}] if found.byte_fallback else []
+    decoders += [{"type": "Fuse"}]
+    if found.prefix:
+        decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    controls = [(i, found.pieces[i][0]) for i in found.of(CONTROL)]
+    return {
+        "version": "1.0",
+        "added_tokens": [special(number, piece) for number, piece in controls],
+        "normalizer": {"type": "Sequence", "normalizers": normalizers},
+        "pre_tokenizer": None,
+        "decoder": {"type": "Sequence", "decoders": decoders},
+        "model": _unigram(found) if found.kind == UNIGRAM else _bpe(found),
+    }
+
+
+def special(number: int, name: str) -> dict[str, Any]:
+    """Describe a special token."""
+    return {"id": number, "content": name, "special": True, "normalized": False}
+
+
+def _unigram(found: Pieces) -> dict[str, Any]:
+    """Give pieces that a user defined the score at which SentencePiece always takes them."""
+    best = max((score for _, score, kind in found.pieces if kind == NORMAL), default=0.0)
+    vocab = [
+        [piece, len(piece.encode()) * best - 0.1 if kind == USER else score]
+        for piece, score, kind in found.pieces
+    ]
+    return {
+        "type": "Unigram",
+        "vocab": vocab,
+        "unk_id": found.unknown,
+        "byte_fallback": found.byte_fallback,
+    }
+
+
+def _bpe(found: Pieces) -> dict[str, Any]:
+    """Find the merges of a BPE model: every way to join two pieces to a third, best score first."""
+    if sum(len(piece) for piece, _, _ in found.pieces) > MOST_LETTERS:
+        raise Mistake(f"pieces of over {MOST_LETTERS:,} letters; expected fewer")
+    vocab = {piece: number for number, (piece, _, _) in enumerate(found.pieces)}
+    plain = {piece for piece, _, kind in found.pieces if kind in (NORMAL, USER)}
+    merges = [
+        (-score, vocab[piece[:cut]], vocab[piece[cut:]], piece[:cut], piece[cut:])
+        for piece, score, kind in found.pieces
+        if kind in (NORMAL, USER)
+        for cut in range(1, len(piece))
+        if piece[:cut] in plain and piece[cut:] in plain
+    ]
+    return {
+        "type": "BPE",
+        "vocab": vocab,
+        "merges": [[left, right] for *_, left, right in sorted(merges)],
+        "unk_token": found.pieces[found.unknown][0],
+        "fuse_unk": True,
+        "byte_fallback": found.byte_fallback,
+    }
+
+
+# ---- and back
+
+
+def write_pieces(file: Mapping[str, Any]) -> bytes:
+    """Make a SentencePiece file of a Unigram tokenizer that was made of one."""
+    model = file["model"]
+    added = {token["id"] for token in file["added_tokens"] if token["special"]}
+    bytes_too = {f"<0x{byte:02X}>" for byte in range(256)} if model["byte_fallback"] else set()
+    data = bytearray()
+    for number, (piece, score) in enumerate(model["vocab"]):
+        kind = UNKNOWN if number == model["unk_id"] else CONTROL if number in added else NORMAL
+        kind = BYTE if piece in bytes_too else kind
+        score = struct.pack("<f", score)
+        data += _bytes(1, _bytes(1, piece.encode()) + b"\x15" + score + b"\x18" + bytes([kind]))
+    data += _bytes(2, b"\x18\x01" + b"\x98\x02" + bytes([model["byte_fallback"]]))
+    normalizers = file["normalizer"]["normalizers"]
+    maps = [n["precompiled_charsmap"] for n in normalizers if n["type"] == "Precompiled"]
+    kinds = {n["type"] for n in normalizers}
+    data += _bytes(
+        3,
+        (_bytes(2, base64.b64decode(maps[0])) if maps else b"")
+        + b"\x18"
+        + bytes(["Prepend" in kinds])
+        + b"\x20"
+        + bytes(["Strip" in kinds]),
+    )
+    return bytes(data)
+
+
+def _bytes(number: int, content: bytes) -> bytes:
+    """Write one field of a message."""
+    size, out = len(content), bytearray([number << 3 | 2])
+    while size > 127:
+        out.append(size & 127 | 128)
+        size >>= 7
+    return bytes(out) + bytes([size]) + content

@@ -1,0 +1,367 @@
+"""Tokenizers of public checkpoints, read from whichever files there are."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from regard.errors import Mistake
+from regard.pretrained import spm
+from regard.pretrained.foreign import MOST_FRAME, ROLES, About, ForeignTokenizer, Frame, checked
+from regard.pretrained.parts import (
+    check_added,
+    check_id,
+    check_vocab,
+    count,
+    flag,
+    read_object,
+    read_text,
+)
+
+# names of special tokens in well-known vocabularies, where a folder does not tell them
+NAMES: dict[str, tuple[str, ...]] = {
+    "pad": ("[PAD]", "<pad>"),
+    "unk": ("[UNK]", "<unk>"),
+    "mask": ("[MASK]", "<mask>"),
+    "cls": ("[CLS]",),
+    "sep": ("[SEP]",),
+    "bos": ("<s>", "<|endoftext|>"),
+    "eos": ("</s>", "<|endoftext|>"),
+}
+BERT = (("cls", "A", "sep"), ("cls", "A", "sep", "B", "sep"), (0, 0, 0, 1, 1))
+ROBERTA = (("cls", "A", "sep"), ("cls", "A", "sep", "sep", "B", "sep"), (0,) * 6)
+ENDED = (("A", "eos"), ("A", "eos", "B", "eos"), (0,) * 4)
+BEGUN = (("bos", "A"), ("bos", "A", "bos", "B"), (0, 0, 1, 1))
+# what stands around a text, where the tokenizer's own file does not tell
+FRAMES: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[int, ...]]] = {
+    "bert": BERT,
+    "albert": BERT,
+    "deberta-v2": BERT,
+    "roberta": ROBERTA,
+    "bart": ROBERTA,
+    "t5": ENDED,
+    "marian": (("A", "eos"), ("A", "B", "eos"), (0, 0, 0)),
+    "llama": BEGUN,
+    "mistral": BEGUN,
+}
+# after what a decoder begins to write, where config.json does not tell
+BEGINS = {"t5": "pad", "bart": "eos", "marian": "pad"}
+SPM = ("spiece.model", "spm.model", "tokenizer.model")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A folder with what its small files say about the tokenizer."""
+
+    folder: Path
+    config: Mapping[str, Any]  # config.json
+    settings: Mapping[str, Any]  # tokenizer_config.json, with what special_tokens_map.json adds
+
+    @property
+    def model_type(self) -> str:
+        """Return the kind of model."""
+        return str(self.config.get("model_type", ""))
+
+    def has(self, name: str) -> bool:
+        """Tell whether the folder has a file."""
+        return (self.folder / name).exists()
+
+    def flag(self, key: str, default: bool) -> bool:
+        """Return a setting that is true or false."""
+        value = self.settings.get(key)
+        return default if value is None else flag(value)
+
+    def name(self, role: str) -> str | None:
+        """Return the name of a special token."""
+        value = self.settings.get(f"{role}_token")
+        value = value.get("content") if isinstance(value, dict) else value
+        return value if isinstance(value, str) else None
+
+
+def read_tokenizers(
+    folder: str | Path, config: Mapping[str, Any] | None = None
+) -> tuple[ForeignTokenizer, ForeignTokenizer]:
+    """Read the tokenizer of a public checkpoint: for what is read, and for what is written."""
+    folder = Path(folder)
+    if config is None:
+        config = read_object(folder / "config.json") if (folder / "config.json").exists() else {}
+    settings: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        if (folder / name).exists():
+            settings |= {k: v for k, v in read_object(folder / name).items() if v is not None}
+    source = Source(folder, config, settings)
+    readers = {
+        ("source.spm", "target.spm", "vocab.json"): _read_marian,
+        ("tokenizer.json",): _read_file,
+        ("vocab.txt",): _read_wordpiece,
+        ("vocab.json", "merges.txt"): _read_bytes,
+        **{(name,): _read_spm for name in SPM},
+    }
+    for names, read in readers.items():
+        if all(map(source.has, names)):
+            try:
+                return read(source, folder / names[0])
+            except Mistake as mistake:
+                if str(folder) in str(mistake):
+                    raise
+                raise Mistake(f"{folder / names[0]}: {mistake}") from None
+    raise Mistake(
+        f"{folder}: no tokenizer; expected tokenizer.json, vocab.txt, vocab.json with merges.txt, "
+        "spiece.model, or source.spm with target.spm and vocab.json"
+    )
+
+
+Pair = tuple[ForeignTokenizer, ForeignTokenizer]
+
+
+def _read_file(source: Source, path: Path) -> Pair:
+    file = read_object(path)
+    return _finish(source, checked(file), file.get("post_processor"))
+
+
+def _read_wordpiece(source: Source, path: Path) -> Pair:
+    """Read BERT's list of pieces."""
+    vocab = {piece.rstrip(): i for i, piece in enumerate(read_text(path).rstrip("\n").split("\n"))}
+    normalizer = {
+        "type": "BertNormalizer",
+        "clean_text": True,
+        "handle_chinese_chars": source.flag("tokenize_chinese_chars", True),
+        "strip_accents": source.settings.get("strip_accents"),
+        "lowercase": source.flag("do_lower_case", True),
+    }
+    model = {
+        "type": "WordPiece",
+        "vocab": vocab,
+        "unk_token": source.name("unk") or "[UNK]",
+        "continuing_subword_prefix": "##",
+        "max_input_chars_per_word": 100,
+    }
+    file = {
+        "normalizer": normalizer,
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": model,
+    }
+    return _finish(source, checked(file))
+
+
+def _read_bytes(source: Source, path: Path) -> Pair:
+    """Read the pieces and merges of GPT-2, RoBERTa and BART, which are made of bytes."""
+    lines = read_text(path.with_name("merges.txt")).split("\n")
+    merges = [line.rstrip("\r") for line in lines if line.strip() and line[:8] != "#version"]
+    byte_level = {"type": "ByteLevel", "trim_offsets": True, "use_regex": True}
+    spaced = source.flag("add_prefix_space", False)
+    file = {
+        "normalizer": None,
+        "pre_tokenizer": {**byte_level, "add_prefix_space": spaced},
+        "decoder": {**byte_level, "add_prefix_space": True},
+        "model": {"type": "BPE", "vocab": read_object(path), "merges": merges},
+    }
+    return _finish(source, checked(file))
+
+
+def _read_spm(source: Source, path: Path) -> Pair:
+    """Read a SentencePiece model with what each family does around it."""
+    found = spm.read_pieces(path)
+    if source.model_type == "t5":
+        extra = count(source.settings.get("extra_ids", 100))
+        sentinels = [f"<extra_id_{n}>" for n in reversed(range(extra))]
+        found.pieces += [(name, 0.0, spm.CONTROL) for name in sentinels]
+    elif source.model_type == "deberta-v2":
+        name = source.name("mask") or "[MASK]"
+        if name not in {piece for piece, _, _ in found.pieces}:
+            found.pieces.append((name, 0.0, spm.CONTROL))
+    before: list[dict[str, Any]] = []
+    if source.model_type == "albert":
+        for quote in ("``", "''"):
+            before.append({"type": "Replace", "pattern": {"String": quote}, "content": '"'})
+        if not source.flag("keep_accents", False):
+            before += [{"type": "NFKD"}, {"type": "StripAccents"}]
+    if source.flag("do_lower_case", source.model_type == "albert"):
+        before.append({"type": "Lowercase"})
+    return _finish(source, checked(spm.as_parts(found, before)))
+
+
+def _read_marian(source: Source, path: Path) -> Pair:
+    """Read Marian's pair of SentencePiece models, whose pieces have ids of their own."""
+    apart = source.flag("separate_vocabs", False)
+    made = []
+    for side, vocabulary in (("source", "vocab"), ("target", "target_vocab" if apart else "vocab")):
+        vocab = check_vocab(read_object(source.folder / f"{vocabulary}.json"))
+        _fits(source, len(vocab))
+        unknown = vocab.get(source.name("unk") or "<unk>")
+        if unknown is None:
+            raise Mistake(f"{source.folder / vocabulary}.json: no piece for what is unknown")
+        found = spm.read_pieces(source.folder / f"{side}.spm")
+        file = spm.as_parts(found)
+        numbers = [vocab.get(piece, unknown) for piece, _, _ in found.pieces]
+        # the language to write, at the beginning of a text
+        for code in [piece for piece in vocab if re.fullmatch(">>.{1,40}<<", piece)]:
+            token = spm.special(len(numbers), code) | {"special": False}
+            file["added_tokens"].append(token)
+            numbers.append(vocab[code])
+        names: list[str | None] = [None] * (max(vocab.values()) + 1)
+        for piece, number in vocab.items():
+            names[number] = piece
+        about = _about_of(source, vocab, {}, None)
+        about = replace(about, names=tuple(names), numbers=tuple(numbers))
+        made.append(ForeignTokenizer(checked(file), about))
+    return made[0], made[1]
+
+
+def _finish(source: Source, file: dict[str, Any], post_processor: Any = None) -> Pair:
+    """Add what the folder says about special tokens."""
+    vocab = file["model"]["vocab"]
+    if isinstance(vocab, list):
+        vocab = {piece: number for number, (piece, _) in enumerate(vocab)}
+    added = {token["content"]: token for token in file["added_tokens"]}
+    for token in _more_tokens(source, vocab):
+        added.setdefault(token["content"], token)
+    file["added_tokens"] = check_added(list(added.values()))
+    ids = vocab | {token["content"]: token["id"] for token in file["added_tokens"]}
+    _fits(source, len(ids))
+    about = _about_of(source, ids, file["model"], post_processor)
+    both = ForeignTokenizer(file, about)
+    return both, both
+
+
+def _fits(source: Source, pieces: int) -> None:
+    """Refuse more pieces than the model has rows for, before time is spent on them."""
+    rows = source.config.get("vocab_size")
+    if isinstance(rows, int) and pieces > rows:
+        raise Mistake(
+            f"the tokenizer has {pieces} pieces, the model only {rows}; "
+            "use the tokenizer that belongs to it"
+        )
+
+
+def _more_tokens(source: Source, vocab: Mapping[str, int]) -> Iterator[dict[str, Any]]:
+    """Describe the tokens that the small files name."""
+    described = source.settings.get("added_tokens_decoder", {})
+    if isinstance(described, dict):
+        for number, token in described.items():
+            if not isinstance(token, dict) or not str(number).isdecimal():
+                raise Mistake(f"added_tokens_decoder has {number!r:.20}: {token!r:.40}")
+            yield {**token, "id": int(str(number)[:9])}
+    if source.has("added_tokens.json"):
+        for name, number in read_object(source.folder / "added_tokens.json").items():
+            special = name in {source.name(role) for role in ROLES}
+            yield {"content": name, "id": number, "special": special}
+    for role, known in NAMES.items():
+        value = source.settings.get(f"{role}_token")
+        for name in known if value is None else (source.name(role) or "",):
+            if name in vocab:
+                told = value if isinstance(value, dict) else {}
+                yield spm.special(vocab[name], name) | told | {"special": True}
+
+
+def _about_of(
+    source: Source, ids: Mapping[str, int], model: Mapping[str, Any], post_processor: Any
+) -> About:
+    """Find the ids of special tokens, and what stands around a text."""
+    pieces = max(ids.values()) + 1
+    specials: dict[str, int] = {}
+    for role, known in NAMES.items():
+        named = source.name(role) or ""
+        number = source.config.get(f"{role}_token_id")
+        number = number[0] if isinstance(number, list) and number else number
+        if named in ids:
+            specials[role] = ids[named]
+        elif isinstance(number, int) and 0 <= number < pieces:
+            specials[role] = number
+        elif found := [ids[name] for name in known if name in ids]:
+            specials[role] = found[0]
+    start = source.config.get("decoder_start_token_id")
+    if isinstance(start, int) and 0 <= start < pieces:
+        specials["begin"] = start
+    elif BEGINS.get(source.model_type) in specials:
+        specials["begin"] = specials[BEGINS[source.model_type]]
+    if source.model_type in ("roberta", "bart"):
+        specials |= {"cls": specials.get("cls", _role(specials, "bos"))}
+        specials |= {"sep": specials.get("sep", _role(specials, "eos"))}
+    frame = _frame_of(post_processor, pieces)
+    begun, ended = (source.settings.get(f"add_{role}_token") for role in ("bos", "eos"))
+    if frame is None:
+        frame = _usual(FRAMES.get(source.model_type, (("A",), ("A", "B"), (0, 1))), specials)
+    open_ended = FRAMES.get(source.model_type, BEGUN) is BEGUN
+    if open_ended and (begun is not None or ended is not None):
+        before, after = ["bos"] if begun is True else [], ["eos"] if ended is True else []
+        one, other = ([*before, text, *after] for text in "AB")
+        types = (0,) * len(one) + (1,) * len(other)
+        frame = _usual((tuple(one), tuple(one + other), types), specials)
+    ends = source.config.get("eos_token_id")
+    ends = [i for i in ends if isinstance(i, int)][:MOST_FRAME] if isinstance(ends, list) else []
+    clean = source.flag("clean_up_tokenization_spaces", False) and model.get("type") != "BPE"
+    return About(specials, frame, tuple(i for i in ends if 0 <= i < pieces), clean)
+
+
+def _role(specials: Mapping[str, int], role: str) -> int:
+    if role not in specials:
+        raise Mistake(f"it names no {role}_token")
+    return specials[role]
+
+
+def _usual(
+    shape: tuple[tuple[str, ...], tuple[str, ...], tuple[int, ...]], specials: Mapping[str, int]
+) -> Frame:
+    """Put ids in the place of roles."""
+    single, pair, types = shape
+
+    def ids(parts: tuple[str, ...]) -> tuple[int | str, ...]:
+        return tuple(part if part in "AB" else _role(specials, part) for part in parts)
+
+    return Frame(ids(single), ids(pair), types)
+
+
+def _frame_of(processor: Any, pieces: int, depth: int = 0) -> Frame | None:
+    """Read what a post-processor puts around a text, or None if it does no such thing."""
+    if processor is None:
+        return None
+    kind = processor.get("type") if isinstance(processor, dict) else None
+    if kind == "ByteLevel":
+        return None
+    if kind == "Sequence" and depth < 4 and isinstance(processor.get("processors"), list):
+        found = (_frame_of(p, pieces, depth + 1) for p in processor["processors"][:MOST_FRAME])
+        return next((frame for frame in found if frame is not None), None)
+    try:
+        if kind in ("BertProcessing", "RobertaProcessing"):
+            ids = {role: processor[role][1] for role in ("cls", "sep")}
+            for number in ids.values():
+                check_id(number, pieces)
+            return _usual(BERT if kind == "BertProcessing" else ROBERTA, ids)
+        if kind == "TemplateProcessing":
+            single, _ = _template(processor, "single", pieces)
+            pair, types = _template(processor, "pair", pieces)
+            return Frame(single, pair, types)
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+        raise Mistake(f"a post_processor {kind} that does not say what it should") from error
+    known = "BertProcessing, ByteLevel, RobertaProcessing, TemplateProcessing"
+    raise Mistake(f"a post_processor of type {kind!r:.40}; known are {known}")
+
+
+def _template(
+    processor: Mapping[str, Any], key: str, pieces: int
+) -> tuple[tuple[int | str, ...], tuple[int, ...]]:
+    """Read the parts of a template with their token types."""
+    parts: list[int | str] = []
+    types: list[int] = []
+    for part in processor[key]:
+        ((kind, told),) = part.items()
+        one = [told["id"]] if kind == "Sequence" else processor["special_tokens"][told["id"]]["ids"]
+        for value in one:
+            if value not in ("A", "B") and check_id(value, pieces) is None:
+                raise ValueError
+            parts.append(value)
+            types.append(_type(told["type_id"]))
+    if [p for p in parts if isinstance(p, str)] != ["A", "B"][: 1 + (key == "pair")]:
+        raise ValueError
+    if len(parts) > MOST_FRAME:
+        raise Mistake(f"{len(parts)} tokens around a text; expected at most {MOST_FRAME}")
+    return tuple(parts), tuple(types)
+
+
+def _type(number: Any) -> int:
+    if number not in (0, 1):
+        raise ValueError
+    return int(number)
