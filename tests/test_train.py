@@ -1,5 +1,6 @@
 """Laws of the training loop, on a task small enough to compute by hand."""
 
+import copy
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from regard.errors import Mistake
 from regard.train import checkpoint, loop
 from regard.train.loop import Fit, LoopSettings, Outcome, measured_steps, one_step
-from regard.train.optim import SCHEDULES, build_optimiser
+from regard.train.optim import SCHEDULES, build_optimiser, orthogonal
 
 
 class Line(nn.Module):
@@ -479,3 +480,56 @@ def test_what_a_kill_left_half_written_is_tidied_up(tmp_path):
     (tmp_path / ".model.safetensors.123.tmp").write_bytes(b"half")
     with loop.locked(tmp_path):
         assert not list(tmp_path.glob(".*.tmp"))
+
+
+# Muon
+
+
+def test_orthogonal_matrices_have_singular_values_near_one():
+    torch.manual_seed(0)
+    for shape in ((3, 16, 40), (2, 40, 16), (1, 24, 48)):
+        matrices = torch.randn(shape)
+        values = torch.linalg.svdvals(orthogonal(matrices))
+        assert values.min() > 0.5 and values.max() < 1.3
+        # and directions stay: nothing that was large changes its sign
+        u, s, vt = torch.linalg.svd(matrices, full_matrices=False)
+        assert (torch.einsum("nij,nik,nkj->nj", u, orthogonal(matrices), vt.mT) > 0.5).all()
+
+
+def test_muon_turns_the_inner_matrices_and_leaves_the_rest_to_adamw():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 6), nn.Linear(6, 3))
+    twin = copy.deepcopy(model)
+    settings = {"lr": 0.01, "weight_decay": 0.1}
+    muon = build_optimiser(model, name="muon", **settings)
+    adamw = build_optimiser(twin, **settings)
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        one.grad = torch.randn_like(one)
+        other.grad = one.grad.clone()
+    before = model[1].weight.detach().clone()
+    grad = model[1].weight.grad.clone()
+    muon.step()
+    adamw.step()
+    assert torch.equal(model[0].weight, twin[0].weight)
+    assert torch.equal(model[1].bias, twin[1].bias)
+    # one step: the momentum is a multiple of the gradient
+    step = 0.01 * 0.2 * 6**0.5 * orthogonal(grad[None])[0]
+    torch.testing.assert_close(model[1].weight, before * (1 - 0.01 * 0.1) - step)
+
+
+def test_torchs_own_muon_goes_the_same_way():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 12, bias=False), nn.Linear(12, 4, bias=False))
+    twin = copy.deepcopy(model)
+    ours = build_optimiser(model, name="muon", lr=0.02, weight_decay=0.1)
+    theirs = torch.optim.Muon(
+        twin.parameters(), lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"
+    )
+    for _ in range(5):
+        for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+            one.grad = torch.randn_like(one)
+            other.grad = one.grad.clone()
+        ours.step()
+        theirs.step()
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        assert (one - other).abs().max() < 0.05 * 5 * 0.02 * 0.2 * 12**0.5  # theirs is bfloat16

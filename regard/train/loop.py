@@ -22,7 +22,7 @@ from regard.files import refuse, write_atomically
 from regard.memory import reuse_memory
 from regard.train import checkpoint as keep
 from regard.train import distributed
-from regard.train.optim import SCHEDULES, build_optimiser
+from regard.train.optim import OPTIMISERS, SCHEDULES, build_optimiser
 from regard.train.progress import Progress
 
 PATIENCE_FOR_NAN = 10
@@ -41,6 +41,7 @@ class LoopSettings:
     steps: int | None = field(default=None, metadata=at_least(1, "updates of the weights"))
     minutes: float | None = field(default=None, metadata=at_least(0.01, "time to train"))
     seed: int = field(default=1, metadata=at_least(0, "of everything random", 2**62))
+    optimiser: str = field(default="adamw", metadata={"help": "adamw or muon"})
     lr: float = field(default=1e-3, metadata=at_least(0, "highest rate of learning", 100))
     warmup: int = field(default=1000, metadata=at_least(0, "steps until the highest rate"))
     schedule: str = field(default="inverse_sqrt", metadata={"help": "fall of the rate"})
@@ -67,6 +68,7 @@ DTYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 def check(settings: LoopSettings) -> None:
     """Refuse names that the loop does not know before anything is written."""
+    choose("optimiser", settings.optimiser, OPTIMISERS)
     choose("schedule", settings.schedule, SCHEDULES)
     choose("dtype", settings.dtype, DTYPES)
     try:
@@ -166,7 +168,7 @@ def measured_steps(
     """
     reuse_memory()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    optimiser = build_optimiser(model, lr=0.0)
+    optimiser = build_optimiser(model, name=settings.optimiser, lr=0.0)
     times = []
     started = time.perf_counter()
     number = 0
@@ -233,12 +235,14 @@ class Fit:
         self.publish, self.quiet = publish, quiet
         self.optimiser = build_optimiser(
             model,
+            name=settings.optimiser,
             lr=settings.lr,
             weight_decay=settings.weight_decay,
             betas=(0.9, settings.beta2),
         )
         self.schedule = choose("schedule", settings.schedule, SCHEDULES)
-        self.named = dict(model.named_parameters())
+        # what stays as it is need not be kept
+        self.named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.averaged = (
             {name: p.detach().clone() for name, p in self.named.items()} if settings.ema else None
         )

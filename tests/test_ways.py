@@ -1,0 +1,104 @@
+"""Other ways to compute the same training: several processes, compiled, in half precision."""
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import regard
+
+STEPS = 12
+SETTINGS = {
+    "from": "en",
+    "to": "de",
+    "steps": STEPS,
+    "depth": 1,
+    "width": 32,
+    "heads": 2,
+    "ffn_width": 64,
+    "pieces": 400,
+    "batch_tokens": 200,
+    "valid_every": STEPS,
+    "valid_sentences": 4,
+    "warmup": 4,
+    "lr": 0.01,
+    "dropout": 0.0,  # each process has its own dice
+    "threads": 1,
+}
+WORDS = ["a", "dog", "cat", "runs", "sits", "sees", "the", "big", "small", "red", "house", "tree"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("ways")
+    chance = random.Random(0)
+    for part, count in (("train", 300), ("valid", 12)):
+        lines = [" ".join(chance.choices(WORDS, k=chance.randint(2, 9))) for _ in range(count)]
+        (folder / f"{part}.en").write_text("".join(line + ".\n" for line in lines))
+        turned = (" ".join(reversed(line.split())) for line in lines)
+        (folder / f"{part}.de").write_text("".join(line + "!\n" for line in turned))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def own_cache(data, monkeypatch):
+    monkeypatch.setenv("REGARD_CACHE", str(data / "cache"))
+
+
+def losses(out: Path) -> list[float]:
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [row["loss"] for row in rows if "loss" in row]
+
+
+@pytest.fixture(scope="module")
+def plain(data, tmp_path_factory) -> list[float]:
+    """Return the losses of one process that adds two batches up."""
+    out = tmp_path_factory.mktemp("plain") / "out"
+    regard.train("translate", quiet=True, data=str(data), out=str(out), accumulate=2, **SETTINGS)
+    return losses(out)
+
+
+def train_by_command(data: Path, out: Path, *start: str, **more: object) -> None:
+    settings = {"data": data, "out": out, **SETTINGS, **more}
+    words = ["train", "translate", *(f"{key}={value}" for key, value in settings.items())]
+    done = subprocess.run([sys.executable, *start, *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    if "-m" in start and "regard" in start[-1:]:
+        assert f"finished after {STEPS} steps" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "start, more",
+    [
+        (["-m", "regard"], {"processes": 2}),
+        (["-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "regard"], {}),
+    ],
+    ids=["processes=2", "torchrun"],
+)
+def test_two_processes_are_one_that_accumulates(data, plain, tmp_path, start, more):
+    train_by_command(data, tmp_path / "out", *start, **more)
+    together = losses(tmp_path / "out")
+    assert len(together) == STEPS
+    assert together == pytest.approx(plain, abs=2e-4)
+    assert plain[0] - plain[-1] > 0.3  # there was something to learn
+    answer = regard.load(tmp_path / "out").run(["a dog runs."], beam=2)
+    assert len(answer) == 1
+
+
+def test_compiled_is_the_same_training(data, plain, tmp_path):
+    out = tmp_path / "out"
+    settings = {**SETTINGS, "accumulate": 2, "compile": True, "steps": 3, "warmup": 4}
+    regard.train("translate", quiet=True, data=str(data), out=str(out), **settings)
+    assert losses(out) == pytest.approx(plain[:3], abs=2e-4)
+
+
+def test_half_precision_learns_as_well(data, plain, tmp_path):
+    out = tmp_path / "out"
+    settings = {**SETTINGS, "accumulate": 2, "dtype": "bfloat16"}
+    regard.train("translate", quiet=True, data=str(data), out=str(out), **settings)
+    half = losses(out)
+    assert half != plain
+    assert half == pytest.approx(plain, abs=0.05)
