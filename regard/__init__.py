@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from regard.api import doctor, evaluate, export, load, look, train
+    from regard.api import compare, doctor, evaluate, export, import_model, load, look, train
     from regard.attention.attend import attend
     from regard.attention.positions import POSITIONS
     from regard.attention.scores import SCORES
@@ -22,8 +22,10 @@ __version__ = "0.1.0"
 # Where each name lives; torch is imported only when one of them is asked for.
 HOMES = {
     "load": "regard.api",
+    "compare": "regard.api",
     "evaluate": "regard.api",
     "export": "regard.api",
+    "import_model": "regard.api",
     "doctor": "regard.api",
     "attend": "regard.attention.attend",
     "watch": "regard.attention.watch",
@@ -47,9 +49,11 @@ __all__ = [
     "SCORES",
     "Mistake",
     "attend",
+    "compare",
     "doctor",
     "evaluate",
     "export",
+    "import_model",
     "load",
     "look",
     "train",

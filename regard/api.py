@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from regard import __version__
 from regard.errors import Mistake, nearest
 from regard.models.folder import load_folder, read_json
 from regard.recipes import RECIPES, data_folder, recipe
@@ -30,51 +32,102 @@ def find_model(name: str | Path) -> Path:
     return Path(name)
 
 
-def load(name_or_folder: str | Path, /, device: str = "cpu") -> Any:
-    """Load a trained model by its folder or a starter's name, ready to run."""
+def load(name_or_folder: str | Path, /, device: str = "cpu", task: str | None = None) -> Any:
+    """Load a trained model by its folder or a starter's name, ready to run.
+
+    It runs as the task that it is made for; task="embed" takes its vectors instead.
+    """
+    from regard.pretrained.folder import is_foreign, read_generation
+
     folder = find_model(name_or_folder)
-    model, config = load_folder(folder, device)
-    path = folder / "generation_config.json"
-    config["generation"] = read_json(path) if path.exists() else {}
+    if is_foreign(folder):
+        model, config, _ = _import(folder, device)
+        config["generation"] = read_generation(folder, config["task"])
+    else:
+        model, config = load_folder(folder, device)
+        path = folder / "generation_config.json"
+        config["generation"] = read_json(path) if path.exists() else {}
     if not isinstance(config["task"], str) or config["task"] not in TASKS:
         raise Mistake(f"{folder}: unknown task {config['task']!r}; choose from {', '.join(TASKS)}")
-    return runner(config["task"]).load(folder, model, config)
+    if task not in (None, config["task"], "embed"):
+        raise Mistake(f"task={task}: {folder} can run for {config['task']} or embed")
+    return runner(task or config["task"]).load(folder, model, config)
+
+
+def model_task(name_or_folder: str | Path) -> str:
+    """Return the task of a model, without loading it."""
+    from regard.pretrained.folder import is_foreign
+
+    folder = find_model(name_or_folder)
+    if is_foreign(folder):
+        return load(folder).task
+    task = read_json(folder / "config.json").get("task")
+    if not isinstance(task, str) or task not in TASKS:
+        raise Mistake(f"{folder}: unknown task {task!r:.40}; choose from {', '.join(TASKS)}")
+    return task
 
 
 def train(task_or_recipe: str, /, *, quiet: bool = False, **settings: Any) -> Any:
     """Train a task on data, or follow a recipe; the same call again goes on where it stopped."""
+    task, values, followed = plan(task_or_recipe, settings)
+    return trainer(task).train(values, quiet=quiet, recipe=followed)
+
+
+def compare(task_or_recipe: str, /, *, quiet: bool = False, **settings: Any) -> Any:
+    """Train variants of a task or recipe, every key with several values varied, and compare them.
+
+    The same call again goes on where it stopped.
+    """
+    from regard.tasks.compare import compare
+
     name = task_or_recipe
-    if settings.get("init"):
-        settings["init"] = str(find_model(settings["init"]))
+    return compare(name, settings, task=task_of(name), plan=partial(plan, name), quiet=quiet)
+
+
+def task_of(name: str) -> str:
+    """Return the task that a name means: itself, or what a recipe trains."""
     if name in RECIPES:
-        found = recipe(name)
-        values = {**found.SETTINGS, **settings}
-        if "steps" in settings and "minutes" not in settings:
-            values.pop("minutes", None)
-        if "minutes" in settings and "steps" not in settings:
-            values.pop("steps", None)
-        values.setdefault("data", None)
-        values["data"] = values["data"] or data_folder(found.DATA)
-        values.setdefault("out", f"runs/{name}")
-        return trainer(found.TASK).train(values, quiet=quiet, recipe=name)
+        return recipe(name).TASK
     if name not in TASKS:
         names = sorted([*TASKS, *RECIPES])
         raise Mistake(
             f"unknown task or recipe '{name}'; choose from {', '.join(names)}."
             + nearest(name, names)
         )
-    return trainer(name).train(settings, quiet=quiet)
+    return name
+
+
+def plan(name: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any], str | None]:
+    """Return the task to train, all settings, and the recipe that is followed, if one is."""
+    values = dict(settings)
+    if values.get("init"):
+        values["init"] = str(find_model(values["init"]))
+    task = task_of(name)
+    if name not in RECIPES:
+        return task, values, None
+    found = recipe(name)
+    values = {**found.SETTINGS, **values}
+    if "steps" in settings and "minutes" not in settings:
+        values.pop("minutes", None)
+    if "minutes" in settings and "steps" not in settings:
+        values.pop("steps", None)
+    values["data"] = values.get("data") or data_folder(found.DATA)
+    values.setdefault("out", f"runs/{name}")
+    return task, values, name
 
 
 def evaluate(model: Any, /, **settings: Any) -> Any:
     """Judge a model on data, alone or against another; every score comes with its signature."""
+    from regard.pretrained.folder import is_foreign
+
     folder = find_model(model) if isinstance(model, str | Path) else None
-    loaded: Any = load(folder) if folder is not None else model
+    task = settings.pop("task", None)
+    loaded: Any = load(folder, task=task) if folder is not None else model
     other = settings.pop("against", None)
-    against = load(other) if isinstance(other, str | Path) else other
+    against = load(other, task=task) if isinstance(other, str | Path) else other
     names = (str(model) if folder else "model", "" if other is None else str(other))
     result = loaded.evaluate(settings, against=against, names=names)
-    if folder is not None and folder.parent != starters_home():
+    if folder is not None and folder.parent != starters_home() and not is_foreign(folder):
         result.keep(folder)
     return result
 
@@ -85,7 +138,8 @@ def look(
     """Draw where a model looks while it answers texts; shown inline in a notebook, or saved."""
     from regard.look import Look
 
-    loaded = load(model) if isinstance(model, str | Path) else model
+    task = settings.pop("task", None)
+    loaded = load(model, task=task) if isinstance(model, str | Path) else model
     layers, heads = settings.pop("layers", None), settings.pop("heads", None)
     texts = [texts] if isinstance(texts, str) else list(texts)
     seen = Look([loaded.picture(text, **settings) for text in texts])
@@ -139,21 +193,75 @@ def doctor(data: str, /, **settings: Any) -> Any:
     return Examined(report, forecast(report, how.size) if report.parts.get("train") else None)
 
 
+def import_model(folder: str | Path, /, *, out: str | None = None, **settings: Any) -> Saved:
+    """Write a public checkpoint (a folder of Hugging Face's kind) as a folder of Regard's."""
+    from regard.files import making, write_atomically
+    from regard.models.folder import save_config, save_weights
+    from regard.pretrained.folder import is_foreign, read_generation, write_json
+    from regard.tasks.tokenizer import save_any_tokenizers
+
+    if settings:
+        raise Mistake(f"unknown key '{min(settings)}'; known is out")
+    if out is None:
+        raise Mistake("out is missing; add out=FOLDER for the imported model")
+    if not Path(folder).is_dir():
+        raise Mistake(f"{folder}: no such folder; expected one with config.json and weights")
+    if not is_foreign(folder):
+        read_json(Path(folder) / "config.json")
+        raise Mistake(f"{folder}: its config.json names no model_type; expected that of others")
+    model, config, tokenizers = _import(Path(folder))
+    known = ("regard_format", "family", "task", "model")
+    about = {key: value for key, value in config.items() if key not in known}
+    with making(out) as partial:
+        save_weights(partial, dict(model.named_parameters()))
+        save_any_tokenizers(partial, tokenizers)
+        write_json(partial / "generation_config.json", read_generation(folder, config["task"]))
+        write_atomically(partial / "README.md", _card(config, model))
+        save_config(partial, model, name=config["family"], task=config["task"], about=about)
+    return Saved(out)
+
+
+def _card(config: dict[str, Any], model: Any) -> str:
+    """Write the README of a model that was imported."""
+    count = sum(parameter.numel() for parameter in model.parameters())
+    came = config["imported"]
+    return (
+        f"# A model for `{config['task']}`\n\n{came['architecture']} ({came['model_type']}), "
+        f"{count:,} parameters, imported by Regard {__version__}.\n"
+    )
+
+
+def _import(folder: Path, device: str = "cpu") -> tuple[Any, dict[str, Any], tuple[Any, Any]]:
+    """Read a public checkpoint, or one that we have exported."""
+    from regard.pretrained.folder import import_folder
+    from regard.tasks.tokenizer import load_any_tokenizers
+
+    return import_folder(folder, device, load_any_tokenizers)
+
+
+# format -> the settings it takes beside out
+EXPORTS = {"ctranslate2": ("quantization",), "huggingface": ("dtype", "max_shard")}
+
+
 def export(
     model: str, /, *, format: str | None = None, out: str | None = None, **settings: Any
-) -> Any:
+) -> Saved:
     """Write a trained model in the words of another tool."""
-    formats = {"ctranslate2"}
-    if format not in formats:
-        raise Mistake(f"format={format}; choose from {', '.join(sorted(formats))}")
+    if format not in EXPORTS:
+        raise Mistake(f"format={format}; choose from {', '.join(sorted(EXPORTS))}")
     if out is None:
         raise Mistake("out is missing; add out=FOLDER for the exported model")
-    unknown = set(settings) - {"quantization"}
+    unknown = set(settings) - set(EXPORTS[format])
     if unknown:
-        raise Mistake(f"unknown key '{min(unknown)}'; known are format, out, quantization")
+        known = ", ".join(("format", "out", *EXPORTS[format]))
+        raise Mistake(f"unknown key '{min(unknown)}'; known are {known}")
+    if format == "huggingface":
+        return _export_huggingface(find_model(model), out, **settings)
     from regard.pretrained.ctranslate2 import export_ctranslate2
 
     loaded = load(model)
+    if loaded.task != "translate":
+        raise Mistake(f"CTranslate2 takes a model for translate from us, not one for {loaded.task}")
     place = export_ctranslate2(
         loaded.model,
         loaded.source_tokenizer,
@@ -162,6 +270,29 @@ def export(
         settings.get("quantization"),
     )
     return Saved(str(place))
+
+
+def _export_huggingface(
+    folder: Path, out: str, *, dtype: str = "float32", max_shard: Any = None
+) -> Saved:
+    """Write a model as transformers' AutoModel and AutoTokenizer read it; max_shard is in MB."""
+    from regard.files import making
+    from regard.pretrained.folder import export_weights, is_foreign
+    from regard.tasks.tokenizer import export_tokenizers, load_any_tokenizers
+
+    if max_shard is not None:
+        if not str(max_shard).isdecimal() or not 0 < int(max_shard) <= 10**6:
+            raise Mistake(f"max_shard={max_shard}; expected MB of a file, such as 5000")
+        max_shard = int(max_shard) * 10**6
+    if is_foreign(folder):
+        model, config, tokenizers = _import(folder)
+    else:
+        model, config = load_folder(folder)
+        tokenizers = load_any_tokenizers(folder)
+    with making(out) as partial:
+        export_weights(model, config, tokenizers, partial, dtype=dtype, max_shard=max_shard)
+        export_tokenizers(partial, tokenizers, config)
+    return Saved(out)
 
 
 def starters_home() -> Path:

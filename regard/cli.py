@@ -18,7 +18,8 @@ LETTERS = 1_000_000  # and so many letters, if that is sooner
 FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 INPUTS = ("src", "source", "text", "input")  # the field of a JSON line that is read
 
-Input = tuple[str, dict[str, Any] | None]  # a text, and the JSON line it came in, if it did
+# a text (or the messages of a conversation), and the JSON line it came in, if it did
+Input = tuple[Any, dict[str, Any] | None]
 
 
 @dataclass(frozen=True)
@@ -69,16 +70,23 @@ def run(call: Call) -> None:
     import regard
 
     name, texts = call.first("MODEL")
-    model = regard.load(name)
+    model = regard.load(name, task=call.settings.pop("task", None))
     try:
         model.check(call.settings)  # a wrong setting is refused before the first line is read
     except Mistake as mistake:
         hint = " (text that holds a = goes after --)" if "unknown key" in str(mistake) else ""
         raise Mistake(f"{mistake}{hint}") from None
+    live = hasattr(model, "say") and sys.stdout.isatty() and not call.json  # token by token
     if texts:
+        if live:
+            for number, text in enumerate(texts):
+                model.say(text, number, call.settings, sys.stdout)
+            return
         for line in answers(model, [(text, None) for text in texts], call):
             print(line)
         return
+    if live and sys.stdin.isatty():
+        return model.session(call.settings, sys.stdout)
     number = 0
     for chunk, mistake in chunks(sys.stdin.buffer, 1 if sys.stdin.isatty() else CHUNK):
         for line in answers(model, chunk, call, first=number):
@@ -97,6 +105,16 @@ def train(call: Call) -> None:
     if "quiet" in call.settings:
         raise Mistake("unknown key 'quiet'; write --quiet")
     tell(regard.train(name, quiet=call.quiet, **call.settings), call)
+
+
+def compare(call: Call) -> None:
+    """Train variants and compare them."""
+    import regard
+
+    (name,) = call.only("TASK or RECIPE")
+    if "quiet" in call.settings:
+        raise Mistake("unknown key 'quiet'; write --quiet")
+    tell(regard.compare(name, quiet=call.quiet, **call.settings), call)
 
 
 def evaluate(call: Call) -> None:
@@ -133,6 +151,14 @@ def export(call: Call) -> None:
 
     (name,) = call.only("MODEL")
     tell(regard.export(name, **call.settings), call)
+
+
+def import_model(call: Call) -> None:
+    """Write a public checkpoint as a folder of ours."""
+    import regard
+
+    (folder,) = call.only("FOLDER")
+    tell(regard.import_model(folder, **call.settings), call)
 
 
 def models(call: Call) -> None:
@@ -182,6 +208,16 @@ VERBS = {
         ),
         ("regard.tasks.evaluation", "EvalSettings"),
     ),
+    "compare": Verb(
+        compare,
+        "regard compare TASK|RECIPE key=A,B,C [key=value...]",
+        "train variants with several seeds, and see which is better and how surely",
+        (
+            "regard compare wikitext2_lab position=none,learned,rotary,alibi seeds=3 parallel=2",
+            "regard compare translate data=folder from=en to=de norm=layer,rms lr=0.001,0.003",
+        ),
+        ("regard.tasks.compare", "CompareSettings"),
+    ),
     "look": Verb(
         look,
         "regard look MODEL TEXT... [key=value...]",
@@ -214,12 +250,21 @@ VERBS = {
         "list the published recipes with what they promise",
         ("regard recipes", "regard recipes --json"),
     ),
+    "import": Verb(
+        import_model,
+        "regard import FOLDER out=...",
+        "take over a public checkpoint: a folder of Hugging Face's kind, with safetensors",
+        (
+            "regard import bert-base-uncased out=runs/bert",
+            "regard import ../downloads/opus-mt-en-de out=runs/en-de",
+        ),
+    ),
     "export": Verb(
         export,
         "regard export MODEL format=... [key=value...]",
         "write a trained model for another tool",
         (
-            "regard export runs/mine format=ctranslate2 out=exported",
+            "regard export runs/mine format=huggingface out=exported",
             "regard export en-zh format=ctranslate2 quantization=int8 out=exported",
         ),
     ),
@@ -270,8 +315,8 @@ def act(words: list[str]) -> int:
     elif flags & {"--help", "-h"}:
         verb = choose("verb", words[0], VERBS)
         print(page(words[0], verb), flush=True)  # at once: to know the keys, torch is imported
-        if verb.settings:
-            print("\n" + keys(*verb.settings))
+        if where := keys_of(words, verb):
+            print("\n" + keys(*where))
     else:
         verb = choose("verb", words[0], VERBS)
         plain, settings = parse(words[1:])
@@ -296,6 +341,23 @@ def page(name: str, verb: Verb) -> str:
     lines = [f"regard {name}: {verb.summary}", "", f"  {verb.usage}", "", "Examples:"]
     lines += [f"  {example}" for example in verb.examples]
     return "\n".join(lines)
+
+
+def keys_of(words: list[str], verb: Verb) -> tuple[str, str] | None:
+    """Return where the keys of a verb are, or those of the task or model that is named after it."""
+    from regard.tasks import TASKS
+
+    name = words[1] if len(words) > 1 else ""
+    if words[0] == "train" and name in TASKS:
+        return TASKS[name].trains, TASKS[name].settings
+    if words[0] in ("run", "look", "eval") and name:
+        from regard.api import model_task
+        from regard.tasks import runner
+
+        kind = runner(name if name in TASKS else model_task(name))
+        found = getattr(kind, "eval_settings", None) if words[0] == "eval" else kind.settings
+        return (found.__module__, found.__name__) if found else verb.settings
+    return verb.settings
 
 
 def keys(module: str, name: str) -> str:
@@ -343,7 +405,7 @@ def is_record(line: str) -> bool:
         return False
 
 
-def read_record(line: str, number: int) -> tuple[str, dict[str, Any]]:
+def read_record(line: str, number: int) -> tuple[Any, dict[str, Any]]:
     """Take the text out of a JSON line and keep the rest beside it."""
     where = f"standard input:{number}"
     try:
@@ -355,26 +417,29 @@ def read_record(line: str, number: int) -> tuple[str, dict[str, Any]]:
     for field in INPUTS:
         if isinstance(record.get(field), str):
             return record[field], record
+    if isinstance(record.get("messages"), list):
+        return record["messages"], record
     raise Mistake(f"{where}: no text; name it {', '.join(INPUTS[:-1])} or {INPUTS[-1]}")
 
 
 def answers(model: Any, chunk: list[Input], call: Call, *, first: int = 0) -> Iterator[str]:
     """Answer inputs, of which the first has this number: lines for lines, JSON for JSON."""
     how = model.check(call.settings)
-    texts = [as_pair(text, record) if how.forced else text for text, record in chunk]
+    forced, n_best = getattr(how, "forced", False), getattr(how, "n_best", 1)
+    texts = [as_pair(text, record) if forced else text for text, record in chunk]
     results = model.run(texts, first=first, **call.settings)
     for (text, record), result in zip(chunk, results, strict=True):
         if record is not None or call.json:
             brought = record or {"src": text}
             told = result.record(how)
             # A reference that came along is not lost under the answer of the same name.
-            if not how.forced and "tgt" in told and "tgt" in brought and "ref" not in brought:
+            if not forced and "tgt" in told and "tgt" in brought and "ref" not in brought:
                 told["ref"] = brought["tgt"]
             yield json.dumps(brought | told, ensure_ascii=False)
-        elif text:
+        elif text or getattr(model, "from_nothing", False):
             yield from result.lines(how)
         else:
-            yield from [""] * how.n_best
+            yield from [""] * n_best
 
 
 def as_pair(text: str, record: dict[str, Any] | None) -> str:

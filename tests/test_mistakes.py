@@ -226,7 +226,7 @@ TABLE = {
     "init missing": (fine, [*TRAIN, "init=nowhere"], "nowhere"),
     "init of another shape": (
         fine,
-        ["train", "translate", "data=data", "out=new", "steps=1", "init=model"],
+        ["train", "translate", "data=data", "out=new", "steps=1", "init=model", "depth=7"],
         "init=model",
     ),
     # judging

@@ -472,6 +472,13 @@ class JsonRow:
 
     def read(self, line: str, number: int) -> tuple[str, str]:
         """Return the two sides of a line that holds one JSON object."""
+        value = self.parse(line, number)
+        if self.keys is None:
+            self.keys = self._settle(value)
+        return self.side(value, self.keys[0]), self.side(value, self.keys[1])
+
+    def parse(self, line: str, number: int) -> dict[str, Any]:
+        """Return the object that a line holds."""
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -484,11 +491,10 @@ class JsonRow:
         if not isinstance(value, dict):
             what = f"a JSON {type(value).__name__}, expected an object"
             raise BadRow("json", what, 'write {"source": "...", "target": "..."}')
-        if self.keys is None:
-            self.keys = self._settle(value)
-        return self._side(value, self.keys[0]), self._side(value, self.keys[1])
+        return value
 
-    def _side(self, value: Any, path: tuple[str, ...]) -> str:
+    def side(self, value: Any, path: tuple[str, ...]) -> str:
+        """Return the text that lies at a path of keys."""
         for key in path:
             if not isinstance(value, dict) or key not in value:
                 found = ", ".join(map(str, value)) if isinstance(value, dict) else "no object"

@@ -96,8 +96,11 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Split many texts into ids."""
-        spaced = [_spaced(text) for text in texts]
-        encoded = self.library.encode_batch_fast(spaced, add_special_tokens=False)
+        return self.encode_parts([_spaced(text) for text in texts])
+
+    def encode_parts(self, parts: Sequence[str]) -> list[list[int]]:
+        """Split parts of one running text into ids, with no unseen space before any."""
+        encoded = self.library.encode_batch_fast(parts, add_special_tokens=False)
         return [encoding.ids for encoding in encoded]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -114,7 +117,7 @@ class Tokenizer:
             if number < len(SPECIALS):
                 shown.append(SPECIALS[number])
             elif number >= len(FIRST):
-                shown.append(_visible(spelling.decode()))
+                shown.append(visible(spelling.decode()))
             else:
                 shown.append(BYTES[number - len(SPECIALS)])
                 waiting = waiting + spelling if 0x80 <= spelling[0] < 0xC0 else spelling
@@ -122,7 +125,7 @@ class Tokenizer:
                     character = waiting.decode()
                 except UnicodeDecodeError:
                     continue
-                shown[-len(waiting) :] = [_visible(character)] + ["·"] * (len(waiting) - 1)
+                shown[-len(waiting) :] = [visible(character)] + ["·"] * (len(waiting) - 1)
             waiting = b""
         return shown
 
@@ -252,6 +255,11 @@ def train_bpe(texts: Iterable[str], vocab: int, min_frequency: int) -> models.Mo
     return bpe(learnt["vocab"], learnt["merges"])
 
 
+def train_bytes(texts: Iterable[str], vocab: int, min_frequency: int) -> models.Model:
+    """Learn nothing: every text is spelt in its bytes."""
+    return bpe({piece: number for number, piece in enumerate(FIRST)}, [])
+
+
 def train_unigram(texts: Iterable[str], vocab: int, min_frequency: int) -> models.Model:
     """Learn the pieces that explain the words best (Kudo 2018), by expectation and pruning."""
     # Written out here because the library's own trainer gives other pieces every time.
@@ -326,6 +334,7 @@ def _expect(words: list[tuple[str, int]], share: dict[str, float]) -> dict[str, 
 TOKENIZERS: dict[str, Callable[[Iterable[str], int, int], models.Model]] = {
     "bpe": train_bpe,
     "unigram": train_unigram,
+    "bytes": train_bytes,
 }
 
 
@@ -393,7 +402,7 @@ def _spaced(text: str) -> str:
     return text if not text or STARTS_SPACELESS.match(text) else " " + text
 
 
-def _visible(piece: str) -> str:
+def visible(piece: str) -> str:
     """Show spaces as ▁ and what cannot be printed as an escape."""
     shown = (c if c.isprintable() else repr(c)[1:-1] for c in piece.replace(" ", "▁"))
     return "".join(shown)

@@ -1,7 +1,8 @@
 """Writing with a model: greedily, by beam or by chance; it knows no architecture.
 
-A text begins after `bos` and ends with `eos`; neither is among the ids that are returned. Sentences
-never see each other: what is written for one depends on no neighbour in its batch.
+A text begins after `bos`, or after the last token of its own prompt (`begin`), and ends with `eos`;
+neither is among the ids that are returned. Sentences never see each other: what is written for one
+depends on no neighbour in its batch.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,6 +33,8 @@ U = TypeVar("U")
 Adjust = Callable[[Tensor, Tensor], Tensor]
 # How many tokens a text may have: for all, for each sentence, or (None) by its source's length.
 Limit = int | Sequence[int] | Tensor | None
+# Is told the number of a sentence and the token just written for it; True ends the text there.
+OnToken = Callable[[int, int], bool | None]
 
 
 @dataclass(frozen=True)
@@ -255,6 +258,15 @@ class _Finished:
         ]
 
 
+def _first(source: Tensor, begin: Tensor | None, bos: int) -> Tensor:
+    """Return the token (b, 1) that each text is written after."""
+    if begin is None:
+        return torch.full((source.shape[0], 1), bos, device=source.device)
+    if begin.shape != source.shape[:1]:
+        raise Mistake(f"{len(begin)} first tokens for {source.shape[0]} sentences")
+    return begin.view(-1, 1)
+
+
 def _stay(done: Tensor) -> Tensor | None:
     """Return who goes on if some are done, the last ones in the places of those: so few move."""
     if not bool(done.any()):
@@ -320,6 +332,7 @@ def beam(
     max_length: Limit = None,
     prefix: Sequence[Sequence[int]] | None = None,
     adjust: Sequence[Adjust] = (),
+    begin: Tensor | None = None,
     bos: int = BOS,
     eos: int = EOS,
 ) -> list[list[Hypothesis]]:
@@ -346,7 +359,7 @@ def beam(
         return []
 
     state = writer.start(source, lengths, hypotheses=1, capacity=plan.longest)
-    ids = torch.full((count, 1), bos, device=device)
+    ids = _first(source, begin, bos)
     number = torch.arange(count, device=device)  # which sentence each one in the batch is
     written = ids.new_empty(count, 1, 0)  # the tokens of each hypothesis
     passed = torch.empty(count, 1, 0, device=device)  # its log-probability after each of them
@@ -419,6 +432,8 @@ def _follow(
     texts: int,
     divisor: Callable,
     adjust: Sequence[Adjust],
+    begin: Tensor | None,
+    on_token: OnToken | None,
     bos: int,
     eos: int,
 ) -> list[list[Hypothesis]]:
@@ -428,7 +443,7 @@ def _follow(
     if count == 0:
         return []
     state = writer.start(source, lengths, hypotheses=1, capacity=plan.longest)
-    ids = torch.full((count, 1), bos, device=device)
+    ids = _first(source, begin, bos)
     number = torch.arange(count, device=device)
     written = ids.new_empty(count, texts, 0)
     passed = torch.empty(count, texts, 0, device=device)
@@ -454,6 +469,9 @@ def _follow(
         passed = torch.cat([passed, (so_far + likely).unsqueeze(-1)], dim=2)
         ended |= token == eos
         newly = (ended.all(1) | (plan.limit == step + 1)) & ~done
+        if on_token is not None:
+            pairs = zip(number.tolist(), token[:, 0].tolist(), strict=True)
+            newly |= newly.new_tensor([one != eos and bool(on_token(n, one)) for n, one in pairs])
         done |= newly
         rows = newly.nonzero().squeeze(1)
         for sentence, its_ids, its_passed in zip(
@@ -483,6 +501,8 @@ def greedy(
     max_length: Limit = None,
     prefix: Sequence[Sequence[int]] | None = None,
     adjust: Sequence[Adjust] = (),
+    begin: Tensor | None = None,
+    on_token: OnToken | None = None,
     bos: int = BOS,
     eos: int = EOS,
 ) -> list[list[Hypothesis]]:
@@ -493,7 +513,8 @@ def greedy(
         return logprobs.argmax(1)
 
     divisor = penalty(length_penalty, alpha)
-    return _follow(writer, source, lengths, plan, pick, 1, divisor, adjust, bos, eos)
+    rest = adjust, begin, on_token, bos, eos
+    return _follow(writer, source, lengths, plan, pick, 1, divisor, *rest)
 
 
 def sample(
@@ -513,6 +534,8 @@ def sample(
     max_length: Limit = None,
     prefix: Sequence[Sequence[int]] | None = None,
     adjust: Sequence[Adjust] = (),
+    begin: Tensor | None = None,
+    on_token: OnToken | None = None,
     bos: int = BOS,
     eos: int = EOS,
 ) -> list[list[Hypothesis]]:
@@ -521,6 +544,8 @@ def sample(
     What is drawn for a sentence depends on the seed and the number of its line alone. Temperature
     comes first, then top_k, top_p and min_p; log-probabilities are told as the model gave them.
     """
+    if on_token is not None and samples > 1:
+        raise Mistake(f"samples={samples} texts cannot be told token by token; choose 1")
     if samples < 1:
         raise Mistake(f"samples={samples} asks for nothing; choose 1 or more")
     if not 0 <= temperature < inf:
@@ -550,7 +575,8 @@ def sample(
         return torch.searchsorted(sums, point, right=True).clamp_(max=logits.shape[1] - 1)
 
     divisor = penalty(length_penalty, alpha)
-    return _follow(writer, source, lengths, plan, pick, samples, divisor, adjust, bos, eos)
+    rest = adjust, begin, on_token, bos, eos
+    return _follow(writer, source, lengths, plan, pick, samples, divisor, *rest)
 
 
 def _generator(seed: int, line: int) -> torch.Generator:

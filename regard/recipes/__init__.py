@@ -8,6 +8,12 @@ from regard.errors import choose
 RECIPES = {
     "multi30k_en_de": "regard.recipes.multi30k_en_de",
     "tatoeba_en_zh": "regard.recipes.tatoeba_en_zh",
+    "wikitext2_lab": "regard.recipes.wikitext2_lab",
+    "shakespeare_lab": "regard.recipes.shakespeare_lab",
+    "shakespeare_nano": "regard.recipes.shakespeare_nano",
+    "trec": "regard.recipes.trec",
+    "sst2": "regard.recipes.sst2",
+    "ud_ewt_upos": "regard.recipes.ud_ewt_upos",
 }
 
 

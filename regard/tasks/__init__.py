@@ -2,21 +2,46 @@
 
 from importlib import import_module
 from types import ModuleType
+from typing import NamedTuple
 
 from regard.errors import choose
 
-# name -> (module that trains it, module and class that run it)
-TASKS: dict[str, tuple[str, str, str]] = {
-    "translate": ("regard.tasks.translate", "regard.tasks.translator", "Translator"),
+
+class Home(NamedTuple):
+    """Where a task lives; imported only when asked for."""
+
+    trains: str  # the module with `train`
+    settings: str  # and in it the class of its keys
+    runs: str  # the module with the class that runs it
+    runner: str
+
+
+TASKS: dict[str, Home] = {
+    "translate": Home(
+        "regard.tasks.translate", "TranslateSettings", "regard.tasks.translator", "Translator"
+    ),
+    "prefix": Home(
+        "regard.tasks.prefix", "PrefixSettings", "regard.tasks.prefix", "PrefixTranslator"
+    ),
+    "language": Home(
+        "regard.tasks.language", "LanguageSettings", "regard.tasks.writing", "LanguageModel"
+    ),
+    "text": Home("regard.tasks.text", "TextSettings", "regard.tasks.text", "TextToText"),
+    "classify": Home(
+        "regard.tasks.classify", "ClassifySettings", "regard.tasks.classifier", "Classifier"
+    ),
+    "tag": Home("regard.tasks.tag", "TagSettings", "regard.tasks.tagger", "Tagger"),
+    "fill": Home("regard.tasks.fill", "FillSettings", "regard.tasks.fill", "Filler"),
+    "embed": Home("regard.tasks.embed", "EmbedSettings", "regard.tasks.embed", "Embedder"),
 }
 
 
 def trainer(name: str) -> ModuleType:
     """Return the module that trains a task."""
-    return import_module(choose("task", name, TASKS)[0])
+    return import_module(choose("task", name, TASKS).trains)
 
 
 def runner(name: str) -> type:
     """Return the class that runs a task."""
-    _, module, cls = choose("task", name, TASKS)
-    return getattr(import_module(module), cls)
+    home = choose("task", name, TASKS)
+    return getattr(import_module(home.runs), home.runner)

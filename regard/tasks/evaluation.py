@@ -3,6 +3,7 @@
 import json
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,12 @@ from typing import Any
 import torch
 
 from regard import __version__
-from regard.data.text import load_pairs
+from regard.data.text import Corpus, load_pairs
 from regard.errors import Mistake
 from regard.settings import fill
-from regard.tasks.judge import Comparison, Score, compare, judge, tokenise_for
+from regard.tasks.judge import Comparison, Score, tokenise_for
 from regard.tasks.run import tell
+from regard.tasks.scores_text import Bleu
 from regard.tasks.translator import RunSettings, Translator
 
 
@@ -46,9 +48,10 @@ class Evaluation:
     made_with: dict[str, Any]
     against: str | None = None
     comparison: list[Comparison] = field(default_factory=list)
+    of: str = "sentences"  # what was counted
 
     def __str__(self) -> str:
-        lines = [f"{self.model}: {self.sentences:,} sentences in {self.seconds:.1f} s"]
+        lines = [f"{self.model}: {self.sentences:,} {self.of} in {self.seconds:.1f} s"]
         lines += [str(score) for score in self.scores]
         for c in self.comparison:
             lines.append(
@@ -71,18 +74,11 @@ class Evaluation:
             tell(f"{folder}: could not be written to, so the scores are not kept there")
 
 
-def evaluate(
-    translator: Translator,
-    settings: dict[str, Any],
-    *,
-    against: Translator | None = None,
-    names: tuple[str, str] = ("model", ""),
-) -> Evaluation:
-    """Translate a test set and score it."""
-    how = fill(EvalSettings, {**_own(translator), **settings})
+def read_test(translator: Translator, how: EvalSettings) -> Corpus:
+    """Read the part that a model is judged on."""
     if how.data is None:
         raise Mistake("data is missing; add data=FILE or data=FOLDER with pairs of sentences")
-    corpus = load_pairs(
+    return load_pairs(
         how.data,
         source=how.source or translator.config.get("from"),
         target=how.target or translator.config.get("to"),
@@ -91,6 +87,24 @@ def evaluate(
         skip_bad=how.skip_bad,
         need=(how.part,),
     )
+
+
+def evaluate(
+    translator: Translator,
+    settings: dict[str, Any],
+    *,
+    against: Translator | None = None,
+    names: tuple[str, str] = ("model", ""),
+    keys: type[EvalSettings] = EvalSettings,
+    read: Callable[[Any, Any], Corpus] = read_test,
+    metric: Callable[[Any], Any] = lambda how: Bleu(),
+) -> Evaluation:
+    """Translate a test set and score it.
+
+    A task of another kind brings its own keys, and how to read the test set and to judge by them.
+    """
+    how = fill(keys, {**_own(translator), **settings})
+    corpus, by = read(translator, how), metric(how)
     pairs = corpus.parts[how.part]
     language = how.target or translator.config.get("to") or corpus.target
     if how.tokenise and tokenise_for(language) != "13a" and how.tokenise == "13a":
@@ -99,17 +113,19 @@ def evaluate(
     run = {
         key: value
         for key, value in settings.items()
-        if key in RunSettings.__dataclass_fields__ and key != "test"
+        if key in translator.settings.__dataclass_fields__ and key != "test"
     }
     started = time.perf_counter()
     outputs = [str(answer) for answer in translator.run(sources, **run)]
     seconds = time.perf_counter() - started
     options: dict[str, Any] = {"tokenise": how.tokenise, "lowercase": how.lowercase}
-    scores = judge(outputs, references, language, **options)
+    scores = by.judge(outputs, references, language, **options)
     comparison = []
     if against is not None:
         theirs = [str(answer) for answer in against.run(sources, **run)]
-        comparison = compare(outputs, theirs, references, language, samples=how.samples, **options)
+        comparison = by.compare(
+            outputs, theirs, references, language, samples=how.samples, **options
+        )
     if how.outputs:
         from regard.files import write_atomically
 
@@ -119,15 +135,22 @@ def evaluate(
         "part": how.part,
         "data_hash": _hash(pairs),
         "tokenizers": [translator.source_tokenizer.sha, translator.target_tokenizer.sha],
-        **{name: getattr(how, name) for name in RunSettings.__dataclass_fields__},
+        **{name: getattr(how, name) for name in translator.settings.__dataclass_fields__},
+        **made_here(),
+    }
+    return Evaluation(
+        names[0], scores, len(pairs), seconds, made_with, names[1] or None, comparison
+    )
+
+
+def made_here() -> dict[str, Any]:
+    """Return by what program a score was made, on how many threads, and when."""
+    return {
         "threads": torch.get_num_threads(),
         "regard": __version__,
         "commit": _commit(),
         "date": time.strftime("%Y-%m-%d"),
     }
-    return Evaluation(
-        names[0], scores, len(pairs), seconds, made_with, names[1] or None, comparison
-    )
 
 
 def _own(translator: Translator) -> dict[str, Any]:

@@ -9,7 +9,8 @@ import torch
 
 from regard.data.doctor import Report
 from regard.errors import choose
-from regard.tasks.translate import SIZES, build_model, make_batch, parameters, resolve
+from regard.tasks.run import parameters
+from regard.tasks.translate import SIZES, build, make_batch, resolve
 from regard.train.loop import one_step
 from regard.train.optim import build_optimiser
 
@@ -98,7 +99,7 @@ def forecast(report: Report, size: str) -> Forecast:
         sides.append(max(1, round(each)))
     lengths = (sides[0], sides[1])
     rows = max(1, settings.batch_tokens // (max(lengths) + 1))
-    model = build_model(settings, (vocabulary, vocabulary))  # type: ignore[arg-type]
+    model = build(settings, (vocabulary, vocabulary))  # type: ignore[arg-type]
     model.train()
     task: Any = _Made(vocabulary, rows, lengths)
     optimiser = build_optimiser(model, lr=1e-4)

@@ -20,9 +20,10 @@ class Score:
     name: str
     value: float
     signature: str
+    digits: int = 2  # after the point
 
     def __str__(self) -> str:
-        return f"{self.name} = {self.value:.2f}  {self.signature}"
+        return f"{self.name} = {self.value:.{self.digits}f}  {self.signature}"
 
 
 def tokenise_for(language: str | None) -> str:

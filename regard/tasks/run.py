@@ -1,25 +1,122 @@
 """A training run in its folder: what every task does around the loop."""
 
 import dataclasses
+import hashlib
 import json
 import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor, nn
 
 from regard import __version__
-from regard.errors import Mistake
+from regard.errors import Mistake, choose
 from regard.files import write_atomically
-from regard.models.folder import read_json
+from regard.layers.lora import adapters, merged
+from regard.models import family, sized
+from regard.models.folder import load_folder, read_json, save_config, save_weights
+from regard.pretrained.folder import import_folder, is_foreign
+from regard.settings import fill
+from regard.tasks.tokenizer import load_any_tokenizer, load_any_tokenizers
+from regard.tasks.tune import HEAD, check_tune, let_learn, usual_rate
+from regard.train import distributed
+from regard.train.loop import (
+    Fit,
+    LoopSettings,
+    Task,
+    at_least,
+    check,
+    locked,
+    measured_steps,
+    mix,
+)
 
 # settings that may differ when a run is taken up again, since they do not change what it computes
 FREE = {"out", "device", "threads", "compile", "save_every", "test"}
 # parts of a model's config that may differ from those of the model it starts from
 HARMLESS = {"dropout", "attention_dropout", "ffn_dropout", "max_length"}
+# and those that differ where a task puts a new head on
+ANEW = {"head", "labels", "pool", "head_dropout"}
+
+
+@dataclass(frozen=True)
+class TaskSettings(LoopSettings):
+    """What every task can be told, beside how to train; a task adds `model`, a family's config."""
+
+    data: str | None = field(default=None, metadata={"help": "a folder or file to learn from"})
+    valid: str | None = field(default=None, metadata={"help": "a file to choose by"})
+    test: str | None = field(default=None, metadata={"help": "a file for the final score"})
+    out: str | None = field(default=None, metadata={"help": "the run's folder"})
+    init: str | None = field(default=None, metadata={"help": "a model to start from"})
+    tune: str = field(default="all", metadata={"help": "of it: all, head or lora"})
+    lora_rank: int = field(default=8, metadata=at_least(1, "of what is added", 4096))
+    lora_alpha: float = field(
+        default=16.0, metadata={"help": "weight of what is added", "above": 0, "max": 1e6}
+    )
+    lora_on: str = field(default="*.qkv", metadata={"help": "matrices to add to, such as *.qkv"})
+    size: str = field(default="tiny", metadata={"help": "tiny, small, base or big"})
+
+
+S = TypeVar("S", bound=TaskSettings)
+
+
+def resolve_task(
+    cls: type[S],
+    values: Mapping[str, Any],
+    *,
+    model: Any,
+    sizes: Mapping[str, Mapping[str, Any]],
+    short: Mapping[str, str | tuple[str, ...]],
+    of: str,
+) -> S:
+    """Make full settings of what a user gave: the size fills in what is not said.
+
+    `model` is the config that keys such as model.block.norm change; `of` says what data hold.
+    """
+    size = size_of(values)
+    said = {"size": size, "model": model, **choose("size", size, sizes)}
+    if "steps" in values or "minutes" in values:
+        said.pop("steps")
+    if values.get("init"):
+        said["lr"] = usual_rate(values, model.block.width)
+    settings = fill(cls, values, base=cls(**said), short=short)
+    check(settings)
+    check_tune(settings, values)
+    if settings.data is None:
+        raise Mistake(f"data is missing; add data=FILE or data=FOLDER with {of}")
+    return settings
+
+
+def size_of(values: Mapping[str, Any]) -> str:
+    """Return the size that a user asks for."""
+    return str(values.get("size", "tiny"))
+
+
+def shape_of(name: str, values: Mapping[str, Any], *row: str, **changes: Any) -> Any:
+    """Return a family's config: that of the model to start from, or else one of the size.
+
+    A row names a member of the family, such as llama. `changes` are what the task makes anew, such
+    as the head of a classifier.
+    """
+    if not values.get("init"):
+        return dataclasses.replace(sized(name, size_of(values), *row), **changes)
+    other, config = trained(values["init"])
+    if config["family"] != name:
+        raise Mistake(f"init={values['init']} is of family {config['family']}; expected {name}")
+    return dataclasses.replace(other.config, **changes)
+
+
+def trained(folder: str | Path) -> tuple[Any, dict[str, Any]]:
+    """Load a trained model with its config: one of ours, or a public checkpoint as it came."""
+    if is_foreign(folder):
+        return import_folder(folder, read=load_any_tokenizers)[:2]
+    return load_folder(Path(folder))
 
 
 def cache_folder() -> Path:
@@ -99,7 +196,7 @@ def shorten(values: Mapping[str, Any]) -> str:
     return " ".join(f"{key}={value}" for key, value in values.items())
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Report:
     """How a training went."""
 
@@ -121,37 +218,119 @@ class Report:
         )
 
 
-def start_from(model: torch.nn.Module, folder: str) -> None:
-    """Give a model the weights of a trained one of the same shape."""
-    from regard.models.folder import load_folder
+def build_model(name: str, config: Any, settings: TaskSettings, *, fresh: str = "") -> Any:
+    """Build a model of a family with weights drawn by the seed, or those of `init`.
 
-    other, _ = load_folder(Path(folder))
-    before = flat(other.config)
-    for key, value in flat(model.config).items():
-        if before[key] != value and key.split(".")[-1] not in HARMLESS:
+    Weights whose names begin with `fresh` (a new head) are not taken from there. Only what
+    `tune` chooses learns.
+    """
+    torch.manual_seed(mix(settings.seed, "weights"))
+    model: Any = family(name)[1](config).to(settings.device)
+    if settings.init:
+        fresh = start_from(model, settings.init, fresh)
+    let_learn(model, settings, fresh)
+    return model
+
+
+def start_from(model: Any, folder: str, fresh: str = "") -> str:
+    """Give a model the weights of a trained one of the same shape, but for what is fresh.
+
+    A head of another kind is fresh as well. Returns how the names of fresh weights begin.
+    """
+    other, _ = trained(folder)
+    before, now = flat(other.config), flat(model.config)
+    if before.get("head") != now.get("head"):
+        fresh = fresh or HEAD
+    for key, value in now.items():
+        known = HARMLESS | ANEW if fresh else HARMLESS
+        if before[key] != value and key.split(".")[-1] not in known:
             raise Mistake(
                 f"init={folder} has {key}={before[key]}, not {value}; describe the same model"
             )
     theirs = dict(other.named_parameters())
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if theirs[name].shape != parameter.shape:
+            if fresh and name.startswith(fresh):
+                continue
+            if name not in theirs or theirs[name].shape != parameter.shape:
                 raise Mistake(
                     f"init={folder}: its weights do not fit at {name}; use the same model"
                 )
             parameter.copy_(theirs[name])
+    return fresh
 
 
-def model_card(
-    task: str, settings: Any, corpus: Any, scores: dict, count: int, threads: int
-) -> str:
+def hash_kept(model: nn.Module) -> str | None:
+    """Return a hash of the weights that do not learn, which no checkpoint holds; None if all do."""
+    kept = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
+    digest = hashlib.sha256()
+    for name, parameter in kept:
+        digest.update(name.encode())
+        digest.update(parameter.detach().cpu().numpy().tobytes())
+    return digest.hexdigest() if kept else None
+
+
+def origin(folder: str | None) -> dict[str, Any]:
+    """Return what config.json says of the public format that a model came in, if it did."""
+    if not folder:
+        return {}
+    config = read_json(Path(folder) / "config.json")
+    came = config.get("imported")
+    if is_foreign(folder):
+        came = {"model_type": config.get("model_type")}
+    return {"imported": came} if isinstance(came, dict) else {}
+
+
+def parameters(model: nn.Module) -> int:
+    """Return how many numbers a model has, without what is only added to learn."""
+    return sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in adapters(model))
+
+
+def learning(model: nn.Module) -> str:
+    """Say how much of a model learns, if that is not all of it."""
+    count = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return "" if count == parameters(model) else f" ({count:,} numbers learn)"
+
+
+def save_tokenizer(folder: Path, tokenizer: Any) -> None:
+    """Write the tokenizer of a model beside it."""
+    tokenizer.save(folder / "tokenizer.json")
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """Read the tokenizer of a folder: one of ours, of characters, or that of a checkpoint."""
+    return load_any_tokenizer(folder)
+
+
+def settle_tokenizer(
+    folder: Path,
+    settings: TaskSettings,
+    begun: dict[str, Any] | None,
+    learn: Callable[[], Any],
+    *,
+    load: Callable[[Path], Any] = load_tokenizer,
+    save: Callable[[Path, Any], None] = save_tokenizer,
+) -> Any:
+    """Take the tokenizer of the run, or of the model it starts from, or learn a new one."""
+    if begun is None and distributed.is_first():
+        save(folder, load(Path(settings.init)) if settings.init else learn())
+    distributed.wait()
+    return load(folder)
+
+
+def save_generation(folder: Path, generation: dict[str, Any]) -> None:
+    """Write how to decode by default."""
+    write_atomically(folder / "generation_config.json", json.dumps(generation, indent=2) + "\n")
+
+
+def model_card(name: str, told: str, scores: dict, count: int, threads: int) -> str:
     """Write the README of a trained model: what it is, how it came about, how good it is."""
     rows = [f"| {k} | {v:.4g} |" for k, v in scores.items() if k != "better"]
     return "\n".join(
         [
-            f"# A model for `{task}`",
+            f"# A model for `{name}`",
             "",
-            f"{corpus.source or 'source'} to {corpus.target or 'target'}, {count:,} parameters, "
+            f"{told}, {count:,} parameters, "
             f"trained by Regard {__version__} on {threads} threads. "
             "`recipe.json` holds every setting.",
             "",
@@ -161,3 +340,127 @@ def model_card(
             "",
         ]
     )
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a task has read: anything, the hash of it, and what the user should be told."""
+
+    parts: Any
+    sha: str
+    notes: list[str]
+
+
+def nothing(folder: Path) -> None:
+    """Do nothing to a run's folder."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a task makes of its data, for the frame to train."""
+
+    family: str  # the model's name in MODELS
+    model: Any
+    task: Task
+    told: str  # what the model card says it is
+    about: dict[str, Any] = field(default_factory=dict)  # what config.json says beside the model
+    facts: dict[str, Any] = field(default_factory=dict)  # what recipe.json says beside the settings
+    save: Callable[[Path], None] = nothing  # writes the files beside config and weights
+    finish: Callable[[Path], None] = nothing  # what remains to be done after the last step
+    dynamic: bool = True  # whether batches differ in shape, for compile=true
+    runs_as: str = ""  # the task that the model is run by, if not the one that trained it
+
+
+def train_task(
+    name: str,
+    values: Mapping[str, Any],
+    settings: TaskSettings,
+    *,
+    read: Callable[[], Data],
+    prepare: Callable[[Data, Path, dict[str, Any] | None], Work],
+    recipe: str | None = None,
+    quiet: bool = False,
+) -> Report:
+    """Train a task in a folder, or go on with a run that was begun there.
+
+    `values` are the settings as the user wrote them. `prepare` gets the data, the folder and the
+    recipe of the run if it was begun before; files it writes then must not change on going on.
+    """
+    folder = Path(settings.out or f"runs/{name}")
+    threads = use_threads(settings.threads)
+    if settings.processes > 1 and distributed.size() == 1:
+        words = [f"{key}={value}" for key, value in values.items() if value is not None]
+        return Report(**distributed.launch(settings.processes, ["train", recipe or name, *words]))
+    distributed.join()
+    quiet = quiet or not distributed.is_first()
+    with locked(folder) if distributed.is_first() else nullcontext():
+        data = read()
+        begun = recall(folder, settings, data.sha)
+        distributed.wait()
+        work = prepare(data, folder, begun)
+        model = work.model
+        kept = hash_kept(model)
+        if begun is not None and begun.get("kept") != kept:
+            raise Mistake(
+                f"{folder} was begun with other weights than init={settings.init} holds now; "
+                "restore them to go on, or give another out= to begin anew"
+            )
+        if settings.compile:
+            # a part that cannot be compiled here, for want of a compiler say, runs as it is
+            torch._dynamo.config.suppress_errors = True
+            model.hidden = torch.compile(model.hidden, dynamic=work.dynamic)
+        if begun is None:
+            for note in data.notes:
+                tell(note, quiet)
+            begun = _begin(name, folder, settings, data.sha, work, recipe)
+            count = f"{parameters(model):,} parameters{learning(model)}"
+            tell(f"{count}; {begun['steps']:,} steps", quiet)
+        if distributed.is_first():
+            task = work.runs_as or name
+            about = {**origin(settings.init), **work.about}
+            save_config(folder, model, name=work.family, task=task, about=about)
+            work.save(folder)
+
+        def publish(weights: dict[str, Tensor], scores: dict[str, float]) -> None:
+            whole = {**dict(model.named_parameters()), **weights}
+            save_weights(folder, merged(model, whole))
+            card = model_card(name, work.told, scores, parameters(model), threads)
+            write_atomically(folder / "README.md", card)
+
+        fit = Fit(
+            model,
+            work.task,
+            settings,
+            folder,
+            steps=begun["steps"],
+            valid_every=begun["valid_every"],
+            publish=publish,
+            quiet=quiet,
+        )
+        outcome = fit.run()
+        if outcome.finished and distributed.is_first():
+            work.finish(folder)
+        distributed.leave()
+    return Report(str(folder), outcome.step, begun["steps"], outcome.finished, outcome.scores)
+
+
+def _begin(name, folder, settings, sha, work: Work, recipe: str | None) -> dict[str, Any]:
+    """Settle how many steps there will be, and write down all that the run depends on."""
+    steps = settings.steps
+    measured = None
+    if settings.minutes is not None:
+        # a tenth is for validation, checkpoints and the start
+        seconds = 60 * settings.minutes * 0.9
+        fitting, measured = measured_steps(work.model, work.task, settings, seconds)
+        steps = min(fitting, steps or fitting)
+    assert steps is not None
+    more = {
+        "recipe": recipe,
+        "steps": steps,
+        "seconds_a_step": measured,
+        "valid_every": settings.valid_every or max(1, min(1000, steps // 12)),
+        **work.facts,
+        "parameters": parameters(work.model),
+        "kept": hash_kept(work.model),
+    }
+    return write_recipe(folder, name, settings, sha, more) if distributed.is_first() else more

@@ -2,12 +2,10 @@
 
 import dataclasses
 import hashlib
-import json
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,30 +15,37 @@ from regard.data.batches import Batches, pad
 from regard.data.store import Store, build_store, store_key
 from regard.data.text import Corpus, load_pairs
 from regard.data.tokenize import Tokenizer, train_tokenizer
-from regard.errors import Mistake, choose
-from regard.files import write_atomically
-from regard.models import family, sized
-from regard.models.folder import load_folder, save_config, save_weights
-from regard.settings import fill
+from regard.errors import Mistake
+from regard.models import family
+from regard.models.folder import load_folder
 from regard.tasks.judge import judge
 from regard.tasks.run import (
+    Data,
     Report,
+    TaskSettings,
+    Work,
+    build_model,
     cache_folder,
-    model_card,
-    recall,
-    start_from,
-    tell,
-    use_threads,
-    write_recipe,
+    resolve_task,
+    save_generation,
+    settle_tokenizer,
+    shape_of,
+    train_task,
 )
-from regard.tasks.translator import Translator, load_tokenizers, save_tokenizers
-from regard.train import distributed
-from regard.train.loop import Fit, LoopSettings, at_least, check, locked, measured_steps, mix
+from regard.tasks.translator import (
+    Translator,
+    around,
+    begin_of,
+    load_tokenizers,
+    save_tokenizers,
+)
+from regard.train.loop import at_least, mix
 from regard.train.loss import r_drop_loss, vocabulary_loss
 
 NAME = "translate"
 FAMILY = "transformer"
 TransformerConfig, _ = family(FAMILY)
+GENERATION = {"beam": 5, "length_penalty": "average", "alpha": 1.0}
 
 # what a size means for training, on top of the sizes of the model
 SIZES: dict[str, dict[str, Any]] = {
@@ -78,19 +83,13 @@ SHORT = {
 
 
 @dataclass(frozen=True)
-class TranslateSettings(LoopSettings):
+class TranslateSettings(TaskSettings):
     """Everything that a translation run can be told."""
 
-    data: str | None = field(default=None, metadata={"help": "a folder or file of pairs"})
-    valid: str | None = field(default=None, metadata={"help": "pairs to choose by"})
-    test: str | None = field(default=None, metadata={"help": "pairs for the final score"})
     source: str | None = field(default=None, metadata={"key": "from", "help": "language read"})
     target: str | None = field(default=None, metadata={"key": "to", "help": "language written"})
     columns: str | None = field(default=None, metadata={"help": "source and target, such as 2,1"})
     skip_bad: bool = field(default=False, metadata={"help": "leave bad rows out"})
-    out: str | None = field(default=None, metadata={"help": "the run's folder"})
-    init: str | None = field(default=None, metadata={"help": "a model to start from"})
-    size: str = field(default="tiny", metadata={"help": "tiny, small, base or big"})
     tokenizer: str = field(default="bpe", metadata={"help": "bpe or unigram"})
     pieces: int = field(default=6000, metadata=at_least(300, "sub-words", 1_000_000))
     vocabularies: str = field(default="auto", metadata={"help": "joint, separate or auto"})
@@ -105,15 +104,14 @@ class TranslateSettings(LoopSettings):
 
 def resolve(values: Mapping[str, Any]) -> TranslateSettings:
     """Make full settings of what a user gave: the size fills in what is not said."""
-    size = str(values.get("size", "tiny"))
-    said = dict(choose("size", size, SIZES))
-    if "steps" in values or "minutes" in values:
-        said.pop("steps")
-    base = TranslateSettings(size=size, model=sized(FAMILY, size), **said)
-    settings = fill(TranslateSettings, values, base=base, short=SHORT)
-    check(settings)
-    if settings.data is None:
-        raise Mistake("data is missing; add data=FILE or data=FOLDER with pairs of sentences")
+    settings = resolve_task(
+        TranslateSettings,
+        values,
+        model=shape_of(FAMILY, values),
+        sizes=SIZES,
+        short=SHORT,
+        of="pairs of sentences",
+    )
     if settings.vocabularies not in ("joint", "separate", "auto"):
         raise Mistake(f"vocabularies='{settings.vocabularies}' is not one of joint, separate, auto")
     return settings
@@ -184,6 +182,8 @@ class Translation:
         self.batches = Batches(lengths, settings.batch_tokens, settings.seed)
         self.samplers = None
         if settings.bpe_dropout:
+            if not all(hasattr(t, "sampler") for t in tokenizers):
+                raise Mistake("bpe_dropout= needs a tokenizer of our own; leave it out with init=")
             self.pairs = [
                 p for p, kept in zip(corpus.parts["train"], self.kept, strict=True) if kept
             ]
@@ -248,7 +248,7 @@ class Translation:
             tokenizer.encode_batch([getattr(pair, side) for pair in pairs])
             for side, tokenizer in (("source", self.source), ("target", self.target))
         ]
-        most = 4 * self.settings.max_length
+        most = min(4 * self.settings.max_length, model.config.max_length - 2)
         lengths = [np.array([min(len(row), most) + 1 for row in side]) for side in encoded]
         plan = Batches(lengths, max(4096, self.settings.batch_tokens), 0)
         for n in range(plan.len_epoch(0)):
@@ -283,8 +283,10 @@ def make_batch(
     device: str = "cpu",
 ) -> Batch:
     """Frame sentences with their begin and end tokens and pad them."""
-    ids, lengths = pad([np.append(row, source.eos) for row in sources], source.pad)
-    reads, _ = pad([np.concatenate([[target.bos], row]) for row in targets], target.pad)
+    before, after = (np.array(ids, dtype=np.int64) for ids in around(source))
+    framed = [np.concatenate([before, row, after]) for row in sources]
+    ids, lengths = pad(framed, source.pad)
+    reads, _ = pad([np.concatenate([[begin_of(target)], row]) for row in targets], target.pad)
     writes, target_lengths = pad([np.append(row, target.eos) for row in targets], -1)
     tokens = int(target_lengths.sum())
     read = tokens + int(lengths.sum())
@@ -309,19 +311,18 @@ def translation_loss(model: Any, batch: Batch, smoothing: float, r_drop: float) 
     )
 
 
-def build_model(settings: TranslateSettings, tokenizers: tuple[Tokenizer, Tokenizer]) -> Any:
+def build(settings: TranslateSettings, tokenizers: tuple[Tokenizer, Tokenizer]) -> Any:
     """Build the model that the settings describe, for these vocabularies."""
-    source, target = tokenizers
-    config = dataclasses.replace(
-        settings.model,
-        source_vocab=source.vocab,
-        target_vocab=target.vocab,
-        max_length=max(settings.model.max_length, 4 * settings.max_length + 2),
-    )
-    if source is not target and config.tie == "all":
-        config = dataclasses.replace(config, tie="target")
-    torch.manual_seed(mix(settings.seed, "weights"))
-    return family(FAMILY)[1](config).to(settings.device)
+    config: Any = settings.model
+    if not settings.init:
+        source, target = tokenizers
+        config = dataclasses.replace(config, source_vocab=source.vocab, target_vocab=target.vocab)
+        if source is not target and config.tie == "all":
+            config = dataclasses.replace(config, tie="target")
+    if not settings.init or config.position != "learned":  # a table has the rows that it has
+        longest = max(config.max_length, 4 * settings.max_length + 2)
+        config = dataclasses.replace(config, max_length=longest)
+    return build_model(FAMILY, config, settings)
 
 
 def load(settings: TranslateSettings) -> Corpus:
@@ -338,119 +339,73 @@ def load(settings: TranslateSettings) -> Corpus:
     )
 
 
-def folder_of(settings: TranslateSettings) -> Path:
-    """Return where the run lives."""
-    return Path(settings.out or f"runs/{NAME}")
+class Way(NamedTuple):
+    """A way to translate: which task it is, by what family, and what is made of it."""
+
+    name: str
+    family: str
+    build: Callable[[Any, tuple[Tokenizer, Tokenizer]], Any]
+    task: type[Translation]
+    runner: type[Translator]
 
 
 def train(values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None = None) -> Report:
     """Train a translator in a folder, or go on with one that was begun there."""
-    settings = resolve(values)
-    folder = folder_of(settings)
-    threads = use_threads(settings.threads)
-    if settings.processes > 1 and distributed.size() == 1:
-        words = [f"{key}={value}" for key, value in values.items() if value is not None]
-        return Report(**distributed.launch(settings.processes, ["train", recipe or NAME, *words]))
-    distributed.join()
-    quiet = quiet or not distributed.is_first()
-    with locked(folder) if distributed.is_first() else nullcontext():
+    way = Way(NAME, FAMILY, build, Translation, Translator)
+    return train_way(way, values, resolve(values), quiet=quiet, recipe=recipe)
+
+
+def train_way(
+    way: Way,
+    values: Mapping[str, Any],
+    settings: TranslateSettings,
+    *,
+    quiet: bool,
+    recipe: str | None,
+) -> Report:
+    """Train a translator of any kind from pairs of sentences."""
+
+    def read() -> Data:
         corpus = load(settings)
-        sha = corpus_hash(corpus)
-        begun = recall(folder, settings, sha)
-        distributed.wait()
-        tokenizers = _tokenizers(folder, corpus, settings, begun)
-        model = build_model(settings, tokenizers)
-        if settings.init:
-            start_from(model, settings.init)
-        if settings.compile:
-            # a part that cannot be compiled here, for want of a compiler say, runs as it is
-            torch._dynamo.config.suppress_errors = True
-            model.hidden = torch.compile(model.hidden, dynamic=True)
-        task = Translation(corpus, settings, tokenizers, settings.device)
-        for note in corpus.notes if begun is None else []:
-            tell(note, quiet)
-        if begun is None:
-            begun = _begin(folder, settings, sha, model, task, tokenizers, recipe)
-            tell(f"{parameters(model):,} parameters; {begun['steps']:,} steps", quiet)
-        if distributed.is_first():
-            _save_about(folder, model, corpus, tokenizers)
+        return Data(corpus, corpus_hash(corpus), corpus.notes)
 
-        def publish(weights: dict[str, Tensor], scores: dict[str, float]) -> None:
-            save_weights(folder, weights)
-            card = model_card(NAME, settings, corpus, scores, parameters(model), threads)
-            write_atomically(folder / "README.md", card)
+    def prepare(data: Data, folder: Path, begun: dict[str, Any] | None) -> Work:
+        corpus: Corpus = data.parts
+        tokenizers = settle_tokenizer(
+            folder,
+            settings,
+            begun,
+            lambda: build_tokenizers(corpus, settings),
+            load=load_tokenizers,
+            save=save_tokenizers,
+        )
+        model = way.build(settings, tokenizers)
+        task = way.task(corpus, settings, tokenizers, settings.device)
 
-        fit = Fit(
+        def save(folder: Path) -> None:
+            save_tokenizers(folder, tokenizers)
+            if not (folder / "generation_config.json").exists():
+                save_generation(folder, GENERATION)
+
+        return Work(
+            way.family,
             model,
             task,
-            settings,
-            folder,
-            steps=begun["steps"],
-            valid_every=begun["valid_every"],
-            publish=publish,
-            quiet=quiet,
+            f"{corpus.source or 'source'} to {corpus.target or 'target'}",
+            about={"from": corpus.source, "to": corpus.target},
+            facts={"tokenizers": [t.sha for t in tokenizers], "left_out": task.dropped},
+            save=save,
+            finish=lambda folder: settle_alignment(folder, corpus, way.runner),
         )
-        outcome = fit.run()
-        if outcome.finished and distributed.is_first():
-            _settle_alignment(folder, corpus)
-        distributed.leave()
-    return Report(str(folder), outcome.step, begun["steps"], outcome.finished, outcome.scores)
+
+    return train_task(
+        way.name, values, settings, read=read, prepare=prepare, recipe=recipe, quiet=quiet
+    )
 
 
-def _settle_alignment(folder: Path, corpus: Corpus) -> None:
+def settle_alignment(folder: Path, corpus: Corpus, runner: type[Translator]) -> None:
     """Write down which head aligns best on the validation part."""
-    model, config = load_folder(folder)
-    translator = Translator.load(folder, model, config)
+    translator = runner.load(folder, *load_folder(folder))
     pairs = [(pair.source, pair.target) for pair in corpus.parts["valid"][:50]]
     name, head = translator.choose_alignment_head(translator.encode_pairs(pairs))
-    _save_generation(folder, alignment_head=f"{name}:{head}")
-
-
-def _save_generation(folder: Path, **more: Any) -> None:
-    generation = {"beam": 5, "length_penalty": "average", "alpha": 1.0, **more}
-    write_atomically(folder / "generation_config.json", json.dumps(generation, indent=2) + "\n")
-
-
-def parameters(model: nn.Module) -> int:
-    """Return how many numbers a model learns."""
-    return sum(p.numel() for p in model.parameters())
-
-
-def _begin(folder, settings, sha, model, task, tokenizers, recipe) -> dict[str, Any]:
-    """Settle how many steps there will be, and write down all that the run depends on."""
-    steps = settings.steps
-    measured = None
-    if settings.minutes is not None:
-        # a tenth is for validation, checkpoints and the start
-        seconds = 60 * settings.minutes * 0.9
-        fitting, measured = measured_steps(model, task, settings, seconds)
-        steps = min(fitting, steps or fitting)
-    assert steps is not None
-    more = {
-        "recipe": recipe,
-        "steps": steps,
-        "seconds_a_step": measured,
-        "valid_every": settings.valid_every or max(1, min(1000, steps // 12)),
-        "tokenizers": [t.sha for t in tokenizers],
-        "parameters": parameters(model),
-        "left_out": task.dropped,
-    }
-    return write_recipe(folder, NAME, settings, sha, more) if distributed.is_first() else more
-
-
-def _tokenizers(folder, corpus, settings, begun) -> tuple[Tokenizer, Tokenizer]:
-    """Take the tokenizers of the run, of the model it starts from, or learn new ones."""
-    if begun is None and distributed.is_first():
-        given = load_tokenizers(Path(settings.init)) if settings.init else None
-        save_tokenizers(folder, given or build_tokenizers(corpus, settings))
-    distributed.wait()
-    return load_tokenizers(folder)
-
-
-def _save_about(folder: Path, model: nn.Module, corpus: Corpus, tokenizers) -> None:
-    """Write the files beside the weights, which make the folder a model."""
-    about = {"from": corpus.source, "to": corpus.target}
-    save_config(folder, model, name=FAMILY, task=NAME, about=about)
-    save_tokenizers(folder, tokenizers)
-    if not (folder / "generation_config.json").exists():
-        _save_generation(folder)
+    save_generation(folder, {**GENERATION, "alignment_head": f"{name}:{head}"})

@@ -17,30 +17,33 @@ from regard.decode import search
 from regard.decode.search import Hypothesis, in_batches
 from regard.errors import Mistake, choose
 from regard.settings import fill
+from regard.tasks.tokenizer import load_any_tokenizers, save_any_tokenizers
 
 LONGEST_PART = 400  # pieces; a longer sentence is read in parts, as the model never saw such
 
 
 def save_tokenizers(folder: Path, pair: tuple[Tokenizer, Tokenizer]) -> None:
     """Write one tokenizer.json, or source_tokenizer.json and target_tokenizer.json."""
-    source, target = pair
-    if source is target:
-        source.save(folder / "tokenizer.json")
-    else:
-        # one of a start that was broken off would be taken for that of both sides
-        (folder / "tokenizer.json").unlink(missing_ok=True)
-        source.save(folder / "source_tokenizer.json")
-        target.save(folder / "target_tokenizer.json")
+    save_any_tokenizers(folder, pair)
 
 
 def load_tokenizers(folder: Path) -> tuple[Tokenizer, Tokenizer]:
     """Read the tokenizers of a folder."""
-    if (folder / "tokenizer.json").exists():
-        both = Tokenizer.load(folder / "tokenizer.json")
-        return both, both
-    sides = ("source", "target")
-    source, target = (Tokenizer.load(folder / f"{side}_tokenizer.json") for side in sides)
-    return source, target
+    return load_any_tokenizers(folder)
+
+
+def around(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """Return what a model expects before and after a source: its end, or as its tokenizer says."""
+    if not hasattr(tokenizer, "frame"):
+        return [], [tokenizer.eos]
+    whole = tokenizer.frame([-1])
+    place = whole.index(-1)
+    return whole[:place], whole[place + 1 :]
+
+
+def begin_of(tokenizer: Any) -> int:
+    """Return the token after which a decoder begins to write."""
+    return getattr(tokenizer, "begin", tokenizer.bos)
 
 
 def setting(default: Any, help: str, **bounds: float) -> Any:
@@ -157,6 +160,12 @@ class Translator:
         self.source_tokenizer, self.target_tokenizer = source, target
         self.tokenizer = target
         self.device = next(model.parameters()).device
+        self.begin, (self.before, self.after) = begin_of(target), around(source)
+        self.longest = LONGEST_PART
+        # tokens that no answer has; what a checkpoint's own tokenizer calls special is up to it
+        ours = [] if hasattr(target, "frame") else [target.bos, getattr(target, "unk", 3)]
+        spare = range(target.vocab, getattr(model.config, "target_vocab", target.vocab))
+        self.forbidden = [target.pad, *ours, *spare]
 
     @classmethod
     def load(cls, folder: Path, model: Any, config: dict[str, Any]) -> "Translator":
@@ -183,12 +192,24 @@ class Translator:
             raise Mistake(f"{folder / 'generation_config.json'}: {mistake}") from None
         return made
 
+    def framed(self, ids: Sequence[int]) -> list[int]:
+        """Put around a source what the model expects there."""
+        return [*self.before, *ids, *self.after]
+
+    def encode_source(self, text: str, how: RunSettings) -> list[int]:
+        """Split what is read into ids."""
+        return self.source_tokenizer.encode(text)
+
+    def opening(self, how: RunSettings) -> list[int]:
+        """Return how every answer must begin."""
+        return self.target_tokenizer.encode(how.prefix)
+
     # Translating
 
     def check(self, settings: dict[str, Any]) -> RunSettings:
         """Make full settings of what a user gave, with the model's own defaults."""
         own = {k: v for k, v in self.config.get("generation", {}).items() if k != "alignment_head"}
-        how = fill(RunSettings, {**own, **settings})
+        how = fill(self.settings, {**own, **settings})
         choose("length_penalty", how.length_penalty, search.PENALTIES)
         if how.alignments not in ALIGNMENTS:
             raise Mistake(f"alignments='{how.alignments}' is not one of {', '.join(ALIGNMENTS)}")
@@ -234,7 +255,7 @@ class Translator:
 
     def _sentences(self, text: str, line: int, how: RunSettings) -> list[_Sentence]:
         """Cut an input into the sentences that are translated one by one, and what is between."""
-        prefix = self.target_tokenizer.encode(how.prefix)
+        prefix = self.opening(how)
         found: list[_Sentence] = []
         for part in split_sentences(text) if how.split else [text]:
             core = part.strip()
@@ -243,10 +264,10 @@ class Translator:
                 found[-1].separator += before
             elif before:
                 found.append(_Sentence(line, [], [], before))
-            ids = self.source_tokenizer.encode(core)
-            for start in range(0, len(ids), LONGEST_PART):
-                piece = [*ids[start : start + LONGEST_PART], self.source_tokenizer.eos]
-                last = start + LONGEST_PART >= len(ids)
+            ids = self.encode_source(core, how) if core else []
+            for start in range(0, len(ids), self.longest):
+                piece = self.framed(ids[start : start + self.longest])
+                last = start + self.longest >= len(ids)
                 found.append(_Sentence(line, piece, prefix, after if last else " "))
                 prefix = []  # the answer begins but once
         return found
@@ -258,13 +279,14 @@ class Translator:
         if real:
             ids, lengths = self._padded([s.ids for s in real])
             prefix = [s.prefix for s in real] if how.prefix else None
-            specials = (self.target_tokenizer.pad, self.target_tokenizer.bos, 3)
             rest: dict[str, Any] = {
                 "length_penalty": how.length_penalty,
                 "alpha": how.alpha,
                 "max_length": how.max_length,
                 "prefix": prefix,
-                "adjust": [search.forbid(*specials)],
+                "adjust": [search.forbid(*self.forbidden)],
+                "bos": self.begin,
+                "eos": self.target_tokenizer.eos,
             }
             if how.draws:
                 found = search.sample(
@@ -343,6 +365,8 @@ class Translator:
                 texts,
                 length_penalty=how.length_penalty,
                 alpha=how.alpha,
+                bos=self.begin,
+                eos=self.target_tokenizer.eos,
             )
 
         lengths = [max(len(a), len(b)) for a, b in encoded]
@@ -362,8 +386,7 @@ class Translator:
         for ids in (*sources, *targets):
             if len(ids) > 10 * LONGEST_PART:
                 raise Mistake(f"a text of {len(ids)} pieces is too long to be scored whole; cut it")
-        eos = self.source_tokenizer.eos
-        return [([*a, eos], b) for a, b in zip(sources, targets, strict=True)]
+        return [(self.framed(a), b) for a, b in zip(sources, targets, strict=True)]
 
     def _forced(self, inputs: Sequence[str], how: RunSettings) -> list[Translated]:
         """Score lines that hold a source, a TAB and a target."""
@@ -378,6 +401,7 @@ class Translator:
             length_penalty=how.length_penalty,
             alpha=how.alpha,
             alignments=how.alignments,
+            prefix=how.prefix,
             batch_tokens=how.batch_tokens,
             batch_rows=how.batch_rows,
         )
@@ -389,7 +413,7 @@ class Translator:
         One pass over the finished text: what was seen at each step, whatever beam or batch it
         came from.
         """
-        reads = torch.tensor([[self.target_tokenizer.bos, *target]], device=self.device)
+        reads = torch.tensor([[self.begin, *target]], device=self.device)
         ids = torch.tensor([list(source)], device=self.device)
         with watch(self.model) as maps:
             logits = self.model(ids, reads)
@@ -479,16 +503,16 @@ class Translator:
         from regard.look.picture import Picture, Step, View
 
         how = self.check(settings)
-        ids = self.source_tokenizer.encode(text.strip())[: 10 * LONGEST_PART]
-        if not ids:
+        if not text.strip():
             raise Mistake("there is nothing to look at in an empty text")
-        source = [*ids, self.source_tokenizer.eos]
-        sentence = _Sentence(0, source, self.target_tokenizer.encode(how.prefix), "")
+        ids = self.encode_source(text.strip(), how)[: 10 * LONGEST_PART]
+        source = self.framed(ids)
+        sentence = _Sentence(0, source, self.opening(how), "")
         hypotheses = self._write([sentence], how, 0)[0]
         best = hypotheses[0]
         maps, logits = self.maps(source, best.ids)
         show = self.target_tokenizer.pieces
-        rows = show([self.target_tokenizer.bos, *best.ids])
+        rows = show([self.begin, *best.ids])
         writes = show([*best.ids, self.target_tokenizer.eos])
         columns = self.source_tokenizer.pieces(source)
         views = []

@@ -1,0 +1,336 @@
+"""Texts to learn a language from: one running text, or documents that have nothing to do with it.
+
+Running text is read as one long line of tokens. Documents stand between a begin and an end, are
+packed side by side and never look at each other.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from regard.data.store import Column, Store, build_store
+from regard.data.text import (
+    KINDS,
+    PARTS,
+    BadRow,
+    JsonRow,
+    PairReader,
+    find_fault,
+    fold,
+    hash_text,
+    index_folder,
+    missing,
+    opened,
+    scan_lines,
+    stem_and_suffix,
+)
+from regard.errors import Mistake
+from regard.files import refuse
+
+TEXT_KEYS = ("text", "content", "document", "body", "story", "sentence", "src", "source")
+LAST = 0.1  # share of a running text that is kept for validation
+MOST_VALID = 2000  # documents, of which one in fifty is kept
+CHUNK = 500_000  # characters of a running text that are split into tokens at once
+MOST_TEXT = 20 * 2**30  # bytes of one file
+
+
+@dataclass
+class Texts:
+    """The texts of each part, whether they run on, and what the user should be told."""
+
+    parts: dict[str, list[str]]
+    running: bool
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def sha(self) -> str:
+        """Return a hash of what is trained and validated on."""
+        parts = [hash_texts(self.parts.get(part, ())) for part in ("train", "valid")]
+        return hash_texts(["running" if self.running else "documents", *parts])
+
+
+def hash_texts(texts: Iterable[str]) -> str:
+    """Return one hash of many texts."""
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(text.encode() + b"\x00")
+    return digest.hexdigest()
+
+
+def load_texts(
+    data: str | Path,
+    *,
+    valid: str | None = None,
+    test: str | None = None,
+    key: str | None = None,
+    need: tuple[str, ...] = ("train", "valid"),
+) -> Texts:
+    """Read the needed parts of a file or folder; without a validation part one is split off.
+
+    `valid` is a file, or the share of the data to keep, such as 0.05. `key` names the text in
+    JSON lines.
+    """
+    share = share_of(valid)
+    given = {"valid": None if share else valid, "test": test}
+    files = find_texts(Path(data))
+    for name, path in given.items():
+        if path is not None:
+            files[name] = [_beside(path, Path(data))]
+    if need == ("test",) and list(files) == ["train"]:
+        files = {"test": files["train"]}  # only one part is wanted, and only one given
+    running = all(len(some) == 1 and not is_jsonl(some[0]) for some in files.values())
+    texts = Texts({}, running)
+    splitting = "valid" not in files and "train" in files and "valid" in need
+    for name in need:
+        if name not in files and not (name == "valid" and splitting):
+            raise Mistake(f"{data}: no {name} part; expected a file such as {name}.txt")
+        if name in files:
+            texts.parts[name] = [t for path in files[name] for t in read_texts(path, key)]
+            if not any(text.strip() for text in texts.parts[name]):
+                raise Mistake(f"{files[name][0]}: there is no text in it")
+    if splitting:
+        if "train" not in texts.parts:
+            texts.parts["train"] = [t for path in files["train"] for t in read_texts(path, key)]
+        _split_off(texts, share)
+        texts.parts = {name: texts.parts[name] for name in ("train", "valid") if name in need}
+    return texts
+
+
+def share_of(valid: str | None) -> float | None:
+    """Return the share that valid= names, if it names one and no file."""
+    try:
+        share = float(valid or "")
+    except ValueError:
+        return None
+    if not 0 < share < 1:
+        raise Mistake(f"valid={valid} is neither a file nor a share between 0 and 1, such as 0.1")
+    return share
+
+
+def _split_off(texts: Texts, share: float | None) -> None:
+    """Keep the end of a running text, or some documents chosen by hash, for validation."""
+    train = texts.parts["train"]
+    if texts.running:
+        (text,) = train
+        cut = int(len(text) * (1 - (share or LAST)))
+        texts.parts["train"], texts.parts["valid"] = [text[:cut]], [text[cut:]]
+        kept = f"the last {len(text) - cut:,} of {len(text):,} characters were kept for it"
+    else:
+        if len(set(train)) < 2:
+            raise Mistake("a single document cannot be split; give a validation part with valid=")
+        # by hash, so that copies of a document are all on one side
+        keys = {text: hash_text(fold(text)) for text in train}
+        ranked = sorted(set(keys.values()))
+        count = max(1, round((share or 0.02) * len(ranked)))
+        count = min(count, len(ranked) - 1, len(ranked) if share else MOST_VALID)
+        bound = ranked[count]
+        texts.parts["train"] = [text for text in train if keys[text] >= bound]
+        texts.parts["valid"] = [text for text in train if keys[text] < bound]
+        kept = f"{len(texts.parts['valid']):,} of {len(train):,} documents were kept for it"
+    texts.notes.append(f"no validation part: {kept}; give your own with valid=")
+
+
+# Files
+
+
+def find_texts(data: Path) -> dict[str, list[Path]]:
+    """Find the files of each part: those named after it, or else all text files to train on."""
+    if not os.path.isdir(data):
+        if not os.path.exists(data):
+            raise Mistake(missing(data))
+        return {"train": [data]}
+    files = [path for some in index_folder(data).values() for path in some.values()]
+    parts: dict[str, list[Path]] = {}
+    for name, words in PARTS.items():
+        pattern = re.compile(rf"(?:^|[._-])(?:{'|'.join(words)})(?:$|[._-])", re.IGNORECASE)
+        found = [path for path in files if pattern.search(path.name)]
+        if len(found) > 1:
+            told = ", ".join(path.name for path in found)
+            raise Mistake(f"{data}: several files for {name} ({told}); name one with data=")
+        if found:
+            parts[name] = found
+    if "train" in parts:
+        return parts
+    try:
+        every = sorted(p for p in data.rglob("*") if stem_and_suffix(p)[1] == "txt" and p.is_file())
+    except OSError as error:
+        raise refuse(error, data) from error
+    if not every and len(files) == 1:
+        every = files
+    if not every:
+        found = ", ".join(sorted(os.listdir(data))[:8]) or "nothing"
+        raise Mistake(f"{data}: no train.txt, train.jsonl nor other .txt files; found {found}")
+    return {**parts, "train": [path for path in every if [path] not in parts.values()]}
+
+
+def _beside(given: str, data: Path) -> Path:
+    """Find a file that a user named, from here or from beside the data."""
+    home = data if os.path.isdir(data) else data.parent
+    for path in (Path(given), home / given):
+        if os.path.isfile(path):
+            return path
+    raise Mistake(missing(Path(given)))
+
+
+def is_jsonl(path: Path) -> bool:
+    """Tell by its name whether a file holds a JSON object a line."""
+    return KINDS.get(stem_and_suffix(path)[1]) == "jsonl"
+
+
+def read_texts(path: Path, key: str | None = None) -> Iterator[str]:
+    """Yield the whole text of a plain file, or the text of each JSON line."""
+    if not is_jsonl(path):
+        yield read_whole(path)
+        return
+    row = JsonRow(PairReader(path))
+    for number, line, fault in scan_lines(path):
+        if fault:
+            raise Mistake(fault.message)
+        if not line.strip():
+            continue
+        try:
+            value = row.parse(line, number)
+            names = [key] if key else [name for name in TEXT_KEYS if name in value]
+            text = row.side(value, (names[0] if names else TEXT_KEYS[0],))
+        except BadRow as bad:
+            raise Mistake(f"{path}:{number}: {bad.what}; {bad.remedy}") from None
+        if text.strip():
+            yield text
+
+
+def read_whole(path: Path) -> str:
+    """Read a plain, gzip or xz file of UTF-8 text, with its line ends made \\n."""
+    data = bytearray()
+    with opened(path) as file:
+        while part := file.read(2**24):  # asked for all at once, memory for the most is taken
+            data += part
+            if len(data) > MOST_TEXT:
+                raise Mistake(f"{path}: over {MOST_TEXT >> 30} GB; cut it into several files")
+    data = data.removeprefix(b"\xef\xbb\xbf")
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        number = data.count(b"\n", 0, error.start) + 1
+        start = data.rfind(b"\n", 0, error.start) + 1
+        line = data[start : data.find(b"\n", error.start) % (len(data) + 1)]
+        fault = find_fault(bytes(line), "", f"{path}:{number}", number == 1)
+        raise Mistake(fault.message if fault else f"{path}:{number}: not UTF-8") from None
+    if "\0" in text:
+        number = text.count("\n", 0, text.index("\0")) + 1
+        raise Mistake(f"{path}:{number}: a NUL byte, so this is no text; give a text file")
+    return text.replace("\r\n", "\n")
+
+
+# Tokens
+
+
+def encode_running(tokenizer: Any, text: str) -> Iterator[list[int]]:
+    """Split a running text into ids, part by part; joined they decode to the text."""
+    encode = getattr(tokenizer, "encode_parts", tokenizer.encode_batch)
+    start = 0
+    while start < len(text):
+        end = min(len(text), start + CHUNK)
+        if end < len(text):
+            end = text.rfind("\n", start, end) + 1 or text.rfind(" ", start, end) + 1 or end
+        yield encode([text[start:end]])[0]
+        start = end
+
+
+def store_texts(folder: Path, texts: list[str], running: bool, tokenizer: Any) -> Store:
+    """Tokenise texts into a store, or find them there; documents get their begin and end."""
+    try:
+        return Store.open(folder)
+    except Mistake:
+        pass
+
+    def rows() -> Iterator[list[list[int]]]:
+        if running:
+            for text in texts:
+                for ids in encode_running(tokenizer, text):
+                    yield [ids]
+            return
+        for start in range(0, len(texts), 1000):
+            for ids in tokenizer.encode_batch(texts[start : start + 1000]):
+                yield [[tokenizer.bos, *ids, tokenizer.eos]]
+
+    return build_store(folder, rows())
+
+
+class Window(NamedTuple):
+    """Rows of tokens (b, l), and which document each is of; without documents a row is all one."""
+
+    ids: np.ndarray
+    documents: np.ndarray | None = None
+
+
+class Crops:
+    """Batch n of a running text: crops from random places, a pure function of (seed, n)."""
+
+    def __init__(self, ids: np.ndarray, rows: int, length: int, seed: int):
+        if len(ids) < 2:
+            raise Mistake(f"a text of {len(ids)} tokens is too short to learn from; give more")
+        self.ids, self.rows, self.seed = ids, rows, seed % 2**64
+        self.span = np.arange(min(length, len(ids)))
+
+    def __getitem__(self, n: int) -> Window:
+        """Return batch n."""
+        chance = np.random.Generator(np.random.PCG64([self.seed, n]))
+        starts = chance.integers(0, len(self.ids) - len(self.span) + 1, (self.rows, 1))
+        return Window(self.ids[starts + self.span])
+
+
+class Packed:
+    """Batch n of documents laid end to end, a pure function of (seed, n).
+
+    Each epoch shuffles the documents, lays windows over their row of tokens, one every `stride`,
+    and shuffles these. A document that goes on in the next window is read there as a new text.
+    """
+
+    def __init__(self, column: Column, rows: int, length: int, stride: int, seed: int):
+        self.ids, self.starts = column.ids, column.offsets[:-1]
+        self.lengths = np.diff(column.offsets)
+        self.seed, self.stride = seed % 2**64, stride
+        self.span = np.arange(min(length, len(self.ids)))
+        self.windows = (len(self.ids) - len(self.span)) // stride + 1
+        self.rows = min(rows, self.windows)
+        self.count = self.windows // self.rows  # batches an epoch
+        self._plans: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
+
+    def _plan(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the order of the documents, where each begins in it, and that of the windows."""
+        if epoch not in self._plans:
+            chance = np.random.Generator(np.random.PCG64([self.seed, epoch]))
+            order = chance.permutation(len(self.lengths))
+            begins = np.concatenate([[0], np.cumsum(self.lengths[order])[:-1]])
+            self._plans = dict(list(self._plans.items())[-1:])
+            self._plans[epoch] = order, begins, chance.permutation(self.windows)
+        return self._plans[epoch]
+
+    def __getitem__(self, n: int) -> Window:
+        """Return batch n."""
+        epoch, place = divmod(n, self.count)
+        order, begins, windows = self._plan(epoch)
+        first = windows[place * self.rows : (place + 1) * self.rows, None] * self.stride
+        places = first + self.span
+        documents = np.searchsorted(begins, places, side="right") - 1
+        ids = self.ids[self.starts[order[documents]] + places - begins[documents]]
+        return Window(ids, documents - documents[:, :1])
+
+
+def stretches(offsets: np.ndarray, length: int) -> np.ndarray:
+    """Cut rows of tokens into stretches (n, 2): from where to where to read.
+
+    Each begins with the last token of the one before, so that every token but the first of a row
+    is guessed once, after at most so many others.
+    """
+    found = []
+    for begin, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
+        for start in range(begin, max(begin + 1, end - 1), length):
+            found.append((start, min(end, start + length + 1)))
+    return np.array([(a, b) for a, b in found if b - a > 1], dtype=np.int64).reshape(-1, 2)

@@ -1,0 +1,499 @@
+"""Texts with labels, and sentences with a tag for each word, from files."""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, Generic, NamedTuple, TypeVar, cast
+
+from regard.data.documents import share_of
+from regard.data.text import (
+    KINDS,
+    PARTS,
+    BadRow,
+    Fault,
+    JsonRow,
+    PairReader,
+    TsvRow,
+    find_file,
+    find_roles,
+    index_folder,
+    missing,
+    opened,
+    scan_stream,
+    split_valid,
+    stem_and_suffix,
+)
+from regard.errors import Mistake, choose
+
+
+class Example(NamedTuple):
+    """A text and its labels, with the file and line it came from."""
+
+    text: str
+    labels: tuple[str, ...]
+    where: str
+
+    @property
+    def source(self) -> str:
+        """Return what it is told apart by where a validation part is split off."""
+        return self.text
+
+
+class Sentence(NamedTuple):
+    """Words and their tags, with the file and line they came from."""
+
+    words: tuple[str, ...]
+    tags: tuple[str, ...]
+    where: str
+
+    @property
+    def source(self) -> str:
+        """Return what it is told apart by where a validation part is split off."""
+        return " ".join(self.words)
+
+
+T = TypeVar("T", Example, Sentence)
+
+
+# Lines of a file in one of two encodings
+
+
+class _Latin:
+    """A file of Latin-1 that reads as one of UTF-8."""
+
+    def __init__(self, file: BinaryIO):
+        self.file = file
+
+    def readline(self, size: int) -> bytes:
+        """Return the next line."""
+        return self.file.readline(size).decode("latin-1").encode()
+
+
+ENCODINGS: dict[str, Callable[[BinaryIO], Any]] = {"utf-8": lambda file: file, "latin1": _Latin}
+
+
+def encoding_of(path: Path) -> str:
+    """Tell whether a file is Latin-1: one with letters beyond ASCII, and no line of them UTF-8."""
+    found = "utf-8"
+    with opened(path) as file:
+        while line := file.readline(2**22):
+            if line.isascii():
+                continue
+            if b"\0" in line:
+                return "utf-8"  # UTF-16, or no text at all, which reading it will tell
+            try:
+                line.decode()
+                return "utf-8"
+            except UnicodeDecodeError:
+                found = "latin1"
+    return found
+
+
+class Rows:
+    """The lines of one file, with what is wrong told by file and line, or dropped if so wished."""
+
+    def __init__(self, path: Path, *, encoding: str = "auto", skip_bad: bool = False):
+        choose("encoding", encoding, {**ENCODINGS, "auto": None})
+        self.path, self.skip_bad = path, skip_bad
+        self.notes: list[str] = []
+        self.dropped, self.first = 0, ""
+        self.encoding = encoding_of(path) if encoding == "auto" else encoding
+        if encoding == "auto" and self.encoding != "utf-8":
+            self.notes.append(
+                f"{path}: not UTF-8, so read as Latin-1; give encoding=utf-8 to refuse it"
+            )
+
+    def __iter__(self) -> Iterator[tuple[int, str, Fault | None]]:
+        with opened(self.path) as file:
+            yield from scan_stream(ENCODINGS[self.encoding](file), str(self.path))
+
+    def bad(self, number: int, what: str, remedy: str) -> None:
+        """Refuse a bad row, or count it when bad rows are to be dropped."""
+        message = f"{self.path}:{number}: {what}; {remedy}"
+        if not self.skip_bad:
+            raise Mistake(f"{message}; or drop such rows with skip_bad=true")
+        self.first = self.first or message
+        self.dropped += 1
+
+    def end(self) -> None:
+        """Note what was dropped."""
+        if self.dropped:
+            rows = f"{self.dropped:,} bad row{'s' if self.dropped > 1 else ''}"
+            self.notes.append(f"{rows} of {self.path} dropped; the first: {self.first}")
+
+
+def is_json(path: Path, line: str) -> bool:
+    """Tell by a file's name, or else by its first line, whether each line is a JSON object."""
+    kind = KINDS.get(stem_and_suffix(path)[1])
+    return kind == "jsonl" or (kind is None and re.match(r'\s*\{\s*"', line) is not None)
+
+
+# Texts and labels
+
+TREC = re.compile(r"([A-Z]{2,12}):(\w{1,20}) (.+)")
+FINENESS = {"coarse": lambda whole: whole.partition(":")[0], "fine": lambda whole: whole}
+
+
+@dataclass(frozen=True)
+class ExampleFormat:
+    """How texts and labels stand in a file."""
+
+    columns: str | None = None
+    labels: str = "coarse"  # or fine, for labels such as NUM:date
+    separator: str | None = None  # between several labels in a column
+    encoding: str = "auto"
+    skip_bad: bool = False
+
+
+class ExampleReader:
+    """Reads texts and labels from TSV, JSON lines, or lines such as `NUM:date When was ...`."""
+
+    of = "texts with labels"
+
+    def __init__(self, format: ExampleFormat):
+        self.format = format
+        self.several = format.separator is not None  # or as soon as a list of labels is read
+        self.fine = choose("labels", format.labels, FINENESS)
+        if format.separator == "":
+            raise Mistake("separator= is empty; give what stands between labels, such as ','")
+
+    def read(self, path: Path, notes: list[str]) -> list[Example]:
+        """Read a file; what the user should be told is added to the notes."""
+        rows = Rows(path, encoding=self.format.encoding, skip_bad=self.format.skip_bad)
+        found: list[Example] = []
+        parse = None
+        pairs = PairReader(path, columns=self.format.columns)
+        for number, line, fault in rows:
+            if fault is None and not line.strip():
+                continue
+            if fault is not None:
+                rows.bad(number, fault.what, fault.remedy)
+                continue
+            parse = parse or self._parser(path, line, pairs)
+            try:
+                example = parse(line, number)
+                if example is None:
+                    continue
+                text, labels = example[0].strip(), tuple(label.strip() for label in example[1])
+                if not text:
+                    raise BadRow("empty", "the text is empty", "fill it or remove the row")
+                if not all(labels) or not (labels or self.several):
+                    raise BadRow("empty", "the label is empty", "fill it or remove the row")
+            except BadRow as bad:
+                rows.bad(number, bad.what, bad.remedy)
+                continue
+            found.append(Example(text, tuple(dict.fromkeys(labels)), f"{path}:{number}"))
+        rows.end()
+        notes += [*rows.notes, *pairs.notes]
+        return found
+
+    def _parser(self, path: Path, line: str, pairs: PairReader) -> Callable[[str, int], Any]:
+        """Choose by the file's name, or else by its first line, how lines are read."""
+        if is_json(path, line):
+            row = JsonRow(pairs)
+            return lambda line, number: self._json(row, line, number)
+        if (
+            KINDS.get(stem_and_suffix(path)[1]) is None
+            and "\t" not in line
+            and TREC.fullmatch(line.strip())
+        ):
+            return self._trec
+        table = TsvRow(pairs)
+        return lambda line, number: self._tsv(table, line, number)
+
+    def _tsv(self, row: TsvRow, line: str, number: int) -> tuple[str, Sequence[str]] | None:
+        try:
+            sides = row.read(line, number)
+        except BadRow as bad:
+            remedy = "write text, TAB, label on each line, or set columns="
+            raise BadRow(bad.kind, bad.what, remedy) from None
+        if sides is None:
+            return None
+        text, label = sides
+        separator = self.format.separator
+        return text, [label] if separator is None else _parts(label, separator)
+
+    def _trec(self, line: str, number: int) -> tuple[str, Sequence[str]]:
+        match = TREC.fullmatch(line.strip())
+        if match is None:
+            what = f"{line[:40]!r} does not begin with a label such as NUM:date"
+            raise BadRow("columns", what, "write LABEL:finer, a space, and the text")
+        return match[3], [self.fine(f"{match[1]}:{match[2]}")]
+
+    def _json(self, row: JsonRow, line: str, number: int) -> tuple[str, Sequence[str]]:
+        value = row.parse(line, number)
+        if row.reader.columns:
+            text, label = row.reader.columns
+        else:
+            names = list(value)
+            found = find_roles(["label" if name == "labels" else name for name in names])
+            if found is None:
+                told = ", ".join(names[:8]) or "none"
+                remedy = 'write {"text": "...", "label": "..."} or set columns='
+                raise BadRow("columns", f"no text and label among the keys {told}", remedy)
+            text, label = names[found[0]], names[found[1]]
+        labels = value.get(label)
+        if isinstance(labels, list):
+            self.several = True
+            return row.side(value, (text,)), [row.side({label: one}, (label,)) for one in labels]
+        return row.side(value, (text,)), [row.side(value, (label,))]
+
+
+def _parts(cell: str, separator: str) -> list[str]:
+    return [part for part in cell.split(separator) if part.strip()]
+
+
+# Words and tags
+
+CONLLU = {"form": 1, "lemma": 2, "upos": 3, "xpos": 4, "feats": 5, "deprel": 7}
+DOCUMENT = "-DOCSTART-"  # what begins a document in the files of CoNLL 2003
+WORD_KEYS, TAG_KEYS = ("words", "tokens"), ("tags", "upos", "ner_tags", "labels")
+
+
+@dataclass(frozen=True)
+class SentenceFormat:
+    """How words and tags stand in a file."""
+
+    column: str | None = None  # upos unless told, or the last one
+    encoding: str = "auto"
+    skip_bad: bool = False
+
+
+class SentenceReader:
+    """Reads words and tags from CoNLL-U, from columns with blank lines between, or JSON lines."""
+
+    of = "words with tags"
+
+    def __init__(self, format: SentenceFormat):
+        self.format = format
+
+    def read(self, path: Path, notes: list[str]) -> list[Sentence]:
+        """Read a file; what the user should be told is added to the notes."""
+        rows = Rows(path, encoding=self.format.encoding, skip_bad=self.format.skip_bad)
+        found: list[Sentence] = []
+        words: list[str] = []
+        tags: list[str] = []
+        start, bad, whole, parse = 0, False, False, None
+
+        def close() -> None:
+            nonlocal bad
+            if words and not bad:
+                found.append(Sentence(tuple(words), tuple(tags), f"{path}:{start}"))
+            words.clear()
+            tags.clear()
+            bad = False
+
+        for number, line, fault in rows:
+            if fault is None and not line.strip():
+                close()
+                continue
+            try:
+                if fault is not None:
+                    raise BadRow(fault.kind, fault.what, fault.remedy)
+                if parse is None:
+                    whole = is_json(path, line)
+                    parse = self._parser(path, line, notes)
+                row = parse(line, number)
+                start = start if words else number
+                words += row[0]
+                tags += row[1]
+            except BadRow as wrong:
+                if not bad:  # the rest of a bad sentence goes with it
+                    rows.bad(number, wrong.what, wrong.remedy)
+                bad = True
+            if whole:
+                close()
+        close()
+        rows.end()
+        notes += rows.notes
+        return found
+
+    def _parser(
+        self, path: Path, line: str, notes: list[str]
+    ) -> Callable[[str, int], tuple[Sequence[str], Sequence[str]]]:
+        """Choose by the file's name, or else by its first line, how lines are read."""
+        if is_json(path, line):
+            row = JsonRow(PairReader(path))
+            return lambda line, number: _json_sentence(row, line, number)
+        suffix = stem_and_suffix(path)[1]
+        if suffix == "conllu" or re.match(r"# |1(-\d+)?\t(?:[^\t]*\t){8}[^\t]*$", line):
+            return _Conllu(self.format.column)
+        return _Columns(self.format.column, path, line, notes)
+
+
+class _Conllu:
+    """Ten columns; lines of comments, of ranges of words and of empty nodes are passed over."""
+
+    def __init__(self, column: str | None):
+        self.name = (column or "upos").lower()
+        known = {**CONLLU, **{str(n + 1): n for n in range(1, 10)}}
+        self.at = choose("column", self.name, known)
+
+    def __call__(self, line: str, number: int) -> tuple[Sequence[str], Sequence[str]]:
+        if line.startswith("#"):
+            return (), ()
+        cells = line.split("\t")
+        if len(cells) != 10:
+            what = f"{len(cells)} column{'s' if len(cells) > 1 else ''}, expected 10"
+            raise BadRow("columns", what, "CoNLL-U has ten, with TABs between")
+        if not cells[0].isdecimal():
+            if re.fullmatch(r"\d+[-.]\d+", cells[0]):
+                return (), ()
+            raise BadRow("columns", f"{cells[0][:20]!r} is no number of a word", "mend the line")
+        word, tag = cells[1].strip(), cells[self.at].strip()
+        if not word or not tag or (tag == "_" and word != "_"):
+            what = f"no word or no {self.name} in it"
+            raise BadRow("empty", what, "fill it, or choose another column with column=")
+        return (word,), (tag,)
+
+
+class _Columns:
+    """A word and its tag on each line, with TABs or spaces between."""
+
+    def __init__(self, column: str | None, path: Path, line: str, notes: list[str]):
+        self.tabs = "\t" in line
+        self.count = len(self._cells(line))
+        if self.count < 2 and not line.startswith(DOCUMENT):
+            raise BadRow("columns", "1 column, expected 2", "write word, TAB, tag on each line")
+        if column is not None and not (column.isdecimal() and 2 <= int(column) <= self.count):
+            raise Mistake(
+                f"{path}: column={column}; expected a number from 2 to {self.count}, "
+                "the column of the tag"
+            )
+        if column is None and self.count > 2:
+            notes.append(
+                f"{path}: {self.count} columns, of which the last is taken for the tag; "
+                "choose with column="
+            )
+        self.at = int(column) - 1 if column else self.count - 1
+
+    def _cells(self, line: str) -> list[str]:
+        return [cell.strip() for cell in line.split("\t")] if self.tabs else line.split()
+
+    def __call__(self, line: str, number: int) -> tuple[Sequence[str], Sequence[str]]:
+        if line.startswith(DOCUMENT):
+            return (), ()
+        cells = self._cells(line)
+        if len(cells) != self.count:
+            between = "TABs" if self.tabs else "spaces"
+            what = f"{len(cells)} column{'s' if len(cells) > 1 else ''}, expected {self.count}"
+            raise BadRow("columns", what, f"write as many on each line, with {between} between")
+        word, tag = cells[0], cells[self.at]
+        if not word or not tag:
+            raise BadRow("empty", "no word or no tag in it", "fill it or remove the line")
+        return (word,), (tag,)
+
+
+def _json_sentence(row: JsonRow, line: str, number: int) -> tuple[Sequence[str], Sequence[str]]:
+    value = row.parse(line, number)
+    sides: list[list[str]] = []
+    for keys in (WORD_KEYS, TAG_KEYS):
+        key = next((key for key in keys if key in value), None)
+        if key is None or not isinstance(value[key], list):
+            remedy = 'write {"words": ["A", "dog"], "tags": ["DET", "NOUN"]}'
+            raise BadRow("columns", f"no list of {keys[0]} in it", remedy)
+        sides.append([row.side({key: one}, (key,)).strip() for one in value[key]])
+    words, tags = sides
+    if len(words) != len(tags):
+        what = f"{len(words)} words, but {len(tags)} tags"
+        raise BadRow("columns", what, "give each word one tag")
+    if not words or not all(words) or not all(tags):
+        raise BadRow("empty", "an empty word, tag or list", "fill it or remove the line")
+    return words, tags
+
+
+# The parts of a data folder
+
+
+@dataclass
+class Labelled(Generic[T]):
+    """What each part holds, and what the user should be told."""
+
+    parts: dict[str, list[T]]
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def sha(self) -> str:
+        """Return a hash of what is trained and validated on."""
+        return hash_items([item for name in ("train", "valid") for item in self.parts[name]])
+
+
+def hash_items(items: Sequence[Example] | Sequence[Sentence]) -> str:
+    """Return a hash of texts or sentences with their labels."""
+    digest = hashlib.sha256()
+    for item in items:
+        digest.update(json.dumps(item[:2]).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def find_labelled(folder: Path) -> dict[str, list[Path]]:
+    """Find the files of each part by their names, such as train.tsv or en-ud-train.conllu.xz."""
+    files = [path for some in index_folder(folder).values() for path in some.values()]
+    parts: dict[str, list[Path]] = {}
+    for name, words in PARTS.items():
+        pattern = re.compile(rf"(?:^|[._-])(?:{'|'.join(words)})(?:$|[._-])", re.IGNORECASE)
+        parts[name] = [path for path in files if pattern.search(path.name)]
+    return parts
+
+
+def load_labelled(
+    data: str,
+    reader: Any,
+    *,
+    valid: str | None = None,
+    test: str | None = None,
+    need: Sequence[str] = ("train", "valid"),
+) -> Labelled[Any]:
+    """Read the needed parts; without one for validation, some are split off train by hash."""
+    share = share_of(valid)
+    files: dict[str, list[Path]] = {"train": [Path(data)]}
+    home = Path(data).parent
+    if os.path.isdir(data):
+        home = Path(data)
+        files = find_labelled(home)
+    elif not os.path.exists(data):
+        raise Mistake(missing(Path(data)))
+    elif len(need) == 1:
+        files = {need[0]: [Path(data)]}  # only one part is wanted, and only one file given
+    if share is not None:
+        files["valid"] = []
+    for name, given in (("valid", None if share is not None else valid), ("test", test)):
+        if given:
+            files[name] = [find_file(given, home, None, None).path]
+    loaded: Labelled[Any] = Labelled({})
+
+    def load(name: str) -> list[Any]:
+        found = files.get(name, [])
+        if not found:
+            told = ", ".join(sorted(os.listdir(home))[:8]) if os.path.isdir(data) else data
+            raise Mistake(
+                f"{data}: no {name} part; expected a file such as {name}.tsv; found {told}"
+            )
+        if len(found) > 1:
+            told = ", ".join(path.name for path in found)
+            raise Mistake(f"{data}: several files for {name} ({told}); name one with {name}=")
+        items = reader.read(found[0], loaded.notes)
+        if not items:
+            why = f"; {loaded.notes[-1]}" if loaded.notes else ""
+            raise Mistake(f"{found[0]}: no {reader.of} in it{why}")
+        return items
+
+    splitting = "valid" in need and not files.get("valid")
+    for name in need:
+        if name != "valid" or not splitting:
+            loaded.parts[name] = load(name)
+    if splitting:
+        train = loaded.parts.get("train") or load("train")
+        most = 2000 if share is None else len(train)
+        kept, split = split_valid(cast(Any, train), share=share or 0.02, most=most)
+        both = {"train": kept, "valid": split}
+        loaded.parts |= {name: cast(Any, both[name]) for name in both if name in need}
+        loaded.notes.append(
+            f"{len(split):,} of {len(train):,} {reader.of} were split off train by hash to "
+            "validate on; give your own with valid="
+        )
+    return loaded

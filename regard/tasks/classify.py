@@ -1,0 +1,216 @@
+"""Classifying: from texts with labels to a model that labels texts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.data.labelled import Example, ExampleFormat, ExampleReader, load_labelled
+from regard.errors import Mistake
+from regard.tasks.classifier import Classifier, ClassifierSettings, one_label_each, text_logits
+from regard.tasks.features import split_words
+from regard.tasks.labelling import (
+    FAMILY,
+    SHORT,  # noqa: F401 (the command line lists them)
+    WAYS,
+    Feed,
+    LabelSettings,
+    Read,
+    Reader,
+    Row,
+    build_labeller,
+    known_only,
+    label_list,
+    label_loss,
+    learn_tokenizer,
+    resolve_labels,
+    sampler_of,
+    settle_features,
+)
+from regard.tasks.labels_judge import count, log_loss, macro_f1, micro_f1
+from regard.tasks.run import Data, Report, Work, save_tokenizer, settle_tokenizer, train_task
+from regard.train.loop import at_least
+
+NAME = "classify"
+
+
+@dataclass(frozen=True)
+class ClassifySettings(LabelSettings):
+    """Everything that a run that learns labels of texts can be told."""
+
+    columns: str | None = field(default=None, metadata={"help": "text and label, such as 2,1"})
+    labels: str = field(
+        default="coarse", metadata={"help": "coarse or fine, for labels such as NUM:date"}
+    )
+    separator: str | None = field(
+        default=None, metadata={"help": "between several labels in a column"}
+    )
+    threshold: float = field(
+        default=0.5, metadata=at_least(0, "of a label where there are several", 1)
+    )
+
+
+def resolve(values: Mapping[str, Any]) -> ClassifySettings:
+    """Make full settings of what a user gave: the size fills in what is not said."""
+    return resolve_labels(ClassifySettings, values, "classify", "texts and labels")
+
+
+class Batch(NamedTuple):
+    """Texts, and the labels that are right."""
+
+    read: Read
+    wanted: Tensor
+
+
+class Classification:
+    """The task as the training loop sees it.
+
+    What is right comes as numbers, so that they can also be those of clusters of labels.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        wanted: np.ndarray,
+        settings: ClassifySettings,
+        tokenizer: Any,
+        *,
+        valid: Sequence[Example] = (),
+        judge: Any = None,
+        again: Any = None,
+    ):
+        """Take rows with numbers (n,) or, for several labels, a table (n, labels) of them."""
+        self.settings, self.wanted = settings, wanted
+        self.way = WAYS["one" if wanted.ndim == 1 else "several"]
+        self.feed = Feed(rows, settings, tokenizer, again)
+        self.valid, self.judge = valid, judge
+
+    def batch(self, n: int) -> Batch:
+        """Return batch n, always the same for the same seed and n."""
+        picked, _, read = self.feed[n]
+        return Batch(read, torch.from_numpy(self.wanted[picked]).to(self.settings.device))
+
+    def count(self, batch: Batch) -> tuple[int, int]:
+        """Return the texts, which the loss counts, and the tokens that were read."""
+        return len(batch.wanted), batch.read.tokens
+
+    def loss(self, model: Any, batch: Batch) -> Tensor:
+        """Return the summed loss of the labels."""
+        settings = self.settings
+        return label_loss(
+            self.way,
+            lambda: text_logits(model, batch.read),
+            batch.wanted,
+            settings.label_smoothing,
+            settings.r_drop,
+        )
+
+    def evaluate(self, model: Any) -> dict[str, float]:
+        """Return loss, accuracy and F1 on the validation part."""
+        classifier: Classifier = self.judge(model)
+        how = ClassifierSettings()
+        chances, _ = classifier.chances([example.text for example in self.valid], how)
+        wanted = classifier.table(self.valid, classifier.labels)
+        found = classifier.found(chances, self.settings.threshold)
+        counts = count(wanted, found)
+        scores = {
+            "loss": log_loss(wanted, chances, classifier.several),
+            "accuracy": 100 * float((wanted == found).all(1).mean()),
+            "macro_f1": macro_f1(counts),
+        }
+        return {**scores, "better": micro_f1(counts)}
+
+
+def train(values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None = None) -> Report:
+    """Train a classifier in a folder, or go on with one that was begun there."""
+    settings = resolve(values)
+    reader = ExampleReader(
+        ExampleFormat(
+            settings.columns,
+            settings.labels,
+            settings.separator,
+            settings.encoding,
+            settings.skip_bad,
+        )
+    )
+
+    def read() -> Data:
+        assert settings.data is not None
+        data = load_labelled(settings.data, reader, valid=settings.valid)
+        train = data.parts["train"]
+        labels = label_list([example.labels for example in train], settings.data)
+        data.parts["valid"] = known_only(
+            data.parts["valid"],
+            labels,
+            lambda example: example.labels,
+            "does not occur in train",
+            data.notes,
+            skip_bad=settings.skip_bad,
+        )
+        for part in data.parts.values():
+            one_label_each(part, reader.several)
+        return Data((data, labels), data.sha, data.notes)
+
+    def prepare(data: Data, folder: Path, begun: dict[str, Any] | None) -> Work:
+        parts, labels = data.parts[0].parts, data.parts[1]
+        train: list[Example] = parts["train"]
+        texts = [example.text for example in train]
+        tokenizer = settle_tokenizer(
+            folder, settings, begun, lambda: learn_tokenizer(texts, settings)
+        )
+        about = {
+            "labels": labels,
+            "several": reader.several,
+            "max_length": settings.max_length,
+            "features": settings.features,
+            "read_labels": settings.labels,
+            "read_separator": settings.separator,
+        }
+        features = settle_features(
+            folder, settings, begun, lambda: (split_words(text) for text in texts)
+        )
+        sampler = sampler_of(settings, tokenizer)
+        as_run = Reader(tokenizer, features, sampler)
+        model = build_labeller(settings, as_run, labels, NAME)
+        rows = as_run.texts(texts, settings.max_length)
+        if not all(len(row.ids) <= settings.max_length for row in rows):
+            raise Mistake(f"max_length={settings.max_length} leaves no room for a text; raise it")
+        if cut := sum(row.cut for row in rows):
+            data.notes.append(
+                f"{cut:,} of {len(rows):,} texts are longer than max_length={settings.max_length} "
+                "pieces and were cut"
+            )
+
+        def judge(model: Any) -> Classifier:
+            return Classifier(model, as_run, labels, about)
+
+        def again(i: int, key: int) -> Row:
+            return as_run.texts([texts[i]], settings.max_length, [key])[0]
+
+        wanted = judge(model).table(train, labels)
+        task = Classification(
+            rows,
+            wanted.astype(np.float32) if reader.several else wanted.argmax(1),
+            settings,
+            tokenizer,
+            valid=parts["valid"],
+            judge=judge,
+            again=again if sampler is not None else None,
+        )
+        return Work(
+            FAMILY,
+            model,
+            task,
+            f"{'Several of' if reader.several else 'One of'} {len(labels)} labels for a text",
+            about=about,
+            facts={"tokenizers": [tokenizer.sha], "labels": len(labels), "cut": cut},
+            save=lambda folder: save_tokenizer(folder, tokenizer),
+        )
+
+    return train_task(
+        NAME, values, settings, read=read, prepare=prepare, recipe=recipe, quiet=quiet
+    )

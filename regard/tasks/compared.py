@@ -1,0 +1,356 @@
+"""What a comparison came to: tables, plots and results.json."""
+
+import itertools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from regard.errors import Mistake
+from regard.files import write_atomically
+from regard.interval import Difference, Interval, interval, paired
+
+DATA = {"data", "valid", "init", "columns", "from", "to", "skip_bad"}  # change what is learnt from
+LOWER = {"loss", "perplexity", "bits_per_byte", "wer", "cer"}  # scores that should be low
+DERIVED = {"perplexity", "bits_per_byte"}  # show nothing in a plot that the loss does not
+PANELS = 3
+
+
+class Variant(NamedTuple):
+    """One choice of what is varied."""
+
+    name: str  # of its folder
+    values: dict[str, Any]
+
+    def __str__(self) -> str:
+        return ", ".join(f"{key}={value}" for key, value in self.values.items()) or self.name
+
+    @property
+    def label(self) -> str:
+        """Return what to call it where the keys are told elsewhere."""
+        return ", ".join(str(value) for value in self.values.values()) or self.name
+
+
+def name_of(job: Mapping[str, Any]) -> str:
+    """Name a run as a user would."""
+    return f"{Variant(job['name'], job['variant'])}, seed {job['seed']}"
+
+
+@dataclass
+class Compared:
+    """Scores of variants with their intervals over seeds."""
+
+    name: str
+    out: str
+    varied: dict[str, list[Any]]
+    variants: list[Variant]
+    seeds: list[int]
+    counted: str
+    command: str
+    runs: list[dict[str, Any]] = field(default_factory=list)
+    stopped: bool = False
+
+    def of(self, variant: Variant) -> list[dict[str, Any]]:
+        """Return the finished runs of a variant."""
+        return [run for run in self.runs if run["finished"] and run["name"] == variant.name]
+
+    @property
+    def done(self) -> list[dict[str, Any]]:
+        """Return all finished runs."""
+        return [run for run in self.runs if run["finished"]]
+
+    @property
+    def failed(self) -> list[dict[str, Any]]:
+        """Return the runs that cannot be finished."""
+        return [run for run in self.runs if "failed" in run]
+
+    def check_data(self) -> None:
+        """Refuse runs that learnt from different data, unless data are what is compared."""
+        for run in [] if DATA & set(self.varied) else self.done:
+            first = self.done[0]
+            if run["data"] != first["data"]:
+                raise Mistake(
+                    f"{run['folder']} learnt from other data than {first['folder']}; "
+                    "restore the data and remove the former, or choose another out="
+                )
+
+    # Scores
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of the scores, the one to choose by first."""
+        found = dict.fromkeys(name for run in self.done for name in run["scores"])
+        found.pop("better", None)
+        return sorted(found, key=lambda name: name != self.main)
+
+    @property
+    def main(self) -> str:
+        """Return the score that training chooses by."""
+        scores = self._sound()
+        better = scores.pop("better", None)
+        return next((k for k, v in scores.items() if better in (v, -v)), "")
+
+    def _sound(self) -> dict[str, float]:
+        """Return the scores of a run that did not diverge."""
+        runs = (run["scores"] for run in self.done if run["scores"].get("better") is not None)
+        return {k: v for k, v in next(runs, {}).items() if v is not None}
+
+    def is_low(self, name: str) -> bool:
+        """Tell whether a score should be low: the main one by what training did with it."""
+        scores = self._sound()
+        return name in LOWER or (name == self.main and scores[name] != scores["better"])
+
+    def score(self, variant: Variant, name: str) -> Interval | None:
+        """Return a score of a variant over its seeds."""
+        return interval_of([run["scores"].get(name) for run in self.of(variant)])
+
+    def against_best(self) -> dict[str, Difference | None]:
+        """Compare the main score of every variant with that of the best, seed by seed."""
+        means = {v.name: self.score(v, self.main) for v in self.variants}
+        number = best_of(list(means.values()), self.is_low(self.main)) if self.main else -1
+        if number < 0:
+            return {}
+        best = self.variants[number]
+        return {v.name: self.between(v, best) for v in self.variants if v is not best}
+
+    def between(self, one: Variant, other: Variant) -> Difference | None:
+        """Compare the main score of two variants by the seeds that both were trained with."""
+        ours, theirs = (
+            {run["seed"]: run["scores"].get(self.main) for run in self.of(v)} for v in (one, other)
+        )
+        both = [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
+        known = [(a, b) for a, b in both if a is not None and b is not None]
+        return paired([a for a, _ in known], [b for _, b in known])
+
+    def curves(self) -> dict[str, dict[int, Interval | None]]:
+        """Return the loss of each variant by test length, also as stretched by another way."""
+        key = "loss" if self.counted == "all" else "last"
+        found: dict[str, dict[int, Interval | None]] = {}
+        for variant in self.variants:
+            rows = [row for run in self.of(variant) for row in run["lengths"] or ()]
+            for way in dict.fromkeys(row["way"] for row in rows):
+                line = found.setdefault(f"{variant.label} + {way}" if way else variant.label, {})
+                for length in sorted({row["length"] for row in rows}):
+                    some = [r[key] for r in rows if (r["length"], r["way"]) == (length, way)]
+                    line[length] = interval_of(some)
+        return found
+
+    # Files and words
+
+    def table(self) -> list[list[str]]:
+        """Return the rows of the table, the head first."""
+        several, names = len(self.variants) > 1, self.names
+        against = self.against_best() if several else {}
+        columns = []
+        for name in names:
+            found = [self.score(variant, name) for variant in self.variants]
+            columns.append(cells(found, best_of(found, self.is_low(name)) if several else -1))
+        told = any(against.values())
+        head = [*(self.varied or ["variant"]), *names, *([f"{self.main} against best"] * told)]
+        rows = [[*head, "runs", "steps", "tokens", "seconds", "parameters"]]
+        for number, variant in enumerate(self.variants):
+            runs = self.of(variant)
+            row = [str(value) for value in variant.values.values()] or [variant.name]
+            row += [column[number] for column in columns]
+            row += [difference(against.get(variant.name))] * told
+            row.append(f"{len(runs)}")
+            for key in ("steps", "tokens", "seconds", "parameters"):
+                row.append(span([run[key] for run in runs]))
+            rows.append(row)
+        return rows
+
+    def length_table(self) -> list[list[str]]:
+        """Return the rows of the table of losses by test length, the head first."""
+        curves = self.curves()
+        lengths = sorted({length for line in curves.values() for length in line})
+        columns = []
+        for length in lengths:
+            found = [line.get(length) for line in curves.values()]
+            columns.append(cells(found, best_of(found, True) if len(found) > 1 else -1))
+        head = [", ".join(self.varied) or "variant", *(f"{length:,} tokens" for length in lengths)]
+        return [head, *([label, *row] for label, *row in zip(curves, *columns, strict=True))]
+
+    def notes(self) -> list[str]:
+        """Return what a reader of the tables must know."""
+        seeds = f"seeds {', '.join(map(str, self.seeds))}" if len(self.seeds) > 1 else "one seed"
+        notes = [f"Mean over {seeds}, ± its 95% interval by Student's t; the best is bold."]
+        if len(self.variants) > 1 and len(self.seeds) > 1:
+            notes.append(
+                "Against best: mean of the differences seed by seed, with Student's paired test; "
+                "p is not corrected for the number of variants."
+            )
+        same = len({run["steps"] for run in self.done}) <= 1
+        notes.append(
+            "All runs have the same number of steps; seconds are those of training and validation."
+            if same
+            else "Runs differ in their number of steps; minutes= is measured by each on its own."
+        )
+        cuts = {tuple(run["tokenizers"]) for run in self.done}
+        if len(cuts) > 1:
+            notes.append("Tokenizers differ, so losses a token do not compare.")
+        notes += [f"{name_of(run)} failed: {run['failed']}" for run in self.failed]
+        return notes
+
+    def length_note(self) -> str:
+        """Say what the table of lengths shows."""
+        what = "all tokens" if self.counted == "all" else "the last quarter of each window"
+        return (
+            f"Loss a token over {what} of the validation part, cut into windows of each length; "
+            "the same tokens at every length. A dash: the model has no positions so far out."
+        )
+
+    def __str__(self) -> str:
+        parts = []
+        if self.done:
+            parts += [markdown(self.table()), *self.notes()[1:]]
+        if self.curves():
+            parts += ["", markdown(self.length_table()), self.length_note()]
+        if self.stopped:
+            left = len(self.runs) - len(self.done)
+            parts += [f"stopped with {left} of {len(self.runs)} runs left; go on with:"]
+            parts += [self.command]
+        elif self.failed:
+            parts += [f"{len(self.failed)} of {len(self.runs)} runs failed; to try them again:"]
+            parts += [self.command]
+        else:
+            parts += [f"{self.out}: results.json, table.md, " + " and ".join(self.plots())]
+        return "\n".join(parts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        keys = ("name", "out", "command", "varied", "seeds", "stopped", "main")
+        against = self.against_best()
+        told = {
+            **{key: getattr(self, key) for key in keys},
+            "finished": len(self.done) == len(self.runs),
+            "variants": [
+                {
+                    "name": variant.name,
+                    "values": variant.values,
+                    "scores": {name: plainly(self.score(variant, name)) for name in self.names},
+                    "against_best": plainly(against.get(variant.name)),
+                }
+                for variant in self.variants
+            ],
+            "pairs": [
+                {"of": one.name, "against": other.name, **found._asdict()}
+                for one, other in itertools.combinations(self.variants, 2)
+                if (found := self.between(one, other)) is not None
+            ],
+            "lengths": {
+                label: {str(length): plainly(found) for length, found in line.items()}
+                for label, line in self.curves().items()
+            },
+            "counted": self.counted,
+            "notes": self.notes(),
+            "runs": self.runs,
+        }
+        return finite(told)
+
+    def write(self, out: Path) -> None:
+        """Write results.json."""
+        text = json.dumps(self.to_dict(), indent=1, ensure_ascii=False, default=str)
+        write_atomically(out / "results.json", text + "\n")
+
+    def plots(self) -> list[str]:
+        """Return which plots there are."""
+        return ["plot.png"] * bool(self.done) + ["curve.png"] * bool(self.curves())
+
+    def keep(self, out: Path) -> None:
+        """Write everything there is to show."""
+        self.write(out)
+        if not self.done:
+            return
+        from regard.look.plot import draw_curves, draw_scores
+
+        keys = ", ".join(self.varied)
+        title = f"{self.name}: {keys}" if keys else self.name
+        parts = [f"# {title}", "", f"`{self.command}`", "", *self.notes(), ""]
+        parts += [markdown(self.table()), ""]
+        curves = self.curves()
+        if curves:
+            parts += [self.length_note(), "", markdown(self.length_table()), ""]
+        write_atomically(out / "table.md", "\n".join(parts))
+        labels = [variant.label for variant in self.variants]
+        shown = [n for n in self.names if n == self.main or n not in DERIVED][:PANELS]
+        panels = {name: [self.score(v, name) for v in self.variants] for name in shown}
+        draw_scores(out / "plot.png", title, labels, panels)
+        if curves:
+            lines = {
+                label: [(length, one) for length, one in line.items() if one is not None]
+                for label, line in curves.items()
+            }
+            axes = ("test length in tokens", "loss a token")
+            trained = {row["length"] / row["times"] for run in self.done for row in run["lengths"]}
+            one = trained.pop() if len(trained) == 1 else None
+            draw_curves(out / "curve.png", title, lines, axes, one)
+
+
+def interval_of(values: Sequence[float | None]) -> Interval | None:
+    """Return the interval of the numbers that are there."""
+    known = [value for value in values if value is not None]
+    return interval(known) if known else None
+
+
+def best_of(found: Sequence[Interval | None], low: bool) -> int:
+    """Return which of the means is the lowest, or the highest, or -1."""
+    sign = 1 if low else -1
+    known = [(sign * one.mean, i) for i, one in enumerate(found) if one and one.mean == one.mean]
+    return min(known, default=(0.0, -1))[1]
+
+
+def cells(found: Sequence[Interval | None], best: int) -> list[str]:
+    """Write means with their intervals, the best in bold, all with as many digits."""
+    largest = max((abs(one.mean) for one in found if one and math.isfinite(one.mean)), default=0)
+    digits = 3 if largest < 20 else 2 if largest < 200 else 1
+    told = []
+    for number, one in enumerate(found):
+        if one is None:
+            told.append("-")
+            continue
+        text = f"{one.mean:,.{digits}f}"
+        text = f"**{text}**" if number == best else text
+        told.append(text if one.half is None else f"{text} ± {one.half:,.{digits}f}")
+    return told
+
+
+def difference(found: Difference | None) -> str:
+    """Write a difference to the best."""
+    if found is None:
+        return ""
+    chance = f"p {found.p:.3f}" if found.p >= 0.001 else "p < 0.001"
+    return f"{found.mean:+.3f} ± {found.half:.3f}, {chance}"
+
+
+def span(numbers: Sequence[float]) -> str:
+    """Write numbers that are mostly the same as one, or from the least to the largest."""
+    told = list(dict.fromkeys(f"{number:,.0f}" for number in sorted(numbers)))
+    return " to ".join([told[0], told[-1]] if len(told) > 1 else told) or "-"
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """Write rows as a table whose columns stand below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "| " + " | ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)) + " |"
+        for row in rows
+    ]
+    return "\n".join([lines[0], "|" + "|".join("-" * (w + 2) for w in widths) + "|", *lines[1:]])
+
+
+def plainly(found: Interval | Difference | None) -> dict[str, Any] | None:
+    """Return the parts of an interval."""
+    if found is None:
+        return None
+    return found._asdict() if isinstance(found, Difference) else dict(vars(found))
+
+
+def finite(value: Any) -> Any:
+    """Return JSON's null for numbers that it has no word for."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(one) for key, one in value.items()}
+    return [finite(one) for one in value] if isinstance(value, list | tuple) else value

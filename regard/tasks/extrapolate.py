@@ -1,0 +1,91 @@
+"""Loss against length: how a language model does on longer texts than it was trained on."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from regard.attention.positions import ALIASES, RotaryScaling
+from regard.data.documents import load_texts
+from regard.data.store import Column
+from regard.errors import Mistake
+from regard.models.folder import load_folder
+from regard.tasks.language import NextToken, next_loss
+from regard.tasks.run import load_tokenizer
+
+BATCH_TOKENS = 4096  # read at once; a bias for each pair of tokens takes memory
+
+
+def loss_by_length(folder: Path, settings: Any, times: Sequence[int]) -> list[dict[str, Any]]:
+    """Return the loss of a trained model at multiples of its training length.
+
+    The same tokens of the validation part are guessed at every length: a long window is cut into
+    shorter ones. `last` is the loss in the last quarter of a window. Both are None where the model
+    has no positions any more; lengths that the text does not reach are left out. A model of rotary
+    positions is read twice: as it is, and (way "yarn") stretched to the length by YaRN.
+    """
+    texts = load_texts(settings.data, valid=settings.valid, key=settings.columns)
+    task = NextToken(texts, settings, load_tokenizer(folder))
+    model: Any = load_folder(folder, settings.device)[0]
+    column, context = task.column("valid"), settings.context
+    most = max(np.diff(column.offsets), default=0) - 1
+    times = [n for n in sorted(set(times)) if n * context <= most]
+    if not times:
+        return []
+    starts = windows(column, times[-1] * context, settings.valid_tokens)
+    ways: dict[str, Callable[[int], Any]] = {"": lambda n: model}
+    if ALIASES.get(model.config.position, model.config.position) == "rotary":
+        ways["yarn"] = lambda n: stretched(model, n, context)
+    found = []
+    for way, n in itertools.product(ways, times):
+        length = n * context
+        within = np.arange(0, times[-1] * context - length + 1, length)
+        places = (starts[:, None] + within).ravel()
+        loss, last = window_loss(ways[way](n), column.ids, places, length)
+        row = {"way": way, "times": n, "length": length, "tokens": len(places) * length}
+        found.append({**row, "loss": loss, "last": last})
+    return found
+
+
+def stretched(model: Any, times: int, length: int) -> Any:
+    """Return a model whose rotary positions, trained at a length, are stretched to reach more."""
+    scaling = RotaryScaling("yarn", factor=times, original_length=length)
+    other = type(model)(replace(model.config, scaling=scaling)).eval()
+    other.load_state_dict(model.state_dict())
+    return other.to(next(model.parameters()).device)
+
+
+def windows(column: Column, length: int, most: int) -> np.ndarray:
+    """Return where windows of a length begin, side by side in each text, of so many tokens."""
+    starts = [
+        np.arange(begin, end - length, length)
+        for begin, end in zip(column.offsets[:-1], column.offsets[1:], strict=True)
+    ]
+    every = np.concatenate(starts)
+    some = min(len(every), max(1, most // length)) if most else len(every)
+    return every[np.linspace(0, len(every) - 1, some).astype(np.int64)]
+
+
+@torch.inference_mode()
+def window_loss(
+    model: Any, ids: np.ndarray, starts: np.ndarray, length: int
+) -> tuple[float | None, float | None]:
+    """Return the loss a token over windows of ids, each read by itself, and in its last quarter."""
+    device = next(model.parameters()).device
+    quarter = max(1, length // 4)
+    total = last = 0.0
+    rows = max(1, BATCH_TOKENS // length)
+    for at in range(0, len(starts), rows):
+        taken = ids[starts[at : at + rows, None] + np.arange(length + 1)].astype(np.int64)
+        tokens = torch.from_numpy(taken).to(device)
+        try:
+            hidden, writes = model.hidden(tokens[:, :-1]), tokens[:, 1:]
+        except Mistake:  # past the last position that was learnt
+            return None, None
+        total += float(next_loss(model, hidden, writes, 0.0))
+        last += float(next_loss(model, hidden[:, -quarter:], writes[:, -quarter:], 0.0))
+    return total / (len(starts) * length), last / (len(starts) * quarter)

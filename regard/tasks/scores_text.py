@@ -1,0 +1,169 @@
+"""Scores of written text: ROUGE for summaries, exact match and F1 for answers."""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from regard.errors import Mistake
+from regard.tasks.judge import Comparison, Score, compare, judge
+
+# a word is a run of letters and digits; where no spaces part words, each character is one
+WORD = re.compile("[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\\W_\u3040-\u30ff\u3400-\u9fff]+")
+ARTICLES = re.compile(r"\b(a|an|the)\b")
+PUNCTUATION = str.maketrans("", "", string.punctuation)
+LONGEST = 20_000  # words of a text that ROUGE-L compares
+
+
+def words(text: str) -> list[str]:
+    """Split a text into words without case and punctuation, as ROUGE counts them."""
+    return WORD.findall(text.lower())
+
+
+def f1(common: float, ours: int, theirs: int) -> float:
+    """Return the harmonic mean of precision and recall."""
+    return 2 * common / (ours + theirs) if common else 0.0
+
+
+def rouge_n(ours: Sequence[str], theirs: Sequence[str], n: int) -> float:
+    """Return the F1 of the runs of n words that two texts share (Lin 2004)."""
+    runs = [Counter(zip(*(side[i:] for i in range(n)), strict=False)) for side in (ours, theirs)]
+    return f1((runs[0] & runs[1]).total(), runs[0].total(), runs[1].total())
+
+
+def longest_common(ours: Sequence[str], theirs: Sequence[str]) -> int:
+    """Return the length of the longest sequence of words that both have in this order.
+
+    A row of the usual table differs from the one before by steps of 0 or 1, so it is kept as the
+    bits of one number (Hyyrö 2004).
+    """
+    places: dict[str, int] = {}
+    for place, word in enumerate(ours):
+        places[word] = places.get(word, 0) | 1 << place
+    full = row = (1 << len(ours)) - 1
+    for word in theirs:
+        found = row & places.get(word, 0)
+        row = (row + found | row - found) & full
+    return len(ours) - row.bit_count()
+
+
+def rouge(output: str, reference: str) -> dict[str, float]:
+    """Return ROUGE-1, ROUGE-2 and ROUGE-L of a text against one reference, from 0 to 1."""
+    ours, theirs = (words(text)[:LONGEST] for text in (output, reference))
+    return {
+        "ROUGE-1": rouge_n(ours, theirs, 1),
+        "ROUGE-2": rouge_n(ours, theirs, 2),
+        "ROUGE-L": f1(longest_common(ours, theirs), len(ours), len(theirs)),
+    }
+
+
+def normalise(answer: str) -> str:
+    """Make answers comparable as SQuAD does: no case, punctuation, articles or extra space."""
+    return " ".join(ARTICLES.sub(" ", answer.lower().translate(PUNCTUATION)).split())
+
+
+def answer(output: str, reference: str) -> dict[str, float]:
+    """Return exact match and the F1 of the words of an answer against one reference."""
+    one, two = normalise(output), normalise(reference)
+    ours, theirs = one.split(), two.split()
+    shared = (Counter(ours) & Counter(theirs)).total()
+    # no answer is right only where none was wanted
+    close = f1(shared, len(ours), len(theirs)) if ours and theirs else float(one == two)
+    return {"exact match": float(one == two), "F1": close}
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Scores that are means over examples, each against the reference it suits best."""
+
+    each: Callable[[str, str], dict[str, float]]
+    signature: str
+    main: str  # the score to choose by
+
+    def table(
+        self, outputs: Sequence[str], references: Sequence[Sequence[str]]
+    ) -> dict[str, np.ndarray]:
+        """Return every score of every example, in percent."""
+        if not outputs:
+            raise Mistake("nothing to judge: there are no outputs")
+        for told in references:
+            if len(told) != len(outputs):
+                raise Mistake(f"{len(outputs)} outputs for {len(told)} references; give as many")
+        rows = [
+            [self.each(output, told) for told in all_told]
+            for output, all_told in zip(outputs, zip(*references, strict=True), strict=True)
+        ]
+        return {
+            name: np.array([100 * max(told[name] for told in row) for row in rows])
+            for name in rows[0][0]
+        }
+
+    def judge(
+        self,
+        outputs: Sequence[str],
+        references: Sequence[Sequence[str]],
+        language: str | None = None,
+        *,
+        tokenise: str | None = None,
+        lowercase: bool = False,
+    ) -> list[Score]:
+        """Return the means over all outputs, against one or several lists of references."""
+        _only_bleu(tokenise, lowercase)
+        signature = f"nrefs:{len(references)}|{self.signature}"
+        table = self.table(outputs, references)
+        return [Score(name, float(values.mean()), signature) for name, values in table.items()]
+
+    def compare(
+        self,
+        ours: Sequence[str],
+        theirs: Sequence[str],
+        references: Sequence[Sequence[str]],
+        language: str | None = None,
+        *,
+        tokenise: str | None = None,
+        lowercase: bool = False,
+        samples: int = 1000,
+    ) -> list[Comparison]:
+        """Compare two systems by paired bootstrap resampling (Koehn 2004)."""
+        _only_bleu(tokenise, lowercase)
+        tables = [self.table(outputs, references) for outputs in (ours, theirs)]
+        both = np.array([list(table.values()) for table in tables])  # system, score, example
+        chance = np.random.default_rng(12345)
+        even = np.full(len(ours), 1 / len(ours))
+        drawn = np.array([both @ chance.multinomial(len(ours), even) for _ in range(samples)])
+        mine, other = both.mean(-1)
+        # how often chance alone makes a difference as large as the one that was found
+        gap = drawn[:, 0] / len(ours) - drawn[:, 1] / len(ours) - (mine - other)
+        p = ((np.abs(gap) >= np.abs(mine - other)).sum(0) + 1) / (samples + 1)
+        low, high = np.percentile(drawn[:, 0] / len(ours), [2.5, 97.5], axis=0)
+        signature = f"nrefs:{len(references)}|bs:{samples}|{self.signature}"
+        rows = zip(tables[0], *(x.tolist() for x in (mine, other, p, low, high)), strict=True)
+        return [
+            Comparison(name, one, two, chance_of, least, most, signature)
+            for name, one, two, chance_of, least, most in rows
+        ]
+
+
+def _only_bleu(tokenise: str | None, lowercase: bool) -> None:
+    """Refuse settings that only BLEU has."""
+    if tokenise or lowercase:
+        raise Mistake("tokenise and lowercase are for metric=bleu; the others have their own ways")
+
+
+class Bleu:
+    """BLEU and chrF by sacreBLEU."""
+
+    main = "BLEU"
+    judge = staticmethod(judge)
+    compare = staticmethod(compare)
+
+
+# name -> how outputs are judged
+METRICS: dict[str, Mean | Bleu] = {
+    "bleu": Bleu(),
+    "rouge": Mean(rouge, "case:lc|tok:letters and digits|stem:no|F1", "ROUGE-L"),
+    "answers": Mean(answer, "norm:SQuAD", "F1"),
+}

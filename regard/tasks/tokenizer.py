@@ -1,0 +1,163 @@
+"""The tokenizer of any folder: one of ours, one that was imported, or a public checkpoint's own."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from regard.data.characters import Characters
+from regard.data.tokenize import SPACELESS, SPECIALS, Tokenizer
+from regard.files import write_atomically
+from regard.pretrained import spm
+from regard.pretrained.folder import is_foreign, write_json
+from regard.pretrained.foreign import ForeignTokenizer, Frame
+from regard.pretrained.vocabulary import read_tokenizers
+
+# how a file of ours begins -> what it holds
+KINDS: dict[str, Any] = {"characters": Characters, "foreign": ForeignTokenizer}
+SIDES = ("source", "target")
+OURS = "regard_tokenizer.json"  # beside another tool's tokenizer.json, in a model that we exported
+
+
+def load_tokenizer_file(path: Path) -> Any:
+    """Read one file that Regard has written."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(100)
+    except OSError:
+        head = b""
+    found = [cls for kind, cls in KINDS.items() if f'"regard_tokenizer": "{kind}"'.encode() in head]
+    return (found or [Tokenizer])[0].load(path)
+
+
+def load_any_tokenizers(folder: str | Path) -> tuple[Any, Any]:
+    """Read the tokenizers of a folder: for what the model reads, and for what it writes."""
+    folder = Path(folder)
+    foreign = is_foreign(folder)
+    one = folder / (OURS if foreign else "tokenizer.json")
+    if one.exists():
+        both = load_tokenizer_file(one)
+        return both, both
+    pair = [folder / f"{side}_tokenizer.json" for side in SIDES]
+    if foreign and not all(path.exists() for path in pair):
+        return read_tokenizers(folder)
+    source, target = (load_tokenizer_file(path) for path in pair)
+    return source, target
+
+
+def load_any_tokenizer(folder: str | Path) -> Any:
+    """Read the tokenizer of a folder whose model reads and writes in the same one."""
+    return load_any_tokenizers(folder)[1]
+
+
+def save_any_tokenizers(folder: Path, pair: tuple[Any, Any]) -> None:
+    """Write one tokenizer.json, or source_tokenizer.json and target_tokenizer.json."""
+    source, target = pair
+    if source is target:
+        source.save(folder / "tokenizer.json")
+    else:
+        # one of a start that was broken off would be taken for that of both sides
+        (folder / "tokenizer.json").unlink(missing_ok=True)
+        for side, tokenizer in zip(SIDES, pair, strict=True):
+            tokenizer.save(folder / f"{side}_tokenizer.json")
+
+
+# ---- for other tools
+
+
+def export_tokenizers(folder: Path, pair: tuple[Any, Any], config: Mapping[str, Any]) -> None:
+    """Write the tokenizers of a model so that transformers' AutoTokenizer reads them."""
+    source, target = pair
+    if source is not target:
+        _export_sides(folder, source, target, config)
+    elif isinstance(source, ForeignTokenizer):
+        names = {role: source.names[i] for role, i in source.about.specials.items()}
+        names.pop("begin", None)
+        _write(folder, source.file, source.about.frame, source.names, names, source.about.clean)
+    else:
+        names = {"pad": SPECIALS[0], "bos": SPECIALS[1], "eos": SPECIALS[2], "unk": SPECIALS[3]}
+        _write(folder, _own(source), _own_frame(source, config["task"]), SPECIALS, names, False)
+        source.save(folder / OURS)
+
+
+def _export_sides(folder: Path, source: Any, target: Any, config: Mapping[str, Any]) -> None:
+    """Write Marian's pair of SentencePiece models, or what only we can read."""
+    if not isinstance(source, ForeignTokenizer) or not isinstance(target, ForeignTokenizer):
+        for side, tokenizer in zip(SIDES, (source, target), strict=True):
+            tokenizer.save(folder / f"{side}_tokenizer.json")
+        return
+    vocabularies = []
+    for side, tokenizer in zip(SIDES, (source, target), strict=True):
+        write_atomically(folder / f"{side}.spm", spm.write_pieces(tokenizer.file))
+        named = {name: n for n, name in enumerate(tokenizer.names) if name is not None}
+        vocabularies.append(named)
+    write_json(folder / "vocab.json", vocabularies[0])
+    apart = vocabularies[0] != vocabularies[1]
+    if apart:
+        write_json(folder / "target_vocab.json", vocabularies[1])
+    settings: dict[str, Any] = {"tokenizer_class": "MarianTokenizer", "separate_vocabs": apart}
+    settings |= {"source_lang": config.get("from"), "target_lang": config.get("to")}
+    for role in ("pad", "eos", "unk"):
+        number = getattr(target, role)
+        settings[f"{role}_token"] = None if number is None else target.names[number]
+    write_json(folder / "tokenizer_config.json", settings)
+
+
+def _write(
+    folder: Path,
+    file: Mapping[str, Any],
+    frame: Frame,
+    pieces: Any,
+    names: Mapping[str, str | None],
+    clean: bool,
+) -> None:
+    """Write tokenizer.json with what stands around a text, and tokenizer_config.json."""
+    whole = {**file, "post_processor": _template(frame, pieces)}
+    write_atomically(folder / "tokenizer.json", json.dumps(whole, ensure_ascii=False) + "\n")
+    settings: dict[str, Any] = {f"{role}_token": name for role, name in names.items()}
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    settings["clean_up_tokenization_spaces"] = clean
+    write_json(folder / "tokenizer_config.json", settings)
+
+
+def _template(frame: Frame, pieces: Any) -> dict[str, Any]:
+    """Describe a frame as the library's template."""
+
+    def part(value: int | str, kind: int) -> dict[str, Any]:
+        if isinstance(value, str):
+            return {"Sequence": {"id": value, "type_id": kind}}
+        return {"SpecialToken": {"id": pieces[value], "type_id": kind}}
+
+    used = sorted({value for value in frame.pair if isinstance(value, int)})
+    return {
+        "type": "TemplateProcessing",
+        "single": [part(value, 0) for value in frame.single],
+        "pair": [part(v, kind) for v, kind in zip(frame.pair, frame.types, strict=True)],
+        "special_tokens": {
+            pieces[n]: {"id": pieces[n], "ids": [n], "tokens": [pieces[n]]} for n in used
+        },
+    }
+
+
+def _own_frame(tokenizer: Any, task: str) -> Frame:
+    """Return what stands around a text that one of our models reads."""
+    bos, eos = tokenizer.bos, tokenizer.eos
+    if task in ("translate", "text"):
+        return Frame(("A", eos), ("A", eos, "B", eos), (0, 0, 0, 0))
+    if task in ("fill", "classify", "tag", "embed"):
+        return Frame((bos, "A", eos), (bos, "A", eos, "B", eos), (0, 0, 0, 1, 1))
+    return Frame()
+
+
+def _own(tokenizer: Any) -> dict[str, Any]:
+    """Describe one of our tokenizers as the library's tokenizer.json."""
+    told = json.loads(tokenizer.text)
+    if isinstance(tokenizer, Characters):
+        vocab = {piece: n for n, piece in enumerate([*SPECIALS, *tokenizer.characters])}
+        model = {"type": "BPE", "vocab": vocab, "merges": [], "unk_token": "<unk>"}
+        parts = dict.fromkeys(("truncation", "padding", "normalizer", "pre_tokenizer"))
+        rest = {"added_tokens": [], "decoder": {"type": "Fuse"}, "model": model}
+        return {"version": "1.0", **parts, **rest}
+    # the unseen space before a text
+    space = {"Regex": rf"\A(?=[^{SPACELESS}])"}
+    return {**told, "normalizer": {"type": "Replace", "pattern": space, "content": " "}}

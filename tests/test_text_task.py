@@ -1,0 +1,458 @@
+"""Text to text: what is taken out can be put back, prefixes reach the model, scores are right."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import regard
+from regard.data.corrupt import corrupt_spans, cut_texts, infill, permute_parts, restore_spans
+from regard.data.documents import load_texts
+from regard.data.text import load_pairs
+from regard.data.tokenize import train_tokenizer
+from regard.errors import Mistake
+from regard.layers.block import BlockConfig
+from regard.models.transformer import ROWS, Transformer, TransformerConfig, sized
+from regard.tasks import text
+from regard.tasks.scores_text import METRICS, answer, longest_common, normalise, rouge
+from regard.tasks.text import TextToText, lead, marks_of, resolve, with_prefixes
+
+SENTINELS = list(range(1000, 1100))
+
+# ---- text made worse on purpose
+
+
+@given(st.integers(2, 300), st.integers(0, 2**32), st.floats(0.01, 0.9), st.floats(1, 10))
+@settings(max_examples=100, deadline=None)
+def test_what_is_left_and_what_was_taken_are_the_whole_text(n, seed, share, mean):
+    ids = np.random.default_rng(seed).integers(0, 900, n)
+    left, taken = corrupt_spans(ids, SENTINELS, seed, share=share, mean=mean)
+    assert restore_spans(left, taken, SENTINELS) == ids.tolist()
+    names = [i for i in left.tolist() if i in SENTINELS]
+    assert names == SENTINELS[: len(names)]  # in their order, each once
+    # the target names one more, which ends the last span
+    assert [i for i in taken.tolist() if i in SENTINELS] == SENTINELS[: len(names) + 1]
+    assert taken[0] == SENTINELS[0] and taken[-1] == SENTINELS[len(names)]
+    # no two spans touch, or they would be one
+    assert not any(a in SENTINELS and b in SENTINELS for a, b in zip(left, left[1:], strict=False))
+    gone = len(ids) - (len(left) - len(names))
+    assert gone == min(max(1, round(n * share)), n - 1)
+
+
+def test_spans_are_as_long_and_as_many_as_the_paper_has_them():
+    ids, lengths = np.arange(900) % 900, []
+    for seed in range(50):
+        left, taken = corrupt_spans(ids[:512], SENTINELS, seed)
+        spans = sum(i in SENTINELS for i in left.tolist())
+        assert len(taken) - spans - 1 == round(0.15 * 512)
+        lengths.append((len(taken) - spans - 1) / spans)
+    assert np.mean(lengths) == pytest.approx(3, rel=0.05)
+    places = {int(np.argmax(corrupt_spans(ids[:20], SENTINELS, s)[0] >= 1000)) for s in range(200)}
+    assert len(places) > 12 and 0 in places  # anywhere, the beginning too
+
+
+@given(st.integers(0, 200), st.integers(0, 2**32), st.floats(0.01, 0.9), st.floats(1, 10))
+@settings(max_examples=100, deadline=None)
+def test_infilling_keeps_the_rest_in_order(n, seed, share, mean):
+    ids = np.arange(n)
+    spoilt = infill(ids, -1, seed, share=share, mean=mean)
+    rest = spoilt[spoilt >= 0]
+    assert (np.diff(rest) > 0).all()
+    assert len(rest) >= n - round(n * share)
+    assert len(spoilt) <= n
+    assert not ((spoilt[1:] < 0) & (spoilt[:-1] < 0)).any()
+
+
+def test_infilling_masks_spans_of_any_length_by_one():
+    spans, masks, gone = [], 0, 0
+    for seed in range(100):
+        spoilt = infill(np.arange(1, 301), 0, seed)
+        rest = [0, *spoilt[spoilt > 0].tolist(), 301]
+        masks += int((spoilt == 0).sum())
+        gone += 300 - len(rest) + 2
+        spans += [b - a - 1 for a, b in zip(rest, rest[1:], strict=False) if b - a > 1]
+    assert gone == 100 * 90
+    assert gone / masks == pytest.approx(3, rel=0.1)
+    # one in twenty is empty (e^-3), which is then a mask in the place of nothing
+    assert 1 - len(spans) / masks == pytest.approx(np.exp(-3), rel=0.5)
+    assert max(spans) > 6
+
+
+def test_the_same_seed_spoils_alike():
+    for spoil in (
+        lambda s: corrupt_spans(range(99), SENTINELS, s)[0],
+        lambda s: infill(range(99), 1000, s),
+    ):
+        one, two, other = (spoil(seed).tolist() for seed in (3, 3, 4))
+        assert one == two != other
+
+
+def test_sentences_are_permuted_as_wholes():
+    ids, lengths = list(range(10)), [3, 1, 4, 2]
+    parts = {(0, 1, 2), (3,), (4, 5, 6, 7), (8, 9)}
+    orders = set()
+    for seed in range(300):
+        mixed = permute_parts(ids, lengths, seed).tolist()
+        assert sorted(mixed) == ids
+        found = [part for part in parts if mixed[mixed.index(part[0]) :][: len(part)] == [*part]]
+        assert len(found) == 4
+        orders.add(tuple(mixed))
+    assert len(orders) == 24
+
+
+def test_a_text_that_cannot_be_spoilt_is_a_mistake():
+    with pytest.raises(Mistake, match="needs 2 of each"):
+        corrupt_spans([5], SENTINELS, 0)
+    with pytest.raises(Mistake, match="needs 2 of each"):
+        corrupt_spans([5, 6], SENTINELS[:1], 0)
+    with pytest.raises(Mistake, match="sentinels of its own"):
+        corrupt_spans([5, 1000], SENTINELS, 0)
+
+
+TEXTS = [
+    "One is here. Two came.  Three left!\n\nFour? He said: 5. 你好。再见。 No stop at the end\n",
+    "  A text that begins with space. And goes on.",
+    "",
+    "word " * 50,
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer([*TEXTS, "copy other summarize: red blue dog cat."], vocab=330)
+
+
+@pytest.mark.parametrize("longest", [3, 17, 1000])
+def test_stretches_of_a_text_are_all_of_it(tokenizer, longest: int, monkeypatch):
+    for block in (30, 500_000):
+        monkeypatch.setattr("regard.data.corrupt.BLOCK", block)
+        for one in TEXTS:
+            rows = list(cut_texts([one], tokenizer, longest))
+            assert tokenizer.decode(i for ids, _ in rows for i in ids) == one
+            assert all(0 < len(ids) <= longest and sum(n) == len(ids) for ids, n in rows)
+    (ids, lengths), *_ = cut_texts(TEXTS[:1], tokenizer, 1000)
+    sentences = [tokenizer.decode(s) for s in np.split(ids, np.cumsum(lengths)[:-1])]
+    assert sentences[:2] == ["One is here.", "Two came."] and "你好。" in sentences
+
+
+# ---- scores
+
+
+def test_rouge_by_hand():
+    # unigrams: the, cat, sat against the, cat, was, sat, down: 3 shared, of 3 and of 5
+    found = rouge("The cat sat.", "the cat was sat down")
+    assert found["ROUGE-1"] == pytest.approx(2 * (3 / 3) * (3 / 5) / (3 / 3 + 3 / 5))
+    # bigrams: the cat, cat sat against the cat, cat was, was sat, sat down: 1 of 2 and of 4
+    assert found["ROUGE-2"] == pytest.approx(2 * (1 / 2) * (1 / 4) / (1 / 2 + 1 / 4))
+    assert found["ROUGE-L"] == pytest.approx(0.75)  # the, cat, sat
+    # a word counts as often as both have it
+    assert rouge("the the the", "the the cat")["ROUGE-1"] == pytest.approx(2 / 3)
+    # order matters to ROUGE-L alone
+    assert rouge("a b c", "c b a") == {
+        "ROUGE-1": 1.0,
+        "ROUGE-2": 0.0,
+        "ROUGE-L": pytest.approx(1 / 3),
+    }
+    for empty in ("", "?!"):
+        assert set(rouge(empty, "a").values()) == set(rouge("a", empty).values()) == {0.0}
+    assert rouge("猫在睡觉", "猫睡觉了")["ROUGE-L"] == pytest.approx(0.75)  # 3 of 4 characters
+    assert set(rouge("Über-groß_7", "über groß 7").values()) == {1.0}
+
+
+@given(st.lists(st.sampled_from("abcd"), max_size=70), st.lists(st.sampled_from("abcd")))
+@settings(max_examples=100, deadline=None)
+def test_the_longest_common_sequence_is_that_of_the_table(one, two):
+    table = np.zeros((len(one) + 1, len(two) + 1), int)
+    for i, a in enumerate(one):
+        for j, b in enumerate(two):
+            same = table[i, j] + 1
+            table[i + 1, j + 1] = same if a == b else max(table[i, j + 1], table[i + 1, j])
+    assert longest_common(one, two) == table[-1, -1]
+
+
+def test_answers_by_hand():
+    assert normalise(" The  cat's a Theme, an ANT. ") == "cats theme ant"
+    assert answer("The Cat!", "a cat") == {"exact match": 1.0, "F1": 1.0}
+    # big, red against red, dog, house: 1 of 2 and of 3
+    assert answer("big red", "the red dog house")["F1"] == pytest.approx(2 / 5)
+    assert answer("the the", "the") == {"exact match": 1.0, "F1": 1.0}  # nothing but articles
+    assert answer("", "a dog") == answer("dog", "the") == {"exact match": 0.0, "F1": 0.0}
+    assert answer("", "the") == {"exact match": 1.0, "F1": 1.0}
+
+
+def test_the_nearest_of_several_references_counts():
+    judged = METRICS["answers"].judge(["Paris", "four"], [["London", "4"], ["paris", "five"]])
+    assert [(s.name, s.value) for s in judged] == [("exact match", 50.0), ("F1", 50.0)]
+    assert judged[0].signature == "nrefs:2|norm:SQuAD"
+    names = {name: [s.name for s in METRICS[name].judge(["a b"], [["a b"]])] for name in METRICS}
+    assert names["rouge"] == ["ROUGE-1", "ROUGE-2", "ROUGE-L"]
+    assert all(METRICS[name].main in names[name] for name in METRICS)
+
+
+def test_a_difference_is_judged_by_chance():
+    rand = np.random.default_rng(0)
+    right = [f"word{i}" for i in range(200)]
+    good = [w if rand.random() < 0.8 else "x" for w in right]
+    alike = [w if rand.random() < 0.8 else "x" for w in right]
+    bad = [w if rand.random() < 0.5 else "x" for w in right]
+    exact = lambda a, b: METRICS["answers"].compare(a, b, [right], samples=500)[0]  # noqa: E731
+    assert exact(good, good).p == 1.0
+    assert exact(good, bad).p < 0.01 < exact(good, alike).p
+    found = exact(good, bad)
+    assert found.low < found.ours < found.high and found.theirs < found.low
+    assert found.high - found.low == pytest.approx(2 * 1.96 * 40 / 200**0.5, rel=0.3)
+
+
+def test_what_cannot_be_judged_is_a_mistake():
+    for name in METRICS:
+        with pytest.raises(Mistake, match="no outputs"):
+            METRICS[name].judge([], [[]])
+    with pytest.raises(Mistake, match="2 outputs for 1 references"):
+        METRICS["rouge"].judge(["a", "b"], [["a"]])
+    with pytest.raises(Mistake, match="metric=bleu"):
+        METRICS["rouge"].judge(["a"], [["a"]], lowercase=True)
+
+
+# ---- prefixes
+
+
+def test_a_word_becomes_a_prefix():
+    assert lead("summarize") == "summarize: " and lead("") == ""
+    assert lead("translate English to German: ") == "translate English to German: "
+    assert lead("Q:") == "Q:" and lead("总结：") == "总结："
+
+
+ROWS_OF_TASKS = [("copy", "red dog", "red dog"), ("", "blue cat", "cat"), ("other", "a b", "x")]
+
+
+@pytest.mark.parametrize("name", ["pairs.tsv", "pairs.jsonl"])
+def test_a_row_may_name_its_task(tmp_path: Path, name: str):
+    path = tmp_path / name
+    if name.endswith("tsv"):
+        rows = [("task", "input", "output"), *ROWS_OF_TASKS]
+        path.write_text("".join("\t".join(row) + "\n" for row in rows))
+    else:
+        keys = ("task", "input", "output")
+        rows = [dict(zip(keys, row, strict=True)) for row in ROWS_OF_TASKS]
+        del rows[1]["task"]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    corpus = with_prefixes(load_pairs(path, need=("test",)), "plain")
+    assert [pair.source for pair in corpus.parts["test"]] == [
+        "copy: red dog",
+        "plain: blue cat",
+        "other: a b",
+    ]
+    assert [pair.target for pair in corpus.parts["test"]] == ["red dog", "cat", "x"]
+
+
+def test_a_file_without_tasks_has_the_prefix_of_all(tmp_path: Path):
+    path = tmp_path / "pairs.tsv"
+    path.write_text("task\ta word\nhouse\ta home\n")  # no header, but words
+    corpus = with_prefixes(load_pairs(path, need=("test",)), "")
+    assert [pair.source for pair in corpus.parts["test"]] == ["task", "house"]
+    (tmp_path / "test.en").write_text("a\nb\n")
+    (tmp_path / "test.de").write_text("c\nd\n")
+    corpus = load_pairs(tmp_path, source="en", target="de", need=("test",))
+    sources = [pair.source for pair in with_prefixes(corpus, "say").parts["test"]]
+    assert sources == ["say: a", "say: b"]
+
+
+# ---- training and running
+
+SMALL: dict[str, Any] = {
+    "width": 32,
+    "heads": 2,
+    "ffn_width": 64,
+    "depth": 1,
+    "pieces": 320,
+    "batch_tokens": 512,
+    "warmup": 20,
+    "lr": 0.01,
+    "valid_sentences": 40,
+}
+WORDS = ["red", "blue", "green", "dog", "cat", "tree"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Return a folder with pairs of two tasks, and with plain text."""
+    place = tmp_path_factory.mktemp("text")
+    rand = np.random.default_rng(0)
+    for part, count in (("train", 400), ("valid", 40)):
+        rows = []
+        for number in range(count):
+            one = str(rand.choice(WORDS))
+            task, said = ("copy", one) if number % 2 else ("deny", "no")
+            rows.append({"task": task, "input": one, "output": said})
+        file = place / f"{part}.jsonl"
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines = (" ".join(rand.choice(WORDS, 6)).capitalize() + "." for _ in range(600))
+    (place / "plain.txt").write_text(" ".join(lines))
+    return place
+
+
+@pytest.fixture(scope="module")
+def trained(folder: Path, tmp_path_factory) -> Path:
+    """Return a model of the pairs."""
+    out = tmp_path_factory.mktemp("runs") / "pairs"
+    settings = {**SMALL, "steps": 120, "valid_every": 120, "metric": "answers"}
+    report = regard.train("text", data=str(folder), out=str(out), quiet=True, **settings)
+    assert report.finished and report.scores["exact_match"] > 90
+    assert report.scores["better"] == report.scores["f1"]
+    return out
+
+
+def test_the_prefix_says_what_to_do(trained: Path):
+    model = regard.load(trained)
+    assert isinstance(model, TextToText)
+    for word in WORDS:
+        copied, denied, spelt = (
+            str(model.run(text, prefix=prefix)[0])
+            for text, prefix in ((word, "copy"), (word, "deny"), (f"copy: {word}", ""))
+        )
+        assert (copied, denied) == (word, "no")
+        assert spelt == copied
+    likely, unlikely = model.score([("dog", "dog"), ("dog", "no")], prefix="copy")
+    assert likely.score > unlikely.score and likely.text == "dog"
+    (forced,) = model.run(["dog\tdog"], prefix="copy", forced=True)
+    assert forced.score == pytest.approx(likely.score)
+    assert [str(a) for a in model.run(["", "  "])] == ["", "  "]
+    picture = model.picture("dog", prefix="copy")
+    assert picture.output == "dog" and "cop" in "".join(picture.views[0].column_tokens)
+
+
+def test_a_test_set_is_judged_with_the_tasks_of_its_rows(trained: Path, folder: Path):
+    found = regard.evaluate(trained, data=str(folder), part="valid")
+    assert [score.name for score in found.scores] == ["exact match", "F1"]
+    assert found.scores[0].value > 90 and found.sentences == 40
+    summary = regard.evaluate(trained, data=str(folder), part="valid", metric="rouge", beam=1)
+    assert summary.scores[2].name == "ROUGE-L" and "ROUGE-L" in str(summary)
+    assert summary.made_with["beam"] == 1
+    twice = regard.evaluate(trained, data=str(folder), part="valid", against=trained)
+    assert [c.p for c in twice.comparison] == [1.0, 1.0]
+    with pytest.raises(Mistake, match="unknown metric 'rogue'.*Did you mean 'rouge'"):
+        regard.evaluate(trained, data=str(folder), part="valid", metric="rogue")
+
+
+@pytest.mark.parametrize("objective,like", [("spans", "t5"), ("noise", "bart")])
+def test_plain_text_is_mended(folder: Path, tmp_path: Path, objective: str, like: str):
+    values = {**SMALL, "data": str(folder / "plain.txt"), "objective": objective, "like": like}
+    values |= {"max_length": 40}
+    how = resolve({**values, "steps": 1})
+    texts = load_texts(folder / "plain.txt")
+    tokenizers = text.learn_tokenizers(texts, how)
+    model = text.build(how, tokenizers)
+    task = text.OBJECTIVES[objective].task(texts, how, tokenizers[0], model.config.source_vocab)
+    tokenizer, marks = tokenizers[0], task.marks
+    assert min(marks.sentinels) == tokenizer.vocab
+    assert max(marks.sentinels) < model.config.source_vocab
+    seen = 0
+    for n in (0, 1, 2):
+        batch, again = task.batch(n), task.batch(n)
+        assert torch.equal(batch.source, again.source) and torch.equal(batch.reads, again.reads)
+        for source, length, writes in zip(
+            batch.source, batch.source_lengths, batch.writes, strict=True
+        ):
+            left, goal = source[: length - 1].tolist(), writes[writes >= 0][:-1].tolist()
+            if objective == "spans":
+                whole = restore_spans(left, goal, marks.sentinels)
+            else:
+                whole = goal
+                assert marks.mask in left and set(left) <= {*goal, marks.mask}
+            assert tokenizer.decode(whole) in texts.parts["train"][0]
+            seen += 1
+    assert seen > 20
+    report = regard.train("text", quiet=True, steps=30, out=str(tmp_path / "run"), **values)
+    assert report.finished and 0 < report.scores["loss"] < 5
+    # what is written holds no marks, and the model goes on to learn from pairs
+    answers = regard.load(tmp_path / "run").run(["Red dog"], max_length=8)
+    assert len(answers) == 1
+    tuned = {"data": str(folder), "init": str(tmp_path / "run"), "steps": 2, "valid_sentences": 2}
+    report = regard.train("text", quiet=True, out=str(tmp_path / "tuned"), **tuned)
+    assert report.finished
+    config = json.loads((tmp_path / "tuned" / "config.json").read_text())
+    assert config["model"]["position"] == ROWS[like].position
+
+
+@pytest.mark.parametrize(
+    "values,words",
+    [
+        ({}, "data is missing; add data=FILE or data=FOLDER with pairs of texts"),
+        ({"objective": "spans"}, "data is missing; add data=FILE or data=FOLDER with text"),
+        ({"objective": "span"}, "unknown objective 'span'.*Did you mean 'spans'"),
+        ({"like": "barth"}, "unknown row 'barth'.*Did you mean 'bart'"),
+        ({"like": "t5", "init": "runs/x"}, "like=t5 is for a new model"),
+        ({"metric": "rogue"}, "unknown metric 'rogue'"),
+        ({"share": 0}, "share=0.0 is too small"),
+        ({"share": 1}, "share=1.0 is too large"),
+        ({"mean_span": 0.5}, "mean_span=0.5 is too small"),
+        ({"vocabularies": "auto"}, "vocabularies='auto'"),
+        ({"objective": "noise", "bpe_dropout": 0.1}, "without bpe_dropout"),
+    ],
+)
+def test_bad_settings_are_refused(values: dict, words: str):
+    data = {} if "data is missing" in words else {"data": "x"}
+    with pytest.raises(Mistake, match=words) as error:
+        resolve({**data, **values})
+    assert "\n" not in str(error.value)
+
+
+def writer(tokenizer, **changes) -> TextToText:
+    block = BlockConfig(width=16, heads=2, ffn_width=16)
+    torch.manual_seed(0)
+    shape = TransformerConfig(tokenizer.vocab, tokenizer.vocab, 1, 1, block, **changes)
+    return TextToText(Transformer(shape).eval(), tokenizer, tokenizer, {})
+
+
+def test_learned_positions_bound_what_is_read_and_written(tokenizer, capsys):
+    model = writer(tokenizer, position="learned", max_length=20)
+    (told,) = model.run(["red dog " * 40], beam=1)
+    assert "is read only up to 19" in capsys.readouterr().err
+    assert str(told) and model.check({}).max_length == 19
+    with pytest.raises(Mistake, match="max_length=20 is more than the 19"):
+        model.check({"max_length": 20})
+    free = writer(tokenizer, max_length=20)
+    free.run(["red dog " * 40], beam=1, max_length=30)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_model_without_marks_cannot_mend(tokenizer):
+    with pytest.raises(Mistake, match=r"no tokens to mark.*\(0 found\)"):
+        marks_of(tokenizer, tokenizer.vocab, 100)
+    assert marks_of(tokenizer, tokenizer.vocab + 1, 1).mask == tokenizer.vocab
+
+
+@pytest.mark.parametrize(
+    "change,words",
+    [
+        ({"prefix": 3}, "'prefix' is 3"),
+        ({"prefix": "x" * 2000}, "not a short text"),
+        ({"metric": "x"}, "unknown metric 'x'"),
+        ({"to": 5}, "'to' is 5"),
+    ],
+)
+def test_a_bad_config_is_refused(trained: Path, tmp_path: Path, change: dict, words: str):
+    for path in trained.iterdir():
+        if path.is_file() and path.name != "config.json":
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    config = json.loads((trained / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(Mistake, match=words) as error:
+        regard.load(tmp_path)
+    assert str(tmp_path / "config.json") in str(error.value)
+
+
+def test_rows_have_the_sizes_of_a_name():
+    for row in ROWS:
+        config = sized("tiny", row)
+        assert (config.block.width, config.encoder_depth) == (128, 4)
+        assert config.position == ROWS[row].position
+        with torch.device("meta"):
+            Transformer(config)
+    with pytest.raises(Mistake, match="Did you mean 'bart'"):
+        sized("tiny", "brat")
