@@ -101,6 +101,7 @@ def work(rank: int, size: int, port: int, order: str, pipe: Connection) -> None:
         "WORLD_SIZE": str(size),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
+        "LOCAL_WORLD_SIZE": str(size),
     }
     torch.set_num_threads(1)
     torch.manual_seed(1)
