@@ -25,6 +25,7 @@ SETTINGS = {
     "valid_sentences": 4,
     "warmup": 4,
     "lr": 0.01,
+    "clip": 0.5,
     "dropout": 0.0,  # each process has its own dice
     "threads": 1,
 }
@@ -83,7 +84,9 @@ def test_two_processes_are_one_that_accumulates(data, plain, tmp_path, start, mo
     together = losses(tmp_path / "out")
     assert len(together) == STEPS
     assert together == pytest.approx(plain, abs=2e-4)
-    assert plain[0] - plain[-1] > 0.3  # there was something to learn
+    assert plain[0] - plain[-1] > 0.3  # there was something to learn, and something to cut
+    rows = (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
+    assert max(json.loads(row).get("grad_norm", 0.0) for row in rows) > SETTINGS["clip"]
     answer = regard.load(tmp_path / "out").run(["a dog runs."], beam=2)
     assert len(answer) == 1
 

@@ -422,7 +422,7 @@ class Labelled(Generic[T]):
         return hash_items([item for name in ("train", "valid") for item in self.parts[name]])
 
 
-def hash_items(items: Sequence[Example] | Sequence[Sentence]) -> str:
+def hash_items(items: Sequence[Any]) -> str:
     """Return a hash of texts or sentences with their labels."""
     digest = hashlib.sha256()
     for item in items:

@@ -10,6 +10,7 @@ RECIPES = {
     "tatoeba_en_zh": "regard.recipes.tatoeba_en_zh",
     "wikitext2_lab": "regard.recipes.wikitext2_lab",
     "shakespeare_lab": "regard.recipes.shakespeare_lab",
+    "shakespeare": "regard.recipes.shakespeare",
     "shakespeare_nano": "regard.recipes.shakespeare_nano",
     "trec": "regard.recipes.trec",
     "sst2": "regard.recipes.sst2",

@@ -1,8 +1,8 @@
 """Tiny Shakespeare by characters, in nanoGPT's configuration for a CPU.
 
 Command: regard train shakespeare_nano data=tinyshakespeare
-Takes:   about 2 minutes on 2 cores
-Gives:   a validation loss of at most 1.88 a character; 0.8M parameters
+Takes:   3 minutes on one core that others use too
+Gives:   a validation loss of 1.905 a character; 0.8M parameters
 """
 
 TASK = "language"

@@ -2,8 +2,8 @@
 
 Command: regard train ud_ewt_upos data=ud-en-ewt,
          then: regard eval runs/ud_ewt_upos data=ud-en-ewt part=valid
-Takes:   at most 25 minutes on 2 cores
-Gives:   accuracy on the dev part; chosen on a part of train, so that dev is seen once
+Takes:   7 minutes on one core
+Gives:   94.2% of the words of the dev part right, chosen on a part of train; 6.0M parameters
 """
 
 TASK = "tag"

@@ -141,6 +141,7 @@ class Board:
         path = f"/dev/shm/regard-{int(name):x}"
         here = torch.from_file(path, True, (size() + 1) * count, dtype=dtype)
         self.rows, self.sums = here[:-count].view(size(), count), here[-count:]
+        self.own = torch.empty(count, dtype=dtype)
         # one number for each process, how often it was here, on a line of memory of its own
         self.seen = torch.from_file(f"{path}-seen", True, 8 * size(), dtype=torch.int64).numpy()
         self.turn = 0
@@ -168,7 +169,7 @@ class Board:
         self.meet()
         torch.sum(self.rows[:, self.mine], 0, out=self.sums[self.mine])
         self.meet()
-        return self.sums
+        return self.own.copy_(self.sums)  # who gets it may change it
 
 
 _BOARDS: dict[tuple[int, torch.dtype], Board] = {}
