@@ -1,29 +1,24 @@
-"""Tiny Shakespeare by characters: the starter that ships with the package.
+"""Tiny Shakespeare by characters, with Muon: the starter that ships with the package.
 
 Command: regard train shakespeare data=tinyshakespeare
-Takes:   TAKES
-Gives:   GIVES
+Takes:   5 minutes on one core that others use too
+Gives:   a validation loss of 1.605 a character; 0.8M parameters
 """
 
 TASK = "language"
 DATA = "tinyshakespeare"
 SETTINGS = {
     "size": "tiny",
-    "like": "llama",
     "tokenizer": "characters",
-    "depth": 6,
-    "width": 160,
-    "heads": 5,
-    "ffn_width": 432,
-    "model.tie": True,
-    "context": 256,
-    "batch_tokens": 2048,
-    "dropout": 0.15,
+    "feed_forward": "gelu",
+    "context": 64,
+    "batch_tokens": 768,
+    "dropout": 0.0,
     "optimiser": "muon",
-    "lr": 0.006,
-    "warmup": 50,
-    "ema": 0.99,
-    "processes": 2,
-    "minutes": 9,
+    "lr": 0.005,
+    "warmup": 100,
+    "steps": 2000,
+    "valid_every": 1000,
     "valid_tokens": 0,
+    "threads": 1,
 }
