@@ -55,12 +55,11 @@ def kernel_settings(case: str, length: int) -> dict:
     return {"is_causal": case == "causal"}
 
 
-def timed(call, times: int) -> float:
-    """Return the seconds that one of several calls takes."""
+def timed(call) -> float:
+    """Return how many seconds a call takes."""
     start = time.perf_counter()
-    for _ in range(times):
-        call()
-    return (time.perf_counter() - start) / times
+    call()
+    return time.perf_counter() - start
 
 
 def compare_times(repeats: int) -> None:
@@ -69,8 +68,10 @@ def compare_times(repeats: int) -> None:
     from torch.nn.functional import scaled_dot_product_attention
 
     from regard.attention.attend import attend
+    from regard.memory import reuse_memory
 
     torch.set_num_threads(THREADS)
+    reuse_memory()  # else both wait for fresh pages, now one more, now the other
     worst = 0.0
     for case in ("plain", "causal", "padded"):
         ratios = []
@@ -88,11 +89,11 @@ def compare_times(repeats: int) -> None:
                 gap = (ours() - theirs()).abs().max().item()
                 assert gap < 1e-5, f"attend differs from the kernel by {gap}"
                 taken = {ours: [], theirs: []}
-                times = max(1, 8192 // length)  # a short measurement is mostly noise
-                for turn in range(repeats):
+                # short calls are noisy, so there are more of them
+                for turn in range(repeats * max(1, LENGTHS[-1] // length)):
                     # Who goes first changes, so that neither always finds a warm cache.
                     for call in (ours, theirs) if turn % 2 else (theirs, ours):
-                        taken[call].append(timed(call, times))
+                        taken[call].append(timed(call))
             mine, other = (statistics.median(taken[call]) for call in (ours, theirs))
             ratios.append(mine / other)
             print(

@@ -316,7 +316,9 @@ def models() -> Listing:
         name: f"starter: {read_json(path / 'config.json').get('about', '')}"
         for name, path in starters().items()
     }
-    families = {name: f"family: {family(name)[1].__doc__}" for name in MODELS}
+    families = {
+        name: f"family: {(family(name)[1].__doc__ or '').splitlines()[0]}" for name in MODELS
+    }
     return Listing({**shipped, **families})
 
 

@@ -307,7 +307,7 @@ def test_hidden_words_are_as_many_as_asked_and_never_what_stands_around():
     reader = Reader(tokenizer, features)
     made = reader.texts(texts, 64)
     settings = LabelSettings(word_dropout=0.3, feature_dropout=0.4, batch_tokens=4096)
-    feed = Feed(made, settings, tokenizer)
+    feed = Feed(made, settings, reader)
     hidden = words = zeros = features = 0
     for n in range(5):
         picked, seen, read = feed[n]
@@ -346,12 +346,12 @@ def test_features_seen_once_are_nothing_and_a_folder_gives_them_back(tmp_path):
     assert features.known == ["<s> a", "a dog"]
     assert features.numbers(["a", "dog", "a"]).tolist() == [[1], [2], [0]]
     assert Features.learn("bigrams", sentences, 1).known == ["<s> a"]
-    both = Features.learn("affixes+trigrams", sentences, 100)
+    both = Features.learn("affixes+trigrams", sentences, 100, alone=True)
     assert both.numbers([]).shape == (0, both.kinds) and both.kinds == 11
     assert both.numbers(["unheard"])[0, :1].tolist() == [0]
     both.save(tmp_path)
     again = Features.load(tmp_path)
-    assert again.sha == both.sha and again.size == both.size == len(both.known) + 1
+    assert again.alone and again.sha == both.sha and again.size == both.size == len(both.known) + 1
     assert (again.numbers(["a", "dog"]) == both.numbers(["a", "dog"])).all()
     for change in (
         {"names": "magic"},
@@ -365,6 +365,27 @@ def test_features_seen_once_are_nothing_and_a_folder_gives_them_back(tmp_path):
         (tmp_path / "features.json").write_text(json.dumps({**json.loads(both.text), **change}))
         with pytest.raises(Mistake, match=r"features\.json"):
             Features.load(tmp_path)
+
+
+def test_words_known_by_their_features_alone_are_learnt_and_unheard_ones_are_all_alike(
+    data, tmp_path
+):
+    out = str(tmp_path / "run")
+    settings = {**SMALL, "tokenizer": "words", "features": "words", "word_dropout": 0.1}
+    regard.train("classify", data=str(data), out=out, quiet=True, **settings)
+    model = regard.load(out)
+    right = [answer.label for answer in model.run(["a red dog", "the Blue tree", "green"])]
+    assert right == ["RED", "BLUE", "GREEN"]
+    one, two = model.run(["a red zebra", "a red xylophone"])
+    assert one.chances == pytest.approx(two.chances, abs=1e-6)
+    assert model.picture("a red zebra").views[0].row_tokens[1:-1] == ["a", "red", "zebra"]
+    row = model.reader.texts(["a red dog"], 64)[0]
+    hides = Feed([row] * 400, LabelSettings(word_dropout=0.5), model.reader)
+    seen = np.concatenate([r.types[1:-1, 0] > 0 for r in hides[0][1]])
+    assert seen.mean() == pytest.approx(0.5, abs=0.1)
+    for wrong in ({"features": "none"}, {"bpe_dropout": 0.1}):
+        with pytest.raises(Mistake, match="tokenizer=words"):
+            regard.train("classify", data=str(data), out=out, quiet=True, **{**settings, **wrong})
 
 
 def test_a_text_is_split_into_words_and_signs():

@@ -22,6 +22,7 @@ from regard.decode.search import in_batches
 from regard.errors import Mistake
 from regard.settings import fill
 from regard.tasks.evaluation import made_here
+from regard.tasks.features import split_words
 from regard.tasks.labelling import (
     WAYS,
     Read,
@@ -351,7 +352,7 @@ class Classifier:
         with torch.inference_mode(), watch(self.model) as maps:
             logits = text_logits(self.model, read).float()
             chances = self.way.chances(logits)[0].cpu().numpy()
-        pieces = self.tokenizer.pieces(row.ids.tolist())
+        pieces = self.reader.shown(row, split_words(text))
         views = []
         for name in maps.names():
             weights = maps[name].weights()[0].cpu().numpy()

@@ -77,7 +77,7 @@ class Classification:
         rows: Sequence[Row],
         wanted: np.ndarray,
         settings: ClassifySettings,
-        tokenizer: Any,
+        reader: Reader,
         *,
         valid: Sequence[Example] = (),
         judge: Any = None,
@@ -86,7 +86,7 @@ class Classification:
         """Take rows with numbers (n,) or, for several labels, a table (n, labels) of them."""
         self.settings, self.wanted = settings, wanted
         self.way = WAYS["one" if wanted.ndim == 1 else "several"]
-        self.feed = Feed(rows, settings, tokenizer, again)
+        self.feed = Feed(rows, settings, reader, again)
         self.valid, self.judge = valid, judge
 
     def batch(self, n: int) -> Batch:
@@ -196,7 +196,7 @@ def train(values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None 
             rows,
             wanted.astype(np.float32) if reader.several else wanted.argmax(1),
             settings,
-            tokenizer,
+            as_run,
             valid=parts["valid"],
             judge=judge,
             again=again if sampler is not None else None,

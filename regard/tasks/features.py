@@ -62,6 +62,7 @@ def _before(words: Sequence[str], most: int) -> list[tuple[str, ...]]:
 
 # name -> what there is to know of each word, as many things of every one; "" is nothing
 FEATURES: dict[str, Tell] = {
+    "words": lambda words: [(f"word {word.lower()}",) for word in words],
     "affixes": affixes,
     "bigrams": lambda words: _before(words, 1),
     "trigrams": lambda words: _before(words, 2),
@@ -77,19 +78,25 @@ def named(names: str) -> list[Tell]:
 
 
 class Features:
-    """The features that are known by a number; any other is nothing, which is number 0."""
+    """The features that are known by a number; any other is nothing, which is number 0.
 
-    def __init__(self, names: str, known: Sequence[str]):
-        self.names, self.known = names, list(known)
+    Words may be known by them alone: then a word has no pieces, and a rare one no name.
+    """
+
+    def __init__(self, names: str, known: Sequence[str], alone: bool = False):
+        self.names, self.known, self.alone = names, list(known), alone
         self.tells = named(names)
         self.kinds = sum(len(tell(["a"])[0]) for tell in self.tells)
         self.size = len(self.known) + 1
         self._numbers = {feature: n for n, feature in enumerate(self.known, 1)}
-        self.text = json.dumps({"names": names, "known": self.known}, ensure_ascii=False) + "\n"
+        told = {"names": names, "alone": alone, "known": self.known}
+        self.text = json.dumps(told, ensure_ascii=False) + "\n"
         self.sha = hashlib.sha256(self.text.encode(errors="replace")).hexdigest()
 
     @classmethod
-    def learn(cls, names: str, sentences: Iterable[Sequence[str]], most: int) -> "Features":
+    def learn(
+        cls, names: str, sentences: Iterable[Sequence[str]], most: int, alone: bool = False
+    ) -> "Features":
         """Know so many of the features that are seen more than once, the most frequent ones."""
         counts: Counter[str] = Counter()
         tells = named(names)
@@ -98,7 +105,7 @@ class Features:
                 counts.update(one for some in tell(words) for one in some)
         del counts[""]
         often = [f for f, n in counts.items() if n >= LEAST and len(f) <= LONGEST]
-        return cls(names, sorted(often, key=lambda f: (-counts[f], f))[:most])
+        return cls(names, sorted(often, key=lambda f: (-counts[f], f))[:most], alone)
 
     @classmethod
     def load(cls, folder: Path) -> "Features":
@@ -113,7 +120,7 @@ class Features:
         if len(set(known)) != len(known):
             raise Mistake(f"{path}: known features that are double")
         try:
-            return cls(names, known)
+            return cls(names, known, file.get("alone") is True)
         except Mistake as mistake:
             raise Mistake(f"{path}: {mistake}") from None
 

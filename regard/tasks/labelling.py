@@ -55,6 +55,7 @@ SHORT = {
     "depth": "model.depth",
 }
 MOST_LABELS = 100_000
+WORDS = "words"  # the tokenizer of those who know words by their features alone
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class LabelSettings(TaskSettings):
     like: str | None = field(default=None, metadata={"help": "bert, roberta, albert or deberta"})
     encoding: str = field(default="auto", metadata={"help": "auto, utf-8 or latin1"})
     skip_bad: bool = field(default=False, metadata={"help": "leave bad rows out"})
-    tokenizer: str = field(default="bpe", metadata={"help": "bpe, unigram, bytes or characters"})
+    tokenizer: str = field(default="bpe", metadata={"help": "bpe, unigram, characters, words"})
     pieces: int = field(default=4000, metadata=at_least(300, "sub-words", 1_000_000))
     bpe_dropout: float = field(default=0.0, metadata=at_least(0, "share of merges dropped", 1))
     word_dropout: float = field(default=0.0, metadata=at_least(0, "share of words hidden", 1))
@@ -101,6 +102,10 @@ def resolve_labels(cls: type[S], values: Mapping[str, Any], head: str, of: str) 
     settings = resolve_task(cls, values, model=shape, sizes=SIZES, short=SHORT, of=of)
     model: Any = settings.model
     named(settings.features)
+    if settings.tokenizer == WORDS and settings.features == "none":
+        raise Mistake("tokenizer=words knows words by features=; add one, such as features=words")
+    if settings.tokenizer == WORDS and settings.bpe_dropout:
+        raise Mistake("bpe_dropout= is for pieces, which tokenizer=words has not; leave it out")
     if "model.max_length" not in values and not (settings.init and model.position == "learned"):
         # a table has no rows for places that are never trained
         least = model.max_length if settings.init else 1
@@ -119,6 +124,8 @@ def learn_tokenizer(texts: Sequence[str], settings: LabelSettings) -> Any:
     """Learn how to cut texts into tokens."""
     if settings.tokenizer == "characters":
         return Characters.learn(texts)
+    if settings.tokenizer == WORDS:
+        return train_tokenizer(texts, kind="bytes", vocab=300)
     return train_tokenizer(texts, kind=settings.tokenizer, vocab=settings.pieces)
 
 
@@ -135,7 +142,9 @@ def settle_features(
         folder,
         settings,
         begun,
-        lambda: Features.learn(settings.features, sentences(), settings.feature_rows),
+        lambda: Features.learn(
+            settings.features, sentences(), settings.feature_rows, settings.tokenizer == WORDS
+        ),
         load=Features.load,
         save=lambda folder, features: features.save(folder),
     )
@@ -311,6 +320,8 @@ class Reader:
     def __init__(self, tokenizer: Any, features: Features | None = None, sampler: Any = None):
         self.tokenizer, self.features, self.sampler = tokenizer, features, sampler
         self.before, self.after = frame_of(tokenizer)
+        self.alone = features is not None and features.alone
+        self.blank = blank_of(tokenizer)
         self._pieces: dict[str, list[int]] = {}
 
     def room(self, longest: int) -> int:
@@ -348,6 +359,8 @@ class Reader:
 
     def pieces(self, words: Sequence[str], key: int | None = None) -> list[list[int]]:
         """Cut each word into pieces, one or more."""
+        if self.alone:
+            return [[self.blank]] * len(words)
         if key is not None and self.sampler is not None:
             return [self.sampler.encode(word, key) for word in words]
         if hasattr(self.tokenizer, "words"):
@@ -360,6 +373,14 @@ class Reader:
         new = [word for word in dict.fromkeys(words) if word not in self._pieces]
         self._pieces.update(zip(new, self.tokenizer.encode_batch(new), strict=True))
         return [self._pieces[word] for word in words]
+
+    def shown(self, row: Row, words: Sequence[str]) -> list[str]:
+        """Return what to show for each id of a row of words."""
+        pieces: list[str] = self.tokenizer.pieces(row.ids.tolist())
+        if not self.alone:
+            return pieces
+        owner: list[int] = row.owner.tolist()
+        return [p if n < 0 else words[n] for p, n in zip(pieces, owner, strict=True)]
 
     def _framed(
         self, ids: Sequence[int], owner: Sequence[int], types: np.ndarray | None, cut: bool
@@ -404,12 +425,12 @@ class Feed:
         self,
         rows: Sequence[Row],
         settings: LabelSettings,
-        tokenizer: Any,
+        reader: Reader,
         again: Callable[[int, int], Row] | None = None,
     ):
         """Take the rows and, where words are cut anew, what reads row i by a key."""
         self.rows, self.settings, self.again = rows, settings, again
-        self.padding, self.blank = tokenizer.pad, blank_of(tokenizer)
+        self.reader = reader
         lengths = np.array([len(row.ids) for row in rows])
         self.batches = Batches([lengths], settings.batch_tokens, settings.seed, settings.batch_rows)
 
@@ -418,7 +439,7 @@ class Feed:
         picked = self.batches[n]
         chance = np.random.Generator(np.random.PCG64([self.settings.seed % 2**64, n, 2]))
         rows = [self._hide(self._row(int(i), n), chance) for i in picked]
-        return picked, rows, collate(rows, self.padding, self.settings.device)
+        return picked, rows, collate(rows, self.reader.tokenizer.pad, self.settings.device)
 
     def _row(self, i: int, n: int) -> Row:
         if self.again is None:
@@ -431,7 +452,9 @@ class Feed:
         if share := self.settings.word_dropout:
             hidden = chance.random(int(owner.max(initial=-1)) + 2) < share
             hidden[-1] = False  # what is around the words is always seen
-            ids = np.where(hidden[owner], self.blank, ids)
+            ids = np.where(hidden[owner], self.reader.blank, ids)
+            if types is not None and self.reader.alone:
+                types = np.where(hidden[owner][:, None], 0, types)
         if types is not None and (share := self.settings.feature_dropout):
             types = np.where(chance.random(types.shape) < share, 0, types)
         return Row(ids, owner, types, cut)

@@ -95,7 +95,7 @@ class Tagging:
             for _, n, window in self.parts
         ]
         again = self._again if reader.sampler is not None else None
-        self.feed = Feed([part.row for part in self.parts], settings, reader.tokenizer, again)
+        self.feed = Feed([part.row for part in self.parts], settings, reader, again)
 
     def _again(self, i: int, key: int) -> Row:
         """Read a window with its words cut by a key."""

@@ -434,7 +434,7 @@ class Tagger:
         at = places([part], read.ids.shape[1], self.device)
         with torch.inference_mode(), watch(self.model) as maps:
             chances = word_logits(self.model, read, at, self.join).float().softmax(-1).cpu()
-        pieces = self.tokenizer.pieces(part.row.ids.tolist())
+        pieces = self.reader.shown(part.row, words)
         best = [self.labels[i] for i in chances.argmax(1).tolist()]
         tagged = range(len(best))
         tags = [best[n] if n in tagged else "" for n in part.row.owner.tolist()]
