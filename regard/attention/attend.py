@@ -171,8 +171,12 @@ def _fused(
     def kernel(
         q: Tensor, k: Tensor, v: Tensor, extra: Tensor | None, causal: bool = False
     ) -> Tensor:
-        if few and not causal:
+        if few and not causal and k.stride(-1) != 1:
             return _few(q, k, v, extra, scale)
+        # a CPU's kernel has no gradient of a bias, and PyTorch's way around is slower than this
+        if extra is not None and extra.requires_grad and q.device.type == "cpu":
+            scores = ((q * scale) @ _grouped(k, q.shape[1]).mT).add_(extra)
+            return scores.softmax(-1) @ _grouped(v, q.shape[1])
         return F.scaled_dot_product_attention(
             q, k, v, _full(extra, q, k), is_causal=causal, scale=scale, enable_gqa=grouped
         )
@@ -190,11 +194,12 @@ def _fused(
     queries, keys = q.shape[-2], k.shape[-2]
     training = torch.is_grad_enabled()
     # something masked may be NaN, and the kernel multiplies it by a zero weight, or its gradient
-    sound = not training or (_finite(k) and _finite(v))
     if extra_bias is None and queries > 1 and mask.aligned(queries, keys):
         out = kernel(ready_q, ready_k, v, None, causal=True)
-        sound = sound and _finite(out[..., -1, :])  # which sees every key
+        # the last row sees every key, but not that one is infinite if its score is -inf
+        sound = _finite(out[..., -1, :]) and (not training or _finite(k))
     else:
+        sound = not training or (_finite(k) and _finite(v))
         step = max(16, TILE // max(1, keys * q.shape[0])) if mask.by_query else max(1, queries)
         parts = []
         for start in range(0, max(1, queries), step):
@@ -237,8 +242,9 @@ def _few(q: Tensor, k: Tensor, v: Tensor, extra: Tensor | None, scale: float) ->
 
 
 def _finite(x: Tensor) -> bool:
-    """Tell whether there is neither NaN nor infinity in x."""
-    return x.is_meta or math.isfinite(x.detach().sum(dtype=torch.float32).item())
+    """Tell whether there is neither NaN nor infinity in x; a compiled graph cannot ask."""
+    unknown = x.is_meta or torch.compiler.is_compiling()
+    return unknown or math.isfinite(x.detach().sum(dtype=torch.float32).item())
 
 
 def _full(bias: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
@@ -315,7 +321,8 @@ def _rows_of(q, k, score, bias, mask, normal, given) -> Callable[[int, list[int]
                 None if bias is None else _pick(_slice(bias, rows, columns), sentence, heads)
             )
             tile = None if mask is None else _pick(mask.tile(rows, columns), sentence, heads)
-            return _weights(some_q, some_k, score, some_bias, tile, normal)[0]
+            some = score.of(heads) if hasattr(score, "of") else score
+            return _weights(some_q, some_k, some, some_bias, tile, normal)[0]
 
     return compute
 

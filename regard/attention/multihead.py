@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from regard.attention.attend import attend
 from regard.attention.masks import Mask
 from regard.attention.positions import Position
-from regard.attention.scores import SCORES
-from regard.errors import Mistake, choose
+from regard.attention.scores import build_score
+from regard.errors import Mistake
 
 
 class Memory(NamedTuple):
@@ -49,29 +49,46 @@ class Cache:
     """Keys and values (b, h, k, d) of texts that grow, in memory that is taken ahead.
 
     All texts that are written for a sentence share its row; a mask tells which of the keys each of
-    them stands on, so that texts part and are given up without anything being moved.
+    them stands on, so that texts part and are given up without anything being moved. Where several
+    texts will ask at once, keys are laid as Memory.by_columns lays them; one alone gains nothing.
     """
 
-    def __init__(self, rows: int, heads: int, capacity: int, width: int, like: Tensor):
-        self.k = like.new_empty(rows, heads, width, capacity).mT  # as Memory.by_columns
+    def __init__(
+        self, rows: int, heads: int, capacity: int, width: int, like: Tensor, columns: bool = False
+    ):
+        self.columns = columns
+        self.k = self._keys(like, rows, heads, capacity, width)
         self.v = like.new_empty(rows, heads, capacity, width)
-        self.at: Tensor | None = None
+        self._at: list[Tensor] = []
         self.length = 0
+
+    @property
+    def at(self) -> Tensor | None:
+        """Return where the keys stand, put together only when somebody asks."""
+        if len(self._at) > 1:
+            self._at = [torch.cat(self._at, dim=-2)]
+        return self._at[0] if self._at else None
+
+    def _keys(self, like: Tensor, rows: int, heads: int, capacity: int, width: int) -> Tensor:
+        """Take memory for keys."""
+        if self.columns:
+            return like.new_empty(rows, heads, width, capacity).mT
+        return like.new_empty(rows, heads, capacity, width)
 
     @property
     def room(self) -> int:
         """Return for how many keys memory is taken."""
         return self.v.shape[-2]
 
-    def append(self, k: Tensor, v: Tensor, at: Tensor) -> tuple[Memory, Tensor]:
-        """Add the keys and values of new positions and return all so far, and where they stand."""
+    def append(self, k: Tensor, v: Tensor, at: Tensor) -> Memory:
+        """Add the keys and values of new positions and return all so far."""
         start, end = self.length, self.length + k.shape[-2]
         if end > self.room:
             self.compact(None, 2 * end)
         self.k[:, :, start:end], self.v[:, :, start:end] = k, v
-        self.at = at if self.at is None else torch.cat([self.at, at], dim=-2)
+        self._at.append(at)
         self.length = end
-        return Memory(self.k[:, :, :end], self.v[:, :, :end]), self.at
+        return Memory(self.k[:, :, :end], self.v[:, :, :end])
 
     def compact(self, places: Tensor | None, capacity: int) -> None:
         """Move all keys, or those at some places (b, k), into new memory of a capacity."""
@@ -80,19 +97,19 @@ class Cache:
         if places is not None:
             index = places[:, None, :, None].expand(-1, heads, -1, width)
             k, v = k.gather(2, index), v.gather(2, index)
-            if self.at is not None:
-                at = self.at.expand(rows, -1, -1)
-                self.at = at.gather(1, places.unsqueeze(-1).expand(-1, -1, at.shape[-1]))
+            if (at := self.at) is not None:
+                at = at.expand(rows, -1, -1)
+                self._at = [at.gather(1, places.unsqueeze(-1).expand(-1, -1, at.shape[-1]))]
             self.length = places.shape[1]
-        self.k = k.new_empty(rows, heads, width, capacity).mT
+        self.k = self._keys(k, rows, heads, capacity, width)
         self.v = v.new_empty(rows, heads, capacity, width)
         self.k[:, :, : self.length], self.v[:, :, : self.length] = k, v
 
     def keep(self, move: Move) -> None:
         """Go on with some sentences only."""
         self.k, self.v = move(self.k, self.length), move(self.v, self.length)
-        if self.at is not None and self.at.ndim == 3:
-            self.at = self.at[move.rows]
+        if (at := self.at) is not None and at.ndim == 3:
+            self._at = [at[move.rows]]
 
 
 class MultiHead(nn.Module):
@@ -126,11 +143,14 @@ class MultiHead(nn.Module):
         self.dropout = dropout
         self.qkv = nn.Linear(width, (heads + 2 * kv_heads) * head_width, bias=bias)
         self.out = nn.Linear(heads * head_width, width, bias=bias)
-        self.score = choose("score", score, SCORES)(head_width)
+        self.score = build_score(score, head_width, heads)
         self.position = position or Position()
+        self.rotates = type(self.position).rotate is not Position.rotate
+        # whether the positions of all keys are asked for
+        self.compares = type(self.position).bias is not Position.bias or self.position.adds_values
 
     def _split(self, x: Tensor, heads: int) -> Tensor:
-        return x.unflatten(-1, (heads, self.head_width)).transpose(1, 2)
+        return x.view(*x.shape[:-1], heads, self.head_width).transpose(1, 2)
 
     def read(self, memory: Tensor) -> Memory:
         """Project what is to be looked at to keys and values."""
@@ -169,12 +189,12 @@ class MultiHead(nn.Module):
             if at is None:
                 start = 0 if cache is None else cache.length
                 at = torch.arange(start, start + x.shape[1], device=x.device).unsqueeze(-1)
-            memory_at, both = at, [self.heads, self.kv_heads]
-            widths = [sum(both) * self.head_width, self.kv_heads * self.head_width]
-            qk, v = self.qkv(x).split(widths, dim=-1)
-            qk, v = self._split(qk, sum(both)), self._split(v, self.kv_heads)
-            q = qk[:, : self.heads]
-            turned, k = self.position.rotate(qk, at).split(both, dim=1)
+            memory_at, sides = at, [self.heads, self.kv_heads, self.kv_heads]
+            qkv = self._split(self.qkv(x), sum(sides))
+            q, k, v = qkv.split(sides, dim=1)
+            turned = q
+            if self.rotates:  # both sides at once
+                turned, k = self.position.rotate(qkv[:, : -self.kv_heads], at).split(sides[:2], 1)
         else:
             turned = q = self._ask(x)
             k, v = memory if isinstance(memory, Memory) else self.read(memory)
@@ -182,9 +202,11 @@ class MultiHead(nn.Module):
                 turned = self.position.rotate(q, at)
                 k = self.position.rotate(k, memory_at)
         add_values = None
-        if at is not None and memory_at is not None:
-            if cache is not None:
-                (k, v), memory_at = cache.append(k, v, memory_at)
+        if cache is not None and memory_at is not None:
+            k, v = cache.append(k, v, memory_at)
+        if self.compares and at is not None and memory_at is not None:
+            memory_at = memory_at if cache is None else cache.at
+            assert memory_at is not None
             own = self.position.bias(q, k, at, memory_at, mask, self._project)
             bias = own if bias is None else bias if own is None else bias + own
             if self.position.adds_values:

@@ -1,9 +1,12 @@
 """How well a query matches a key: the scores of attention, by name."""
 
-from typing import NamedTuple, Protocol, runtime_checkable
+import math
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+
+from regard.errors import choose
 
 
 class Prepared(NamedTuple):
@@ -57,6 +60,34 @@ class Cosine(_Product):
         """Return both sides at length one, with the scale."""
         q, k = (nn.functional.normalize(x, dim=-1) for x in (q, k))
         return Prepared(q, k, None, 1 / self.temperature)
+
+
+class LearnedCosine(nn.Module, _Product):
+    """The cosine of the angle between q and k, which each head multiplies as it has learned.
+
+    It learns the logarithm of the factor, of which more than a hundred counts as a hundred
+    (Swin V2, Liu et al. 2022).
+    """
+
+    most = math.log(100.0)
+
+    def __init__(self, heads: int):
+        super().__init__()
+        self.factor = nn.Parameter(torch.full((heads, 1, 1), math.log(10.0)))
+
+    def prepare(self, q: Tensor, k: Tensor) -> Prepared:
+        """Return both sides at length one, the queries times the factor of their head."""
+        factor = self.factor.clamp(max=self.most).exp().to(q.dtype)
+        q, k = (nn.functional.normalize(x, dim=-1) for x in (q, k))
+        return Prepared(q * factor, k)
+
+    def of(self, heads: list[int]) -> "LearnedCosine":
+        """Return the score of some of the heads."""
+        some = LearnedCosine(len(heads))
+        some.factor = nn.Parameter(self.factor.detach()[heads], requires_grad=False)
+        return some
+
+    forward = _Product.__call__
 
 
 class Gaussian(_Product):
@@ -117,3 +148,13 @@ SCORES = {
     "bilinear": Bilinear,
     "additive": Additive,
 }
+
+# name -> how to make one for a number of heads, each of which learns something of its own
+HEAD_SCORES = {"cosine_learned": LearnedCosine}
+
+
+def build_score(name: str, width: int, heads: int) -> Any:
+    """Make the score of a name for heads of a width."""
+    if name in HEAD_SCORES:
+        return HEAD_SCORES[name](heads)
+    return choose("score", name, {**SCORES, **HEAD_SCORES})(width)

@@ -235,7 +235,7 @@ class GPT(nn.Module):
         if length < 0 or (lengths is not None and bool((lengths < 1).any())):
             raise Mistake("an empty prompt has no last token to go on from; begin with <s>")
         layers = [block.attention for block in cast(list[EncoderBlock], list(self.blocks))]
-        caches = take_caches(layers, len(source), self.embed.tokens.weight, 2 * length)
+        caches = take_caches(layers, len(source), self.embed.tokens.weight, hypotheses, 2 * length)
         prompts = source.new_full((len(source),), length) if lengths is None else lengths - 1
         if length:
             mask = self._mask(length, None, self.prefix_of(prompts))

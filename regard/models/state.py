@@ -12,11 +12,13 @@ ROOM = 128
 
 
 def take_caches(
-    layers: list[MultiHead], sentences: int, like: Tensor, least: int = 0
+    layers: list[MultiHead], sentences: int, like: Tensor, hypotheses: int, least: int = 0
 ) -> list[Cache]:
     """Take memory for what the layers of a model will remember of some sentences."""
-    room = max(ROOM, least)
-    return [Cache(sentences, layer.kv_heads, room, layer.head_width, like) for layer in layers]
+    room, columns = max(ROOM, least), hypotheses > 1
+    return [
+        Cache(sentences, layer.kv_heads, room, layer.head_width, like, columns) for layer in layers
+    ]
 
 
 class Lineage(Mask):

@@ -219,7 +219,7 @@ class Transformer(nn.Module):
         memory = self.encode(source, mask)
         blocks = cast(list[DecoderBlock], list(self.decoder))
         memories = [block.cross.read(memory).by_columns() for block in blocks]
-        caches = take_caches([block.attention for block in blocks], len(source), memory)
+        caches = take_caches([block.attention for block in blocks], len(source), memory, hypotheses)
         return State(caches, hypotheses, capacity, memories=memories, mask=mask)
 
     def step(

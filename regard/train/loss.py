@@ -4,7 +4,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-ROWS = 512  # rows of logits held at once: small enough to stay in the processor's cache
+# Logits held at once: few enough to stay in the processor's cache, but some hundred rows of them.
+ENTRIES, ROWS = 2**20, 512
+# So few logits are not worth the trouble.
+SMALL = 2**17
 
 
 class _VocabularyLoss(torch.autograd.Function):
@@ -28,9 +31,10 @@ class _VocabularyLoss(torch.autograd.Function):
         grad_h = torch.empty_like(h) if needs[0] else None
         grad_w = torch.zeros_like(w) if needs[1] else None
         grad_b = torch.zeros_like(bias) if bias is not None and needs[2] else None
-        buffer = h.new_empty(min(ROWS, rows), vocab)
-        for start in range(0, rows, ROWS):
-            part = slice(start, min(rows, start + ROWS))
+        most = min(rows, max(ROWS, ENTRIES // vocab))
+        buffer = h.new_empty(most, vocab)
+        for start in range(0, rows, most):
+            part = slice(start, min(rows, start + most))
             x, logits = h[part], buffer[: part.stop - part.start]
             live = real[part]
             y = targets[part].masked_fill(~live, 0)
@@ -84,6 +88,10 @@ def vocabulary_loss(
         bias = None if bias is None else bias.detach()
     with torch.autocast(weight.device.type, enabled=False):
         hidden = hidden.to(weight.dtype)
+        if len(hidden) * len(weight) <= SMALL:
+            return plain_loss(
+                hidden, weight, targets, bias=bias, smoothing=smoothing, ignore=ignore
+            )
         return _VocabularyLoss.apply(hidden, weight, bias, targets, smoothing, ignore)  # type: ignore[return-value]
 
 
@@ -119,8 +127,9 @@ class _RDropLoss(torch.autograd.Function):
         grad_w = torch.zeros_like(w)
         grad_b = torch.zeros_like(bias) if bias is not None else None
         total = one.new_zeros(())
-        for start in range(0, rows, ROWS):
-            part = slice(start, min(rows, start + ROWS))
+
+        def add(part: slice) -> Tensor:
+            """Add up the gradients of some rows and return their loss; then its memory is free."""
             y = targets[part].unsqueeze(-1)
             x = [one.detach()[part], two.detach()[part]]
             logs = [
@@ -132,18 +141,22 @@ class _RDropLoss(torch.autograd.Function):
                 (probabilities[0] * apart).sum(-1, keepdim=True),
                 (probabilities[1] * -apart).sum(-1, keepdim=True),
             ]
-            total += alpha / 4 * (distances[0].sum() + distances[1].sum())
+            found = alpha / 4 * (distances[0].sum() + distances[1].sum())
             for i, sign in ((0, 1.0), (1, -1.0)):
                 log, p, q = logs[i], probabilities[i], probabilities[1 - i]
                 hit = log.gather(-1, y).sum()
-                total -= 0.5 * ((1 - smoothing) * hit + smoothing / vocab * log.sum())
-                g = p * (sign * apart - distances[i] + 1) - q
+                found -= 0.5 * ((1 - smoothing) * hit + smoothing / vocab * log.sum())
+                g = (sign * apart).sub_(distances[i] - 1).mul_(p).sub_(q)
                 g.mul_(alpha / 4).add_(p, alpha=0.5).sub_(0.5 * smoothing / vocab)
                 g.scatter_add_(-1, y, torch.full_like(y, -1, dtype=g.dtype) * 0.5 * (1 - smoothing))
                 torch.mm(g, w, out=grads[i][part])
                 grad_w.addmm_(g.t(), x[i])
                 if grad_b is not None:
-                    grad_b += g.sum(0)
+                    grad_b.add_(g.sum(0))
+            return found
+
+        for start in range(0, rows, ROWS):
+            total += add(slice(start, min(rows, start + ROWS)))
         ctx.save_for_backward(*grads, grad_w, grad_b)
         return total
 
