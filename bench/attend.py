@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 LENGTHS = [1024, 2048, 4096, 8192]
-HEADS, HEAD_WIDTH = 4, 64
+HEADS, HEAD_WIDTH = 8, 64  # those of the base Transformer
 THREADS = 2
 
 

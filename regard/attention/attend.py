@@ -183,6 +183,14 @@ def _fused(
 
     if mask is None:
         return kernel(ready_q, ready_k, v, extra_bias)
+    queries, keys, training = q.shape[-2], k.shape[-2], torch.is_grad_enabled()
+    # something masked may be NaN, and the kernel multiplies it by a zero weight, or its gradient
+    if extra_bias is None and queries > 1 and mask.aligned(queries, keys):
+        out = kernel(ready_q, ready_k, v, None, causal=True)
+        # the last row sees every key, but not that one is infinite if its score is -inf
+        if _finite(out[..., -1, :]) and (not training or _finite(k)):
+            return out
+        return _plain(q, k, v, score, bias, mask, softmax)[0]
 
     def block(q: Tensor, k: Tensor, v: Tensor, rows: slice, columns: slice):
         """Attend with the queries of some rows over the keys that they may see."""
@@ -191,35 +199,21 @@ def _fused(
             extra = extra + _slice(extra_bias, rows, columns)
         return kernel(q, k, v, extra), blind
 
-    queries, keys = q.shape[-2], k.shape[-2]
-    training = torch.is_grad_enabled()
-    # something masked may be NaN, and the kernel multiplies it by a zero weight, or its gradient
-    if extra_bias is None and queries > 1 and mask.aligned(queries, keys):
-        out = kernel(ready_q, ready_k, v, None, causal=True)
-        # the last row sees every key, but not that one is infinite if its score is -inf
-        sound = _finite(out[..., -1, :]) and (not training or _finite(k))
-    else:
-        sound = not training or (_finite(k) and _finite(v))
-        step = max(16, TILE // max(1, keys * q.shape[0])) if mask.by_query else max(1, queries)
-        parts = []
-        for start in range(0, max(1, queries), step):
-            rows = slice(start, min(queries, start + step))
-            columns = mask.span(rows, keys)
-            args = (
-                ready_q[..., rows, :],
-                ready_k[..., columns, :],
-                v[..., columns, :],
-                rows,
-                columns,
-            )
-            if step < queries and training:
-                # otherwise each block would keep its tile of the mask for the backward pass
-                part, blind = checkpoint(block, *args, use_reentrant=False)
-            else:
-                part, blind = block(*args)
-            sound = sound and _finite(part)
-            parts.append(part if blind is None else part.masked_fill(blind, 0.0))
-        out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-2)
+    sound = not training or (_finite(k) and _finite(v))
+    step = max(16, TILE // max(1, keys * q.shape[0])) if mask.by_query else max(1, queries)
+    parts = []
+    for start in range(0, max(1, queries), step):
+        rows = slice(start, min(queries, start + step))
+        columns = mask.span(rows, keys)
+        args = ready_q[..., rows, :], ready_k[..., columns, :], v[..., columns, :], rows, columns
+        if step < queries and training:
+            # otherwise each block would keep its tile of the mask for the backward pass
+            part, blind = checkpoint(block, *args, use_reentrant=False)
+        else:
+            part, blind = block(*args)
+        sound = sound and _finite(part)
+        parts.append(part if blind is None else part.masked_fill(blind, 0.0))
+    out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-2)
     return out if sound else _plain(q, k, v, score, bias, mask, softmax)[0]
 
 
