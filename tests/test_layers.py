@@ -77,6 +77,9 @@ def test_a_block_is_its_order(order: str):
     elif order == "pre":
         y = x + look(norms[0](x))
         right = y + think(norms[1](y))
+    elif order == "res_post":
+        y = x + norms[0](look(x))
+        right = y + norms[1](think(y))
     else:
         y = norms[0](x + look(x))
         right = norms[1](y + think(y))

@@ -11,6 +11,7 @@ from regard.attention.masks import Mask
 from regard.attention.multihead import Cache, Memory, MultiHead
 from regard.attention.positions import Position
 from regard.errors import choose
+from regard.layers.depth import drop_path
 from regard.layers.feedforward import FEED_FORWARDS
 from regard.layers.norm import NORMS
 
@@ -50,13 +51,14 @@ class PreNorm(nn.Module):
 
     final_norm = True
 
-    def __init__(self, norm: nn.Module, drop: float):
+    def __init__(self, norm: nn.Module, drop: float, path: float = 0.0):
         super().__init__()
-        self.norm, self.drop = norm, drop
+        self.norm, self.drop, self.path = norm, drop, path
 
     def forward(self, x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
         """Add what f makes of the normalised x."""
-        return add_dropped(x, f(self.norm(x)), self.drop, self.training)
+        y = drop_path(f(self.norm(x)), self.path, self.training)
+        return add_dropped(x, y, self.drop, self.training)
 
 
 class PostNorm(nn.Module):
@@ -64,16 +66,30 @@ class PostNorm(nn.Module):
 
     final_norm = False
 
-    def __init__(self, norm: nn.Module, drop: float):
+    def __init__(self, norm: nn.Module, drop: float, path: float = 0.0):
         super().__init__()
-        self.norm, self.drop = norm, drop
+        self.norm, self.drop, self.path = norm, drop, path
 
     def forward(self, x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
         """Normalise the sum."""
-        return self.norm(add_dropped(x, f(x), self.drop, self.training))
+        y = drop_path(f(x), self.path, self.training)
+        return self.norm(add_dropped(x, y, self.drop, self.training))
 
 
-RESIDUALS: dict[str, type[PreNorm] | type[PostNorm]] = {"pre": PreNorm, "post": PostNorm}
+class ResPostNorm(PreNorm):
+    """x + norm(f(x)): what is added is normalised, not what it is added to (Swin V2)."""
+
+    def forward(self, x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+        """Add the normalised f of x."""
+        y = drop_path(self.norm(f(x)), self.path, self.training)
+        return add_dropped(x, y, self.drop, self.training)
+
+
+RESIDUALS: dict[str, type[PreNorm] | type[PostNorm]] = {
+    "pre": PreNorm,
+    "post": PostNorm,
+    "res_post": ResPostNorm,
+}
 
 
 def build_norm(config: BlockConfig) -> nn.Module:
@@ -81,9 +97,9 @@ def build_norm(config: BlockConfig) -> nn.Module:
     return choose("norm", config.norm, NORMS)(config.width, eps=config.norm_eps)
 
 
-def build_residual(config: BlockConfig) -> PreNorm | PostNorm:
-    """Make the order of norm and residual that a config names."""
-    return choose("order", config.order, RESIDUALS)(build_norm(config), config.dropout)
+def build_residual(config: BlockConfig, path: float = 0.0) -> PreNorm | PostNorm:
+    """Make the order of norm and residual that a config names, passed by at a rate `path`."""
+    return choose("order", config.order, RESIDUALS)(build_norm(config), config.dropout, path)
 
 
 def build_attention(config: BlockConfig, position: Position | None = None) -> MultiHead:
@@ -109,12 +125,12 @@ def build_feed_forward(config: BlockConfig) -> nn.Module:
 class EncoderBlock(nn.Module):
     """Look around, then think."""
 
-    def __init__(self, config: BlockConfig, position: Position | None = None):
+    def __init__(self, config: BlockConfig, position: Position | None = None, path: float = 0.0):
         super().__init__()
         self.attention = build_attention(config, position)
         self.feed_forward = build_feed_forward(config)
-        self.around_attention = build_residual(config)
-        self.around_feed_forward = build_residual(config)
+        self.around_attention = build_residual(config, path)
+        self.around_feed_forward = build_residual(config, path)
 
     def forward(
         self,
@@ -134,11 +150,11 @@ class EncoderBlock(nn.Module):
 class ParallelBlock(nn.Module):
     """Look around and think at once: x + attention(norm(x)) + feed_forward(norm(x)), as in PaLM."""
 
-    def __init__(self, config: BlockConfig, position: Position | None = None):
+    def __init__(self, config: BlockConfig, position: Position | None = None, path: float = 0.0):
         super().__init__()
         self.attention = build_attention(config, position)
         self.feed_forward = build_feed_forward(config)
-        self.around = PreNorm(build_norm(config), config.dropout)
+        self.around = PreNorm(build_norm(config), config.dropout, path)
 
     def forward(
         self,
@@ -162,15 +178,16 @@ class ParallelBlock(nn.Module):
 BLOCKS: dict[str, type[EncoderBlock] | type[ParallelBlock]] = {
     "pre": EncoderBlock,
     "post": EncoderBlock,
+    "res_post": EncoderBlock,
     "parallel": ParallelBlock,
 }
 
 
 def build_block(
-    config: BlockConfig, position: Position | None = None
+    config: BlockConfig, position: Position | None = None, path: float = 0.0
 ) -> EncoderBlock | ParallelBlock:
-    """Make a block of the order that a config names."""
-    return choose("order", config.order, BLOCKS)(config, position)
+    """Make a block of the order that a config names, passed by at a rate `path` in training."""
+    return choose("order", config.order, BLOCKS)(config, position, path)
 
 
 def build_final_norm(config: BlockConfig) -> nn.Module:

@@ -100,6 +100,34 @@ class Attentive(nn.Module):
         return attend(query, x, x, mask=mask, watch=self).squeeze(1)
 
 
+class Convolved(nn.Module):
+    """relu(max_i W [x_i ... x_i+n-1]): what is most there of short runs of n vectors (Kim 2014)."""
+
+    RUNS = (3, 4, 5)
+
+    def __init__(self, width: int, drop: float = 0.0):
+        super().__init__()
+        counts = [(width + n) // len(self.RUNS) for n in range(len(self.RUNS))]
+        self.runs = nn.ModuleList(
+            nn.Conv1d(width, count, n) for count, n in zip(counts, self.RUNS, strict=True)
+        )
+        self.drop = drop
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Return what is most there (b, w) in each text (b, l, w), with nothing around it."""
+        if lengths is None:
+            lengths = torch.full((len(x),), x.shape[1], device=x.device)
+        lengths = lengths.unsqueeze(-1)
+        real = torch.arange(x.shape[1], device=x.device) < lengths
+        x = dropout(x.masked_fill(~real.unsqueeze(-1), 0.0), self.drop, self.training).mT
+        most = []
+        for n, run in zip(self.RUNS, self.runs, strict=True):
+            found = run(F.pad(x, (n - 1, n - 1)))  # every run that holds some of the text
+            beyond = torch.arange(found.shape[-1], device=x.device) >= lengths + n - 1
+            most.append(found.masked_fill(beyond.unsqueeze(1), -torch.inf).amax(-1))
+        return torch.cat(most, -1).relu()
+
+
 # name -> how to make one from the width and the dropout; BERT drops nothing before its own
 POOLERS: dict[str, Callable[[int, float], nn.Module]] = {
     "first": lambda width, drop: Pooler(width),
@@ -108,6 +136,7 @@ POOLERS: dict[str, Callable[[int, float], nn.Module]] = {
     "mean": Mean,
     "max": Max,
     "attention": Attentive,
+    "convolution": Convolved,
 }
 
 

@@ -10,6 +10,11 @@ MODELS: dict[str, tuple[str, str, str]] = {
     "transformer": ("regard.models.transformer", "TransformerConfig", "Transformer"),
     "gpt": ("regard.models.gpt", "GPTConfig", "GPT"),
     "bert": ("regard.models.bert", "BertConfig", "Bert"),
+    "vit": ("regard.models.vit", "ViTConfig", "ViT"),
+    "resnet": ("regard.models.resnet", "ResNetConfig", "ResNet"),
+    "swin": ("regard.models.swin", "SwinConfig", "Swin"),
+    "mvit": ("regard.models.mvit", "MViTConfig", "MViT"),
+    "local": ("regard.models.local", "LocalConfig", "Local"),
 }
 
 
@@ -23,3 +28,18 @@ def family(name: str) -> tuple[type, type]:
     module, config, model = choose("model", name, MODELS)
     module = import_module(module)
     return getattr(module, config), getattr(module, model)
+
+
+# name -> where what trains an encoder of images without labels is, and its config
+PRETRAINERS: dict[str, tuple[str, str, str]] = {
+    "mae": ("regard.models.masked", "MAEConfig", "MAE"),
+    "simmim": ("regard.models.masked", "SimMIMConfig", "SimMIM"),
+    "simclr": ("regard.models.contrast", "SimCLRConfig", "SimCLR"),
+    "clip": ("regard.models.contrast", "CLIPConfig", "CLIP"),
+}
+
+
+def pretrainer(name: str) -> tuple[type, type]:
+    """Return the config class and the class of what is built around an encoder to train it."""
+    module, config, model = choose("pretrainer", name, PRETRAINERS)
+    return getattr(import_module(module), config), getattr(import_module(module), model)

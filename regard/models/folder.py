@@ -17,10 +17,13 @@ from torch.overrides import TorchFunctionMode
 
 from regard.errors import Mistake
 from regard.files import refuse, write_atomically
-from regard.models import MODELS, family
+from regard.models import MODELS, PRETRAINERS, family, pretrainer
 from regard.settings import fill
 
 FORMAT = 1
+WEIGHTS = "model.safetensors"
+REST = "pretraining.safetensors"  # what an encoder of images was trained with and runs without
+ENCODER = "encoder."  # how the names of its weights begin there
 MOST_PARAMETERS = 20_000_000_000
 MOST_JSON = 16 * 2**20
 
@@ -75,11 +78,24 @@ def save_config(folder: Path, model: nn.Module, *, name: str, task: str, about: 
     )
 
 
-def save_weights(folder: Path, weights: dict[str, Tensor], dtype: torch.dtype | None = None):
+def save_weights(
+    folder: Path,
+    weights: dict[str, Tensor],
+    dtype: torch.dtype | None = None,
+    name: str = WEIGHTS,
+):
     """Write model.safetensors; shared weights are written once."""
     tensors = {name: tensor.detach().to(dtype or tensor.dtype) for name, tensor in weights.items()}
     data = save({name: t.contiguous() for name, t in tensors.items()}, {"format": "pt"})
-    write_atomically(folder / "model.safetensors", data)
+    write_atomically(folder / name, data)
+
+
+def save_parts(folder: Path, weights: dict[str, Tensor]) -> None:
+    """Write an encoder as the model of a folder, and what it was trained with beside it."""
+    inner = {n.removeprefix(ENCODER): w for n, w in weights.items() if n.startswith(ENCODER)}
+    rest = {name: w for name, w in weights.items() if not name.startswith(ENCODER)}
+    save_weights(folder, rest, name=REST)
+    save_weights(folder, inner)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -126,23 +142,52 @@ def load_folder(folder: Path, device: str = "cpu") -> tuple[nn.Module, dict[str,
     except Mistake as mistake:
         raise Mistake(f"{folder / 'config.json'}: {mistake}") from None
     wanted = dict(model.named_parameters())
+    give_weights(model, _read_weights(folder, WEIGHTS, wanted, device))
+    return model.eval(), config
+
+
+def load_rest(folder: Path, encoder: nn.Module, told: Any) -> Any:
+    """Build around an encoder what it was trained with, as config.json tells, with its weights."""
+    where = str(folder / "config.json")
+    if not isinstance(told, dict) or told.get("by") not in PRETRAINERS:
+        raise Mistake(
+            f"{where}: 'pretraining' is {told!r:.40}; expected by, which is one of "
+            f"{', '.join(PRETRAINERS)}, and its sizes"
+        )
+    config_class, whole_class = pretrainer(told["by"])
+    told = {key: value for key, value in told.items() if key != "by"}
+    settings = fill(config_class, told, where=where)
+    try:
+        with hollow():
+            whole = whole_class(encoder, settings)
+    except (Mistake, AttributeError) as error:
+        raise Mistake(f"{where}: 'pretraining' does not fit the model ({error})") from None
+    named = dict(whole.named_parameters())
+    rest = {name: p for name, p in named.items() if not name.startswith(ENCODER)}
+    read = _read_weights(folder, REST, rest, str(next(encoder.parameters()).device))
+    give_weights(whole, {**{name: p.detach() for name, p in named.items()}, **read})
+    return whole.eval()
+
+
+def _read_weights(
+    folder: Path, name: str, wanted: dict[str, nn.Parameter], device: str
+) -> dict[str, Tensor]:
+    """Read the weights that a model wants, after all were compared with the header of the file."""
     total = sum(math.prod(p.shape) for p in wanted.values())
     if total > MOST_PARAMETERS:
         raise Mistake(
             f"{folder / 'config.json'}: asks for {total:,} parameters; too many to be meant"
         )
-    path = folder / "model.safetensors"
+    path = folder / name
     try:
         with safe_open(path, framework="pt", device=device) as file:
             _compare(path, {name: list(p.shape) for name, p in wanted.items()}, file)
-            tensors = {name: file.get_tensor(name).to(torch.float32) for name in wanted}
+            return {name: file.get_tensor(name).to(torch.float32) for name in wanted}
     except OSError as error:
         raise refuse(error, path) from error
     except (SafetensorError, struct.error, ValueError) as error:
         reason = " ".join(str(error).split())[:150]
         raise Mistake(f"{path}: damaged or cut short ({reason}); copy it again") from error
-    give_weights(model, tensors)
-    return model.eval(), config
 
 
 def _compare(path: Path, wanted: dict[str, list[int]], file) -> None:

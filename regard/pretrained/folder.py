@@ -26,6 +26,7 @@ from regard.pretrained.load import (
 from regard.pretrained.parts import read_object
 from regard.pretrained.shards import open_weights, write_shards
 from regard.pretrained.tables import FORMATS, Format
+from regard.pretrained.vision import PREPARED, read_prepared, write_prepared
 from regard.pretrained.vocabulary import read_tokenizers
 
 MOST_LABELS = 1_000_000
@@ -42,6 +43,18 @@ def is_foreign(folder: str | Path) -> bool:
     return "regard_format" not in config and bool({"model_type", "architectures"} & set(config))
 
 
+def read_foreign(folder: str | Path) -> tuple[Format, str, Any]:
+    """Read the config of a public checkpoint: its format, the name of its class, our config."""
+    path = Path(folder) / "config.json"
+    theirs = read_object(path)
+    try:
+        format = find_format(theirs.get("model_type"))
+        named = _architecture(format, theirs.get("architectures"))
+        return format, named, format.read_config(theirs, named)
+    except Mistake as mistake:
+        raise Mistake(f"{path}: {mistake}") from None
+
+
 def import_folder(
     folder: str | Path,
     device: str = "cpu",
@@ -55,11 +68,9 @@ def import_folder(
     folder = Path(folder)
     path = folder / "config.json"
     theirs = read_object(path)
+    format, named, settings = read_foreign(folder)
+    _, model_class = family(format.family)
     try:
-        format = find_format(theirs.get("model_type"))
-        named = _architecture(format, theirs.get("architectures"))
-        settings = format.read_config(theirs, named)
-        _, model_class = family(format.family)
         with hollow():
             model = model_class(settings)
     except Mistake as mistake:
@@ -69,14 +80,16 @@ def import_folder(
         known = compare(format, settings, weights.shapes, named)
     except Mistake as mistake:
         raise Mistake(f"{folder}: {mistake}") from None
-    tokenizers = read(folder)
-    _fits(folder, settings, tokenizers)
+    tokenizers: tuple[Any, Any] = (None, None)
+    if format.reads == "text":
+        tokenizers = read(folder)
+        _fits(folder, settings, tokenizers)
     config = {
         "regard_format": FORMAT,
         "family": format.family,
         "task": format.architectures[named],
         "imported": {"model_type": format.model_type, "architecture": named},
-        **_about(folder, theirs, format.architectures[named], settings.max_length),
+        **_about(folder, theirs, format.architectures[named], settings),
         "model": dataclasses.asdict(settings),
     }
     tensors = convert(format, settings, weights, known, named)
@@ -108,12 +121,15 @@ def _fits(folder: Path, settings: Any, tokenizers: tuple[Any, Any]) -> None:
             )
 
 
-def _about(folder: Path, theirs: Mapping[str, Any], task: str, most: int) -> dict[str, Any]:
-    """Return what a task wants to know beside the model, which reads so much at most."""
+def _about(folder: Path, theirs: Mapping[str, Any], task: str, settings: Any) -> dict[str, Any]:
+    """Return what a task wants to know beside the model."""
+    if task in ("images", "pretrain"):
+        labels = {"labels": _labels(theirs)} if task == "images" else {}
+        return {**labels, "image": read_prepared(folder, settings.image, settings.channels)}
     if task in ("classify", "tag"):
         return {"labels": _labels(theirs)}
     if task == "embed":
-        return _pooling(folder, most)
+        return _pooling(folder, settings.max_length)
     if task == "translate" and (folder / "tokenizer_config.json").is_file():
         settings = read_object(folder / "tokenizer_config.json")
         sides = {"from": settings.get("source_lang"), "to": settings.get("target_lang")}
@@ -203,8 +219,8 @@ def export_weights(
     kind = choose("dtype", dtype, DTYPES)
     task = str(config["task"])
     format, theirs = _format(config, model.config, task)
-    named = architecture(format, task)
-    ids = _ids(theirs, tokenizers)
+    named = architecture(format, task, model.config)
+    ids = _ids(theirs, tokenizers) if format.reads == "text" else {}
     for key, number in ids.items():
         if theirs.get(key, number) != number:  # RoBERTa counts positions from that of its padding
             raise Mistake(
@@ -224,6 +240,8 @@ def export_weights(
         write_json(folder / "generation_config.json", ids)
     if "pooling" in config:
         _write_pooling(folder, config, model.config.block.width)
+    if isinstance(config.get("image"), dict):
+        write_json(folder / PREPARED, write_prepared(config["image"]))
     return format.model_type
 
 
@@ -250,7 +268,8 @@ def _format(config: Mapping[str, Any], settings: Any, task: str) -> tuple[Format
     if isinstance(came, str) and came in FORMATS:
         format = find_format(came)
         theirs = format.write_config(settings, task)
-        if not unlike(settings, format.read_config(theirs, architecture(format, task))):
+        named = architecture(format, task, settings)
+        if not unlike(settings, format.read_config(theirs, named)):
             return format, theirs
     return fitting(str(config["family"]), settings, task)
 

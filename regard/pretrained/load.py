@@ -17,7 +17,7 @@ from regard.pretrained.tables import CHANGES, FORMATS, Format, Key, Rule
 from regard.settings import fill
 
 # What a model is does not depend on these.
-FREE = re.compile(r"start|.*dropout")
+FREE = re.compile(r"start|drop_path|.*dropout")
 # A setting that a format has no word for is as bad as so many that it has otherwise.
 REFUSAL = 3
 
@@ -101,7 +101,8 @@ def fitting(name: str, config: Any, task: str) -> tuple[Format, dict[str, Any]]:
         try:
             settled = format.settle(config)
             theirs = format.write_config(settled, task)
-            differing = unlike(settled, format.read_config(theirs, architecture(format, task)))
+            named = architecture(format, task, settled)
+            differing = unlike(settled, format.read_config(theirs, named))
             if not differing:
                 return format, theirs
             values = ", ".join(_setting(config, key) for key in differing)
@@ -120,9 +121,11 @@ def _setting(config: Any, key: str) -> str:
     return f"{key}={_short(value)}"
 
 
-def architecture(format: Format, task: str | None = None) -> str:
-    """Return the name of their class for a task, or the usual one."""
+def architecture(format: Format, task: str | None = None, config: Any = None) -> str:
+    """Return the name of their class for a task and, if it is given, our config; or the usual."""
     for theirs, ours in format.architectures.items():
+        if config is not None and not format.holds(config, theirs):
+            continue
         if task is None or ours == task:
             return theirs
     raise Mistake(f"{format.model_type} has no model for {task}")

@@ -45,6 +45,11 @@ def _after_two(x: Tensor, config: Any) -> Tensor:
     return torch.cat([x.new_zeros(2, *x.shape[1:]), x])
 
 
+def _as_convolution(x: Tensor, config: Any) -> Tensor:
+    """Lay the weight of a product with patches out as that of a convolution."""
+    return x.unflatten(1, (config.channels, config.patch, config.patch))
+
+
 CHANGES: dict[str, Change] = {
     "same": Change(lambda x, config: x, lambda x, config: x),
     # transformers' Conv1D keeps its matrix the other way round
@@ -54,6 +59,8 @@ CHANGES: dict[str, Change] = {
     # a vector written as a matrix of one row
     "row": Change(lambda x, config: x.flatten(), lambda x, config: x.unsqueeze(0)),
     "bloom_qkv": Change(_by_head, _by_part),
+    # a convolution whose patches do not overlap is a product with them
+    "patches": Change(lambda x, config: x.flatten(1), _as_convolution),
 }
 
 
@@ -84,6 +91,8 @@ class Format:
     ignored: tuple[str, ...] = ()  # patterns of their keys that are no weights
     prefix: str = ""  # of their base model's keys, there or not
     settle: Callable[[Any], Any] = lambda config: config  # the same model in the plainest words
+    holds: Callable[[Any, str], bool] = lambda config, architecture: True  # which of their classes
+    reads: str = "text"  # or images, which have no tokenizer
 
 
 # model_type -> the module whose FORMATS has it; imported only when asked for
@@ -99,6 +108,12 @@ FORMATS: dict[str, str] = {
     "t5": "regard.pretrained.seq2seq",
     "bart": "regard.pretrained.seq2seq",
     "marian": "regard.pretrained.seq2seq",
+    "vit": "regard.pretrained.vision",
+    "deit": "regard.pretrained.vision",
+    "vit_mae": "regard.pretrained.vision",
+    "resnet": "regard.pretrained.vision",
+    "swin": "regard.pretrained.swin",
+    "swinv2": "regard.pretrained.swin",
 }
 
 

@@ -1,0 +1,29 @@
+"""Stochastic depth: some examples pass a block by."""
+
+import torch
+from torch import Tensor, nn
+
+
+def drop_path(x: Tensor, rate: float, training: bool = True) -> Tensor:
+    """Zero whole examples of x (b, ...) with probability `rate` and scale the rest, in training."""
+    if not training or rate <= 0:
+        return x
+    kept = torch.rand(len(x), device=x.device).ge_(rate).div_(1 - rate).to(x.dtype)
+    return x * kept.view(-1, *(1,) * (x.ndim - 1))
+
+
+class DropPath(nn.Module):
+    """Stochastic depth (Huang et al. 2016): what a branch adds is left out for some examples."""
+
+    def __init__(self, rate: float):
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Leave out some examples of x (b, ...)."""
+        return drop_path(x, self.rate, self.training)
+
+
+def rising(rate: float, depth: int) -> list[float]:
+    """Return how often each of so many blocks is left out: the later, the more, up to `rate`."""
+    return [rate * n / max(1, depth - 1) for n in range(depth)]

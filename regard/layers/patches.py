@@ -1,0 +1,116 @@
+"""From images to tokens."""
+
+from functools import lru_cache
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard.errors import Mistake
+
+
+@lru_cache(maxsize=64)
+def grid_at(height: int, width: int, before: int = 0, device: torch.device | None = None) -> Tensor:
+    """Return the coordinates (l, 2) of a grid row by row, and of tokens before it, which have none.
+
+    The same tensor for the same grid, by which positions know that nothing has changed.
+    """
+    with torch.inference_mode(False):
+        rows = torch.arange(height, device=device).repeat_interleave(width)
+        columns = torch.arange(width, device=device).repeat(height)
+        return F.pad(torch.stack([rows, columns], 1), (0, 0, before, 0))
+
+
+def check_images(images: Tensor, channels: int, least: int = 1) -> None:
+    """Refuse what is no batch of images of so many channels, at least so large."""
+    if images.ndim != 4 or images.shape[1] != channels:
+        raise Mistake(
+            f"images {tuple(images.shape)}; expected (batch, {channels}, height, width), with "
+            f"{channels} channels"
+        )
+    if min(images.shape[2:]) < least:
+        raise Mistake(
+            f"an image of {images.shape[2]}x{images.shape[3]} pixels; expected at least "
+            f"{least}x{least}, so enlarge it or choose a smaller patch"
+        )
+
+
+class Patches(nn.Module):
+    """Patches of an image, each projected to a vector: W patch + b.
+
+    It is a convolution, and where patches do not overlap one matrix product; the weight is that
+    of the convolution with its last three axes as one. Pixels right of and below the last whole
+    patch are not seen.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        width: int,
+        patch: int,
+        *,
+        stride: int | None = None,
+        padding: int = 0,
+        bias: bool = True,
+        flatten: bool = True,
+    ):
+        super().__init__()
+        self.channels, self.patch = channels, patch
+        self.stride, self.padding = stride or patch, padding
+        self.project = nn.Linear(channels * patch**2, width, bias=bias)
+        apart = self.stride == patch and not padding
+        self.embed = self._product if apart else self._convolution
+        self.flatten = nn.Flatten(1, 2) if flatten else nn.Identity()
+
+    def grid(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Return how many patches an image of (height, width) has in each direction."""
+        height, width = ((n + 2 * self.padding - self.patch) // self.stride + 1 for n in size)
+        return height, width
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return vectors (b, h * w, width), or (b, h, w, width), of images (b, c, ...)."""
+        check_images(images, self.channels, self.patch - 2 * self.padding)
+        return self.flatten(self.embed(images))
+
+    def _product(self, images: Tensor) -> Tensor:
+        p = self.patch
+        h, w = self.grid((images.shape[2], images.shape[3]))
+        cut = images[..., : h * p, : w * p].unflatten(3, (w, p)).unflatten(2, (h, p))
+        return self.project(cut.permute(0, 2, 4, 1, 3, 5).reshape(len(images), h, w, -1))
+
+    def _convolution(self, images: Tensor) -> Tensor:
+        weight = self.project.weight.unflatten(1, (self.channels, self.patch, self.patch))
+        made = F.conv2d(images, weight, self.project.bias, self.stride, self.padding)
+        return made.permute(0, 2, 3, 1)
+
+
+class Convolutions(nn.Module):
+    """Tokens by small convolutions, each of which halves the image (CCT, Hassani et al. 2021).
+
+    Convolution, rectifier and the largest of 3x3: neighbours are looked at before there are
+    tokens, which helps where data are few. `patch` is how many pixels a token stands for in each
+    direction.
+    """
+
+    def __init__(self, channels: int, width: int, patch: int):
+        super().__init__()
+        self.channels, steps = channels, patch.bit_length() - 1
+        if patch != 2**steps or not steps:
+            raise Mistake(f"patch={patch}; convolutions halve an image, so choose 2, 4, 8 or so")
+        widths = [channels, *(max(1, width >> 2 * n) for n in reversed(range(steps)))]
+        self.layers = nn.ModuleList(
+            nn.Conv2d(before, after, 3, padding=1, bias=False) for before, after in pairwise(widths)
+        )
+
+    def grid(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Return how many tokens an image of (height, width) has in each direction."""
+        height, width = (-(-n // 2 ** len(self.layers)) for n in size)
+        return height, width
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return vectors (b, h * w, width) of images (b, c, ...)."""
+        check_images(images, self.channels)
+        for layer in self.layers:
+            images = F.max_pool2d(layer(images).relu_(), 3, 2, 1)
+        return images.flatten(2).mT

@@ -1,0 +1,365 @@
+"""Residual networks that look around instead of convolving: local relation networks (LR-Net)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard.attention.attend import attend
+from regard.attention.scores import Dot, Gaussian
+from regard.errors import Mistake, choose
+from regard.layers.block import share, size
+from regard.layers.convolution import BatchNorm, ConvNorm, relu, unbent
+from regard.layers.depth import drop_path, rising
+from regard.layers.heads import Attentive, Max, Mean
+from regard.layers.patches import check_images
+
+
+@dataclass(frozen=True)
+class LocalConfig:
+    """The sizes and parts of a network of local relations, a number for each stage."""
+
+    labels: int = field(default=1000, metadata={"min": 0, "max": 10_000_000})
+    channels: int = size(3, 4096)
+    image: int = size(224, 2**16)
+    stem: str = "large"
+    stem_width: int = size(64, 2**16)
+    inner_widths: tuple[int, ...] = size((100, 200, 400, 800), 2**16)
+    widths: tuple[int, ...] = size((256, 512, 1024, 2048), 2**18)
+    depths: tuple[int, ...] = size((3, 4, 6, 3), 200)
+    window: int = size(7, 63)
+    together: int = size(8, 1024)
+    prior_width: int = size(8, 4096)
+    relation: str = "product"
+    pool: str = "mean"
+    drop_path: float = share(0.0)
+
+
+# name -> the parts that make it what it is, and its published size: Hu et al. 2019
+ROWS: dict[str, LocalConfig] = {"lrnet": LocalConfig(), "lrnet50": LocalConfig()}
+
+# name -> widths of the stem, inside blocks and between them, and depths, for 28 to 32 pixels
+SIZES: dict[str, tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = {
+    "tiny": (32, (32, 64, 128), (64, 128, 256), (1, 1, 3)),
+    "small": (32, (48, 96, 208), (96, 192, 416), (1, 3, 3)),
+    "base": (64, (80, 160, 320), (160, 320, 640), (2, 4, 4)),
+    "big": (64, (128, 256, 512), (256, 512, 1024), (2, 4, 6)),
+}
+
+
+def sized(name: str, row: str = "lrnet") -> LocalConfig:
+    """Return the config of a row with the sizes that a name stands for, or a published model's."""
+    if name in ROWS:
+        return ROWS[name]
+    config = choose("row", row, ROWS)
+    stem, inner, widths, depths = choose("size", name, SIZES)
+    return replace(
+        config,
+        image=32,
+        stem="small",
+        stem_width=stem,
+        inner_widths=inner,
+        widths=widths,
+        depths=depths,
+    )
+
+
+# What stands outside of the image is so far from every query that its weight is zero.
+OUTSIDE = -1e9
+TILE = 4  # queries to a side that are asked together
+
+# name -> how two numbers are related
+RELATIONS: dict[str, Dot | Gaussian] = {"product": Dot(1.0), "squared": Gaussian(0.5**0.5)}
+
+
+class LocalRelation(nn.Module):
+    """softmax over a square around i of r(q_i, k_j) + g(j - i), a weight for some channels at once.
+
+    The local relation layer (Hu et al. 2019): queries and keys are single numbers for every
+    `together` channels, r is their product or minus their squared difference, g a small network
+    that knows only where j stands from i; what is averaged is x itself, and `out` mixes its
+    channels afterwards. Queries are asked in square tiles with all keys that any of them may see,
+    so that the cost grows as the pixels do.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        window: int = 7,
+        together: int = 8,
+        stride: int = 1,
+        relation: str = "product",
+        prior_width: int = 8,
+        out: nn.Module | None = None,
+    ):
+        super().__init__()
+        if not window % 2:
+            raise Mistake(f"window={window} has no middle; choose an odd number, such as 7")
+        self.width, self.window, self.together, self.stride = width, window, together, stride
+        self.groups = -(-width // together)
+        self.query = nn.Linear(width, self.groups, bias=False)
+        self.key = nn.Linear(width, self.groups, bias=False)
+        self.relation = choose("relation", relation, RELATIONS)
+        # what is added to all scores of a query changes none of its weights: no last bias
+        self.prior = nn.Sequential(
+            nn.Conv1d(2, prior_width, 1),
+            nn.ReLU(),
+            nn.Conv1d(prior_width, self.groups, 1, bias=False),
+        )
+        self.out = nn.Linear(width, width, bias=False) if out is None else out
+
+    def grid(self, grid: tuple[int, int]) -> tuple[int, int]:
+        """Return how many queries a grid of (height, width) has in each direction."""
+        return -(-grid[0] // self.stride), -(-grid[1] // self.stride)
+
+    def place(self, height: int, width: int) -> Int[Tensor, "tiles keys"]:
+        """Return which place of a grid, row by row, each key of a tile has; -1 is outside."""
+        return _keys(height, width, self.window, self.stride)
+
+    def asked(self, height: int, width: int) -> Int[Tensor, "tiles queries"]:
+        """Return which place of the grid of queries each query of a tile has; -1 is outside."""
+        return _queries(*self.grid((height, width)))
+
+    def bias(self) -> Float[Tensor, "g q k"]:
+        """Return what the prior says of the keys of a tile, -inf outside of a query's window."""
+        weight = self.key.weight
+        offsets = _offsets(self.window, weight.device, weight.dtype)
+        known = F.pad(self.prior(offsets), (0, 1), value=-torch.inf)
+        return known[:, _seen(self.window, self.stride, weight.device)]
+
+    def forward(self, x: Float[Tensor, "b w y x"]) -> Float[Tensor, "b w yy xx"]:
+        """Let every place, or one in `stride` to each side, look at the places around it."""
+        b, grid = len(x), (x.shape[2], x.shape[3])
+        place, asked = self.place(*grid), self.asked(*grid)
+        x = x.permute(0, 2, 3, 1)
+        q = self._tiles(self.query(x[:, :: self.stride, :: self.stride]), asked)
+        k = self._tiles(self.key(x), place)
+        v = self._tiles(F.pad(x, (0, self.groups * self.together - self.width)), place)
+        q, k, key_bias, scale = self.relation.prepare(q, k)
+        far = torch.where(place < 0, OUTSIDE, 0.0).to(x).repeat(b, 1).unsqueeze(1)
+        far = (far if key_bias is None else far + key_bias).expand(k.shape[:-1])
+        # a coordinate of the keys, since as a bias it would be as large as all weights
+        q = F.pad(q * scale, (0, 1), value=1.0)
+        k = torch.cat([k, far.unsqueeze(-1)], -1)
+        y = attend(q, k, v, score="product", bias=self.bias(), watch=self)
+        return self.out(self._lay(y, b, self.grid(grid))).permute(0, 3, 1, 2)
+
+    def _tiles(self, x: Tensor, place: Tensor) -> Tensor:
+        """Cut a grid (b, y, x, w) into tiles (b * tiles, groups, places, w / groups)."""
+        x = F.pad(x.flatten(1, 2), (0, 0, 0, 1))  # of which the last row stands for what is outside
+        index = place.where(place >= 0, x.shape[1] - 1).flatten().to(x.device)
+        cut = x.index_select(1, index).view(
+            -1, place.shape[1], self.groups, x.shape[-1] // self.groups
+        )
+        return cut.transpose(1, 2)
+
+    def _lay(self, y: Tensor, b: int, grid: tuple[int, int]) -> Tensor:
+        """Lay tiles (b * tiles, groups, queries, w / groups) back as a grid (b, y, x, w)."""
+        rows, columns = (-(-n // TILE) for n in grid)
+        y = y.view(b, rows, columns, self.groups, TILE, TILE, -1).permute(0, 1, 4, 2, 5, 3, 6)
+        y = y.reshape(b, rows * TILE, columns * TILE, -1)
+        return y[:, : grid[0], : grid[1], : self.width]
+
+
+def _squares(grid: tuple[int, int], side: int, step: int, before: int) -> Tensor:
+    """Number the places of squares that begin every `step` of a grid, -1 outside of it."""
+    lines, there = [], []
+    for length in grid:
+        starts = torch.arange(-(-length // step)) * step - before
+        line = starts.unsqueeze(1) + torch.arange(side)
+        lines.append(line)
+        there.append((line >= 0) & (line < length))
+    place = lines[0][:, None, :, None] * grid[1] + lines[1][:, None, :]
+    place = place.masked_fill(~(there[0][:, None, :, None] & there[1][:, None, :]), -1)
+    return place.reshape(-1, side**2)
+
+
+@lru_cache(maxsize=64)
+def _keys(height: int, width: int, window: int, stride: int) -> Tensor:
+    with torch.inference_mode(False), torch.device("cpu"):
+        side = (TILE - 1) * stride + window
+        return _squares((height, width), side, TILE * stride, window // 2)
+
+
+@lru_cache(maxsize=64)
+def _queries(height: int, width: int) -> Tensor:
+    with torch.inference_mode(False), torch.device("cpu"):
+        return _squares((height, width), TILE, TILE, 0)
+
+
+@lru_cache(maxsize=64)
+def _offsets(window: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return where each place of a window stands from its middle, from -1 to 1, (2, n)."""
+    with torch.inference_mode(False):
+        line = torch.arange(window, device=device, dtype=dtype) - window // 2
+        return torch.cartesian_prod(line, line).T / max(1, window // 2)
+
+
+@lru_cache(maxsize=64)
+def _seen(window: int, stride: int, device: torch.device) -> Tensor:
+    """Number the place of each key of a tile in the window of each query; the last is none."""
+    with torch.inference_mode(False):
+        side = (TILE - 1) * stride + window
+        first = torch.arange(TILE, device=device).unsqueeze(1) * stride
+        line = torch.arange(side, device=device) - first
+        there = (line >= 0) & (line < window)
+        place = line[:, None, :, None] * window + line[:, None, :]
+        place = place.masked_fill(~(there[:, None, :, None] & there[:, None, :]), window**2)
+        return place.reshape(TILE**2, side**2)
+
+
+class RelationNorm(nn.Module):
+    """relu(norm(relation(x)))."""
+
+    def __init__(self, relation: LocalRelation):
+        super().__init__()
+        self.relation = relation
+        self.norm = BatchNorm(relation.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (b, w, y / stride, x / stride) of (b, w, y, x)."""
+        return relu(self.norm(self.relation(x)))
+
+
+def _relation(config: LocalConfig, width: int, stride: int, out: nn.Module | None = None):
+    return RelationNorm(
+        LocalRelation(
+            width,
+            window=config.window,
+            together=config.together,
+            stride=stride,
+            relation=config.relation,
+            prior_width=config.prior_width,
+            out=out,
+        )
+    )
+
+
+class SmallStem(nn.Module):
+    """Every pixel by itself, then a relation that halves the image.
+
+    What mixes the channels here is what comes before the relation, so nothing does after it.
+    """
+
+    halves = 1
+
+    def __init__(self, config: LocalConfig):
+        super().__init__()
+        self.first = ConvNorm(config.channels, config.stem_width, 1)
+        self.relation = _relation(config, config.stem_width, 2, nn.Identity())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (b, w, y / 2, x / 2)."""
+        return self.relation(self.first(x))
+
+
+class LargeStem(SmallStem):
+    """The same, and the largest of 3x3, which halves once more."""
+
+    halves = 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (b, w, y / 4, x / 4)."""
+        return F.max_pool2d(super().forward(x), 3, 2, 1)
+
+
+STEMS: dict[str, type[SmallStem]] = {"large": LargeStem, "small": SmallStem}
+
+
+class RelationBlock(nn.Module):
+    """relu(x + f(x)): f narrows, looks around and widens; x is projected if its shape changes."""
+
+    def __init__(
+        self, config: LocalConfig, channels: int, inner: int, width: int, stride: int, path: float
+    ):
+        super().__init__()
+        self.narrow = ConvNorm(channels, inner, 1)
+        self.look = _relation(config, inner, stride)
+        self.widen = ConvNorm(inner, width, 1, act=unbent)
+        same = channels == width and stride == 1
+        self.short = nn.Identity() if same else ConvNorm(channels, width, 1, stride, unbent)
+        self.path = path
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (b, width, y / stride, x / stride) of (b, channels, y, x)."""
+        y = self.widen(self.look(self.narrow(x)))
+        return relu(drop_path(y, self.path, self.training) + self.short(x))
+
+
+# name -> how to make it from the width
+POOLS: dict[str, type[Mean] | type[Max] | type[Attentive]] = {
+    "mean": Mean,
+    "max": Max,
+    "attention": Attentive,
+}
+
+
+class Local(nn.Module):
+    """Stages of residual blocks of local relations, each half as large as the one before.
+
+    It has no convolution but those of single pixels. Images may be of any size.
+    """
+
+    def __init__(self, config: LocalConfig):
+        super().__init__()
+        self.config = config
+        if not 0 < len(config.widths) == len(config.inner_widths) == len(config.depths) < 20:
+            raise Mistake(
+                f"widths={config.widths}, inner_widths={config.inner_widths} and depths="
+                f"{config.depths}; each needs a number for every stage, of which there are 1 to 19"
+            )
+        self.out_width = config.widths[-1]
+        self.stem = choose("stem", config.stem, STEMS)(config)
+        paths = iter(rising(config.drop_path, sum(config.depths)))
+        self.stages = nn.ModuleList()
+        channels = config.stem_width
+        for number, depth in enumerate(config.depths):
+            inner, width = config.inner_widths[number], config.widths[number]
+            stage = nn.ModuleList()
+            for place in range(depth):
+                stride = 2 if number and not place else 1
+                stage.append(RelationBlock(config, channels, inner, width, stride, next(paths)))
+                channels = width
+            self.stages.append(stage)
+        self.pool = choose("pool", config.pool, POOLS)(self.out_width)
+        self.head = nn.Linear(self.out_width, config.labels) if config.labels else nn.Identity()
+        for part in self.modules():
+            if isinstance(part, nn.Conv2d):
+                nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
+
+    def grid(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Return how many places the last stage has in each direction for (height, width)."""
+        halves = 2 ** (self.stem.halves + len(self.stages) - 1)
+        return -(-size[0] // halves), -(-size[1] // halves)
+
+    def grids(self, size: tuple[int, int]) -> dict[str, tuple[int, int]]:
+        """Return the grid that each relation looks at, by the name of its map."""
+        found = {"stem.relation.relation": size}
+        for _ in range(self.stem.halves):
+            size = -(-size[0] // 2), -(-size[1] // 2)
+        for number, depth in enumerate(self.config.depths):
+            for place in range(depth):
+                found[f"stages.{number}.{place}.look.relation"] = size
+                if number and not place:
+                    size = -(-size[0] // 2), -(-size[1] // 2)
+        return found
+
+    def features(self, images: Float[Tensor, "b c y x"]) -> Float[Tensor, "b l w"]:
+        """Return the vectors of the last grid, row by row."""
+        check_images(images, self.config.channels)
+        # so that the channels of a place lie together
+        x = self.stem(images.contiguous(memory_format=torch.channels_last))
+        for stage in cast(Sequence[nn.ModuleList], self.stages):
+            for block in stage:
+                x = block(x)
+        return x.permute(0, 2, 3, 1).flatten(1, 2)
+
+    def forward(self, images: Float[Tensor, "b c y x"]) -> Float[Tensor, "b labels"]:
+        """Return the logits of the labels, or what they would be made of."""
+        return self.head(self.pool(self.features(images)))

@@ -1,0 +1,239 @@
+"""Convolutional networks with residuals, plain or with attention between their blocks."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard.errors import Mistake, choose
+from regard.layers.block import BlockConfig, EncoderBlock, share, size
+from regard.layers.convolution import ConvNorm, relu, unbent
+from regard.layers.depth import drop_path, rising
+from regard.layers.patches import check_images, grid_at
+from regard.models.vit import build_place
+
+
+@dataclass(frozen=True)
+class ResNetConfig:
+    """The sizes and parts of a residual network, stage by stage."""
+
+    labels: int = field(default=1000, metadata={"min": 0, "max": 10_000_000})
+    channels: int = size(3, 4096)
+    image: int = size(224, 2**16)
+    stem: str = "large"
+    stem_width: int = size(64, 2**16)
+    widths: tuple[int, ...] = size((64, 128, 256, 512), 2**16)
+    depths: tuple[int, ...] = size((2, 2, 2, 2), 1000)
+    kind: str = "basic"
+    # how many blocks of attention each stage has, evenly between its other blocks
+    attention: tuple[int, ...] = field(default=(), metadata={"min": 0, "max": 1000})
+    head_width: int = size(32, 2**12)
+    ffn_times: float = field(default=2.0, metadata={"min": 0.01, "max": 64.0})
+    position: str = "rotary"
+    drop_path: float = share(0.0)
+
+
+_SMALL = ResNetConfig(image=32, stem="small", stem_width=32, widths=(32, 64, 128), depths=(2, 2, 2))
+# name -> He et al. 2016, for small images and as published; and with attention between its blocks
+ROWS: dict[str, ResNetConfig] = {
+    "resnet": _SMALL,
+    "resnet_attention": replace(_SMALL, depths=(1, 1, 1), attention=(0, 2, 4)),
+    "resnet18": ResNetConfig(),
+    "resnet50": ResNetConfig(widths=(256, 512, 1024, 2048), depths=(3, 4, 6, 3), kind="bottleneck"),
+}
+
+# name -> widths and depths of a plain network; widths, depths and attention of one that looks
+SIZES: dict[str, tuple[tuple, tuple]] = {
+    "tiny": (((16, 32, 64), (3, 3, 3)), ((16, 32, 64), (1, 1, 1), (0, 3, 5))),
+    "small": (((32, 64, 136), (2, 3, 2)), ((32, 64, 128), (1, 1, 1), (0, 2, 4))),
+    "base": (((64, 128, 256), (2, 2, 2)), ((64, 128, 256), (1, 1, 1), (0, 2, 3))),
+    "big": (((64, 128, 256, 512), (2, 2, 2, 2)), ((96, 192, 384), (1, 1, 1), (0, 4, 6))),
+}
+
+
+def sized(name: str, row: str = "resnet") -> ResNetConfig:
+    """Return the config of a row with the sizes that a name stands for, or a published model's."""
+    if name in ROWS:
+        return ROWS[name]
+    config = choose("row", row, ROWS)
+    plain, looking = choose("size", name, SIZES)
+    widths, depths, *attention = looking if any(config.attention) else plain
+    return replace(
+        config,
+        image=32,
+        stem="small",
+        stem_width=widths[0],
+        widths=widths,
+        depths=depths,
+        kind="basic",
+        attention=attention[0] if attention else (),
+    )
+
+
+class LargeStem(nn.Module):
+    """A 7x7 convolution and the largest of 3x3, each of which halves the image."""
+
+    halves = 2
+
+    def __init__(self, channels: int, width: int):
+        super().__init__()
+        self.first = ConvNorm(channels, width, 7, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (b, width, h / 4, w / 4)."""
+        return F.max_pool2d(self.first(x), 3, 2, 1)
+
+
+class SmallStem(nn.Module):
+    """A 3x3 convolution that keeps every pixel."""
+
+    halves = 0
+
+    def __init__(self, channels: int, width: int):
+        super().__init__()
+        self.first = ConvNorm(channels, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (b, width, h, w)."""
+        return self.first(x)
+
+
+STEMS: dict[str, type[LargeStem] | type[SmallStem]] = {"large": LargeStem, "small": SmallStem}
+
+
+def _basic(channels: int, width: int, stride: int) -> list[ConvNorm]:
+    """Make two 3x3 convolutions."""
+    return [ConvNorm(channels, width, 3, stride), ConvNorm(width, width, act=unbent)]
+
+
+def _bottleneck(channels: int, width: int, stride: int) -> list[ConvNorm]:
+    """Make a 3x3 convolution between two of 1x1, on a quarter of the width."""
+    inner = width // 4
+    return [
+        ConvNorm(channels, inner, 1),
+        ConvNorm(inner, inner, 3, stride),
+        ConvNorm(inner, width, 1, act=unbent),
+    ]
+
+
+KINDS: dict[str, Callable[[int, int, int], list[ConvNorm]]] = {
+    "basic": _basic,
+    "bottleneck": _bottleneck,
+}
+
+
+class Residual(nn.Module):
+    """relu(x + f(x)), where f is a few convolutions and x is projected if its shape changes."""
+
+    def __init__(self, kind: str, channels: int, width: int, stride: int, path: float):
+        super().__init__()
+        self.layers = nn.Sequential(*choose("kind", kind, KINDS)(channels, width, stride))
+        same = channels == width and stride == 1
+        self.short = nn.Identity() if same else ConvNorm(channels, width, 1, stride, unbent)
+        self.path = path
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (b, width, h / stride, w / stride) of (b, channels, h, w)."""
+        y = drop_path(self.layers(x), self.path, self.training)
+        return relu(y + self.short(x))
+
+
+class GridAttention(nn.Module):
+    """A block of attention in which every place of a grid sees every other."""
+
+    def __init__(self, config: ResNetConfig, width: int, path: float):
+        super().__init__()
+        if width % config.head_width:
+            raise Mistake(
+                f"head_width={config.head_width} does not divide the width {width} of a stage with "
+                "attention; choose one that does"
+            )
+        heads = width // config.head_width
+        position = build_place(config.position, width, heads, config.head_width)
+        block = BlockConfig(
+            width, heads, max(1, round(width * config.ffn_times)), feed_forward="gelu", dropout=0.0
+        )
+        self.position = position
+        self.block = EncoderBlock(block, position, path)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (b, c, h, w) of the same."""
+        height, width = x.shape[2:]
+        at = grid_at(height, width, 0, x.device)
+        tokens = self.position.embed(x.permute(0, 2, 3, 1).flatten(1, 2), at)
+        return self.block(tokens, at=at).unflatten(1, (height, width)).permute(0, 3, 1, 2)
+
+
+def _spread(depth: int, attention: int) -> list[bool]:
+    """Return the order of a stage's blocks, True for attention: evenly, and last."""
+    after = [-(-(n + 1) * depth // attention) for n in range(attention)]
+    order: list[bool] = []
+    for n in range(depth):
+        order += [False, *[True] * after.count(n + 1)]
+    return order
+
+
+class ResNet(nn.Module):
+    """Stages of residual blocks, each half as large in both directions as the one before.
+
+    Between them there may be blocks of attention over the whole grid.
+    """
+
+    def __init__(self, config: ResNetConfig):
+        super().__init__()
+        self.config = config
+        attention = config.attention or (0,) * len(config.widths)
+        if not len(config.widths) == len(config.depths) == len(attention) > 0:
+            raise Mistake(
+                f"widths={config.widths}, depths={config.depths} and attention={attention}; "
+                "each needs a number for every stage"
+            )
+        self.out_width = config.widths[-1]
+        self.stem = choose("stem", config.stem, STEMS)(config.channels, config.stem_width)
+        orders = [_spread(*pair) for pair in zip(config.depths, attention, strict=True)]
+        paths = iter(rising(config.drop_path, sum(map(len, orders))))
+        self.stages = nn.ModuleList()
+        channels = config.stem_width
+        for number, (width, order) in enumerate(zip(config.widths, orders, strict=True)):
+            stage = nn.ModuleList()
+            for place, looks in enumerate(order):
+                stride = 2 if number and not place else 1
+                if looks:
+                    stage.append(GridAttention(config, width, next(paths)))
+                else:
+                    stage.append(Residual(config.kind, channels, width, stride, next(paths)))
+                channels = width
+            self.stages.append(stage)
+        # what attention adds is not bent, so it is brought to one size
+        self.norm = nn.LayerNorm(self.out_width) if attention[-1] else nn.Identity()
+        self.head = nn.Linear(self.out_width, config.labels) if config.labels else nn.Identity()
+        for part in self.modules():
+            if isinstance(part, nn.Conv2d):
+                nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
+
+    def grid(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Return how many places the last stage has in each direction for (height, width)."""
+        halves = 2 ** (self.stem.halves + len(self.stages) - 1)
+        height, width = (-(-n // halves) for n in size)
+        return height, width
+
+    def features(self, images: Float[Tensor, "b c y x"]) -> Float[Tensor, "b l w"]:
+        """Return the vectors of the last grid, row by row."""
+        check_images(images, self.config.channels)
+        # so that the channels of a place lie together: faster, and tokens for free
+        x = self.stem(images.contiguous(memory_format=torch.channels_last))
+        for stage in self.stages:
+            for block in stage.children():
+                x = block(x)
+        return self.norm(x.permute(0, 2, 3, 1).flatten(1, 2))
+
+    def pool(self, features: Float[Tensor, "b l w"]) -> Float[Tensor, "b w"]:
+        """Return the mean over the grid."""
+        return features.mean(1)
+
+    def forward(self, images: Float[Tensor, "b c y x"]) -> Float[Tensor, "b labels"]:
+        """Return the logits of the labels, or what they would be made of."""
+        return self.head(self.pool(self.features(images)))

@@ -1,0 +1,287 @@
+"""Transformers that look at images through windows, coarser stage by stage: Swin and Swin V2."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard.attention.dropout import dropout
+from regard.errors import Mistake, choose
+from regard.layers.block import BlockConfig, build_block, build_norm, share, size
+from regard.layers.depth import rising
+from regard.layers.heads import Attentive, Max, Mean
+from regard.layers.norm import LayerNorm
+from regard.layers.patches import Patches, check_images, grid_at
+from regard.layers.start import STARTS
+from regard.layers.windows import WINDOW_POSITIONS, Windows
+
+MOST_STAGES = 8
+
+
+@dataclass(frozen=True)
+class SwinConfig:
+    """The sizes and parts of a transformer that reads images through windows.
+
+    The block is that of the first stage. Each further stage has a quarter of the tokens, vectors
+    and feed-forward networks twice as wide, and twice the heads unless `heads` names them for each.
+    A window of 0 is one that fits the image; `trained` windows, one for each stage, are what
+    continuous positions were learned with if not with these.
+    """
+
+    labels: int = field(default=1000, metadata={"min": 0, "max": 10_000_000})
+    channels: int = size(3, 4096)
+    image: int = size(224, 2**16)
+    patch: int = size(4, 2**12)
+    depths: tuple[int, ...] = field(default=(2, 2, 6, 2), metadata={"min": 1, "max": 1000})
+    heads: tuple[int, ...] = field(default=(), metadata={"min": 1, "max": 2**14})
+    block: BlockConfig = field(
+        default_factory=lambda: BlockConfig(96, 3, 384, feed_forward="gelu", dropout=0.0)
+    )
+    window: int = field(default=7, metadata={"min": 0, "max": 1024})
+    fit: str = "input"
+    position: str = "table"
+    trained: tuple[int, ...] = field(default=(), metadata={"min": 0, "max": 1024})
+    key_bias: bool = True
+    merge: str = "norm_first"
+    pool: str = "mean"
+    drop_path: float = share(0.0)
+    start: str = "normal"
+
+
+_SWIN = SwinConfig()
+_SWIN_V2 = replace(
+    _SWIN,
+    image=256,
+    window=8,
+    fit="image",
+    position="continuous",
+    key_bias=False,
+    merge="norm_last",
+    block=replace(_SWIN.block, order="res_post", score="cosine_learned"),
+)
+_B = {"width": 128, "heads": 4, "ffn_width": 512}
+# name -> the parts that make it what it is: Liu et al. 2021, Liu et al. 2022; then the published
+# sizes
+ROWS: dict[str, SwinConfig] = {
+    "swin": _SWIN,
+    "swinv2": _SWIN_V2,
+    "swin_t": replace(_SWIN, drop_path=0.2),
+    "swin_s": replace(_SWIN, depths=(2, 2, 18, 2), drop_path=0.3),
+    "swin_b": replace(_SWIN, depths=(2, 2, 18, 2), block=replace(_SWIN.block, **_B), drop_path=0.5),
+    "swinv2_t": replace(_SWIN_V2, drop_path=0.2),
+}
+
+# name -> depths, and width, feed-forward width and heads of the first stage, for images of 28 to
+# 32 pixels
+SIZES: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
+    "tiny": ((2, 4, 1), {"width": 32, "ffn_width": 64, "heads": 1}),
+    "small": ((2, 6, 1), {"width": 48, "ffn_width": 96, "heads": 2}),
+    "base": ((2, 4, 1), {"width": 96, "ffn_width": 192, "heads": 3}),
+    "big": ((2, 8, 2), {"width": 96, "ffn_width": 384, "heads": 3}),
+}
+
+
+def sized(name: str, row: str = "swin") -> SwinConfig:
+    """Return the config of a row with the sizes that a name stands for, or a published model's."""
+    if name in ROWS:
+        return ROWS[name]
+    config = choose("row", row, ROWS)
+    depths, sizes = choose("size", name, SIZES)
+    block = replace(config.block, **sizes)
+    return replace(config, image=32, patch=2, window=0, depths=depths, block=block, drop_path=0.0)
+
+
+def side(config: SwinConfig) -> int:
+    """Return the side of the windows: if it is left open, that of 4 to 8 with least padding."""
+    if config.window:
+        return config.window
+    grid = -(-config.image // config.patch)
+    return min(range(8, 3, -1), key=lambda window: -grid % window)
+
+
+class NoKeyBias(nn.Linear):
+    """Queries, keys and values by one product, of which keys have no bias."""
+
+    def __init__(self, width: int, each: int):
+        super().__init__(width, 3 * each, bias=False)
+        self.bias = nn.Parameter(torch.zeros(2 * each))
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return all three side by side."""
+        query, value = self.bias.chunk(2)
+        return F.linear(input, self.weight, torch.cat([query, torch.zeros_like(query), value]))
+
+
+class Merge(nn.Module):
+    """W norm([x1 x2 x3 x4]): each square of four tokens becomes one, twice as wide."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.norm = LayerNorm(4 * width)
+        self.reduce = nn.Linear(4 * width, 2 * width, bias=False)
+
+    def forward(self, x: Float[Tensor, "b y x w"]) -> Float[Tensor, "b y2 x2 w2"]:
+        """Return a grid half as high and half as wide."""
+        return self.reduce(self.norm(squares(x)))
+
+
+class NormedMerge(Merge):
+    """norm(W [x1 x2 x3 x4]), as in Swin V2."""
+
+    def __init__(self, width: int):
+        super().__init__(width)
+        self.norm = LayerNorm(2 * width)
+
+    def forward(self, x: Float[Tensor, "b y x w"]) -> Float[Tensor, "b y2 x2 w2"]:
+        """Return a grid half as high and half as wide."""
+        return self.norm(self.reduce(squares(x)))
+
+
+def squares(x: Float[Tensor, "b y x w"]) -> Float[Tensor, "b y2 x2 w4"]:
+    """Put the four tokens of each square side by side, column by column; what is missing is 0."""
+    _, height, width, _ = x.shape
+    if height % 2 or width % 2:
+        x = F.pad(x, (0, 0, 0, width % 2, 0, height % 2))
+    return x.unflatten(2, (-1, 2)).unflatten(1, (-1, 2)).permute(0, 1, 3, 4, 2, 5).flatten(3)
+
+
+MERGES: dict[str, type[Merge]] = {"norm_first": Merge, "norm_last": NormedMerge}
+
+
+def _by_input(window: int, grid: int) -> tuple[int, int, str]:
+    return window, window // 2, "shrink"
+
+
+def _by_image(window: int, grid: int) -> tuple[int, int, str]:
+    return (window, window // 2, "keep") if grid > window else (max(1, grid), 0, "keep")
+
+
+# name -> window, shift of every second block and what becomes of them on another grid, from the
+# window and the grid of a stage for the image that the model is made for: small images have small
+# windows, or only models for small images do
+FITS: dict[str, Callable[[int, int], tuple[int, int, str]]] = {
+    "input": _by_input,
+    "image": _by_image,
+}
+
+POOLS: dict[str, Callable[[int], nn.Module]] = {"mean": Mean, "max": Max, "attention": Attentive}
+
+
+class Stage(nn.Module):
+    """Blocks whose windows are shifted in every second one, and the merging of what they made."""
+
+    def __init__(self, config: SwinConfig, number: int, paths: list[float]):
+        super().__init__()
+        block = stage_block(config, number)
+        last = number + 1 == len(config.depths)
+        grid = config.image // config.patch >> number
+        window, shift, fit = choose("fit", config.fit, FITS)(side(config), grid)
+        trained = config.trained[number] if config.trained else 0
+        position = choose("position", config.position, WINDOW_POSITIONS)
+
+        def build(number: int, path: float) -> nn.Module:
+            made = build_block(block, position(block.width, block.heads, window, trained), path)
+            attention = made.attention
+            if not config.key_bias:
+                each = attention.heads * attention.head_width
+                attention.qkv = NoKeyBias(block.width, each)
+            shifted = shift if number % 2 else 0
+            made.add_module("attention", Windows(attention, window, shifted, fit))
+            return made
+
+        self.blocks = nn.ModuleList(build(n, path) for n, path in enumerate(paths))
+        merge = choose("merge", config.merge, MERGES)
+        self.merge = nn.Identity() if last else merge(block.width)
+
+    def forward(self, x: Float[Tensor, "b y x w"]) -> Float[Tensor, "b y2 x2 w2"]:
+        """Pass a grid of tokens through all blocks, and merge it."""
+        at = grid_at(x.shape[1], x.shape[2], 0, x.device)
+        for block in self.blocks:
+            x = block(x, at=at)
+        return self.merge(x)
+
+
+def stage_block(config: SwinConfig, number: int) -> BlockConfig:
+    """Return what the blocks of a stage are made of."""
+    block = config.block
+    if block.kv_heads not in (None, block.heads) or block.head_width is not None:
+        raise Mistake("the heads of a stage share its width; leave kv_heads and head_width out")
+    return replace(
+        block,
+        width=block.width << number,
+        heads=config.heads[number] if config.heads else block.heads << number,
+        kv_heads=None,
+        ffn_width=block.ffn_width << number,
+    )
+
+
+def _check(config: SwinConfig) -> None:
+    """Refuse a config whose stages do not go together."""
+    stages = len(config.depths)
+    if not 1 <= stages <= MOST_STAGES:
+        raise Mistake(f"depths names {stages} stages; expected 1 to {MOST_STAGES}")
+    for name in ("heads", "trained"):
+        if (count := len(getattr(config, name))) not in (0, stages):
+            raise Mistake(f"{name} are for {count} stages; expected {stages}, as depths has")
+    if config.heads and config.heads[0] != config.block.heads:
+        raise Mistake(f"heads={config.heads[0]},... but block.heads={config.block.heads}")
+    if config.patch > config.image:
+        raise Mistake(f"patch={config.patch} is larger than image={config.image}")
+
+
+class Swin(nn.Module):
+    """Stages of blocks that look around in windows, each on a coarser grid, and a head.
+
+    Images may be of any size: what is missing to whole patches, windows or squares is zero.
+    """
+
+    def __init__(self, config: SwinConfig):
+        super().__init__()
+        _check(config)
+        self.config = config
+        block, stages = config.block, len(config.depths)
+        self.stem = Patches(config.channels, block.width, config.patch, flatten=False)
+        self.stem_norm = LayerNorm(block.width)
+        paths = rising(config.drop_path, sum(config.depths))
+        starts = [sum(config.depths[:n]) for n in range(stages + 1)]
+        self.stages = nn.ModuleList(
+            Stage(config, n, paths[starts[n] : starts[n + 1]]) for n in range(stages)
+        )
+        last = stage_block(config, stages - 1)
+        self.out_width = last.width
+        self.norm = build_norm(last)
+        self.pool = choose("pool", config.pool, POOLS)(last.width)
+        self.head = nn.Linear(last.width, config.labels) if config.labels else nn.Identity()
+        choose("start", config.start, STARTS)(self)
+
+    def grid(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Return how many tokens the features of an image of (height, width) have each way."""
+        each = self.config.patch << (len(self.config.depths) - 1)
+        height, width = (-(-n // each) for n in size)
+        return height, width
+
+    def patches(self, images: Float[Tensor, "b c y x"]) -> Float[Tensor, "b h w e"]:
+        """Return the vectors of the patches as a grid."""
+        check_images(images, self.config.channels)
+        down, right = (-n % self.config.patch for n in images.shape[2:])
+        if down or right:
+            images = F.pad(images, (0, right, 0, down))
+        return self.stem_norm(self.stem(images))
+
+    def encode(self, patches: Float[Tensor, "b h w e"]) -> Float[Tensor, "b l o"]:
+        """Pass a grid of patches through all stages; return the last vectors, row by row."""
+        x = dropout(patches, self.config.block.dropout, self.training)
+        for stage in self.stages:
+            x = stage(x)
+        return self.norm(x.flatten(1, 2))
+
+    def features(self, images: Float[Tensor, "b c y x"]) -> Float[Tensor, "b l o"]:
+        """Return the last vectors of images, row by row."""
+        return self.encode(self.patches(images))
+
+    def forward(self, images: Float[Tensor, "b c y x"]) -> Float[Tensor, "b labels"]:
+        """Return the logits of the labels, or what they would be made of."""
+        return self.head(self.pool(self.features(images)))

@@ -1,0 +1,261 @@
+"""Our ResNet equals that of transformers, and its averages behave."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from regard.attention.watch import watch
+from regard.errors import Mistake
+from regard.layers.convolution import BatchNorm, statistics
+from regard.models.resnet import ROWS, SIZES, GridAttention, Residual, ResNet, ResNetConfig, sized
+from regard.pretrained.folder import export_weights, import_folder
+from regard.pretrained.load import find_format, fitting, unlike
+from regard.pretrained.vision import RESNET_KEYS
+from regard.train.optim import build_optimiser
+
+KINDS: dict[str, dict] = {
+    "basic": {"layer_type": "basic", "hidden_sizes": [16, 24], "depths": [2, 1]},
+    "bottleneck": {"hidden_sizes": [16, 32, 64], "depths": [1, 2, 1], "num_channels": 1},
+}
+TOPS = ("ResNetForImageClassification", "ResNetModel")
+
+
+def foreign(kind: str, name: str) -> Any:
+    """Return one of their models, with weights and averages that would show a difference."""
+    torch.manual_seed(0)
+    sizes = {"embedding_size": 8, "num_labels": 7, **KINDS[kind]}
+    config = transformers.AutoConfig.for_model("resnet", **sizes)
+    model = getattr(transformers, name)(config)
+    with torch.no_grad():
+        for part in model.modules():
+            if isinstance(part, nn.BatchNorm2d):
+                part.weight.uniform_(0.5, 1.5)
+                part.bias.normal_(std=0.3)
+                part.running_mean.normal_(std=0.3)  # type: ignore[union-attr]
+                part.running_var.uniform_(0.5, 1.0)  # type: ignore[union-attr]
+            if isinstance(part, nn.Linear):
+                part.weight.normal_(std=0.25)
+    return model.eval()
+
+
+def images(channels: int, size: tuple[int, int] = (32, 32), count: int = 3) -> Tensor:
+    """Return random images."""
+    rand = torch.Generator().manual_seed(1)
+    return torch.randn(count, channels, *size, generator=rand)
+
+
+def compare(theirs: Any, ours: Any, size: tuple[int, int]) -> None:
+    some = images(ours.config.channels, size)
+    with torch.no_grad():
+        if ours.config.labels:
+            right, found = theirs(some).logits, ours(some)
+        else:
+            right = theirs(some).last_hidden_state
+            assert tuple(right.shape[2:]) == ours.grid(size)
+            right, found = right.flatten(2).mT, ours.features(some)
+    assert found.shape == right.shape and 1 < right.std() < 10
+    assert (found - right).abs().max() <= 2e-5 * max(1, right.abs().max())
+
+
+@pytest.mark.parametrize("name", TOPS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_outputs_equal_transformers_and_folders_go_both_ways(kind: str, name: str, tmp_path: Path):
+    theirs = foreign(kind, name)
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours, config, tokenizers = import_folder(tmp_path / "theirs")
+    assert isinstance(ours, ResNet)
+    for size in ((32, 32), (33, 47)):
+        compare(theirs, ours, size)
+    export_weights(ours, config, tokenizers, tmp_path / "ours")
+    auto: Any = transformers.AutoModelForImageClassification
+    auto = auto if ours.config.labels else transformers.AutoModel
+    again, notes = auto.from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not notes["unexpected_keys"]
+    assert all("num_batches_tracked" in key for key in notes["missing_keys"])
+    compare(again.eval(), ours, (32, 32))
+    twice, *_ = import_folder(tmp_path / "ours")
+    assert not unlike(twice.config, ours.config)
+    for key, parameter in ours.named_parameters():
+        assert torch.equal(parameter, twice.get_parameter(key)), key
+
+
+@pytest.mark.parametrize("row, count", [("resnet18", 11_689_512), ("resnet50", 25_557_032)])
+def test_published_sizes_have_as_many_parameters_as_transformers(row: str, count: int):
+    config = ROWS[row]
+    with torch.device("meta"):
+        ours = ResNet(config)
+        theirs = transformers.ResNetForImageClassification(
+            transformers.AutoConfig.for_model(
+                "resnet",
+                layer_type=config.kind,
+                hidden_sizes=list(config.widths),
+                depths=list(config.depths),
+                num_labels=1000,
+            )
+        )
+    averages = {id(p) for p in statistics(ours)}
+    learned = sum(p.numel() for p in ours.parameters() if id(p) not in averages)
+    assert learned == sum(p.numel() for p in theirs.parameters()) == count
+    kept = {n for n, _ in theirs.named_buffers() if "num_batches" not in n}
+    assert len(averages) == len(kept)
+
+
+@pytest.mark.parametrize("row", ["resnet", "resnet_attention"])
+@pytest.mark.parametrize("size", SIZES)
+def test_small_sizes_are_as_large_as_they_should_be(row: str, size: str):
+    bounds = {"tiny": (2.5e5, 4e5), "small": (7.5e5, 1e6), "base": (2.5e6, 3.5e6)}
+    with torch.device("meta"):
+        model = ResNet(replace(sized(size, row), labels=10))
+    low, high = bounds.get(size, (8e6, 1.2e7))
+    assert low <= sum(p.numel() for p in model.parameters()) < high
+
+
+def products(model: ResNet, image: int) -> tuple[float, float]:
+    """Count the multiply-adds of the residual blocks, and of those of attention."""
+    with torch.no_grad():
+        seen: dict[str, tuple[int, int]] = {}
+        for name, part in model.named_modules():
+            if isinstance(part, Residual | GridAttention):
+                part.register_forward_hook(
+                    lambda _, __, out, name=name: seen.update({name: tuple(out.shape[2:])})  # type: ignore[misc]
+                )
+        model.eval()(images(model.config.channels, (image, image), 1))
+    totals = [0.0, 0.0]
+    for name, (height, width) in seen.items():
+        part, places = model.get_submodule(name), height * width
+        looks = isinstance(part, GridAttention)
+        weights = [p for key, p in part.named_parameters() if key.endswith("weight") and p.ndim > 1]
+        totals[looks] += places * sum(p.numel() for p in weights)
+        if isinstance(part, GridAttention):
+            attention = part.block.attention
+            totals[1] += 2 * places**2 * attention.heads * attention.head_width
+    return totals[0], totals[1]
+
+
+@pytest.mark.parametrize("size", ["tiny", "small", "base"])
+def test_a_network_that_looks_spends_at_least_half_on_looking(size: str):
+    plain, looking = products(ResNet(replace(sized(size, "resnet_attention"), labels=10)), 32)
+    assert looking >= plain > 0
+
+
+def test_attention_stands_evenly_between_the_blocks():
+    config = replace(ROWS["resnet"], depths=(2, 3, 2), attention=(0, 2, 5))
+    model = ResNet(config)
+    order = ["".join("RA"[isinstance(b, GridAttention)] for b in s) for s in model.stages]  # type: ignore[attr-defined]
+    assert order == ["RR", "RRARA", "RAARAAA"]
+    with watch(model) as maps, torch.no_grad():
+        model(images(3, (16, 16)))
+    assert maps.names()[0] == "stages.1.2.block.attention" and len(maps.names()) == 7
+    assert maps["stages.2.1.block.attention"].weights().shape == (3, 4, 16, 16)
+
+
+# ---- averages
+
+
+def test_a_batch_norm_equals_torch():
+    torch.manual_seed(0)
+    ours, theirs = BatchNorm(5).double(), nn.BatchNorm2d(5).double()
+    batches = 2 * torch.randn(3, 4, 5, 3, 2, dtype=torch.float64) + 1
+    for x in batches:
+        torch.testing.assert_close(ours(x), theirs(x))
+    torch.testing.assert_close(ours.mean.data, theirs.running_mean)
+    torch.testing.assert_close(ours.var.data, theirs.running_var)
+    torch.testing.assert_close(ours.eval()(batches[0]), theirs.eval()(batches[0]))
+
+
+def test_averages_are_kept_with_the_weights_and_no_optimiser_moves_them():
+    torch.manual_seed(0)
+    model = ResNet(replace(sized("tiny"), labels=3, depths=(1, 1, 1)))
+    optimiser = build_optimiser(model, lr=0.1, weight_decay=1.0)
+    model(images(3, (8, 8))).sum().backward()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimiser.step()
+    averages = {id(p) for p in statistics(model)}
+    assert averages <= {id(p) for p in model.parameters() if p.requires_grad}
+    for name, parameter in model.named_parameters():
+        moved = not torch.equal(before[name], parameter)
+        assert moved == (id(parameter) not in averages), name
+    model(images(3, (8, 8)))
+    assert not torch.equal(
+        before["stem.first.norm.mean"], model.get_parameter("stem.first.norm.mean")
+    )
+
+
+def test_frozen_averages_stay_and_are_used():
+    torch.manual_seed(0)
+    norm = BatchNorm(4)
+    norm(torch.randn(8, 4, 2, 2) + 3)
+    norm.requires_grad_(False)
+    kept, x = norm.mean.clone(), torch.randn(8, 4, 2, 2)
+    trained = norm.train()(x)
+    assert torch.equal(norm.mean, kept) and torch.equal(trained, norm.eval()(x))
+
+
+def test_a_step_that_is_not_finite_leaves_no_trace():
+    norm = BatchNorm(2)
+    norm(torch.randn(4, 2, 3, 3))
+    kept = norm.mean.detach().clone(), norm.var.detach().clone()
+    norm(torch.full((4, 2, 3, 3), torch.nan))
+    assert torch.equal(norm.mean, kept[0]) and torch.equal(norm.var, kept[1])
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    "key, value",
+    [
+        ("layer_type", "wide"),
+        ("hidden_act", "gelu"),
+        ("downsample_in_bottleneck", True),
+        ("hidden_sizes", [16, 24, 32]),
+        ("depths", [10**6, 1]),
+        ("num_channels", "three"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_by_name(key: str, value: object):
+    told = {"embedding_size": 8, **KINDS["basic"], key: value}
+    with pytest.raises(Mistake) as mistake, torch.device("meta"):
+        ResNet(find_format("resnet").read_config(told, TOPS[0]))
+    word = {"layer_type": "kind", "hidden_sizes": "widths"}.get(key, key)
+    assert word in str(mistake.value) and len(str(mistake.value)) < 200
+
+
+@pytest.mark.parametrize("row, word", [("resnet", "stem"), ("resnet_attention", "attention")])
+def test_what_no_format_holds_is_refused_by_name(row: str, word: str):
+    with pytest.raises(Mistake, match=word):
+        fitting("resnet", sized("tiny", row), "images")
+
+
+def test_what_a_file_leaves_out_means_what_it_means_to_transformers():
+    theirs = transformers.ResNetConfig()
+    for key in RESNET_KEYS:
+        default = list(key.default) if isinstance(key.default, tuple) else key.default
+        found = getattr(theirs, key.theirs)
+        assert (list(found) if isinstance(found, tuple) else found) == default, key.theirs
+
+
+@pytest.mark.parametrize(
+    "changes, word",
+    [
+        ({"depths": (1, 1)}, "every stage"),
+        ({"attention": (1,)}, "every stage"),
+        ({"attention": (0, 0, 1), "head_width": 48}, "head_width=48"),
+        ({"attention": (0, 0, 1), "position": "learned"}, "position"),
+        ({"kind": "basik"}, "Did you mean 'basic'"),
+        ({"stem": "tiny"}, "stem"),
+    ],
+)
+def test_a_config_that_cannot_be_is_refused(changes: dict, word: str):
+    with pytest.raises(Mistake, match=word), torch.device("meta"):
+        ResNet(replace(sized("tiny"), **changes))
+
+
+def test_images_that_do_not_fit_are_refused():
+    with torch.device("meta"), pytest.raises(Mistake, match="3 channels"):
+        ResNet(ResNetConfig())(torch.empty(1, 4, 8, 8))

@@ -1,0 +1,250 @@
+"""The questions that every family that looks at images answers."""
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from beartype import beartype
+from jaxtyping import jaxtyped
+from torch import Tensor
+
+import regard.attention.multihead as multihead
+import regard.layers.heads as heads
+import regard.models.local as local
+import regard.models.mvit as mvit
+from regard.attention.watch import watch
+from regard.layers.block import BlockConfig
+from regard.layers.convolution import statistics
+from regard.models import MODELS, family
+from regard.models.folder import load_folder, save_config, save_weights
+from regard.models.resnet import ResNetConfig
+from regard.models.swin import SwinConfig
+from regard.models.vit import ViTConfig
+
+BLOCK = BlockConfig(16, 2, 24, feed_forward="gelu", dropout=0.0)
+VIT = ViTConfig(labels=5, image=12, patch=4, depth=2, block=BLOCK)
+RESNET = ResNetConfig(
+    labels=5, image=12, stem="small", stem_width=8, widths=(8, 16), depths=(1, 2), head_width=8
+)
+SWIN = SwinConfig(labels=5, image=12, patch=2, depths=(2, 1), window=3, block=BLOCK)
+MVIT = mvit.MViTConfig(
+    labels=5,
+    image=12,
+    patch=3,
+    stride=2,
+    depths=(1, 1),
+    key_stride=2,
+    block=replace(BLOCK, heads=1),
+)
+LOCAL = local.LocalConfig(
+    labels=5,
+    image=12,
+    stem="small",
+    stem_width=8,
+    inner_widths=(8, 16),
+    widths=(16, 32),
+    depths=(1, 1),
+    window=3,
+    together=4,
+)
+
+# family -> small models of all its kinds
+FAMILIES = {
+    "vit": {
+        "vit": VIT,
+        "deit": replace(VIT, tokens=2, pool="both"),
+        "cct": replace(VIT, stem="convolution", tokens=0, pool="attention", channels=1),
+        "pixel, rotary": replace(VIT, patch=1, position="rotary", image=5),
+        "sinusoidal, mean": replace(VIT, tokens=0, pool="mean", position="sinusoidal"),
+        "nowhere": replace(VIT, pool="mean", position="none", drop_path=0.5),
+        "no head": replace(VIT, labels=0, block=replace(BLOCK, order="post")),
+        "grouped": replace(VIT, block=replace(BLOCK, kv_heads=1, norm="rms", bias=False)),
+    },
+    "resnet": {
+        "basic": RESNET,
+        "bottleneck": replace(RESNET, kind="bottleneck", stem="large", drop_path=0.5),
+        "attention": replace(RESNET, attention=(1, 1)),
+        "much attention": replace(RESNET, attention=(0, 3), position="sinusoidal", labels=0),
+    },
+    "swin": {
+        "swin": SWIN,
+        "swin v2": replace(
+            SWIN,
+            position="continuous",
+            key_bias=False,
+            merge="norm_last",
+            drop_path=0.5,
+            block=replace(BLOCK, order="res_post", score="cosine_learned"),
+        ),
+    },
+    "mvit": {
+        "mvit v2": MVIT,
+        "mvit": replace(
+            MVIT,
+            pooled_queries="strided",
+            residual="none",
+            position="learned",
+            widen="feed_forward",
+            depths=(1, 2),  # of the last block only the first token is read
+            tokens=1,
+            pool="first",
+        ),
+    },
+    "local": {"lrnet": LOCAL, "no head": replace(LOCAL, labels=0, drop_path=0.5)},
+}
+KINDS = [(name, kind) for name, kinds in FAMILIES.items() for kind in kinds]
+
+
+@pytest.fixture(autouse=True)
+def shapes_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check the shapes in signatures while testing."""
+    for name in FAMILIES:
+        cls = family(name)[1]
+        for verb in ("forward", "features", "embed", "encode"):
+            if verb in vars(cls):
+                checked = jaxtyped(typechecker=beartype)(getattr(cls, verb))
+                monkeypatch.setattr(cls, verb, checked)
+
+
+@pytest.fixture(params=KINDS, ids=lambda pair: " ".join(pair))
+def model(request) -> Any:
+    """Return one small model in fp64, its weights enlarged so that differences would show."""
+    name, kind = request.param
+    torch.manual_seed(0)
+    model = family(name)[1](FAMILIES[name][kind]).double().eval()
+    for part in model.parameters():
+        # what is a variance stays positive
+        part.data = (part.data + 0.3 * torch.randn_like(part)).where(part != 1, part.data)
+    return model
+
+
+def images(model: Any, count: int = 3, size: tuple[int, int] | None = None) -> Tensor:
+    """Return random images of the size that a model was made for, or another."""
+    config = model.config
+    height, width = size or (config.image, config.image)
+    rand = torch.Generator().manual_seed(1)
+    shape = (count, config.channels, height, width)
+    return torch.randn(shape, generator=rand, dtype=next(model.parameters()).dtype)
+
+
+def close(ours: Tensor, right: Tensor) -> None:
+    torch.testing.assert_close(ours, right, atol=1e-10, rtol=0)
+
+
+def test_every_family_that_looks_is_asked():
+    looking = {
+        name
+        for name in MODELS
+        if {"image", "channels"} <= {f.name for f in fields(family(name)[0])}
+    }
+    assert set(FAMILIES) == looking
+
+
+def test_neighbours_never_matter(model: Any):
+    some = images(model)
+    together = model(some)
+    for i in range(len(some)):
+        close(model(some[i : i + 1])[0], together[i])
+    assert together.std() > 0.1 and (together[0] - together[1]).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("size", [(20, 12), (13, 27), (24, 24)])
+def test_an_image_may_be_of_any_size(model: Any, size: tuple[int, int]):
+    some = images(model, 2, size)
+    features = model.features(some)
+    height, width = model.grid(size)
+    before = getattr(model.config, "tokens", 0)
+    assert features.shape == (2, before + height * width, model.out_width)
+    assert model(some).isfinite().all()
+    close(model(some), model.head(model.pool(features)))
+
+
+def test_every_pixel_of_the_grid_matters(model: Any):
+    some = images(model, 8).requires_grad_()
+    model(some).square().sum().backward()
+    assert some.grad is not None and (some.grad.abs().sum((0, 1)) > 0).all()
+
+
+def test_every_parameter_learns(model: Any):
+    torch.manual_seed(2)
+    model.train()
+    averages = {id(p) for p in statistics(model)}
+    for _ in range(4):  # since a block may be passed by
+        logits = model(images(model, 8))
+        (logits * torch.randn(logits.shape)).sum().backward()
+    for name, parameter in model.named_parameters():
+        if id(parameter) in averages:
+            assert parameter.grad is None
+            continue
+        assert parameter.grad is not None and parameter.grad.isfinite().all(), name
+        assert parameter.grad.abs().max() > 1e-9, name
+
+
+def test_a_model_builds_on_the_meta_device(model: Any):
+    some = images(model, 2)
+    with torch.device("meta"):
+        ghost = type(model)(model.config)
+        logits = ghost(torch.zeros_like(some, dtype=torch.float32, device="meta"))
+    assert all(p.is_meta for p in ghost.parameters())
+    assert logits.shape == model(some).shape
+    shapes = {name: p.shape for name, p in model.named_parameters()}
+    assert {name: p.shape for name, p in ghost.named_parameters()} == shapes
+    assert not dict(ghost.named_buffers())  # which no folder keeps
+
+
+def test_save_then_load_is_the_identity(model: Any, tmp_path: Path):
+    model = model.float()
+    with torch.no_grad():
+        model.train()(images(model))  # so that averages of what was seen are there too
+    name = next(name for name in MODELS if family(name)[1] is type(model))
+    save_config(tmp_path, model, name=name, task="images", about={})
+    save_weights(tmp_path, dict(model.named_parameters()))
+    again, _ = load_folder(tmp_path)
+    assert again.config == model.config
+    with torch.no_grad():
+        ours, theirs = model.eval()(images(model)), again(images(model))
+    assert (ours - theirs).abs().max() <= 2e-6 * max(1, ours.abs().max())  # memory is laid anew
+    for ours, theirs in zip(model.parameters(), again.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_watching_changes_nothing_and_tells_the_truth(model: Any, monkeypatch):
+    model = model.float()
+    some = images(model)
+    plain = model(some)
+    calls = []
+
+    def attend(q, k, v, **settings) -> Tensor:
+        out = real_attend(q, k, v, **settings)
+        calls.append((v, out))
+        return out
+
+    real_attend = multihead.attend
+    for part in (multihead, heads, local, mvit):
+        monkeypatch.setattr(part, "attend", attend)
+    with watch(model) as maps:
+        watched = model(some)
+    assert torch.equal(plain, watched)
+    kinds = (multihead.MultiHead, heads.Attentive, local.LocalRelation, mvit.PooledAttention)
+    found = {name for name, part in model.named_modules() if isinstance(part, kinds)}
+    assert set(maps.names()) == found
+    for name, (v, out) in zip(maps.names(), calls, strict=True):
+        weights = maps[name].weights()
+        v, out = (x.reshape(len(weights), -1, *x.shape[-2:]) for x in (v, out))
+        values = v.repeat_interleave(weights.shape[1] // v.shape[1], dim=1)
+        size = max(1.0, values.abs().max().item())
+        torch.testing.assert_close(weights @ values, out, atol=2e-6 * size, rtol=0)
+
+
+def test_chance_is_for_training_only_and_seeded(model: Any):
+    some = images(model)
+    assert torch.equal(model(some), model(some))
+    model.train()
+    runs = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        runs.append(model(some))
+    assert torch.equal(runs[0], runs[1])
+    assert torch.equal(runs[0], runs[2]) == (model.config.drop_path == 0)
