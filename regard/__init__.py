@@ -6,7 +6,17 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from regard.api import compare, doctor, evaluate, export, import_model, load, look, train
+    from regard.api import (
+        compare,
+        cost,
+        doctor,
+        evaluate,
+        export,
+        import_model,
+        load,
+        look,
+        train,
+    )
     from regard.attention.attend import attend
     from regard.attention.positions import POSITIONS
     from regard.attention.scores import SCORES
@@ -38,7 +48,7 @@ HOMES = {
     "MODELS": "regard.models",
 }
 # Subpackages that are verbs as well: regard.train(...) is regard.api.train(...).
-VERBS = ("look", "train")
+VERBS = ("cost", "look", "train")
 
 __all__ = [
     "FEED_FORWARDS",
@@ -50,6 +60,7 @@ __all__ = [
     "Mistake",
     "attend",
     "compare",
+    "cost",
     "doctor",
     "evaluate",
     "export",

@@ -1,6 +1,5 @@
 """All that the command line does, as functions."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import resources
@@ -132,16 +131,19 @@ def evaluate(model: Any, /, **settings: Any) -> Any:
     return result
 
 
-def look(
-    model: Any, texts: str | Sequence[str], /, *, out: str | None = None, **settings: Any
-) -> Any:
-    """Draw where a model looks while it answers texts; shown inline in a notebook, or saved."""
+def look(model: Any, texts: Any, /, *, out: str | None = None, **settings: Any) -> Any:
+    """Draw where a model looks while it answers texts, or labels images given as `run` takes them.
+
+    It is shown inline in a notebook, or saved as .html or .png.
+    """
     from regard.look import Look
 
     task = settings.pop("task", None)
     loaded = load(model, task=task) if isinstance(model, str | Path) else model
     layers, heads = settings.pop("layers", None), settings.pop("heads", None)
-    texts = [texts] if isinstance(texts, str) else list(texts)
+    arrays = ("__array__", "__array_interface__")
+    alone = isinstance(texts, str | Path) or any(hasattr(texts, name) for name in arrays)
+    texts = [texts] if alone else list(texts)
     seen = Look([loaded.picture(text, **settings) for text in texts])
     if out is None:
         return Shown(seen, layers, heads)
@@ -173,6 +175,22 @@ class Shown:
         pictures = self.look.pictures
         told = [f"{picture.source} -> {picture.output}" for picture in pictures]
         return "\n".join([*told, "give out=attention.html or out=attention.png to see it"])
+
+
+def cost(model: Any, /, **settings: Any) -> Any:
+    """Count what a model takes to read and to learn: one of ours by name or folder, or a module.
+
+    The name lectures stands for the tables of the lectures.
+    """
+    from regard.cost.lectures import lectures
+    from regard.cost.report import cost, cost_of
+
+    if not isinstance(model, str | Path):
+        return cost_of(model, settings)
+    if str(model) == "lectures":
+        return lectures(settings)
+    known = Path(model).is_dir() or str(model) in starters()
+    return cost(str(model), find_model(model) if known else None, settings)
 
 
 def doctor(data: str, /, **settings: Any) -> Any:
@@ -214,8 +232,9 @@ def import_model(folder: str | Path, /, *, out: str | None = None, **settings: A
     about = {key: value for key, value in config.items() if key not in known}
     with making(out) as partial:
         save_weights(partial, dict(model.named_parameters()))
-        save_any_tokenizers(partial, tokenizers)
-        write_json(partial / "generation_config.json", read_generation(folder, config["task"]))
+        if tokenizers[0] is not None:  # a model that reads images has none
+            save_any_tokenizers(partial, tokenizers)
+            write_json(partial / "generation_config.json", read_generation(folder, config["task"]))
         write_atomically(partial / "README.md", _card(config, model))
         save_config(partial, model, name=config["family"], task=config["task"], about=about)
     return Saved(out)
@@ -288,10 +307,12 @@ def _export_huggingface(
         model, config, tokenizers = _import(folder)
     else:
         model, config = load_folder(folder)
-        tokenizers = load_any_tokenizers(folder)
+        reads_text = "image" not in config
+        tokenizers = load_any_tokenizers(folder) if reads_text else (None, None)
     with making(out) as partial:
         export_weights(model, config, tokenizers, partial, dtype=dtype, max_shard=max_shard)
-        export_tokenizers(partial, tokenizers, config)
+        if tokenizers[0] is not None:
+            export_tokenizers(partial, tokenizers, config)
     return Saved(out)
 
 

@@ -16,7 +16,7 @@ from regard.settings import describe, parse
 CHUNK = 512  # lines read before they are answered, which bounds memory for input of any length
 LETTERS = 1_000_000  # and so many letters, if that is sooner
 FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
-INPUTS = ("src", "source", "text", "input")  # the field of a JSON line that is read
+INPUTS = ("src", "source", "text", "input", "image")  # the field of a JSON line that is read
 
 # a text (or the messages of a conversation), and the JSON line it came in, if it did
 Input = tuple[Any, dict[str, Any] | None]
@@ -135,6 +135,14 @@ def look(call: Call) -> None:
     tell(regard.look(name, texts, **call.settings), call)
 
 
+def cost(call: Call) -> None:
+    """Count what a model takes."""
+    import regard
+
+    (name,) = call.only("MODEL")
+    tell(regard.cost(name, **call.settings), call)
+
+
 def doctor(call: Call) -> int:
     """Examine data before it is trained on; return 1 if training would refuse them."""
     import regard
@@ -220,11 +228,11 @@ VERBS = {
     ),
     "look": Verb(
         look,
-        "regard look MODEL TEXT... [key=value...]",
+        "regard look MODEL TEXT|PHOTO... [key=value...]",
         "see where a model looks, as a picture or as a page to explore",
         (
             'regard look en-zh "How are you?" out=attention.html',
-            'regard look runs/mine "A dog runs." layers=2 heads=0,3 out=attention.png',
+            "regard look runs/photos photo.jpg at=120,80 layers=2 heads=0,3 out=attention.png",
         ),
         ("regard.tasks.translator", "RunSettings"),
     ),
@@ -237,6 +245,16 @@ VERBS = {
             "regard doctor pairs.tsv size=small",
         ),
         ("regard.tasks.forecast", "DoctorSettings"),
+    ),
+    "cost": Verb(
+        cost,
+        "regard cost MODEL [image=...] [length=...] [batch=...] [key=value...]",
+        "what a model takes: multiply-adds, memory, attention matrices, time, and how they grow",
+        (
+            "regard cost vit_b16 image=384 batch=8",
+            "regard cost gpt size=base length=1024 model.position=rotary",
+        ),
+        ("regard.cost.report", "CostSettings"),
     ),
     "models": Verb(
         models,
@@ -267,6 +285,44 @@ VERBS = {
             "regard export runs/mine format=huggingface out=exported",
             "regard export en-zh format=ctranslate2 quantization=int8 out=exported",
         ),
+    ),
+}
+
+
+# task -> how to train it
+EXAMPLES: dict[str, tuple[str, str]] = {
+    "translate": VERBS["train"].examples,
+    "prefix": (
+        "regard train prefix data=folder from=en to=de size=small out=runs/prefix",
+        "regard train prefix data=pairs.tsv minutes=30",
+    ),
+    "language": (
+        "regard train language data=book.txt minutes=10 out=runs/mine",
+        "regard train language data=folder like=llama size=small position=alibi",
+    ),
+    "text": (
+        "regard train text data=folder prefix=summarize metric=rouge out=runs/mine",
+        "regard train text data=book.txt objective=spans like=t5",
+    ),
+    "classify": (
+        "regard train classify data=reviews.tsv minutes=5 out=runs/reviews",
+        "regard train classify data=photos family=swin minutes=30 out=runs/photos",
+    ),
+    "images": (
+        "regard train images data=photos augment=flip+crop+trivial mixup=0.2 minutes=30",
+        "regard train images data=photos init=runs/other tune=all layer_decay=0.75",
+    ),
+    "tag": (
+        "regard train tag data=folder column=upos minutes=10 out=runs/tags",
+        "regard train tag data=train.conllu features=affixes size=small",
+    ),
+    "fill": (
+        "regard train language data=folder objective=masked out=runs/masked",
+        'regard run runs/masked "A dog [MASK] in the snow."',
+    ),
+    "embed": (
+        "regard import all-MiniLM-L6-v2 out=runs/minilm",
+        'regard run runs/minilm task=embed "A dog runs."',
     ),
 }
 
@@ -314,7 +370,7 @@ def act(words: list[str]) -> int:
         print(front_page())
     elif flags & {"--help", "-h"}:
         verb = choose("verb", words[0], VERBS)
-        print(page(words[0], verb), flush=True)  # at once: to know the keys, torch is imported
+        print(page(words, verb), flush=True)  # at once: to know the keys, torch is imported
         if where := keys_of(words, verb):
             print("\n" + keys(*where))
     else:
@@ -336,10 +392,11 @@ def front_page() -> str:
     return "\n".join(lines)
 
 
-def page(name: str, verb: Verb) -> str:
-    """Write the page of one verb."""
-    lines = [f"regard {name}: {verb.summary}", "", f"  {verb.usage}", "", "Examples:"]
-    lines += [f"  {example}" for example in verb.examples]
+def page(words: list[str], verb: Verb) -> str:
+    """Write the page of one verb, or of a task that is to be trained."""
+    task = words[1] if words[0] == "train" and len(words) > 1 else ""
+    lines = [f"regard {words[0]}: {verb.summary}", "", f"  {verb.usage}", "", "Examples:"]
+    lines += [f"  {example}" for example in EXAMPLES.get(task, verb.examples)]
     return "\n".join(lines)
 
 
@@ -355,7 +412,8 @@ def keys_of(words: list[str], verb: Verb) -> tuple[str, str] | None:
         from regard.tasks import runner
 
         kind = runner(name if name in TASKS else model_task(name))
-        found = getattr(kind, "eval_settings", None) if words[0] == "eval" else kind.settings
+        usual = None if words[0] == "eval" else kind.settings
+        found = getattr(kind, f"{words[0]}_settings", usual)
         return (found.__module__, found.__name__) if found else verb.settings
     return verb.settings
 
@@ -430,7 +488,7 @@ def answers(model: Any, chunk: list[Input], call: Call, *, first: int = 0) -> It
     results = model.run(texts, first=first, **call.settings)
     for (text, record), result in zip(chunk, results, strict=True):
         if record is not None or call.json:
-            brought = record or {"src": text}
+            brought = record or {getattr(model, "reads", "src"): text}
             told = result.record(how)
             # A reference that came along is not lost under the answer of the same name.
             if not forced and "tgt" in told and "tgt" in brought and "ref" not in brought:

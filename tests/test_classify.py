@@ -286,6 +286,23 @@ def test_max_and_attention_pool_as_loops_do():
         torch.testing.assert_close(found, wanted)
 
 
+def test_convolved_is_the_largest_of_every_short_run():
+    torch.manual_seed(0)
+    pool, x = POOLERS["convolution"](7, 0.0).double(), torch.randn(2, 4, 7).double()
+    pool.requires_grad_(False)
+    wanted = []
+    for run in pool.runs:
+        count, _, n = run.weight.shape
+        around = torch.cat([torch.zeros(n - 1, 7), x[1], torch.zeros(n - 1, 7)]).double()
+        for k in range(count):
+            found = [
+                sum(float(run.weight[k, :, j] @ around[i + j]) for j in range(n))
+                for i in range(len(around) - n + 1)
+            ]
+            wanted.append(max(0.0, max(found) + float(run.bias[k])))
+    assert pool(x)[1].tolist() == pytest.approx(wanted) and len(wanted) == 7
+
+
 def test_a_token_of_several_types_has_the_sum_of_their_vectors():
     torch.manual_seed(0)
     config = replace(sized("tiny"), vocab=20, types=9, depth=1, embed_norm="none", head="none")
@@ -603,6 +620,22 @@ def test_without_a_validation_part_one_is_split_off_by_hash(tmp_path):
         assert "were split off train by hash" in found.notes[-1]
     again = load_labelled(str(tmp_path / "all.tsv"), reader, valid="0.25")
     assert again.sha == found.sha
+
+
+def test_a_split_by_whole_texts_leaves_no_part_of_them_in_train(tmp_path):
+    chance = random.Random(1)
+    whole = [" ".join(chance.choices(OTHERS, k=9)) for _ in range(60)]
+    parts = [" ".join(t.split()[i : i + n]) for t in whole for i, n in ((0, 4), (2, 5), (8, 1))]
+    write_tsv(tmp_path / "all.tsv", [(text, "a") for text in [*whole, *parts]])
+    reader = ExampleReader(ExampleFormat())
+    found = load_labelled(str(tmp_path / "all.tsv"), reader, valid="0.2", by="whole").parts
+    train, held = ([e.text for e in found[name]] for name in ("train", "valid"))
+    assert held and set(held) < set(whole)
+    assert not any(f" {text} " in f" {other} " for text in train for other in held)
+    left = {t for t in [*whole, *parts] if not any(f" {t} " in f" {other} " for other in held)}
+    assert set(train) == left
+    with pytest.raises(Mistake, match="unknown valid_by 'hole'.*whole"):
+        load_labelled(str(tmp_path / "all.tsv"), reader, valid="0.2", by="hole")
 
 
 def test_a_folder_that_lies_about_its_labels_is_refused(trained, tmp_path):

@@ -110,6 +110,33 @@ class Batches:
         return batches
 
 
+class Shuffled:
+    """Batch n of so many example indices, all seen once an epoch, a pure function of (seed, n)."""
+
+    def __init__(self, examples: int, rows: int, seed: int):
+        """Take the number of examples and how many make a batch."""
+        if examples < 1 or rows < 1:
+            raise Mistake(f"{rows} of {examples} examples a batch; expected at least 1 of 1")
+        self.examples, self.rows, self.seed = examples, rows, seed
+        self._orders: OrderedDict[int, np.ndarray] = OrderedDict()
+
+    def __getitem__(self, n: int) -> np.ndarray:
+        """Return the example indices of batch n; a batch may end one epoch and begin the next."""
+        if n < 0:
+            raise IndexError(f"batch {n}: batches are counted from 0")
+        epochs, places = np.divmod(np.arange(n * self.rows, (n + 1) * self.rows), self.examples)
+        parts = [self._order(int(e))[places[epochs == e]] for e in np.unique(epochs)]
+        return np.concatenate(parts)
+
+    def _order(self, epoch: int) -> np.ndarray:
+        if epoch not in self._orders:
+            chance = np.random.Generator(np.random.PCG64([self.seed % 2**64, epoch]))
+            self._orders[epoch] = chance.permutation(self.examples)
+            if len(self._orders) > REMEMBERED:
+                self._orders.popitem(last=False)
+        return self._orders[epoch]
+
+
 def pad(rows: Sequence[np.ndarray], value: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Stack rows of ids into one (b, l) tensor filled up with a value, and give their lengths."""
     lengths = np.array([len(row) for row in rows], dtype=np.int64)

@@ -20,6 +20,7 @@ from regard.data.text import (
     TsvRow,
     find_file,
     find_roles,
+    fold,
     index_folder,
     missing,
     opened,
@@ -440,6 +441,35 @@ def find_labelled(folder: Path) -> dict[str, list[Path]]:
     return parts
 
 
+def split_whole(
+    items: Sequence[Any], *, share: float = 0.02, most: int = 2000
+) -> tuple[list[Any], list[Any]]:
+    """Split texts that are part of no other off by hash; all that is part of them is in neither."""
+    split = [tuple(fold(item.source).split()) for item in items]
+    known = set(split)
+    sizes = sorted({len(words) for words in known})
+
+    def parts(words: tuple[str, ...]) -> set[tuple[str, ...]]:
+        runs = ((at, n) for n in sizes if n <= len(words) for at in range(len(words) - n + 1))
+        return {words[at : at + n] for at, n in runs} & known
+
+    inner: set[tuple[str, ...]] = set()
+    for words in sorted(known, key=len, reverse=True):
+        if words not in inner:  # else its parts are known as those of a longer one
+            inner |= parts(words) - {words}
+    both = list(zip(items, split, strict=True))
+    held = split_valid([i for i, words in both if words not in inner], share=share, most=most)[1]
+    gone = set().union(*(parts(tuple(fold(item.source).split())) for item in held))
+    return [item for item, words in both if words not in gone], held
+
+
+# name -> how to split a validation part off train
+SPLITS: dict[str, Callable[..., tuple[list[Any], list[Any]]]] = {
+    "text": split_valid,
+    "whole": split_whole,
+}
+
+
 def load_labelled(
     data: str,
     reader: Any,
@@ -447,8 +477,13 @@ def load_labelled(
     valid: str | None = None,
     test: str | None = None,
     need: Sequence[str] = ("train", "valid"),
+    by: str = "text",
 ) -> Labelled[Any]:
-    """Read the needed parts; without one for validation, some are split off train by hash."""
+    """Read the needed parts; without one for validation, some are split off train by hash.
+
+    Where texts are parts of others, split by="whole", or the answers are known from them.
+    """
+    split_off = choose("valid_by", by, SPLITS)
     share = share_of(valid)
     files: dict[str, list[Path]] = {"train": [Path(data)]}
     home = Path(data).parent
@@ -489,7 +524,7 @@ def load_labelled(
     if splitting:
         train = loaded.parts.get("train") or load("train")
         most = 2000 if share is None else len(train)
-        kept, split = split_valid(cast(Any, train), share=share or 0.02, most=most)
+        kept, split = split_off(cast(Any, train), share=share or 0.02, most=most)
         both = {"train": kept, "valid": split}
         loaded.parts |= {name: cast(Any, both[name]) for name in both if name in need}
         loaded.notes.append(

@@ -1,4 +1,4 @@
-"""Tokenised text on disk, read through the memory map and never all at once."""
+"""Tokenised text and decoded images on disk, read through the memory map, never all at once."""
 
 import hashlib
 import json
@@ -136,3 +136,62 @@ def _open_column(folder: Path, place: int, rows: int) -> Column:
 def _map(path: Path) -> np.ndarray:
     # A plain array over the map: slices of np.memmap itself cost microseconds each.
     return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+
+
+# Images, or whatever else has rows of bytes that are alike
+
+
+class Table:
+    """Rows of bytes of one shape, memory-mapped; some places may be empty."""
+
+    def __init__(self, rows: np.ndarray, gaps: list[int], why: str):
+        """Take the rows (n, ...), the numbers of those left out, and why the first of them was."""
+        self.rows, self.gaps, self.why = rows, gaps, why
+
+    @classmethod
+    def open(cls, folder: str | Path, shape: tuple[int, ...]) -> "Table":
+        """Open the table of a shape (n, ...) in a folder, or say what is wrong with it."""
+        folder = Path(folder)
+        try:
+            note = json.loads((folder / NOTE).read_bytes())
+            gaps, why = note["gaps"], note["why"]
+            rows = _map(folder / "rows.npy") if np.prod(shape) else np.zeros(shape, np.uint8)
+            if rows.dtype != np.uint8 or rows.shape != shape or note["format"] != FORMAT:
+                raise ValueError(f"rows of {rows.dtype} {rows.shape}, expected {shape}")
+            if not all(isinstance(gap, int) and 0 <= gap < shape[0] for gap in gaps):
+                raise ValueError("gaps where there are no rows")
+            return cls(rows, gaps, str(why))
+        except OSError as error:
+            raise refuse(error, error.filename or folder) from error
+        except (ValueError, TypeError, KeyError, EOFError, RecursionError) as error:
+            raise Mistake(
+                f"{folder}: a broken store ({error}); delete the folder to have it built again"
+            ) from error
+
+
+def build_table(
+    folder: str | Path, shape: tuple[int, ...], rows: Iterable[np.ndarray | str]
+) -> Table:
+    """Write rows of bytes and open the table they make; a text says why a row is left out.
+
+    Several processes may do so at once: what they write is the same.
+    """
+    folder = Path(folder)
+    gaps, why = [], ""
+    with replacing(folder / "rows.npy") as temporary:
+        if np.prod(shape):
+            table = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.uint8, shape=shape)
+        else:
+            table = np.zeros(shape, np.uint8)
+            temporary.touch()
+        for number, row in enumerate(rows):
+            if isinstance(row, str):
+                gaps.append(number)
+                why = why or row
+            elif table.size:
+                table[number] = row
+        if isinstance(table, np.memmap):
+            table.flush()
+    note = {"format": FORMAT, "gaps": gaps, "why": why}
+    write_atomically(folder / NOTE, json.dumps(note) + "\n")
+    return Table.open(folder, shape)

@@ -15,6 +15,8 @@ RECIPES = {
     "trec": "regard.recipes.trec",
     "sst2": "regard.recipes.sst2",
     "ud_ewt_upos": "regard.recipes.ud_ewt_upos",
+    "fashion": "regard.recipes.fashion",
+    "cifar10": "regard.recipes.cifar10",
 }
 
 

@@ -30,6 +30,9 @@ TASKS: dict[str, Home] = {
     "classify": Home(
         "regard.tasks.classify", "ClassifySettings", "regard.tasks.classifier", "Classifier"
     ),
+    "images": Home(
+        "regard.tasks.images", "ImageSettings", "regard.tasks.image_classifier", "ImageClassifier"
+    ),
     "tag": Home("regard.tasks.tag", "TagSettings", "regard.tasks.tagger", "Tagger"),
     "fill": Home("regard.tasks.fill", "FillSettings", "regard.tasks.fill", "Filler"),
     "embed": Home("regard.tasks.embed", "EmbedSettings", "regard.tasks.embed", "Embedder"),

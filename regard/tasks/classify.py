@@ -1,4 +1,4 @@
-"""Classifying: from texts with labels to a model that labels texts."""
+"""Classifying: from texts with labels to a model that labels texts; images go to their task."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,8 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.data.image import holds_images
 from regard.data.labelled import Example, ExampleFormat, ExampleReader, load_labelled
 from regard.errors import Mistake
+from regard.tasks import images
 from regard.tasks.classifier import Classifier, ClassifierSettings, one_label_each, text_logits
 from regard.tasks.features import split_words
 from regard.tasks.labelling import (
@@ -49,13 +51,21 @@ class ClassifySettings(LabelSettings):
     separator: str | None = field(
         default=None, metadata={"help": "between several labels in a column"}
     )
+    valid_by: str = field(
+        default="text", metadata={"help": "text, or whole where texts are parts of others"}
+    )
     threshold: float = field(
         default=0.5, metadata=at_least(0, "of a label where there are several", 1)
     )
 
 
-def resolve(values: Mapping[str, Any]) -> ClassifySettings:
+def resolve(values: Mapping[str, Any]) -> ClassifySettings | images.ImageSettings:
     """Make full settings of what a user gave: the size fills in what is not said."""
+    return images.resolve(values) if holds_images(values.get("data")) else of_texts(values)
+
+
+def of_texts(values: Mapping[str, Any]) -> ClassifySettings:
+    """Make full settings of what a user gave for texts."""
     return resolve_labels(ClassifySettings, values, "classify", "texts and labels")
 
 
@@ -126,8 +136,13 @@ class Classification:
 
 
 def train(values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None = None) -> Report:
-    """Train a classifier in a folder, or go on with one that was begun there."""
-    settings = resolve(values)
+    """Train a classifier in a folder, or go on with one that was begun there.
+
+    Images are handed over to the task that knows them.
+    """
+    if holds_images(values.get("data")):
+        return images.train(values, quiet=quiet, recipe=recipe)
+    settings = of_texts(values)
     reader = ExampleReader(
         ExampleFormat(
             settings.columns,
@@ -140,7 +155,7 @@ def train(values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None 
 
     def read() -> Data:
         assert settings.data is not None
-        data = load_labelled(settings.data, reader, valid=settings.valid)
+        data = load_labelled(settings.data, reader, valid=settings.valid, by=settings.valid_by)
         train = data.parts["train"]
         labels = label_list([example.labels for example in train], settings.data)
         data.parts["valid"] = known_only(

@@ -40,7 +40,7 @@ from regard.train.loop import (
 # settings that may differ when a run is taken up again, since they do not change what it computes
 FREE = {"out", "device", "threads", "compile", "save_every", "test"}
 # parts of a model's config that may differ from those of the model it starts from
-HARMLESS = {"dropout", "attention_dropout", "ffn_dropout", "max_length"}
+HARMLESS = {"dropout", "attention_dropout", "ffn_dropout", "drop_path", "max_length"}
 # and those that differ where a task puts a new head on
 ANEW = {"head", "labels", "pool", "head_dropout"}
 
@@ -84,13 +84,20 @@ def resolve_task(
     if "steps" in values or "minutes" in values:
         said.pop("steps")
     if values.get("init"):
-        said["lr"] = usual_rate(values, model.block.width)
+        said["lr"] = usual_rate(values, width_of(model))
     settings = fill(cls, values, base=cls(**said), short=short)
     check(settings)
     check_tune(settings, values)
     if settings.data is None:
         raise Mistake(f"data is missing; add data=FILE or data=FOLDER with {of}")
     return settings
+
+
+def width_of(config: Any) -> int:
+    """Return how wide the vectors of a model are, by its config."""
+    if hasattr(config, "block"):
+        return config.block.width
+    return config.widths[-1]
 
 
 def size_of(values: Mapping[str, Any]) -> str:
@@ -369,6 +376,8 @@ class Work:
     finish: Callable[[Path], None] = nothing  # what remains to be done after the last step
     dynamic: bool = True  # whether batches differ in shape, for compile=true
     runs_as: str = ""  # the task that the model is run by, if not the one that trained it
+    kept: Any = None  # the part of the model that the folder is of, if not all
+    publish: Callable[[Path, dict[str, Tensor]], None] = save_weights  # writes all weights
 
 
 def train_task(
@@ -408,7 +417,8 @@ def train_task(
         if settings.compile:
             # a part that cannot be compiled here, for want of a compiler say, runs as it is
             torch._dynamo.config.suppress_errors = True
-            model.hidden = torch.compile(model.hidden, dynamic=work.dynamic)
+            reads = "hidden" if hasattr(model, "hidden") else "features"
+            setattr(model, reads, torch.compile(getattr(model, reads), dynamic=work.dynamic))
         if begun is None:
             for note in data.notes:
                 tell(note, quiet)
@@ -418,12 +428,12 @@ def train_task(
         if distributed.is_first():
             task = work.runs_as or name
             about = {**origin(settings.init), **work.about}
-            save_config(folder, model, name=work.family, task=task, about=about)
+            save_config(folder, work.kept or model, name=work.family, task=task, about=about)
             work.save(folder)
 
         def publish(weights: dict[str, Tensor], scores: dict[str, float]) -> None:
             whole = {**dict(model.named_parameters()), **weights}
-            save_weights(folder, merged(model, whole))
+            work.publish(folder, merged(model, whole))
             card = model_card(name, work.told, scores, parameters(model), threads)
             write_atomically(folder / "README.md", card)
 

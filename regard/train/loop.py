@@ -46,6 +46,9 @@ class LoopSettings:
     warmup: int = field(default=1000, metadata=at_least(0, "steps until the highest rate"))
     schedule: str = field(default="inverse_sqrt", metadata={"help": "fall of the rate"})
     weight_decay: float = field(default=0.01, metadata=at_least(0, "of matrices", 10))
+    layer_decay: float = field(
+        default=1.0, metadata={"help": "rate of a layer to the one above", "above": 0, "max": 1}
+    )
     beta2: float = field(default=0.98, metadata=at_least(0, "AdamW's second memory", 0.99999))
     clip: float = field(default=1.0, metadata=at_least(0, "longest gradient; 0 for no bound"))
     accumulate: int = field(default=1, metadata=at_least(1, "batches an update"))
@@ -189,7 +192,8 @@ def one_step(
 ) -> tuple[float, float, int, bool]:
     """Make one update; return loss a token, gradient norm, tokens read, and if it was sound."""
     rank, size, parts = distributed.rank(), distributed.size(), settings.accumulate
-    torch.manual_seed(mix(settings.seed, "step", n, rank))
+    draw = torch.default_generator if settings.device == "cpu" else torch  # which asks all devices
+    draw.manual_seed(mix(settings.seed, "step", n, rank))
     batches = [task.batch((n * parts + i) * size + rank) for i in range(parts)]
     counts = [task.count(batch) for batch in batches]
     total, read = distributed.total(*(sum(column) for column in zip(*counts, strict=True)))
@@ -209,7 +213,7 @@ def one_step(
     sound = math.isfinite(loss) and math.isfinite(norm)
     if sound:
         for group in optimiser.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group.get("scale", 1.0)
         optimiser.step()
     optimiser.zero_grad(set_to_none=True)
     return loss, norm, int(read), sound
@@ -239,6 +243,7 @@ class Fit:
             lr=settings.lr,
             weight_decay=settings.weight_decay,
             betas=(0.9, settings.beta2),
+            layer_decay=settings.layer_decay,
         )
         self.schedule = choose("schedule", settings.schedule, SCHEDULES)
         # what stays as it is need not be kept

@@ -87,6 +87,24 @@ def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
     return x.mT if tall else x
 
 
+def depths(model: nn.Module) -> dict[str, int]:
+    """Return for every parameter how many layers lie below it.
+
+    A layer is an entry of a list of modules, the innermost where lists lie in lists; what comes
+    before the first has none below, what comes after the last has all.
+    """
+    lists = [f"{name}." for name, m in model.named_modules() if isinstance(m, nn.ModuleList)]
+    found: dict[str, int] = {}
+    layers: dict[str, int] = {}
+    for name, _ in model.named_parameters():
+        inside = max((start for start in lists if name.startswith(start)), key=len, default="")
+        layer = inside + name.removeprefix(inside).partition(".")[0] if inside else ""
+        found[name] = layers.setdefault(layer, len(layers) + 1) if layer else -len(layers)
+    most = len(layers) + 1
+    # what is in no layer comes first, unless layers came before it
+    return {name: most if depth < 0 else depth for name, depth in found.items()}
+
+
 OPTIMISERS: dict[str, type[AdamW]] = {"adamw": AdamW, "muon": Muon}
 
 
@@ -98,8 +116,12 @@ def build_optimiser(
     weight_decay: float = 0.01,
     betas: tuple[float, float] = (0.9, 0.98),
     eps: float = 1e-9,
+    layer_decay: float = 1.0,
 ) -> AdamW:
-    """Make an optimiser, fused, that lets matrices decay but neither biases nor norms."""
+    """Make an optimiser, fused, that lets matrices decay but neither biases nor norms.
+
+    Each layer learns by `layer_decay` times the rate of the one above: a group's `scale`.
+    """
     learning = [p for p in model.parameters() if p.requires_grad]
     # tables of tokens and positions and what is tied to them are no maps between layers
     tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
@@ -115,5 +137,15 @@ def build_optimiser(
         {"params": [p for p in learning if p.ndim < 2], "weight_decay": 0.0, "inner": False},
     ]
     groups = [group for group in groups if group["params"]]
+    if layer_decay != 1:
+        below = depths(model)
+        depth = {id(p): below[name] for name, p in model.named_parameters()}
+        most = max(below.values())
+        groups = [
+            {**group, "params": some, "scale": layer_decay ** (most - d)}
+            for group in groups
+            for d in range(most + 1)
+            if (some := [p for p in group["params"] if depth[id(p)] == d])
+        ]
     kind = choose("optimiser", name, OPTIMISERS)
     return kind(groups, lr=lr, betas=betas, eps=eps, fused=True)

@@ -1,0 +1,383 @@
+"""A trained classifier of images as its user has it: files in, labels out."""
+
+import math
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from PIL.Image import Image
+from torch import Tensor
+
+from regard.attention.watch import watch
+from regard.data.image import (
+    BROKEN,
+    SEEN,
+    Broken,
+    ImageData,
+    ImageFormat,
+    ImageOptions,
+    Images,
+    load_images,
+    open_image,
+    upright,
+)
+from regard.errors import Mistake, choose
+from regard.settings import fill
+from regard.tasks.classifier import Classified
+from regard.tasks.evaluation import made_here
+from regard.tasks.judge import Score
+from regard.tasks.labelling import labels_of
+from regard.tasks.labels_judge import (
+    Error,
+    LabelEvaluation,
+    by_class,
+    compare,
+    confusion,
+    count,
+    ones,
+    scores_of,
+    units,
+    wilson,
+)
+from regard.tasks.run import cache_folder, tell
+from regard.tasks.translator import setting
+
+SHOWN = 512  # pixels to which a photo is kept to be looked at
+FEW = 5  # labels among which the right one should be, where there are more
+
+
+@dataclass(frozen=True)
+class ImageRunSettings:
+    """How to label images."""
+
+    n_best: int = setting(1, "labels an image, the likeliest first", min=1, max=100_000)
+    scores: bool = setting(True, "tell the probability of each label")
+    image: int | None = setting(None, "pixels that images are brought to", min=1, max=4096)
+    mirror: bool = setting(False, "judge each image and its mirror image, and take the mean")
+    broken: str = setting("refuse", "a file that cannot be read: refuse it or skip it")
+    batch: int = setting(64, "images read at once", min=1, max=100_000)
+    threads: int | None = setting(None, "processor threads", min=1, max=1024)
+
+
+@dataclass(frozen=True)
+class ImageEvalSettings(ImageRunSettings):
+    """What to judge on, and how."""
+
+    data: str | None = setting(None, "a folder or table of images with labels")
+    part: str = setting("test", "test, valid or train")
+    test: str | None = setting(None, "which test set of the folder")
+    valid: str | None = setting(None, "which set to choose by, or a share")
+    columns: str | None = setting(None, "path and label, such as 2,1")
+    tile: int = setting(32, "pixels of an image in a mosaic", min=1, max=4096)
+    errors: int = setting(10, "errors to show", min=0, max=100_000)
+    samples: int = setting(1000, "of the bootstrap", min=100, max=100_000)
+
+
+@dataclass(frozen=True)
+class ImageLookSettings(ImageRunSettings):
+    """What to see of how an image is labelled."""
+
+    view: str = setting("attention", "attention, rollout (up to each layer) or filters")
+    at: str = setting(
+        "class", "who looks: class, mean (of all places), or a pixel x,y of the photo"
+    )
+    candidates: int = setting(5, "labels to tell", min=1, max=100_000)
+
+
+@dataclass(frozen=True)
+class Unread:
+    """What is answered for an image that cannot be read."""
+
+    why: str
+
+    def __str__(self) -> str:
+        return ""
+
+    def lines(self, how: ImageRunSettings) -> Iterator[str]:
+        """Leave the lines of the answer empty."""
+        yield from [""] * how.n_best
+
+    def record(self, how: ImageRunSettings) -> dict[str, Any]:
+        """Return the fields of a JSON line."""
+        return {"label": None, "error": self.why}
+
+
+def format_of(folder: Path, model: Any, config: dict[str, Any]) -> ImageFormat:
+    """Check and return how images are brought to a model, as its folder says."""
+    where = str(folder / "config.json")
+    told = config.get("image")
+    if not isinstance(told, dict):
+        raise Mistake(f"{where}: 'image' is {told!r:.40}; expected size, channels, mean and std")
+    try:
+        format = fill(ImageFormat, told, where=where).check()
+    except Mistake as mistake:
+        text = str(mistake)
+        raise Mistake(text if text.startswith(where) else f"{where}: {text}") from None
+    if format.size is None:
+        raise Mistake(f"{where}: 'image' has no size")
+    if format.channels != model.config.channels:
+        raise Mistake(
+            f"{where}: images of {format.channels} channels, but the model reads "
+            f"{model.config.channels}"
+        )
+    return format
+
+
+class ImageClassifier:
+    """A model with its labels and the format of its images."""
+
+    task = "images"
+    reads = "image"  # the name of an input in JSON
+    settings = ImageRunSettings
+    eval_settings = ImageEvalSettings
+    look_settings = ImageLookSettings
+
+    def __init__(self, model: Any, labels: list[str], format: ImageFormat):
+        self.model, self.labels, self.format = model, labels, format
+        self.device = next(model.parameters()).device
+
+    @classmethod
+    def load(cls, folder: Path, model: Any, config: dict[str, Any]) -> "ImageClassifier":
+        """Put a loaded model together with what its folder says of images and labels."""
+        if not getattr(model.config, "labels", 0) or not hasattr(model, "features"):
+            raise Mistake(
+                f"{folder / 'config.json'}: a model without a head, which labels no images; train "
+                "one with: regard train classify init=..."
+            )
+        return cls(model, labels_of(folder, model, config), format_of(folder, model, config))
+
+    def check(self, settings: dict[str, Any]) -> ImageRunSettings:
+        """Make full settings of what a user gave."""
+        return self._checked(fill(ImageRunSettings, settings))
+
+    def _checked(self, how: ImageRunSettings) -> ImageRunSettings:
+        choose("broken", how.broken, BROKEN)
+        if how.n_best > len(self.labels):
+            raise Mistake(
+                f"n_best={how.n_best} is more than the {len(self.labels)} labels of the model"
+            )
+        return how
+
+    def _format(self, how: ImageRunSettings) -> ImageFormat:
+        return replace(self.format, size=how.image) if how.image else self.format
+
+    def run(self, inputs: Any, *, first: int = 0, **settings: Any) -> list[Classified | Unread]:
+        """Label images: paths, open images, or arrays (h, w, 3) of bytes."""
+        how = self.check(settings)
+        alone = isinstance(inputs, str | Path | Image | np.ndarray | Tensor)
+        images: list[Any] = [inputs] if alone else list(inputs)
+        if how.threads:
+            torch.set_num_threads(how.threads)
+        format, answers = self._format(how), []
+        for start in range(0, len(images), how.batch):
+            read = [self._read(image, format, how) for image in images[start : start + how.batch]]
+            good = [torch.from_numpy(pixels) for pixels in read if not isinstance(pixels, str)]
+            rows = iter(self.chances(torch.stack(good), how.mirror) if good else [])
+            for pixels in read:
+                if isinstance(pixels, str):
+                    answers.append(Unread(pixels))
+                else:
+                    chances = next(rows)
+                    answers.append(Classified(self.labels, chances, [int(chances.argmax())]))
+        return answers
+
+    def _read(self, image: Any, format: ImageFormat, how: ImageRunSettings) -> np.ndarray | str:
+        if isinstance(image, str) and not image:
+            return "no file is named"
+        if not isinstance(image, str | Path | np.ndarray | Tensor | Image):
+            raise Mistake(f"{image!r:.60} is no image; give a path, an image or an array")
+        try:
+            return format.read(image)
+        except Broken as mistake:
+            if how.broken == "refuse":
+                raise Mistake(f"{mistake}; or pass over such files: broken=skip") from None
+            tell(str(mistake))
+            return str(mistake)
+
+    @torch.inference_mode()
+    def chances(self, pixels: Tensor, mirror: bool = False) -> np.ndarray:
+        """Return how likely each label is, (n, labels), for bytes (n, c, h, w)."""
+        images = self.format.normalise(pixels.to(self.device))
+        found = self.model(images).float().softmax(-1)
+        if mirror:
+            found = (found + self.model(images.flip(-1)).float().softmax(-1)) / 2
+        return found.cpu().numpy()
+
+    def chances_of(self, images: Images, how: ImageRunSettings) -> np.ndarray:
+        """Return how likely each label is for the images of a part."""
+        places = np.arange(len(images))
+        parts = [places[start : start + how.batch] for start in range(0, len(images), how.batch)]
+        found = [self.chances(images.read(p), how.mirror) for p in parts]
+        return np.concatenate(found)
+
+    # Judging
+
+    def _data(self, how: ImageEvalSettings) -> ImageData:
+        """Read a part as this model takes its images."""
+        assert how.data is not None
+        return load_images(
+            how.data,
+            test=how.test,
+            valid=how.valid,
+            need=(how.part,),
+            format=self._format(how),
+            options=ImageOptions(how.columns, (), how.tile, how.broken),
+            classes=self.labels,
+            cache=cache_folder(),
+        )
+
+    def evaluate(
+        self,
+        settings: dict[str, Any],
+        *,
+        against: "ImageClassifier | None" = None,
+        names: tuple[str, str] = ("model", ""),
+    ) -> LabelEvaluation:
+        """Label a test set and judge the labels."""
+        how = fill(ImageEvalSettings, settings)
+        self._checked(how)
+        if how.data is None:
+            raise Mistake("data is missing; add data=FOLDER or data=TABLE with images and labels")
+        choose("part", how.part, {"test": 0, "valid": 0, "train": 0})
+        if how.threads:
+            torch.set_num_threads(how.threads)
+        data = self._data(how)
+        images = data.parts[how.part]
+        started = time.perf_counter()
+        chances = self.chances_of(images, how)
+        seconds = time.perf_counter() - started
+        numbers, number = images.labels.numpy(), len(self.labels)
+        wanted, found = ones(numbers, number), ones(chances.argmax(1), number)
+        comparison = []
+        if against is not None:
+            theirs = ones(self._theirs(against, how), number)
+            ours = units(wanted, found)
+            comparison = [compare(ours, units(wanted, theirs), "accuracy", how.samples)]
+        scores = scores_of(wanted, found, chances, several=False, what="images")
+        if number > FEW:
+            scores.insert(1, top(numbers, chances))
+        made_with = {
+            "data": how.data,
+            "part": how.part,
+            "data_hash": images.sha,
+            "size": images.format.size,
+            "mirror": how.mirror,
+            **made_here(),
+        }
+        return LabelEvaluation(
+            names[0],
+            scores,
+            len(images),
+            seconds,
+            made_with,
+            names[1] or None,
+            comparison,
+            "images",
+            list(self.labels),
+            by_class(count(wanted, found), self.labels),
+            confusion(numbers, chances.argmax(1), number).tolist(),
+            self._errors(images, numbers, chances, how.errors),
+            data.notes,
+        )
+
+    def _theirs(self, other: Any, how: ImageEvalSettings) -> np.ndarray:
+        """Return which of our labels another model gives to each image."""
+        if not isinstance(other, ImageClassifier) or set(other.labels) != set(self.labels):
+            raise Mistake(
+                "against= names a model of other labels "
+                f"({', '.join(other.labels[:6])}); compare models of the same"
+            )
+        chances = other.chances_of(other._data(how).parts[how.part], how)
+        order = [other.labels.index(label) for label in self.labels]
+        return chances[:, order].argmax(1)
+
+    def _errors(
+        self, images: Images, wanted: np.ndarray, chances: np.ndarray, most: int
+    ) -> list[Error]:
+        """Return the wrong answers, those that the model was surest of first."""
+        found, sure = chances.argmax(1), chances.max(1)
+        wrong = np.flatnonzero(found != wanted)
+        order = wrong[np.argsort(-sure[wrong], kind="stable")][:most]
+        return [
+            Error(
+                "", images.where(i), self.labels[wanted[i]], self.labels[found[i]], float(sure[i])
+            )
+            for i in order.tolist()
+        ]
+
+    # Looking
+
+    def picture(self, image: Any, **settings: Any):
+        """Label an image and gather where the model looked."""
+        from regard.look.image import VIEWS, show
+
+        how = fill(ImageLookSettings, settings)
+        self._checked(how)
+        view = choose("view", how.view, VIEWS)
+        if how.threads:
+            torch.set_num_threads(how.threads)
+        format = self._format(how)
+        assert format.size is not None
+        pixels = self._read(image, format, replace(how, broken="refuse"))
+        wide, high = upright(open_image(image)).size
+        spot = spot_of(how.at, (wide, high), SEEN[format.fit](wide, high))
+        # the same piece of the photo, as sharp as it is
+        side = max(format.size, min(SHOWN, wide, high))
+        photo = replace(format, size=side).read(image).transpose(1, 2, 0)
+        with watch(self.model) as maps:
+            (chances,) = self.chances(torch.from_numpy(pixels).unsqueeze(0), how.mirror)
+        answer = Classified(self.labels, chances, [int(chances.argmax())])
+        order = np.argsort(-chances, kind="stable")[: how.candidates].tolist()
+        name = str(image) if isinstance(image, str | Path) else "image"
+        return show(
+            view,
+            self.model,
+            maps,
+            (format.size, format.size),
+            photo[..., 0] if photo.shape[2] == 1 else photo,
+            spot,
+            title=Path(name).name,
+            source=name,
+            output=str(answer),
+            alternatives=[(self.labels[i], float(chances[i])) for i in order[1:]],
+            note="probabilities: " + ", ".join(f"{self.labels[i]} {chances[i]:.4f}" for i in order),
+        )
+
+
+def spot_of(
+    at: str, size: tuple[int, int], seen: tuple[float, float, float, float]
+) -> Literal["class", "mean"] | tuple[float, float]:
+    """Read who looks; a pixel becomes a place from 0 to 1 on what the model sees of a photo."""
+    word = at.strip().lower()
+    if word == "class" or word == "mean":
+        return word
+    numbers = re.fullmatch(r"(\d{1,6})\s*[,x ]\s*(\d{1,6})", word)
+    if numbers is None:
+        raise Mistake(f"at={at:.40}; expected class, mean, or a pixel such as at=120,80")
+    x, y = int(numbers[1]), int(numbers[2])
+    left, top, right, bottom = seen
+    if x >= size[0] or y >= size[1]:
+        raise Mistake(
+            f"at={at} is outside of the photo; its pixels are 0,0 to {size[0] - 1},{size[1] - 1}"
+        )
+    across, down = (x + 0.5 - left) / (right - left), (y + 0.5 - top) / (bottom - top)
+    if not (0 <= across < 1 and 0 <= down < 1):
+        raise Mistake(
+            f"at={at} is not seen by the model, which takes {math.ceil(left)},{math.ceil(top)} to "
+            f"{math.ceil(right) - 1},{math.ceil(bottom) - 1} of the photo; choose a pixel in there"
+        )
+    return across, down
+
+
+def top(wanted: np.ndarray, chances: np.ndarray) -> Score:
+    """Return how often the right label is among the few likeliest."""
+    best = np.argsort(-chances, 1, kind="stable")[:, :FEW]
+    right = int((best == wanted[:, None]).any(1).sum())
+    low, high = wilson(right, len(wanted))
+    signature = f"images:{len(wanted)}|95%:{low:.2f} to {high:.2f}|wilson"
+    return Score(f"top-{FEW}", 100 * right / len(wanted), signature)
