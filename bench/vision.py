@@ -1,0 +1,200 @@
+"""How fast images are read: Regard's ViT and Swin against transformers', ViT against ResNet.
+
+    python bench/vision.py [--rounds 9] [--quick]
+
+ViT-Ti/16 and Swin-T at 224 pixels, float32, all cores, random weights; forward without gradient,
+and a training step (forward, backward, AdamW). Everybody takes a turn in each round and speeds are
+medians over the rounds; a ratio above 1 means that Regard is faster. `vit_vs_resnet` is how many
+multiply-adds a second ViT-S/16 does over those of ResNet-50, both Regard's: the lectures say more.
+Exponents are slopes of the logarithm over that of the number of pixels: of time for attention in
+windows (Swin's layer) and over a neighbourhood (LR-Net's layer), of memory for full attention.
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import attend as attention_bench  # noqa: E402
+import torch  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+from regard.attention.multihead import MultiHead  # noqa: E402
+from regard.cost.report import forward as counted  # noqa: E402
+from regard.layers.windows import Windows  # noqa: E402
+from regard.memory import reuse_memory  # noqa: E402
+from regard.models import family, sized  # noqa: E402
+from regard.models.local import LocalRelation  # noqa: E402
+
+SIZE, LABELS = 224, 1000
+
+
+def ours(kind: str, row: str) -> nn.Module:
+    """Make a published model of ours."""
+    torch.manual_seed(1)
+    return family(kind)[1](sized(kind, row))
+
+
+def their_vit() -> nn.Module:
+    """Make transformers' ViT-Ti/16."""
+    from transformers import ViTConfig, ViTForImageClassification
+
+    return ViTForImageClassification(
+        ViTConfig(
+            hidden_size=192,
+            num_attention_heads=3,
+            intermediate_size=768,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            num_labels=LABELS,
+        )
+    )
+
+
+def their_swin() -> nn.Module:
+    """Make transformers' Swin-T."""
+    from transformers import SwinConfig, SwinForImageClassification
+
+    return SwinForImageClassification(SwinConfig(drop_path_rate=0.2, num_labels=LABELS))
+
+
+def seconds(act: Callable[[], Any]) -> float:
+    """Return how long something takes."""
+    start = time.perf_counter()
+    act()
+    return time.perf_counter() - start
+
+
+def in_turn(acts: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+    """Return the median seconds of each, after one turn to warm up."""
+    taken: dict[str, list[float]] = {name: [] for name in acts}
+    for act in acts.values():
+        act()
+    for turn in range(rounds):
+        for name in acts if turn % 2 else reversed(acts):
+            taken[name].append(seconds(acts[name]))
+    return {name: statistics.median(some) for name, some in taken.items()}
+
+
+def reading(model: nn.Module, images: Tensor) -> Callable[[], Any]:
+    """Return a forward pass without gradient."""
+    model.eval()
+
+    @torch.inference_mode()
+    def act() -> Any:
+        model(images)
+
+    return act
+
+
+def learning(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], Any]:
+    """Return a training step."""
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
+    def act() -> Any:
+        model.train()
+        found = model(images)
+        F.cross_entropy(getattr(found, "logits", found), labels).backward()
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+
+    return act
+
+
+def against_transformers(rounds: int, batch: int) -> dict[str, float]:
+    """Return the ratios to transformers' own models."""
+    images, labels = torch.randn(batch, 3, SIZE, SIZE), torch.arange(batch)
+    ratios = {}
+    for name, mine, theirs in (
+        ("vit", ours("vit", "vit_ti16"), their_vit()),
+        ("swin", ours("swin", "swin_t"), their_swin()),
+    ):
+        sides = {"regard": mine, "transformers": theirs}
+        for what, make in (("forward", reading), ("train", learning)):
+            more = (labels,) if what == "train" else ()
+            acts = {side: make(model, images, *more) for side, model in sides.items()}
+            found = in_turn(acts, rounds)
+            print(
+                f"{name} {what:7}  "
+                + "  ".join(f"{side} {batch / took:.2f} images/s" for side, took in found.items()),
+                flush=True,
+            )
+            ratios[f"{name}_{what}"] = found["transformers"] / found["regard"]
+    return ratios
+
+
+def against_resnet(rounds: int, batch: int) -> float:
+    """Return how many multiply-adds a second ViT does over those of ResNet."""
+    images, rates = torch.randn(batch, 3, SIZE, SIZE), {}
+    models = {"vit": ours("vit", "vit_s16"), "resnet": ours("resnet", "resnet50")}
+    found = in_turn({name: reading(model, images) for name, model in models.items()}, rounds)
+    for name, model in models.items():
+        products = counted(model.to("meta"), (images.to("meta"),)).multiply_adds
+        rates[name] = products / found[name]
+        print(f"{name:7} {products / batch / 1e9:.2f} G multiply-adds, {rates[name] / 1e9:.1f} G/s")
+    return rates["vit"] / rates["resnet"]
+
+
+def growth(act: Callable[[int], Callable[[], Any]], sides: list[int], rounds: int) -> float:
+    """Return the slope of log(time) over log(pixels)."""
+    with torch.inference_mode():
+        found = in_turn({str(side): act(side) for side in sides}, rounds)
+    print("  ".join(f"{side}x{side}: {took * 1e3:.1f} ms" for side, took in found.items()))
+    return attention_bench.exponent([side * side for side in sides], list(found.values()))
+
+
+def exponents(rounds: int) -> dict[str, float]:
+    """Return how the cost of attention grows with the number of pixels."""
+    windows = Windows(MultiHead(96, 3), 7, 3).eval()
+    local = LocalRelation(96).eval()
+
+    def in_windows(side: int) -> Callable[[], Any]:
+        x = torch.randn(1, side, side, 96)
+        return lambda: windows(x)
+
+    def around(side: int) -> Callable[[], Any]:
+        x = torch.randn(1, 96, side, side)
+        return lambda: local(x)
+
+    sides = [28, 56, 112]
+    lengths = [side * side for side in sides]
+    memory = [
+        attention_bench.in_process(case="plain", length=length, heads=3) for length in lengths
+    ]
+    return {
+        "windows_time": growth(in_windows, sides, rounds),
+        "local_time": growth(around, sides, rounds),
+        "full_memory": attention_bench.exponent(lengths, memory),
+    }
+
+
+def main() -> None:
+    """Compare."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--quick", action="store_true", help="under two minutes")
+    given = parser.parse_args()
+    rounds, batch = (3, 4) if given.quick else (given.rounds, 8)
+    torch.set_num_threads(given.threads)
+    reuse_memory()
+    ratios = against_transformers(rounds, batch)
+    ratios["vit_vs_resnet"] = against_resnet(rounds, batch)
+    grown = exponents(rounds)
+    for name, slope in grown.items():
+        print(f"exponent {name} {slope:.2f}")
+    for name, ratio in ratios.items():
+        print(f"ratio {name} {ratio:.3f}")
+
+
+if __name__ == "__main__":
+    main()
