@@ -278,6 +278,8 @@ def _read(dialect: Dialect, theirs: Words, architecture: str) -> BertConfig:
 
 def _write(dialect: Dialect, model_type: str, config: BertConfig, task: str) -> dict[str, Any]:
     """Return their config for one of ours."""
+    if config.members > 1:
+        raise Mistake(f"{model_type} is one encoder, not {config.members}; train with members=1")
     if config.block.feed_forward not in PLAIN.values():
         raise Mistake(f"{model_type} has no feed_forward '{config.block.feed_forward}'")
     end = next(end for end, ours in TASKS.items() if ours == task)

@@ -23,6 +23,7 @@ from regard.pretrained.load import (
     to_theirs,
     unlike,
 )
+from regard.pretrained.mae import PAINTS, decoder_told, export_rest
 from regard.pretrained.parts import read_object
 from regard.pretrained.shards import open_weights, write_shards
 from regard.pretrained.tables import FORMATS, Format
@@ -125,7 +126,8 @@ def _about(folder: Path, theirs: Mapping[str, Any], task: str, settings: Any) ->
     """Return what a task wants to know beside the model."""
     if task in ("images", "pretrain"):
         labels = {"labels": _labels(theirs)} if task == "images" else {}
-        return {**labels, "image": read_prepared(folder, settings.image, settings.channels)}
+        image = read_prepared(folder, settings.image, settings.channels)
+        return {**labels, "image": image, **decoder_told(theirs)}
     if task in ("classify", "tag"):
         return {"labels": _labels(theirs)}
     if task == "embed":
@@ -214,10 +216,21 @@ def export_weights(
     *,
     dtype: str = "float32",
     max_shard: int | None = None,
+    whole: Any = None,
 ) -> str:
-    """Write a model's config.json and weights as transformers has them; return its model_type."""
+    """Write a model's config.json and weights as transformers has them; return its model_type.
+
+    `whole` is an encoder of images with what paints for it, written too where they have a word.
+    """
     kind = choose("dtype", dtype, DTYPES)
     task = str(config["task"])
+    if whole is not None and (found := export_rest(whole, model.config)):
+        theirs, tensors = found
+        sizes = {} if max_shard is None else {"max_shard": max_shard}
+        write_shards(folder, {name: x.detach().to(kind) for name, x in tensors.items()}, **sizes)
+        write_json(folder / "config.json", theirs | {"architectures": [PAINTS], "dtype": dtype})
+        write_json(folder / PREPARED, write_prepared(config["image"]))
+        return str(theirs["model_type"])
     format, theirs = _format(config, model.config, task)
     named = architecture(format, task, model.config)
     ids = _ids(theirs, tokenizers) if format.reads == "text" else {}

@@ -17,6 +17,7 @@ RECIPES = {
     "ud_ewt_upos": "regard.recipes.ud_ewt_upos",
     "fashion": "regard.recipes.fashion",
     "cifar10": "regard.recipes.cifar10",
+    "cifar10_pretrain": "regard.recipes.cifar10_pretrain",
 }
 
 

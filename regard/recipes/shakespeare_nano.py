@@ -1,8 +1,8 @@
 """Tiny Shakespeare by characters, in nanoGPT's configuration for a CPU.
 
 Command: regard train shakespeare_nano data=tinyshakespeare
-Takes:   3 minutes on one core that others use too
-Gives:   a validation loss of 1.905 a character; 0.8M parameters
+Takes:   3 minutes on one core
+Gives:   a validation loss of 1.814 a character (1.905 with nanoGPT's own rate of 0.001)
 """
 
 TASK = "language"
@@ -13,7 +13,7 @@ SETTINGS = {
     "context": 64,
     "batch_tokens": 768,
     "dropout": 0.0,
-    "lr": 0.001,
+    "lr": 0.002,
     "warmup": 100,
     "schedule": "cosine",
     "steps": 2000,

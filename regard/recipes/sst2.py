@@ -1,25 +1,32 @@
 """SST-2: whether a sentence from a film review is for or against, without pretraining.
 
 Command: regard train sst2 data=sst2, then: regard eval runs/sst2 data=sst2 part=valid
-Takes:   18 minutes on one core
-Gives:   77.9% of dev.tsv right, chosen on a part of train; 5.9M parameters
+Takes:   2 minutes on one core, measured on 57,000 of the 67,000 phrases of train
+Gives:   82.2% of 927 held-out sentences of train right, none of whose phrases was learnt; not yet
+         judged on dev.tsv, of which the recipe before had 77.9% right
 """
 
 TASK = "classify"
 DATA = "sst2"
 SETTINGS = {
-    "valid": "0.03",
+    "valid": "0.04",
+    "valid_by": "whole",
     "size": "tiny",
-    "depth": 2,
-    "width": 128,
-    "pieces": 10000,
-    "features": "bigrams",
-    "feature_rows": 32768,
-    "feature_dropout": 0.3,
-    "word_dropout": 0.2,
-    "dropout": 0.3,
-    "lr": 0.002,
+    "depth": 1,
+    "width": 64,
+    "ffn_width": 128,
+    "members": 3,
+    "tokenizer": "words",
+    "features": "words+bigrams",
+    "feature_rows": 40000,
+    "pool": "convolution",
+    "word_dropout": 0.1,
+    "dropout": 0.2,
+    "head_dropout": 0.3,
+    "lr": 0.003,
+    "warmup": 50,
     "batch_tokens": 2048,
-    "ema": 0.998,
-    "steps": 4000,
+    "ema": 0.99,
+    "steps": 500,
+    "valid_every": 500,
 }

@@ -1,27 +1,30 @@
 """TREC: what a question asks for, in six classes, without pretraining.
 
 Command: regard train trec data=trec, then: regard eval runs/trec data=trec
-Takes:   2 minutes on one core
-Gives:   84.4% of the test questions right, chosen on a tenth of train; 2.9M parameters
+Takes:   1 minute on one core, measured on four fifths of train
+Gives:   86.3% of the held-out fifth of train (1,137 questions) right; not yet judged on the test
+         questions, of which the recipe before had 84.4% right
 """
 
 TASK = "classify"
 DATA = "trec"
 SETTINGS = {
-    "valid": "0.1",
+    "valid": "0.05",
     "size": "tiny",
-    "depth": 2,
+    "depth": 1,
     "width": 128,
-    "pieces": 6000,
+    "ffn_width": 256,
+    "members": 4,
+    "tokenizer": "words",
     "features": "affixes+bigrams",
-    "feature_rows": 16384,
-    "feature_dropout": 0.2,
-    "word_dropout": 0.3,
-    "bpe_dropout": 0.3,
-    "dropout": 0.4,
+    "feature_rows": 20000,
+    "pool": "max",
+    "dropout": 0.2,
+    "head_dropout": 0.5,
     "lr": 0.002,
+    "warmup": 50,
     "batch_tokens": 1024,
-    "ema": 0.995,
-    "steps": 600,
-    "valid_every": 100,
+    "ema": 0.99,
+    "steps": 300,
+    "valid_every": 300,
 }
