@@ -22,7 +22,7 @@ from regard.data.tokenize import train_tokenizer
 from regard.errors import Mistake
 from regard.layers.heads import POOLERS
 from regard.models.bert import Bert, sized
-from regard.tasks import classify
+from regard.tasks import classify, tag
 from regard.tasks.classifier import Classifier
 from regard.tasks.features import Features, split_words
 from regard.tasks.labelling import Feed, LabelSettings, Reader
@@ -185,6 +185,24 @@ def test_a_trained_model_lends_its_body_and_where_labels_are_the_same_its_head(
         body = [name for name in before if not name.startswith("head.")]
         assert body and all(torch.equal(before[name], other[name]) for name in body)
         assert regard.load(out).labels == ["B", "G", "R"]
+
+
+def test_members_learn_each_by_itself_and_say_their_mean(data, tmp_path):
+    settings = {**SMALL, "steps": 3, "ema": 0.0, "valid_every": 3}
+    out = str(tmp_path / "three")
+    regard.train("classify", data=str(data), out=out, quiet=True, **settings, members=3)
+    model = regard.load(tmp_path / "three").model
+    ids, lengths = torch.randint(5, 90, (4, 6)), torch.tensor([6, 6, 3, 1])
+    with torch.no_grad():
+        said = [one.head(one.hidden(ids, lengths), lengths) for one in model.everyone()]
+        torch.testing.assert_close(model(ids, lengths), sum(said) / 3)
+    assert not torch.allclose(said[0], said[1]) and not torch.allclose(said[1], said[2])
+    names = [v.name for v in regard.load(tmp_path / "three").picture("a red dog").views]
+    assert names == [f"{m}blocks.0.attention" for m in ("", "members.0.", "members.1.")]
+    with pytest.raises(Mistake, match="members=2 label whole texts"):
+        tag.resolve({"data": "x", "members": 2})
+    with pytest.raises(Mistake, match="is one encoder, not 3; train with members=1"):
+        regard.export(out, format="huggingface", out=str(tmp_path / "theirs"))
 
 
 # Answers

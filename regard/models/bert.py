@@ -1,7 +1,8 @@
 """Encoders that read a whole text at once: BERT, RoBERTa, ALBERT and DeBERTa."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import torch
 from jaxtyping import Float, Int, Num
@@ -50,6 +51,7 @@ class BertConfig:
     head_dropout: float = share(0.1)
     tie: bool = True
     start: str = "normal"
+    members: int = size(1, 100)
 
 
 _BERT = BertConfig()
@@ -138,7 +140,8 @@ class Bert(nn.Module):
 
     The head is a named part: none gives the vectors (b, l, w) themselves, words the logits of the
     words (b, l, vocab), classify those of a label for the text (b, labels), tag those of a label
-    for each token (b, l, labels).
+    for each token (b, l, labels). Other members are encoders beside it that answer by themselves;
+    what the model says is the mean of all.
     """
 
     def __init__(self, config: BertConfig):
@@ -181,6 +184,8 @@ class Bert(nn.Module):
         if config.tie and isinstance(self.head, VocabularyHead):
             self.head.out.weight = self.embed.tokens.weight
         choose("start", config.start, STARTS)(self)
+        alone = replace(config, members=1)
+        self.members = nn.ModuleList(Bert(alone) for _ in range(config.members - 1))
 
     def hidden(
         self,
@@ -219,6 +224,13 @@ class Bert(nn.Module):
         at: Num[Tensor, "... l c"] | None = None,
         documents: Int[Tensor, "b l"] | None = None,
     ) -> Float[Tensor, "b ..."]:
-        """Return what the head makes of the last vectors."""
-        x = self.hidden(ids, lengths, types=types, at=at, documents=documents)
-        return self.head(x, lengths)
+        """Return what the head makes of the last vectors, the mean over the members."""
+        found = [
+            one.head(one.hidden(ids, lengths, types=types, at=at, documents=documents), lengths)
+            for one in self.everyone()
+        ]
+        return found[0] if len(found) == 1 else torch.stack(found).mean(0)
+
+    def everyone(self) -> list["Bert"]:
+        """Return this encoder and the members beside it."""
+        return [self, *cast("Iterable[Bert]", self.members)]

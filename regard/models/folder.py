@@ -4,7 +4,7 @@ import dataclasses
 import json
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -147,7 +147,22 @@ def load_folder(folder: Path, device: str = "cpu") -> tuple[nn.Module, dict[str,
 
 
 def load_rest(folder: Path, encoder: nn.Module, told: Any) -> Any:
-    """Build around an encoder what it was trained with, as config.json tells, with its weights."""
+    """Build around an encoder what it was trained with, and give it the weights in its folder."""
+    device = str(next(encoder.parameters()).device)
+    read = lambda wanted: _read_weights(folder, REST, wanted, device)  # noqa: E731
+    return build_rest(folder, encoder, told, read)
+
+
+def build_rest(
+    folder: Path,
+    encoder: nn.Module,
+    told: Any,
+    read: Callable[[dict[str, nn.Parameter]], dict[str, Tensor]],
+) -> Any:
+    """Build around an encoder what it was trained with, as config.json tells.
+
+    `read` gives the weights that are not the encoder's.
+    """
     where = str(folder / "config.json")
     if not isinstance(told, dict) or told.get("by") not in PRETRAINERS:
         raise Mistake(
@@ -164,8 +179,8 @@ def load_rest(folder: Path, encoder: nn.Module, told: Any) -> Any:
         raise Mistake(f"{where}: 'pretraining' does not fit the model ({error})") from None
     named = dict(whole.named_parameters())
     rest = {name: p for name, p in named.items() if not name.startswith(ENCODER)}
-    read = _read_weights(folder, REST, rest, str(next(encoder.parameters()).device))
-    give_weights(whole, {**{name: p.detach() for name, p in named.items()}, **read})
+    tensors = {name: p.detach() for name, p in named.items() if name not in rest}
+    give_weights(whole, {**tensors, **read(rest)})
     return whole.eval()
 
 

@@ -63,10 +63,12 @@ TARGETS: dict[str, Target] = {
 
 def shown(noise: Float[Tensor, "b u"], mask_share: float) -> tuple[Int[Tensor, "b u"], int]:
     """Return the pieces of each image in the order of their noise, and how many are seen."""
-    units = noise.shape[1]
-    if units < 2:
-        raise Mistake("an image of one piece cannot be half masked; choose a smaller patch")
-    return noise.argsort(1), min(units - 1, max(1, int(units * (1 - mask_share))))
+    return noise.argsort(1), kept_of(noise.shape[1], mask_share)
+
+
+def kept_of(units: int, mask_share: float) -> int:
+    """Return how many of the pieces of an image are seen."""
+    return max(1, int(units * (1 - mask_share)))
 
 
 class Painted(NamedTuple):
@@ -83,6 +85,10 @@ class Painter(nn.Module):
         super().__init__()
         self.encoder, self.config, self.unit = encoder, config, unit
         self.target, self.power = target, power
+
+    def masks(self, units: int) -> int:
+        """Return how many pieces are masked of so many."""
+        return units - kept_of(units, self.config.mask_share)
 
     def size(self, images: Tensor) -> tuple[int, int]:
         """Return how many pieces images have in each direction."""
@@ -121,7 +127,7 @@ class Painter(nn.Module):
 class MAEConfig:
     """How much is masked, what is painted, and the sizes of what paints."""
 
-    mask_share: float = field(default=0.75, metadata={"above": 0, "max": 0.99})
+    mask_share: float = field(default=0.75, metadata={"min": 0, "max": 0.99})
     target: str = "normalised"
     depth: int = size(2, 1000)
     block: BlockConfig = field(
@@ -191,7 +197,7 @@ class MAE(Painter):
 class SimMIMConfig:
     """How much is masked, and what is painted."""
 
-    mask_share: float = field(default=0.6, metadata={"above": 0, "max": 0.99})
+    mask_share: float = field(default=0.6, metadata={"min": 0, "max": 0.99})
     target: str = "pixels"
 
 

@@ -18,6 +18,7 @@ SETTINGS = {
     "family": "vit",
     "like": "cct",
     "size": "small",
+    "patch": 8,
     "augment": "zoom+flip+jitter+grey",
     "least": 0.2,
     "temperature": 0.2,

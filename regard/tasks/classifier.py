@@ -356,7 +356,7 @@ class Classifier:
         views = []
         for name in maps.names():
             weights = maps[name].weights()[0].cpu().numpy()
-            pooled = weights.shape[1] != len(pieces) or not name.startswith("blocks")
+            pooled = weights.shape[1] != len(pieces) or "blocks." not in name
             rows = ["text"] * weights.shape[1] if pooled else pieces
             views.append(View(name, weights, rows, pieces, "cross" if pooled else "self"))
         answer = Classified(self.labels, chances, self.choose(chances, how.threshold), self.several)
@@ -384,7 +384,12 @@ def one_label_each(examples: Sequence[Example], several: bool) -> None:
 
 
 def text_logits(model: Any, read: Read) -> Tensor:
-    """Return the logits (b, labels) of texts."""
+    """Return the logits (b, labels) of texts, the mean over the model's members."""
     types = {} if read.types is None else {"types": read.types}
-    hidden = model.hidden(read.ids, read.lengths, **types)
-    return model.head(hidden, read.lengths)
+    return model(read.ids, read.lengths, **types)
+
+
+def member_logits(member: Any, read: Read) -> Tensor:
+    """Return the logits (b, labels) of texts that one member alone gives."""
+    types = {} if read.types is None else {"types": read.types}
+    return member.head(member.hidden(read.ids, read.lengths, **types), read.lengths)

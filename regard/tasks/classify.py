@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from regard.data.image import holds_images
 from regard.data.labelled import Example, ExampleFormat, ExampleReader, load_labelled
 from regard.errors import Mistake
 from regard.tasks import images
-from regard.tasks.classifier import Classifier, ClassifierSettings, one_label_each, text_logits
+from regard.tasks.classifier import Classifier, ClassifierSettings, member_logits, one_label_each
 from regard.tasks.features import split_words
 from regard.tasks.labelling import (
     FAMILY,
@@ -109,15 +110,19 @@ class Classification:
         return len(batch.wanted), batch.read.tokens
 
     def loss(self, model: Any, batch: Batch) -> Tensor:
-        """Return the summed loss of the labels."""
+        """Return the summed loss of the labels, which every member learns by itself."""
         settings = self.settings
-        return label_loss(
-            self.way,
-            lambda: text_logits(model, batch.read),
-            batch.wanted,
-            settings.label_smoothing,
-            settings.r_drop,
-        )
+        losses = [
+            label_loss(
+                self.way,
+                partial(member_logits, member, batch.read),
+                batch.wanted,
+                settings.label_smoothing,
+                settings.r_drop,
+            )
+            for member in model.everyone()
+        ]
+        return torch.stack(losses).mean()
 
     def evaluate(self, model: Any) -> dict[str, float]:
         """Return loss, accuracy and F1 on the validation part."""

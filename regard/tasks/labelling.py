@@ -53,6 +53,7 @@ SHORT = {
     "ffn_width": "model.block.ffn_width",
     "inner_width": "model.inner_width",
     "depth": "model.depth",
+    "members": "model.members",
 }
 MOST_LABELS = 100_000
 WORDS = "words"  # the tokenizer of those who know words by their features alone
@@ -102,6 +103,8 @@ def resolve_labels(cls: type[S], values: Mapping[str, Any], head: str, of: str) 
     settings = resolve_task(cls, values, model=shape, sizes=SIZES, short=SHORT, of=of)
     model: Any = settings.model
     named(settings.features)
+    if model.members > 1 and head != "classify":
+        raise Mistake(f"members={model.members} label whole texts; leave it out here")
     if settings.tokenizer == WORDS and settings.features == "none":
         raise Mistake("tokenizer=words knows words by features=; add one, such as features=words")
     if settings.tokenizer == WORDS and settings.bpe_dropout:
