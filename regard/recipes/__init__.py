@@ -13,6 +13,7 @@ RECIPES = {
     "shakespeare": "regard.recipes.shakespeare",
     "shakespeare_nano": "regard.recipes.shakespeare_nano",
     "trec": "regard.recipes.trec",
+    "trec_tuned": "regard.recipes.trec_tuned",
     "sst2": "regard.recipes.sst2",
     "ud_ewt_upos": "regard.recipes.ud_ewt_upos",
     "fashion": "regard.recipes.fashion",
