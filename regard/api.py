@@ -143,8 +143,8 @@ def look(model: Any, texts: Any, /, *, out: str | None = None, **settings: Any) 
     layers, heads = settings.pop("layers", None), settings.pop("heads", None)
     arrays = ("__array__", "__array_interface__")
     alone = isinstance(texts, str | Path) or any(hasattr(texts, name) for name in arrays)
-    texts = [texts] if alone else list(texts)
-    seen = Look([loaded.picture(text, **settings) for text in texts])
+    each: Any = [texts] if alone else list(texts)
+    seen = Look([loaded.picture(text, **settings) for text in each])
     if out is None:
         return Shown(seen, layers, heads)
     return Saved(str(seen.save(out, layers, heads)))
@@ -214,7 +214,7 @@ def doctor(data: str, /, **settings: Any) -> Any:
 def import_model(folder: str | Path, /, *, out: str | None = None, **settings: Any) -> Saved:
     """Write a public checkpoint (a folder of Hugging Face's kind) as a folder of Regard's."""
     from regard.files import making, write_atomically
-    from regard.models.folder import save_config, save_weights
+    from regard.models.folder import save_config, save_parts, save_weights
     from regard.pretrained.folder import is_foreign, read_generation, write_json
     from regard.tasks.tokenizer import save_any_tokenizers
 
@@ -232,12 +232,19 @@ def import_model(folder: str | Path, /, *, out: str | None = None, **settings: A
     about = {key: value for key, value in config.items() if key not in known}
     with making(out) as partial:
         save_weights(partial, dict(model.named_parameters()))
+        if "pretraining" in config:
+            save_parts(partial, dict(_whole(Path(folder), model, config).named_parameters()))
         if tokenizers[0] is not None:  # a model that reads images has none
             save_any_tokenizers(partial, tokenizers)
             write_json(partial / "generation_config.json", read_generation(folder, config["task"]))
         write_atomically(partial / "README.md", _card(config, model))
         save_config(partial, model, name=config["family"], task=config["task"], about=about)
     return Saved(out)
+
+
+def _whole(folder: Path, model: Any, config: dict[str, Any]) -> Any:
+    """Return an encoder of images within what it was trained by."""
+    return runner("pretrain").load(folder, model, config).whole()
 
 
 def _card(config: dict[str, Any], model: Any) -> str:
@@ -310,7 +317,11 @@ def _export_huggingface(
         reads_text = "image" not in config
         tokenizers = load_any_tokenizers(folder) if reads_text else (None, None)
     with making(out) as partial:
-        export_weights(model, config, tokenizers, partial, dtype=dtype, max_shard=max_shard)
+        sizes: dict[str, Any] = {"dtype": dtype, "max_shard": max_shard}
+        told = config.get("pretraining")
+        if isinstance(told, dict) and told.get("by") == "mae":
+            sizes["whole"] = _whole(folder, model, config)
+        export_weights(model, config, tokenizers, partial, **sizes)
         if tokenizers[0] is not None:
             export_tokenizers(partial, tokenizers, config)
     return Saved(out)

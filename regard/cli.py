@@ -312,6 +312,10 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "regard train images data=photos augment=flip+crop+trivial mixup=0.2 minutes=30",
         "regard train images data=photos init=runs/other tune=all layer_decay=0.75",
     ),
+    "pretrain": (
+        "regard train pretrain data=photos objective=contrastive like=cct minutes=60",
+        "regard train pretrain data=photos family=swin mask_share=0.6 out=runs/masked",
+    ),
     "tag": (
         "regard train tag data=folder column=upos minutes=10 out=runs/tags",
         "regard train tag data=train.conllu features=affixes size=small",

@@ -7,16 +7,31 @@ import hashlib
 import json
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from html import escape
 from importlib.resources import files
+from io import BytesIO
 
 import numpy as np
+from PIL import Image
 
 from regard.errors import Mistake
-from regard.look.picture import Picture, View, language_of, readable, show_token
+from regard.look.laid import thin
+from regard.look.picture import (
+    Laid,
+    Lattice,
+    Picture,
+    View,
+    language_of,
+    readable,
+    show_token,
+)
 
 FINE = 1_500_000  # up to so many weights a page keeps 16 bits of each, beyond that 8
 MOST = 64_000_000  # more than this no browser opens with pleasure
+MOST_LAID = 8_000_000  # weights over images: of more, only some places are asked
+MOST_SHOWN = 768  # pixels to a side of a photo
+SMALL = 96  # pixels to a side of an image that is kept to the bit
 
 PAGE = """<!doctype html>
 <html lang="en">
@@ -41,6 +56,7 @@ from elsewhere); please allow scripts to see it.</noscript></main>
 def page(pictures: Picture | Sequence[Picture]) -> str:
     """Write pictures as one HTML page that runs its own script and nothing else."""
     shown = [pictures] if isinstance(pictures, Picture) else list(pictures)
+    shown = [thinned(picture, MOST_LAID // len(shown)) for picture in shown]
     total = sum(view.weights.size for picture in shown for view in picture.views)
     if total > MOST:
         raise Mistake(
@@ -63,6 +79,15 @@ def page(pictures: Picture | Sequence[Picture]) -> str:
     return PAGE.format(
         policy=policy, title=escape(title), style=style, data=inert(data), script=script
     )
+
+
+def thinned(picture: Picture, most: int) -> Picture:
+    """Keep so many weights over an image that a page of it stays small."""
+    laid = [view for view in picture.views if view.laid is not None]
+    if sum(view.weights.size for view in laid) <= most:
+        return picture
+    views = tuple(thin(view, most // len(laid), picture.spot) for view in picture.views)
+    return replace(picture, views=views)
 
 
 def digest(code: str) -> str:
@@ -96,11 +121,24 @@ def as_data(picture: Picture, levels: int) -> dict:
             for step in picture.steps
         ],
         "steps_language": language_of("".join(step.token for step in picture.steps)),
+        "photo": None if picture.photo is None else image_data(picture.photo),
+        "spot": picture.spot if isinstance(picture.spot, str) else list(picture.spot),
+        "tiles": [[readable(tile.name), image_data(tile.pixels)] for tile in picture.tiles],
+        "across": picture.across,
     }
 
 
 def view_data(view: View, levels: int) -> dict:
     """Return a view as plain values, its weights in few bits."""
+    if view.laid is not None:
+        return {
+            "name": readable(view.name),
+            "kind": view.kind,
+            "heads": [str(name) for name in view.heads],
+            "laid": laid_data(view.laid),
+            "levels": levels,
+            "weights": pack(view.weights, levels),
+        }
     return {
         "name": readable(view.name),
         "kind": view.kind,
@@ -115,14 +153,45 @@ def view_data(view: View, levels: int) -> dict:
     }
 
 
+def laid_data(laid: Laid) -> dict:
+    """Return where a view lies on an image as plain values."""
+
+    def lattice(side: Lattice) -> dict:
+        names = [readable(name) for name in side.names]
+        size = {"height": side.height, "width": side.width}
+        return {"names": names, **size, "down": side.down, "right": side.right}
+
+    return {
+        "rows": lattice(laid.rows),
+        "columns": lattice(laid.columns),
+        "asks": squeeze(laid.asks.astype("<i4").tobytes()),
+        "sees": squeeze(laid.sees.astype("<i4").tobytes()),
+        "slots": laid.sees.shape[1],
+    }
+
+
+def image_data(pixels: np.ndarray) -> str:
+    """Return an image as the text of a file: to the bit if it is small, smaller if it is large."""
+    image, stream = Image.fromarray(pixels), BytesIO()
+    image.thumbnail((MOST_SHOWN, MOST_SHOWN))
+    if max(image.size) <= SMALL:
+        image.save(stream, "PNG")
+    else:
+        image.save(stream, "JPEG", quality=88)
+    return base64.b64encode(stream.getvalue()).decode()
+
+
+def squeeze(raw: bytes) -> str:
+    """Return bytes as a short text."""
+    return base64.b64encode(zlib.compress(raw, 6)).decode()
+
+
 def pack(weights: np.ndarray, levels: int) -> str:
     """Pack weights as the largest of each row, then each as a share of that in equal levels."""
     largest = weights.max(axis=2, keepdims=True)
     shares = np.divide(weights, largest, out=np.zeros_like(weights), where=largest > 0)
     whole = np.rint(shares * levels).astype("<u2" if levels > 255 else "u1")
-    return base64.b64encode(
-        zlib.compress(largest.astype("<f4").tobytes() + whole.tobytes(), 6)
-    ).decode()
+    return squeeze(largest.astype("<f4").tobytes() + whole.tobytes())
 
 
 def text(words: str) -> dict[str, str]:

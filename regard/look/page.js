@@ -9,6 +9,8 @@
     hover: null, // what the pointer or the focus is on: {side: "rows" | "columns", at}
     pin: null, // what was clicked, shown while nothing is hovered
     step: null,
+    spot: "class", // who looks at an image: "class", "mean", or a place [x, y] from 0 to 1
+    over: null, // the place that the pointer is on
   };
   const LINES = 48; // up to so many tokens are joined by lines at first, more are shaded
   const MOST_LINES = 150;
@@ -81,13 +83,28 @@
 
   // ---- weights ----------------------------------------------------------------------------
 
-  async function unpack(view) {
-    if (view.values) return;
-    const text = atob(view.weights);
+  function bytesOf(letters) {
+    const text = atob(letters);
     const bytes = new Uint8Array(text.length);
     for (let at = 0; at < text.length; at++) bytes[at] = text.charCodeAt(at);
-    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
-    const buffer = await new Response(stream).arrayBuffer();
+    return new Blob([bytes]);
+  }
+
+  function inflate(letters) {
+    const stream = bytesOf(letters).stream().pipeThrough(new DecompressionStream("deflate"));
+    return new Response(stream).arrayBuffer();
+  }
+
+  async function unpack(view) {
+    if (view.values) return;
+    if (view.laid) {
+      const { laid } = view;
+      laid.asks = new Int32Array(await inflate(laid.asks));
+      laid.sees = new Int32Array(await inflate(laid.sees));
+      view.rows = Array.from(laid.asks, (token) => tokenName(laid.rows, token));
+      view.columns = Array(laid.slots).fill("");
+    }
+    const buffer = await inflate(view.weights);
     const largest = view.heads.length * view.rows.length;
     view.largest = new Float32Array(buffer, 0, largest);
     view.values = view.levels > 255
@@ -133,6 +150,111 @@
     }
     shown = { view, head: state.head, weights, q, k, tops, top, errors };
     return shown;
+  }
+
+  // ---- places on an image -------------------------------------------------------------------
+
+  const cellsOf = (lattice) => lattice.height * lattice.width;
+
+  function tokenName(lattice, token) {
+    const at = token - lattice.names.length;
+    if (at < 0) return lattice.names[token];
+    return `${at % lattice.width}, ${Math.floor(at / lattice.width)}`;
+  }
+
+  // The token that stands at a place of the image; null is all of them.
+  function tokenAt(lattice, spot) {
+    const names = lattice.names.length;
+    if (spot === "mean" || (spot === "class" && !names)) return null;
+    if (spot === "class" || !cellsOf(lattice)) return 0;
+    const cell = (share, step, most) => Math.max(0, Math.min(most - 1, Math.floor(share / step)));
+    return names + cell(spot[1], lattice.down, lattice.height) * lattice.width
+      + cell(spot[0], lattice.right, lattice.width);
+  }
+
+  // The row that asks from there, or from the nearest place that was kept.
+  function rowAt(laid, spot) {
+    const token = tokenAt(laid.rows, spot);
+    if (token === null) return null;
+    const found = laid.asks.indexOf(token);
+    if (found >= 0) return found;
+    const { names, width } = laid.rows;
+    const [x, y] = [(token - names.length) % width, Math.floor((token - names.length) / width)];
+    let best = 0, least = Infinity;
+    laid.asks.forEach((other, row) => {
+      const at = other - names.length;
+      const far = Math.hypot((at % width) - x, Math.floor(at / width) - y);
+      if (at >= 0 && far < least) [best, least] = [row, far];
+    });
+    return best;
+  }
+
+  // How much each token of an image is looked at from a place.
+  function layOn(view, head, spot) {
+    const { laid, largest, values, levels } = view;
+    const k = laid.slots, q = laid.asks.length, shared = laid.sees.length === k;
+    const heads = typeof head === "number" ? [head] : [...view.heads.keys()];
+    const row = rowAt(laid, spot);
+    const rows = row === null ? [...Array(q).keys()] : [row];
+    const tokens = new Float32Array(laid.columns.names.length + cellsOf(laid.columns));
+    let error = 0, outside = 0, most = 0;
+    for (const i of rows) {
+      for (const h of heads) error = Math.max(error, largest[h * q + i] / levels / 2);
+      for (let j = 0; j < k; j++) {
+        let weight = 0;
+        for (const h of heads) {
+          const one = (values[(h * q + i) * k + j] * largest[h * q + i]) / levels;
+          weight = head === "max" ? Math.max(weight, one) : weight + one / heads.length;
+        }
+        const token = laid.sees[shared ? j : i * k + j];
+        if (token < 0) outside += weight / rows.length;
+        else tokens[token] += weight / rows.length;
+      }
+    }
+    for (const h of heads) {
+      for (let i = 0; i < q; i++) most = Math.max(most, largest[h * q + i]);
+    }
+    const names = laid.columns.names.length;
+    const top = tokens.subarray(names).reduce((a, b) => Math.max(a, b), 0);
+    return { row, tokens, cells: tokens.subarray(names), top, most, error, outside };
+  }
+
+  const HEAT = [[43, 15, 84], [140, 41, 129], [228, 80, 107], [254, 159, 109], [252, 253, 191]];
+  function heat(s) {
+    const at = Math.max(0, Math.min(1, s)) * (HEAT.length - 1);
+    const from = Math.min(HEAT.length - 2, Math.floor(at));
+    return HEAT[from].map((value, c) => value + (HEAT[from + 1][c] - value) * (at - from));
+  }
+
+  // The photo, paled, with a map over it and a frame around the cell that looks.
+  function paintOn(context, picture, view, found, width, height) {
+    const { rows, columns } = view.laid;
+    context.imageSmoothingEnabled = picture.bitmap.width > width;
+    context.filter = "grayscale(0.7) brightness(0.62)";
+    context.drawImage(picture.bitmap, 0, 0, width, height);
+    context.filter = "none";
+    if (cellsOf(columns)) {
+      const pixels = new ImageData(columns.width, columns.height);
+      found.cells.forEach((weight, at) => {
+        let s = strength(weight, found.most, found.top);
+        // a token that stays itself through all layers would leave the others dark
+        if (view.kind === "rollout" && state.scale === "row") s = Math.sqrt(s);
+        pixels.data.set([...heat(s), 255 * (0.12 + 0.8 * Math.sqrt(Math.min(1, s)))], at * 4);
+      });
+      const small = make("canvas", { width: columns.width, height: columns.height });
+      small.getContext("2d").putImageData(pixels, 0, 0);
+      context.imageSmoothingEnabled = false;
+      context.drawImage(small, 0, 0,
+        columns.width * columns.right * width, columns.height * columns.down * height);
+    }
+    const token = found.row === null ? -1 : view.laid.asks[found.row] - rows.names.length;
+    if (token >= 0) {
+      context.strokeStyle = "#35f0ff";
+      context.lineWidth = width > 300 ? 2 : 1;
+      context.strokeRect((token % rows.width) * rows.right * width,
+        Math.floor(token / rows.width) * rows.down * height,
+        rows.right * width, rows.down * height);
+    }
   }
 
   // How strongly a weight is drawn, from 0 to 1.
@@ -232,7 +354,10 @@
   const live = make("p", { class: "hidden", "aria-live": "polite" });
   const tip = make("div", { class: "tip", role: "tooltip", hidden: true });
   const panel = make("section", { id: "panel", role: "tabpanel", tabindex: "-1" });
-  const TABS = { head: "Head view", matrix: "Matrix", model: "Model view", steps: "Steps" };
+  const TABS = {
+    image: "On the image", head: "Head view", matrix: "Matrix", model: "Model view",
+    steps: "Steps", tiles: "Images",
+  };
   let redraw = () => {}; // draws the canvases of the open tab again, after a change of size
   let refresh = () => {}; // shows the hovered or pinned token
 
@@ -257,7 +382,7 @@
       const inside = (mark) => mark && mark.at < view[mark.side].length;
       if (!inside(state.pin)) state.pin = null;
     }
-    state.hover = null;
+    state.hover = state.over = null;
     tip.hidden = true;
     build();
     remember();
@@ -293,13 +418,22 @@
     shown = null;
     const picture = pictures[at];
     await Promise.all(picture.views.map(unpack));
+    if (picture.photo) {
+      picture.bitmap ??= await createImageBitmap(bytesOf(picture.photo));
+      state.scale = "row";
+    }
+    for (const tile of picture.tiles) tile[2] ??= await createImageBitmap(bytesOf(tile[1]));
+    state.spot = picture.spot;
     startAt(...(picture.opens || [null, null]));
   }
 
   function tabs() {
     const picture = pictures[state.picture];
-    return Object.keys(TABS).filter((tab) =>
-      tab === "steps" ? picture.steps.length : picture.views.length);
+    const laid = picture.views.some((view) => view.laid);
+    return Object.keys(TABS).filter((tab) => {
+      if (tab === "steps" || tab === "tiles") return picture[tab].length;
+      return picture.views.length && (tab === "model" || (tab === "image") === laid);
+    });
   }
 
   function build() {
@@ -322,7 +456,10 @@
     panel.setAttribute("aria-labelledby", `tab-${state.tab}`);
     redraw = refresh = () => {};
     panel.replaceChildren();
-    ({ head: headView, matrix: matrixView, model: modelView, steps: stepView })[state.tab]?.();
+    ({
+      image: imageView, head: headView, matrix: matrixView, model: modelView, steps: stepView,
+      tiles: tileView,
+    })[state.tab]?.();
     if (focus && document.getElementById(focus)) document.getElementById(focus).focus();
   }
 
@@ -364,7 +501,11 @@
     const stored = picture.views[0] && picture.views[0].levels === 255
       ? "Weights are kept in 256 levels of each row's largest, and shown with fitting digits."
       : null;
+    const few = picture.views.some((view) => view.laid
+      && view.laid.asks.length < view.laid.rows.names.length + cellsOf(view.laid.rows));
     return make("footer", {},
+      few ? make("p", { text: "Only some places of the image were kept; the nearest is shown." })
+        : null,
       picture.note ? make("p", { text: picture.note, dir: "auto" }) : null,
       stored ? make("p", { text: stored }) : null);
   }
@@ -411,6 +552,17 @@
         box.append(choices("heads", "Head", heads, state.head, (head) => open({ head })));
       }
     }
+    if (view.laid) {
+      const spots = [...(view.laid.rows.names.length ? [["class", view.laid.rows.names[0]]] : []),
+        ["mean", "all places"], ["place", "a place"]];
+      const kind = Array.isArray(state.spot) ? "place"
+        : view.laid.rows.names.length ? state.spot : "mean";
+      box.append(choices("spot", "Looks from", spots, kind, (spot) => {
+        state.spot = spot === "place" ? [0.5, 0.5] : spot;
+        if (state.tab === "model") open({});
+        else refresh();
+      }));
+    }
     if (state.tab === "head" && mostTokens(view) <= MOST_LINES) {
       box.append(choices("style", "Drawn as", [["lines", "lines"], ["text", "shaded text"]],
         styleOf(view), (style) => open({ style })));
@@ -423,7 +575,7 @@
       id: "scale", onchange: (event) => open({ scale: event.target.value }),
     });
     for (const [value, text] of [["linear", "linear"], ["root", "square root"],
-      ["row", "row by row"]]) {
+      ["row", view.laid ? "each map by itself" : "row by row"]]) {
       scale.append(make("option", { value, text, selected: value === state.scale }));
     }
     box.append(make("label", {}, make("span", { class: "label", text: "Shading" }), scale));
@@ -523,6 +675,121 @@
     const from = mark.side === "rows" ? rowLabel(view, mark.at) : plain(view.columns[mark.at]);
     live.textContent = `${from}: ` + best.slice(0, 3)
       .map(({ token, weight, error }) => `${plain(token)} ${digits(weight, error)}`).join(", ");
+  }
+
+  // ---- on the image -----------------------------------------------------------------------
+
+  function imageView() {
+    const picture = pictures[state.picture];
+    const view = picture.views[state.view];
+    const { rows, columns } = view.laid;
+    const canvas = make("canvas");
+    const box = make("div", {
+      class: "photo", tabindex: "0", role: "application",
+      "aria-label": `${view.name}, ${nameOf(view, state.head)}, over the image: ${rows.width} by `
+        + `${rows.height} places. Move with the arrow keys.`,
+    }, canvas);
+    const scale = make("canvas", { width: 256, height: 1 });
+    const most = make("span");
+    const legend = make("div", { class: "legend" }, make("span", { text: "0" }), scale, most);
+    const strip = scale.getContext("2d").createImageData(256, 1);
+    for (let x = 0; x < 256; x++) strip.data.set([...heat(x / 255), 255], x * 4);
+    scale.getContext("2d").putImageData(strip, 0, 0);
+    const plainCanvas = make("canvas", { class: "plain", "aria-hidden": "true" });
+    const told = make("div");
+    const aside = make("aside", { class: "detail", "aria-label": "Where it looks" },
+      told, plainCanvas);
+    panel.append(make("div", { class: "stage" }, make("div", {}, box, legend), aside));
+
+    redraw = () => {
+      const { width, height } = picture.bitmap;
+      const wide = Math.max(1, Math.min(box.parentElement.clientWidth, 620, 620 * width / height));
+      canvas.style.width = `${wide}px`;
+      canvas.style.height = `${(wide * height) / width}px`;
+      size(canvas, wide, (wide * height) / width);
+      const small = plainCanvas.getContext("2d");
+      [plainCanvas.width, plainCanvas.height] = [width, height];
+      small.drawImage(picture.bitmap, 0, 0);
+      refresh();
+    };
+    refresh = () => {
+      const found = layOn(view, state.head, state.over || state.spot);
+      const area = [parseFloat(canvas.style.width), parseFloat(canvas.style.height)];
+      paintOn(canvas.getContext("2d"), picture, view, found, ...area);
+      const top = state.scale === "row" ? found.top : found.most;
+      most.textContent = digits(top, found.error);
+      const kind = Array.isArray(state.spot) ? "place" : state.spot;
+      const chosen = document.getElementById(`spot-${kind}`);
+      if (chosen) chosen.checked = true;
+      const best = Array.from(found.tokens, (weight, at) => (
+        { token: tokenName(columns, at), weight, named: at < columns.names.length }))
+        .sort((a, b) => b.named - a.named || b.weight - a.weight).slice(0, 8);
+      if (found.outside > 0.0005) {
+        best.splice(7, 1, { token: "outside", weight: found.outside });
+      }
+      const from = found.row === null ? "All places look, on average, at"
+        : cellsOf(rows) ? `${view.rows[found.row]} looks at` : "The image is made of";
+      told.replaceChildren(make("h2", { text: from }), bars(best.map(({ token, weight }) => ({
+        token, share: found.top ? weight / Math.max(found.top, ...best.map((b) => b.weight)) : 0,
+        value: digits(weight, found.error),
+      }))), make("p", {
+        class: "soft hint",
+        text: `Places are column, row of ${columns.width} × ${columns.height}. Point at the image, `
+          + "or walk with the arrow keys. A click stays there.",
+      }));
+      return best;
+    };
+    const under = (event) => {
+      const area = canvas.getBoundingClientRect();
+      return [(event.clientX - area.left) / area.width, (event.clientY - area.top) / area.height];
+    };
+    if (cellsOf(rows)) {
+      box.addEventListener("pointermove", (event) => {
+        state.over = under(event);
+        refresh();
+      });
+      box.addEventListener("pointerleave", () => {
+        state.over = null;
+        refresh();
+      });
+      box.addEventListener("click", (event) => {
+        const spot = under(event);
+        const again = Array.isArray(state.spot)
+          && tokenAt(rows, spot) === tokenAt(rows, state.spot);
+        state.spot = again ? "class" : spot;
+        refresh();
+      });
+    }
+    box.addEventListener("keydown", (event) => {
+      const moves = { ArrowDown: [0, 1], ArrowUp: [0, -1], ArrowRight: [1, 0], ArrowLeft: [-1, 0] };
+      if (!(event.key in moves) || !cellsOf(rows)) return;
+      event.preventDefault();
+      const [x, y] = Array.isArray(state.spot) ? state.spot : [0.5, 0.5];
+      const [across, down] = moves[event.key];
+      const inside = (share) => Math.max(0, Math.min(0.9999, share));
+      state.spot = [inside(x + across * rows.right), inside(y + down * rows.down)];
+      state.over = null;
+      const best = refresh();
+      live.textContent = `${tokenName(rows, tokenAt(rows, state.spot))}: `
+        + best.slice(0, 3).map(({ token, weight }) => `${token} ${weight.toFixed(3)}`).join("; ");
+    });
+    redraw();
+  }
+
+  // ---- images side by side ------------------------------------------------------------------
+
+  function tileView() {
+    const { tiles, across } = pictures[state.picture];
+    const body = make("div", { class: `tiles${across ? " rows" : ""}` });
+    if (across) body.style.setProperty("--across", String(across));
+    for (const [name, , bitmap] of tiles) {
+      const canvas = make("canvas", {
+        width: bitmap.width, height: bitmap.height, role: "img", "aria-label": name,
+      });
+      canvas.getContext("2d").drawImage(bitmap, 0, 0);
+      body.append(make("figure", {}, canvas, make("figcaption", { text: name })));
+    }
+    panel.append(body);
   }
 
   // ---- head view --------------------------------------------------------------------------
@@ -888,14 +1155,16 @@
           "aria-current": String(v === state.view && head === state.head),
           "aria-label": `${view.name}, ${name}`,
           onclick: () => {
-            open({ view: v, head, tab: "head" });
-            document.getElementById("tab-head").focus({ preventScroll: true });
+            const tab = view.laid ? "image" : "head";
+            open({ view: v, head, tab });
+            document.getElementById(`tab-${tab}`).focus({ preventScroll: true });
           },
         }, canvas, make("span", { text: typeof head === "number" ? view.heads[head] : head }));
         waiting.push(() => thumbnail(canvas, view, head));
         thumbs.append(button);
       }
-      const shape = `${view.rows.length} × ${view.columns.length}`;
+      const shape = view.laid ? `${view.laid.columns.width} × ${view.laid.columns.height} places`
+        : `${view.rows.length} × ${view.columns.length}`;
       body.append(make("section", { class: "layer" }, make("div", {},
         make("h2", { text: view.name }), make("span", { class: "label", text: shape })), thumbs));
     });
@@ -911,6 +1180,15 @@
   }
 
   function thumbnail(canvas, view, head) {
+    if (view.laid) {
+      const picture = pictures[state.picture];
+      const { width, height } = picture.bitmap;
+      canvas.style.aspectRatio = `${width} / ${height}`;
+      [canvas.width, canvas.height] = [180, Math.round((180 * height) / width)];
+      paintOn(canvas.getContext("2d"), picture, view, layOn(view, head, state.spot),
+        canvas.width, canvas.height);
+      return;
+    }
     const weights = weightsOf(view, head);
     const q = view.rows.length, k = view.columns.length;
     const tops = new Float32Array(q);
@@ -1041,6 +1319,7 @@
   document.addEventListener("keydown", (event) => {
     if (event.key !== "Escape") return;
     state.pin = state.step = null;
+    state.spot = pictures[state.picture].spot;
     refresh();
   });
   readColours();
@@ -1059,5 +1338,5 @@
   const first = Number(wanted.get("picture")) || 0;
   await show(pictures[first] ? first : 0);
   if (wanted.has("layer")) startAt(wanted.get("layer"), wanted.get("head"));
-  open({ tab: wanted.get("tab") in TABS ? wanted.get("tab") : "head" });
+  open({ tab: wanted.get("tab") in TABS ? wanted.get("tab") : tabs()[0] ?? "head" });
 })();

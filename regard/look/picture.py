@@ -12,9 +12,50 @@ import numpy as np
 from regard.errors import Mistake, nearest
 
 Choice = str | int | Sequence[str | int] | None
+# who looks at an image: the token that stands for it, all at once, or a place (x, y) from 0 to 1
+Spot = Literal["class", "mean"] | tuple[float, float]
 
 JOINERS = "\u200c\u200d"  # invisible, but they shape Persian, Hindi and emoji
 LONGEST_TOKEN = 120
+
+
+@dataclass(frozen=True)
+class Lattice:
+    """The tokens of an image: named ones that stand for all of it, then a grid row by row.
+
+    `down` and `right` are the height and width of a cell of the grid, as shares of the image's.
+    """
+
+    names: tuple[str, ...]
+    height: int
+    width: int
+    down: float
+    right: float
+
+    def __len__(self) -> int:
+        return len(self.names) + self.height * self.width
+
+
+@dataclass(frozen=True, eq=False)
+class Laid:
+    """Where the rows and columns of a view stand on an image.
+
+    `asks` is the token of each row, `sees` that of each column in each row, or in all rows if it
+    has but one; -1 is outside of the image.
+    """
+
+    rows: Lattice
+    columns: Lattice
+    asks: np.ndarray
+    sees: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Tile:
+    """A small image and its name: bytes (h, w), or (h, w, 3)."""
+
+    name: str
+    pixels: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,9 +70,10 @@ class View:
     weights: np.ndarray  # (heads, rows, columns)
     row_tokens: Sequence[str]
     column_tokens: Sequence[str]
-    kind: Literal["self", "cross"] = "self"
+    kind: Literal["self", "cross", "rollout"] = "self"
     writes: Sequence[str] | None = None
     heads: Sequence[int | str] = ()  # what the heads are called; 0, 1, 2 ... unless told
+    laid: Laid | None = None
 
     def __post_init__(self) -> None:
         weights = np.asarray(self.weights, dtype=np.float32)
@@ -78,6 +120,10 @@ class Picture:
     alternatives: Sequence[tuple[str, float]] = field(default=())  # other outputs, with scores
     note: str = ""  # how it was made: model, beam, ...
     opens: tuple[str, int | str] | None = None  # the view and head that are seen first
+    photo: np.ndarray | None = None  # what is looked at, bytes (h, w) or (h, w, 3)
+    spot: Spot = "class"
+    tiles: Sequence[Tile] = ()
+    across: int = 0  # tiles in a row; as many as fit, unless told
 
 
 def words_of(choice: Choice) -> list[str]:
@@ -133,7 +179,7 @@ def no_such_layer(word: str, views: Sequence[View]) -> str:
 def choose_heads(view: View, heads: Choice = None) -> View:
     """Keep the chosen heads of a view, where mean and max are made from all of them."""
     words = words_of(heads)
-    if not words:
+    if not words or view.kind == "rollout":  # which is of all heads
         return view
     names = [str(name) for name in view.heads]
     chosen: dict[int | str, np.ndarray] = {}

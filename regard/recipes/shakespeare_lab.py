@@ -2,8 +2,8 @@
 
 Command: regard compare shakespeare_lab position=none,sinusoidal,rotary,alibi seeds=3 parallel=2
 Takes:   1,500 steps a run on one core each, 3 to 6 minutes; the table tells the seconds
-Gives:   a table and a plot of the loss by position, and by test length up to 8 times the training's;
-         docs/results.md has one of 1,000 steps
+Gives:   a table and a plot of the loss by position, and by test length up to 8 times that of the
+         training; docs/results.md has one of 1,000 steps
 """
 
 TASK = "language"

@@ -33,6 +33,9 @@ TASKS: dict[str, Home] = {
     "images": Home(
         "regard.tasks.images", "ImageSettings", "regard.tasks.image_classifier", "ImageClassifier"
     ),
+    "pretrain": Home(
+        "regard.tasks.pretrain", "PretrainSettings", "regard.tasks.encoder", "Encoder"
+    ),
     "tag": Home("regard.tasks.tag", "TagSettings", "regard.tasks.tagger", "Tagger"),
     "fill": Home("regard.tasks.fill", "FillSettings", "regard.tasks.fill", "Filler"),
     "embed": Home("regard.tasks.embed", "EmbedSettings", "regard.tasks.embed", "Embedder"),

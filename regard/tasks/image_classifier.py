@@ -76,10 +76,13 @@ class ImageEvalSettings(ImageRunSettings):
     tile: int = setting(32, "pixels of an image in a mosaic", min=1, max=4096)
     errors: int = setting(10, "errors to show", min=0, max=100_000)
     samples: int = setting(1000, "of the bootstrap", min=100, max=100_000)
+    probe: str | None = setting(
+        None, "linear or knn: judge labels learnt of its vectors, by share="
+    )
 
 
 @dataclass(frozen=True)
-class ImageLookSettings(ImageRunSettings):
+class ImageLookSettings:
     """What to see of how an image is labelled."""
 
     view: str = setting("attention", "attention, rollout (up to each layer) or filters")
@@ -87,6 +90,8 @@ class ImageLookSettings(ImageRunSettings):
         "class", "who looks: class, mean (of all places), or a pixel x,y of the photo"
     )
     candidates: int = setting(5, "labels to tell", min=1, max=100_000)
+    image: int | None = setting(None, "pixels that images are brought to", min=1, max=4096)
+    threads: int | None = setting(None, "processor threads", min=1, max=1024)
 
 
 @dataclass(frozen=True)
@@ -105,6 +110,12 @@ class Unread:
     def record(self, how: ImageRunSettings) -> dict[str, Any]:
         """Return the fields of a JSON line."""
         return {"label": None, "error": self.why}
+
+
+def check_kind(image: Any) -> None:
+    """Refuse what cannot be an image."""
+    if not isinstance(image, str | Path | np.ndarray | Tensor | Image):
+        raise Mistake(f"{image!r:.60} is no image; give a path, an image or an array")
 
 
 def format_of(folder: Path, model: Any, config: dict[str, Any]) -> ImageFormat:
@@ -163,7 +174,7 @@ class ImageClassifier:
             )
         return how
 
-    def _format(self, how: ImageRunSettings) -> ImageFormat:
+    def _format(self, how: ImageRunSettings | ImageLookSettings) -> ImageFormat:
         return replace(self.format, size=how.image) if how.image else self.format
 
     def run(self, inputs: Any, *, first: int = 0, **settings: Any) -> list[Classified | Unread]:
@@ -189,8 +200,7 @@ class ImageClassifier:
     def _read(self, image: Any, format: ImageFormat, how: ImageRunSettings) -> np.ndarray | str:
         if isinstance(image, str) and not image:
             return "no file is named"
-        if not isinstance(image, str | Path | np.ndarray | Tensor | Image):
-            raise Mistake(f"{image!r:.60} is no image; give a path, an image or an array")
+        check_kind(image)
         try:
             return format.read(image)
         except Broken as mistake:
@@ -238,7 +248,11 @@ class ImageClassifier:
         against: "ImageClassifier | None" = None,
         names: tuple[str, str] = ("model", ""),
     ) -> LabelEvaluation:
-        """Label a test set and judge the labels."""
+        """Label a test set and judge the labels, or with probe= what its vectors are worth."""
+        if settings.get("probe") is not None:
+            from regard.tasks.encoder import Encoder
+
+            return Encoder(self.model, self.format).evaluate(settings, against=against, names=names)
         how = fill(ImageEvalSettings, settings)
         self._checked(how)
         if how.data is None:
@@ -317,23 +331,23 @@ class ImageClassifier:
         from regard.look.image import VIEWS, show
 
         how = fill(ImageLookSettings, settings)
-        self._checked(how)
         view = choose("view", how.view, VIEWS)
+        check_kind(image)
         if how.threads:
             torch.set_num_threads(how.threads)
         format = self._format(how)
         assert format.size is not None
-        pixels = self._read(image, format, replace(how, broken="refuse"))
+        pixels = format.read(image)
         wide, high = upright(open_image(image)).size
         spot = spot_of(how.at, (wide, high), SEEN[format.fit](wide, high))
         # the same piece of the photo, as sharp as it is
         side = max(format.size, min(SHOWN, wide, high))
         photo = replace(format, size=side).read(image).transpose(1, 2, 0)
         with watch(self.model) as maps:
-            (chances,) = self.chances(torch.from_numpy(pixels).unsqueeze(0), how.mirror)
+            (chances,) = self.chances(torch.from_numpy(pixels).unsqueeze(0))
         answer = Classified(self.labels, chances, [int(chances.argmax())])
         order = np.argsort(-chances, kind="stable")[: how.candidates].tolist()
-        name = str(image) if isinstance(image, str | Path) else "image"
+        name = Path(image).name if isinstance(image, str | Path) else "image"
         return show(
             view,
             self.model,
@@ -341,7 +355,7 @@ class ImageClassifier:
             (format.size, format.size),
             photo[..., 0] if photo.shape[2] == 1 else photo,
             spot,
-            title=Path(name).name,
+            title=name,
             source=name,
             output=str(answer),
             alternatives=[(self.labels[i], float(chances[i])) for i in order[1:]],
