@@ -348,7 +348,8 @@ def test_save_then_load_is_the_identity(model: nn.Module, tmp_path: Path):
     assert again.config == model.config
     texts = sentences(model, [5, 5])
     with torch.no_grad():
-        assert torch.equal(ask(model, texts), ask(again, texts))
+        ours, theirs = ask(model, texts), ask(again, texts)
+    assert (ours - theirs).abs().max() <= 2e-6 * max(1, ours.abs().max())  # memory is laid anew
     for ours, theirs in zip(model.parameters(), again.parameters(), strict=True):
         assert torch.equal(ours, theirs)
 

@@ -1,0 +1,347 @@
+"""A trained encoder of images as its user has it: files in, vectors out, and their worth."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL.Image import Image
+from torch import Tensor, nn
+
+from regard.data.augment import chance_of
+from regard.data.image import (
+    BROKEN,
+    Broken,
+    ImageData,
+    ImageFormat,
+    ImageOptions,
+    Images,
+    load_images,
+)
+from regard.errors import Mistake, choose
+from regard.models.folder import load_rest
+from regard.pretrained.folder import is_foreign
+from regard.pretrained.mae import import_rest
+from regard.settings import fill
+from regard.tasks.classifier import Classified
+from regard.tasks.embed import Embedded
+from regard.tasks.evaluation import Evaluation, made_here
+from regard.tasks.image_classifier import (
+    ImageClassifier,
+    ImageEvalSettings,
+    ImageRunSettings,
+    Unread,
+    format_of,
+)
+from regard.tasks.image_look import ImageLookSettings, check_kind, picture_of
+from regard.tasks.judge import Score
+from regard.tasks.labelling import Reader
+from regard.tasks.labels_judge import LabelEvaluation
+from regard.tasks.pretrain import (
+    NAME,
+    Captioned,
+    captions_in,
+    meeting_images,
+    meeting_texts,
+    of_part,
+    recall,
+)
+from regard.tasks.probe import Known, by_neighbours, fit_line, pooled, vectors
+from regard.tasks.run import cache_folder, load_tokenizer, tell
+from regard.tasks.translator import setting
+
+
+@dataclass(frozen=True)
+class EncoderSettings(ImageRunSettings):
+    """How to make vectors of images, or to choose among texts by one that was trained with them."""
+
+    texts: str | None = setting(None, "to choose from, with | between: a dog|a cat")
+
+
+@dataclass(frozen=True)
+class ProbeSettings(ImageEvalSettings):
+    """What to judge an encoder on, and how."""
+
+    share: float = setting(1.0, "of the labelled images to learn from", above=0, max=1)
+    neighbours: int = setting(20, "that vote for a label, with probe=knn", min=1, max=10_000)
+
+
+@dataclass(frozen=True)
+class EncoderLookSettings(ImageLookSettings):
+    """What to see of how an image is read."""
+
+    view: str = setting("attention", "attention, rollout (up to each layer), filters or rebuilt")
+    seed: int = setting(1, "of what is masked with view=rebuilt", min=0, max=2**31)
+
+
+class Probed(nn.Module):
+    """An encoder and what makes chances of labels of its vectors."""
+
+    def __init__(self, encoder: Any, chances: Callable[[Tensor], Tensor]):
+        super().__init__()
+        self.encoder, self.chances = encoder, chances
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logarithm of the chances (n, labels)."""
+        found = self.chances(pooled(self.encoder, images).float().cpu())
+        return found.clamp_min(1e-9).log()
+
+
+class Fitted(NamedTuple):
+    """What a probe has learnt: chances of labels by vectors, and what is to be told of it."""
+
+    chances: Callable[[Tensor], Tensor]
+    told: dict[str, Any]
+
+
+def _knn(known: Known, how: ProbeSettings) -> Fitted:
+    near = lambda asked: by_neighbours(known, asked, how.neighbours)  # noqa: E731
+    return Fitted(near, {"neighbours": how.neighbours})
+
+
+def _linear(known: Known, how: ProbeSettings) -> Fitted:
+    chances, decay = fit_line(known)
+    return Fitted(chances, {"decay": decay})
+
+
+# name -> how labels are learnt of vectors that stay as they are
+PROBES: dict[str, Callable[[Known, ProbeSettings], Fitted]] = {"linear": _linear, "knn": _knn}
+
+
+class Encoder:
+    """A model without a head and the format of its images."""
+
+    task = NAME
+    reads = "image"  # the name of an input in JSON
+    settings = EncoderSettings
+    eval_settings = ProbeSettings
+    look_settings = EncoderLookSettings
+
+    def __init__(
+        self,
+        model: Any,
+        format: ImageFormat,
+        folder: Path | None = None,
+        config: dict[str, Any] | None = None,
+    ):
+        """Take where it lies, if what it was trained with may be asked for."""
+        self.model, self.format = model, format
+        self.folder, self.config = folder, config or {}
+        self.device = next(model.parameters()).device
+
+    @classmethod
+    def load(cls, folder: Path, model: Any, config: dict[str, Any]) -> "Encoder":
+        """Put a loaded model together with what its folder says of images."""
+        if not hasattr(model, "features") or not hasattr(model, "pool"):
+            raise Mistake(
+                f"{folder / 'config.json'}: a model of family {config['family']}, which reads no "
+                "images"
+            )
+        return cls(model, format_of(folder, model, config), folder, config)
+
+    def check(self, settings: dict[str, Any]) -> EncoderSettings:
+        """Make full settings of what a user gave."""
+        how = fill(EncoderSettings, settings)
+        choose("broken", how.broken, BROKEN)
+        return how
+
+    # What it was trained with
+
+    @property
+    def trained_by(self) -> str:
+        """Return what it was trained by: mae, simmim, simclr, clip, or nothing that is known."""
+        told = self.config.get("pretraining")
+        return str(told.get("by", "")) if isinstance(told, dict) else ""
+
+    def whole(self) -> Any:
+        """Return the encoder within what it was trained by, which paints or compares."""
+        if self.folder is None or "pretraining" not in self.config:
+            raise Mistake("what this encoder was trained with is not known; only its vectors are")
+        read = import_rest if is_foreign(self.folder) else load_rest
+        return read(self.folder, self.model, self.config["pretraining"])
+
+    @torch.inference_mode()
+    def paint(self, images: Any, *, seed: int = 1) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Mask some of images and paint it again.
+
+        Returns for each image what came out, bytes (h, w, c), and which pixels were masked, (h, w).
+        """
+        whole = self.whole()
+        if not hasattr(whole, "paint_over"):
+            raise Mistake(f"an encoder trained by {self.trained_by} paints nothing")
+        pixels = [torch.from_numpy(self.format.read(image)) for image in _listed(images)]
+        read = self.format.normalise(torch.stack(pixels).to(self.device))
+        height, width = whole.size(read)
+        noise = chance_of(seed, 0).random((len(read), height * width), np.float32)
+        painted, masked = whole.paint_over(read, torch.from_numpy(noise).to(self.device))
+        shown = self.format.restore(painted).permute(0, 2, 3, 1).cpu().numpy()
+        return list(zip(shown, masked[:, 0].cpu().numpy(), strict=True))
+
+    def _meets(self) -> tuple[Any, Reader]:
+        """Return the model that compares images and texts, and what reads the texts."""
+        if self.trained_by != "clip" or self.folder is None:
+            raise Mistake("this encoder never saw texts; train one with: objective=clip")
+        return self.whole(), Reader(load_tokenizer(self.folder))
+
+    # Running
+
+    @torch.inference_mode()
+    def run(
+        self, inputs: Any, *, first: int = 0, **settings: Any
+    ) -> list[Embedded | Classified | Unread]:
+        """Make a vector of each image, or choose among texts; a path, an image or an array each."""
+        how = self.check(settings)
+        images = _listed(inputs)
+        if how.threads:
+            torch.set_num_threads(how.threads)
+        format = replace(self.format, size=how.image) if how.image else self.format
+        answer = self._chooser(how) if how.texts is not None else self._vectors
+        answers: list[Embedded | Classified | Unread] = []
+        for start in range(0, len(images), how.batch):
+            read = [self._read(image, format, how) for image in images[start : start + how.batch]]
+            good = [torch.from_numpy(pixels) for pixels in read if not isinstance(pixels, str)]
+            rows = iter(self._answered(answer, good) if good else [])
+            answers += [Unread(one) if isinstance(one, str) else next(rows) for one in read]
+        return answers
+
+    def _answered(self, answer: Callable[[Tensor], list[Any]], pixels: list[Tensor]) -> list[Any]:
+        return answer(self.format.normalise(torch.stack(pixels).to(self.device)))
+
+    def _vectors(self, images: Tensor) -> list[Embedded]:
+        return [Embedded(row) for row in pooled(self.model, images).float().cpu().numpy()]
+
+    def _chooser(self, how: EncoderSettings) -> Callable[[Tensor], list[Classified]]:
+        """Return what chooses among texts for images."""
+        texts = [text.strip() for text in str(how.texts).split("|")]
+        if len(texts) < 2 or not all(texts) or len(set(texts)) < len(texts):
+            raise Mistake(
+                f"texts={how.texts!s:.40}; expected two or more, as in texts='a dog|a cat'"
+            )
+        if how.n_best > len(texts):
+            raise Mistake(f"n_best={how.n_best} is more than the {len(texts)} texts")
+        whole, reader = self._meets()
+        rows = [row.ids for row in reader.texts(texts, whole.config.text.max_length)]
+        theirs = meeting_texts(whole, rows, reader.tokenizer.pad)
+
+        def choose(images: Tensor) -> list[Classified]:
+            near = whole.compare(whole.images(images), theirs.to(images.device))
+            chances = near.softmax(-1).cpu().numpy()
+            return [Classified(texts, row, [int(row.argmax())]) for row in chances]
+
+        return choose
+
+    def _read(self, image: Any, format: ImageFormat, how: EncoderSettings) -> np.ndarray | str:
+        try:
+            return format.read(image)
+        except Broken as mistake:
+            if how.broken == "refuse":
+                raise Mistake(f"{mistake}; or pass over such files: broken=skip") from None
+            tell(str(mistake))
+            return str(mistake)
+
+    # Looking
+
+    def picture(self, image: Any, **settings: Any):
+        """Read an image and gather where the model looked, or what it paints where it is masked."""
+        from regard.look.image import VIEWS, reconstruction
+
+        how = fill(EncoderLookSettings, settings)
+        choose("view", how.view, {**VIEWS, "rebuilt": reconstruction})
+        if how.view != "rebuilt":
+            return picture_of(self.model, self.format, image, how, self._told)
+        check_kind(image)
+        ((painted, hidden),) = self.paint([image], seed=how.seed)
+        height, width = hidden.shape
+        original = self.format.read(image)[:, :height, :width]
+        sides = original, np.where(hidden, np.uint8(127), original), painted.transpose(2, 0, 1)
+        name = Path(image).name if isinstance(image, str | Path) else "image"
+        return reconstruction(
+            *(torch.from_numpy(side.copy()).unsqueeze(0) for side in sides),
+            title=name,
+            note=f"{100 * hidden.mean():.0f}% masked",
+        )
+
+    @torch.inference_mode()
+    def _told(self, pixels: Tensor) -> dict[str, Any]:
+        vector = pooled(self.model, self.format.normalise(pixels.to(self.device)))
+        return {
+            "note": f"a vector of {vector.shape[1]} numbers, of length {float(vector.norm()):.4g}"
+        }
+
+    # Judging
+
+    def evaluate(
+        self,
+        settings: dict[str, Any],
+        *,
+        against: Any = None,
+        names: tuple[str, str] = ("model", ""),
+    ) -> LabelEvaluation | Evaluation:
+        """Judge the vectors by labels that are learnt of them, or by texts that are found."""
+        how = fill(ProbeSettings, settings)
+        if how.data is None:
+            raise Mistake("data is missing; add data=FOLDER or data=TABLE with images and labels")
+        if how.threads:
+            torch.set_num_threads(how.threads)
+        if how.probe is None and self.trained_by == "clip":
+            return self._retrieve(how, names)
+        probe = choose("probe", how.probe or "knn", PROBES)
+        if how.part == "train":
+            raise Mistake("part=train is what a probe learns from; choose part=test or part=valid")
+        fitted, judge = self._probed(probe, how)
+        own = {each.name for each in fields(ImageEvalSettings)} - {"probe"}
+        rest = {key: value for key, value in settings.items() if key in own}
+        other = None
+        if against is not None:
+            other = Encoder(against.model, against.format)._probed(probe, how)[1]
+        result = judge.evaluate(rest, against=other, names=names)
+        told = {"probe": how.probe or "knn", "share": how.share, **fitted.told}
+        return replace(result, made_with={**result.made_with, **told})
+
+    def _data(self, how: ProbeSettings, *, labelled: bool = True) -> ImageData:
+        return load_images(
+            str(how.data),
+            test=how.test,
+            valid=how.valid,
+            need=("train", how.part) if labelled else (how.part,),
+            format=replace(self.format, size=how.image) if how.image else self.format,
+            options=ImageOptions(how.columns, (), how.tile, how.broken, labelled),
+            cache=cache_folder(),
+        )
+
+    def _probed(
+        self, probe: Callable[[Known, ProbeSettings], Fitted], how: ProbeSettings
+    ) -> tuple[Fitted, ImageClassifier]:
+        """Learn labels of the vectors of the training part; return a classifier to be judged."""
+        data = self._data(how)
+        if len(data.classes) < 2:
+            raise Mistake(f"{how.data}: one label, {data.classes}; expected at least two")
+        train = data.parts["train"].part(how.share)
+        known = Known(vectors(self.model, train, self.format), train.labels, len(data.classes))
+        fitted = probe(known, how)
+        model = Probed(self.model, fitted.chances).eval()
+        return fitted, ImageClassifier(model, data.classes, self.format)
+
+    def _retrieve(self, how: ProbeSettings, names: tuple[str, str]) -> Evaluation:
+        """Find the text of each image and the image of each text."""
+        whole, reader = self._meets()
+        images: Images = self._data(how, labelled=False).parts[how.part]
+        captions = of_part(images, captions_in(Path(str(how.data)), how.part, how.columns))
+        started = time.perf_counter()
+        rows = Captioned.read(captions, reader, whole.config.text.max_length).rows
+        texts = meeting_texts(whole, [row for some in rows for row in some], reader.tokenizer.pad)
+        near = meeting_images(whole, images, self.format) @ texts.mT
+        found = recall(near, [len(some) for some in rows])
+        seconds = time.perf_counter() - started
+        signature = f"recall|images:{len(images)}|texts:{near.shape[1]}"
+        scores = [Score(f"{name}", value, signature) for name, value in found.items()]
+        made_with = {"data": how.data, "part": how.part, "data_hash": images.sha, **made_here()}
+        return Evaluation(names[0], scores, len(images), seconds, made_with, of="images")
+
+
+def _listed(inputs: Any) -> Sequence[Any]:
+    alone = isinstance(inputs, str | Path | Image | np.ndarray | Tensor)
+    return [inputs] if alone else list(inputs)
