@@ -209,7 +209,10 @@ def one_step(
     for parameter, grad in zip(parameters, grads, strict=True):
         parameter.grad = grad
     loss = float(loss)
-    norm = float(nn.utils.clip_grad_norm_(parameters, settings.clip or math.inf, foreach=True))
+    length = nn.utils.get_total_norm(grads, foreach=True)
+    norm, most = float(length), settings.clip or math.inf
+    if norm > most:  # else the gradients would all be multiplied by one
+        nn.utils.clip_grads_with_norm_(parameters, most, length, foreach=True)
     sound = math.isfinite(loss) and math.isfinite(norm)
     if sound:
         for group in optimiser.param_groups:

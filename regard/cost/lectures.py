@@ -1,0 +1,393 @@
+"""The lectures' figures about cost, counted with our own models and layers."""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from regard.attention.attend import attend
+from regard.cost.count import PRODUCTS, count, pretend, tensors
+from regard.cost.model import Reading, build, named
+from regard.cost.report import FLOAT, Shape, binary, learned, looked, short, table, training
+from regard.errors import Mistake
+from regard.settings import fill
+
+# ---- attention matrices of images
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """The attention of a whole image by each head of a number of layers."""
+
+    model: str
+    grid: int  # tokens in each direction
+    entries: int  # that one head of one layer computes
+    heads: int  # of all layers
+    lecture: str
+
+    @property
+    def bytes(self) -> int:
+        """Return the memory of one head's entries."""
+        return FLOAT * self.entries
+
+    @property
+    def total(self) -> int:
+        """Return the memory of all heads and layers."""
+        return self.bytes * self.heads
+
+
+# what it is -> the model, what is set in it, the tokens in each direction, and the lectures' words
+IMAGES: dict[str, tuple[str, dict[str, Any], int, str]] = {
+    "a token a pixel, R = 128": ("vit", {"image": 128, "patch": 1}, 128, "R^4 entries, 768 GB"),
+    "ViT, patches of 16": ("vit", {"image": 224, "patch": 16}, 14, "38,416, 150 KB, 112 MB"),
+    "ViT, patches of 14": ("vit", {"image": 224, "patch": 14}, 16, "65,536, 256 KB, 192 MB"),
+    "patches of 4, no windows": (
+        "vit",
+        {"image": 224, "patch": 4, "depth": 1, "block.heads": 1},
+        56,
+        "H^2 W^2 = 9.8M",
+    ),
+    "patches of 4, windows of 7": ("swin_t", {}, 56, "M^2 H W"),
+}
+LARGE = {"depth": 48, "block.width": 1024, "block.heads": 16, "tokens": 0, "pool": "mean"}
+
+
+def matrices() -> list[Matrices]:
+    """Count the attention matrices of images, of Swin those of its first stage."""
+    return [_matrices(what, *row) for what, row in IMAGES.items()]
+
+
+def _matrices(what: str, name: str, changes: Mapping[str, Any], grid: int, lecture: str):
+    kind, config = named(name)
+    large = LARGE if kind == "vit" else {}
+    config = fill(type(config), {**large, **changes}, base=config)
+    shape = first_shape(kind, config)
+    return Matrices(
+        what, grid, shape.entries // shape.heads // shape.layers, _heads(shape), lecture
+    )
+
+
+def first_shape(kind: str, config: Any) -> Shape:
+    """Return the shape of attention in the first layers of a model that reads one image."""
+    read = Reading(kind, config, 1, {})
+    return looked(build(kind, config), read())[0][0]
+
+
+def _heads(shape: Shape) -> int:
+    return shape.heads * shape.layers
+
+
+# ---- four layers, and what they cost by the length n and the width d
+
+
+class Layer(NamedTuple):
+    """One way to process a sequence."""
+
+    cost: str
+    run: Callable[..., Tensor]  # of a sequence (n, d) and what is made before
+    make: Callable[[int, torch.device | str], tuple[Tensor, ...]]  # weights for a width
+    reach: Callable[[int], dict[str, int]]  # what is set in layer i of a stack
+    sizes: tuple[tuple[int, int], ...]  # lengths and widths that are timed: longer, then wider
+
+
+NEAR = 32  # r, the neighbours of restricted attention
+KERNEL = 3  # k, the width of a convolution
+
+
+def self_attention(x: Tensor) -> Tensor:
+    """Let every position look at all."""
+    x = x[None, None]
+    return attend(x, x, x)[0, 0]
+
+
+def restricted(x: Tensor) -> Tensor:
+    """Let every position look at NEAR positions around it."""
+    padded = F.pad(x, (0, 0, NEAR // 2, NEAR // 2 - 1))
+    near = padded.unfold(0, NEAR, 1).mT.unsqueeze(1)
+    return attend(x[:, None, None], near, near)[:, 0, 0]
+
+
+def recurrent(x: Tensor, inner: Tensor, outer: Tensor) -> Tensor:
+    """Carry a state from each position to the next: h_t = tanh(W h_(t-1) + U x_t)."""
+    state, states = x.new_zeros(1, x.shape[1]), []
+    for row in (x @ outer).unsqueeze(1).unbind():
+        state = torch.addmm(row, state, inner).tanh()
+        states.append(state)
+    return torch.cat(states)
+
+
+def convolution(x: Tensor, weight: Tensor, dilation: int = 1) -> Tensor:
+    """Mix a position with those before it, KERNEL in all, which may stand apart."""
+    padded = F.pad(x.T[None], ((KERNEL - 1) * dilation, 0))
+    return F.conv1d(padded, weight, dilation=dilation)[0].T
+
+
+def _square(width: int, device: torch.device | str) -> Tensor:
+    return torch.eye(width, device=device)
+
+
+LAYERS: dict[str, Layer] = {
+    "self-attention": Layer(
+        "n^2 d",
+        self_attention,
+        lambda d, device: (),
+        lambda i: {},
+        ((1024, 64), (4096, 64), (1024, 256)),
+    ),
+    "recurrent": Layer(
+        "n d^2",
+        recurrent,
+        lambda d, device: (_square(d, device), _square(d, device)),
+        lambda i: {},
+        ((64, 256), (256, 256), (64, 1024)),
+    ),
+    "convolution": Layer(
+        "k n d^2",
+        convolution,
+        lambda d, device: (torch.ones(d, d, KERNEL, device=device),),
+        lambda i: {"dilation": KERNEL**i},
+        ((512, 128), (2048, 128), (512, 512)),
+    ),
+    "restricted": Layer(
+        "r n d",
+        restricted,
+        lambda d, device: (),
+        lambda i: {},
+        ((2048, 64), (8192, 64), (2048, 256)),
+    ),
+}
+LENGTHS = (256, 1024)  # at which chains and paths are counted
+SECONDS = 0.3  # spent on the clock of each layer
+
+
+@dataclass(frozen=True)
+class Complexity:
+    """How a layer's cost grows with the length n and the width d."""
+
+    layer: str
+    cost: str
+    multiply_adds: tuple[float, float]  # the counted powers of n and d
+    time: tuple[float, float]  # and the measured ones
+    sequential: tuple[int, int]  # products that must wait for each other, at both LENGTHS
+    path: tuple[int, int]  # steps between the first position and the last
+
+
+class _Depth(TorchDispatchMode):
+    """Follows the longest chain of products in which each needs the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.depths: dict[int, tuple[int, Tensor]] = {}  # holds on to all: no two have one name
+        self.longest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        depth = max((self.depths.get(id(x), (0,))[0] for x in tensors(args)), default=0)
+        depth += func._overloadpacket in PRODUCTS
+        self.longest = max(self.longest, depth)
+        self.depths |= {id(x): (depth, x) for x in tensors(out)}
+        return out
+
+
+def _counted(layer: Layer, n: int, d: int) -> int:
+    with pretend(), torch.no_grad():
+        inputs = (torch.empty(n, d, device="meta"), *layer.make(d, "meta"))
+        return count(lambda: layer.run(*inputs)).multiply_adds
+
+
+def _chain(layer: Layer, n: int) -> int:
+    """Count the products of a layer that must wait for each other."""
+    with pretend(), torch.no_grad(), _Depth() as seen:
+        layer.run(torch.empty(n, 8, device="meta"), *layer.make(8, "meta"))
+    return seen.longest
+
+
+def _path(layer: Layer, n: int) -> int:
+    """Count the layers until the last position depends on the first, or the steps inside one."""
+    x = torch.linspace(-1e-3, 1e-3, n * 4).view(n, 4).requires_grad_()
+    weights = layer.make(4, "cpu")
+    seen = torch.zeros(n, 4)
+    seen[-1] = 1.0
+    for depth in range(n):
+        y = layer.run(x, *weights, **layer.reach(depth))
+        (seen,) = torch.autograd.grad(y, x, seen)
+        if seen[0].any():
+            return (depth + 1) * (n if layer.run is recurrent else 1)
+        seen = (seen != 0).float()  # whether it depends, not how much, or what is far would vanish
+    raise AssertionError(f"{n} layers do not reach from one end to the other")
+
+
+def _seconds(layer: Layer) -> list[float]:
+    """Return the least processor time at each of a layer's sizes, all in turn for a while."""
+    inputs = [(torch.ones(n, d), *layer.make(d, "cpu")) for n, d in layer.sizes]
+    best, end = [math.inf] * len(inputs), time.perf_counter() + SECONDS
+    with torch.no_grad():
+        while time.perf_counter() < end or math.inf in best:
+            for i, given in enumerate(inputs):
+                layer.run(*given)  # what another size has driven out of the cache comes back
+                begun = time.process_time()
+                layer.run(*given)
+                best[i] = min(best[i], time.process_time() - begun)
+    return best
+
+
+def _powers(layer: Layer, measured: Sequence[float]) -> tuple[float, float]:
+    """Return the powers of n and d by which what was measured at each size grows."""
+    (n, d), longer, wider = layer.sizes
+    first, long, wide = measured
+    return (
+        math.log(long / first) / math.log(longer[0] / n),
+        math.log(wide / first) / math.log(wider[1] / d),
+    )
+
+
+def complexity() -> list[Complexity]:
+    """Measure how the cost of four layers grows, by counting and in processor time."""
+    short_n, long_n = LENGTHS
+    return [
+        Complexity(
+            name,
+            layer.cost,
+            _powers(layer, [_counted(layer, n, d) for n, d in layer.sizes]),
+            _powers(layer, _seconds(layer)),
+            (_chain(layer, short_n), _chain(layer, long_n)),
+            (_path(layer, short_n), _path(layer, long_n)),
+        )
+        for name, layer in LAYERS.items()
+    ]
+
+
+# ---- training the Transformer
+
+
+@dataclass(frozen=True)
+class Training:
+    """A published training: what is counted for it, and what the paper estimates."""
+
+    size: str
+    parameters: int
+    steps: int
+    tokens: int  # of each side in a batch
+    step: int  # multiply-adds
+    hours: float
+    paper: float  # its estimate
+
+    @property
+    def flops(self) -> float:
+        """Return the operations of all steps: a multiply-add is two."""
+        return 2.0 * self.step * self.steps
+
+    @property
+    def chips(self) -> float:
+        """Return what all chips would do in the time, at the rate that the paper takes."""
+        return self.hours * 3600 * CHIPS * RATE
+
+
+VOCABULARY = 37_000
+TOKENS, SENTENCE = 25_000, 25  # of a batch on each side, and of a sentence
+CHIPS, RATE = 8, 9.5e12  # P100s, and the operations a second that the paper takes for one
+# size -> steps, hours, and the paper's estimate (Vaswani et al. 2017, sections 5.2 and 6.1)
+PUBLISHED = {"base": (100_000, 12.0, 3.3e18), "big": (300_000, 84.0, 2.3e19)}
+
+
+def trainings() -> list[Training]:
+    """Count the training of Transformer base and big."""
+    return [_training(size, *row) for size, row in PUBLISHED.items()]
+
+
+def _training(size: str, steps: int, hours: float, paper: float) -> Training:
+    kind, config = named("transformer", size)
+    config = replace(config, source_vocab=VOCABULARY, target_vocab=VOCABULARY)
+    model = build(kind, config)
+    read = Reading(size, config, TOKENS // SENTENCE, {"length": SENTENCE})
+    step = training(model, read(), backward=True).multiply_adds
+    return Training(size, learned(model), steps, TOKENS, step, hours, paper)
+
+
+WHY = (
+    "The paper multiplies hours by chips by what one of them is taken to do, {rate} TFLOPS. The "
+    "count holds the matrix products that the model asks for. So the chips spent {share} of that "
+    "rate on them: the rest is memory traffic, softmax, norms, the optimiser, exchange between "
+    "chips, and padding."
+)
+
+
+# ---- all of it
+
+
+@dataclass(frozen=True)
+class Lectures:
+    """All tables."""
+
+    matrices: list[Matrices]
+    complexity: list[Complexity]
+    trainings: list[Training]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        told = asdict(self)
+        for row, one in zip(told["matrices"], self.matrices, strict=True):
+            row |= {"bytes": one.bytes, "total": one.total}
+        for row, one in zip(told["trainings"], self.trainings, strict=True):
+            row |= {"flops": one.flops, "chips": one.chips}
+        return told
+
+    def __str__(self) -> str:
+        parts = [self._matrices(), self._complexity(), self._trainings()]
+        return "\n\n".join("\n".join(part) for part in parts)
+
+    def _matrices(self) -> list[str]:
+        rows = [["attention of an image", "grid", "entries", "memory", "heads", "all", "lecture"]]
+        for row in self.matrices:
+            size = f"{row.grid}x{row.grid}"
+            entries, heads = f"{row.entries:,}", f"{row.heads:,}"
+            memory, total = binary(row.bytes), binary(row.total)
+            rows.append([row.model, size, entries, memory, heads, total, row.lecture])
+        return table(rows)
+
+    def _complexity(self) -> list[str]:
+        rows = [["layer", "cost", "n, d counted", "n, d in time", "in sequence", "path"]]
+        for row in self.complexity:
+            counted, clock = (
+                ", ".join(f"{power:.{digits}f}" for power in powers)
+                for powers, digits in ((row.multiply_adds, 2), (row.time, 1))
+            )
+            chain, path = (f"{a}, {b}" for a, b in (row.sequential, row.path))
+            rows.append([row.layer, row.cost, counted, clock, chain, path])
+        return [
+            *table(rows),
+            f"powers of the length n and the width d; k = {KERNEL}, r = {NEAR}; products that wait "
+            f"for each other,",
+            f"and steps from the first position to the last, at n = {LENGTHS[0]} and {LENGTHS[1]}",
+        ]
+
+    def _trainings(self) -> list[str]:
+        rows = [["Transformer", "parameters", "steps", "tokens", "a step", "counted", "paper", ""]]
+        for row in self.trainings:
+            rows.append(
+                [
+                    row.size,
+                    short(row.parameters),
+                    f"{row.steps:,}",
+                    f"2 x {row.tokens:,}",
+                    f"{2 * row.step:.2e}",
+                    f"{row.flops:.1e} FLOP",
+                    f"{row.paper:.1e} FLOP",
+                    f"{row.hours:g} h x {CHIPS} x {RATE:.1e} = {row.chips:.1e}",
+                ]
+            )
+        share = " and ".join(f"{100 * row.flops / row.chips:.0f}%" for row in self.trainings)
+        return [*table(rows), WHY.format(rate=RATE / 1e12, share=share)]
+
+
+def lectures(settings: Mapping[str, Any]) -> Lectures:
+    """Count all figures of the lectures."""
+    for key in settings:
+        raise Mistake(f"unknown key '{key}'; the lectures' tables have nothing to set")
+    return Lectures(matrices(), complexity(), trainings())

@@ -1,0 +1,111 @@
+"""Any model of the package by its name, without its weights, and something for it to read."""
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import Mistake, nearest
+from regard.models import MODELS, family, sized
+from regard.models.folder import hollow, read_config
+from regard.pretrained.folder import is_foreign, read_foreign
+from regard.settings import fill
+
+LONG = 1024  # tokens to read if not told, unless the model is made for fewer
+
+
+def rows() -> dict[str, str]:
+    """Return the family of every row, such as gpt2 or vit_b16."""
+    homes = {name: import_module(home[0]) for name, home in MODELS.items()}
+    return {row: name for name, home in homes.items() for row in getattr(home, "ROWS", {})}
+
+
+def named(name: str, size: str | None = None) -> tuple[str, Any]:
+    """Return the family and the config that a family's or a row's name means, in a size."""
+    known = rows()
+    kind = name if name in MODELS else known.get(name)
+    if kind is None:
+        names = [*MODELS, *known]
+        raise Mistake(
+            f"no model '{name}': neither a folder, a starter, a family ({', '.join(MODELS)}) nor "
+            f"a row of one.{nearest(name, names)}"
+        )
+    row = [name] if name in known else []
+    if size is not None:
+        return kind, sized(kind, size, *row)
+    if not row:
+        return kind, family(kind)[0]()
+    return kind, import_module(MODELS[kind][0]).ROWS[name]
+
+
+def described(folder: Path) -> tuple[str, Any]:
+    """Return the family and the config of a folder, ours or a public checkpoint's."""
+    if is_foreign(folder):
+        format, _, config = read_foreign(folder)
+        return format.family, config
+    read = read_config(folder)
+    path = folder / "config.json"
+    if not isinstance(read["family"], str) or read["family"] not in MODELS:
+        raise Mistake(f"{path}: unknown family; choose from {', '.join(sorted(MODELS))}")
+    if not isinstance(read["model"], dict):
+        raise Mistake(f"{path}: 'model' is not an object")
+    return read["family"], fill(family(read["family"])[0], read["model"], where=str(path))
+
+
+def build(kind: str, config: Any) -> nn.Module:
+    """Build a model of a family on the meta device."""
+    with hollow():
+        return family(kind)[1](config)
+
+
+def _images(config: Any, batch: int, size: int) -> tuple[Tensor, ...]:
+    return (torch.empty(batch, config.channels, size, size, device="meta"),)
+
+
+def _text(config: Any, batch: int, size: int) -> tuple[Tensor, ...]:
+    return (torch.empty(batch, size, dtype=torch.long, device="meta"),)
+
+
+def _pair(config: Any, batch: int, size: int) -> tuple[Tensor, ...]:
+    return _text(config, batch, size) * 2
+
+
+# what a config has -> the setting of how much is read, how much if not told, one and many of what
+# it is, and how to make it
+Read = tuple[str, Callable[[Any], int], str, str, Callable[..., tuple[Tensor, ...]]]
+READS: dict[str, Read] = {
+    "image": ("image", lambda config: config.image, "image", "images", _images),
+    "source_vocab": ("length", lambda c: min(c.max_length, LONG), "pair", "pairs", _pair),
+    "vocab": ("length", lambda c: min(c.max_length, LONG), "text", "texts", _text),
+}
+
+
+class Reading:
+    """What a model reads: images of a size, or texts of a length."""
+
+    def __init__(self, name: str, config: Any, batch: int, given: Mapping[str, int | None]):
+        found = next((row for key, row in READS.items() if hasattr(config, key)), None)
+        if found is None:
+            raise Mistake(f"{name} reads neither images nor texts; its cost is not known")
+        self.config, self.batch = config, batch
+        self.key, default, self.one, self.many, self.make = found
+        for key, value in given.items():
+            if value is not None and key != self.key:
+                raise Mistake(f"{key}={value}: {name} reads {self.many}; set {self.key} instead")
+        self.size = given.get(self.key) or default(config)
+
+    def __call__(self, times: int = 1) -> tuple[Tensor, ...]:
+        """Return the inputs, each side or text so many times as long."""
+        return self.make(self.config, self.batch, self.size * times)
+
+    def amount(self, times: int = 1) -> int:
+        """Return how many pixels an image, or tokens a text, then has."""
+        return (self.size * times) ** (2 if self.key == "image" else 1)
+
+    def show(self, times: int = 1) -> str:
+        """Name the size in words."""
+        size = self.size * times
+        return f"{size}x{size} pixels" if self.key == "image" else f"{size} tokens"
