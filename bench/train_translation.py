@@ -6,7 +6,8 @@ All train one size (3+3 layers, width 256, feed-forward 1024, 4 heads, 8,000 joi
 0.1, label smoothing 0.1, AdamW, gradients clipped at 1) on Multi30k en-de with batches of at most
 4,096 padded target tokens on 2 cores. Counted are source and target pieces without padding.
 Regard trains as `processes=2` does: each process takes half of the rows of a batch on one core, and
-gradients are added up once a step. The others use both cores for every product, as they do.
+gradients are added up once a step (`--processes 1`: one process on both cores). The others use both
+cores for every product, as they do.
 
 Marian runs in a plain loop on the same batches, turn by turn with Regard; the ratio is the median
 over the steps. eole has its own batching and runs in a process and an environment of its own (it
@@ -94,7 +95,7 @@ class Trainer:
         return loss
 
 
-def work(rank: int, size: int, port: int, order: str, pipe: Connection) -> None:
+def work(rank: int, size: int, threads: int, port: int, order: str, pipe: Connection) -> None:
     """Be one of the processes: make the batch when told its number, train on it when told to."""
     os.environ |= {
         "RANK": str(rank),
@@ -103,7 +104,7 @@ def work(rank: int, size: int, port: int, order: str, pipe: Connection) -> None:
         "MASTER_PORT": str(port),
         "LOCAL_WORLD_SIZE": str(size),
     }
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     torch.manual_seed(1)
     reuse_memory()  # as the training loop does
     data = Data()
@@ -118,9 +119,9 @@ def work(rank: int, size: int, port: int, order: str, pipe: Connection) -> None:
 
 
 class Regard:
-    """Regard on all cores: as many processes as others have threads."""
+    """Regard on all cores: some processes that share the threads which others have."""
 
-    def __init__(self, order: str, processes: int) -> None:
+    def __init__(self, order: str, processes: int, threads: int) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -128,7 +129,7 @@ class Regard:
         self.pipes = []
         for rank in range(processes):
             ours, theirs = spawn.Pipe()
-            words = (rank, processes, port, order, theirs)
+            words = (rank, processes, threads // processes, port, order, theirs)
             spawn.Process(target=work, args=words, daemon=True).start()
             self.pipes.append(ours)
         self.size = [pipe.recv() for pipe in self.pipes][0]
@@ -225,10 +226,13 @@ class Marian:
         return loss.item()
 
 
-def against_marian(data: Data, steps: int, threads: int) -> None:
+def against_marian(data: Data, steps: int, processes: int, threads: int) -> None:
     """Train both on the same batches in turn and print their speeds."""
     # Marian's norms come after the sublayers, so here ours do too.
-    sides = {"regard": Regard("post", threads), "marian": Marian(data.tokenizer.vocab)}
+    sides = {
+        "regard": Regard("post", processes, threads),
+        "marian": Marian(data.tokenizer.vocab),
+    }
     warm = 2
     rates: dict[str, list[float]] = {name: [] for name in sides}
     places = pieces = 0
@@ -356,9 +360,11 @@ class Eole:
             self.process.kill()
 
 
-def against_eole(data: Data, python: str, rounds: int, steps: int, threads: int) -> None:
+def against_eole(
+    data: Data, python: str, rounds: int, steps: int, processes: int, threads: int
+) -> None:
     """Train in alternating rounds, each with its own batching, and print the speeds."""
-    ours = Regard("pre", threads)
+    ours = Regard("pre", processes, threads)
     count = 0
 
     def own_round() -> list[dict]:
@@ -421,6 +427,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--eole", metavar="PYTHON", help="the python of an environment with eole")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--processes", type=int, default=2, help="of Regard, sharing the threads")
     parser.add_argument("--quick", action="store_true", help="under two minutes")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -431,7 +438,8 @@ def main() -> None:
         f"{BATCH_TOKENS:,} padded target tokens, {options.threads} threads",
         flush=True,
     )
-    against_marian(data, 5 if options.quick else 20, options.threads)
+    shape = options.processes, options.threads
+    against_marian(data, 5 if options.quick else 20, *shape)
     if options.eole is None:
         print(
             "eole is left out: give --eole PYTHON, the python of an environment made by\n"
@@ -439,7 +447,7 @@ def main() -> None:
         )
         return
     rounds, steps = (2, 4) if options.quick else (5, 8)
-    against_eole(data, options.eole, rounds, steps, options.threads)
+    against_eole(data, options.eole, rounds, steps, *shape)
 
 
 if __name__ == "__main__":

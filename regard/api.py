@@ -142,9 +142,9 @@ def look(model: Any, texts: Any, /, *, out: str | None = None, **settings: Any) 
     loaded = load(model, task=task) if isinstance(model, str | Path) else model
     layers, heads = settings.pop("layers", None), settings.pop("heads", None)
     arrays = ("__array__", "__array_interface__")
-    alone = isinstance(texts, str | Path) or any(hasattr(texts, name) for name in arrays)
-    each: Any = [texts] if alone else list(texts)
-    seen = Look([loaded.picture(text, **settings) for text in each])
+    if isinstance(texts, str | Path) or any(hasattr(texts, name) for name in arrays):
+        texts = [texts]
+    seen = Look([loaded.picture(text, **settings) for text in texts])
     if out is None:
         return Shown(seen, layers, heads)
     return Saved(str(seen.save(out, layers, heads)))

@@ -1,35 +1,30 @@
 """A trained classifier of images as its user has it: files in, labels out."""
 
-import math
-import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from PIL.Image import Image
 from torch import Tensor
 
-from regard.attention.watch import watch
 from regard.data.image import (
     BROKEN,
-    SEEN,
     Broken,
     ImageData,
     ImageFormat,
     ImageOptions,
     Images,
     load_images,
-    open_image,
-    upright,
 )
 from regard.errors import Mistake, choose
 from regard.settings import fill
 from regard.tasks.classifier import Classified
 from regard.tasks.evaluation import made_here
+from regard.tasks.image_look import ImageLookSettings, check_kind, picture_of
 from regard.tasks.judge import Score
 from regard.tasks.labelling import labels_of
 from regard.tasks.labels_judge import (
@@ -47,7 +42,6 @@ from regard.tasks.labels_judge import (
 from regard.tasks.run import cache_folder, tell
 from regard.tasks.translator import setting
 
-SHOWN = 512  # pixels to which a photo is kept to be looked at
 FEW = 5  # labels among which the right one should be, where there are more
 
 
@@ -82,19 +76,6 @@ class ImageEvalSettings(ImageRunSettings):
 
 
 @dataclass(frozen=True)
-class ImageLookSettings:
-    """What to see of how an image is labelled."""
-
-    view: str = setting("attention", "attention, rollout (up to each layer) or filters")
-    at: str = setting(
-        "class", "who looks: class, mean (of all places), or a pixel x,y of the photo"
-    )
-    candidates: int = setting(5, "labels to tell", min=1, max=100_000)
-    image: int | None = setting(None, "pixels that images are brought to", min=1, max=4096)
-    threads: int | None = setting(None, "processor threads", min=1, max=1024)
-
-
-@dataclass(frozen=True)
 class Unread:
     """What is answered for an image that cannot be read."""
 
@@ -110,12 +91,6 @@ class Unread:
     def record(self, how: ImageRunSettings) -> dict[str, Any]:
         """Return the fields of a JSON line."""
         return {"label": None, "error": self.why}
-
-
-def check_kind(image: Any) -> None:
-    """Refuse what cannot be an image."""
-    if not isinstance(image, str | Path | np.ndarray | Tensor | Image):
-        raise Mistake(f"{image!r:.60} is no image; give a path, an image or an array")
 
 
 def format_of(folder: Path, model: Any, config: dict[str, Any]) -> ImageFormat:
@@ -174,7 +149,7 @@ class ImageClassifier:
             )
         return how
 
-    def _format(self, how: ImageRunSettings | ImageLookSettings) -> ImageFormat:
+    def _format(self, how: ImageRunSettings) -> ImageFormat:
         return replace(self.format, size=how.image) if how.image else self.format
 
     def run(self, inputs: Any, *, first: int = 0, **settings: Any) -> list[Classified | Unread]:
@@ -328,64 +303,19 @@ class ImageClassifier:
 
     def picture(self, image: Any, **settings: Any):
         """Label an image and gather where the model looked."""
-        from regard.look.image import VIEWS, show
-
         how = fill(ImageLookSettings, settings)
-        view = choose("view", how.view, VIEWS)
-        check_kind(image)
-        if how.threads:
-            torch.set_num_threads(how.threads)
-        format = self._format(how)
-        assert format.size is not None
-        pixels = format.read(image)
-        wide, high = upright(open_image(image)).size
-        spot = spot_of(how.at, (wide, high), SEEN[format.fit](wide, high))
-        # the same piece of the photo, as sharp as it is
-        side = max(format.size, min(SHOWN, wide, high))
-        photo = replace(format, size=side).read(image).transpose(1, 2, 0)
-        with watch(self.model) as maps:
-            (chances,) = self.chances(torch.from_numpy(pixels).unsqueeze(0))
-        answer = Classified(self.labels, chances, [int(chances.argmax())])
-        order = np.argsort(-chances, kind="stable")[: how.candidates].tolist()
-        name = Path(image).name if isinstance(image, str | Path) else "image"
-        return show(
-            view,
-            self.model,
-            maps,
-            (format.size, format.size),
-            photo[..., 0] if photo.shape[2] == 1 else photo,
-            spot,
-            title=name,
-            source=name,
-            output=str(answer),
-            alternatives=[(self.labels[i], float(chances[i])) for i in order[1:]],
-            note="probabilities: " + ", ".join(f"{self.labels[i]} {chances[i]:.4f}" for i in order),
-        )
 
+        def answer(pixels: Tensor) -> dict[str, Any]:
+            (chances,) = self.chances(pixels)
+            order = np.argsort(-chances, kind="stable")[: how.candidates].tolist()
+            told = ", ".join(f"{self.labels[i]} {chances[i]:.4f}" for i in order)
+            return {
+                "output": str(Classified(self.labels, chances, [order[0]])),
+                "alternatives": [(self.labels[i], float(chances[i])) for i in order[1:]],
+                "note": f"probabilities: {told}",
+            }
 
-def spot_of(
-    at: str, size: tuple[int, int], seen: tuple[float, float, float, float]
-) -> Literal["class", "mean"] | tuple[float, float]:
-    """Read who looks; a pixel becomes a place from 0 to 1 on what the model sees of a photo."""
-    word = at.strip().lower()
-    if word == "class" or word == "mean":
-        return word
-    numbers = re.fullmatch(r"(\d{1,6})\s*[,x ]\s*(\d{1,6})", word)
-    if numbers is None:
-        raise Mistake(f"at={at:.40}; expected class, mean, or a pixel such as at=120,80")
-    x, y = int(numbers[1]), int(numbers[2])
-    left, top, right, bottom = seen
-    if x >= size[0] or y >= size[1]:
-        raise Mistake(
-            f"at={at} is outside of the photo; its pixels are 0,0 to {size[0] - 1},{size[1] - 1}"
-        )
-    across, down = (x + 0.5 - left) / (right - left), (y + 0.5 - top) / (bottom - top)
-    if not (0 <= across < 1 and 0 <= down < 1):
-        raise Mistake(
-            f"at={at} is not seen by the model, which takes {math.ceil(left)},{math.ceil(top)} to "
-            f"{math.ceil(right) - 1},{math.ceil(bottom) - 1} of the photo; choose a pixel in there"
-        )
-    return across, down
+        return picture_of(self.model, self.format, image, how, answer)
 
 
 def top(wanted: np.ndarray, chances: np.ndarray) -> Score:
