@@ -48,23 +48,24 @@ def their_vit() -> nn.Module:
     """Make transformers' ViT-Ti/16."""
     from transformers import ViTConfig, ViTForImageClassification
 
-    return ViTForImageClassification(
-        ViTConfig(
-            hidden_size=192,
-            num_attention_heads=3,
-            intermediate_size=768,
-            hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
-            num_labels=LABELS,
-        )
+    config: Any = ViTConfig(
+        hidden_size=192,
+        num_attention_heads=3,
+        intermediate_size=768,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
     )
+    config.num_labels = LABELS
+    return ViTForImageClassification(config)
 
 
 def their_swin() -> nn.Module:
     """Make transformers' Swin-T."""
     from transformers import SwinConfig, SwinForImageClassification
 
-    return SwinForImageClassification(SwinConfig(drop_path_rate=0.2, num_labels=LABELS))
+    config: Any = SwinConfig(drop_path_rate=0.2)
+    config.num_labels = LABELS
+    return SwinForImageClassification(config)
 
 
 def seconds(act: Callable[[], Any]) -> float:

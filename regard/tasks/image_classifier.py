@@ -23,7 +23,7 @@ from regard.data.image import (
 from regard.errors import Mistake, choose
 from regard.settings import fill
 from regard.tasks.classifier import Classified
-from regard.tasks.evaluation import made_here
+from regard.tasks.evaluation import Evaluation, made_here
 from regard.tasks.image_look import ImageLookSettings, check_kind, picture_of
 from regard.tasks.judge import Score
 from regard.tasks.labelling import labels_of
@@ -222,7 +222,7 @@ class ImageClassifier:
         *,
         against: "ImageClassifier | None" = None,
         names: tuple[str, str] = ("model", ""),
-    ) -> LabelEvaluation:
+    ) -> LabelEvaluation | Evaluation:
         """Label a test set and judge the labels, or with probe= what its vectors are worth."""
         if settings.get("probe") is not None:
             from regard.tasks.encoder import Encoder
