@@ -39,13 +39,6 @@ def assert_same(ours, theirs, tolerance: float = 1e-10):
         torch.testing.assert_close(one, two, rtol=0, atol=tolerance)
 
 
-@pytest.fixture(autouse=True)
-def in_parts(monkeypatch):
-    """Compute even the small losses of these tests some rows at a time."""
-    monkeypatch.setattr(losses, "ENTRIES", 0)
-    monkeypatch.setattr(losses, "SMALL", 0)
-
-
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.9])
 @pytest.mark.parametrize(("rows", "chunk"), [(1, 256), (7, 3), (8, 4), (23, 7), (5, 1)])
@@ -277,12 +270,3 @@ def test_padding_and_its_amount_never_matter():
     loose = gradients_of_a_step([some_batch(1, 5, 9)], 1)
     assert loose[0] == pytest.approx(tight[0], abs=1e-12)
     assert_same(loose[1], tight[1], 1e-12)
-
-
-def test_few_logits_are_computed_at_once_to_the_same(monkeypatch):
-    hidden, weight, bent, targets = numbers(9, 11)
-    targets[4] = -1
-    ask = lambda h, w, b: vocabulary_loss(h, w, targets, bias=b, smoothing=0.1)  # noqa: E731
-    apart = gradients(ask, (hidden, weight, bent))
-    monkeypatch.setattr(losses, "SMALL", 99)
-    assert_same(gradients(ask, (hidden, weight, bent)), apart)

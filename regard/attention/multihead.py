@@ -145,7 +145,6 @@ class MultiHead(nn.Module):
         self.out = nn.Linear(heads * head_width, width, bias=bias)
         self.score = build_score(score, head_width, heads)
         self.position = position or Position()
-        self.rotates = type(self.position).rotate is not Position.rotate
         # whether the positions of all keys are asked for
         self.compares = type(self.position).bias is not Position.bias or self.position.adds_values
 
@@ -189,12 +188,11 @@ class MultiHead(nn.Module):
             if at is None:
                 start = 0 if cache is None else cache.length
                 at = torch.arange(start, start + x.shape[1], device=x.device).unsqueeze(-1)
-            memory_at, sides = at, [self.heads, self.kv_heads, self.kv_heads]
-            qkv = self._split(self.qkv(x), sum(sides))
-            q, k, v = qkv.split(sides, dim=1)
-            turned = q
-            if self.rotates:  # both sides at once
-                turned, k = self.position.rotate(qkv[:, : -self.kv_heads], at).split(sides[:2], 1)
+            memory_at, both = at, [self.heads, self.kv_heads]
+            qkv = self._split(self.qkv(x), sum(both) + self.kv_heads)
+            qk, v = qkv.split([sum(both), self.kv_heads], dim=1)
+            q = qk[:, : self.heads]
+            turned, k = self.position.rotate(qk, at).split(both, dim=1)
         else:
             turned = q = self._ask(x)
             k, v = memory if isinstance(memory, Memory) else self.read(memory)

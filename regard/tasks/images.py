@@ -17,6 +17,7 @@ from regard.errors import Mistake, choose
 from regard.files import sha256
 from regard.models import MODELS, family
 from regard.settings import describe
+from regard.tasks import run
 from regard.tasks.image_classifier import ImageClassifier, ImageRunSettings, format_of
 from regard.tasks.labelling import label_list
 from regard.tasks.labels_judge import count, log_loss, macro_f1, ones
@@ -49,19 +50,10 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 # short keys for what lies deeper, where a family has it
 SHORT: dict[str, str | tuple[str, ...]] = {
+    **run.SHORT,
     "drop_path": "model.drop_path",
-    "dropout": "model.block.dropout",
-    "attention_dropout": "model.block.attention_dropout",
     "patch": "model.patch",
     "pool": "model.pool",
-    "position": "model.position",
-    "norm": "model.block.norm",
-    "order": "model.block.order",
-    "feed_forward": "model.block.feed_forward",
-    "width": "model.block.width",
-    "heads": "model.block.heads",
-    "ffn_width": "model.block.ffn_width",
-    "depth": "model.depth",
     "depths": "model.depths",
     "widths": "model.widths",
     "window": "model.window",

@@ -15,6 +15,7 @@ from regard.data.characters import Characters
 from regard.data.tokenize import MOST_KEPT, SPECIALS, train_tokenizer
 from regard.errors import Mistake, nearest
 from regard.models import family
+from regard.tasks import run
 from regard.tasks.features import Features, named, split_words
 from regard.tasks.labels import several_loss
 from regard.tasks.run import (
@@ -39,20 +40,11 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 # short keys for what lies deeper
 SHORT = {
-    "dropout": "model.block.dropout",
-    "attention_dropout": "model.block.attention_dropout",
+    **run.SHORT,
     "ffn_dropout": "model.block.ffn_dropout",
     "head_dropout": "model.head_dropout",
     "pool": "model.pool",
-    "position": "model.position",
-    "norm": "model.block.norm",
-    "order": "model.block.order",
-    "feed_forward": "model.block.feed_forward",
-    "width": "model.block.width",
-    "heads": "model.block.heads",
-    "ffn_width": "model.block.ffn_width",
     "inner_width": "model.inner_width",
-    "depth": "model.depth",
     "members": "model.members",
 }
 MOST_LABELS = 100_000

@@ -19,6 +19,7 @@ from regard.data.store import Column, Store, store_key
 from regard.data.tokenize import SPACELESS, train_tokenizer
 from regard.errors import Mistake, choose
 from regard.models import family
+from regard.tasks import run
 from regard.tasks.run import (
     Data,
     Report,
@@ -61,20 +62,7 @@ SIZES: dict[str, dict[str, Any]] = {
     },
 }
 # short keys for what lies deeper
-SHORT = {
-    "dropout": "model.block.dropout",
-    "attention_dropout": "model.block.attention_dropout",
-    "position": "model.position",
-    "norm": "model.block.norm",
-    "order": "model.block.order",
-    "feed_forward": "model.block.feed_forward",
-    "width": "model.block.width",
-    "heads": "model.block.heads",
-    "kv_heads": "model.block.kv_heads",
-    "ffn_width": "model.block.ffn_width",
-    "bias": "model.block.bias",
-    "depth": "model.depth",
-}
+SHORT = {**run.SHORT, "kv_heads": "model.block.kv_heads", "bias": "model.block.bias"}
 # how texts are cut into tokens, beside what train_tokenizer learns
 CHARACTERS = "characters"
 SPACELESS_CHARACTER = re.compile(f"[{SPACELESS}]")

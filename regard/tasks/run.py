@@ -43,6 +43,19 @@ FREE = {"out", "device", "threads", "compile", "save_every", "test"}
 HARMLESS = {"dropout", "attention_dropout", "ffn_dropout", "drop_path", "max_length"}
 # and those that differ where a task puts a new head on
 ANEW = {"head", "labels", "pool", "head_dropout"}
+# short keys of every task for what lies deeper in its model
+SHORT = {
+    "position": "model.position",
+    "depth": "model.depth",
+    "dropout": "model.block.dropout",
+    "attention_dropout": "model.block.attention_dropout",
+    "norm": "model.block.norm",
+    "order": "model.block.order",
+    "feed_forward": "model.block.feed_forward",
+    "width": "model.block.width",
+    "heads": "model.block.heads",
+    "ffn_width": "model.block.ffn_width",
+}
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from regard.data.tokenize import Tokenizer, train_tokenizer
 from regard.errors import Mistake
 from regard.models import family
 from regard.models.folder import load_folder
+from regard.tasks import run
 from regard.tasks.judge import judge
 from regard.tasks.run import (
     Data,
@@ -68,16 +69,8 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 # short keys for what lies deeper
 SHORT = {
-    "dropout": "model.block.dropout",
-    "attention_dropout": "model.block.attention_dropout",
-    "position": "model.position",
-    "norm": "model.block.norm",
-    "order": "model.block.order",
-    "feed_forward": "model.block.feed_forward",
-    "width": "model.block.width",
-    "heads": "model.block.heads",
+    **run.SHORT,
     "kv_heads": "model.block.kv_heads",
-    "ffn_width": "model.block.ffn_width",
     "depth": ("model.encoder_depth", "model.decoder_depth"),
 }
 

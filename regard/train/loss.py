@@ -4,10 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# Logits held at once: few enough to stay in the processor's cache, but some hundred rows of them.
-ENTRIES, ROWS = 2**20, 512
-# So few logits are not worth the trouble.
-SMALL = 2**17
+ROWS = 512  # rows of logits held at once: small enough to stay in the processor's cache
 
 
 class _VocabularyLoss(torch.autograd.Function):
@@ -31,10 +28,9 @@ class _VocabularyLoss(torch.autograd.Function):
         grad_h = torch.empty_like(h) if needs[0] else None
         grad_w = torch.zeros_like(w) if needs[1] else None
         grad_b = torch.zeros_like(bias) if bias is not None and needs[2] else None
-        most = min(rows, max(ROWS, ENTRIES // vocab))
-        buffer = h.new_empty(most, vocab)
-        for start in range(0, rows, most):
-            part = slice(start, min(rows, start + most))
+        buffer = h.new_empty(min(ROWS, rows), vocab)
+        for start in range(0, rows, ROWS):
+            part = slice(start, min(rows, start + ROWS))
             x, logits = h[part], buffer[: part.stop - part.start]
             live = real[part]
             y = targets[part].masked_fill(~live, 0)
@@ -88,10 +84,6 @@ def vocabulary_loss(
         bias = None if bias is None else bias.detach()
     with torch.autocast(weight.device.type, enabled=False):
         hidden = hidden.to(weight.dtype)
-        if len(hidden) * len(weight) <= SMALL:
-            return plain_loss(
-                hidden, weight, targets, bias=bias, smoothing=smoothing, ignore=ignore
-            )
         return _VocabularyLoss.apply(hidden, weight, bias, targets, smoothing, ignore)  # type: ignore[return-value]
 
 
