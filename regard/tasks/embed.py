@@ -2,9 +2,8 @@
 
 import json
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ from regard.decode.search import in_batches
 from regard.errors import Mistake, choose
 from regard.layers.heads import Max, Mean
 from regard.settings import fill
-from regard.tasks.evaluation import Evaluation, made_here
+from regard.tasks.evaluation import Evaluation, made_here, score_both
 from regard.tasks.judge import Score
 from regard.tasks.labelling import Read, Reader, Row, collate, longest_of, reader_of
 from regard.tasks.run import load_tokenizer, tell
@@ -261,12 +260,9 @@ class Embedder:
         pairs: list[Any] = data.parts[how.part]
         for note in data.notes:
             tell(note)
-        started = time.perf_counter()
-        scores = self._scores(pairs, how)
-        seconds = time.perf_counter() - started
-        if against is not None:
-            theirs = against._scores(pairs, how)
-            scores += [replace(score, name=f"{score.name} of {names[1]}") for score in theirs]
+        scores, seconds = score_both(
+            lambda model: model._scores(pairs, how), self, against, names[1]
+        )
         made_with = {
             "data": how.data,
             "part": how.part,

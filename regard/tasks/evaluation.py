@@ -4,7 +4,7 @@ import json
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +141,18 @@ def evaluate(
     return Evaluation(
         names[0], scores, len(pairs), seconds, made_with, names[1] or None, comparison
     )
+
+
+def score_both(
+    score: Callable[[Any], list[Score]], mine: Any, against: Any, name: str
+) -> tuple[list[Score], float]:
+    """Return the scores of a model and of another of some name, and the seconds of the first."""
+    started = time.perf_counter()
+    scores = score(mine)
+    seconds = time.perf_counter() - started
+    if against is not None:
+        scores += [replace(one, name=f"{one.name} of {name}") for one in score(against)]
+    return scores, seconds
 
 
 def made_here() -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import math
 import re
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from regard.data.tokenize import SPECIALS
 from regard.decode.search import in_batches
 from regard.errors import Mistake
 from regard.settings import fill
-from regard.tasks.evaluation import Evaluation, made_here
+from regard.tasks.evaluation import Evaluation, made_here, score_both
 from regard.tasks.judge import Score
 from regard.tasks.labelling import Row, collate, frame_of
 from regard.tasks.language import MaskedSettings, MaskedTokens, mask_of
@@ -328,12 +327,9 @@ class Filler:
         if how.threads:
             torch.set_num_threads(how.threads)
         texts = load_texts(how.data, test=how.test, key=how.columns, need=(how.part,))
-        started = time.perf_counter()
-        scores = self._scores(texts, how)
-        seconds = time.perf_counter() - started
-        if against is not None:
-            theirs = against._scores(texts, how)
-            scores += [replace(score, name=f"{score.name} of {names[1]}") for score in theirs]
+        scores, seconds = score_both(
+            lambda model: model._scores(texts, how), self, against, names[1]
+        )
         made_with = {
             "data": how.data,
             "part": how.part,

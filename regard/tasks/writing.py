@@ -3,7 +3,6 @@
 import itertools
 import math
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from regard.decode.search import in_batches
 from regard.errors import Mistake, choose
 from regard.settings import fill
 from regard.tasks import chat
-from regard.tasks.evaluation import Evaluation, made_here
+from regard.tasks.evaluation import Evaluation, made_here, score_both
 from regard.tasks.judge import Score
 from regard.tasks.language import stretch_loss
 from regard.tasks.run import load_tokenizer
@@ -454,14 +453,9 @@ class LanguageModel:
         if how.threads:
             torch.set_num_threads(how.threads)
         texts = load_texts(how.data, test=how.test, key=how.columns, need=(how.part,))
-        started = time.perf_counter()
-        scores = self._scores(texts, how)
-        seconds = time.perf_counter() - started
-        if against is not None:
-            scores += [
-                replace(score, name=f"{score.name} of {names[1]}")
-                for score in against._scores(texts, how)
-            ]
+        scores, seconds = score_both(
+            lambda model: model._scores(texts, how), self, against, names[1]
+        )
         size = sum(map(len, texts.parts[how.part]))
         made_with = {
             "data": how.data,
