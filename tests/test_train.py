@@ -517,6 +517,17 @@ def test_muon_turns_the_inner_matrices_and_leaves_the_rest_to_adamw():
     torch.testing.assert_close(model[1].weight, before * (1 - 0.01 * 0.1) - step)
 
 
+def test_muon_turns_a_kernel_as_the_matrix_that_it_is():
+    torch.manual_seed(0)
+    kernel, matrix = nn.Conv2d(3, 8, 2, bias=False), nn.Linear(12, 8, bias=False)
+    matrix.weight.data.copy_(kernel.weight.detach().flatten(1))
+    kernel.weight.grad = torch.randn_like(kernel.weight)
+    matrix.weight.grad = kernel.weight.grad.flatten(1)
+    for part in (kernel, matrix):
+        build_optimiser(part, name="muon", lr=0.1).step()
+    torch.testing.assert_close(kernel.weight.flatten(1), matrix.weight)
+
+
 def test_torchs_own_muon_goes_the_same_way():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 12, bias=False), nn.Linear(12, 4, bias=False))

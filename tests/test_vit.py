@@ -20,7 +20,7 @@ from regard.attention.watch import watch
 from regard.errors import Mistake
 from regard.layers.block import BlockConfig, EncoderBlock
 from regard.layers.depth import drop_path, rising
-from regard.layers.patches import Convolutions, Patches, grid_at
+from regard.layers.patches import Convolutions, EarlyConvolutions, Patches, grid_at
 from regard.models.folder import load_folder
 from regard.models.vit import ROWS, SIZES, Grid, Pair, ViT, ViTConfig, sized
 from regard.pretrained.folder import export_weights, import_folder
@@ -202,8 +202,9 @@ def test_patches_are_a_convolution(patch: int, stride: int, padding: int, size: 
 
 
 @pytest.mark.parametrize("size", [(8, 8), (7, 5), (1, 1)])
-def test_convolutions_count_their_tokens(size: tuple[int, int]):
-    stem = Convolutions(3, 8, 4)
+@pytest.mark.parametrize("kind", [Convolutions, EarlyConvolutions])
+def test_convolutions_count_their_tokens(kind: type, size: tuple[int, int]):
+    stem = kind(3, 8, 4)
     assert stem(torch.randn(2, 3, *size)).shape == (2, math.prod(stem.grid(size)), 8)
 
 
@@ -445,6 +446,7 @@ def test_what_a_file_leaves_out_means_what_it_means_to_transformers(model_type: 
         ({"position": "alibi"}, "position"),
         ({"patch": 64}, "patch=64"),
         ({"patch": 6, "stem": "convolution"}, "patch=6"),
+        ({"patch": 3, "stem": "early"}, "patch=3"),
         ({"position": "rotary", "block": BlockConfig(12, 2, 8)}, "head_width"),
         ({"position": "sinusoidal", "block": BlockConfig(18, 3, 8)}, "width"),
     ],

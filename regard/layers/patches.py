@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.errors import Mistake
+from regard.layers.convolution import ConvNorm
 
 
 @lru_cache(maxsize=64)
@@ -85,6 +86,14 @@ class Patches(nn.Module):
         return made.permute(0, 2, 3, 1)
 
 
+def halvings(patch: int) -> int:
+    """Return how often an image is halved until a place stands for so many pixels."""
+    steps = patch.bit_length() - 1
+    if patch != 2**steps or not steps:
+        raise Mistake(f"patch={patch}; convolutions halve an image, so choose 2, 4, 8 or so")
+    return steps
+
+
 class Convolutions(nn.Module):
     """Tokens by small convolutions, each of which halves the image (CCT, Hassani et al. 2021).
 
@@ -95,9 +104,7 @@ class Convolutions(nn.Module):
 
     def __init__(self, channels: int, width: int, patch: int):
         super().__init__()
-        self.channels, steps = channels, patch.bit_length() - 1
-        if patch != 2**steps or not steps:
-            raise Mistake(f"patch={patch}; convolutions halve an image, so choose 2, 4, 8 or so")
+        self.channels, steps = channels, halvings(patch)
         widths = [channels, *(max(1, width >> 2 * n) for n in reversed(range(steps)))]
         self.layers = nn.ModuleList(
             nn.Conv2d(before, after, 3, padding=1, bias=False) for before, after in pairwise(widths)
@@ -114,3 +121,34 @@ class Convolutions(nn.Module):
         for layer in self.layers:
             images = F.max_pool2d(layer(images).relu_(), 3, 2, 1)
         return images.flatten(2).mT
+
+
+class EarlyConvolutions(nn.Module):
+    """Tokens by convolutions with batch norm (Xiao et al. 2021: early convolutions).
+
+    One sees every pixel; then for each halving one that halves, and one more but for the last; a
+    matrix makes tokens of it. The width doubles with each halving.
+    """
+
+    def __init__(self, channels: int, width: int, patch: int):
+        super().__init__()
+        self.channels, self.steps = channels, halvings(patch)
+        widths = [max(1, width >> self.steps - n) for n in range(self.steps + 1)]
+        layers = [ConvNorm(channels, widths[0])]
+        for n, (before, after) in enumerate(pairwise(widths), 1):
+            layers.append(ConvNorm(before, after, 3, 2))
+            if n < self.steps:
+                layers.append(ConvNorm(after, after))
+        self.layers = nn.Sequential(*layers)
+        self.project = nn.Linear(width, width)
+
+    def grid(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Return how many tokens an image of (height, width) has in each direction."""
+        height, width = (-(-n // 2**self.steps) for n in size)
+        return height, width
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return vectors (b, h * w, width) of images (b, c, ...)."""
+        check_images(images, self.channels)
+        made = self.layers(images.contiguous(memory_format=torch.channels_last))
+        return self.project(made.permute(0, 2, 3, 1).flatten(1, 2))

@@ -14,7 +14,7 @@ from regard.errors import Mistake, choose
 from regard.layers.block import BlockConfig, build_block, build_final_norm, share, size
 from regard.layers.depth import rising
 from regard.layers.heads import Attentive
-from regard.layers.patches import Convolutions, Patches, grid_at
+from regard.layers.patches import Convolutions, EarlyConvolutions, Patches, grid_at
 from regard.layers.start import STARTS
 
 
@@ -59,11 +59,12 @@ def _published(kind: ViTConfig, name: str) -> ViTConfig:
 _VIT = ViTConfig()
 _DEIT = replace(_VIT, tokens=2, pool="both")
 # name -> the parts that make it what it is: Dosovitskiy et al. 2021, Touvron et al. 2021,
-# Hassani et al. 2021; then the published sizes
+# Hassani et al. 2021, Xiao et al. 2021; then the published sizes
 ROWS: dict[str, ViTConfig] = {
     "vit": _VIT,
     "deit": _DEIT,
     "cct": replace(_VIT, stem="convolution", tokens=0, pool="attention"),
+    "early": replace(_VIT, stem="early", tokens=0, pool="attention"),
     "pixel": replace(_VIT, image=32, patch=1, position="rotary"),
     **{f"vit_{name}": _published(_VIT, name) for name in _PUBLISHED},
     **{f"deit_{name}": _published(_DEIT, name) for name in ("ti16", "s16", "b16")},
@@ -150,9 +151,10 @@ PLACES: dict[str, Callable[[ViTConfig, tuple[int, int]], Position]] = {
     **dict.fromkeys(COMPUTED, _computed),
 }
 
-STEMS: dict[str, Callable[[int, int, int], Patches | Convolutions]] = {
+STEMS: dict[str, Callable[[int, int, int], Patches | Convolutions | EarlyConvolutions]] = {
     "patches": Patches,
     "convolution": Convolutions,
+    "early": EarlyConvolutions,
 }
 
 

@@ -7,6 +7,7 @@ model faster than one with two threads, since they meet once a step and not in e
 """
 
 import json
+import math
 import os
 import platform
 import signal
@@ -20,7 +21,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 PATIENCE = 1800  # seconds until the others are given up
 
@@ -141,7 +142,7 @@ class Board:
         path = f"/dev/shm/regard-{int(name):x}"
         here = torch.from_file(path, True, (size() + 1) * count, dtype=dtype)
         self.rows, self.sums = here[:-count].view(size(), count), here[-count:]
-        self.own = torch.empty(count, dtype=dtype)
+        self.lengths = torch.from_file(f"{path}-lengths", True, size(), dtype=torch.float64)
         # one number for each process, how often it was here, on a line of memory of its own
         self.seen = torch.from_file(f"{path}-seen", True, 8 * size(), dtype=torch.int64).numpy()
         self.turn = 0
@@ -149,8 +150,8 @@ class Board:
         self.mine = slice(rank() * share, min(count, (rank() + 1) * share))
         dist.barrier()
         if is_first():
-            os.unlink(path)
-            os.unlink(f"{path}-seen")
+            for end in ("", "-lengths", "-seen"):
+                os.unlink(path + end)
 
     def meet(self) -> None:
         """Go on once all have come here."""
@@ -164,12 +165,21 @@ class Board:
                 if time.monotonic() - started > PATIENCE:
                     raise RuntimeError("another process of this training does not answer")
 
-    def add_up(self) -> Tensor:
-        """Return the sum of all rows, of which each process adds a part, always in one order."""
+    def add_up(self, most: float = math.inf) -> tuple[Tensor, float]:
+        """Return the sum of all rows, made no longer than `most`, and how long it was.
+
+        Each process works on its part of the sum, always in one order; nobody may change it.
+        """
         self.meet()
-        torch.sum(self.rows[:, self.mine], 0, out=self.sums[self.mine])
+        mine = self.sums[self.mine]
+        torch.sum(self.rows[:, self.mine], 0, out=mine)
+        self.lengths[rank()] = float(mine.norm())
         self.meet()
-        return self.own.copy_(self.sums)  # who gets it may change it
+        length = float(self.lengths.norm())
+        if length > most:
+            mine *= most / length
+            self.meet()
+        return self.sums, length
 
 
 _BOARDS: dict[tuple[int, torch.dtype], Board] = {}
@@ -186,25 +196,28 @@ def _board(count: int, dtype: torch.dtype) -> Board | None:
     return _BOARDS[count, dtype]
 
 
-def add_up(tensors: list[Tensor]) -> list[Tensor]:
-    """Return the sum of every tensor over all processes.
+def add_up(tensors: list[Tensor], most: float = math.inf) -> tuple[list[Tensor], float]:
+    """Return the sums of tensors over all processes, together no longer than `most`, and how long.
 
-    The sums are valid until the next call, since they share memory that is used again.
+    The sums are valid until the next call and may not be changed, since processes share them.
     """
     if size() == 1:
-        return tensors
+        if (long := float(nn.utils.get_total_norm(tensors, foreach=True))) > most:
+            for tensor in tensors:
+                tensor *= most / long
+        return tensors, long
     sizes = [tensor.numel() for tensor in tensors]
     board = _board(sum(sizes), torch.float32)
     flat = torch.empty(sum(sizes)) if board is None else board.rows[rank()]
     torch.cat([tensor.detach().flatten().cpu() for tensor in tensors], out=flat)
     if board is None:
         dist.all_reduce(flat)
+        if (long := float(flat.norm())) > most:
+            flat *= most / long
     else:
-        flat = board.add_up()
-    return [
-        part.view(tensor.shape).to(tensor.device)
-        for part, tensor in zip(flat.split(sizes), tensors, strict=True)
-    ]
+        flat, long = board.add_up(most)
+    parts = zip(flat.split(sizes), tensors, strict=True)
+    return [part.view(tensor.shape).to(tensor.device) for part, tensor in parts], long
 
 
 def total(*numbers: float) -> list[float]:
@@ -216,7 +229,7 @@ def total(*numbers: float) -> list[float]:
         dist.all_reduce(sums)
         return sums.tolist()
     board.rows[rank()] = sums
-    return board.add_up().tolist()
+    return board.add_up()[0].tolist()
 
 
 def first_says(number: float) -> float:

@@ -205,14 +205,10 @@ def one_step(
         loss += part.detach().cpu()
     parameters = [p for p in model.parameters() if p.grad is not None]
     grads = [p.grad for p in parameters if p.grad is not None]
-    *grads, loss = distributed.add_up([*grads, loss])
+    grads, norm = distributed.add_up(grads, settings.clip or math.inf)
     for parameter, grad in zip(parameters, grads, strict=True):
         parameter.grad = grad
-    loss = float(loss)
-    length = nn.utils.get_total_norm(grads, foreach=True)
-    norm, most = float(length), settings.clip or math.inf
-    if norm > most:  # else the gradients would all be multiplied by one
-        nn.utils.clip_grads_with_norm_(parameters, most, length, foreach=True)
+    (loss,) = distributed.total(float(loss))
     sound = math.isfinite(loss) and math.isfinite(norm)
     if sound:
         for group in optimiser.param_groups:
@@ -247,6 +243,7 @@ class Fit:
             weight_decay=settings.weight_decay,
             betas=(0.9, settings.beta2),
             layer_decay=settings.layer_decay,
+            rates=getattr(task, "rates", {}),
         )
         self.schedule = choose("schedule", settings.schedule, SCHEDULES)
         # what stays as it is need not be kept

@@ -1,7 +1,8 @@
 """The optimiser and the rate of learning over time."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ SCHEDULES: dict[str, Callable[[int, int, int], float]] = {
 
 
 class Muon(AdamW):
-    """AdamW, but matrices inside the model move by their momentum made orthogonal.
+    """AdamW, but matrices and kernels inside the model move by their momentum made orthogonal.
 
     As torch.optim.Muon (Jordan et al. 2024) with steps of AdamW's size, but in float32 and for all
     matrices of a shape at once: a processor without bfloat16 is slow at many small products.
@@ -62,10 +63,10 @@ class Muon(AdamW):
             if p.grad is not None:
                 shapes.setdefault(p.shape, []).append(p)
         for shape, some in shapes.items():
-            ahead = orthogonal(torch.stack([self._ahead(p) for p in some]))
-            rate = group["lr"] * 0.2 * math.sqrt(max(shape))
+            ahead = orthogonal(torch.stack([self._ahead(p).flatten(1) for p in some]))
+            rate = group["lr"] * 0.2 * math.sqrt(max(ahead.shape[1:]))
             for p, way in zip(some, ahead, strict=True):
-                p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(way, alpha=rate)
+                p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(way.view(shape), alpha=rate)
 
     def _ahead(self, p: Tensor) -> Tensor:
         """Return the momentum of a matrix as the next step will find it (Nesterov)."""
@@ -117,35 +118,42 @@ def build_optimiser(
     betas: tuple[float, float] = (0.9, 0.98),
     eps: float = 1e-9,
     layer_decay: float = 1.0,
+    rates: Mapping[str, float] = MappingProxyType({}),
 ) -> AdamW:
     """Make an optimiser, fused, that lets matrices decay but neither biases nor norms.
 
-    Each layer learns by `layer_decay` times the rate of the one above: a group's `scale`.
+    Each layer learns by `layer_decay` times the rate of the one above, and what has a name that
+    begins as in `rates` by such a share: a group's `scale`.
     """
     learning = [p for p in model.parameters() if p.requires_grad]
     # tables of tokens and positions and what is tied to them are no maps between layers
     tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     tables |= {id(p) for n, p in model.named_parameters() if n.startswith("head.")}
-    inner = [p for p in learning if p.ndim == 2 and id(p) not in tables]
+    kernels = {id(m.weight) for m in model.modules() if isinstance(m, nn.Conv1d | nn.Conv2d)}
+    inner = [p for p in learning if id(p) in kernels or (p.ndim == 2 and id(p) not in tables)]
+    others = {id(p) for p in learning} - {id(p) for p in inner}
     groups = [
         {"params": inner, "weight_decay": weight_decay, "inner": True},
         {
-            "params": [p for p in learning if p.ndim > 2 or (p.ndim == 2 and id(p) in tables)],
+            "params": [p for p in learning if p.ndim > 1 and id(p) in others],
             "weight_decay": weight_decay,
             "inner": False,
         },
         {"params": [p for p in learning if p.ndim < 2], "weight_decay": 0.0, "inner": False},
     ]
     groups = [group for group in groups if group["params"]]
-    if layer_decay != 1:
+    if layer_decay != 1 or any(rate != 1 for rate in rates.values()):
         below = depths(model)
-        depth = {id(p): below[name] for name, p in model.named_parameters()}
         most = max(below.values())
+        scales: dict[int, float] = {}
+        for part, p in model.named_parameters():
+            share = math.prod(rate for start, rate in rates.items() if part.startswith(start))
+            scales[id(p)] = share * layer_decay ** (most - below[part])
         groups = [
-            {**group, "params": some, "scale": layer_decay ** (most - d)}
+            {**group, "params": some, "scale": scale}
             for group in groups
-            for d in range(most + 1)
-            if (some := [p for p in group["params"] if depth[id(p)] == d])
+            for scale in sorted(set(scales.values()))
+            if (some := [p for p in group["params"] if scales[id(p)] == scale])
         ]
     kind = choose("optimiser", name, OPTIMISERS)
     return kind(groups, lr=lr, betas=betas, eps=eps, fused=True)
