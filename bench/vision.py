@@ -2,12 +2,13 @@
 
     python bench/vision.py [--rounds 9] [--quick]
 
-ViT-Ti/16 and Swin-T at 224 pixels, float32, all cores, random weights; forward without gradient,
-and a training step (forward, backward, AdamW). Everybody takes a turn in each round and speeds are
-medians over the rounds; a ratio above 1 means that Regard is faster. `vit_vs_resnet` is how many
-multiply-adds a second ViT-S/16 does over those of ResNet-50, both Regard's: the lectures say more.
-Exponents are slopes of the logarithm over that of the number of pixels: of time for attention in
-windows (Swin's layer) and over a neighbourhood (LR-Net's layer), of memory for full attention.
+ViT-Ti/16 and Swin-T at 224 pixels, float32, all cores, random weights; forward without gradient, of
+a model as `regard.load` gives it, and a training step (forward, backward, AdamW). Everybody takes a
+turn in each round and speeds are medians over the rounds; a ratio above 1 means that Regard is
+faster. `vit_vs_resnet` is how many multiply-adds a second ViT-S/16 does over those of ResNet-50,
+both Regard's: the lectures say more. Exponents are slopes of the logarithm over that of the number
+of pixels: of time for attention in windows (Swin's layer) and over a neighbourhood (LR-Net's
+layer), of memory for full attention.
 """
 
 import argparse
@@ -33,6 +34,7 @@ from regard.cost.report import forward as counted  # noqa: E402
 from regard.layers.windows import Windows  # noqa: E402
 from regard.memory import reuse_memory  # noqa: E402
 from regard.models import family, sized  # noqa: E402
+from regard.models.folder import give_weights  # noqa: E402
 from regard.models.local import LocalRelation  # noqa: E402
 
 SIZE, LABELS = 224, 1000
@@ -42,6 +44,12 @@ def ours(kind: str, row: str) -> nn.Module:
     """Make a published model of ours."""
     torch.manual_seed(1)
     return family(kind)[1](sized(kind, row))
+
+
+def loaded(model: nn.Module) -> nn.Module:
+    """Return a model with its weights laid as `regard.load` lays them."""
+    give_weights(model, {name: p.detach() for name, p in model.named_parameters()})
+    return model
 
 
 def their_vit() -> nn.Module:
@@ -115,14 +123,22 @@ def against_transformers(rounds: int, batch: int) -> dict[str, float]:
     """Return the ratios to transformers' own models."""
     images, labels = torch.randn(batch, 3, SIZE, SIZE), torch.arange(batch)
     ratios = {}
-    for name, mine, theirs in (
-        ("vit", ours("vit", "vit_ti16"), their_vit()),
-        ("swin", ours("swin", "swin_t"), their_swin()),
+    for name, row, theirs in (
+        ("vit", "vit_ti16", their_vit()),
+        ("swin", "swin_t", their_swin()),
     ):
-        sides = {"regard": mine, "transformers": theirs}
-        for what, make in (("forward", reading), ("train", learning)):
-            more = (labels,) if what == "train" else ()
-            acts = {side: make(model, images, *more) for side, model in sides.items()}
+        for what in ("forward", "train"):
+            mine = ours(name, row)
+            if what == "forward":
+                acts = {
+                    "regard": reading(loaded(mine), images),
+                    "transformers": reading(theirs, images),
+                }
+            else:
+                acts = {
+                    side: learning(model, images, labels)
+                    for side, model in (("regard", mine), ("transformers", theirs))
+                }
             found = in_turn(acts, rounds)
             print(
                 f"{name} {what:7}  "
