@@ -13,7 +13,7 @@ from regard.data.tokenize import train_tokenizer
 from regard.errors import Mistake
 from regard.layers.block import BlockConfig
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.tasks.translator import Translator, _words
+from regard.tasks.translator import Translator, words_of_pieces
 
 WORDS = [
     "a",
@@ -334,7 +334,7 @@ def test_an_alignment_is_where_each_word_looked_most(translator, beam):
     # by hand, for the very pieces that were written
     hypothesis = tokenizer.encode(answer.text)
     weights = direct_maps(translator, ids, hypothesis)[name].weights()[0, int(head)].numpy()
-    places, groups = _words(tokenizer.pieces(ids[:-1]))[1], _words(tokenizer.pieces(hypothesis))[1]
+    places, groups = (words_of_pieces(tokenizer.pieces(some))[1] for some in (ids[:-1], hypothesis))
     mass = np.zeros((max(groups) + 1, max(places) + 1))
     for row, of_row in enumerate(groups):
         for column, of_column in enumerate(places):

@@ -74,6 +74,18 @@ def _runs(rows: list[int]) -> list[slice]:
     return runs
 
 
+def _below(maps: list[Map]) -> Map:
+    """Put the rows of maps below each other."""
+    b, h, _, k = maps[0].shape
+    rows = [(each, row) for each in maps for row in range(each.shape[2])]
+
+    def compute(sentence: int, heads: list[int], span: slice) -> Tensor:
+        found = [each.compute(sentence, heads, slice(i, i + 1)) for each, i in rows[span]]
+        return torch.cat(found, dim=-2)
+
+    return Map(maps[0].name, (b, h, len(rows), k), compute)
+
+
 class Maps:
     """The attention of a model's layers by name, such as decoder.3.cross."""
 
@@ -90,6 +102,17 @@ class Maps:
             turn = self._seen[id(module)] = self._seen.get(id(module), -1) + 1
             name = names[turn % len(names)]
             self._maps.setdefault(name, []).append(Map(name, shape, compute))
+
+    def join(self, module: object, before: int) -> None:
+        """Make one map of those that a module has left since there were so many."""
+        for name in self._names.get(id(module), [])[:1]:
+            maps = self._maps.get(name, [])
+            if len(maps) > before + 1:
+                self._maps[name] = [*maps[:before], _below(maps[before:])]
+
+    def count(self, module: object) -> int:
+        """Return how many maps there are of a module that stands in one place."""
+        return sum(len(self._maps.get(name, [])) for name in self._names.get(id(module), [])[:1])
 
     def names(self) -> list[str]:
         """Return the names of all layers that attended, in order."""
@@ -121,7 +144,7 @@ _WATCHER: ContextVar[Maps | None] = ContextVar("watcher", default=None)
 
 
 def watcher() -> Maps | None:
-    """Return who is watching now; only attend asks."""
+    """Return who is watching now; attend asks, and what joins its answers or stands for it."""
     return _WATCHER.get()
 
 
@@ -134,3 +157,13 @@ def watch(model: nn.Module) -> Iterator[Maps]:
         yield maps
     finally:
         _WATCHER.reset(token)
+
+
+@contextmanager
+def as_one(module: object) -> Iterator[None]:
+    """Show what a module attends to step by step while the block runs as one map, row by row."""
+    seer = watcher()
+    before = 0 if seer is None else seer.count(module)
+    yield
+    if seer is not None:
+        seer.join(module, before)

@@ -14,7 +14,9 @@ from regard.models.folder import hollow, read_config
 from regard.pretrained.folder import is_foreign, read_foreign
 from regard.settings import fill
 
+CAPTION = 16  # tokens of a caption
 LONG = 1024  # tokens to read if not told, unless the model is made for fewer
+SHORT = 64  # the same for models that read word by word, and so are counted
 
 
 def rows() -> dict[str, str]:
@@ -73,11 +75,17 @@ def _pair(config: Any, batch: int, size: int) -> tuple[Tensor, ...]:
     return _text(config, batch, size) * 2
 
 
+def _captioned(config: Any, batch: int, size: int) -> tuple[Tensor, ...]:
+    return (*_images(config, batch, size), *_text(config, batch, min(config.max_length, CAPTION)))
+
+
 # what a config has -> the setting of how much is read, how much if not told, one and many of what
 # it is, and how to make it
 Read = tuple[str, Callable[[Any], int], str, str, Callable[..., tuple[Tensor, ...]]]
 READS: dict[str, Read] = {
+    "sight": ("image", lambda config: config.image, "image", "images", _captioned),
     "image": ("image", lambda config: config.image, "image", "images", _images),
+    "direction": ("length", lambda c: min(c.max_length, SHORT), "pair", "pairs", _pair),
     "source_vocab": ("length", lambda c: min(c.max_length, LONG), "pair", "pairs", _pair),
     "vocab": ("length", lambda c: min(c.max_length, LONG), "text", "texts", _text),
 }

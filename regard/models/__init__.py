@@ -8,19 +8,33 @@ from regard.errors import choose
 # name -> where its config class and model class are; imported only when asked for
 MODELS: dict[str, tuple[str, str, str]] = {
     "transformer": ("regard.models.transformer", "TransformerConfig", "Transformer"),
+    "convolutional": (
+        "regard.models.convolutional",
+        "ConvolutionalConfig",
+        "Convolutional",
+    ),
+    "recurrent": ("regard.models.recurrent", "RecurrentConfig", "Recurrent"),
     "gpt": ("regard.models.gpt", "GPTConfig", "GPT"),
+    "ladder": ("regard.models.ladder", "LadderConfig", "Ladder"),
     "bert": ("regard.models.bert", "BertConfig", "Bert"),
     "vit": ("regard.models.vit", "ViTConfig", "ViT"),
     "resnet": ("regard.models.resnet", "ResNetConfig", "ResNet"),
     "swin": ("regard.models.swin", "SwinConfig", "Swin"),
     "mvit": ("regard.models.mvit", "MViTConfig", "MViT"),
     "local": ("regard.models.local", "LocalConfig", "Local"),
+    "captioner": ("regard.models.captioner", "CaptionerConfig", "Captioner"),
+    "denoiser": ("regard.models.denoiser", "DenoiserConfig", "Denoiser"),
 }
 
 
 def sized(name: str, size: str, *row: str) -> Any:
     """Return a family's config, or that of a row of it, with the sizes that a name stands for."""
     return import_module(choose("model", name, MODELS)[0]).sized(size, *row)
+
+
+def rows(name: str) -> list[str]:
+    """Return the names of a family's members."""
+    return list(getattr(import_module(choose("model", name, MODELS)[0]), "ROWS", {}))
 
 
 def family(name: str) -> tuple[type, type]:

@@ -129,6 +129,10 @@ PROMPTS: dict[str, Callable[[Tensor], Tensor | None]] = {
 class GPT(nn.Module):
     """A stack of blocks that look back, and a head that says which token comes next."""
 
+    # what a layer remembers of texts that grow, and what decoding carries
+    cache: type[Cache] = Cache
+    state: type[State] = State
+
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.config = config
@@ -235,7 +239,8 @@ class GPT(nn.Module):
         if length < 0 or (lengths is not None and bool((lengths < 1).any())):
             raise Mistake("an empty prompt has no last token to go on from; begin with <s>")
         layers = [block.attention for block in cast(list[EncoderBlock], list(self.blocks))]
-        caches = take_caches(layers, len(source), self.embed.tokens.weight, hypotheses, 2 * length)
+        like = self.embed.tokens.weight
+        caches = take_caches(layers, len(source), like, hypotheses, 2 * length, self.cache)
         prompts = source.new_full((len(source),), length) if lengths is None else lengths - 1
         if length:
             mask = self._mask(length, None, self.prefix_of(prompts))
@@ -244,7 +249,7 @@ class GPT(nn.Module):
                 at = at.expand(len(source), -1, -1)  # each will go on from a place of its own
             self._read(source[:, :-1], at, at, mask, caches)
         window = self.config.window
-        return State(caches, hypotheses, capacity, prompts=prompts, window=window)
+        return self.state(caches, hypotheses, capacity, prompts=prompts, window=window)
 
     def step(
         self, ids: Int[Tensor, "b l"], state: State

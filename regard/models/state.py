@@ -12,12 +12,17 @@ ROOM = 128
 
 
 def take_caches(
-    layers: list[MultiHead], sentences: int, like: Tensor, hypotheses: int, least: int = 0
+    layers: list[MultiHead],
+    sentences: int,
+    like: Tensor,
+    hypotheses: int,
+    least: int = 0,
+    kind: type[Cache] = Cache,
 ) -> list[Cache]:
     """Take memory for what the layers of a model will remember of some sentences."""
     room, columns = max(ROOM, least), hypotheses > 1
     return [
-        Cache(sentences, layer.kv_heads, room, layer.head_width, like, columns) for layer in layers
+        kind(sentences, layer.kv_heads, room, layer.head_width, like, columns) for layer in layers
     ]
 
 

@@ -1,7 +1,7 @@
 """The Transformer of "Attention Is All You Need" (Vaswani et al. 2017)."""
 
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -51,6 +51,18 @@ TIES: dict[str, tuple[bool, bool]] = {
     "embeddings": (True, False),
     "none": (False, False),
 }
+
+
+def ties(config: Any) -> tuple[bool, bool]:
+    """Tell whether both sides share their embeddings, and whether the head has the target's."""
+    sides, head = choose("tie", config.tie, TIES)
+    if sides and config.source_vocab != config.target_vocab:
+        raise Mistake(
+            f"tie={config.tie} needs one vocabulary, not {config.source_vocab} and "
+            f"{config.target_vocab} pieces; choose tie=target"
+        )
+    return sides, head
+
 
 _T5 = TransformerConfig(
     position="t5",
@@ -119,12 +131,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.config = config
         block = config.block
-        tie_sides, tie_head = choose("tie", config.tie, TIES)
-        if tie_sides and config.source_vocab != config.target_vocab:
-            raise Mistake(
-                f"tie={config.tie} needs one vocabulary, not {config.source_vocab} and "
-                f"{config.target_vocab} pieces; choose tie=target"
-            )
+        tie_sides, tie_head = ties(config)
         head_width = block.head_width or block.width // max(1, block.heads)
 
         def position(bidirectional: bool) -> Position:

@@ -3,23 +3,29 @@
 import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from regard.data.batches import Batches, pad
 from regard.data.store import Store, build_store, store_key
 from regard.data.text import Corpus, load_pairs
 from regard.data.tokenize import Tokenizer, train_tokenizer
-from regard.errors import Mistake
-from regard.models import family
-from regard.models.folder import load_folder
+from regard.errors import Mistake, choose
+from regard.layers.recurrent import Draws
+from regard.models import family, rows
+from regard.models.folder import load_folder, read_config
+from regard.pretrained.folder import is_foreign
+from regard.settings import describe
 from regard.tasks import run
 from regard.tasks.judge import judge
+from regard.tasks.lengths import join_some
 from regard.tasks.run import (
     Data,
     Report,
@@ -41,7 +47,7 @@ from regard.tasks.translator import (
     save_tokenizers,
 )
 from regard.train.loop import at_least, mix
-from regard.train.loss import r_drop_loss, vocabulary_loss
+from regard.train.loss import ROWS, r_drop_loss, vocabulary_loss
 
 NAME = "translate"
 FAMILY = "transformer"
@@ -73,6 +79,15 @@ SHORT = {
     "kv_heads": "model.block.kv_heads",
     "depth": ("model.encoder_depth", "model.decoder_depth"),
 }
+# and for what only some families have
+PARTS = {
+    "cell": "model.block.cell",
+    "attention": "model.block.attention",
+    "normalise": "model.block.normalise",
+    "readout": "model.block.readout",
+    "kernel": "model.block.kernel",
+    "direction": "model.direction",
+}
 
 
 @dataclass(frozen=True)
@@ -81,8 +96,14 @@ class TranslateSettings(TaskSettings):
 
     source: str | None = field(default=None, metadata={"key": "from", "help": "language read"})
     target: str | None = field(default=None, metadata={"key": "to", "help": "language written"})
+    like: str | None = field(
+        default=None, metadata={"help": "transformer, t5, ...; rnnenc, rnnsearch, ...; convs2s"}
+    )
     columns: str | None = field(default=None, metadata={"help": "source and target, such as 2,1"})
     skip_bad: bool = field(default=False, metadata={"help": "leave bad rows out"})
+    joined: int = field(
+        default=0, metadata=at_least(0, "also learn pairs joined to up to so many words", 10_000)
+    )
     tokenizer: str = field(default="bpe", metadata={"help": "bpe or unigram"})
     pieces: int = field(default=6000, metadata=at_least(300, "sub-words", 1_000_000))
     vocabularies: str = field(default="auto", metadata={"help": "joint, separate or auto"})
@@ -95,19 +116,49 @@ class TranslateSettings(TaskSettings):
     model: TransformerConfig = field(default_factory=TransformerConfig)  # type: ignore[valid-type]
 
 
+@cache
+def settings_of(name: str) -> type[TranslateSettings]:
+    """Return the settings of a family, whose model has keys of its own."""
+    kind, _ = family(name)
+    if kind is TransformerConfig:
+        return TranslateSettings
+    model = ("model", kind, field(default_factory=kind))
+    return make_dataclass("TranslateSettings", [model], bases=(TranslateSettings,), frozen=True)
+
+
+def family_of(values: Mapping[str, Any]) -> str:
+    """Return the family of the model to build: that of `init`, or of what it is to be like."""
+    row, init = values.get("like"), values.get("init")
+    if row and init:
+        raise Mistake(f"like={row} is for a new model; the one in init= has its parts already")
+    if init:
+        name = FAMILY if is_foreign(init) else read_config(Path(init))["family"]
+        return name if isinstance(name, str) and name in FAMILIES else FAMILY
+    known = {each: name for name in FAMILIES for each in rows(name)}
+    return choose("row", str(row), known) if row else FAMILY
+
+
 def resolve(values: Mapping[str, Any]) -> TranslateSettings:
     """Make full settings of what a user gave: the size fills in what is not said."""
+    name = family_of(values)
+    kind = settings_of(name)
+    known = {each.key for each in describe(kind)}
+    short = {**SHORT, **PARTS}
     settings = resolve_task(
-        TranslateSettings,
+        kind,
         values,
-        model=shape_of(FAMILY, values),
+        model=shape_of(name, values, *([str(values["like"])] if values.get("like") else [])),
         sizes=SIZES,
-        short=SHORT,
+        short={key: long for key, long in short.items() if known.issuperset(_several(long))},
         of="pairs of sentences",
     )
     if settings.vocabularies not in ("joint", "separate", "auto"):
         raise Mistake(f"vocabularies='{settings.vocabularies}' is not one of joint, separate, auto")
     return settings
+
+
+def _several(keys: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (keys,) if isinstance(keys, str) else keys
 
 
 @dataclass
@@ -289,19 +340,66 @@ def make_batch(
 
 def translation_loss(model: Any, batch: Batch, smoothing: float, r_drop: float) -> Tensor:
     """Return the summed loss of a batch; padding never reaches the vocabulary."""
-    source, lengths, reads = batch.source, batch.source_lengths, batch.reads
-    if r_drop:
-        source, lengths, reads = (torch.cat([x, x]) for x in (source, lengths, reads))
-    hidden = model.hidden(source, reads, lengths)
+    hidden = model.hidden(*_sides(batch, r_drop))
+    return _loss_of(model.head, hidden, batch, smoothing, r_drop)
+
+
+def _sides(batch: Batch, r_drop: float) -> tuple[Tensor, ...]:
+    """Return what a model reads: the source, the target and the lengths; for R-Drop twice."""
+    sides = batch.source, batch.reads, batch.source_lengths
+    return tuple(torch.cat([x, x]) for x in sides) if r_drop else sides
+
+
+def _loss_of(
+    head: nn.Linear, hidden: Tensor, batch: Batch, smoothing: float, r_drop: float
+) -> Tensor:
+    """Return the summed loss of the vectors before the head."""
     real = (batch.writes >= 0).flatten().nonzero().squeeze(-1)
     writes = batch.writes.flatten()[real]
-    weight, bias = model.head.weight, model.head.bias
+    weight, bias = head.weight, head.bias
     if r_drop:
         one, two = (half.flatten(0, 1)[real] for half in hidden.chunk(2))
         return r_drop_loss(one, two, weight, writes, r_drop, bias=bias, smoothing=smoothing)
     return vocabulary_loss(
         hidden.flatten(0, 1)[real], weight, writes, bias=bias, smoothing=smoothing
     )
+
+
+def drawn_loss(model: Any, batch: Batch, smoothing: float, r_drop: float) -> Tensor:
+    """Return the same loss of a model that may draw where it looks, and learns from the outcome."""
+    draws = Draws()
+    hidden = model.hidden(*_sides(batch, r_drop), draws=draws)
+    loss = _loss_of(model.head, hidden, batch, smoothing, r_drop)
+    if not draws.chances:
+        return loss
+    writes = torch.cat([batch.writes] * (len(hidden) // len(batch.writes)))
+    with torch.no_grad():
+        each = [
+            F.cross_entropy(
+                model.head(x), y, ignore_index=-1, reduction="none", label_smoothing=smoothing
+            )
+            for x, y in zip(
+                hidden.flatten(0, 1).split(ROWS), writes.flatten().split(ROWS), strict=True
+            )
+        ]
+    return loss + draws.loss(torch.cat(each).view(writes.shape), writes >= 0)
+
+
+class Drawing(Translation):
+    """The task for models that may draw where they look."""
+
+    def loss(self, model: Any, batch: Batch) -> Tensor:
+        """Return the summed cross-entropy of the target with label smoothing."""
+        settings = self.settings
+        return drawn_loss(model, batch, settings.label_smoothing, settings.r_drop)
+
+
+# family -> the task as it is trained; those that translate, the usual one first
+FAMILIES: dict[str, type[Translation]] = {
+    FAMILY: Translation,
+    "recurrent": Drawing,
+    "convolutional": Translation,
+}
 
 
 def build(settings: TranslateSettings, tokenizers: tuple[Tokenizer, Tokenizer]) -> Any:
@@ -312,16 +410,18 @@ def build(settings: TranslateSettings, tokenizers: tuple[Tokenizer, Tokenizer]) 
         config = dataclasses.replace(config, source_vocab=source.vocab, target_vocab=target.vocab)
         if source is not target and config.tie == "all":
             config = dataclasses.replace(config, tie="target")
-    if not settings.init or config.position != "learned":  # a table has the rows that it has
+    learned = getattr(config, "position", "none") == "learned"
+    if not settings.init or not learned:  # a table has the rows that it has
         longest = max(config.max_length, 4 * settings.max_length + 2)
         config = dataclasses.replace(config, max_length=longest)
-    return build_model(FAMILY, config, settings)
+    name = next(name for name in FAMILIES if type(config) is family(name)[0])
+    return build_model(name, config, settings)
 
 
 def load(settings: TranslateSettings) -> Corpus:
     """Read the pairs that the settings name."""
     assert settings.data is not None
-    return load_pairs(
+    corpus = load_pairs(
         settings.data,
         source=settings.source,
         target=settings.target,
@@ -330,6 +430,7 @@ def load(settings: TranslateSettings) -> Corpus:
         test=settings.test,
         skip_bad=settings.skip_bad,
     )
+    return join_some(corpus, settings.joined) if settings.joined else corpus
 
 
 class Way(NamedTuple):
@@ -344,7 +445,8 @@ class Way(NamedTuple):
 
 def train(values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None = None) -> Report:
     """Train a translator in a folder, or go on with one that was begun there."""
-    way = Way(NAME, FAMILY, build, Translation, Translator)
+    name = family_of(values)
+    way = Way(NAME, name, build, FAMILIES[name], Translator)
     return train_way(way, values, resolve(values), quiet=quiet, recipe=recipe)
 
 
@@ -399,6 +501,8 @@ def train_way(
 def settle_alignment(folder: Path, corpus: Corpus, runner: type[Translator]) -> None:
     """Write down which head aligns best on the validation part."""
     translator = runner.load(folder, *load_folder(folder))
+    if not translator.looks:
+        return
     pairs = [(pair.source, pair.target) for pair in corpus.parts["valid"][:50]]
     name, head = translator.choose_alignment_head(translator.encode_pairs(pairs))
     save_generation(folder, {**GENERATION, "alignment_head": f"{name}:{head}"})

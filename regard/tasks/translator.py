@@ -154,6 +154,7 @@ class Translator:
 
     task = "translate"
     settings = RunSettings
+    takes_several = True  # others to be judged against
 
     def __init__(self, model: Any, source: Tokenizer, target: Tokenizer, config: dict[str, Any]):
         self.model, self.config = model, config
@@ -430,8 +431,18 @@ class Translator:
                     return name, head
         raise Mistake(f"alignment_head={told!r:.60} is no head of cross-attention")
 
+    @property
+    def looks(self) -> bool:
+        """Tell whether the model looks at the source while it writes."""
+        return any(name.endswith(".cross") for name, _ in self.model.named_modules())
+
     def _align(self, pairs) -> None:
         """Settle once which head aligns, if the model does not say."""
+        if not self.looks:
+            raise Mistake(
+                "this model writes from one fixed context and never looks at the source again; "
+                "take one with attention, such as like=rnnsearch"
+            )
         if self._alignment_head() is None:
             some = [pair for pair in pairs if pair[0] and pair[1]][:50]
             if not some:
@@ -478,8 +489,8 @@ class Translator:
         targets: list[str] = []
         links: list[tuple[int, int]] = []
         for source, target in pairs:
-            a, of_a = _words(self.source_tokenizer.pieces(source[:-1]))
-            b, of_b = _words(self.target_tokenizer.pieces(target))
+            a, of_a = words_of_pieces(self.source_tokenizer.pieces(source[:-1]))
+            b, of_b = words_of_pieces(self.target_tokenizer.pieces(target))
             if a and b:
                 weights = self.alignment_weights(source, target)
                 mass = np.zeros((len(b), len(a)))
@@ -551,7 +562,7 @@ class Translator:
         )
 
 
-def _words(pieces: Sequence[str]) -> tuple[list[str], list[int]]:
+def words_of_pieces(pieces: Sequence[str]) -> tuple[list[str], list[int]]:
     """Join pieces to the words between spaces; without spaces each piece is a word."""
     words: list[str] = []
     of: list[int] = []

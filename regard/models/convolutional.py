@@ -1,0 +1,304 @@
+"""Convolutional sequence-to-sequence learning (Gehring et al. 2017)."""
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard.attention.attend import attend
+from regard.attention.dropout import dropout
+from regard.attention.masks import Mask, Padding
+from regard.attention.positions import Position, build_position
+from regard.errors import choose
+from regard.layers.block import share, size
+from regard.layers.embed import Embed
+from regard.layers.recurrent import RecurrentState
+from regard.models.transformer import ties
+
+HALF = math.sqrt(0.5)  # keeps the variance of a sum of two
+
+
+@dataclass(frozen=True)
+class GatedConfig:
+    """What a layer of gated convolutions is made of."""
+
+    width: int = size(512, 2**16)
+    kernel: int = size(3, 255)
+    dropout: float = share(0.2)
+
+
+@dataclass(frozen=True)
+class ConvolutionalConfig:
+    """The sizes and parts of a convolutional encoder-decoder."""
+
+    source_vocab: int = size(8000, 10_000_000)
+    target_vocab: int = size(8000, 10_000_000)
+    encoder_depth: int = size(15, 1000)
+    decoder_depth: int = size(15, 1000)
+    block: GatedConfig = field(default_factory=GatedConfig)
+    position: str = "learned"
+    tie: str = "all"
+    max_length: int = size(1024, 10_000_000)
+    head_bias: bool = False
+
+
+# positions that are added to words: there is nothing else that could tell them
+ADDED = dict.fromkeys(["learned", "sinusoidal", "none"])
+
+ROWS: dict[str, ConvolutionalConfig] = {"convs2s": ConvolutionalConfig()}
+
+# name -> depth of each stack, width
+SIZES: dict[str, dict[str, int]] = {
+    "tiny": {"depth": 3, "width": 128},
+    "small": {"depth": 4, "width": 224},
+    "base": {"depth": 8, "width": 512},
+    "big": {"depth": 15, "width": 768},
+}
+
+
+def sized(name: str, row: str | ConvolutionalConfig = "convs2s") -> ConvolutionalConfig:
+    """Return a config, or that of a row, with the sizes that a name stands for."""
+    config = choose("row", row, ROWS) if isinstance(row, str) else row
+    size = choose("size", name, SIZES)
+    depth, block = size["depth"], replace(config.block, width=size["width"])
+    return replace(config, encoder_depth=depth, decoder_depth=depth, block=block)
+
+
+class Normed(nn.Module):
+    """A linear map whose rows have a length and a direction (Salimans and Kingma 2016)."""
+
+    def __init__(self, inner: int, outer: int, gain: float = 1.0):
+        super().__init__()
+        self.gain = gain
+        self.direction = nn.Parameter(torch.empty(outer, inner))
+        self.length = nn.Parameter(torch.empty(outer))
+        self.bias = nn.Parameter(torch.zeros(outer))
+        self.start()
+
+    def start(self) -> None:
+        """Begin so that the variance of what comes out is that of what goes in, times the gain."""
+        nn.init.normal_(self.direction, std=math.sqrt(self.gain / self.direction.shape[1]))
+        with torch.no_grad():
+            self.length.copy_(self.direction.norm(dim=1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return W x + b."""
+        scale = self.length / self.direction.norm(dim=1)
+        return F.linear(x, self.direction * scale.unsqueeze(1), self.bias)
+
+
+class Gated(nn.Module):
+    """A convolution over the last `kernel` of what it is given, half of it a gate for the rest."""
+
+    def __init__(self, config: GatedConfig):
+        super().__init__()
+        self.kernel, self.drop = config.kernel, config.dropout
+        gain = 4 * (1 - config.dropout)  # of which the gate leaves a quarter
+        self.map = Normed(config.kernel * config.width, 2 * config.width, gain)
+
+    def forward(self, x: Float[Tensor, "b l w"]) -> Float[Tensor, "b t w"]:
+        """Return one vector for each place whose whole neighbourhood is there."""
+        x = dropout(x, self.drop, self.training)
+        places = x.shape[1] - self.kernel + 1
+        near = [x[:, i : i + places] for i in range(self.kernel)]
+        return F.glu(self.map(torch.cat(near, -1)))
+
+
+class EncoderLayer(nn.Module):
+    """A convolution over the neighbours on both sides."""
+
+    def __init__(self, config: GatedConfig):
+        super().__init__()
+        self.gated = Gated(config)
+        before = (config.kernel - 1) // 2
+        self.around = (0, 0, before, config.kernel - 1 - before)
+
+    def forward(self, x: Float[Tensor, "b s w"], keep: Tensor | None) -> Float[Tensor, "b s w"]:
+        """Read; what is beyond the end of a text is zero, padded or not."""
+        x = x if keep is None else x * keep
+        return (x + self.gated(F.pad(x, self.around))) * HALF
+
+
+class Cross(nn.Module):
+    """What a word and its neighbours see of the source: keys in context, values with the words."""
+
+    heads = 1
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.ask, self.out = Normed(width, width), Normed(width, width)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b q w"],
+        words: Float[Tensor, "b q w"],
+        keys: Float[Tensor, "b s w"],
+        values: Float[Tensor, "b s w"],
+        mask: Mask | None,
+    ) -> Float[Tensor, "b q w"]:
+        """Return the average of the values, as large as if they were added by chance."""
+        q = (self.ask(x) + words) * HALF
+        seen = attend(
+            q.unsqueeze(1),
+            keys.unsqueeze(1),
+            values.unsqueeze(1),
+            score="product",
+            mask=mask,
+            watch=self,
+        ).squeeze(1)
+        count = keys.shape[1]
+        if isinstance(mask, Padding):
+            count = mask.keep.sum(1).clamp(min=1).to(seen.dtype).view(-1, 1, 1)
+        return self.out(seen * count**0.5)
+
+
+class DecoderLayer(nn.Module):
+    """A convolution over what came before, then a look at the source."""
+
+    def __init__(self, config: GatedConfig):
+        super().__init__()
+        self.gated = Gated(config)
+        self.cross = Cross(config.width)
+
+    def forward(
+        self,
+        x: Float[Tensor, "r t w"],
+        words: Float[Tensor, "r t w"],
+        past: Float[Tensor, "r k w"],
+        state: RecurrentState,
+    ) -> tuple[Float[Tensor, "r t w"], Tensor]:
+        """Read new words after the last that were given, and return the last then."""
+        whole = torch.cat([past, x], 1)
+        y = self.gated(whole)
+        asks, said = (z.reshape(state.sentences, -1, z.shape[-1]) for z in (y, words))
+        seen = self.cross(asks, said, state.keys, state.memory, state.mask).view(y.shape)
+        return (x + (y + seen) * HALF) * HALF, whole[:, whole.shape[1] - past.shape[1] :]
+
+
+class Convolutional(nn.Module):
+    """Gated convolutions that read, and others that write while every layer looks at the source."""
+
+    def __init__(self, config: ConvolutionalConfig):
+        super().__init__()
+        self.config = config
+        block = config.block
+        width = block.width
+        tie_sides, tie_head = ties(config)
+        choose("position", config.position, ADDED)
+
+        def embed(vocab: int, both: bool) -> Embed:
+            position: Position = build_position(
+                config.position,
+                width,
+                1,
+                width,
+                max_length=config.max_length,
+                bidirectional=both,
+            )
+            return Embed(vocab, width, position, 1.0, block.dropout)
+
+        self.source, self.target = (
+            embed(config.source_vocab, True),
+            embed(config.target_vocab, False),
+        )
+        if tie_sides:
+            self.target.tokens = self.source.tokens
+        gain = 1 - block.dropout
+        self.source_in, self.target_in = Normed(width, width, gain), Normed(width, width, gain)
+        self.source_out, self.target_out = Normed(width, width), Normed(width, width)
+        self.encoder = nn.ModuleList(EncoderLayer(block) for _ in range(config.encoder_depth))
+        self.decoder = nn.ModuleList(DecoderLayer(block) for _ in range(config.decoder_depth))
+        self.head = nn.Linear(width, config.target_vocab, bias=config.head_bias)
+        if tie_head:
+            self.head.weight = self.target.tokens.weight
+        for part in self.modules():
+            if isinstance(part, nn.Embedding):
+                nn.init.normal_(part.weight, std=0.1)
+
+    def encode(
+        self, source: Int[Tensor, "b s"], mask: Mask | None = None
+    ) -> tuple[Float[Tensor, "b s w"], Float[Tensor, "b s w"]]:
+        """Read source tokens into keys, and into a memory that has the words themselves, too."""
+        words = self.source(source, self._at(source, 0))
+        keep = mask.keep.unsqueeze(-1) if isinstance(mask, Padding) else None
+        x = self.source_in(words)
+        for layer in self.encoder:
+            x = layer(x, keep)
+        keys = _Calm.apply(self.source_out(x), 0.5 / len(self.decoder))
+        return keys, (keys + words) * HALF
+
+    @staticmethod
+    def _at(ids: Tensor, first: int) -> Tensor:
+        return torch.arange(first, first + ids.shape[1], device=ids.device).unsqueeze(-1)
+
+    def _begin(self, source: Tensor, lengths: Tensor | None) -> RecurrentState:
+        mask = Padding.of(lengths, source.shape[1])
+        keys, memory = self.encode(source, mask)
+        block = self.config.block
+        past = memory.new_zeros(len(source), block.kernel - 1, block.width)
+        return RecurrentState(memory, keys, mask, [(past,)] * len(self.decoder))
+
+    def _read(self, ids: Tensor, state: RecurrentState) -> Tensor:
+        """Pass the next tokens of all hypotheses through all layers."""
+        words = self.target(ids, self._at(ids, state.length))
+        x = self.target_in(words)
+        for i, layer in enumerate(cast(list[DecoderLayer], self.decoder)):
+            x, past = layer(x, words, *state.parts[i], state)
+            state.parts[i] = (past,)
+        state.length += ids.shape[1]
+        return dropout(self.target_out(x), self.config.block.dropout, self.training)
+
+    def hidden(
+        self,
+        source: Int[Tensor, "b s"],
+        target: Int[Tensor, "b t"],
+        source_lengths: Int[Tensor, " b"] | None = None,
+        target_lengths: Int[Tensor, " b"] | None = None,
+    ) -> Float[Tensor, "b t w"]:
+        """Return the decoder's last vectors, before the head."""
+        return self._read(target, self._begin(source, source_lengths))
+
+    def forward(
+        self,
+        source: Int[Tensor, "b s"],
+        target: Int[Tensor, "b t"],
+        source_lengths: Int[Tensor, " b"] | None = None,
+        target_lengths: Int[Tensor, " b"] | None = None,
+    ) -> Float[Tensor, "b t vocab"]:
+        """Return the logits of the token after each target token."""
+        return self.head(self.hidden(source, target, source_lengths, target_lengths))
+
+    def start(
+        self,
+        source: Int[Tensor, "b s"],
+        lengths: Int[Tensor, " b"] | None = None,
+        *,
+        hypotheses: int = 1,
+        capacity: int = 256,
+    ) -> RecurrentState:
+        """Read the sources; each layer will remember the last of what it was given."""
+        state = self._begin(source, lengths)
+        return state.select(source.new_zeros(len(source), hypotheses))
+
+    def step(
+        self, ids: Int[Tensor, "b l"], state: RecurrentState
+    ) -> tuple[Float[Tensor, "b l vocab"], RecurrentState]:
+        """Read the next tokens of all hypotheses and return the logits after each."""
+        return self.head(self._read(ids, state)), state
+
+
+class _Calm(torch.autograd.Function):
+    """x, with its gradient made smaller: many layers look at the same keys."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, factor: float) -> Tensor:  # noqa: D102
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor, None]:  # noqa: D102
+        return grads[0] * ctx.factor, None

@@ -1,0 +1,226 @@
+"""Recurrent translators: one fixed context, or a look at the source for every word."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.attention.dropout import dropout
+from regard.attention.masks import Mask, Padding
+from regard.errors import choose
+from regard.layers.block import size
+from regard.layers.recurrent import (
+    Cell,
+    CellConfig,
+    Draws,
+    RecurrentDecoder,
+    RecurrentState,
+    build_cells,
+    start_cells,
+)
+from regard.layers.start import STARTS
+from regard.models.transformer import ties
+
+
+@dataclass(frozen=True)
+class RecurrentConfig:
+    """The sizes and parts of a recurrent encoder-decoder."""
+
+    source_vocab: int = size(8000, 10_000_000)
+    target_vocab: int = size(8000, 10_000_000)
+    encoder_depth: int = size(1, 1000)
+    decoder_depth: int = size(1, 1000)
+    block: CellConfig = field(default_factory=CellConfig)
+    direction: str = "both"
+    tie: str = "all"
+    max_length: int = size(1024, 10_000_000)
+    head_bias: bool = False
+    start: str = "scaled"
+
+
+# name -> for each network that reads the source, whether it reads from the end
+DIRECTIONS: dict[str, tuple[bool, ...]] = {
+    "forward": (False,),
+    "backward": (True,),
+    "both": (False, True),
+}
+
+# name -> the parts that make the family what it is: Cho et al. 2014 (as the fixed context that
+# Bahdanau et al. compare with, but read in both directions, so that only the attention differs),
+# Sutskever et al. 2014, Bahdanau et al. 2015 and Luong et al. 2015
+ROWS: dict[str, RecurrentConfig] = {
+    "rnnenc": RecurrentConfig(block=CellConfig(attention="none")),
+    "seq2seq": RecurrentConfig(
+        encoder_depth=4,
+        decoder_depth=4,
+        direction="backward",
+        block=CellConfig(1000, attention="none", readout="tanh"),
+    ),
+    "rnnsearch": RecurrentConfig(),
+    "luong": RecurrentConfig(
+        encoder_depth=4,
+        decoder_depth=4,
+        direction="forward",
+        block=CellConfig(1000, attention="bilinear", order="input_feeding", readout="tanh"),
+    ),
+}
+
+# name -> depth of each stack, width
+SIZES: dict[str, dict[str, int]] = {
+    "tiny": {"depth": 1, "width": 128},
+    "small": {"depth": 1, "width": 256},
+    "base": {"depth": 2, "width": 512},
+    "big": {"depth": 4, "width": 1024},
+}
+
+
+def sized(name: str, row: str | RecurrentConfig = "rnnsearch") -> RecurrentConfig:
+    """Return a config, or that of a row, with the sizes that a name stands for."""
+    config = choose("row", row, ROWS) if isinstance(row, str) else row
+    size = choose("size", name, SIZES)
+    depth, block = size["depth"], replace(config.block, width=size["width"])
+    return replace(config, encoder_depth=depth, decoder_depth=depth, block=block)
+
+
+class _Turn(torch.autograd.Function):
+    """Rows in another order that, taken twice, is the first; and so is its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, order: Tensor) -> Tensor:  # noqa: D102
+        ctx.save_for_backward(order)
+        return x.flatten(0, 1).index_select(0, order).view(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:  # noqa: D102
+        (order,) = ctx.saved_tensors
+        grad = grads[0].contiguous()
+        return grad.flatten(0, 1).index_select(0, order).view(grad.shape), None
+
+
+class RecurrentEncoder(nn.Module):
+    """Cells that read a text from its first word on, from its last, or both, side by side."""
+
+    def __init__(self, config: CellConfig, depth: int, direction: str):
+        super().__init__()
+        self.from_end = choose("direction", direction, DIRECTIONS)
+        self.width, self.drop = config.width, config.dropout
+        ways, width = len(self.from_end), config.width
+        inner = [width] + [ways * width] * (depth - 1)
+        self.layers = nn.ModuleList(
+            nn.ModuleList(build_cells(config, each, 1)[0] for _ in self.from_end) for each in inner
+        )
+        self.out_width = ways * width
+
+    def forward(self, x: Float[Tensor, "b s w"], mask: Mask | None) -> Float[Tensor, "b s m"]:
+        """Return what the cells say of each word; who reads from the end begins at the real one."""
+        order = self._backwards(x, mask)
+        for layer in self.layers:
+            said = []
+            for backward, cell in zip(self.from_end, cast(list[Cell], layer), strict=True):
+                begin = (x.new_zeros(len(x), self.width),) * cell.parts
+                y, _ = cell(_Turn.apply(x, order) if backward else x, begin)
+                said.append(_Turn.apply(y, order) if backward else y)
+            x = dropout(torch.cat(said, -1), self.drop, self.training)
+        return x
+
+    def gist(self, memory: Float[Tensor, "b s m"], mask: Mask | None) -> Float[Tensor, "b m"]:
+        """Return what each network said when it had read all."""
+        last = memory[:, -1]
+        if isinstance(mask, Padding):
+            ends = mask.keep.sum(1).sub(1).clamp(min=0)
+            last = memory[torch.arange(len(ends), device=ends.device), ends]
+        parts = zip(
+            self.from_end,
+            last.split(self.width, -1),
+            memory[:, 0].split(self.width, -1),
+            strict=True,
+        )
+        whole = torch.cat([first if backward else last for backward, last, first in parts], -1)
+        return whole if not isinstance(mask, Padding) else whole * mask.keep[:, :1]
+
+    @staticmethod
+    def _backwards(x: Tensor, mask: Mask | None) -> Tensor:
+        """Return which row of (b s, ...) stands where when real words are read from the end."""
+        b, s = x.shape[:2]
+        place = torch.arange(s, device=x.device).expand(b, s)
+        turned = s - 1 - place
+        if isinstance(mask, Padding):
+            turned = torch.where(mask.keep, mask.keep.sum(1, keepdim=True) - 1 - place, place)
+        return (turned + s * torch.arange(b, device=x.device).unsqueeze(1)).flatten()
+
+
+class Recurrent(nn.Module):
+    """A network that reads, and one that writes from what was read: from its gist, or looking."""
+
+    def __init__(self, config: RecurrentConfig):
+        super().__init__()
+        self.config = config
+        block = config.block
+        tie_sides, tie_head = ties(config)
+        self.source = nn.Embedding(config.source_vocab, block.width)
+        self.encoder = RecurrentEncoder(block, config.encoder_depth, config.direction)
+        self.decoder = RecurrentDecoder(
+            block, config.target_vocab, self.encoder.out_width, config.decoder_depth
+        )
+        if tie_sides:
+            self.decoder.tokens = self.source
+        self.head = nn.Linear(block.width, config.target_vocab, bias=config.head_bias)
+        if tie_head:
+            self.head.weight = self.decoder.tokens.weight
+        choose("start", config.start, STARTS)(self)
+        start_cells(self)
+
+    def encode(
+        self, source: Int[Tensor, "b s"], mask: Mask | None = None
+    ) -> Float[Tensor, "b s m"]:
+        """Read source tokens into a memory."""
+        x = self.source(source) * self.decoder.scale
+        return self.encoder(dropout(x, self.decoder.drop, self.training), mask)
+
+    def _begin(self, source: Tensor, lengths: Tensor | None) -> RecurrentState:
+        mask = Padding.of(lengths, source.shape[1])
+        memory = self.encode(source, mask)
+        return self.decoder.begin(memory, mask, context=self.encoder.gist(memory, mask))
+
+    def hidden(
+        self,
+        source: Int[Tensor, "b s"],
+        target: Int[Tensor, "b t"],
+        source_lengths: Int[Tensor, " b"] | None = None,
+        target_lengths: Int[Tensor, " b"] | None = None,
+        *,
+        draws: Draws | None = None,
+    ) -> Float[Tensor, "b t w"]:
+        """Return the decoder's last vectors, before the head; `draws` notes what was drawn."""
+        return self.decoder.read(target, self._begin(source, source_lengths), draws)[0]
+
+    def forward(
+        self,
+        source: Int[Tensor, "b s"],
+        target: Int[Tensor, "b t"],
+        source_lengths: Int[Tensor, " b"] | None = None,
+        target_lengths: Int[Tensor, " b"] | None = None,
+    ) -> Float[Tensor, "b t vocab"]:
+        """Return the logits of the token after each target token."""
+        return self.head(self.hidden(source, target, source_lengths, target_lengths))
+
+    def start(
+        self,
+        source: Int[Tensor, "b s"],
+        lengths: Int[Tensor, " b"] | None = None,
+        *,
+        hypotheses: int = 1,
+        capacity: int = 256,
+    ) -> RecurrentState:
+        """Read the sources; what writing needs does not grow with the text."""
+        state = self._begin(source, lengths)
+        return state.select(source.new_zeros(len(source), hypotheses))
+
+    def step(
+        self, ids: Int[Tensor, "b l"], state: RecurrentState
+    ) -> tuple[Float[Tensor, "b l vocab"], RecurrentState]:
+        """Read the next tokens of all hypotheses and return the logits after each."""
+        said, state = self.decoder.read(ids, state)
+        return self.head(said), state
