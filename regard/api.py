@@ -80,7 +80,18 @@ def compare(task_or_recipe: str, /, *, quiet: bool = False, **settings: Any) -> 
     from regard.tasks.compare import compare
 
     name = task_or_recipe
-    return compare(name, settings, task=task_of(name), plan=partial(plan, name), quiet=quiet)
+    task, followed = task_of(name), recipe(name) if name in RECIPES else None
+    settings = {**getattr(followed, "COMPARE", {}), **settings}
+    made = compare(name, settings, task=task, plan=partial(plan, name), quiet=quiet)
+    judged_by = getattr(followed, "EVAL", None)
+    if judged_by is not None and len(made.done) == len(made.runs) > 1:
+        values = plan(name, {"data": settings.get("data")})[1]
+        keys = {key: settings.get(key, values.get(key)) for key in ("data", "from", "to", "test")}
+        *others, last = [run["folder"] for run in made.runs]
+        plot = f"{made.out}/lengths.png"
+        made.judged = evaluate(last, against=others, plot=plot, **keys, **judged_by)
+        made.write(Path(made.out))
+    return made
 
 
 def task_of(name: str) -> str:
@@ -88,10 +99,9 @@ def task_of(name: str) -> str:
     if name in RECIPES:
         return recipe(name).TASK
     if name not in TASKS:
-        names = sorted([*TASKS, *RECIPES])
         raise Mistake(
-            f"unknown task or recipe '{name}'; choose from {', '.join(names)}."
-            + nearest(name, names)
+            f"unknown task or recipe '{name}'; choose from {', '.join(sorted(TASKS))}, or what "
+            f"regard recipes lists.{nearest(name, [*TASKS, *RECIPES])}"
         )
     return name
 
@@ -105,7 +115,9 @@ def plan(name: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any], str 
     if name not in RECIPES:
         return task, values, None
     found = recipe(name)
-    values = {**found.SETTINGS, **values}
+    rows = getattr(found, "ROWS", {})
+    like = str(values.get("like") or found.SETTINGS.get("like"))
+    values = {**found.SETTINGS, **rows.get(like, {}), **values}
     if "steps" in settings and "minutes" not in settings:
         values.pop("minutes", None)
     if "minutes" in settings and "steps" not in settings:
@@ -123,9 +135,14 @@ def evaluate(model: Any, /, **settings: Any) -> Any:
     task = settings.pop("task", None)
     loaded: Any = load(folder, task=task) if folder is not None else model
     other = settings.pop("against", None)
-    against = load(other, task=task) if isinstance(other, str | Path) else other
-    names = (str(model) if folder else "model", "" if other is None else str(other))
-    result = loaded.evaluate(settings, against=against, names=names)
+    if isinstance(other, str) and not Path(other).is_dir():
+        other = other.split(",")
+    others = other if isinstance(other, list) else [other]
+    if len(others) > 1 and not getattr(loaded, "takes_several", False):
+        raise Mistake(f"against= names {len(others)} models; one of {loaded.task} takes one")
+    found = [load(one, task=task) if isinstance(one, str | Path) else one for one in others]
+    names = (str(model) if folder else "model", *("" if x is None else str(x) for x in others))
+    result = loaded.evaluate(settings, against=found if len(found) > 1 else found[0], names=names)
     if folder is not None and folder.parent != starters_home() and not is_foreign(folder):
         result.keep(folder)
     return result

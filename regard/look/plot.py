@@ -24,6 +24,7 @@ LOOKS = [
     (dash, mark, f"C{colour}")
     for (dash, mark), colour in product((("-", "o"), ("--", "s"), (":", "^")), range(10))
 ]
+DASHED = 10  # how much further the same colour is found with the next dash
 DPI = 130
 MOST_ROWS = 120
 LONGEST = 40
@@ -85,10 +86,13 @@ def draw_curves(
     lines: Mapping[str, Points],
     axes: tuple[str, str],
     trained: float | None = None,
+    log: bool = True,
+    looks: Mapping[str, int] | None = None,
 ) -> None:
     """Draw a line through the means of each label, with bars for their intervals.
 
-    Doubling x is always the same way; `trained` is marked.
+    Doubling x is always the same way, unless `log` is off; `trained` is marked. `looks` are the
+    numbers of the labels among LOOKS, if not as they come.
     """
     names = {label: shorten(label) for label in lines}
     fonts, missing = fonts_for("".join(sorted(set("".join([title, *axes, *names.values()])))))
@@ -100,12 +104,14 @@ def draw_curves(
     figure.text(0.12 / width, 1 - 0.3 / height, spell(title, missing), **style(fonts, 10.5, INK))
     place = figure.add_axes((0.75 / width, 0.6 / height, 5.3 / width, high / height))
     plain(place)
-    place.set_xscale("log", base=2)
+    if log:
+        place.set_xscale("log", base=2)
     if trained is not None:
         place.axvline(trained, color=SOFT, linewidth=0.8, linestyle=(0, (2, 3)), zorder=0)
     for number, (label, points) in enumerate(lines.items()):
-        dash, mark, colour = LOOKS[number % len(LOOKS)]
+        dash, mark, colour = LOOKS[(looks or {}).get(label, number) % len(LOOKS)]
         aside = 2 ** (0.16 * (number / max(1, len(lines) - 1) - 0.5))  # so that bars do not overlap
+        aside = aside if log else 1.0
         place.errorbar(
             [x * aside for x, _ in points],
             [one.mean for _, one in points],
@@ -119,9 +125,10 @@ def draw_curves(
             elinewidth=0.8,
             capsize=2,
         )
-    ticks = sorted({x for points in lines.values() for x, _ in points})
-    place.set_xticks(ticks, [f"{x:g}" for x in ticks])
-    place.minorticks_off()
+    if log:
+        ticks = sorted({x for points in lines.values() for x, _ in points})
+        place.set_xticks(ticks, [f"{x:g}" for x in ticks])
+        place.minorticks_off()
     place.set_xlabel(spell(axes[0], missing), **style(fonts, 9, SOFT))
     place.set_ylabel(spell(axes[1], missing), **style(fonts, 9, SOFT))
     # in the order of the lines' right ends, from top to bottom; those that end early come first

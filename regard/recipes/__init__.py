@@ -7,6 +7,7 @@ from regard.errors import choose
 
 RECIPES = {
     "multi30k_en_de": "regard.recipes.multi30k_en_de",
+    "ladder_multi30k": "regard.recipes.ladder_multi30k",
     "tatoeba_en_zh": "regard.recipes.tatoeba_en_zh",
     "wikitext2_lab": "regard.recipes.wikitext2_lab",
     "shakespeare_lab": "regard.recipes.shakespeare_lab",
@@ -19,11 +20,18 @@ RECIPES = {
     "fashion": "regard.recipes.fashion",
     "cifar10": "regard.recipes.cifar10",
     "cifar10_pretrain": "regard.recipes.cifar10_pretrain",
+    "flickr8k_pretrain": "regard.recipes.flickr8k_pretrain",
+    "flickr8k_caption": "regard.recipes.flickr8k_caption",
+    "denoise_train400": "regard.recipes.denoise",
 }
 
 
 def recipe(name: str) -> ModuleType:
-    """Return the module of a recipe: TASK, SETTINGS, and a docstring that promises."""
+    """Return the module of a recipe: TASK, SETTINGS, and a docstring that promises.
+
+    One that compares has ROWS, what differs by like=; COMPARE, the keys of `compare`; and EVAL, by
+    which its models are judged against each other in the end.
+    """
     return import_module(choose("recipe", name, RECIPES))
 
 

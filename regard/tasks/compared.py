@@ -51,6 +51,7 @@ class Compared:
     command: str
     runs: list[dict[str, Any]] = field(default_factory=list)
     stopped: bool = False
+    judged: Any = None  # on a test part, all of them against each other
 
     def of(self, variant: Variant) -> list[dict[str, Any]]:
         """Return the finished runs of a variant."""
@@ -216,6 +217,8 @@ class Compared:
             parts += [self.command]
         else:
             parts += [f"{self.out}: results.json, table.md, " + " and ".join(self.plots())]
+        if self.judged is not None:
+            parts += ["", str(self.judged), f"{self.out}: lengths.png"]
         return "\n".join(parts)
 
     def to_dict(self) -> dict[str, Any]:
@@ -246,6 +249,7 @@ class Compared:
             "counted": self.counted,
             "notes": self.notes(),
             "runs": self.runs,
+            "judged": None if self.judged is None else self.judged.to_dict(),
         }
         return finite(told)
 

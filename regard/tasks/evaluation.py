@@ -3,8 +3,9 @@
 import json
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from regard import __version__
 from regard.data.text import Corpus, load_pairs
 from regard.errors import Mistake
 from regard.settings import fill
-from regard.tasks.judge import Comparison, Score, tokenise_for
+from regard.tasks.judge import Comparison, Score, bleu_metric, tokenise_for
+from regard.tasks.lengths import BORDERS, Lengths, by_length
 from regard.tasks.run import tell
 from regard.tasks.scores_text import Bleu
 from regard.tasks.translator import RunSettings, Translator
@@ -35,6 +37,14 @@ class EvalSettings(RunSettings):
     lowercase: bool = field(default=False, metadata={"help": "ignore case"})
     samples: int = field(default=1000, metadata={"min": 100, "max": 100_000})
     outputs: str | None = field(default=None, metadata={"help": "a file for the translations"})
+    lengths: tuple[int, ...] = field(
+        default=BORDERS, metadata={"help": "source words to tell BLEU by", "min": 1, "max": 10_000}
+    )
+    joined: tuple[int, ...] = field(
+        default=(),
+        metadata={"help": "also join sentences to so many source words", "min": 1, "max": 10_000},
+    )
+    plot: str | None = field(default=None, metadata={"help": "a .png of BLEU by source length"})
 
 
 @dataclass(frozen=True)
@@ -49,16 +59,18 @@ class Evaluation:
     against: str | None = None
     comparison: list[Comparison] = field(default_factory=list)
     of: str = "sentences"  # what was counted
+    lengths: Lengths | None = field(default=None, kw_only=True)
 
     def __str__(self) -> str:
         lines = [f"{self.model}: {self.sentences:,} {self.of} in {self.seconds:.1f} s"]
         lines += [str(score) for score in self.scores]
         for c in self.comparison:
             lines.append(
-                f"{c.name}: {c.ours:.2f} against {c.theirs:.2f} of {self.against}; "
+                f"{c.name}: {c.ours:.2f} against {c.theirs:.2f} of {c.against or self.against}; "
                 f"95% of resamples of ours {c.low:.2f} to {c.high:.2f}; "
                 f"p = {c.p:.4f} that the difference is chance  {c.signature}"
             )
+        lines += [str(self.lengths)] if self.lengths else []
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
@@ -70,6 +82,8 @@ class Evaluation:
         try:
             with open(folder / "scores.jsonl", "a", encoding="utf-8") as file:
                 file.write(json.dumps(self.to_dict(), ensure_ascii=False) + "\n")
+            if self.lengths and len(self.lengths.rows) > 2:  # all, and groups to compare
+                self.lengths.draw(folder / "lengths.png")
         except OSError:
             tell(f"{folder}: could not be written to, so the scores are not kept there")
 
@@ -93,20 +107,25 @@ def evaluate(
     translator: Translator,
     settings: dict[str, Any],
     *,
-    against: Translator | None = None,
-    names: tuple[str, str] = ("model", ""),
+    against: Translator | Sequence[Translator] | None = None,
+    names: tuple[str, ...] = ("model", ""),
     keys: type[EvalSettings] = EvalSettings,
     read: Callable[[Any, Any], Corpus] = read_test,
     metric: Callable[[Any], Any] = lambda how: Bleu(),
 ) -> Evaluation:
-    """Translate a test set and score it.
+    """Translate a test set and score it, alone or against others.
 
     A task of another kind brings its own keys, and how to read the test set and to judge by them.
     """
     how = fill(keys, {**_own(translator), **settings})
     corpus, by = read(translator, how), metric(how)
+    _check_lengths(how, settings, by.main == "BLEU", keys is EvalSettings)
     pairs = corpus.parts[how.part]
     language = how.target or translator.config.get("to") or corpus.target
+    given = against if isinstance(against, Sequence) else [] if against is None else [against]
+    others = [other for other in given if isinstance(other, Translator)]
+    if len(others) < len(given):
+        raise Mistake("against= names a model that does not translate; compare translators")
     if how.tokenise and tokenise_for(language) != "13a" and how.tokenise == "13a":
         tell(f"warning: tokenise=13a does not part the words of {language}; such scores mislead")
     sources, references = [p.source for p in pairs], [[p.target for p in pairs]]
@@ -120,12 +139,28 @@ def evaluate(
     seconds = time.perf_counter() - started
     options: dict[str, Any] = {"tokenise": how.tokenise, "lowercase": how.lowercase}
     scores = by.judge(outputs, references, language, **options)
-    comparison = []
-    if against is not None:
-        theirs = [str(answer) for answer in against.run(sources, **run)]
-        comparison = by.compare(
-            outputs, theirs, references, language, samples=how.samples, **options
+    comparison, written = [], [outputs]
+    for name, other in zip(names[1:], others, strict=False):
+        written.append([str(answer) for answer in other.run(sources, **run)])
+        found = by.compare(
+            outputs, written[-1], references, language, samples=how.samples, **options
         )
+        comparison += found if len(others) == 1 else [replace(one, against=name) for one in found]
+    lengths = None
+    if by.main == "BLEU":
+        lengths = by_length(
+            names[: len(written)],
+            written,
+            [partial(_whole, each, run) for each in (translator, *others)],
+            pairs,
+            bleu_metric(language, **options),
+            samples=how.samples,
+            borders=how.lengths,
+            joined=how.joined,
+            languages=(how.source or translator.config.get("from") or corpus.source, language),
+        )
+        if how.plot:
+            lengths.draw(how.plot)
     if how.outputs:
         from regard.files import write_atomically
 
@@ -138,9 +173,28 @@ def evaluate(
         **{name: getattr(how, name) for name in translator.settings.__dataclass_fields__},
         **made_here(),
     }
+    told = ", ".join(names[1:]) or None
     return Evaluation(
-        names[0], scores, len(pairs), seconds, made_with, names[1] or None, comparison
+        names[0], scores, len(pairs), seconds, made_with, told, comparison, lengths=lengths
     )
+
+
+def _check_lengths(how: Any, given: dict[str, Any], is_bleu: bool, is_plain: bool) -> None:
+    """Refuse what cannot be told by length, before anything is translated."""
+    for key in ("lengths", "joined", "plot"):
+        if key in given and not is_bleu:
+            raise Mistake(f"{key}= tells BLEU by source length; add metric=bleu")
+    if how.joined and not is_plain:
+        raise Mistake("joined= is for translators: joined inputs of another task are no input")
+    if not how.lengths:
+        raise Mistake("lengths= is empty; write source words such as lengths=10,20,40")
+    if how.plot and Path(how.plot).suffix.lower() != ".png":
+        raise Mistake(f"plot={how.plot} is no picture's name; end it with .png")
+
+
+def _whole(translator: Translator, run: dict[str, Any], sources: Sequence[str]) -> list[str]:
+    """Translate sources without cutting them into sentences, unless told to."""
+    return [str(answer) for answer in translator.run(sources, **{"split": False, **run})]
 
 
 def score_both(

@@ -31,12 +31,14 @@ def tokenise_for(language: str | None) -> str:
     return TOKENISE.get((language or "").split("-")[0].split("_")[0].lower(), "13a")
 
 
-def bleu_metric(language: str | None, tokenise: str | None = None, lowercase: bool = False) -> BLEU:
-    """Return the BLEU that suits a language."""
+def bleu_metric(
+    language: str | None, tokenise: str | None = None, lowercase: bool = False, order: int = 4
+) -> BLEU:
+    """Return the BLEU that suits a language, of runs of up to so many words."""
     tokenise = tokenise or tokenise_for(language)
     if tokenise not in BLEU.TOKENIZERS:
         raise Mistake(f"tokenise='{tokenise}' is not one of {', '.join(sorted(BLEU.TOKENIZERS))}")
-    return BLEU(lowercase=lowercase, tokenize=tokenise)
+    return BLEU(lowercase=lowercase, tokenize=tokenise, max_ngram_order=order)
 
 
 def judge(
@@ -51,7 +53,8 @@ def judge(
     if not outputs:
         raise Mistake("nothing to judge: there are no outputs")
     scores = []
-    metrics = (("BLEU", bleu_metric(language, tokenise, lowercase)), ("chrF2", CHRF()))
+    bleu, chrf = bleu_metric(language, tokenise, lowercase), CHRF(lowercase=lowercase)
+    metrics = (("BLEU", bleu), ("chrF2", chrf))
     for name, metric in metrics:
         result = metric.corpus_score(list(outputs), [list(r) for r in references])
         scores.append(Score(name, result.score, str(metric.get_signature())))
@@ -69,6 +72,7 @@ class Comparison:
     low: float
     high: float
     signature: str
+    against: str = ""  # whose theirs are, where there are several
 
 
 def compare(
@@ -84,7 +88,8 @@ def compare(
     """Compare two systems by paired bootstrap resampling (Koehn 2004)."""
     from sacrebleu.significance import PairedTest
 
-    metrics = {"BLEU": bleu_metric(language, tokenise, lowercase), "chrF2": CHRF()}
+    bleu, chrf = bleu_metric(language, tokenise, lowercase), CHRF(lowercase=lowercase)
+    metrics = {"BLEU": bleu, "chrF2": chrf}
     systems: Any = [("theirs", list(theirs)), ("ours", list(ours))]
     test = PairedTest(
         systems, metrics, [list(r) for r in references], test_type="bs", n_samples=samples

@@ -18,7 +18,9 @@ from regard.data.documents import Crops, Packed, Texts, load_texts, store_texts,
 from regard.data.store import Column, Store, store_key
 from regard.data.tokenize import SPACELESS, train_tokenizer
 from regard.errors import Mistake, choose
-from regard.models import family
+from regard.models import family, rows
+from regard.models.folder import read_json
+from regard.settings import describe
 from regard.tasks import run
 from regard.tasks.run import (
     Data,
@@ -40,6 +42,7 @@ from regard.train.loss import plain_loss, vocabulary_loss
 NAME = "language"
 GPTConfig, _ = family("gpt")
 BertConfig, _ = family("bert")
+LadderConfig, _ = family("ladder")
 GENERATION = {"temperature": 0.8, "top_p": 0.95, "max_length": 200}
 
 # what a size means for training, on top of the sizes of the model
@@ -62,7 +65,13 @@ SIZES: dict[str, dict[str, Any]] = {
     },
 }
 # short keys for what lies deeper
-SHORT = {**run.SHORT, "kv_heads": "model.block.kv_heads", "bias": "model.block.bias"}
+SHORT = {
+    **run.SHORT,
+    "kv_heads": "model.block.kv_heads",
+    "bias": "model.block.bias",
+    "rung": "model.rung",
+    "gates": "model.gates",
+}
 # how texts are cut into tokens, beside what train_tokenizer learns
 CHARACTERS = "characters"
 SPACELESS_CHARACTER = re.compile(f"[{SPACELESS}]")
@@ -79,8 +88,9 @@ class LanguageSettings(TaskSettings):
     beta2: float = field(default=0.99, metadata=at_least(0, "AdamW's second memory", 0.99999))
     valid: str | None = field(default=None, metadata={"help": "a file to choose by, or a share"})
     objective: str = field(default="causal", metadata={"help": "causal or masked"})
+    family: str | None = field(default=None, metadata={"help": "gpt or ladder; bert if masked"})
     like: str | None = field(
-        default=None, metadata={"help": "gpt2, llama, mistral, bloom, palm; bert, roberta, ..."}
+        default=None, metadata={"help": "gpt2, llama, ...; gated, ..., heads; bert, roberta, ..."}
     )
     columns: str | None = field(default=None, metadata={"help": "the text's key in JSON lines"})
     tokenizer: str = field(default="bpe", metadata={"help": "characters, bytes, bpe or unigram"})
@@ -104,16 +114,34 @@ class MaskedSettings(LanguageSettings):
     model: BertConfig = field(default_factory=BertConfig)  # type: ignore[valid-type]
 
 
+@dataclass(frozen=True)
+class LadderSettings(LanguageSettings):
+    """The same, for a model on a rung between a gated unit and a transformer."""
+
+    model: LadderConfig = field(default_factory=LadderConfig)  # type: ignore[valid-type]
+
+
+def goal_of(values: Mapping[str, Any]) -> "Objective":
+    """Return what is learnt and by which family: as told, that of `init` or `like`, or gpt."""
+    goals = choose("objective", str(values.get("objective", "causal")), OBJECTIVES)
+    told = {each: name for name in goals for each in rows(name)}.get(str(values.get("like")))
+    if values.get("init"):
+        told = read_json(Path(values["init"]) / "config.json").get("family")
+    usual = told if told in goals else next(iter(goals))
+    return choose("family", str(values.get("family") or usual), goals)
+
+
 def resolve(values: Mapping[str, Any]) -> LanguageSettings:
     """Make full settings of what a user gave: the size fills in what is not said."""
-    goal = choose("objective", str(values.get("objective", "causal")), OBJECTIVES)
+    goal = goal_of(values)
     row = values.get("like") or goal.like
+    known = {each.key for each in describe(goal.settings)}
     settings = resolve_task(
         goal.settings,
-        values,
+        {**values, "family": goal.family},
         model=shape_of(goal.family, values, row, **goal.changes),
         sizes=SIZES,
-        short=SHORT,
+        short={key: long for key, long in SHORT.items() if long in known},
         of="text",
     )
     model: Any = settings.model
@@ -397,16 +425,22 @@ class Objective(NamedTuple):
     runs_as: str
 
 
-OBJECTIVES = {
-    "causal": Objective(NextToken, "gpt", LanguageSettings, "gpt2", {}, NAME),
-    "masked": Objective(MaskedTokens, "bert", MaskedSettings, "bert", {"head": "words"}, "fill"),
+# what is learnt -> by which families, the usual one first
+OBJECTIVES: dict[str, dict[str, Objective]] = {
+    "causal": {
+        "gpt": Objective(NextToken, "gpt", LanguageSettings, "gpt2", {}, NAME),
+        "ladder": Objective(NextToken, "ladder", LadderSettings, "gated", {}, NAME),
+    },
+    "masked": {
+        "bert": Objective(MaskedTokens, "bert", MaskedSettings, "bert", {"head": "words"}, "fill"),
+    },
 }
 
 
 def train(values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None = None) -> Report:
     """Train a language model in a folder, or go on with one that was begun there."""
     settings = resolve(values)
-    goal = OBJECTIVES[settings.objective]
+    goal = goal_of(values)
 
     def read() -> Data:
         assert settings.data is not None

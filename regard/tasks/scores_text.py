@@ -130,21 +130,27 @@ class Mean:
         """Compare two systems by paired bootstrap resampling (Koehn 2004)."""
         _only_bleu(tokenise, lowercase)
         tables = [self.table(outputs, references) for outputs in (ours, theirs)]
-        both = np.array([list(table.values()) for table in tables])  # system, score, example
-        chance = np.random.default_rng(12345)
-        even = np.full(len(ours), 1 / len(ours))
-        drawn = np.array([both @ chance.multinomial(len(ours), even) for _ in range(samples)])
-        mine, other = both.mean(-1)
-        # how often chance alone makes a difference as large as the one that was found
-        gap = drawn[:, 0] / len(ours) - drawn[:, 1] / len(ours) - (mine - other)
-        p = ((np.abs(gap) >= np.abs(mine - other)).sum(0) + 1) / (samples + 1)
-        low, high = np.percentile(drawn[:, 0] / len(ours), [2.5, 97.5], axis=0)
-        signature = f"nrefs:{len(references)}|bs:{samples}|{self.signature}"
-        rows = zip(tables[0], *(x.tolist() for x in (mine, other, p, low, high)), strict=True)
-        return [
-            Comparison(name, one, two, chance_of, least, most, signature)
-            for name, one, two, chance_of, least, most in rows
-        ]
+        return resample(tables, samples, f"nrefs:{len(references)}|bs:{samples}|{self.signature}")
+
+
+def resample(
+    tables: Sequence[dict[str, np.ndarray]], samples: int, signature: str
+) -> list[Comparison]:
+    """Compare the scores that two systems have of every example, by paired bootstrap."""
+    both = np.array([list(table.values()) for table in tables])  # system, score, example
+    chance, count = np.random.default_rng(12345), both.shape[-1]
+    even = np.full(count, 1 / count)
+    drawn = np.array([both @ chance.multinomial(count, even) for _ in range(samples)]) / count
+    mine, other = both.mean(-1)
+    # how often chance alone makes a difference as large as the one that was found
+    gap = drawn[:, 0] - drawn[:, 1] - (mine - other)
+    p = ((np.abs(gap) >= np.abs(mine - other)).sum(0) + 1) / (samples + 1)
+    low, high = np.percentile(drawn[:, 0], [2.5, 97.5], axis=0)
+    rows = zip(tables[0], *(x.tolist() for x in (mine, other, p, low, high)), strict=True)
+    return [
+        Comparison(name, one, two, chance_of, least, most, signature)
+        for name, one, two, chance_of, least, most in rows
+    ]
 
 
 def _only_bleu(tokenise: str | None, lowercase: bool) -> None:

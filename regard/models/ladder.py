@@ -1,0 +1,351 @@
+"""The ladder from a gated unit to a transformer: five language models that differ in one part.
+
+A gated unit is attention over its own history. h_t = u_t h_{t-1} + (1 - u_t) c_t unrolls to
+h_t = sum_{i<=t} w_ti c_i with the weights w_ti = (prod_{i<j<=t} u_j) (1 - u_i). Each rung frees
+something of it: the weights, the candidates c, keys from values, and last one head from another.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from typing import cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard.attention.attend import attend
+from regard.attention.masks import Causal, Mask, Padding
+from regard.attention.multihead import Cache, Move, MultiHead
+from regard.attention.positions import ALIASES
+from regard.attention.watch import watcher
+from regard.errors import Mistake, choose
+from regard.layers.block import BlockConfig, build_attention
+from regard.layers.start import STARTS
+from regard.models import gpt
+from regard.models.gpt import GPT, GPTConfig
+from regard.models.state import State
+
+# positions that are added to the input: a recurrence has neither queries nor keys to turn
+POSITIONS = ("none", "sinusoidal", "learned")
+
+
+@dataclass(frozen=True)
+class LadderConfig(GPTConfig):
+    """The sizes and parts of a decoder whose attention stands on some rung."""
+
+    position: str = "sinusoidal"
+    scale_embedding: bool = True
+    start: str = "scaled"
+    rung: str = "gated"
+    gates: int | None = field(
+        default=None, metadata={"help": "of the rung gated; none: one a channel", "min": 1}
+    )
+
+
+def past_weights(gates: Float[Tensor, "... l"]) -> Float[Tensor, "... l l"]:
+    """Return how much a gated unit keeps of each of its candidates, from its gates' logits.
+
+    The weights are (prod_{i<j<=t} u_j) (1 - u_i), and the rest of a row is for h_0 = 0. Their
+    logarithms are sums, taken in fp64: differences of long sums lose too much in fp32.
+    """
+    kept = F.logsigmoid(gates.double())
+    so_far = kept.cumsum(-1)
+    written = kept - gates.double()  # log(1 - u)
+    log = so_far.unsqueeze(-1) + (written - so_far).unsqueeze(-2)
+    ahead = torch.ones(log.shape[-2:], dtype=torch.bool, device=log.device).triu(1)
+    return log.masked_fill(ahead, -torch.inf).exp().to(gates.dtype)
+
+
+def look_back(
+    candidates: Float[Tensor, "b l w"],
+    gates: Float[Tensor, "b l g"],
+    *,
+    mask: Mask | None = None,
+    watch: object = None,
+) -> Float[Tensor, "b l w"]:
+    """Return what a gated unit makes of its candidates, as attention whose weights are given.
+
+    Every gate is a head, and the candidates of its channels are the values.
+    """
+    heads = gates.shape[-1]
+    values = candidates.unflatten(-1, (heads, -1)).transpose(1, 2)
+    weights = past_weights(gates.transpose(1, 2))
+    out = attend(values, values, values, normalise=weights, mask=mask, watch=watch)
+    return out.transpose(1, 2).flatten(2)
+
+
+class Remembered(Cache):
+    """A cache that also holds the last vectors of each text, (sentence, hypothesis, w)."""
+
+    past: Tensor | None = None
+
+    def begin(self, prompts: Tensor, width: int, hypotheses: int) -> None:
+        """Take the vectors at the ends of prompts, of which all vectors (b, l, w) are there yet."""
+        last = self.v.new_zeros(len(prompts), width)
+        if self.past is not None:
+            read = torch.cat([last.unsqueeze(1), self.past], 1)
+            last = read[torch.arange(len(prompts), device=read.device), prompts]
+        self.past = last.unsqueeze(1).expand(-1, hypotheses, -1)
+
+    def keep(self, move: Move) -> None:
+        """Go on with some sentences only."""
+        super().keep(move)
+        if self.past is not None:
+            self.past = self.past[move.rows]
+
+
+class Past(State):
+    """A state whose hypotheses have their own last vectors."""
+
+    def select(self, parents: Tensor) -> "Past":
+        """Let hypothesis j of sentence i continue hypothesis parents[i, j] of that sentence."""
+        for cache in cast(list[Remembered], self.caches):
+            assert cache.past is not None
+            index = parents.unsqueeze(-1).expand(-1, -1, cache.past.shape[-1])
+            cache.past = cache.past.gather(1, index)
+        super().select(parents)
+        return self
+
+
+def seen_among(mask: Mask | None, length: int) -> Tensor | None:
+    """Return which tokens of packed documents see which, (b, q, k); None if all before them."""
+    if mask is None or mask.aligned(length, length):
+        return None
+    return mask.tile(slice(0, length), slice(0, length))[:, 0]
+
+
+def going_on(h: Tensor, seen: Tensor | None, t: int) -> Tensor:
+    """Return h where token t belongs to the same document as the one before, else zeros."""
+    if seen is None or t == 0:
+        return h
+    return h.masked_fill(~seen[:, t, t - 1, None], 0.0)
+
+
+class Gated(nn.Module):
+    """A gated unit: c_t = tanh(W x_t + U h_{t-1}), h_t = u_t h_{t-1} + (1 - u_t) c_t.
+
+    The gates u_t = sigmoid(W' x_t + U' h_{t-1}) are those of single channels or of groups of them.
+    The recurrence is to this attention what the fused kernel is to a softmax: it gives the output
+    in linear memory, and the weights are made only for those who watch.
+    """
+
+    kv_heads, head_width = 1, 0  # nothing is cached but the last vector
+
+    def __init__(self, width: int, gates: int, bias: bool):
+        super().__init__()
+        if width % gates:
+            raise Mistake(f"gates={gates} does not divide width={width}; choose one that does")
+        self.width, self.heads = width, gates
+        self.reads = nn.Linear(width, width + gates, bias=bias)
+        self.again = nn.Linear(width, width + gates, bias=False)
+        self.out = nn.Linear(width, width, bias=bias)
+
+    def tick(self, read: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return h_t, c_t and the gates' logits, from what was read of x_t and from h_{t-1}."""
+        candidate, gates = (read + self.again(before)).split([self.width, self.heads], -1)
+        candidate, kept = candidate.tanh(), gates.sigmoid()
+        if self.heads < self.width:
+            kept = kept.repeat_interleave(self.width // self.heads, -1)
+        return torch.lerp(candidate, before, kept), candidate, gates
+
+    def unroll(self, x: Tensor, mask: Mask | None) -> list[Tensor]:
+        """Return h, candidates and the gates' logits of all tokens, one after the other."""
+        seen, h = seen_among(mask, x.shape[1]), torch.zeros_like(x[:, 0])
+        made = []
+        for t, read in enumerate(self.reads(x).unbind(1)):
+            made.append(self.tick(read, going_on(h, seen, t)))
+            h = made[-1][0]
+        return [torch.stack(part, 1) for part in zip(*made, strict=True)]
+
+    def forward(
+        self,
+        x: Float[Tensor, "b l w"],
+        *,
+        at: Tensor,
+        mask: Mask | None = None,
+        bias: Tensor | None = None,
+        cache: Remembered | None = None,
+    ) -> Float[Tensor, "b l w"]:
+        """Read texts from their beginning, or the next token of each that is remembered."""
+        if cache is not None and cache.past is not None:
+            h = self.tick(self.reads(x), cache.past)[0]
+        else:
+            h, candidates, gates = self.unroll(x, mask)
+            if watcher() is not None:
+                look_back(candidates, gates, mask=mask or Causal(), watch=self)
+        if cache is not None:
+            nothing = x.new_empty(len(x), 1, x.shape[1], 0)
+            cache.append(nothing, nothing, at)
+            cache.past = h
+        return self.out(h)
+
+
+class InTurn(nn.Module):
+    """Candidates c_t = tanh(W x_t + U h_{t-1}), where h is the average of those before."""
+
+    def __init__(self, width: int, bias: bool):
+        super().__init__()
+        self.reads = nn.Linear(width, width, bias=bias)
+        self.again = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: Tensor, q: Tensor, mask: Mask | None, past: Tensor | None) -> Tensor:
+        """Return the candidates of texts from their beginning, or after h."""
+        read = self.reads(x)
+        if past is not None:
+            return (read + self.again(past)).tanh()
+        seen, h, made = seen_among(mask, x.shape[1]), torch.zeros_like(x[:, 0]), []
+        for t, (now, asks) in enumerate(zip(read.unbind(1), q.split(1, 1), strict=True)):
+            made.append((now + self.again(going_on(h, seen, t))).tanh())
+            c = torch.stack(made, 1)
+            own = None if seen is None else Padding(seen[:, t, : t + 1])
+            h = attend(asks, c, c, mask=own).squeeze(1)
+        return torch.stack(made, 1)
+
+
+class Apart(nn.Module):
+    """Candidates c_t = tanh(W x_t), each for itself."""
+
+    def __init__(self, width: int, bias: bool):
+        super().__init__()
+        self.reads = nn.Linear(width, width, bias=bias)
+
+    def forward(self, x: Tensor, q: Tensor, mask: Mask | None, past: Tensor | None) -> Tensor:
+        """Return the candidates of all tokens."""
+        return self.reads(x).tanh()
+
+
+class Average(nn.Module):
+    """One head, its keys and values the candidates: h_t = sum_i softmax_i(q_t c_i / √w) c_i."""
+
+    heads = kv_heads = 1
+
+    def __init__(self, width: int, candidates: InTurn | Apart, bias: bool):
+        super().__init__()
+        self.head_width = width
+        self.asks = nn.Linear(width, width, bias=bias)
+        self.candidates = candidates
+        self.out = nn.Linear(width, width, bias=bias)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b l w"],
+        *,
+        at: Tensor,
+        mask: Mask | None = None,
+        bias: Tensor | None = None,
+        cache: Remembered | None = None,
+    ) -> Float[Tensor, "b l w"]:
+        """Let every token ask all candidates so far."""
+        q = self.asks(x)
+        k = v = self.candidates(x, q, mask, None if cache is None else cache.past).unsqueeze(1)
+        if cache is not None:
+            k, v = cache.append(k, v, at)
+        h = attend(q.unsqueeze(1), k, v, mask=mask, watch=self).squeeze(1)
+        if cache is not None:
+            cache.past = h
+        return self.out(h)
+
+
+Rung = Gated | Average | MultiHead
+
+
+def gated(config: LadderConfig) -> Rung:
+    """Weights of gates, candidates of the history."""
+    block = config.block
+    return Gated(block.width, config.gates or block.width, block.bias)
+
+
+def free_weights(config: LadderConfig) -> Rung:
+    """The weights are freed: any candidate may be asked for, however long ago."""
+    block = config.block
+    return Average(block.width, InTurn(block.width, block.bias), block.bias)
+
+
+def free_candidates(config: LadderConfig) -> Rung:
+    """The candidates are freed too: none waits for another."""
+    block = config.block
+    return Average(block.width, Apart(block.width, block.bias), block.bias)
+
+
+def keys_values(config: LadderConfig) -> Rung:
+    """What is compared is separated from what is averaged."""
+    return build_attention(replace(config.block, heads=1))
+
+
+def heads(config: LadderConfig) -> Rung:
+    """Many heads: the layer of a transformer."""
+    return build_attention(config.block)
+
+
+# name -> how its layer is made, and how many tokens it reads at a time while it writes
+RUNGS: dict[str, tuple[Callable[[LadderConfig], Rung], int | None]] = {
+    "gated": (gated, 1),
+    "free_weights": (free_weights, 1),
+    "free_candidates": (free_candidates, None),
+    "keys_values": (keys_values, None),
+    "heads": (heads, None),
+}
+ROWS: dict[str, LadderConfig] = {name: LadderConfig(rung=name) for name in RUNGS}
+
+
+def sized(name: str, row: str = "gated") -> LadderConfig:
+    """Return the config of a rung with the sizes that a name stands for."""
+    like = gpt.sized(name)
+    config = choose("row", row, ROWS)
+    return replace(config, depth=like.depth, block=like.block, max_length=like.max_length)
+
+
+def check(config: LadderConfig) -> None:
+    """Refuse parts of a decoder that not every rung has."""
+    position = ALIASES.get(config.position, config.position)
+    choose("position of a ladder", position, dict.fromkeys(POSITIONS))
+    plain, block = GPTConfig(), BlockConfig()
+    for part, usual, names in (
+        (config, plain, ("window", "prompt")),
+        (config.block, block, ("kv_heads", "head_width", "score", "attention_dropout")),
+    ):
+        for name in names:
+            if getattr(part, name) != getattr(usual, name):
+                raise Mistake(
+                    f"{name}={getattr(part, name)} is not for every rung; leave it out, or take gpt"
+                )
+    if config.gates is not None and config.rung != "gated":
+        raise Mistake(f"gates={config.gates} is for rung=gated; rung={config.rung} has none")
+
+
+class Ladder(GPT):
+    """A decoder whose attention stands on a rung between a gated unit and many heads."""
+
+    cache, state = Remembered, Past
+
+    def __init__(self, config: LadderConfig):
+        make, self.at_a_time = choose("rung", config.rung, RUNGS)
+        check(config)
+        super().__init__(GPTConfig(**{f.name: getattr(config, f.name) for f in fields(GPTConfig)}))
+        self.config: LadderConfig = config
+        for block in self.blocks:
+            block.add_module("attention", make(config))
+        choose("start", config.start, STARTS)(self)
+
+    def start(
+        self,
+        source: Int[Tensor, "b s"],
+        lengths: Int[Tensor, " b"] | None = None,
+        *,
+        hypotheses: int = 1,
+        capacity: int = 256,
+    ) -> State:
+        """Read prompts but for their last tokens, with which the first step begins."""
+        state = super().start(source, lengths, hypotheses=hypotheses, capacity=capacity)
+        prompts = source.new_full((len(source),), source.shape[1]) if lengths is None else lengths
+        for cache in cast(list[Remembered], state.caches):
+            cache.begin(prompts - 1, self.config.block.width, hypotheses)
+        return state
+
+    def step(
+        self, ids: Int[Tensor, "b l"], state: State
+    ) -> tuple[Float[Tensor, "b l vocab"], State]:
+        """Read the next tokens of all hypotheses and return the logits after each."""
+        parts = ids.split(self.at_a_time or ids.shape[1], dim=1)
+        return torch.cat([super(Ladder, self).step(part, state)[0] for part in parts], 1), state

@@ -1,0 +1,181 @@
+"""BLEU by the length of the source: whether a translator loses the thread of long sentences."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count, repeat, zip_longest
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+from sacrebleu.metrics.bleu import BLEU
+
+from regard.data.text import Corpus, Pair, join_sentences
+from regard.data.tokenize import SPACELESS
+from regard.errors import Mistake
+from regard.interval import Interval
+from regard.tasks.compared import markdown
+
+WORD = re.compile(rf"[{SPACELESS}]|[^\s{SPACELESS}]+")
+BORDERS = (10, 20, 30, 40, 50, 60)
+DRAWN = 2_000_000  # sentences drawn by all resamples of a row, which bounds their memory
+
+
+def count_words(text: str) -> int:
+    """Count what stands between spaces; a character each where words are not parted by them."""
+    return sum(1 for _ in WORD.finditer(text))
+
+
+def groups(sources: Sequence[str], borders: Sequence[int]) -> dict[str, list[int]]:
+    """Return which sentences have how many words: up to each border, and more than the last."""
+    ends = sorted(set(borders))
+    names = [f"{a + 1}-{b}" for a, b in zip([0, *ends], ends, strict=False)] + [f"{ends[-1] + 1}+"]
+    found: dict[str, list[int]] = {name: [] for name in names}
+    for number, source in enumerate(sources):
+        words = count_words(source)
+        found[names[sum(words > end for end in ends)]].append(number)
+    return {name: numbers for name, numbers in found.items() if numbers}
+
+
+def join_pairs(
+    pairs: Sequence[Pair],
+    words: Iterator[int],
+    source: str | None = None,
+    target: str | None = None,
+) -> list[Pair]:
+    """Join pairs in their order until each source has so many words; a short rest is left out."""
+    joined, some, read, enough = [], [], 0, next(words)
+    for pair in pairs:
+        some.append(pair)
+        read += count_words(pair.source)
+        if read >= enough:
+            spaces = [" "] * (len(some) - 1) + [""]
+            reads = join_sentences([each.source for each in some], spaces, source)
+            writes = join_sentences([each.target for each in some], spaces, target)
+            joined.append(Pair(reads, writes, some[0].where))
+            some, read, enough = [], 0, next(words)
+    return joined
+
+
+def join_some(corpus: Corpus, most: int) -> Corpus:
+    """Add the training pairs once more, joined to sources of any length up to so many words."""
+    pairs, chance = corpus.parts["train"], Random(most)
+    words = (chance.randint(1, most) for _ in count())
+    joined = join_pairs(pairs, words, corpus.source, corpus.target)
+    notes = [*corpus.notes, f"{len(joined):,} pairs joined from them are learnt from too"]
+    return replace(corpus, parts={**corpus.parts, "train": [*pairs, *joined]}, notes=notes)
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """Return what tells names of folders apart: neither how all begin nor how all end."""
+    parts = [Path(name).parts for name in names]
+    if len(set(parts)) < 2:
+        return list(names)
+    ends = [parts, [each[::-1] for each in parts]]
+    begin, end = (
+        next(i for i, some in enumerate(zip_longest(*each)) if len(set(some)) > 1) for each in ends
+    )
+    begin = min(begin, *(len(each) - 1 for each in parts))
+    return [str(Path(*each[begin : max(begin + 1, len(each) - end)])) for each in parts]
+
+
+class Graded(NamedTuple):
+    """BLEU, and how far to both sides 95% of its resamples lie; unknown of one sentence."""
+
+    bleu: float
+    half: float | None
+
+    def __str__(self) -> str:
+        return f"{self.bleu:.2f}" + ("" if self.half is None else f" ± {self.half:.2f}")
+
+
+@dataclass(frozen=True)
+class Row:
+    """Sentences of about a length, with the BLEU of every model."""
+
+    name: str  # all, 11-20, or joined 40+
+    sentences: int
+    words: float  # of a source, on average
+    scores: list[Graded]
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """The BLEU of some models by the length of what they read."""
+
+    models: list[str]
+    rows: list[Row]
+    signature: str
+
+    def table(self) -> list[list[str]]:
+        """Return the rows of the table, the head first."""
+        names = [f"BLEU of {name}" for name in short_names(self.models)]
+        head = ["source words", "sentences", "mean words", *names]
+        return [
+            head,
+            *(
+                [row.name, f"{row.sentences:,}", f"{row.words:.1f}", *map(str, row.scores)]
+                for row in self.rows
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{markdown(self.table())}\n± 95% of resamples  {self.signature}"
+
+    def draw(self, path: str | Path) -> None:
+        """Draw a curve for each model, and one of its joined sentences if there are some."""
+        from regard.look.plot import DASHED, draw_curves
+
+        lines: dict[str, list[tuple[float, Interval]]] = {}
+        looks: dict[str, int] = {}
+        for row in self.rows[1:]:
+            joined = row.name.startswith("joined")
+            for number, name in enumerate(short_names(self.models)):
+                bleu, half = row.scores[number]
+                line = name + ", joined" * joined
+                lines.setdefault(line, []).append((row.words, Interval(bleu, half, ())))
+                looks[line] = number + DASHED * joined
+        title = "BLEU by the length of the source"
+        draw_curves(path, title, lines, ("source words", "BLEU"), log=False, looks=looks)
+
+
+def grade(
+    metric: BLEU, name: str, outputs: Sequence[Sequence[str]], pairs: Sequence[Pair], samples: int
+) -> Row:
+    """Grade what every model has written of the same pairs."""
+    samples = max(100, min(samples, DRAWN // len(pairs)))
+    references, scores = [[pair.target for pair in pairs]], []
+    for some in outputs:
+        told = metric.corpus_score(list(some), references, n_bootstrap=samples)
+        scores.append(Graded(told.score, told._ci if len(pairs) > 1 else None))
+    words = sum(count_words(pair.source) for pair in pairs) / len(pairs)
+    return Row(name, len(pairs), words, scores)
+
+
+def by_length(
+    models: Sequence[str],
+    outputs: Sequence[Sequence[str]],
+    write: Sequence[Callable[[Sequence[str]], list[str]]],
+    pairs: Sequence[Pair],
+    metric: BLEU,
+    *,
+    samples: int = 1000,
+    borders: Sequence[int] = BORDERS,
+    joined: Sequence[int] = (),
+    languages: tuple[str | None, str | None] = (None, None),
+) -> Lengths:
+    """Judge the outputs of models for pairs by the length of the source.
+
+    `write` lets each model write more: the pairs are also joined to sources of so many words.
+    """
+    rows = [grade(metric, "all", outputs, pairs, samples)]
+    for name, some in groups([pair.source for pair in pairs], borders).items():
+        parts = [[each[i] for i in some] for each in outputs]
+        rows.append(grade(metric, name, parts, [pairs[i] for i in some], samples))
+    for words in sorted(set(joined)):
+        longer = join_pairs(pairs, repeat(words), *languages)
+        if not longer:
+            raise Mistake(f"joined={words} is more words than all sentences have together")
+        told = [each([pair.source for pair in longer]) for each in write]
+        rows.append(grade(metric, f"joined {words}+", told, longer, samples))
+    return Lengths(list(models), rows, str(metric.get_signature()))
