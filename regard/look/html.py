@@ -122,7 +122,7 @@ def as_data(picture: Picture, levels: int) -> dict:
         ],
         "steps_language": language_of("".join(step.token for step in picture.steps)),
         "photo": None if picture.photo is None else image_data(picture.photo),
-        "spot": picture.spot if isinstance(picture.spot, str) else list(picture.spot),
+        "spot": list(picture.spot) if isinstance(picture.spot, tuple) else picture.spot,
         "tiles": [[readable(tile.name), image_data(tile.pixels)] for tile in picture.tiles],
         "across": picture.across,
     }

@@ -17,6 +17,7 @@ from regard.layers.patches import Patches
 from regard.layers.windows import Windows
 from regard.look.laid import name_of, some
 from regard.look.picture import Laid, Lattice, Picture, Spot, Tile, View
+from regard.models.denoiser import Around, Denoiser, DenoiserBlock
 from regard.models.local import Local, LocalRelation
 from regard.models.mvit import MViT, PooledBlock
 from regard.models.resnet import GridAttention, ResNet
@@ -120,12 +121,22 @@ def _resnet(model: ResNet, size: tuple[int, int]) -> Iterator[tuple[str, Layout]
                 yield f"stages.{halves - 1}.{m}.block.attention", _full(whole, whole)
 
 
+def _denoiser(model: Denoiser, size: tuple[int, int]) -> Iterator[tuple[str, Layout]]:
+    grid = model.grid(size)
+    whole = _lattice(grid, model.config.patch, size)
+    for n, block in enumerate(cast(Sequence[DenoiserBlock], model.blocks)):
+        if isinstance(block.around, Around):
+            place = block.around.attention.place(*grid)
+            yield f"blocks.{n}.around.attention.inside", Layout(whole, whole, place, place)
+
+
 LAYOUTS: dict[type[nn.Module], Callable[..., Iterator[tuple[str, Layout]]]] = {
     ViT: _vit,
     Swin: _swin,
     MViT: _mvit,
     Local: _local,
     ResNet: _resnet,
+    Denoiser: _denoiser,
 }
 
 
@@ -179,6 +190,38 @@ def make_view(name: str, weights: np.ndarray, laid: Laid) -> View:
     if len(laid.sees) == 1:
         columns = [name_of(laid.columns, token) for token in laid.sees[0].tolist()]
     return View(name, weights, rows, columns, laid=laid)
+
+
+def lattice_of(encoder: Any, size: tuple[int, int]) -> Lattice:
+    """Return how the features of an image of (height, width) lie on it."""
+    far = 2**16  # over so many pixels a cell's size is known to the pixel
+    step = round(far / encoder.grid((far, far))[0])
+    names = NAMES[: getattr(encoder.config, "tokens", 0)]
+    return _lattice(encoder.grid(size), step, size, names)
+
+
+def word_views(
+    encoder: Any, maps: Maps, size: tuple[int, int], words: Sequence[str], of: Sequence[int]
+) -> list[View]:
+    """Lay on an image where each word of a caption looked, by the layers that look at a memory.
+
+    `of` says to which word each piece belongs; what its pieces looked at is taken as the mean.
+    """
+    columns = lattice_of(encoder, size)
+    rows = Lattice(tuple(words), 0, 0, 1.0, 1.0)
+    share = torch.zeros(len(words), len(of))
+    share[torch.tensor(of), torch.arange(len(of))] = 1.0
+    share = share / share.sum(1, keepdim=True)
+    laid = Laid(rows, columns, np.arange(len(words)), np.arange(len(columns))[None])
+    found = []
+    for name in maps:
+        if name.endswith(".cross"):
+            weights = maps[name].weights(rows=slice(0, len(of)))[0].float().cpu()
+            view = make_view(name, (share @ weights).numpy(), laid)
+            found.append(replace(view, kind="cross"))
+    if not found:
+        raise Mistake("this model looks at no image while it writes; choose view=attention")
+    return found
 
 
 # ---- rollout ----------------------------------------------------------------------------------

@@ -14,6 +14,8 @@ def token_at(lattice: Lattice, spot: Spot) -> int | None:
     names, cells = len(lattice.names), lattice.height * lattice.width
     if spot == "mean" or (spot == "class" and not names):
         return None
+    if isinstance(spot, int):
+        return spot
     if spot == "class" or not cells:
         return 0
     x, y = spot

@@ -9,7 +9,8 @@
     hover: null, // what the pointer or the focus is on: {side: "rows" | "columns", at}
     pin: null, // what was clicked, shown while nothing is hovered
     step: null,
-    spot: "class", // who looks at an image: "class", "mean", or a place [x, y] from 0 to 1
+    // who looks at an image: "class", "mean", a token's number, or a place [x, y] from 0 to 1
+    spot: "class",
     over: null, // the place that the pointer is on
   };
   const LINES = 48; // up to so many tokens are joined by lines at first, more are shaded
@@ -166,6 +167,7 @@
   function tokenAt(lattice, spot) {
     const names = lattice.names.length;
     if (spot === "mean" || (spot === "class" && !names)) return null;
+    if (typeof spot === "number") return spot;
     if (spot === "class" || !cellsOf(lattice)) return 0;
     const cell = (share, step, most) => Math.max(0, Math.min(most - 1, Math.floor(share / step)));
     return names + cell(spot[1], lattice.down, lattice.height) * lattice.width
@@ -243,7 +245,7 @@
       });
       const small = make("canvas", { width: columns.width, height: columns.height });
       small.getContext("2d").putImageData(pixels, 0, 0);
-      context.imageSmoothingEnabled = false;
+      context.imageSmoothingEnabled = view.kind === "cross";
       context.drawImage(small, 0, 0,
         columns.width * columns.right * width, columns.height * columns.down * height);
     }
@@ -553,11 +555,12 @@
       }
     }
     if (view.laid) {
-      const spots = [...(view.laid.rows.names.length ? [["class", view.laid.rows.names[0]]] : []),
-        ["mean", "all places"], ["place", "a place"]];
-      const kind = Array.isArray(state.spot) ? "place"
-        : view.laid.rows.names.length ? state.spot : "mean";
-      box.append(choices("spot", "Looks from", spots, kind, (spot) => {
+      const { names } = view.laid.rows;
+      const spots = view.kind === "cross" ? [["mean", "all words"], ...names.entries()]
+        : [...(names.length ? [["class", names[0]]] : []), ["mean", "all places"],
+          ["place", "a place"]];
+      const kind = Array.isArray(state.spot) ? "place" : names.length ? state.spot : "mean";
+      box.append(choices("spot", view.kind === "cross" ? "Word" : "Looks from", spots, kind, (spot) => {
         state.spot = spot === "place" ? [0.5, 0.5] : spot;
         if (state.tab === "model") open({});
         else refresh();
@@ -727,15 +730,17 @@
       if (found.outside > 0.0005) {
         best.splice(7, 1, { token: "outside", weight: found.outside });
       }
-      const from = found.row === null ? "All places look, on average, at"
-        : cellsOf(rows) ? `${view.rows[found.row]} looks at` : "The image is made of";
+      const words = view.kind === "cross";
+      const from = found.row === null ? `All ${words ? "words" : "places"} look, on average, at`
+        : words || cellsOf(rows) ? `${view.rows[found.row]} looks at` : "The image is made of";
       told.replaceChildren(make("h2", { text: from }), bars(best.map(({ token, weight }) => ({
         token, share: found.top ? weight / Math.max(found.top, ...best.map((b) => b.weight)) : 0,
         value: digits(weight, found.error),
       }))), make("p", {
         class: "soft hint",
-        text: `Places are column, row of ${columns.width} × ${columns.height}. Point at the image, `
-          + "or walk with the arrow keys. A click stays there.",
+        text: `Places are column, row of ${columns.width} × ${columns.height}. ` + (words
+          ? "Choose a word, or walk with the arrow keys."
+          : "Point at the image, or walk with the arrow keys. A click stays there."),
       }));
       return best;
     };
@@ -762,7 +767,18 @@
     }
     box.addEventListener("keydown", (event) => {
       const moves = { ArrowDown: [0, 1], ArrowUp: [0, -1], ArrowRight: [1, 0], ArrowLeft: [-1, 0] };
-      if (!(event.key in moves) || !cellsOf(rows)) return;
+      if (!(event.key in moves)) return;
+      if (view.kind === "cross") {
+        event.preventDefault();
+        const step = moves[event.key][0] + moves[event.key][1];
+        const at = typeof state.spot === "number" ? state.spot + step : 0;
+        state.spot = Math.max(0, Math.min(rows.names.length - 1, at));
+        const best = refresh();
+        live.textContent = `${rows.names[state.spot]}: `
+          + best.slice(0, 3).map(({ token, weight }) => `${token} ${weight.toFixed(3)}`).join("; ");
+        return;
+      }
+      if (!cellsOf(rows)) return;
       event.preventDefault();
       const [x, y] = Array.isArray(state.spot) ? state.spot : [0.5, 0.5];
       const [across, down] = moves[event.key];
@@ -1208,7 +1224,8 @@
   function stepView() {
     const picture = pictures[state.picture];
     const { steps, steps_language: language } = picture;
-    const fits = (view) => view.kind === "cross" && view.rows.length >= steps.length;
+    const fits = (view) => view.kind === "cross" && !view.laid
+      && view.rows.length >= steps.length;
     let at = picture.views.length && fits(picture.views[state.view]) ? state.view : -1;
     let head = state.head;
     if (at < 0) {

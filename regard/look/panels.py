@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
@@ -82,6 +83,8 @@ def map_rows(picture: Picture, layers: Choice, heads: Choice) -> list[list[Panel
     chosen = choose_views(picture, layers)
     if not chosen.views:
         raise Mistake("there is no attention to draw in this picture; choose view=filters")
+    if all(view.kind == "cross" for view in chosen.views):
+        return word_rows(chosen, layers, heads)
     if heads is None:
         many = 1 + sum(len(view.heads) for view in chosen.views) > MOST_PANELS
         heads = "mean" if many else "all"
@@ -97,6 +100,30 @@ def map_rows(picture: Picture, layers: Choice, heads: Choice) -> list[list[Panel
             cut = [panels[at : at + ACROSS] for at in range(0, len(panels), ACROSS)]
             groups += [[g[0]._replace(above=view.name, room=len(g)), *g[1:]] for g in cut]
     return fitted([[panel] for panel in first]) + fitted(groups)
+
+
+def word_rows(picture: Picture, layers: Choice, heads: Choice) -> list[list[Panel]]:
+    """Lay over the photo where each word of a caption looked: a panel for each.
+
+    Unless told, by the mean of heads of the layer that is to be seen first.
+    """
+    assert picture.photo is not None
+    first = picture.opens[0] if picture.opens else ""
+    views = choose_views(picture, heads=heads or "mean").views
+    views = [view for view in views if layers or view.name == first] or [views[-1]]
+    photo = colours(picture.photo)
+    single = len(views) == 1 and len(views[0].heads) == 1
+    panels = [Panel(photo, "")]
+    for view in views:
+        for head, name in enumerate(view.heads):
+            one = replace(view, weights=view.weights[head : head + 1], heads=(name,))
+            for row, word in enumerate(view.row_tokens):
+                (found,) = on_grid(one, row)
+                top = float(found.max())
+                pixels = glow(photo, found / (top or 1.0), view)
+                caption = f"≤{top:.2g}" if single else f"{view.name}, {name} ≤{top:.2g}"
+                panels.append(Panel(pixels, caption, above=word))
+    return fitted([[panel] for panel in panels])
 
 
 def fitted(groups: Sequence[list[Panel]]) -> list[list[Panel]]:
@@ -167,6 +194,23 @@ def overlay(photo: np.ndarray, found: np.ndarray, view: View) -> np.ndarray:
     columns = ((np.arange(wide) + 0.5) / wide / lattice.right).astype(int).clip(max=lattice.width)
     mixed = base * (1 - alpha[rows[:, None], columns]) + colour[rows[:, None], columns]
     return (255 * mixed).round().astype(np.uint8)
+
+
+def glow(photo: np.ndarray, found: np.ndarray, view: View) -> np.ndarray:
+    """Light a photo where a map of numbers from 0 to 1 is high, smoothly between its cells."""
+    assert view.laid is not None
+    share, lattice = SIDE / max(photo.shape[:2]), view.laid.columns
+    high, wide = (max(1, round(share * side)) for side in photo.shape[:2])
+    shown = np.asarray(Image.fromarray(photo).resize((wide, high), Image.Resampling.LANCZOS))
+    grid = Image.fromarray(found.astype(np.float32))
+    over = round(lattice.width * lattice.right * wide), round(lattice.height * lattice.down * high)
+    smooth = np.asarray(grid.resize(over, Image.Resampling.BICUBIC)).clip(0, 1)
+    light = np.zeros((high, wide), np.float32)
+    light[: over[1], : over[0]] = smooth[:high, :wide]
+    light = light[..., None]
+    base = shown.astype(np.float32) / 255
+    mixed = base * (0.3 + 0.7 * light) + 0.25 * light * HEAT(light[..., 0])[..., :3]
+    return (255 * mixed.clip(0, 1)).round().astype(np.uint8)
 
 
 def render(picture: Picture, rows: Sequence[Sequence[Panel]]) -> bytes:

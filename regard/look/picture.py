@@ -12,8 +12,9 @@ import numpy as np
 from regard.errors import Mistake, nearest
 
 Choice = str | int | Sequence[str | int] | None
-# who looks at an image: the token that stands for it, all at once, or a place (x, y) from 0 to 1
-Spot = Literal["class", "mean"] | tuple[float, float]
+# who looks at an image: the token that stands for it, all at once, the one of a number, or a place
+# (x, y) from 0 to 1
+Spot = Literal["class", "mean"] | int | tuple[float, float]
 
 JOINERS = "\u200c\u200d"  # invisible, but they shape Persian, Hindi and emoji
 LONGEST_TOKEN = 120

@@ -36,6 +36,12 @@ TASKS: dict[str, Home] = {
     "pretrain": Home(
         "regard.tasks.pretrain", "PretrainSettings", "regard.tasks.encoder", "Encoder"
     ),
+    "caption": Home(
+        "regard.tasks.caption", "CaptionSettings", "regard.tasks.captions", "Describer"
+    ),
+    "denoise": Home(
+        "regard.tasks.denoise", "DenoiseSettings", "regard.tasks.denoiser", "ImageDenoiser"
+    ),
     "tag": Home("regard.tasks.tag", "TagSettings", "regard.tasks.tagger", "Tagger"),
     "fill": Home("regard.tasks.fill", "FillSettings", "regard.tasks.fill", "Filler"),
     "embed": Home("regard.tasks.embed", "EmbedSettings", "regard.tasks.embed", "Embedder"),

@@ -83,17 +83,20 @@ def picture_of(
         torch.set_num_threads(how.threads)
     format = replace(format, size=how.image or format.size)
     assert format.size is not None
-    pixels = torch.tensor(format.read(image)).unsqueeze(0)
     wide, high = upright(open_image(image)).size
     spot = spot_of(how.at, (wide, high), SEEN[format.fit](wide, high))
-    # the same piece of the photo, as sharp as it is
-    side = max(format.size, min(SHOWN, wide, high))
-    photo = replace(format, size=side).read(image).transpose(1, 2, 0)
+    pixels, photo, name = photo_of(format, image)
     with watch(model) as maps:
         told = answer(pixels)
-    name = Path(image).name if isinstance(image, str | Path) else "image"
     told = {"title": name, "source": name, **told}
-    size = format.size, format.size
-    return show(
-        view, model, maps, size, photo[..., 0] if photo.shape[2] == 1 else photo, spot, **told
-    )
+    return show(view, model, maps, (format.size, format.size), photo, spot, **told)
+
+
+def photo_of(format: ImageFormat, image: Any) -> tuple[Tensor, np.ndarray, str]:
+    """Return what a model sees of an image (1, c, h, w), that as sharp as it is, and its name."""
+    assert format.size is not None
+    pixels = torch.tensor(format.read(image)).unsqueeze(0)
+    side = max(format.size, min(SHOWN, *upright(open_image(image)).size))
+    photo = replace(format, size=side).read(image).transpose(1, 2, 0)
+    name = Path(image).name if isinstance(image, str | Path) else "image"
+    return pixels, photo[..., 0] if photo.shape[2] == 1 else photo, name

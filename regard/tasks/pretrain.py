@@ -216,8 +216,8 @@ def read_captions(settings: PretrainSettings) -> dict[str, list[str]]:
             found |= captions_in(path, "valid", settings.columns)
     if not found:
         raise Mistake(
-            f"{data}: no table of images and captions; objective=clip reads a TSV of paths and "
-            "captions, or a folder with train.tsv"
+            f"{data}: no table of images and captions; expected a TSV of paths and captions, or a "
+            "folder with train.tsv"
         )
     return found
 
