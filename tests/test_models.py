@@ -2,6 +2,7 @@
 
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,19 +11,30 @@ from jaxtyping import jaxtyped
 from torch import Tensor, nn
 
 import regard.attention.multihead as multihead
+import regard.layers.recurrent as recurrent
+import regard.models.convolutional as convolutional
+import regard.models.ladder as ladder
 import regard.models.state as states
 from regard.attention.positions import Distances
 from regard.attention.watch import watch
 from regard.layers.block import BlockConfig
 from regard.models import MODELS, family
 from regard.models.bert import ROWS, Bert, BertConfig
+from regard.models.convolutional import Convolutional, ConvolutionalConfig
 from regard.models.folder import load_folder, save_config, save_weights
 from regard.models.gpt import GPT, GPTConfig
+from regard.models.ladder import RUNGS, LadderConfig
+from regard.models.recurrent import Recurrent, RecurrentConfig
 from regard.models.transformer import Transformer, TransformerConfig
 
 BLOCK = BlockConfig(width=16, heads=4, ffn_width=24, dropout=0.0)
 SMALL = TransformerConfig(23, 23, 2, 2, BLOCK, max_length=32)
 DECODER = GPTConfig(23, 2, replace(BLOCK, feed_forward="gelu_tanh"), max_length=32)
+CELL = recurrent.CellConfig(16, dropout=0.0)
+RECURRENT = RecurrentConfig(23, 23, 1, 1, CELL, max_length=32)
+CONVOLUTIONAL = ConvolutionalConfig(
+    23, 23, 2, 2, convolutional.GatedConfig(16, 3, 0.0), max_length=32
+)
 LLAMA = replace(BLOCK, norm="rms", feed_forward="swiglu", bias=False)
 
 
@@ -120,6 +132,67 @@ FAMILIES = {
         "shaw, window": replace(DECODER, position="shaw", window=4),
         "fire, prefix": replace(DECODER, position="fire", prompt="bidirectional"),
     },
+    "recurrent": {
+        "rnnenc": replace(RECURRENT, block=replace(CELL, attention="none")),
+        "rnnenc, deep gru": replace(
+            RECURRENT,
+            encoder_depth=2,
+            decoder_depth=3,
+            target_vocab=19,
+            tie="target",
+            block=replace(CELL, cell="gru", attention="none"),
+        ),
+        "seq2seq": replace(
+            RECURRENT,
+            direction="backward",
+            tie="none",
+            block=replace(CELL, attention="none", readout="tanh", dropout=0.2),
+        ),
+        "rnnsearch": RECURRENT,
+        "rnnsearch, deep gru": replace(
+            RECURRENT, encoder_depth=2, decoder_depth=2, block=replace(CELL, cell="gru")
+        ),
+        "after, dot": replace(
+            RECURRENT,
+            direction="forward",
+            head_bias=True,
+            block=replace(CELL, attention="dot", order="after", readout="tanh"),
+        ),
+        "after, location": replace(
+            RECURRENT, block=replace(CELL, cell="gru", attention="location", order="after")
+        ),
+        "before, bilinear": replace(RECURRENT, block=replace(CELL, attention="bilinear")),
+        "before, location": replace(RECURRENT, block=replace(CELL, attention="location")),
+        "input feeding": replace(
+            RECURRENT,
+            decoder_depth=2,
+            block=replace(CELL, attention="bilinear", order="input_feeding", dropout=0.2),
+        ),
+    },
+    "convolutional": {
+        "convs2s": CONVOLUTIONAL,
+        "even, deeper": replace(
+            CONVOLUTIONAL,
+            decoder_depth=3,
+            tie="embeddings",
+            position="sinusoidal",
+            block=replace(CONVOLUTIONAL.block, kernel=4, dropout=0.2),
+        ),
+        "kernel 1": replace(
+            CONVOLUTIONAL,
+            target_vocab=19,
+            tie="none",
+            head_bias=True,
+            block=replace(CONVOLUTIONAL.block, kernel=1),
+        ),
+    },
+    "ladder": {
+        **{name: LadderConfig(23, 2, BLOCK, max_length=32, rung=name) for name in RUNGS},
+        "gated, few": LadderConfig(23, 2, BLOCK, position="learned", max_length=32, gates=4),
+        "dropped": LadderConfig(
+            23, 1, replace(BLOCK, dropout=0.2), max_length=32, rung="free_weights"
+        ),
+    },
     "bert": {
         "bert, words": small("bert"),
         "roberta, classify": small("roberta", head="classify", labels=5),
@@ -140,15 +213,19 @@ FAMILIES = {
 }
 KINDS = [(name, kind) for name, kinds in FAMILIES.items() for kind in kinds]
 # who writes, step by step, after a source or a prompt
-WRITERS = [(name, kind) for name, kind in KINDS if name in ("transformer", "gpt")]
-Writer = Transformer | GPT
+PAIRS = (Transformer, Recurrent, Convolutional)
+WRITERS = [(name, kind) for name, kind in KINDS if name != "bert"]
+Writer = Transformer | Recurrent | Convolutional | GPT
 
 
 @pytest.fixture(autouse=True)
 def shapes_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check the shapes in signatures while testing."""
-    parts = [(Transformer, name) for name in ("forward", "hidden", "encode", "start", "step")]
+    verbs = ("forward", "hidden", "encode", "start", "step")
+    parts = [(pair, name) for pair in PAIRS for name in verbs]
+    parts += [(convolutional.DecoderLayer, "forward"), (convolutional.Cross, "forward")]
     parts += [(GPT, name) for name in ("forward", "hidden", "start", "step")]
+    parts += [(ladder.Gated, "forward"), (ladder.Average, "forward")]
     parts += [(Bert, "forward"), (Bert, "hidden"), (multihead.MultiHead, "forward")]
     for part, name in parts:
         checked = jaxtyped(typechecker=beartype)(getattr(part, name))
@@ -200,14 +277,12 @@ def real(out: Tensor, i: int, n: int) -> Tensor:
 
 def source_and_target(writer: Writer, lengths: list[int]) -> list[Tensor]:
     """Return what to read and what to write then."""
-    if isinstance(writer, Transformer):
+    if isinstance(writer, PAIRS):
         return sentences(writer, lengths)
     return [*sentences(writer, lengths), *sentences(writer, lengths, seed=1)]
 
 
-def begin(
-    writer: Writer, source: Tensor, first: Tensor, lengths: Tensor, capacity: int
-) -> states.State:
+def begin(writer: Writer, source: Tensor, first: Tensor, lengths: Tensor, capacity: int) -> Any:
     """Start to write after sources; those that are prompts have the first token at their end."""
     if isinstance(writer, GPT):
         source = nn.functional.pad(source, (0, 1)).scatter(1, lengths.unsqueeze(1), first)
@@ -217,7 +292,7 @@ def begin(
 
 def at_once(writer: Writer, source: Tensor, target: Tensor, lengths: Tensor) -> Tensor:
     """Return the logits of targets after their sources, all read at once."""
-    if isinstance(writer, Transformer):
+    if isinstance(writer, PAIRS):
         return writer(source, target, lengths)
     rows = []
     for prompt, text, n in zip(source, target, lengths.tolist(), strict=True):
@@ -264,11 +339,13 @@ def test_the_future_never_matters(writer: Writer):
         out.retain_grad()
         seen.append(out)
 
-    embed = writer.target if isinstance(writer, Transformer) else writer.embed
+    last = {GPT: "embed", Recurrent: "decoder.tokens"}
+    name = next((name for kind, name in last.items() if isinstance(writer, kind)), "target")
+    embed = writer.get_submodule(name)
     embed.register_forward_hook(keep)
     logits = ask(writer, texts)
     for now in (0, 3):
-        (grad,) = torch.autograd.grad(logits[:, now].sum(), seen[0], retain_graph=True)
+        (grad,) = torch.autograd.grad(logits[:, now].sum(), seen[-1], retain_graph=True)
         assert grad[:, now + 1 :].eq(0).all() and grad[:, : now + 1].ne(0).any()
 
 
@@ -362,17 +439,24 @@ def test_watching_changes_nothing_and_tells_the_truth(model: nn.Module, monkeypa
 
     def attend(q, k, v, **settings) -> Tensor:
         out = real_attend(q, k, v, **settings)
-        calls.append((v, settings["add_values"], out))
+        who = settings.get("watch")
+        if calls and isinstance(who, recurrent.Look):  # which asks word by word
+            calls[-1] = *calls[-1][:2], torch.cat([calls[-1][2], out], -2)
+        elif who is not None:
+            calls.append((v, settings.get("add_values"), out))
         return out
 
     real_attend = multihead.attend
-    monkeypatch.setattr(multihead, "attend", attend)
+    for home in (multihead, ladder, recurrent, convolutional):
+        monkeypatch.setattr(home, "attend", attend)
     with watch(model) as maps:
         watched = ask(model, texts, lengths)
     assert torch.equal(plain, watched)
     # layers that are one module have a name each
     places = model.named_modules(remove_duplicate=False)
-    names = {name for name, module in places if isinstance(module, multihead.MultiHead)}
+    kinds = (multihead.MultiHead, ladder.Gated, ladder.Average)
+    kinds += (recurrent.Look, convolutional.Cross)
+    names = {name for name, module in places if isinstance(module, kinds)}
     assert set(maps.names()) == names and len(names) == len(calls)
     for name, (v, add, out) in zip(maps.names(), calls, strict=True):
         weights = maps[name].weights()

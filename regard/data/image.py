@@ -440,6 +440,7 @@ class ImageOptions:
     tile: int = 32  # pixels of an image in a mosaic
     broken: str = "refuse"
     labelled: bool = True  # else images alone will do
+    mosaics: bool = True  # else each file is one image, whatever its name
 
 
 BROKEN = {"refuse": None, "skip": None}
@@ -706,7 +707,7 @@ def find_images(path: Path, options: ImageOptions) -> dict[str, Read]:
     kind = _kinds(path)
     if kind == "idx":
         return _find_idx(path if path.is_dir() else path.parent)
-    if kind == "mosaics":
+    if kind == "mosaics" and options.mosaics:
         return _find_mosaics(path)
     if kind == "table":
         if path.is_file():

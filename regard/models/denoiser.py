@@ -1,0 +1,215 @@
+"""A denoiser that looks for what is alike in an image: non-local means, learned."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard.errors import Mistake, choose
+from regard.layers.block import BlockConfig, build_attention, build_residual, size
+from regard.layers.patches import Patches, check_images
+from regard.layers.windows import WINDOW_POSITIONS, Windows
+
+
+@dataclass(frozen=True)
+class DenoiserConfig:
+    """The sizes and parts of a denoiser.
+
+    `image` is the side of the pieces that it learns from, `patch` that of a token; the block's
+    ffn_width is that between its two convolutions. One block in `every` looks around.
+    """
+
+    channels: ClassVar[int] = 1  # colours are denoised one by one
+    image: int = size(64, 2**16)
+    patch: int = size(2, 64)
+    depth: int = size(8, 1000)
+    every: int = size(2, 1000)
+    block: BlockConfig = field(default_factory=lambda: BlockConfig(64, 4, 64, dropout=0.0))
+    look: str = "windows"
+    window: int = size(8, 256)
+    position: str = "table"
+
+
+# name -> depth, and width, heads and width between convolutions of the blocks
+SIZES: dict[str, tuple[int, dict[str, int]]] = {
+    "tiny": (4, {"width": 32, "heads": 2, "ffn_width": 32}),
+    "small": (8, {"width": 64, "heads": 4, "ffn_width": 64}),
+    "base": (12, {"width": 96, "heads": 6, "ffn_width": 96}),
+    "big": (16, {"width": 128, "heads": 8, "ffn_width": 128}),
+}
+
+
+def sized(name: str) -> DenoiserConfig:
+    """Return the config with the sizes that a name stands for."""
+    config = DenoiserConfig()
+    depth, sizes = choose("size", name, SIZES)
+    return replace(config, depth=depth, block=replace(config.block, **sizes))
+
+
+class Near(nn.Module):
+    """x + W2 * relu(W1 * x): what is right beside each place, by two convolutions."""
+
+    def __init__(self, width: int, inner: int):
+        super().__init__()
+        self.first = Patches(width, inner, 3, stride=1, padding=1, flatten=False)
+        self.second = Patches(inner, width, 3, stride=1, padding=1, flatten=False)
+
+    def forward(self, x: Float[Tensor, "b y x w"]) -> Float[Tensor, "b y x w"]:
+        """Pass a grid through both convolutions."""
+        return x + self.second(image_of(self.first(image_of(x)).relu()))
+
+
+class Around(nn.Module):
+    """x + attention(norm(x)): what is alike further away, inside of windows."""
+
+    def __init__(self, config: DenoiserConfig, shift: int):
+        super().__init__()
+        block = config.block
+        position = choose("position", config.position, WINDOW_POSITIONS)
+        inside = build_attention(block, position(block.width, block.heads, config.window, 0))
+        self.attention = Windows(inside, config.window, shift, "keep")
+        self.around_attention = build_residual(block)
+
+    def forward(self, x: Float[Tensor, "b y x w"]) -> Float[Tensor, "b y x w"]:
+        """Let the tokens of a grid look around."""
+        return self.around_attention(x, self.attention)
+
+
+def _nowhere(config: DenoiserConfig, shift: int) -> nn.Module:
+    return nn.Identity()
+
+
+# name -> how far a block looks, made from the config and the shift of its windows
+LOOKS: dict[str, Callable[[DenoiserConfig, int], nn.Module]] = {
+    "windows": Around,
+    "none": _nowhere,
+}
+
+
+class DenoiserBlock(nn.Module):
+    """Look near, then look around, with windows that are shifted every second time."""
+
+    def __init__(self, config: DenoiserConfig, number: int):
+        super().__init__()
+        turn, rest = divmod(number + 1, config.every)
+        look = choose("look", config.look, LOOKS)
+        self.near = Near(config.block.width, config.block.ffn_width)
+        self.around = (_nowhere if rest else look)(config, 0 if turn % 2 else config.window // 2)
+
+    def forward(self, x: Float[Tensor, "b y x w"]) -> Float[Tensor, "b y x w"]:
+        """Pass a grid through both."""
+        return self.around(self.near(x))
+
+
+class Denoiser(nn.Module):
+    """Blocks of convolutions and attention in windows that tell the noise from the image.
+
+    clean = noisy - sigma f(noisy, sigma). Grey images of any size, from 0 to 1; what is missing to
+    whole windows is mirrored. One model serves all sigmas, since it reads sigma as a second
+    channel (FFDNet, Zhang et al. 2018); where none is told, the image is asked for it.
+    """
+
+    def __init__(self, config: DenoiserConfig):
+        super().__init__()
+        self.config = config
+        block, p = config.block, config.patch
+        if config.window < 2 and config.look == "windows":
+            raise Mistake(f"window={config.window} sees nothing but itself; choose 8 or so")
+        self.stem = Patches(2, block.width, 3 * p, stride=p, padding=p, flatten=False)
+        self.blocks = nn.ModuleList(DenoiserBlock(config, n) for n in range(config.depth))
+        self.head = Patches(block.width, p**2, 3, stride=1, padding=1, flatten=False)
+        self._start()
+
+    def _start(self) -> None:
+        """Begin with noise that is nowhere seen, and with blocks that add little."""
+        for part in self.modules():
+            if isinstance(part, Patches):
+                nn.init.kaiming_normal_(part.project.weight, nonlinearity="relu")
+                nn.init.zeros_(part.project.bias)
+        for block in self.blocks:
+            for part in block.modules():
+                if isinstance(part, Near):
+                    part.second.project.weight.data.mul_(self.config.depth**-0.5)
+                if isinstance(part, Windows):
+                    part.inside.start()
+                    nn.init.zeros_(part.inside.out.weight)
+        nn.init.zeros_(self.head.project.weight)
+
+    @property
+    def whole(self) -> int:
+        """Return of how many pixels the sides of an image are a multiple of, once it is padded."""
+        return self.config.patch * self.config.window
+
+    @property
+    def reach(self) -> int:
+        """Return how many pixels away from one what stands there may still matter."""
+        depth, looks = self.config.depth, self.config.depth // self.config.every
+        return self.config.patch * (2 * depth + 2 + looks * (self.config.window - 1))
+
+    def level(self, images: Float[Tensor, "b 1 y x"]) -> Float[Tensor, " b"]:
+        """Estimate the spread of the noise of images."""
+        return noise_level(images)
+
+    def grid(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Return how many tokens an image of (height, width) has in each direction."""
+        height, width = (-(-n // self.whole) * self.config.window for n in size)
+        return height, width
+
+    def features(
+        self, images: Float[Tensor, "b 1 y x"], sigma: Float[Tensor, " b"]
+    ) -> Float[Tensor, "b h w e"]:
+        """Return the last vectors of images whose sides are whole, as a grid."""
+        levels = sigma[:, None, None, None].expand_as(images)
+        x = self.stem(torch.cat([images - 0.5, levels], 1))
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+    def forward(
+        self, images: Float[Tensor, "b 1 y x"], sigma: Float[Tensor, " b"] | float | None = None
+    ) -> Float[Tensor, "b 1 y x"]:
+        """Return the images without their noise, of which sigma is the spread, from 0 to 1."""
+        check_images(images, 1)
+        height, width = images.shape[2:]
+        padded = mirrored(images, -height % self.whole, -width % self.whole)
+        if sigma is None:
+            sigma = self.level(images)
+        sigma = torch.as_tensor(sigma, dtype=images.dtype, device=images.device)
+        sigma = sigma.expand(len(images))
+        x = self.head(image_of(self.features(padded, sigma)))
+        noise = F.pixel_shuffle(image_of(x), self.config.patch)[..., :height, :width]
+        return images - sigma[:, None, None, None] * noise
+
+
+def image_of(x: Float[Tensor, "b y x w"]) -> Float[Tensor, "b w y x"]:
+    """Return a grid as an image; what lies in memory stays where it is."""
+    return x.permute(0, 3, 1, 2)
+
+
+def mirrored(images: Tensor, down: int, right: int) -> Tensor:
+    """Enlarge images (b, c, y, x) below and to the right by their mirror images, and so on."""
+    for dim, more in ((2, down), (3, right)):
+        if more:
+            n = images.shape[dim]
+            place = torch.arange(n + more, device=images.device) % (2 * n)
+            images = images.index_select(dim, torch.minimum(place, 2 * n - 1 - place))
+    return images
+
+
+LAPLACE = ((1.0, -2.0, 1.0), (-2.0, 4.0, -2.0), (1.0, -2.0, 1.0))  # which sees no even slope
+
+
+def noise_level(images: Float[Tensor, "b 1 y x"]) -> Float[Tensor, " b"]:
+    """Estimate the spread of the noise from what is left where an image is smooth.
+
+    The median of the second differences (Immerkaer 1996), over what it is of normal noise.
+    """
+    height, width = images.shape[2:]
+    images = mirrored(images, max(0, 3 - height), max(0, 3 - width))
+    kernel = torch.tensor(LAPLACE, dtype=images.dtype, device=images.device)[None, None]
+    left = F.conv2d(images, kernel).flatten(1).abs().median(1).values
+    return left / (6 * 0.6745)

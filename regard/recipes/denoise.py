@@ -1,0 +1,20 @@
+"""Train400: attention learns the filter; a small denoiser for grey images, noise of 5 to 55.
+
+Command: regard train denoise_train400 data=denoise/Train400, then:
+         regard eval RUN data=denoise/BSD68 sigma=15,25,50 filters=denoise/Train400
+Takes:   not measured yet
+Gives:   not measured yet
+"""
+
+TASK = "denoise"
+DATA = "denoise/Train400"
+SETTINGS = {
+    "valid": "0.04",
+    "size": "small",
+    "noise": "5,55",
+    "optimiser": "muon",
+    "lr": 0.004,
+    "batch": 16,
+    "ema": 0.998,
+    "minutes": 45,
+}
