@@ -16,7 +16,8 @@ from regard.attention.positions import Position, build_position
 from regard.errors import choose
 from regard.layers.block import share, size
 from regard.layers.embed import Embed
-from regard.layers.recurrent import RecurrentState
+from regard.layers.recurrent import Draws, RecurrentState
+from regard.models.continued import Continued
 from regard.models.transformer import ties
 
 HALF = math.sqrt(0.5)  # keeps the variance of a sum of two
@@ -179,7 +180,7 @@ class DecoderLayer(nn.Module):
         return (x + (y + seen) * HALF) * HALF, whole[:, whole.shape[1] - past.shape[1] :]
 
 
-class Convolutional(nn.Module):
+class Convolutional(Continued):
     """Gated convolutions that read, and others that write while every layer looks at the source."""
 
     def __init__(self, config: ConvolutionalConfig):
@@ -242,7 +243,7 @@ class Convolutional(nn.Module):
         past = memory.new_zeros(len(source), block.kernel - 1, block.width)
         return RecurrentState(memory, keys, mask, [(past,)] * len(self.decoder))
 
-    def _read(self, ids: Tensor, state: RecurrentState) -> Tensor:
+    def _read(self, ids: Tensor, state: RecurrentState, draws: Draws | None = None) -> Tensor:
         """Pass the next tokens of all hypotheses through all layers."""
         words = self.target(ids, self._at(ids, state.length))
         x = self.target_in(words)
@@ -251,44 +252,6 @@ class Convolutional(nn.Module):
             state.parts[i] = (past,)
         state.length += ids.shape[1]
         return dropout(self.target_out(x), self.config.block.dropout, self.training)
-
-    def hidden(
-        self,
-        source: Int[Tensor, "b s"],
-        target: Int[Tensor, "b t"],
-        source_lengths: Int[Tensor, " b"] | None = None,
-        target_lengths: Int[Tensor, " b"] | None = None,
-    ) -> Float[Tensor, "b t w"]:
-        """Return the decoder's last vectors, before the head."""
-        return self._read(target, self._begin(source, source_lengths))
-
-    def forward(
-        self,
-        source: Int[Tensor, "b s"],
-        target: Int[Tensor, "b t"],
-        source_lengths: Int[Tensor, " b"] | None = None,
-        target_lengths: Int[Tensor, " b"] | None = None,
-    ) -> Float[Tensor, "b t vocab"]:
-        """Return the logits of the token after each target token."""
-        return self.head(self.hidden(source, target, source_lengths, target_lengths))
-
-    def start(
-        self,
-        source: Int[Tensor, "b s"],
-        lengths: Int[Tensor, " b"] | None = None,
-        *,
-        hypotheses: int = 1,
-        capacity: int = 256,
-    ) -> RecurrentState:
-        """Read the sources; each layer will remember the last of what it was given."""
-        state = self._begin(source, lengths)
-        return state.select(source.new_zeros(len(source), hypotheses))
-
-    def step(
-        self, ids: Int[Tensor, "b l"], state: RecurrentState
-    ) -> tuple[Float[Tensor, "b l vocab"], RecurrentState]:
-        """Read the next tokens of all hypotheses and return the logits after each."""
-        return self.head(self._read(ids, state)), state
 
 
 class _Calm(torch.autograd.Function):

@@ -21,6 +21,7 @@ from regard.layers.recurrent import (
     start_cells,
 )
 from regard.layers.start import STARTS
+from regard.models.continued import Continued
 from regard.models.transformer import ties
 
 
@@ -151,7 +152,7 @@ class RecurrentEncoder(nn.Module):
         return (turned + s * torch.arange(b, device=x.device).unsqueeze(1)).flatten()
 
 
-class Recurrent(nn.Module):
+class Recurrent(Continued):
     """A network that reads, and one that writes from what was read: from its gist, or looking."""
 
     def __init__(self, config: RecurrentConfig):
@@ -184,43 +185,5 @@ class Recurrent(nn.Module):
         memory = self.encode(source, mask)
         return self.decoder.begin(memory, mask, context=self.encoder.gist(memory, mask))
 
-    def hidden(
-        self,
-        source: Int[Tensor, "b s"],
-        target: Int[Tensor, "b t"],
-        source_lengths: Int[Tensor, " b"] | None = None,
-        target_lengths: Int[Tensor, " b"] | None = None,
-        *,
-        draws: Draws | None = None,
-    ) -> Float[Tensor, "b t w"]:
-        """Return the decoder's last vectors, before the head; `draws` notes what was drawn."""
-        return self.decoder.read(target, self._begin(source, source_lengths), draws)[0]
-
-    def forward(
-        self,
-        source: Int[Tensor, "b s"],
-        target: Int[Tensor, "b t"],
-        source_lengths: Int[Tensor, " b"] | None = None,
-        target_lengths: Int[Tensor, " b"] | None = None,
-    ) -> Float[Tensor, "b t vocab"]:
-        """Return the logits of the token after each target token."""
-        return self.head(self.hidden(source, target, source_lengths, target_lengths))
-
-    def start(
-        self,
-        source: Int[Tensor, "b s"],
-        lengths: Int[Tensor, " b"] | None = None,
-        *,
-        hypotheses: int = 1,
-        capacity: int = 256,
-    ) -> RecurrentState:
-        """Read the sources; what writing needs does not grow with the text."""
-        state = self._begin(source, lengths)
-        return state.select(source.new_zeros(len(source), hypotheses))
-
-    def step(
-        self, ids: Int[Tensor, "b l"], state: RecurrentState
-    ) -> tuple[Float[Tensor, "b l vocab"], RecurrentState]:
-        """Read the next tokens of all hypotheses and return the logits after each."""
-        said, state = self.decoder.read(ids, state)
-        return self.head(said), state
+    def _read(self, ids: Tensor, state: RecurrentState, draws: Draws | None = None) -> Tensor:
+        return self.decoder.read(ids, state, draws)[0]

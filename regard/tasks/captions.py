@@ -8,14 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL.Image import Image
 from torch import Tensor
 
 from regard.attention.watch import watch
 from regard.data.batches import pad
 from regard.data.image import (
     BROKEN,
-    Broken,
     ImageData,
     ImageFormat,
     ImageOptions,
@@ -30,11 +28,11 @@ from regard.interval import paired
 from regard.settings import fill
 from regard.tasks.cider import SIGNATURE, cider
 from regard.tasks.evaluation import Evaluation, made_here
-from regard.tasks.image_classifier import format_of
+from regard.tasks.image_classifier import format_of, listed, read_image
 from regard.tasks.image_look import ImageLookSettings, check_kind, photo_of, picture_of
 from regard.tasks.judge import Comparison, Score, bleu_metric, compare, judge
 from regard.tasks.pretrain import captions_in, of_part
-from regard.tasks.run import cache_folder, load_tokenizer, tell
+from regard.tasks.run import cache_folder, load_tokenizer
 from regard.tasks.scores_text import resample
 from regard.tasks.translator import setting, words_of_pieces
 from regard.train.loss import vocabulary_loss
@@ -200,32 +198,20 @@ class Describer:
     def run(self, inputs: Any, *, first: int = 0, **settings: Any) -> list[Caption]:
         """Caption images: paths, open images, or arrays (h, w, 3) of bytes."""
         how = self.check(settings)
-        alone = isinstance(inputs, str | Path | Image | np.ndarray | Tensor)
-        images: list[Any] = [inputs] if alone else list(inputs)
+        images = listed(inputs)
         if how.threads:
             torch.set_num_threads(how.threads)
         format = replace(self.format, size=how.image or self.format.size)
         answers: list[Caption] = []
         for start in range(0, len(images), how.batch):
-            read = [self._read(image, format, how) for image in images[start : start + how.batch]]
+            some = images[start : start + how.batch]
+            read = [read_image(image, format, how.broken) for image in some]
             good = [n for n, pixels in enumerate(read) if not isinstance(pixels, str)]
             pixels = [torch.from_numpy(np.array(read[n])) for n in good]
             lines = [first + start + n for n in good]
             told = iter(self.describe(torch.stack(pixels), how, lines) if good else [])
             answers += [Caption("", error=x) if isinstance(x, str) else next(told) for x in read]
         return answers
-
-    def _read(self, image: Any, format: ImageFormat, how: CaptionRunSettings) -> np.ndarray | str:
-        if isinstance(image, str) and not image:
-            return "no file is named"
-        check_kind(image)
-        try:
-            return format.read(image)
-        except Broken as mistake:
-            if how.broken == "refuse":
-                raise Mistake(f"{mistake}; or pass over such files: broken=skip") from None
-            tell(str(mistake))
-            return str(mistake)
 
     def describe(self, pixels: Tensor, how: CaptionRunSettings, lines: Sequence[int] = ()):
         """Return the captions of images, bytes (n, c, h, w); lines are their numbers for draws."""

@@ -1,20 +1,18 @@
 """A trained encoder of images as its user has it: files in, vectors out, and their worth."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from PIL.Image import Image
 from torch import Tensor, nn
 
 from regard.data.augment import chance_of
 from regard.data.image import (
     BROKEN,
-    Broken,
     ImageData,
     ImageFormat,
     ImageOptions,
@@ -35,6 +33,8 @@ from regard.tasks.image_classifier import (
     ImageRunSettings,
     Unread,
     format_of,
+    listed,
+    read_image,
 )
 from regard.tasks.image_look import ImageLookSettings, check_kind, picture_of
 from regard.tasks.judge import Score
@@ -50,7 +50,7 @@ from regard.tasks.pretrain import (
     recall,
 )
 from regard.tasks.probe import Known, by_neighbours, fit_line, pooled, vectors
-from regard.tasks.run import cache_folder, load_tokenizer, tell
+from regard.tasks.run import cache_folder, load_tokenizer
 from regard.tasks.translator import setting
 
 
@@ -172,7 +172,7 @@ class Encoder:
         whole = self.whole()
         if not hasattr(whole, "paint_over"):
             raise Mistake(f"an encoder trained by {self.trained_by} paints nothing")
-        pixels = [torch.from_numpy(self.format.read(image)) for image in _listed(images)]
+        pixels = [torch.from_numpy(self.format.read(image)) for image in listed(images)]
         read = self.format.normalise(torch.stack(pixels).to(self.device))
         height, width = whole.size(read)
         noise = chance_of(seed, 0).random((len(read), height * width), np.float32)
@@ -194,14 +194,15 @@ class Encoder:
     ) -> list[Embedded | Classified | Unread]:
         """Make a vector of each image, or choose among texts; a path, an image or an array each."""
         how = self.check(settings)
-        images = _listed(inputs)
+        images = listed(inputs)
         if how.threads:
             torch.set_num_threads(how.threads)
         format = replace(self.format, size=how.image) if how.image else self.format
         answer = self._chooser(how) if how.texts is not None else self._vectors
         answers: list[Embedded | Classified | Unread] = []
         for start in range(0, len(images), how.batch):
-            read = [self._read(image, format, how) for image in images[start : start + how.batch]]
+            some = images[start : start + how.batch]
+            read = [read_image(image, format, how.broken) for image in some]
             good = [torch.from_numpy(pixels) for pixels in read if not isinstance(pixels, str)]
             rows = iter(self._answered(answer, good) if good else [])
             answers += [Unread(one) if isinstance(one, str) else next(rows) for one in read]
@@ -232,15 +233,6 @@ class Encoder:
             return [Classified(texts, row, [int(row.argmax())]) for row in chances]
 
         return choose
-
-    def _read(self, image: Any, format: ImageFormat, how: EncoderSettings) -> np.ndarray | str:
-        try:
-            return format.read(image)
-        except Broken as mistake:
-            if how.broken == "refuse":
-                raise Mistake(f"{mistake}; or pass over such files: broken=skip") from None
-            tell(str(mistake))
-            return str(mistake)
 
     # Looking
 
@@ -340,8 +332,3 @@ class Encoder:
         scores = [Score(f"{name}", value, signature) for name, value in found.items()]
         made_with = {"data": how.data, "part": how.part, "data_hash": images.sha, **made_here()}
         return Evaluation(names[0], scores, len(images), seconds, made_with, of="images")
-
-
-def _listed(inputs: Any) -> Sequence[Any]:
-    alone = isinstance(inputs, str | Path | Image | np.ndarray | Tensor)
-    return [inputs] if alone else list(inputs)

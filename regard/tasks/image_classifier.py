@@ -114,6 +114,26 @@ def format_of(folder: Path, model: Any, config: dict[str, Any]) -> ImageFormat:
     return format
 
 
+def listed(inputs: Any) -> list[Any]:
+    """Return one image, or several, as a list: paths, open images or arrays."""
+    alone = isinstance(inputs, str | Path | Image | np.ndarray | Tensor)
+    return [inputs] if alone else list(inputs)
+
+
+def read_image(image: Any, format: ImageFormat, broken: str) -> np.ndarray | str:
+    """Return the pixels of an image, or what is wrong with it if such are passed over."""
+    if isinstance(image, str) and not image:
+        return "no file is named"
+    check_kind(image)
+    try:
+        return format.read(image)
+    except Broken as mistake:
+        if broken == "refuse":
+            raise Mistake(f"{mistake}; or pass over such files: broken=skip") from None
+        tell(str(mistake))
+        return str(mistake)
+
+
 class ImageClassifier:
     """A model with its labels and the format of its images."""
 
@@ -155,13 +175,13 @@ class ImageClassifier:
     def run(self, inputs: Any, *, first: int = 0, **settings: Any) -> list[Classified | Unread]:
         """Label images: paths, open images, or arrays (h, w, 3) of bytes."""
         how = self.check(settings)
-        alone = isinstance(inputs, str | Path | Image | np.ndarray | Tensor)
-        images: list[Any] = [inputs] if alone else list(inputs)
+        images = listed(inputs)
         if how.threads:
             torch.set_num_threads(how.threads)
         format, answers = self._format(how), []
         for start in range(0, len(images), how.batch):
-            read = [self._read(image, format, how) for image in images[start : start + how.batch]]
+            some = images[start : start + how.batch]
+            read = [read_image(image, format, how.broken) for image in some]
             good = [torch.from_numpy(pixels) for pixels in read if not isinstance(pixels, str)]
             rows = iter(self.chances(torch.stack(good), how.mirror) if good else [])
             for pixels in read:
@@ -171,18 +191,6 @@ class ImageClassifier:
                     chances = next(rows)
                     answers.append(Classified(self.labels, chances, [int(chances.argmax())]))
         return answers
-
-    def _read(self, image: Any, format: ImageFormat, how: ImageRunSettings) -> np.ndarray | str:
-        if isinstance(image, str) and not image:
-            return "no file is named"
-        check_kind(image)
-        try:
-            return format.read(image)
-        except Broken as mistake:
-            if how.broken == "refuse":
-                raise Mistake(f"{mistake}; or pass over such files: broken=skip") from None
-            tell(str(mistake))
-            return str(mistake)
 
     @torch.inference_mode()
     def chances(self, pixels: Tensor, mirror: bool = False) -> np.ndarray:
