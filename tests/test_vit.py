@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from torch.nn import functional as F
 import regard
 from regard.attention.positions import Rotary, Sinusoidal
 from regard.attention.watch import watch
+from regard.cost.model import build
+from regard.cost.report import attending, forward, learned, looked
 from regard.errors import Mistake
 from regard.layers.block import BlockConfig, EncoderBlock
 from regard.layers.depth import drop_path, rising
@@ -26,6 +29,7 @@ from regard.models.vit import ROWS, SIZES, Grid, Pair, ViT, ViTConfig, sized
 from regard.pretrained.folder import export_weights, import_folder
 from regard.pretrained.load import find_format, fitting, unlike
 from regard.pretrained.vision import KEYS, read_prepared, write_prepared
+from regard.tasks.images import resolve
 
 SIZE = {
     "hidden_size": 48,
@@ -469,3 +473,18 @@ def test_a_module_of_any_size_name_is_found():
     with pytest.raises(Mistake, match="tiny"):
         sized("tinny")
     assert isinstance(ViT(replace(sized("tiny"), labels=0)).head, nn.Identity)
+
+
+@pytest.mark.parametrize("recipe, image, channels", [("fashion", 28, 1), ("cifar10", 32, 3)])
+def test_the_recipes_for_small_images_train_attention_models(
+    recipe: str, image: int, channels: int
+):
+    told = import_module(f"regard.recipes.{recipe}").SETTINGS
+    config = resolve({**told, "data": "nowhere", "out": "nowhere"}).model
+    config = replace(config, labels=10, image=image, channels=channels)
+    model, images = build("vit", config), torch.empty(1, channels, image, image, device="meta")
+    counted = forward(model, (images,))
+    looking = attending(counted, looked(model, (images,))[1])
+    assert learned(model) < 1_000_000
+    assert looking > (counted.multiply_adds - counted.modules["stem"]) / 2
+    assert looking > counted.multiply_adds / 2  # even if what makes tokens counts as well

@@ -206,10 +206,9 @@ class Describer:
         for start in range(0, len(images), how.batch):
             some = images[start : start + how.batch]
             read = [read_image(image, format, how.broken) for image in some]
-            good = [n for n, pixels in enumerate(read) if not isinstance(pixels, str)]
-            pixels = [torch.from_numpy(np.array(read[n])) for n in good]
-            lines = [first + start + n for n in good]
-            told = iter(self.describe(torch.stack(pixels), how, lines) if good else [])
+            pixels = [torch.from_numpy(x) for x in read if not isinstance(x, str)]
+            lines = [first + start + n for n, x in enumerate(read) if not isinstance(x, str)]
+            told = iter(self.describe(torch.stack(pixels), how, lines) if pixels else [])
             answers += [Caption("", error=x) if isinstance(x, str) else next(told) for x in read]
         return answers
 

@@ -126,7 +126,7 @@ def read_image(image: Any, format: ImageFormat, broken: str) -> np.ndarray | str
         return "no file is named"
     check_kind(image)
     try:
-        return format.read(image)
+        return np.array(format.read(image))  # its own, as PyTorch wants it
     except Broken as mistake:
         if broken == "refuse":
             raise Mistake(f"{mistake}; or pass over such files: broken=skip") from None
