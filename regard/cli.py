@@ -153,6 +153,16 @@ def doctor(call: Call) -> int:
     return 0 if examined.report.healthy else 1
 
 
+def filter_photo(call: Call) -> None:
+    """Filter a photo."""
+    from regard.tasks.filtering import SETTINGS, filter_photo
+
+    name, _ = call.first("FILTER")
+    choose("filter", name, SETTINGS)
+    _, photo = call.only("FILTER", "PHOTO")
+    tell(filter_photo(name, photo, call.settings, quiet=call.quiet), call)
+
+
 def export(call: Call) -> None:
     """Write a model in another tool's words."""
     import regard
@@ -246,6 +256,16 @@ VERBS = {
         ),
         ("regard.tasks.forecast", "DoctorSettings"),
     ),
+    "filter": Verb(
+        filter_photo,
+        "regard filter FILTER|compare|grid PHOTO out=... [key=value...]",
+        "smooth a photo by a weighted average: gaussian, bilateral, nonlocal_means, ...",
+        (
+            "regard filter nonlocal_means photo.png out=smooth.png h=0.1 window=21",
+            "regard filter compare photo.png sigma=25 weights_at=120,80 out=compare.png",
+        ),
+        ("regard.tasks.filtering", "FilterSettings"),
+    ),
     "cost": Verb(
         cost,
         "regard cost MODEL [image=...] [length=...] [batch=...] [key=value...]",
@@ -315,6 +335,14 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "pretrain": (
         "regard train pretrain data=photos objective=contrastive like=cct minutes=60",
         "regard train pretrain data=photos family=swin mask_share=0.6 out=runs/masked",
+    ),
+    "caption": (
+        "regard train caption data=flickr8k init=runs/encoder minutes=60 out=runs/captions",
+        "regard train caption data=photos.tsv decoder=recurrent doubly_stochastic=1 image=96",
+    ),
+    "denoise": (
+        "regard train denoise data=photos minutes=30 out=runs/denoiser",
+        "regard train denoise data=photos size=small noise=5,55 window=8 out=runs/denoiser",
     ),
     "tag": (
         "regard train tag data=folder column=upos minutes=10 out=runs/tags",
@@ -409,6 +437,11 @@ def keys_of(words: list[str], verb: Verb) -> tuple[str, str] | None:
     from regard.tasks import TASKS
 
     name = words[1] if len(words) > 1 else ""
+    if words[0] == "filter" and name:
+        from regard.tasks.filtering import SETTINGS
+
+        choose("filter", name, SETTINGS)
+        return "regard.tasks.filtering", name
     if words[0] == "train" and name in TASKS:
         return TASKS[name].trains, TASKS[name].settings
     if words[0] in ("run", "look", "eval") and name:
@@ -425,7 +458,8 @@ def keys_of(words: list[str], verb: Verb) -> tuple[str, str] | None:
 def keys(module: str, name: str) -> str:
     """Write all settings of a class, with their defaults."""
     home = import_module(module)
-    rows = list(describe(getattr(home, name)))
+    kinds = getattr(home, "SETTINGS", {})  # of a filter by name
+    rows = list(describe(kinds[name] if name in kinds else getattr(home, name)))
     width = max(len(row.key) for row in rows)
     lines = ["Settings (type, default):"]
     for key, kind, default, help in rows:
