@@ -2,8 +2,8 @@
 
 Command: regard train denoise_train400 data=denoise/Train400, then:
          regard eval RUN data=denoise/BSD68 sigma=15,25,50 filters=denoise/Train400
-Takes:   not measured yet
-Gives:   not measured yet
+Takes:   18 minutes on 2 cores
+Gives:   28.90 dB on BSD68 at sigma 25; 668,500 parameters
 """
 
 TASK = "denoise"
@@ -14,7 +14,8 @@ SETTINGS = {
     "noise": "5,55",
     "optimiser": "muon",
     "lr": 0.004,
-    "batch": 16,
+    "processes": 2,
+    "batch": 8,
     "ema": 0.998,
-    "minutes": 45,
+    "minutes": 18,
 }
