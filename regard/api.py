@@ -210,6 +210,13 @@ def cost(model: Any, /, **settings: Any) -> Any:
     return cost(str(model), find_model(model) if known else None, settings)
 
 
+def filter(name: str, photo: str | Path, /, *, quiet: bool = True, **settings: Any) -> Any:
+    """Smooth a photo by a filter of some name, or draw the comparison or the grid of them."""
+    from regard.tasks.filtering import filter_photo
+
+    return filter_photo(name, photo, settings, quiet=quiet)
+
+
 def doctor(data: str, /, **settings: Any) -> Any:
     """Examine data before training: faults with their remedy, and what a size will cost."""
     from regard.data.doctor import examine

@@ -155,12 +155,13 @@ def doctor(call: Call) -> int:
 
 def filter_photo(call: Call) -> None:
     """Filter a photo."""
-    from regard.tasks.filtering import SETTINGS, filter_photo
+    import regard
+    from regard.tasks.filtering import SETTINGS
 
     name, _ = call.first("FILTER")
     choose("filter", name, SETTINGS)
     _, photo = call.only("FILTER", "PHOTO")
-    tell(filter_photo(name, photo, call.settings, quiet=call.quiet), call)
+    tell(regard.filter(name, photo, quiet=call.quiet, **call.settings), call)
 
 
 def export(call: Call) -> None:
@@ -403,8 +404,8 @@ def act(words: list[str]) -> int:
     elif flags & {"--help", "-h"}:
         verb = choose("verb", words[0], VERBS)
         print(page(words, verb), flush=True)  # at once: to know the keys, torch is imported
-        if where := keys_of(words, verb):
-            print("\n" + keys(*where))
+        if settings := keys_of(words, verb):
+            print("\n" + keys(settings))
     else:
         verb = choose("verb", words[0], VERBS)
         plain, settings = parse(words[1:])
@@ -432,34 +433,31 @@ def page(words: list[str], verb: Verb) -> str:
     return "\n".join(lines)
 
 
-def keys_of(words: list[str], verb: Verb) -> tuple[str, str] | None:
-    """Return where the keys of a verb are, or those of the task or model that is named after it."""
+def keys_of(words: list[str], verb: Verb) -> type | None:
+    """Return the class of a verb's keys, or that of the task, model or filter named after it."""
     from regard.tasks import TASKS
 
     name = words[1] if len(words) > 1 else ""
     if words[0] == "filter" and name:
         from regard.tasks.filtering import SETTINGS
 
-        choose("filter", name, SETTINGS)
-        return "regard.tasks.filtering", name
+        return choose("filter", name, SETTINGS)
     if words[0] == "train" and name in TASKS:
-        return TASKS[name].trains, TASKS[name].settings
+        return getattr(import_module(TASKS[name].trains), TASKS[name].settings)
     if words[0] in ("run", "look", "eval") and name:
         from regard.api import model_task
         from regard.tasks import runner
 
         kind = runner(name if name in TASKS else model_task(name))
         usual = None if words[0] == "eval" else kind.settings
-        found = getattr(kind, f"{words[0]}_settings", usual)
-        return (found.__module__, found.__name__) if found else verb.settings
-    return verb.settings
+        if found := getattr(kind, f"{words[0]}_settings", usual):
+            return found
+    return verb.settings and getattr(import_module(verb.settings[0]), verb.settings[1])
 
 
-def keys(module: str, name: str) -> str:
+def keys(settings: type) -> str:
     """Write all settings of a class, with their defaults."""
-    home = import_module(module)
-    kinds = getattr(home, "SETTINGS", {})  # of a filter by name
-    rows = list(describe(kinds[name] if name in kinds else getattr(home, name)))
+    home, rows = import_module(settings.__module__), list(describe(settings))
     width = max(len(row.key) for row in rows)
     lines = ["Settings (type, default):"]
     for key, kind, default, help in rows:

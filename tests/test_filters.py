@@ -12,6 +12,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import regard
 from regard.cli import main
 from regard.errors import Mistake
 from regard.filters import FILTERS, WEIGHTS
@@ -649,3 +650,9 @@ def test_filters_remove_noise_from_a_known_photo():
     }
     assert min(scores.values()) > psnr(image, clean) + 2
     assert max(scores, key=scores.__getitem__) == "non-local means"
+
+
+def test_the_library_filters_as_the_command_does(png, tmp_path):
+    made = regard.filter("gaussian", png, out=tmp_path / "library.png", sigma=2)
+    assert main(["filter", "gaussian", str(png), f"out={tmp_path / 'command.png'}", "sigma=2"]) == 0
+    assert Path(made.path).read_bytes() == (tmp_path / "command.png").read_bytes()

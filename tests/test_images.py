@@ -36,7 +36,6 @@ from regard.tasks.images import (
     SHORT,
     ImageClassification,
     Teacher,
-    settings_of,
     soft_loss,
     two_heads,
 )
@@ -505,7 +504,8 @@ def test_recipes_use_keys_that_there_are_and_models_that_can_be_built(name):
 def test_every_family_has_settings_of_its_own():
     for name in FAMILIES:
         if name in MODELS:
-            keys = {row.key for row in describe(settings_of(name))}
+            settings = images.resolve({"family": name, "data": "somewhere"})
+            keys = {row.key for row in describe(type(settings))}
             assert {"model.drop_path", "model.labels", "augment", "teacher", "share"} <= keys
 
 

@@ -1,7 +1,7 @@
 """Convolutional sequence-to-sequence learning (Gehring et al. 2017)."""
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import cast
 
 import torch
@@ -18,7 +18,7 @@ from regard.layers.block import share, size
 from regard.layers.embed import Embed
 from regard.layers.recurrent import Draws, RecurrentState
 from regard.models.continued import Continued
-from regard.models.transformer import ties
+from regard.models.transformer import sized_stacks, ties
 
 HALF = math.sqrt(0.5)  # keeps the variance of a sum of two
 
@@ -63,10 +63,7 @@ SIZES: dict[str, dict[str, int]] = {
 
 def sized(name: str, row: str | ConvolutionalConfig = "convs2s") -> ConvolutionalConfig:
     """Return a config, or that of a row, with the sizes that a name stands for."""
-    config = choose("row", row, ROWS) if isinstance(row, str) else row
-    size = choose("size", name, SIZES)
-    depth, block = size["depth"], replace(config.block, width=size["width"])
-    return replace(config, encoder_depth=depth, decoder_depth=depth, block=block)
+    return sized_stacks(name, row, ROWS, SIZES)
 
 
 class Normed(nn.Module):

@@ -1,6 +1,6 @@
 """Recurrent translators: one fixed context, or a look at the source for every word."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -22,7 +22,7 @@ from regard.layers.recurrent import (
 )
 from regard.layers.start import STARTS
 from regard.models.continued import Continued
-from regard.models.transformer import ties
+from regard.models.transformer import sized_stacks, ties
 
 
 @dataclass(frozen=True)
@@ -79,10 +79,7 @@ SIZES: dict[str, dict[str, int]] = {
 
 def sized(name: str, row: str | RecurrentConfig = "rnnsearch") -> RecurrentConfig:
     """Return a config, or that of a row, with the sizes that a name stands for."""
-    config = choose("row", row, ROWS) if isinstance(row, str) else row
-    size = choose("size", name, SIZES)
-    depth, block = size["depth"], replace(config.block, width=size["width"])
-    return replace(config, encoder_depth=depth, decoder_depth=depth, block=block)
+    return sized_stacks(name, row, ROWS, SIZES)
 
 
 class _Turn(torch.autograd.Function):

@@ -105,8 +105,13 @@ SIZES: dict[str, dict[str, int]] = {
 
 def sized(name: str, row: str | TransformerConfig = "transformer") -> TransformerConfig:
     """Return a config, or that of a row, with the sizes that a name stands for."""
-    config = choose("row", row, ROWS) if isinstance(row, str) else row
-    size = dict(choose("size", name, SIZES))
+    return sized_stacks(name, row, ROWS, SIZES)
+
+
+def sized_stacks(name: str, row: Any, rows: dict[str, Any], sizes: dict[str, dict]) -> Any:
+    """Give both stacks of a config, or of that of a row, the depth and sizes of a name."""
+    config = choose("row", row, rows) if isinstance(row, str) else row
+    size = dict(choose("size", name, sizes))
     depth = size.pop("depth")
     block = replace(config.block, **size)
     return replace(config, encoder_depth=depth, decoder_depth=depth, block=block)

@@ -2,8 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, make_dataclass, replace
-from functools import cache
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +38,7 @@ from regard.tasks.run import (
     resolve_task,
     save_generation,
     save_tokenizer,
+    settings_with,
     settle_tokenizer,
     shape_of,
     size_of,
@@ -106,14 +106,6 @@ class CaptionSettings(SightSettings):
     writer: WriterConfig = field(default_factory=WriterConfig)  # type: ignore[valid-type]
 
 
-@cache
-def settings_of(name: str) -> type[CaptionSettings]:
-    """Return the settings of a family that sees, whose model has keys of its own."""
-    kind, _ = family(name)
-    model = ("model", kind, field(default_factory=kind))
-    return make_dataclass("CaptionSettings", [model], bases=(CaptionSettings,), frozen=True)
-
-
 class Origin(NamedTuple):
     """What a run starts from: the family that sees, its config, and that of what writes."""
 
@@ -146,7 +138,7 @@ def origin_of(values: Mapping[str, Any]) -> Origin:
 def resolve(values: Mapping[str, Any]) -> CaptionSettings:
     """Make full settings of what a user gave: the size fills in what is not said."""
     size, origin = size_of(values), origin_of(values)
-    kind = settings_of(origin.family)
+    kind = settings_with(CaptionSettings, model=family(origin.family)[0])
     known = {each.key for each in describe(kind)}
     sizes = {each: {**row, "writer": origin.writer} for each, row in SIZES.items()}
     sizes = {size: sizes["big"], **sizes}

@@ -1,8 +1,7 @@
 """Classifying images: from images with labels to a model that labels images."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, make_dataclass, replace
-from functools import cache
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +28,7 @@ from regard.tasks.run import (
     build_model,
     cache_folder,
     resolve_task,
+    settings_with,
     shape_of,
     size_of,
     train_task,
@@ -110,16 +110,6 @@ class ImageSettings(SightSettings):
     )
 
 
-@cache
-def settings_of(name: str) -> type[ImageSettings]:
-    """Return the settings of a family, whose model has keys of its own."""
-    kind, _ = family(name)
-    if kind is ViTConfig:
-        return ImageSettings
-    model = ("model", kind, field(default_factory=kind))
-    return make_dataclass("ImageSettings", [model], bases=(ImageSettings,), frozen=True)
-
-
 def family_of(values: Mapping[str, Any]) -> str:
     """Return the family of the model to build: that of `init`, or as told."""
     name = values.get("family")
@@ -139,7 +129,7 @@ def resolve(values: Mapping[str, Any]) -> ImageSettings:
         )
     row = [str(values["like"])] if values.get("like") else []
     model = shape_of(name, values, *row)
-    kind, size = settings_of(name), size_of(values)
+    kind, size = settings_with(ImageSettings, model=family(name)[0]), size_of(values)
     known = {each.key for each in describe(kind)}
     settings = resolve_task(
         kind,

@@ -1,8 +1,7 @@
 """Training encoders of images without labels: by what is masked, by two views, by captions."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, make_dataclass, replace
-from functools import cache
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +38,7 @@ from regard.tasks.run import (
     cache_folder,
     resolve_task,
     save_tokenizer,
+    settings_with,
     settle_tokenizer,
     shape_of,
     size_of,
@@ -97,14 +97,6 @@ class PretrainSettings(SightSettings):
     way: MAEConfig = field(default_factory=MAEConfig)  # type: ignore[valid-type]
 
 
-@cache
-def settings_of(name: str, by: str) -> type[PretrainSettings]:
-    """Return the settings of a family and a way to train it, which have keys of their own."""
-    kinds = {"model": family(name)[0], "way": pretrainer(by)[0]}
-    own = [(key, kind, field(default_factory=kind)) for key, kind in kinds.items()]
-    return make_dataclass("PretrainSettings", own, bases=(PretrainSettings,), frozen=True)
-
-
 def way_of(by: str, model: Any, size: str) -> Any:
     """Return the config of what is built around a model of a size."""
     way: Any = pretrainer(by)[0]()
@@ -138,7 +130,8 @@ def resolve(values: Mapping[str, Any]) -> PretrainSettings:
     model = shape_of(name, values, *row, labels=0)
     if by == "mae" and not values.get("init"):
         model = replace(model, pool="mean")  # no other vector is about all patches
-    way, kind = way_of(by, model, size), settings_of(name, by)
+    way = way_of(by, model, size)
+    kind = settings_with(PretrainSettings, model=family(name)[0], way=pretrainer(by)[0])
     known = {each.key for each in describe(kind)}
     said = {**DEFAULTS[str(objective)], "way": way}
     sizes = {each: {**row, **said} for each, row in SIZES.items()}

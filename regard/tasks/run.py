@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -104,6 +105,13 @@ def resolve_task(
     if settings.data is None:
         raise Mistake(f"data is missing; add data=FILE or data=FOLDER with {of}")
     return settings
+
+
+@cache
+def settings_with(kind: type[S], **parts: type) -> type[S]:
+    """Return settings whose parts, such as the model, are of other kinds with their own keys."""
+    own = [(name, part, field(default_factory=part)) for name, part in parts.items()]
+    return dataclasses.make_dataclass(kind.__name__, own, bases=(kind,), frozen=True)
 
 
 def width_of(config: Any) -> int:

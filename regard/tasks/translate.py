@@ -3,8 +3,7 @@
 import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, make_dataclass
-from functools import cache
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +34,7 @@ from regard.tasks.run import (
     cache_folder,
     resolve_task,
     save_generation,
+    settings_with,
     settle_tokenizer,
     shape_of,
     train_task,
@@ -116,16 +116,6 @@ class TranslateSettings(TaskSettings):
     model: TransformerConfig = field(default_factory=TransformerConfig)  # type: ignore[valid-type]
 
 
-@cache
-def settings_of(name: str) -> type[TranslateSettings]:
-    """Return the settings of a family, whose model has keys of its own."""
-    kind, _ = family(name)
-    if kind is TransformerConfig:
-        return TranslateSettings
-    model = ("model", kind, field(default_factory=kind))
-    return make_dataclass("TranslateSettings", [model], bases=(TranslateSettings,), frozen=True)
-
-
 def family_of(values: Mapping[str, Any]) -> str:
     """Return the family of the model to build: that of `init`, or of what it is to be like."""
     row, init = values.get("like"), values.get("init")
@@ -141,7 +131,7 @@ def family_of(values: Mapping[str, Any]) -> str:
 def resolve(values: Mapping[str, Any]) -> TranslateSettings:
     """Make full settings of what a user gave: the size fills in what is not said."""
     name = family_of(values)
-    kind = settings_of(name)
+    kind = settings_with(TranslateSettings, model=family(name)[0])
     known = {each.key for each in describe(kind)}
     short = {**SHORT, **PARTS}
     settings = resolve_task(
