@@ -9,7 +9,7 @@ from typing import Any
 from regard import __version__
 from regard.errors import Mistake, nearest
 from regard.models.folder import load_folder, read_json
-from regard.recipes import RECIPES, data_folder, recipe
+from regard.recipes import RECIPES, data_folder, found_data, recipe
 from regard.tasks import TASKS, runner, trainer
 
 
@@ -109,6 +109,8 @@ def task_of(name: str) -> str:
 def plan(name: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any], str | None]:
     """Return the task to train, all settings, and the recipe that is followed, if one is."""
     values = dict(settings)
+    if values.get("data"):
+        values["data"] = found_data(values["data"])
     if values.get("init"):
         values["init"] = str(find_model(values["init"]))
     task = task_of(name)
@@ -132,6 +134,8 @@ def evaluate(model: Any, /, **settings: Any) -> Any:
     from regard.pretrained.folder import is_foreign
 
     folder = find_model(model) if isinstance(model, str | Path) else None
+    sets = {key: found_data(settings[key]) for key in ("data", "filters") if key in settings}
+    settings |= sets
     task = settings.pop("task", None)
     loaded: Any = load(folder, task=task) if folder is not None else model
     other = settings.pop("against", None)
@@ -225,7 +229,7 @@ def doctor(data: str, /, **settings: Any) -> Any:
 
     how = fill(DoctorSettings, settings)
     report = examine(
-        data,
+        found_data(data),
         source=how.source,
         target=how.target,
         columns=how.columns,

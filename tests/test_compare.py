@@ -22,12 +22,13 @@ from torch.nn import functional as F
 
 import regard
 from regard import cli
+from regard.api import plan
 from regard.errors import Mistake
 from regard.interval import critical, interval, paired, within
 from regard.look.plot import draw_curves, draw_scores
 from regard.models import sized
 from regard.models.gpt import GPT
-from regard.recipes import RECIPES, recipe
+from regard.recipes import RECIPES, found_data, recipe
 from regard.tasks import compare as lab
 from regard.tasks import trainer
 from regard.tasks.compare import grid, lists_of, options
@@ -560,3 +561,16 @@ def test_json_and_silence(home, whole, capsys):
     assert told.err == ""  # nobody is at a terminal
     assert cli.main(["compare", "translate", *words]) == 0
     assert "| position |" in capsys.readouterr().out
+
+
+def test_a_set_of_data_may_be_named_where_no_such_path_is_here(tmp_path, monkeypatch):
+    (tmp_path / "sets" / "mine").mkdir(parents=True)
+    (tmp_path / "here").mkdir()
+    monkeypatch.setenv("REGARD_DATA", str(tmp_path / "sets"))
+    monkeypatch.chdir(tmp_path / "here")
+    ours = str(tmp_path / "sets" / "mine")
+    assert found_data("mine") == plan("language", {"data": "mine"})[1]["data"] == ours
+    assert found_data("other") == "other"  # what is nowhere is told by whoever reads it
+    assert found_data("../mine") == "../mine" and found_data(None) is None
+    Path("mine").mkdir()
+    assert found_data("mine") == "mine"

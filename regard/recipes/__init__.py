@@ -1,9 +1,12 @@
 """Published runs by name; the docstring of each is its promise."""
 
+import os
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-from regard.errors import choose
+from regard.errors import Mistake, choose
 
 RECIPES = {
     "multi30k_en_de": "regard.recipes.multi30k_en_de",
@@ -37,13 +40,19 @@ def recipe(name: str) -> ModuleType:
 
 def data_folder(name: str) -> str:
     """Return where a data set of ours lies: in REGARD_DATA, or beside the project."""
-    import os
-    from pathlib import Path
-
-    from regard.errors import Mistake
-
-    beside = Path("..") / "shared" / "data"
-    folder = Path(os.environ.get("REGARD_DATA", beside)) / name
+    folder = _shared() / name
     if not folder.is_dir():
         raise Mistake(f"{folder}: no such data; give data=FOLDER, or set REGARD_DATA to its parent")
     return str(folder)
+
+
+def found_data(path: Any) -> Any:
+    """Return the path of data; a name that is no path here may be one of a set in REGARD_DATA."""
+    if not isinstance(path, str) or not path or Path(path).exists():
+        return path
+    ours = _shared() / path
+    return str(ours) if ".." not in Path(path).parts and ours.exists() else path
+
+
+def _shared() -> Path:
+    return Path(os.environ.get("REGARD_DATA", Path("..") / "shared" / "data"))

@@ -3,7 +3,7 @@
 Command: regard train denoise_train400 data=denoise/Train400, then:
          regard eval RUN data=denoise/BSD68 sigma=15,25,50 filters=denoise/Train400
 Takes:   18 minutes on 2 cores
-Gives:   28.90 dB on BSD68 at sigma 25; 668,500 parameters
+Gives:   31.35, 28.90 and 25.95 dB on BSD68 at sigma 15, 25 and 50; 668,500 parameters
 """
 
 TASK = "denoise"

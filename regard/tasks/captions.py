@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from sacrebleu.metrics.chrf import CHRF
 from torch import Tensor
 
 from regard.attention.watch import watch
@@ -30,7 +31,7 @@ from regard.tasks.cider import SIGNATURE, cider
 from regard.tasks.evaluation import Evaluation, made_here
 from regard.tasks.image_classifier import format_of, listed, read_image
 from regard.tasks.image_look import ImageLookSettings, check_kind, photo_of, picture_of
-from regard.tasks.judge import Comparison, Score, bleu_metric, compare, judge
+from regard.tasks.judge import Comparison, Score, bleu_metric, compare
 from regard.tasks.pretrain import captions_in, of_part
 from regard.tasks.run import cache_folder, load_tokenizer
 from regard.tasks.scores_text import resample
@@ -514,14 +515,17 @@ def judge_captions(
 ) -> list[Score]:
     """Return BLEU of runs of up to 1, 2, 3 and 4 words, chrF and CIDEr-D."""
     told: Any = references_of(captions)
-    scores = []
-    for order in range(1, 5):
-        metric = bleu_metric("en", tokenise, lowercase, order)
-        value = metric.corpus_score(list(outputs), told).score
-        scores.append(Score(f"BLEU-{order}", value, str(metric.get_signature())))
-    chrf = judge(outputs, told, "en", tokenise=tokenise, lowercase=lowercase)[1]
+    metrics: dict[str, Any] = {
+        f"BLEU-{order}": bleu_metric("en", tokenise, lowercase, order, force=True)
+        for order in range(1, 5)
+    }
+    metrics["chrF2"] = CHRF(lowercase=lowercase)
+    scores = [
+        Score(name, metric.corpus_score(list(outputs), told).score, str(metric.get_signature()))
+        for name, metric in metrics.items()
+    ]
     signature = f"nrefs:{len(told)}|{SIGNATURE}"
-    return [*scores, chrf, Score("CIDEr-D", float(cider(outputs, captions).mean()), signature)]
+    return [*scores, Score("CIDEr-D", float(cider(outputs, captions).mean()), signature)]
 
 
 def compare_captions(

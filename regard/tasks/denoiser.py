@@ -37,6 +37,7 @@ from regard.tasks.image_look import check_kind, spot_of
 from regard.tasks.judge import Comparison, Score
 from regard.tasks.run import tell
 from regard.tasks.translator import setting
+from regard.train.progress import Progress
 
 SIDE = 1024  # pixels to a side that are denoised at once
 
@@ -389,12 +390,14 @@ class ImageDenoiser:
             for photo in read_photos(some, None, how.broken, [])
         ]
         scores = []
-        for name in GRIDS:
-            best = tuned(name, level / 255, known)
-            found = judged([FILTERS[name](noisy, **best).clamp(0, 1) for noisy, _ in pairs], pairs)
-            told = "|".join(f"{key}:{_short(value)}" for key, value in best.items())
-            words = f"{made}|{told}|tuned on {len(known)} images of {Path(how.filters).name}"
-            scores += told_of(f"at {level:g} of {name}", found, words)
+        with Progress(f"filters at {level:g}", len(GRIDS)) as bar:
+            for name in GRIDS:
+                best = tuned(name, level / 255, known)
+                made_of = [FILTERS[name](noisy, **best).clamp(0, 1) for noisy, _ in pairs]
+                told = "|".join(f"{key}:{_short(value)}" for key, value in best.items())
+                words = f"{made}|{told}|tuned on {len(known)} images of {Path(how.filters).name}"
+                scores += told_of(f"at {level:g} of {name}", judged(made_of, pairs), words)
+                bar.update(1)
         return scores
 
     # Looking

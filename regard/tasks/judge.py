@@ -32,13 +32,20 @@ def tokenise_for(language: str | None) -> str:
 
 
 def bleu_metric(
-    language: str | None, tokenise: str | None = None, lowercase: bool = False, order: int = 4
+    language: str | None,
+    tokenise: str | None = None,
+    lowercase: bool = False,
+    order: int = 4,
+    force: bool = False,
 ) -> BLEU:
-    """Return the BLEU that suits a language, of runs of up to so many words."""
+    """Return the BLEU that suits a language, of runs of up to so many words.
+
+    It warns of spaces before full stops, unless those are known to belong there (force).
+    """
     tokenise = tokenise or tokenise_for(language)
     if tokenise not in BLEU.TOKENIZERS:
         raise Mistake(f"tokenise='{tokenise}' is not one of {', '.join(sorted(BLEU.TOKENIZERS))}")
-    return BLEU(lowercase=lowercase, tokenize=tokenise, max_ngram_order=order)
+    return BLEU(lowercase=lowercase, tokenize=tokenise, max_ngram_order=order, force=force)
 
 
 def judge(
