@@ -909,3 +909,21 @@ def test_real_text_is_learnt(real_data, home, tmp_path):
     assert (len(texts.parts["train"][0]), len(texts.parts["valid"][0])) == (1_003_854, 111_540)
     assert Characters.learn(texts.parts["train"]).vocab == 4 + 65
     assert isinstance(train_tokenizer(["x y z"], kind="bytes", vocab=300), Tokenizer)
+
+
+def test_a_model_of_running_text_stays_one_when_it_is_exported(home, tmp_path):
+    settings = {"data": home / "text.txt", "pieces": 300, "steps": 5, "like": "llama"}
+    run = trained(home, "running", **settings)
+    regard.export(str(run), format="huggingface", out=str(tmp_path / "theirs"))
+    regard.import_model(tmp_path / "theirs", out=str(tmp_path / "again"))
+    ours, theirs, again = (
+        regard.load(place) for place in (run, tmp_path / "theirs", tmp_path / "again")
+    )
+    for other in (theirs, again):
+        assert other.config["running"] is True and other.window == ours.window == 16
+        how = {"temperature": 0, "max_length": 12}
+        assert str(other.run("The", **how)[0]) == str(ours.run("The", **how)[0])
+    path = tmp_path / "theirs" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"regard_context": 2**60}))
+    with pytest.raises(Mistake, match="'context' is"):
+        regard.load(tmp_path / "theirs")

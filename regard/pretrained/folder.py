@@ -32,6 +32,7 @@ from regard.pretrained.vocabulary import read_tokenizers
 
 MOST_LABELS = 1_000_000
 LONGEST_LABEL = 200
+WRITES = ("running", "context")  # what a model of running text was trained on, for our own eyes
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -136,6 +137,8 @@ def _about(folder: Path, theirs: Mapping[str, Any], task: str, settings: Any) ->
         settings = read_object(folder / "tokenizer_config.json")
         sides = {"from": settings.get("source_lang"), "to": settings.get("target_lang")}
         return {key: value for key, value in sides.items() if isinstance(value, str)}
+    if task == "language":
+        return {key: theirs[f"regard_{key}"] for key in WRITES if f"regard_{key}" in theirs}
     return {}
 
 
@@ -248,6 +251,8 @@ def export_weights(
     if isinstance(labels, list):
         theirs["id2label"] = {str(number): label for number, label in enumerate(labels)}
         theirs["label2id"] = {label: number for number, label in enumerate(labels)}
+    if task == "language":  # which transformers keeps and does not ask
+        theirs |= {f"regard_{key}": config[key] for key in WRITES if key in config}
     write_json(folder / "config.json", theirs | ids)
     if task in ("language", "text", "translate"):
         write_json(folder / "generation_config.json", ids)
