@@ -509,6 +509,20 @@ def test_every_family_has_settings_of_its_own():
             assert {"model.drop_path", "model.labels", "augment", "teacher", "share"} <= keys
 
 
+def test_families_are_compared_on_all_and_on_some_of_the_images(data, tmp_path):
+    how = {"data": str(data), "out": str(tmp_path / "all"), "steps": 2, "size": "tiny", "batch": 8}
+    made = regard.compare(
+        "images", family="vit,resnet", share="0.5,1.0", seeds=1, quiet=True, **how
+    )
+    assert [(run["name"], run["finished"]) for run in made.runs] == [
+        ("vit-0.5", True),
+        ("vit-1.0", True),
+        ("resnet-0.5", True),
+        ("resnet-1.0", True),
+    ]
+    assert len({run["data"] for run in made.runs}) == 2
+
+
 # What is refused
 
 

@@ -12,7 +12,8 @@ from regard.errors import Mistake
 from regard.files import write_atomically
 from regard.interval import Difference, Interval, interval, paired
 
-DATA = {"data", "valid", "init", "columns", "from", "to", "skip_bad"}  # change what is learnt from
+# keys that change what is learnt from
+DATA = {"data", "valid", "init", "columns", "from", "to", "skip_bad", "share"}
 LOWER = {"loss", "perplexity", "bits_per_byte", "wer", "cer"}  # scores that should be low
 DERIVED = {"perplexity", "bits_per_byte"}  # show nothing in a plot that the loss does not
 PANELS = 3
