@@ -145,6 +145,7 @@ class MultiHead(nn.Module):
         self.out = nn.Linear(heads * head_width, width, bias=bias)
         self.score = build_score(score, head_width, heads)
         self.position = position or Position()
+        self.turns = type(self.position).rotate is not Position.rotate
         # whether the positions of all keys are asked for
         self.compares = type(self.position).bias is not Position.bias or self.position.adds_values
 
@@ -189,10 +190,17 @@ class MultiHead(nn.Module):
                 start = 0 if cache is None else cache.length
                 at = torch.arange(start, start + x.shape[1], device=x.device).unsqueeze(-1)
             memory_at, both = at, [self.heads, self.kv_heads]
-            qkv = self._split(self.qkv(x), sum(both) + self.kv_heads)
-            qk, v = qkv.split([sum(both), self.kv_heads], dim=1)
-            q = qk[:, : self.heads]
-            turned, k = self.position.rotate(qk, at).split(both, dim=1)
+            # parted before heads and places change places, so that gradients meet as they are laid
+            qkv = self.qkv(x).unflatten(-1, (-1, self.head_width))
+            if self.turns:
+                qk, v = qkv.split([sum(both), self.kv_heads], dim=2)
+                qk, v = qk.transpose(1, 2), v.transpose(1, 2)
+                q = qk[:, : self.heads]
+                turned, k = self.position.rotate(qk, at).split(both, dim=1)
+            else:
+                parts = qkv.split([*both, self.kv_heads], dim=2)
+                q, k, v = (part.transpose(1, 2) for part in parts)
+                turned = q
         else:
             turned = q = self._ask(x)
             k, v = memory if isinstance(memory, Memory) else self.read(memory)
