@@ -23,7 +23,6 @@ RECIPES = {
     "fashion": "regard.recipes.fashion",
     "cifar10": "regard.recipes.cifar10",
     "cifar10_pretrain": "regard.recipes.cifar10_pretrain",
-    "flickr8k_pretrain": "regard.recipes.flickr8k_pretrain",
     "flickr8k_caption": "regard.recipes.flickr8k_caption",
     "denoise_train400": "regard.recipes.denoise",
 }
