@@ -19,7 +19,7 @@ from regard.look.panels import Panel
 from regard.recipes import data_folder
 
 HERE = Path(__file__).resolve().parent
-PLACES = (8, 22), (21, 16)  # x and y of who looks: the heel, and the instep
+PLACES = (8, 22), (21, 16)  # x and y of who looks: the toe, and the shaft
 LAYERS = (("lrnet", 0), ("swin", 0), ("swin", 1), ("vit", 0), ("vit", -1), ("mvitv2", 0))
 CAPTIONS = (
     "LR-Net",

@@ -107,10 +107,14 @@ def resolve_task(
     return settings
 
 
-@cache
 def settings_with(kind: type[S], **parts: type) -> type[S]:
     """Return settings whose parts, such as the model, are of other kinds with their own keys."""
-    own = [(name, part, field(default_factory=part)) for name, part in parts.items()]
+    return _with_parts(kind, tuple(parts.items()))
+
+
+@cache
+def _with_parts(kind: Any, parts: tuple[tuple[str, type], ...]) -> Any:
+    own = [(name, part, field(default_factory=part)) for name, part in parts]
     return dataclasses.make_dataclass(kind.__name__, own, bases=(kind,), frozen=True)
 
 
