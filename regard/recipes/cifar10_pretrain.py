@@ -4,10 +4,10 @@ Then a few labels go further than from scratch. The labels of the set are never 
 training, neighbours are judged by them.
 
 Command: regard train cifar10_pretrain data=cifar10, then with 1% of the labels:
-         regard train classify data=cifar10 init=runs/cifar10_pretrain layer_decay=0.75 share=0.01,
-         or: regard eval runs/cifar10_pretrain data=cifar10 probe=linear share=0.01
-Takes:   not measured yet
-Gives:   not measured yet
+         regard train images data=cifar10 init=runs/cifar10_pretrain valid=0.02 share=0.01
+         TUNE_KEYS
+Takes:   PRE_TAKES
+Gives:   PRE_GIVES
 """
 
 TASK = "pretrain"
@@ -16,15 +16,16 @@ SETTINGS = {
     "valid": "0.02",
     "objective": "contrastive",
     "family": "vit",
-    "like": "cct",
-    "size": "small",
-    "patch": 8,
+    "like": "early",
+    "size": "tiny",
     "augment": "zoom+flip+jitter+grey",
     "least": 0.2,
     "temperature": 0.2,
     "batch": 256,
-    "lr": 0.001,
-    "weight_decay": 0.05,
-    "ema": 0.999,
-    "minutes": 58,
+    "optimiser": "muon",
+    "lr": 0.003,
+    "warmup": 50,
+    "ema": 0.99,
+    "threads": 1,
+    "minutes": 56,
 }
