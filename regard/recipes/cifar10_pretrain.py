@@ -5,9 +5,11 @@ training, neighbours are judged by them.
 
 Command: regard train cifar10_pretrain data=cifar10, then with 1% of the labels:
          regard train images data=cifar10 init=runs/cifar10_pretrain valid=0.02 share=0.01
-         TUNE_KEYS
-Takes:   PRE_TAKES
-Gives:   PRE_GIVES
+         batch=64 augment=flip+crop optimiser=muon lr=0.003 layer_decay=0.75 warmup=20 ema=0.98
+         steps=200 valid_every=50
+Takes:   56 minutes on one core (1,343 steps); then a minute
+Gives:   with 1% of the labels 55.4% on the test set (mean of three seeds), from scratch 41.4%;
+         389,938 parameters
 """
 
 TASK = "pretrain"
