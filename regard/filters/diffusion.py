@@ -13,6 +13,7 @@ from regard.filters.frame import (
     Place,
     counted,
     derivative,
+    flowed,
     in_piece,
     planes,
     positive,
@@ -86,12 +87,7 @@ def _spread(x: Tensor, conduct: Callable, steps: int, step: float) -> Tensor:
     """Let neighbours exchange what they differ by, so that nothing is lost or gained."""
     for _ in range(steps):
         down, right = x.diff(dim=-2), x.diff(dim=-1)
-        down, right = conduct(down) * step * down, conduct(right) * step * right
-        x = x.clone()
-        x[..., :-1, :] += down
-        x[..., 1:, :] -= down
-        x[..., :-1] += right
-        x[..., 1:] -= right
+        x = flowed(x, conduct(down) * -step * down, conduct(right) * -step * right)
     return x
 
 

@@ -192,6 +192,16 @@ def attended(
         return torch.autograd.grad(out.sum(), v)[0].view(high, wide)
 
 
+def flowed(x: Tensor, down: Tensor, right: Tensor) -> Tensor:
+    """Take from each pixel what flows down and to the right, and give it to the next ones."""
+    x = x.clone()
+    x[..., :-1, :] -= down
+    x[..., 1:, :] += down
+    x[..., :-1] -= right
+    x[..., 1:] += right
+    return x
+
+
 def derivative(
     filtered: Callable[[Tensor], Tensor], image: Tensor, at: Place
 ) -> Float[Tensor, "h w"]:

@@ -4,7 +4,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.filters.frame import Place, counted, derivative, in_piece, planes, positive, squares
+from regard.filters.frame import (
+    Place,
+    counted,
+    derivative,
+    flowed,
+    in_piece,
+    planes,
+    positive,
+    squares,
+)
 
 STEP = 0.25
 SMALLEST = 1e-30  # of a squared slope: the root of less has no derivative
@@ -22,7 +31,7 @@ def total_variation(
     x = planes(image)
     down, right = torch.zeros_like(x.diff(dim=-2)), torch.zeros_like(x.diff(dim=-1))
     for _ in range(steps):
-        u = _less(x, down, right)
+        u = flowed(x, down, right)
         slope_down, slope_right = u.diff(dim=-2), u.diff(dim=-1)
         size = torch.zeros_like(x[:, :1])
         size[..., :-1, :] += squares(slope_down)
@@ -30,17 +39,7 @@ def total_variation(
         size = 1 + STEP / strength * size.clamp(min=SMALLEST).sqrt()
         down = (down - STEP * slope_down) / size[..., :-1, :]
         right = (right - STEP * slope_right) / size[..., :-1]
-    return _less(x, down, right).view(image.shape)
-
-
-def _less(x: Tensor, down: Tensor, right: Tensor) -> Tensor:
-    """Take from each pixel what flows away and give it what flows in."""
-    x = x.clone()
-    x[..., :-1, :] -= down
-    x[..., 1:, :] += down
-    x[..., :-1] -= right
-    x[..., 1:] += right
-    return x
+    return flowed(x, down, right).view(image.shape)
 
 
 def total_variation_weights(
