@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from regard.attention.linear import writing
 from regard.decode.writer import Writer
 from regard.errors import Mistake, choose
 from regard.memory import reuse_memory
@@ -380,7 +381,8 @@ def beam(
     bar = torch.full((count,), -inf, dtype=torch.float64, device=device)
     done = torch.zeros(count, dtype=torch.bool, device=device)
     for step in range(plan.longest):
-        logits, state = writer.step(ids, state)
+        with writing():
+            logits, state = writer.step(ids, state)
         logits = logits[:, -1]
         forced = plan.force(step, logits)
         logprobs = _logprobs(logits, written.flatten(0, 1), adjust)
@@ -464,7 +466,8 @@ def _follow(
     ended = torch.zeros(count, texts, dtype=torch.bool, device=device)
     done = torch.zeros(count, dtype=torch.bool, device=device)
     for step in range(plan.longest):
-        logits, state = writer.step(ids, state)
+        with writing():
+            logits, state = writer.step(ids, state)
         logits = logits[:, -1]
         if step == 0 and texts > 1:  # here they part
             logits = logits.repeat_interleave(texts, 0)

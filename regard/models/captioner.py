@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard.attention.attend import softmax
+from regard.attention.linear import Linear
 from regard.attention.masks import Causal
 from regard.attention.positions import build_position, of_layer
 from regard.errors import Mistake, choose
@@ -246,7 +247,7 @@ class TransformerDecoder(nn.Module):
             DecoderBlock(block, of_layer(position)) for _ in range(config.depth)
         )
         self.norm = build_final_norm(block)
-        self.head = nn.Linear(block.width, config.vocab, bias=False)
+        self.head = Linear(block.width, config.vocab, bias=False)
         self.head.weight = self.embed.tokens.weight
         choose("start", config.start, STARTS)(self)
 
@@ -292,7 +293,7 @@ class RecurrentWriter(nn.Module):
         self.project = nn.Linear(memory_width, width)
         self.memory_norm = nn.LayerNorm(width)
         self.inner = RecurrentDecoder(config.cell, config.vocab, width, config.depth)
-        self.head = nn.Linear(width, config.vocab, bias=False)
+        self.head = Linear(width, config.vocab, bias=False)
         self.head.weight = self.inner.tokens.weight
         choose("start", config.start, STARTS)(self)
         start_cells(self)

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int, Num
 from torch import Tensor, nn
 
+from regard.attention.linear import Linear
 from regard.attention.masks import Causal, Document, Mask, Prefix, Sliding
 from regard.attention.multihead import Cache
 from regard.attention.positions import RotaryScaling, build_position, of_layer
@@ -160,7 +161,7 @@ class GPT(nn.Module):
             build_block(block, of_layer(position)) for _ in range(config.depth)
         )
         self.norm = build_final_norm(block)
-        self.head = nn.Linear(block.width, config.vocab, bias=config.head_bias)
+        self.head = Linear(block.width, config.vocab, bias=config.head_bias)
         if config.tie:
             self.head.weight = self.embed.tokens.weight
         self.prefix_of = choose("prompt", config.prompt, PROMPTS)

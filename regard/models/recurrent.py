@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.attention.dropout import dropout
+from regard.attention.linear import Linear
 from regard.attention.masks import Mask, Padding
 from regard.errors import choose
 from regard.layers.block import size
@@ -164,7 +165,7 @@ class Recurrent(Continued):
         )
         if tie_sides:
             self.decoder.tokens = self.source
-        self.head = nn.Linear(block.width, config.target_vocab, bias=config.head_bias)
+        self.head = Linear(block.width, config.target_vocab, bias=config.head_bias)
         if tie_head:
             self.head.weight = self.decoder.tokens.weight
         choose("start", config.start, STARTS)(self)

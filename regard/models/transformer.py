@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.attention.linear import Linear
 from regard.attention.masks import Causal, Mask, Padding
 from regard.attention.positions import Position, build_position, of_layer
 from regard.errors import Mistake, choose
@@ -173,7 +174,7 @@ class Transformer(nn.Module):
         self.encoder_norm = build_norm(block) if final else nn.Identity()
         self.decoder_norm = build_norm(block) if final else nn.Identity()
         self.before_head = Scale(block.width**-0.5) if config.scale_head else nn.Identity()
-        self.head = nn.Linear(block.width, config.target_vocab, bias=config.head_bias)
+        self.head = Linear(block.width, config.target_vocab, bias=config.head_bias)
         if tie_head:
             self.head.weight = self.target.tokens.weight
         choose("start", config.start, STARTS)(self)
