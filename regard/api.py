@@ -221,22 +221,26 @@ def filter(name: str, photo: str | Path, /, *, quiet: bool = True, **settings: A
     return filter_photo(name, photo, settings, quiet=quiet)
 
 
-def doctor(data: str, /, **settings: Any) -> Any:
+def doctor(data: str, /, *, quiet: bool = True, **settings: Any) -> Any:
     """Examine data before training: faults with their remedy, and what a size will cost."""
     from regard.data.doctor import examine
+    from regard.data.image import holds_images
+    from regard.data.image_doctor import examine_images
     from regard.settings import fill
-    from regard.tasks.forecast import DoctorSettings, Examined, forecast
+    from regard.tasks.forecast import DoctorSettings, Examined, forecast, forecast_images
 
-    how = fill(DoctorSettings, settings)
-    report = examine(
-        found_data(data),
-        source=how.source,
-        target=how.target,
-        columns=how.columns,
-        valid=how.valid,
-        test=how.test,
-    )
-    return Examined(report, forecast(report, how.size) if report.parts.get("train") else None)
+    how, data = fill(DoctorSettings, settings), found_data(data)
+    rest = {"columns": how.columns, "valid": how.valid, "test": how.test}
+    pictures = holds_images(data)
+    if pictures and (how.source or how.target):
+        raise Mistake(f"{data}: from= and to= are for texts, these are images; leave them out")
+    if pictures:
+        report = examine_images(data, quiet=quiet, **rest)
+    else:
+        report = examine(data, source=how.source, target=how.target, **rest)
+    train = report.parts.get("train")
+    told = forecast_images if pictures else forecast
+    return Examined(report, told(report, how.size) if train else None)
 
 
 def import_model(folder: str | Path, /, *, out: str | None = None, **settings: Any) -> Saved:

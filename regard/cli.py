@@ -148,7 +148,7 @@ def doctor(call: Call) -> int:
     import regard
 
     (data,) = call.only("DATA")
-    examined = regard.doctor(data, **call.settings)
+    examined = regard.doctor(data, quiet=call.quiet, **call.settings)
     tell(examined, call)
     return 0 if examined.report.healthy else 1
 
@@ -254,6 +254,7 @@ VERBS = {
         (
             "regard doctor folder from=en to=de",
             "regard doctor pairs.tsv size=small",
+            "regard doctor photos",
         ),
         ("regard.tasks.forecast", "DoctorSettings"),
     ),

@@ -48,6 +48,35 @@ class Counts:
     target_words: int = 0
     longest: int = 0  # characters of the longer side of the longest pair
 
+    def __str__(self) -> str:
+        each = max(self.pairs, 1)
+        return (
+            f"{self.pairs:>10,} pairs  {self.source_characters / each:6.1f} and "
+            f"{self.target_characters / each:.1f} characters on average, longest {self.longest:,}"
+            + (f", {self.bad:,} bad rows" if self.bad else "")
+        )
+
+
+@dataclass
+class ImageCounts:
+    """The size of one part of a set of images, and what they are brought to."""
+
+    images: int
+    bad: int
+    classes: dict[str, int]
+    sizes: int  # how many different ones
+    image: int
+    channels: int
+
+    def __str__(self) -> str:
+        classes = f"{len(self.classes):,} class{'es' * (len(self.classes) != 1)}"
+        return (
+            f"{self.images:>10,} images of {classes}, "
+            f"{'grey' if self.channels == 1 else 'colour'}, {self.image} x {self.image}"
+            + (f" from {self.sizes:,} sizes" if self.sizes > 1 else "")
+            + (f", {plural(self.bad, 'bad file')}" if self.bad else "")
+        )
+
 
 @dataclass
 class Report:
@@ -56,7 +85,7 @@ class Report:
     data: str
     source: str | None = None
     target: str | None = None
-    parts: dict[str, Counts] = field(default_factory=dict)
+    parts: dict[str, Counts] | dict[str, ImageCounts] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
 
     @property
@@ -73,14 +102,7 @@ class Report:
         languages = f" ({self.source} to {self.target})" if self.source and self.target else ""
         lines = [f"{self.data}{languages}"]
         width = max(map(len, self.parts), default=0)
-        for name, part in self.parts.items():
-            each = max(part.pairs, 1)
-            lines.append(
-                f"  {name:{width}}  {part.pairs:>10,} pairs  "
-                f"{part.source_characters / each:6.1f} and {part.target_characters / each:.1f} "
-                f"characters on average, longest {part.longest:,}"
-                + (f", {part.bad:,} bad rows" if part.bad else "")
-            )
+        lines += [f"  {name:{width}}  {part}" for name, part in self.parts.items()]
         for finding in self.findings:
             lines.append(f"{finding.level}: {finding.where}: {finding.what}")
             lines.append(f"  remedy: {finding.remedy}")
@@ -470,6 +492,8 @@ def examine(
     if not files:
         raise Mistake(f"{data}: no train, valid or test part in it; name a file of the folder")
     report = Report(str(data), source, target)
+    counts: dict[str, Counts] = {}
+    report.parts = counts
     parts: list[Rows] = []
     typical = None
     for name, part in files.items():
@@ -483,7 +507,7 @@ def examine(
         rows = Rows(name, part)
         rows.read(reader, part)
         report.source, report.target = reader.source, reader.target
-        report.parts[name] = rows.counts
+        counts[name] = rows.counts
         parts.append(rows)
         found = row_findings(rows)
         if not rows.counts.pairs:

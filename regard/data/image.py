@@ -300,6 +300,7 @@ class Shelf:
         self.items, self.array = items, array
         self.paths = [] if array is not None else [item.where for item in items]
         self.notes: list[str] = []
+        self.bad: list[str] = []  # why each file that was left out cannot be read
         self.sizes: set[tuple[int, int]] = set()
         self.grey = array is not None and array.shape[1] == 1
         if array is not None:
@@ -307,6 +308,11 @@ class Shelf:
 
     def __len__(self) -> int:
         return len(self.items)
+
+    def told(self) -> list[str]:
+        """Return what the user should know of how the images were read."""
+        first = f"{len(self.bad):,} files that cannot be read left out; the first: "
+        return [*self.notes, first + self.bad[0]] if self.bad else self.notes
 
     def open(self, i: int) -> Image.Image:
         """Open image i."""
@@ -468,13 +474,7 @@ def load_images(
     options = options or ImageOptions()
     format = (format or ImageFormat()).check()
     choose("broken", options.broken, BROKEN)
-    readers = find_images(Path(data), options)
-    share = share_of(valid)
-    if share is not None:
-        readers.pop("valid", None)
-    for name, given in (("valid", None if share is not None else valid), ("test", test)):
-        if given:
-            readers[name] = _only(_beside(given, Path(data)), options)
+    readers, share = find_image_parts(data, valid, test, options)
     if len(need) == 1 and list(readers) == ["train"]:
         readers = {need[0]: readers["train"]}  # only one part is wanted, and only one there
     splitting = "valid" in need and "valid" not in readers
@@ -485,9 +485,9 @@ def load_images(
             raise Mistake(f"{data}: no {name} part; there is {', '.join(readers) or 'none'}")
         shelves[name] = readers[name](options)
         if not len(shelves[name]):
-            why = f"; {shelves[name].notes[-1]}" if shelves[name].notes else ""
+            why = f"; {told[-1]}" if (told := shelves[name].told()) else ""
             raise Mistake(f"{data}: no image in the {name} part{why}")
-    notes = [note for shelf in shelves.values() for note in shelf.notes]
+    notes = [note for shelf in shelves.values() for note in shelf.told()]
     first = shelves.get("train") or next(iter(shelves.values()))
     format = settle(format, first, notes)
     if classes is None:
@@ -504,6 +504,19 @@ def load_images(
         if "train" not in need:
             del found.parts["train"]
     return found
+
+
+def find_image_parts(
+    data: str, valid: str | None, test: str | None, options: ImageOptions
+) -> tuple[dict[str, Read], float | None]:
+    """Find what reads each part, and the share of train that is to be split off, if one is told."""
+    readers, share = find_images(Path(data), options), share_of(valid)
+    if share is not None:
+        readers.pop("valid", None)
+    for name, given in (("valid", None if share is not None else valid), ("test", test)):
+        if given:
+            readers[name] = _only(_beside(given, Path(data)), options)
+    return readers, share
 
 
 def split_images(train: Images, share: float | None, notes: list[str]) -> dict[str, Images]:
@@ -856,8 +869,7 @@ def _examined(files: Sequence[tuple[str, str]], options: ImageOptions, notes: li
     shelf = Shelf(items)
     shelf.sizes = {size for size, _, _ in seen}
     shelf.grey = all(grey for _, grey, _ in seen)
-    if bad:
-        notes.append(f"{len(bad):,} files that cannot be read left out; the first: {bad[0]}")
+    shelf.bad = bad
     if moving := sum(moves for _, _, moves in seen):
         notes.append(f"{moving:,} animated images: of each, the first frame is read")
     shelf.notes = notes

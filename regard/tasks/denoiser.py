@@ -120,7 +120,7 @@ def train_and_valid(
             rows = part.rows.tolist()
             shelves[name] = Shelf([whole.items[row] for row in rows], _some(whole.array, rows))
     for shelf in shelves.values():
-        notes += shelf.notes
+        notes += shelf.told()
     found = {name: read_photos(shelf, 1, broken, notes) for name, shelf in shelves.items()}
     for name, photos in found.items():
         if not photos:

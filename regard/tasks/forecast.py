@@ -2,13 +2,17 @@
 
 import time
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
+from torch.nn import functional as F
 
-from regard.data.doctor import Report
+from regard.cost.count import count as count_of
+from regard.data.doctor import Counts, ImageCounts, Report
+from regard.data.image import ImageFormat
 from regard.errors import choose
+from regard.tasks import images
 from regard.tasks.run import parameters
 from regard.tasks.translate import SIZES, build, make_batch, resolve
 from regard.train.loop import one_step
@@ -33,7 +37,8 @@ class Forecast:
 
     size: str
     parameters: int
-    tokens_a_second: float
+    a_second: float
+    of: str  # tokens or images
     minutes_an_epoch: float
     memory_mb: float
     threads: int
@@ -41,7 +46,7 @@ class Forecast:
     def __str__(self) -> str:
         return (
             f"forecast for size={self.size}: {self.parameters:,} parameters, about "
-            f"{self.tokens_a_second:,.0f} tokens/s on {self.threads} threads, "
+            f"{self.a_second:,.0f} {self.of}/s on {self.threads} threads, "
             f"{self.minutes_an_epoch:.1f} minutes an epoch, {self.memory_mb:,.0f} MB of memory"
         )
 
@@ -82,12 +87,74 @@ class _Vocabulary:
     eos: int = 2
 
 
+def _speed(model: Any, task: Any, settings: Any) -> float:
+    """Return how much of what a task counts as read some steps read in a second."""
+    model.train()
+    optimiser = build_optimiser(model, lr=1e-4)
+    speeds = []
+    started = time.perf_counter()
+    for n in range(6):
+        begun = time.perf_counter()
+        _, _, read, _ = one_step(model, task, settings, optimiser, n, 1e-4)
+        speeds.append(read / (time.perf_counter() - begun))
+        if n > 1 and time.perf_counter() - started > 20:
+            break
+    return sorted(speeds[1:])[len(speeds[1:]) // 2]
+
+
+class _Drawn:
+    """Batches of noise for pictures of a format, under labels by chance."""
+
+    def __init__(self, batch: int, shape: tuple[int, int, int], labels: int):
+        self.rows, self.shape, self.labels = batch, shape, labels
+
+    def batch(self, n: int) -> images.Batch:
+        """Return a batch of noise."""
+        chance = torch.Generator().manual_seed(n)
+        targets = torch.randint(self.labels, (self.rows,), generator=chance)
+        pixels = torch.randn(self.rows, *self.shape, generator=chance)
+        return images.Batch(pixels, F.one_hot(targets, self.labels).float())
+
+    def count(self, batch: images.Batch) -> tuple[int, int]:
+        """Return what the loss counts, and what is read."""
+        return len(batch.images), len(batch.images)
+
+    def loss(self, model: Any, batch: images.Batch) -> torch.Tensor:
+        """Return the loss of labels."""
+        return images.soft_loss(model(batch.images), batch.targets)
+
+
+def forecast_images(report: Report, size: str) -> Forecast:
+    """Measure some steps of a size on noise in the format of the user's images."""
+    choose("size", size, images.SIZES)
+    train = cast(ImageCounts, report.parts["train"])
+    settings = images.resolve({"data": report.data, "size": size})
+    format = ImageFormat(train.image, train.channels)
+    labels = list(train.classes)
+    model = images.build_classifier(settings, format, labels)
+    shape = (train.channels, train.image, train.image)
+    speed = _speed(model, _Drawn(settings.batch, shape, len(labels)), settings)
+    count, two = parameters(model), torch.zeros(2, *shape)
+    kept = count_of(lambda: model(two), model=model).kept / 2
+    # weights, gradient, two moments and an average; what an image leaves for the backward pass
+    memory = 4 * 5 * count + settings.batch * kept
+    return Forecast(
+        size,
+        count,
+        round(speed, 1),
+        "images",
+        round(train.images / speed / 60, 3),
+        round(memory / 2**20 + 300, 1),
+        torch.get_num_threads(),
+    )
+
+
 def forecast(report: Report, size: str) -> Forecast:
     """Measure some steps of a size on made-up sentences as long as the user's."""
     choose("size", size, SIZES)
     settings = resolve({"data": report.data, "size": size})
     vocabulary = _Vocabulary(settings.pieces)
-    train = report.parts["train"]
+    train = cast(Counts, report.parts["train"])
     # a piece is about four characters in languages with spaces, and one and a half without
     sides = []
     for characters, words in (
@@ -100,18 +167,7 @@ def forecast(report: Report, size: str) -> Forecast:
     lengths = (sides[0], sides[1])
     rows = max(1, settings.batch_tokens // (max(lengths) + 1))
     model = build(settings, (vocabulary, vocabulary))  # type: ignore[arg-type]
-    model.train()
-    task: Any = _Made(vocabulary, rows, lengths)
-    optimiser = build_optimiser(model, lr=1e-4)
-    speeds = []
-    started = time.perf_counter()
-    for n in range(6):
-        begun = time.perf_counter()
-        _, _, tokens, _ = one_step(model, task, settings, optimiser, n, 1e-4)
-        speeds.append(tokens / (time.perf_counter() - begun))
-        if n > 1 and time.perf_counter() - started > 20:
-            break
-    speed = sorted(speeds[1:])[len(speeds[1:]) // 2]
+    speed = _speed(model, _Made(vocabulary, rows, lengths), settings)
     tokens = train.pairs * (sum(lengths) + 2)
     count = parameters(model)
     block = settings.model.block
@@ -124,6 +180,7 @@ def forecast(report: Report, size: str) -> Forecast:
         size,
         count,
         round(speed, 1),
+        "tokens",
         round(tokens / speed / 60, 3),
         round(memory / 2**20 + 300, 1),
         torch.get_num_threads(),
