@@ -253,8 +253,7 @@ VERBS = {
         "examine data before training: its faults, and what time and memory it will take",
         (
             "regard doctor folder from=en to=de",
-            "regard doctor pairs.tsv size=small",
-            "regard doctor photos",
+            "regard doctor photos size=small",
         ),
         ("regard.tasks.forecast", "DoctorSettings"),
     ),
