@@ -1,5 +1,6 @@
 """The shared layers by their formulas."""
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from regard.attention.positions import Position, build_position
 from regard.errors import Mistake
@@ -14,7 +16,7 @@ from regard.layers.block import BLOCKS, BlockConfig, build_block, build_final_no
 from regard.layers.embed import Embed
 from regard.layers.feedforward import FEED_FORWARDS
 from regard.layers.heads import POOLERS, Classify
-from regard.layers.norm import NORMS
+from regard.layers.norm import NORMS, RMSNorm
 
 
 def numbers(*shape: int) -> Tensor:
@@ -129,3 +131,21 @@ def test_a_label_is_its_formula(kind: str, bend: Callable[[Tensor], Tensor] | No
     if bend is not None:
         pooled = bend(x[:, 0] @ w["pool.dense.weight"].T + w["pool.dense.bias"])
     close(head(x), pooled @ w["out.weight"].T + w["out.bias"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_rms_norm_is_the_same_with_and_without_gradients(dtype, mode):
+    torch.manual_seed(0)
+    norm = RMSNorm(24, eps=1e-3).to(dtype)
+    x = torch.randn(3, 5, 24, dtype=dtype)
+    x[0, 0], x[0, 1] = 0.0, 1e-4
+    for _ in range(2):
+        with mode():
+            for _ in range(2):
+                torch.testing.assert_close(norm(x), F.rms_norm(x, (24,), norm.weight, 1e-3))
+                torch.testing.assert_close(copy.deepcopy(norm)(x), norm(x))
+        with torch.no_grad():
+            norm.weight.copy_(torch.rand(24))  # which is seen
+    norm(x).sum().backward()
+    assert norm.weight.grad is not None and list(norm.state_dict()) == ["weight"]

@@ -6,9 +6,9 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float, Num
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from regard.attention.attend import attend
-from regard.attention.linear import Linear
 from regard.attention.masks import Mask
 from regard.attention.positions import Position
 from regard.attention.scores import build_score
@@ -141,8 +141,8 @@ class MultiHead(nn.Module):
             raise Mistake(f"kv_heads={kv_heads} does not divide heads={heads}")
         self.heads, self.kv_heads, self.head_width = heads, kv_heads, head_width
         self.dropout = dropout
-        self.qkv = Linear(width, (heads + 2 * kv_heads) * head_width, bias=bias)
-        self.out = Linear(heads * head_width, width, bias=bias)
+        self.qkv = nn.Linear(width, (heads + 2 * kv_heads) * head_width, bias=bias)
+        self.out = nn.Linear(heads * head_width, width, bias=bias)
         self.score = build_score(score, head_width, heads)
         self.position = position or Position()
         self.turns = type(self.position).rotate is not Position.rotate
@@ -155,18 +155,21 @@ class MultiHead(nn.Module):
     def read(self, memory: Tensor) -> Memory:
         """Project what is to be looked at to keys and values."""
         first = self.heads * self.head_width
-        k, v = self.qkv.part(memory, first).chunk(2, dim=-1)
+        bias = None if self.qkv.bias is None else self.qkv.bias[first:]
+        k, v = F.linear(memory, self.qkv.weight[first:], bias).chunk(2, dim=-1)
         return Memory(self._split(k, self.kv_heads), self._split(v, self.kv_heads))
 
     def _ask(self, x: Tensor) -> Tensor:
         first = self.heads * self.head_width
-        return self._split(self.qkv.part(x, 0, first), self.heads)
+        bias = None if self.qkv.bias is None else self.qkv.bias[:first]
+        return self._split(F.linear(x, self.qkv.weight[:first], bias), self.heads)
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return what vectors (l, w) would be as queries and as keys, (h, l, d)."""
         both = [self.heads, self.kv_heads]
         last = sum(both) * self.head_width
-        qk = self._split(self.qkv.part(x, 0, last).unsqueeze(0), sum(both))
+        bias = None if self.qkv.bias is None else self.qkv.bias[:last]
+        qk = self._split(F.linear(x, self.qkv.weight[:last], bias).unsqueeze(0), sum(both))
         q, k = qk.squeeze(0).split(both)
         return q, k
 

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.attention.linear import writing
 from regard.decode.writer import Writer
 from regard.errors import Mistake, choose
 from regard.memory import reuse_memory
@@ -381,8 +380,7 @@ def beam(
     bar = torch.full((count,), -inf, dtype=torch.float64, device=device)
     done = torch.zeros(count, dtype=torch.bool, device=device)
     for step in range(plan.longest):
-        with writing():
-            logits, state = writer.step(ids, state)
+        logits, state = writer.step(ids, state)
         logits = logits[:, -1]
         forced = plan.force(step, logits)
         logprobs = _logprobs(logits, written.flatten(0, 1), adjust)
@@ -466,8 +464,7 @@ def _follow(
     ended = torch.zeros(count, texts, dtype=torch.bool, device=device)
     done = torch.zeros(count, dtype=torch.bool, device=device)
     for step in range(plan.longest):
-        with writing():
-            logits, state = writer.step(ids, state)
+        logits, state = writer.step(ids, state)
         logits = logits[:, -1]
         if step == 0 and texts > 1:  # here they part
             logits = logits.repeat_interleave(texts, 0)

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.attention.dropout import dropout
-from regard.attention.linear import Linear
 
 
 class FeedForward(nn.Module):
@@ -15,8 +14,8 @@ class FeedForward(nn.Module):
 
     def __init__(self, width: int, ffn_width: int, act: Callable, bias: bool, drop: float):
         super().__init__()
-        self.inner = Linear(width, ffn_width, bias=bias)
-        self.outer = Linear(ffn_width, width, bias=bias)
+        self.inner = nn.Linear(width, ffn_width, bias=bias)
+        self.outer = nn.Linear(ffn_width, width, bias=bias)
         self.act, self.drop = act, drop
 
     def forward(self, x: Tensor) -> Tensor:
@@ -29,9 +28,9 @@ class GatedFeedForward(nn.Module):
 
     def __init__(self, width: int, ffn_width: int, act: Callable, bias: bool, drop: float):
         super().__init__()
-        self.gate = Linear(width, ffn_width, bias=bias)
-        self.inner = Linear(width, ffn_width, bias=bias)
-        self.outer = Linear(ffn_width, width, bias=bias)
+        self.gate = nn.Linear(width, ffn_width, bias=bias)
+        self.inner = nn.Linear(width, ffn_width, bias=bias)
+        self.outer = nn.Linear(ffn_width, width, bias=bias)
         self.act, self.drop = act, drop
 
     def forward(self, x: Tensor) -> Tensor:

@@ -19,10 +19,30 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
         self.eps = eps
+        # of some state of the weight: sqrt(width eps) and sqrt(width) weight
+        self._ready: tuple[tuple[int, int], Tensor, Tensor] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Scale each vector to a root mean square of one."""
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        weight = self.weight
+        if (
+            torch.is_grad_enabled()
+            or not x.dtype == weight.dtype in (torch.float32, torch.float64)
+            or not x.device == weight.device == torch.device("cpu")
+            or weight.is_inference()
+            or torch.compiler.is_compiling()
+        ):
+            return F.rms_norm(x, weight.shape, weight, self.eps)
+        # a third of PyTorch's steps, which count where vectors are few: sqrt(width) x over the
+        # hypotenuse of |x| and sqrt(width eps)
+        state = weight.data_ptr(), weight._version
+        if self._ready is None or self._ready[0] != state:
+            root, plain = weight.numel() ** 0.5, weight.detach()
+            with torch.inference_mode(False):  # what is made there cannot be copied
+                self._ready = state, plain.new_tensor(root * self.eps**0.5), plain * root
+        _, floor, scale = self._ready
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return (x / torch.hypot(length, floor)).mul_(scale)
 
 
 class LectureNorm(nn.Module):

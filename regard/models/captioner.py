@@ -9,7 +9,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard.attention.attend import softmax
-from regard.attention.linear import Linear
 from regard.attention.masks import Causal
 from regard.attention.positions import build_position, of_layer
 from regard.errors import Mistake, choose
@@ -24,6 +23,7 @@ from regard.layers.recurrent import (
     start_cells,
 )
 from regard.layers.start import STARTS
+from regard.layers.vocabulary import Head
 from regard.models import family, vit
 from regard.models.local import LocalConfig
 from regard.models.mvit import MViTConfig
@@ -247,7 +247,7 @@ class TransformerDecoder(nn.Module):
             DecoderBlock(block, of_layer(position)) for _ in range(config.depth)
         )
         self.norm = build_final_norm(block)
-        self.head = Linear(block.width, config.vocab, bias=False)
+        self.head = Head(block.width, config.vocab, bias=False)
         self.head.weight = self.embed.tokens.weight
         choose("start", config.start, STARTS)(self)
 
@@ -293,7 +293,7 @@ class RecurrentWriter(nn.Module):
         self.project = nn.Linear(memory_width, width)
         self.memory_norm = nn.LayerNorm(width)
         self.inner = RecurrentDecoder(config.cell, config.vocab, width, config.depth)
-        self.head = Linear(width, config.vocab, bias=False)
+        self.head = Head(width, config.vocab, bias=False)
         self.head.weight = self.inner.tokens.weight
         choose("start", config.start, STARTS)(self)
         start_cells(self)
@@ -346,7 +346,7 @@ class Captioner(nn.Module):
         self.decoder = writer(config.decoder, self.encoder.out_width)
 
     @property
-    def head(self) -> nn.Linear:
+    def head(self) -> Head:
         """Return what makes logits of the decoder's vectors."""
         return self.decoder.head
 
@@ -396,4 +396,4 @@ class Captioner(nn.Module):
     def step(self, ids: Int[Tensor, "b l"], state: Any) -> tuple[Float[Tensor, "b l vocab"], Any]:
         """Read the next tokens of all hypotheses and return the logits after each."""
         hidden, state = self.decoder.step(ids, state)
-        return self.head(hidden), state
+        return self.head.write(hidden), state

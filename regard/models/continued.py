@@ -6,12 +6,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.layers.recurrent import Draws, RecurrentState
+from regard.layers.vocabulary import Head
 
 
 class Continued(nn.Module):
     """What a family that begins with a source and goes on by some words answers to."""
 
-    head: nn.Linear
+    head: Head
 
     def _begin(self, source: Tensor, lengths: Tensor | None) -> RecurrentState:
         """Read the sources."""
@@ -53,4 +54,4 @@ class Continued(nn.Module):
         self, ids: Int[Tensor, "b l"], state: RecurrentState
     ) -> tuple[Float[Tensor, "b l vocab"], RecurrentState]:
         """Read the next tokens of all hypotheses and return the logits after each."""
-        return self.head(self._read(ids, state)), state
+        return self.head.write(self._read(ids, state)), state

@@ -11,13 +11,13 @@ from torch.nn import functional as F
 
 from regard.attention.attend import attend
 from regard.attention.dropout import dropout
-from regard.attention.linear import Linear
 from regard.attention.masks import Mask, Padding
 from regard.attention.positions import Position, build_position
 from regard.errors import choose
 from regard.layers.block import share, size
 from regard.layers.embed import Embed
 from regard.layers.recurrent import Draws, RecurrentState
+from regard.layers.vocabulary import Head
 from regard.models.continued import Continued
 from regard.models.transformer import sized_stacks, ties
 
@@ -211,7 +211,7 @@ class Convolutional(Continued):
         self.source_out, self.target_out = Normed(width, width), Normed(width, width)
         self.encoder = nn.ModuleList(EncoderLayer(block) for _ in range(config.encoder_depth))
         self.decoder = nn.ModuleList(DecoderLayer(block) for _ in range(config.decoder_depth))
-        self.head = Linear(width, config.target_vocab, bias=config.head_bias)
+        self.head = Head(width, config.target_vocab, bias=config.head_bias)
         if tie_head:
             self.head.weight = self.target.tokens.weight
         for part in self.modules():

@@ -8,7 +8,6 @@ import torch
 from jaxtyping import Float, Int, Num
 from torch import Tensor, nn
 
-from regard.attention.linear import Linear
 from regard.attention.masks import Causal, Document, Mask, Prefix, Sliding
 from regard.attention.multihead import Cache
 from regard.attention.positions import RotaryScaling, build_position, of_layer
@@ -23,6 +22,7 @@ from regard.layers.block import (
 )
 from regard.layers.embed import Embed
 from regard.layers.start import STARTS
+from regard.layers.vocabulary import Head
 from regard.models.state import State, take_caches
 
 
@@ -161,7 +161,7 @@ class GPT(nn.Module):
             build_block(block, of_layer(position)) for _ in range(config.depth)
         )
         self.norm = build_final_norm(block)
-        self.head = Linear(block.width, config.vocab, bias=config.head_bias)
+        self.head = Head(block.width, config.vocab, bias=config.head_bias)
         if config.tie:
             self.head.weight = self.embed.tokens.weight
         self.prefix_of = choose("prompt", config.prompt, PROMPTS)
@@ -258,7 +258,7 @@ class GPT(nn.Module):
         """Read the next tokens of all hypotheses and return the logits after each."""
         at, everything, mask = state.take(ids.shape[1])
         x = self._read(ids.reshape(state.sentences, -1), at, everything, mask, state.caches)
-        return self.head(x).view(*ids.shape, -1), state
+        return self.head.write(x).view(*ids.shape, -1), state
 
 
 def within(documents: Int[Tensor, "b l"]) -> Int[Tensor, "b l"]:

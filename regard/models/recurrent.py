@@ -8,7 +8,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.attention.dropout import dropout
-from regard.attention.linear import Linear
 from regard.attention.masks import Mask, Padding
 from regard.errors import choose
 from regard.layers.block import size
@@ -22,6 +21,7 @@ from regard.layers.recurrent import (
     start_cells,
 )
 from regard.layers.start import STARTS
+from regard.layers.vocabulary import Head
 from regard.models.continued import Continued
 from regard.models.transformer import sized_stacks, ties
 
@@ -165,7 +165,7 @@ class Recurrent(Continued):
         )
         if tie_sides:
             self.decoder.tokens = self.source
-        self.head = Linear(block.width, config.target_vocab, bias=config.head_bias)
+        self.head = Head(block.width, config.target_vocab, bias=config.head_bias)
         if tie_head:
             self.head.weight = self.decoder.tokens.weight
         choose("start", config.start, STARTS)(self)

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.attention.dropout import dropout
-from regard.attention.linear import Linear
 from regard.errors import Mistake, choose
 from regard.layers.block import BlockConfig, build_block, build_norm, share, size
 from regard.layers.depth import rising
@@ -103,18 +102,17 @@ def side(config: SwinConfig) -> int:
     return min(range(8, 3, -1), key=lambda window: -grid % window)
 
 
-class NoKeyBias(Linear):
+class NoKeyBias(nn.Linear):
     """Queries, keys and values by one product, of which keys have no bias."""
 
     def __init__(self, width: int, each: int):
         super().__init__(width, 3 * each, bias=False)
         self.bias = nn.Parameter(torch.zeros(2 * each))
 
-    def part(self, x: Tensor, first: int = 0, last: int | None = None) -> Tensor:
-        """Return some of what stands side by side."""
+    def forward(self, input: Tensor) -> Tensor:
+        """Return all three side by side."""
         query, value = self.bias.chunk(2)
-        bias = torch.cat([query, torch.zeros_like(query), value])
-        return F.linear(x, self.weight[first:last], bias[first:last])
+        return F.linear(input, self.weight, torch.cat([query, torch.zeros_like(query), value]))
 
 
 class Merge(nn.Module):

@@ -7,7 +7,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.attention.linear import Linear
 from regard.attention.masks import Causal, Mask, Padding
 from regard.attention.positions import Position, build_position, of_layer
 from regard.errors import Mistake, choose
@@ -21,6 +20,7 @@ from regard.layers.block import (
 )
 from regard.layers.embed import Embed
 from regard.layers.start import STARTS
+from regard.layers.vocabulary import Head
 from regard.models.state import State, take_caches
 
 
@@ -174,7 +174,7 @@ class Transformer(nn.Module):
         self.encoder_norm = build_norm(block) if final else nn.Identity()
         self.decoder_norm = build_norm(block) if final else nn.Identity()
         self.before_head = Scale(block.width**-0.5) if config.scale_head else nn.Identity()
-        self.head = Linear(block.width, config.target_vocab, bias=config.head_bias)
+        self.head = Head(block.width, config.target_vocab, bias=config.head_bias)
         if tie_head:
             self.head.weight = self.target.tokens.weight
         choose("start", config.start, STARTS)(self)
@@ -244,4 +244,5 @@ class Transformer(nn.Module):
         shared = self.target.position.shared(at, everything, mask)
         for block, memory, cache in zip(self.decoder, state.memories, state.caches, strict=True):
             x = block(x, memory, at=at, mask=mask, memory_mask=state.mask, bias=shared, cache=cache)
-        return self.head(self.before_head(self.decoder_norm(x))).view(*ids.shape, -1), state
+        x = self.before_head(self.decoder_norm(x))
+        return self.head.write(x).view(*ids.shape, -1), state

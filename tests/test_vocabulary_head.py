@@ -1,0 +1,143 @@
+"""The head's product in writing, whose weights are laid out once."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils.parametrize import register_parametrization
+
+from regard.decode.search import greedy
+from regard.layers import vocabulary
+from regard.layers.lora import LowRank
+from regard.layers.vocabulary import FEWEST, ROWS, Head, held
+from regard.models import family, sized
+
+pytestmark = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="no MKL here")
+
+
+@pytest.fixture(params=[True, False], ids=["bias", "nobias"])
+def head(request, monkeypatch) -> Head:
+    torch.manual_seed(0)
+    monkeypatch.setattr(vocabulary, "LARGE", 1)
+    return Head(23, 37, bias=request.param).eval()
+
+
+def exact(head: nn.Linear, x):
+    bias = None if head.bias is None else head.bias.double()
+    return F.linear(x.double(), head.weight.double(), bias).float()
+
+
+@torch.no_grad()
+def written(head: Head, x):
+    """Write twice: to lay the weights out, and then with what was laid out."""
+    one, other = head.write(x), head.write(x)
+    assert torch.equal(one, other)
+    return other
+
+
+@pytest.mark.parametrize("rows", [0, 1, FEWEST - 1, FEWEST, ROWS - 1, ROWS, ROWS + 1, 100])
+def test_any_number_of_rows(head, rows):
+    before, x = held(), torch.randn(rows, 1, 23)
+    torch.testing.assert_close(written(head, x), exact(head, x))
+    assert (held() > before) == (FEWEST <= rows <= ROWS)
+    if rows % 4 == 0:
+        x = x.view(rows // 4, 4, 23)
+        torch.testing.assert_close(written(head, x), exact(head, x))
+
+
+def test_only_large_weights_and_only_so_many_are_held_twice(head, monkeypatch):
+    x, before = torch.randn(ROWS, 23), held()
+    with monkeypatch.context() as change:
+        change.setattr(vocabulary, "LARGE", head.weight.numel() + 1)
+        written(head, x)
+    with monkeypatch.context() as change:
+        change.setattr(vocabulary, "MOST_BYTES", before + head.weight.nbytes - 1)
+        torch.testing.assert_close(written(head, x), exact(head, x))
+    assert held() == before
+    written(head, x)
+    assert held() == before + head.weight.nbytes
+
+
+def test_a_copy_has_its_own_and_what_is_gone_is_forgotten(head):
+    x = torch.randn(ROWS, 23)
+    written(head, x)
+    now, copied = held(), copy.deepcopy(head)
+    assert held() == now and copied.state_dict().keys() == head.state_dict().keys()
+    nn.init.zeros_(copied.weight)
+    assert torch.equal(written(copied, x), exact(copied, x))
+    assert held() == now + head.weight.nbytes
+    del copied
+    assert held() == now
+
+
+@pytest.mark.parametrize("change", ["in place", "optimiser", "load", "data", "inference"])
+def test_changed_weights_are_seen(head, change):
+    x = torch.randn(ROWS, 23)
+    old = written(head, x)
+    if change == "in place":
+        with torch.no_grad():
+            head.weight.mul_(2)
+    elif change == "optimiser":
+        head(x).sum().backward()
+        torch.optim.AdamW(head.parameters(), lr=0.1).step()
+    elif change == "load":
+        head.load_state_dict(Head(23, 37, bias=head.bias is not None).state_dict())
+    elif change == "data":
+        head.weight.data = torch.randn(37, 23)
+    else:
+        with torch.inference_mode():
+            head.weight.add_(1)
+    new = written(head, x)
+    torch.testing.assert_close(new, exact(head, x))
+    assert not torch.allclose(new, old)
+
+
+def test_what_learns_is_plain(head):
+    x, before = torch.randn(ROWS, 23, requires_grad=True), held()
+    head.write(x).sum().backward()
+    assert x.grad is not None and head.weight.grad is not None and held() == before
+
+
+@torch.no_grad()
+def test_what_lora_adds_counts(head):
+    x = torch.randn(ROWS, 23)
+    old = written(head, x)
+    register_parametrization(head, "weight", LowRank(head.weight, 2, 2.0))
+    torch.testing.assert_close(written(head, x), old)
+    nn.init.ones_(head.parametrizations.weight[0].up)
+    torch.testing.assert_close(written(head, x), exact(head, x))
+    assert not torch.allclose(written(head, x), old)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_numbers_stay_what_they_are(head, dtype):
+    head.to(dtype)
+    x = torch.randn(ROWS, 23, dtype=dtype)
+    assert torch.equal(written(head, x), F.linear(x, head.weight, head.bias))
+
+
+def test_mixed_precision_is_asked_first(head):
+    x = torch.randn(ROWS, 23)
+    assert written(head, x).dtype == torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        assert written(head, x).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("tie", [True, False])
+def test_texts_are_written_that_way_and_are_the_same(tie, monkeypatch):
+    torch.manual_seed(0)
+    config = replace(sized("gpt", "tiny", "llama"), vocab=97, tie=tie)
+    model = family("gpt")[1](config).eval()
+    ids = torch.randint(3, 90, (ROWS, 4))
+
+    def texts() -> list[list[int]]:
+        found = greedy(model, ids, max_length=5, begin=ids[:, -1], eos=-1)
+        return [one.ids for (one,) in found]
+
+    plain, before = texts(), held()
+    monkeypatch.setattr(vocabulary, "LARGE", 1)
+    assert texts() == plain
+    assert held() == before + model.head.weight.nbytes
