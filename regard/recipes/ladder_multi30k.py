@@ -8,9 +8,9 @@ Command: regard compare ladder_multi30k data=multi30k
          (one of them: regard train ladder_multi30k like=rnnsearch data=multi30k)
 Takes:   45 minutes for each of the three on 2 cores (3,818, 1,892 and 3,672 steps when measured),
          and 4 minutes to judge them
-Gives:   26.2, 36.7 and 39.3 BLEU (sacreBLEU 13a, lower-cased, beam 5) on test_2016_flickr; 8.4, 38.1
-         and 38.2 joined to over 80 words; the table by length, and lengths.png; 5.1M, 5.3M and 5.2M
-         parameters
+Gives:   26.2, 36.7 and 39.3 BLEU (sacreBLEU 13a, lower-cased, beam 5) on test_2016_flickr; 8.4,
+         38.1 and 38.2 joined to over 80 words; the table by length, and lengths.png; 5.1M, 5.3M
+         and 5.2M parameters
 """
 
 TASK = "translate"
