@@ -26,6 +26,8 @@ def examine_images(
     """Look over all parts of a set of images and report what is wrong, where, and the remedy."""
     options = ImageOptions(columns, broken="skip")
     readers, share = find_image_parts(data, valid, test, options)
+    if not readers:
+        raise Mistake(f"{data}: no train, valid or test part in it; name a folder of it")
     report, shelves = Report(data), {}
     counts: dict[str, ImageCounts] = {}
     report.parts, found = counts, report.findings
@@ -51,8 +53,6 @@ def examine_images(
         sizes = len(shelf.bad), classes, len(shelf.sizes), format.size, format.channels
         counts[name], shelves[name] = ImageCounts(len(shelf), *sizes), shelf
         found += _small_findings(name, shelf, data) + _copy_findings(name, shelf)
-    if not readers:
-        raise Mistake(f"{data}: no train, valid or test part in it; name a folder of it")
     if "train" in counts:
         found += _class_findings(data, shelves, counts)
     for earlier, later in combinations(shelves, 2):
