@@ -3,19 +3,18 @@
     python bench/vision.py [--rounds 9] [--quick]
 
 ViT-Ti/16 and Swin-T at 224 pixels, float32, all cores, random weights; forward without gradient, of
-a model as `regard.load` gives it, and a training step (forward, backward, AdamW). Everybody takes a
-turn in each round and speeds are medians over the rounds; a ratio above 1 means that Regard is
-faster. `vit_vs_resnet` is how many multiply-adds a second ViT-S/16 does over those of ResNet-50,
-both Regard's: the lectures say more. Exponents are slopes of the logarithm over that of the number
-of pixels: of time for attention in windows (Swin's layer) and over a neighbourhood (LR-Net's
-layer), of memory for full attention.
+a model as `regard.load` gives it, and a training step (forward, backward, AdamW). Regard and
+transformers run in processes of their own, as their users have them. Everybody takes a turn in each
+round and speeds are medians over the rounds; a ratio above 1 means that Regard is faster.
+`vit_vs_resnet` is how many multiply-adds a second ViT-S/16 does over those of ResNet-50, both
+Regard's: the lectures say more. Exponents are slopes of the logarithm over that of the number of
+pixels: of time for attention in windows (Swin's layer) and over a neighbourhood (LR-Net's), of
+memory for full attention.
 """
 
 import argparse
 import os
-import statistics
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import attend as attention_bench  # noqa: E402
 import torch  # noqa: E402
+from apart import Peer, in_turn, takes  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
@@ -76,24 +76,6 @@ def their_swin() -> nn.Module:
     return SwinForImageClassification(config)
 
 
-def seconds(act: Callable[[], Any]) -> float:
-    """Return how long something takes."""
-    start = time.perf_counter()
-    act()
-    return time.perf_counter() - start
-
-
-def in_turn(acts: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Return the median seconds of each, after one turn to warm up."""
-    taken: dict[str, list[float]] = {name: [] for name in acts}
-    for act in acts.values():
-        act()
-    for turn in range(rounds):
-        for name in acts if turn % 2 else reversed(acts):
-            taken[name].append(seconds(acts[name]))
-    return {name: statistics.median(some) for name, some in taken.items()}
-
-
 def reading(model: nn.Module, images: Tensor) -> Callable[[], Any]:
     """Return a forward pass without gradient."""
     model.eval()
@@ -119,33 +101,41 @@ def learning(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], A
     return act
 
 
-def against_transformers(rounds: int, batch: int) -> dict[str, float]:
+def regards(kind: str, row: str, what: str, images: Tensor, labels: Tensor) -> Callable[[], Any]:
+    """Make what Regard does in its process."""
+    reuse_memory()  # as running and training do
+    model = ours(kind, row)
+    if what == "forward":
+        return reading(loaded(model), images)
+    return learning(model, images, labels)
+
+
+def theirs(kind: str, row: str, what: str, images: Tensor, labels: Tensor) -> Callable[[], Any]:
+    """Make what transformers does in its process."""
+    model = {"vit": their_vit, "swin": their_swin}[kind]()
+    return reading(model, images) if what == "forward" else learning(model, images, labels)
+
+
+def against_transformers(rounds: int, batch: int, threads: int) -> dict[str, float]:
     """Return the ratios to transformers' own models."""
     images, labels = torch.randn(batch, 3, SIZE, SIZE), torch.arange(batch)
     ratios = {}
-    for name, row, theirs in (
-        ("vit", "vit_ti16", their_vit()),
-        ("swin", "swin_t", their_swin()),
-    ):
+    for kind, row in (("vit", "vit_ti16"), ("swin", "swin_t")):
         for what in ("forward", "train"):
-            mine = ours(name, row)
-            if what == "forward":
-                acts = {
-                    "regard": reading(loaded(mine), images),
-                    "transformers": reading(theirs, images),
-                }
-            else:
-                acts = {
-                    side: learning(model, images, labels)
-                    for side, model in (("regard", mine), ("transformers", theirs))
-                }
-            found = in_turn(acts, rounds)
+            words = kind, row, what, images, labels
+            peers = {
+                "regard": Peer(regards, *words, threads=threads),
+                "transformers": Peer(theirs, *words, threads=threads),
+            }
+            found = in_turn({side: peer.takes() for side, peer in peers.items()}, rounds)
+            for peer in peers.values():
+                peer.end()
             print(
-                f"{name} {what:7}  "
+                f"{kind} {what:7}  "
                 + "  ".join(f"{side} {batch / took:.2f} images/s" for side, took in found.items()),
                 flush=True,
             )
-            ratios[f"{name}_{what}"] = found["transformers"] / found["regard"]
+            ratios[f"{kind}_{what}"] = found["transformers"] / found["regard"]
     return ratios
 
 
@@ -153,7 +143,8 @@ def against_resnet(rounds: int, batch: int) -> float:
     """Return how many multiply-adds a second ViT does over those of ResNet."""
     images, rates = torch.randn(batch, 3, SIZE, SIZE), {}
     models = {"vit": ours("vit", "vit_s16"), "resnet": ours("resnet", "resnet50")}
-    found = in_turn({name: reading(model, images) for name, model in models.items()}, rounds)
+    acts = {name: takes(reading(model, images)) for name, model in models.items()}
+    found = in_turn(acts, rounds)
     for name, model in models.items():
         products = counted(model.to("meta"), (images.to("meta"),)).multiply_adds
         rates[name] = products / found[name]
@@ -164,7 +155,7 @@ def against_resnet(rounds: int, batch: int) -> float:
 def growth(act: Callable[[int], Callable[[], Any]], sides: list[int], rounds: int) -> float:
     """Return the slope of log(time) over log(pixels)."""
     with torch.inference_mode():
-        found = in_turn({str(side): act(side) for side in sides}, rounds)
+        found = in_turn({str(side): takes(act(side)) for side in sides}, rounds)
     print("  ".join(f"{side}x{side}: {took * 1e3:.1f} ms" for side, took in found.items()))
     return attention_bench.exponent([side * side for side in sides], list(found.values()))
 
@@ -203,8 +194,8 @@ def main() -> None:
     given = parser.parse_args()
     rounds, batch = (3, 4) if given.quick else (given.rounds, 8)
     torch.set_num_threads(given.threads)
+    ratios = against_transformers(rounds, batch, given.threads)
     reuse_memory()
-    ratios = against_transformers(rounds, batch)
     ratios["vit_vs_resnet"] = against_resnet(rounds, batch)
     grown = exponents(rounds)
     for name, slope in grown.items():

@@ -1,0 +1,74 @@
+"""Peers in processes of their own, as their users have them: none gains by what another one set."""
+
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+# what a peer does once it is made; may be given something and may answer
+Act = Callable[..., Any]
+
+
+def _serve(make: Callable[..., Act], args: tuple, threads: int, pipe: Connection) -> None:
+    """Be a peer: do as told, and tell how long it took."""
+    torch.set_num_threads(threads)
+    torch.manual_seed(1)
+    act = make(*args)
+    pipe.send(None)
+    while (given := pipe.recv()) is not None:
+        start = time.perf_counter()
+        answer = act(*given)
+        pipe.send((time.perf_counter() - start, answer))
+
+
+class Peer:
+    """One of those that are compared, made by a function in a process of its own."""
+
+    def __init__(self, make: Callable[..., Act], *args: Any, threads: int):
+        spawn = multiprocessing.get_context("spawn")
+        self.pipe, theirs = spawn.Pipe()
+        words = (make, args, threads, theirs)
+        self.process = spawn.Process(target=_serve, args=words, daemon=True)
+        self.process.start()
+        theirs.close()
+        self.pipe.recv()
+
+    def act(self, *given: Any) -> tuple[float, Any]:
+        """Do it once; return the seconds and the answer."""
+        self.pipe.send(given)
+        return self.pipe.recv()
+
+    def end(self) -> None:
+        """Let the process end."""
+        self.pipe.send(None)
+        self.process.join()
+
+    def takes(self, *given: Any) -> Callable[[], float]:
+        """Return what does it once and tells the seconds."""
+        return lambda: self.act(*given)[0]
+
+
+def takes(act: Act) -> Callable[[], float]:
+    """Return what does something in this process and tells the seconds."""
+
+    def seconds() -> float:
+        start = time.perf_counter()
+        act()
+        return time.perf_counter() - start
+
+    return seconds
+
+
+def in_turn(acts: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, float]:
+    """Let everybody take a turn in each round, after one to warm up; return the median seconds."""
+    taken: dict[str, list[float]] = {name: [] for name in acts}
+    for act in acts.values():
+        act()
+    for turn in range(rounds):
+        for name in acts if turn % 2 else reversed(acts):
+            taken[name].append(acts[name]())
+    return {name: statistics.median(some) for name, some in taken.items()}
