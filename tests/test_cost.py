@@ -16,6 +16,7 @@ from regard.cost.model import READS, Reading, build, named, rows
 from regard.cost.report import binary, block_of, cost, forward, learned, looked, training
 from regard.errors import Mistake
 from regard.models import MODELS, family, sized
+from regard.tasks.run import learning, parameters
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
@@ -160,7 +161,8 @@ def test_parameters_are_those_of_the_true_module():
         true = sum(
             p.numel() for n, p in model.named_parameters() if n.rpartition(".")[2] not in apart
         )
-        assert learned(build(name, config)) == true
+        assert learned(build(name, config)) == parameters(model) == true
+        assert learning(model) == ""
 
 
 # ---- the lectures

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from regard import __version__
 from regard.errors import Mistake, choose
 from regard.files import write_atomically
+from regard.layers.convolution import statistics
 from regard.layers.lora import adapters, merged
 from regard.models import family, sized
 from regard.models.folder import load_folder, read_json, save_config, save_weights
@@ -314,13 +315,15 @@ def origin(folder: str | None) -> dict[str, Any]:
 
 
 def parameters(model: nn.Module) -> int:
-    """Return how many numbers a model has, without what is only added to learn."""
-    return sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in adapters(model))
+    """Return how many numbers a model has, without averages and what is only added to learn."""
+    apart = statistics(model) | set(adapters(model))
+    return sum(p.numel() for p in model.parameters() if p not in apart)
 
 
 def learning(model: nn.Module) -> str:
     """Say how much of a model learns, if that is not all of it."""
-    count = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    apart = statistics(model)
+    count = sum(p.numel() for p in model.parameters() if p.requires_grad and p not in apart)
     return "" if count == parameters(model) else f" ({count:,} numbers learn)"
 
 
