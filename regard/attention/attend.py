@@ -80,7 +80,7 @@ def attend(
     """
     if isinstance(score, str):
         score = _named(score, q.shape[-1])
-    lead = q.shape[:-2]
+    flat, lead = q.ndim == 4, q.shape[:-2]
     q, k, v = _fitted(_four(q), _four(k), _four(v))
     if bias is not None:
         bias = _four_bias(bias, (*lead, q.shape[-2], k.shape[-2])).to(q.dtype)
@@ -100,7 +100,7 @@ def attend(
     if (seer := watcher()) is not None and watch is not None:
         shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
         seer.see(watch, shape, _rows_of(q, k, score, bias, mask, normal, given))
-    return out.view(*lead, *out.shape[-2:])
+    return out if flat else out.view(*lead, *out.shape[-2:])
 
 
 def _named(name: str, width: int) -> Score:

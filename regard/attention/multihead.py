@@ -85,10 +85,11 @@ class Cache:
         start, end = self.length, self.length + k.shape[-2]
         if end > self.room:
             self.compact(None, 2 * end)
-        self.k[:, :, start:end], self.v[:, :, start:end] = k, v
+        self.k.narrow(2, start, end - start).copy_(k)
+        self.v.narrow(2, start, end - start).copy_(v)
         self._at.append(at)
         self.length = end
-        return Memory(self.k[:, :, :end], self.v[:, :, :end])
+        return Memory(self.k.narrow(2, 0, end), self.v.narrow(2, 0, end))
 
     def compact(self, places: Tensor | None, capacity: int) -> None:
         """Move all keys, or those at some places (b, k), into new memory of a capacity."""
@@ -193,10 +194,10 @@ class MultiHead(nn.Module):
             # parted before heads and places change places, so that gradients meet as they are laid
             qkv = self.qkv(x).unflatten(-1, (-1, self.head_width))
             if self.turns:
-                qk, v = qkv.split([sum(both), self.kv_heads], dim=2)
+                qk, v = qkv.split_with_sizes([sum(both), self.kv_heads], 2)
                 qk, v = qk.transpose(1, 2), v.transpose(1, 2)
-                q = qk[:, : self.heads]
-                turned, k = self.position.rotate(qk, at).split(both, dim=1)
+                turned, k = self.position.rotate(qk, at).split_with_sizes(both, 1)
+                q = qk[:, : self.heads] if self.compares else turned
             else:
                 parts = qkv.split([*both, self.kv_heads], dim=2)
                 q, k, v = (part.transpose(1, 2) for part in parts)

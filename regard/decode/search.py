@@ -486,6 +486,9 @@ def _follow(
         if on_token is not None:
             pairs = zip(number.tolist(), token[:, 0].tolist(), strict=True)
             newly |= newly.new_tensor([one != eos and bool(on_token(n, one)) for n, one in pairs])
+        ids = token.view(-1, 1)
+        if not bool(newly.any()):
+            continue
         done |= newly
         rows = newly.nonzero().squeeze(1)
         for sentence, its_ids, its_passed in zip(
@@ -501,7 +504,7 @@ def _follow(
             plan.keep(stay)
             number, written, passed = number[stay], written[stay], passed[stay]
             ended, done = ended[stay], done[stay]
-        ids = written[..., -1].reshape(-1, 1)
+            ids = written[..., -1].reshape(-1, 1)
     return finished.told(ordered=False)
 
 

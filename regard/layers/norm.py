@@ -19,30 +19,33 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
         self.eps = eps
-        # of some state of the weight: sqrt(width eps) and sqrt(width) weight
-        self._ready: tuple[tuple[int, int], Tensor, Tensor] | None = None
+        # of the weight at an address in a version: sqrt(width eps) and sqrt(width) weight
+        self._ready: tuple[int, int, Tensor, Tensor] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Scale each vector to a root mean square of one."""
         weight = self.weight
-        if (
-            torch.is_grad_enabled()
-            or not x.dtype == weight.dtype in (torch.float32, torch.float64)
-            or not x.device == weight.device == torch.device("cpu")
-            or weight.is_inference()
-            or torch.compiler.is_compiling()
-        ):
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return F.rms_norm(x, weight.shape, weight, self.eps)
+        ready = self._ready
+        if ready is None or ready[0] != weight.data_ptr() or ready[1] != weight._version:
+            ready = self._ready = self._prepared(weight)
+        if ready is None or x.dtype != weight.dtype or not x.is_cpu:
             return F.rms_norm(x, weight.shape, weight, self.eps)
         # a third of PyTorch's steps, which count where vectors are few: sqrt(width) x over the
         # hypotenuse of |x| and sqrt(width eps)
-        state = weight.data_ptr(), weight._version
-        if self._ready is None or self._ready[0] != state:
-            root, plain = weight.numel() ** 0.5, weight.detach()
-            with torch.inference_mode(False):  # what is made there cannot be copied
-                self._ready = state, plain.new_tensor(root * self.eps**0.5), plain * root
-        _, floor, scale = self._ready
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        return (x / torch.hypot(length, floor)).mul_(scale)
+        return (x / torch.hypot(length, ready[2])).mul_(ready[3])
+
+    def _prepared(self, weight: Tensor) -> tuple[int, int, Tensor, Tensor] | None:
+        """Return what the quick way needs, if it can be gone with this weight."""
+        exact = weight.dtype in (torch.float32, torch.float64)
+        if not exact or not weight.is_cpu or weight.is_inference():
+            return None
+        root, plain = weight.numel() ** 0.5, weight.detach()
+        with torch.inference_mode(False):  # what is made there cannot be copied
+            floor, scale = plain.new_tensor(root * self.eps**0.5), plain * root
+        return weight.data_ptr(), weight._version, floor, scale
 
 
 class LectureNorm(nn.Module):

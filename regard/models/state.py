@@ -97,8 +97,8 @@ class State:
         full = cache.length + each * tokens > cache.room
         if full and (self.seen is not None or self.window is not None):
             self._forget(each * tokens)
-        at = torch.arange(self.length, self.length + tokens, device=cache.v.device).repeat(each)
-        at = (at + self.begun).unsqueeze(-1)
+        at = torch.arange(self.length, self.length + tokens, device=cache.v.device)
+        at = ((at.repeat(each) if each > 1 else at) + self.begun).unsqueeze(-1)
         before = cache.at
         if before is not None and before.ndim > at.ndim:
             at = at.expand(len(before), -1, -1)
@@ -114,7 +114,7 @@ class State:
         if self.seen is None:
             return None if tokens == 1 else Causal(self.caches[0].length)
         each = self.hypotheses
-        past = self.seen.repeat_interleave(tokens, 1)
+        past = self.seen.repeat_interleave(tokens, 1) if tokens > 1 else self.seen
         own = torch.ones(tokens, tokens, dtype=torch.bool, device=past.device).tril()
         own = torch.block_diag(*[own] * each) if each > 1 else own
         seen = torch.cat([past, own.expand(self.sentences, -1, -1)], dim=2)
