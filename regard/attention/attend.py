@@ -150,6 +150,12 @@ def _grouped(x: Tensor, heads: int) -> Tensor:
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
 
 
+def _cut(x: Tensor, rows: slice) -> Tensor:
+    """Take some rows of (..., n, d); all of them are x itself."""
+    count = rows.stop - rows.start
+    return x if count == x.shape[-2] else x.narrow(-2, rows.start, count)
+
+
 def _slice(bias: Tensor, rows: slice, columns: slice) -> Tensor:
     """Cut a tile out of a bias whose axes may be broadcast."""
     bias = bias[..., rows, :] if bias.shape[-2] > 1 else bias
@@ -205,7 +211,7 @@ def _fused(
     for start in range(0, max(1, queries), step):
         rows = slice(start, min(queries, start + step))
         columns = mask.span(rows, keys)
-        args = ready_q[..., rows, :], ready_k[..., columns, :], v[..., columns, :], rows, columns
+        args = _cut(ready_q, rows), _cut(ready_k, columns), _cut(v, columns), rows, columns
         if step < queries and training:
             # otherwise each block would keep its tile of the mask for the backward pass
             part, blind = checkpoint(block, *args, use_reentrant=False)
