@@ -307,9 +307,10 @@ class Rotary(Position):
         return SCALINGS[self.scaling.kind](rates(width, self.base, device), self.base, self.scaling)
 
     def _turns(self, width: int, at: Tensor) -> Tensor:
-        """Return cos and sin of every rate at fp64 numbers (n), (n, width)."""
+        """Return cos, cos, -sin and sin of every rate at fp64 numbers (n), (n, 2 * width)."""
         angles = at.unsqueeze(-1) * self.rates(width, at.device)
-        return torch.cat([angles.cos(), angles.sin()], -1) * self.stretch
+        cos, sin = angles.cos(), angles.sin()
+        return torch.cat([cos, cos, -sin, sin], -1) * self.stretch
 
     def rotate(self, x: Tensor, at: Tensor) -> Tensor:
         """Turn each pair by its angle."""
@@ -321,8 +322,8 @@ class Rotary(Position):
         each = _each(width, at)
         if each not in self.tables:
             self.tables[each] = Table(partial(self._turns, each))
-        cos, sin = (x.flatten(-2) for x in self.tables[each](at, dtype).chunk(2, -1))
-        cos, sin = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
+        four = self.tables[each](at, dtype).unflatten(-1, (4, -1)).transpose(-3, -2)
+        cos, sin = four.flatten(-3).chunk(2, -1)
         return (cos.unsqueeze(1), sin.unsqueeze(1)) if at.ndim == 3 else (cos, sin)
 
 
