@@ -462,7 +462,6 @@ def _follow(
     written = ids.new_empty(count, texts, 0)
     passed = torch.empty(count, texts, 0, device=device)
     ended = torch.zeros(count, texts, dtype=torch.bool, device=device)
-    done = torch.zeros(count, dtype=torch.bool, device=device)
     for step in range(plan.longest):
         logits, state = writer.step(ids, state)
         logits = logits[:, -1]
@@ -482,29 +481,26 @@ def _follow(
         written = torch.cat([written, token.unsqueeze(-1)], dim=2)
         passed = torch.cat([passed, (so_far + likely).unsqueeze(-1)], dim=2)
         ended |= token == eos
-        newly = (ended.all(1) | (plan.limit == step + 1)) & ~done
+        done = ended.all(1) | (plan.limit == step + 1)
         if on_token is not None:
             pairs = zip(number.tolist(), token[:, 0].tolist(), strict=True)
-            newly |= newly.new_tensor([one != eos and bool(on_token(n, one)) for n, one in pairs])
+            done |= done.new_tensor([one != eos and bool(on_token(n, one)) for n, one in pairs])
         ids = token.view(-1, 1)
-        if not bool(newly.any()):
+        if (stay := _stay(done)) is None:
             continue
-        done |= newly
-        rows = newly.nonzero().squeeze(1)
+        rows = done.nonzero().squeeze(1)
         for sentence, its_ids, its_passed in zip(
             number[rows].tolist(), written[rows].tolist(), passed[rows].tolist(), strict=True
         ):
             for text, values in zip(its_ids, its_passed, strict=True):
                 end = text.index(eos) if eos in text else len(text)
                 finished.add(sentence, text[:end], values[: end + 1])
-        if (stay := _stay(done)) is not None:
-            if len(stay) == 0:
-                break
-            state.keep(stay)
-            plan.keep(stay)
-            number, written, passed = number[stay], written[stay], passed[stay]
-            ended, done = ended[stay], done[stay]
-            ids = written[..., -1].reshape(-1, 1)
+        if len(stay) == 0:
+            break
+        state.keep(stay)
+        plan.keep(stay)
+        number, written, passed, ended = number[stay], written[stay], passed[stay], ended[stay]
+        ids = written[..., -1].reshape(-1, 1)
     return finished.told(ordered=False)
 
 
