@@ -3,7 +3,7 @@
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -63,7 +63,7 @@ def takes(act: Act) -> Callable[[], float]:
     return seconds
 
 
-def in_turn(acts: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, float]:
+def in_turn(acts: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
     """Let everybody take a turn in each round, after one to warm up; return the median seconds."""
     taken: dict[str, list[float]] = {name: [] for name in acts}
     for act in acts.values():
