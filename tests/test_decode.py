@@ -14,6 +14,7 @@ from torch import Tensor
 from regard.decode.search import (
     EOS,
     PENALTIES,
+    _best,
     _continuations,
     at_least,
     beam,
@@ -482,3 +483,11 @@ def test_nothing_gives_nothing():
     none = torch.empty(0, 3, dtype=torch.long)
     assert beam(Chain(), none) == greedy(Chain(), none) == sample(Chain(), none) == []
     assert score(Chain(), none, None, []) == []
+
+
+@pytest.mark.parametrize("rows", [1, 5, 6, 17])
+@pytest.mark.parametrize("vocab", [1, 7, 64, 96, 1024])
+def test_the_first_of_the_largest_is_taken(rows, vocab):
+    torch.manual_seed(rows)
+    x = torch.randint(0, 5, (rows, vocab)).float()
+    assert _best(x).tolist() == [row.index(max(row)) for row in x.tolist()]
