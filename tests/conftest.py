@@ -1,7 +1,12 @@
 """What every test stands on: few threads, no network, and the real data where it is there."""
 
 import os
+import signal
 from pathlib import Path
+
+# A shell lets what it starts in the background ignore Ctrl-C, which some tests send.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before torch is imported: two workers with a thread each are faster than two that fight.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
