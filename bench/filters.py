@@ -12,7 +12,6 @@ the two. `memory` is the peak of a process of its own that does non-local means 
 
 import argparse
 import resource
-import statistics
 import subprocess
 import sys
 import time
@@ -25,6 +24,7 @@ sys.path.insert(0, str(HERE.parent))
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
+from apart import in_turn, takes  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from regard.filters import bilateral, nonlocal_means  # noqa: E402
@@ -74,19 +74,6 @@ def acts(side: int, channels: int) -> dict[str, dict[str, Callable[[], Any]]]:
     }
 
 
-def in_turn(tools: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Return the median seconds of each, after one turn to warm up."""
-    taken: dict[str, list[float]] = {name: [] for name in tools}
-    for act in tools.values():
-        act()
-    for turn in range(rounds):
-        for name in tools if turn % 2 else reversed(tools):
-            start = time.perf_counter()
-            tools[name]()
-            taken[name].append(time.perf_counter() - start)
-    return {name: statistics.median(some) for name, some in taken.items()}
-
-
 def full_field(side: int) -> None:
     """Print the seconds and peak memory of this process for full-field non-local means."""
     start = time.perf_counter()
@@ -113,7 +100,7 @@ def main() -> None:
     ratios: dict[str, float] = {}
     for kind, channels in (("grey", 1), ("colour", 3)):
         for name, tools in acts(512, channels).items():
-            found = in_turn(tools, rounds)
+            found = in_turn({tool: takes(act) for tool, act in tools.items()}, rounds)
             told = "  ".join(f"{tool} {1e3 * took:.0f} ms" for tool, took in found.items())
             print(f"{name:9} {kind:6}  {told}", flush=True)
             for tool in ("skimage", "opencv"):

@@ -24,7 +24,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch  # noqa: E402
 from apart import Act, Peer, in_turn  # noqa: E402
 from torch import Tensor  # noqa: E402
-from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM  # noqa: E402
+from transformers import (  # noqa: E402
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 from regard.decode.search import greedy  # noqa: E402
 from regard.memory import reuse_memory  # noqa: E402
@@ -66,8 +71,6 @@ def by_regard(folder: Path) -> Act:
 
 def by_transformers(folder: Path) -> Act:
     """Make what transformers does in its process."""
-    from transformers import AutoModelForCausalLM
-
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
     @torch.inference_mode()
