@@ -18,6 +18,12 @@ def refuse(error: OSError, path: str | Path) -> Mistake:
     return Mistake(f"{path}: {(error.strerror or str(error)).lower()}")
 
 
+def cache_folder() -> Path:
+    """Return where tokenised data and compiled kernels are kept, unless REGARD_CACHE says."""
+    default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "regard"
+    return Path(os.environ.get("REGARD_CACHE", default))
+
+
 def sync_folder(folder: Path) -> None:
     """Make the names in a folder durable."""
     handle = os.open(folder, os.O_RDONLY)

@@ -97,10 +97,24 @@ def attend(
         else:
             out, weights = _plain(q, k, v, score, bias, mask, normal, dropout, add_values)
             given = None if normal is softmax else weights  # a draw cannot be drawn again
-    if (seer := watcher()) is not None and watch is not None:
+    tell(watch, q, k, score, bias, mask, normal, given)
+    return out if flat else out.view(*lead, *out.shape[-2:])
+
+
+def tell(
+    watch: object,
+    q: Tensor,
+    k: Tensor,
+    score: Score,
+    bias: Tensor | None,
+    mask: Mask | None,
+    normal: Callable[[Tensor], Tensor] = softmax,
+    given: Tensor | None = None,
+) -> None:
+    """Tell whoever watches what queries (b, h, q, d) of a module ask of which keys."""
+    if watch is not None and (seer := watcher()) is not None:
         shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
         seer.see(watch, shape, _rows_of(q, k, score, bias, mask, normal, given))
-    return out if flat else out.view(*lead, *out.shape[-2:])
 
 
 def _named(name: str, width: int) -> Score:

@@ -80,15 +80,22 @@ class Cache:
         """Return for how many keys memory is taken."""
         return self.v.shape[-2]
 
-    def append(self, k: Tensor, v: Tensor, at: Tensor) -> Memory:
-        """Add the keys and values of new positions and return all so far."""
-        start, end = self.length, self.length + k.shape[-2]
+    def take(self, count: int, at: Tensor) -> int:
+        """Take room for the keys and values of new positions and return where it begins."""
+        start, end = self.length, self.length + count
         if end > self.room:
             self.compact(None, 2 * end)
-        self.k.narrow(2, start, end - start).copy_(k)
-        self.v.narrow(2, start, end - start).copy_(v)
         self._at.append(at)
         self.length = end
+        return start
+
+    def append(self, k: Tensor, v: Tensor, at: Tensor) -> Memory:
+        """Add the keys and values of new positions and return all so far."""
+        count = k.shape[-2]
+        start = self.take(count, at)
+        self.k.narrow(2, start, count).copy_(k)
+        self.v.narrow(2, start, count).copy_(v)
+        end = self.length
         return Memory(self.k.narrow(2, 0, end), self.v.narrow(2, 0, end))
 
     def compact(self, places: Tensor | None, capacity: int) -> None:

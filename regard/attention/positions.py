@@ -112,7 +112,7 @@ class Table:
         """Return the rows of numbers (...), (..., width)."""
         known = not (at.is_meta or at.is_floating_point() or torch.compiler.is_compiling())
         if known and at.numel():
-            low, high = (int(x) for x in torch.aminmax(at))
+            low, high = (int(x) for x in torch.aminmax(at)) if at.numel() > 1 else [int(at)] * 2
             first, rows = self.kept.get((dtype, at.device), (0, at.new_empty(0, 1)))
             if low < first or high >= first + len(rows):
                 first, rows = self._grow(min(low * 2, first), max(high * 2, 255), dtype, at.device)
@@ -317,12 +317,16 @@ class Rotary(Position):
         cos, sin = self.last(partial(self._both, x.dtype, x.shape[-1]), at, x.dtype, x.shape[-1])
         return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
-    def _both(self, dtype: torch.dtype, width: int, at: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin for both sides of each pair, the sine of the first side negative."""
+    def turns(self, dtype: torch.dtype, width: int, at: Tensor) -> Tensor:
+        """Return cos, cos, -sin and sin at each coordinate (..., c), (..., c, 2 * width / c)."""
         each = _each(width, at)
         if each not in self.tables:
             self.tables[each] = Table(partial(self._turns, each))
-        four = self.tables[each](at, dtype).unflatten(-1, (4, -1)).transpose(-3, -2)
+        return self.tables[each](at, dtype)
+
+    def _both(self, dtype: torch.dtype, width: int, at: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cos and sin for both sides of each pair, the sine of the first side negative."""
+        four = self.turns(dtype, width, at).unflatten(-1, (4, -1)).transpose(-3, -2)
         cos, sin = four.flatten(-3).chunk(2, -1)
         return (cos.unsqueeze(1), sin.unsqueeze(1)) if at.ndim == 3 else (cos, sin)
 

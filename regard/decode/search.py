@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from regard import native
 from regard.decode.writer import Writer
 from regard.errors import Mistake, choose
 from regard.memory import reuse_memory
@@ -277,10 +278,8 @@ def _stay(done: Tensor) -> Tensor | None:
     return order
 
 
-def _logprobs(logits: Tensor, written: Tensor, adjust: Sequence[Adjust]) -> Tensor:
-    """Return the log-probabilities of adjusted logits, in the same memory where possible."""
-    for change in adjust:
-        logits = change(logits, written)
+def _logprobs(logits: Tensor) -> Tensor:
+    """Return the log-probabilities of logits, in the same memory where possible."""
     logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
     return torch.log_softmax(logits, 1, out=logits)
 
@@ -298,6 +297,15 @@ def _best(x: Tensor) -> Tensor:
     which = parts.amax(2).argmax(1, keepdim=True)
     inside = parts.gather(1, which.unsqueeze(2).expand(-1, -1, stretch)).argmax(2)
     return (which * stretch + inside).squeeze(1)
+
+
+def _likeliest(logits: Tensor, written: Tensor, step: int, number: Tensor) -> tuple[Tensor, Tensor]:
+    """Pick the first likeliest token of each row."""
+    if (found := native.likeliest(logits)) is not None:
+        return found
+    logprobs = _logprobs(logits)
+    token = _best(logprobs)
+    return token, logprobs.gather(1, token.unsqueeze(1))
 
 
 def _continuations(logprobs: Tensor, so_far: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -384,7 +392,10 @@ def beam(
         logits, state = writer.step(ids, state)
         logits = logits[:, -1]
         forced = plan.force(step, logits)
-        logprobs = _logprobs(logits, written.flatten(0, 1), adjust)
+        before = written.flatten(0, 1)
+        for change in adjust:
+            logits = change(logits, before)
+        logprobs = _logprobs(logits)
         so_far = passed[..., -1] if step else logprobs.new_zeros(count, 1)
         logprobs = logprobs.view(*so_far.shape, -1)
         scores, parents, tokens = _continuations(logprobs, so_far, 2 * beam)
@@ -432,9 +443,9 @@ def beam(
     return finished.told(ordered=True)
 
 
-# Which token to take after each row, given log-probabilities (b, vocab), the tokens so far (b, t),
-# the step and the number of each sentence.
-Pick = Callable[[Tensor, Tensor, int, Tensor], Tensor]
+# Which token to take after each row and how likely it is, given adjusted logits (b, vocab), which
+# may be overwritten, the tokens so far (b, t), the step and the number of each sentence.
+Pick = Callable[[Tensor, Tensor, int, Tensor], tuple[Tensor, Tensor]]
 
 
 @torch.inference_mode()
@@ -471,10 +482,9 @@ def _follow(
             state.select(ids.new_zeros(count, texts))
         forced = plan.force(step, logits)
         before = written.flatten(0, 1)
-        logprobs = _logprobs(logits, before, adjust)
-        token = pick(logprobs, before, step, number).view(-1, 1)
-        likely = logprobs.gather(1, token).view(ended.shape)
-        token = token.view(ended.shape)
+        for change in adjust:
+            logits = change(logits, before)
+        token, likely = (x.view(ended.shape) for x in pick(logits, before, step, number))
         if forced is not None:
             must, one, how = forced
             token, likely = torch.where(must, one, token), torch.where(must, how, likely)
@@ -523,12 +533,9 @@ def greedy(
     """Write for each sentence the one text that takes the likeliest token at each step."""
     plan = _Plan(source, lengths, max_length, prefix, eos)
 
-    def pick(logprobs: Tensor, written: Tensor, step: int, number: Tensor) -> Tensor:
-        return _best(logprobs)
-
     divisor = penalty(length_penalty, alpha)
     rest = adjust, begin, on_token, bos, eos
-    return _follow(writer, source, lengths, plan, pick, 1, divisor, *rest)
+    return _follow(writer, source, lengths, plan, _likeliest, 1, divisor, *rest)
 
 
 def sample(
@@ -577,16 +584,18 @@ def sample(
         )
     luck = luck.to(source.device)
 
-    def pick(logprobs: Tensor, written: Tensor, step: int, number: Tensor) -> Tensor:
+    def pick(logits: Tensor, written: Tensor, step: int, number: Tensor) -> tuple[Tensor, Tensor]:
         if temperature == 0:
-            return _best(logprobs)
+            return _likeliest(logits, written, step, number)
+        logprobs = _logprobs(logits)
         logits = logprobs / temperature
         for change in changes:
             logits = change(logits, written)
         # the token at which the sum of the probabilities passes the number drawn from [0, 1)
         sums = logits.double().softmax(1).cumsum(1)
         point = luck[number, step].view(-1, 1) * sums[:, -1:]
-        return torch.searchsorted(sums, point, right=True).clamp_(max=logits.shape[1] - 1)
+        token = torch.searchsorted(sums, point, right=True).clamp_(max=logits.shape[1] - 1)
+        return token, logprobs.gather(1, token)
 
     divisor = penalty(length_penalty, alpha)
     rest = adjust, begin, on_token, bos, eos

@@ -21,6 +21,7 @@ from regard.layers.block import (
     size,
 )
 from regard.layers.embed import Embed
+from regard.layers.stack import Stack
 from regard.layers.start import STARTS
 from regard.layers.vocabulary import Head
 from regard.models.state import State, take_caches
@@ -196,10 +197,13 @@ class GPT(nn.Module):
         everything: Tensor,
         mask: Mask | None,
         caches: Sequence[Cache | None],
+        stack: Stack | None = None,
     ) -> Tensor:
         """Pass tokens through all blocks, with the keys that stand before them."""
         x = self.embed(ids, at)
         shared = self.embed.position.shared(at, everything, mask)
+        if stack is not None:
+            return stack(x, at, mask, shared, cast(list[Cache], caches))
         for block, cache in zip(self.blocks, caches, strict=True):
             x = block(x, at=at, mask=mask, bias=shared, cache=cache)
         return self.norm(x)
@@ -250,14 +254,17 @@ class GPT(nn.Module):
                 at = at.expand(len(source), -1, -1)  # each will go on from a place of its own
             self._read(source[:, :-1], at, at, mask, caches)
         window = self.config.window
-        return self.state(caches, hypotheses, capacity, prompts=prompts, window=window)
+        plain = hypotheses == 1 and self.cache is Cache
+        stack = Stack.of(list(self.blocks), self.norm) if plain else None
+        return self.state(caches, hypotheses, capacity, prompts=prompts, window=window, stack=stack)
 
     def step(
         self, ids: Int[Tensor, "b l"], state: State
     ) -> tuple[Float[Tensor, "b l vocab"], State]:
         """Read the next tokens of all hypotheses and return the logits after each."""
         at, everything, mask = state.take(ids.shape[1])
-        x = self._read(ids.reshape(state.sentences, -1), at, everything, mask, state.caches)
+        stack = state.stack if ids.shape[1] == 1 else None
+        x = self._read(ids.reshape(state.sentences, -1), at, everything, mask, state.caches, stack)
         return self.head.write(x).view(*ids.shape, -1), state
 
 

@@ -25,6 +25,7 @@ from regard.data.labelled import hash_items
 from regard.decode import search
 from regard.decode.search import Hypothesis
 from regard.errors import Mistake, choose
+from regard.files import cache_folder
 from regard.interval import paired
 from regard.settings import fill
 from regard.tasks.cider import SIGNATURE, cider
@@ -33,7 +34,7 @@ from regard.tasks.image_classifier import format_of, listed, read_image
 from regard.tasks.image_look import ImageLookSettings, check_kind, photo_of, picture_of
 from regard.tasks.judge import Comparison, Score, bleu_metric, compare
 from regard.tasks.pretrain import captions_in, of_part
-from regard.tasks.run import cache_folder, load_tokenizer
+from regard.tasks.run import load_tokenizer
 from regard.tasks.scores_text import resample
 from regard.tasks.translator import setting, words_of_pieces
 from regard.train.loss import vocabulary_loss

@@ -20,6 +20,7 @@ from regard.data.image import (
     load_images,
 )
 from regard.errors import Mistake, choose
+from regard.files import cache_folder
 from regard.models.folder import load_rest
 from regard.pretrained.folder import is_foreign
 from regard.pretrained.mae import import_rest
@@ -50,7 +51,7 @@ from regard.tasks.pretrain import (
     recall,
 )
 from regard.tasks.probe import Known, by_neighbours, fit_line, pooled, vectors
-from regard.tasks.run import cache_folder, load_tokenizer
+from regard.tasks.run import load_tokenizer
 from regard.tasks.translator import setting
 
 

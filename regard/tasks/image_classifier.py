@@ -21,6 +21,7 @@ from regard.data.image import (
     load_images,
 )
 from regard.errors import Mistake, choose
+from regard.files import cache_folder
 from regard.settings import fill
 from regard.tasks.classifier import Classified
 from regard.tasks.evaluation import Evaluation, made_here
@@ -39,7 +40,7 @@ from regard.tasks.labels_judge import (
     units,
     wilson,
 )
-from regard.tasks.run import cache_folder, tell
+from regard.tasks.run import tell
 from regard.tasks.translator import setting
 
 FEW = 5  # labels among which the right one should be, where there are more

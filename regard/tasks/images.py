@@ -13,7 +13,7 @@ from regard.data.augment import Augment, augments, chance_of
 from regard.data.batches import Shuffled
 from regard.data.image import BROKEN, ImageData, ImageFormat, ImageOptions, Images, load_images
 from regard.errors import Mistake, choose
-from regard.files import sha256
+from regard.files import cache_folder, sha256
 from regard.models import MODELS, family
 from regard.settings import describe
 from regard.tasks import run
@@ -26,7 +26,6 @@ from regard.tasks.run import (
     TaskSettings,
     Work,
     build_model,
-    cache_folder,
     resolve_task,
     settings_with,
     shape_of,

@@ -18,6 +18,7 @@ from regard.data.documents import Crops, Packed, Texts, load_texts, store_texts,
 from regard.data.store import Column, Store, store_key
 from regard.data.tokenize import SPACELESS, train_tokenizer
 from regard.errors import Mistake, choose
+from regard.files import cache_folder
 from regard.models import family, rows
 from regard.models.folder import read_json
 from regard.settings import describe
@@ -28,7 +29,6 @@ from regard.tasks.run import (
     TaskSettings,
     Work,
     build_model,
-    cache_folder,
     resolve_task,
     save_generation,
     save_tokenizer,

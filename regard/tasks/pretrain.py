@@ -23,6 +23,7 @@ from regard.data.labelled import find_labelled, hash_items
 from regard.data.text import PairReader
 from regard.data.tokenize import train_tokenizer
 from regard.errors import Mistake, choose
+from regard.files import cache_folder
 from regard.models import family, pretrainer
 from regard.models.folder import save_parts
 from regard.settings import describe
@@ -35,7 +36,6 @@ from regard.tasks.run import (
     Report,
     Work,
     build_model,
-    cache_folder,
     resolve_task,
     save_tokenizer,
     settings_with,

@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-import os
 import platform
 import sys
 from collections.abc import Callable, Mapping
@@ -150,12 +149,6 @@ def trained(folder: str | Path) -> tuple[Any, dict[str, Any]]:
     if is_foreign(folder):
         return import_folder(folder, read=load_any_tokenizers)[:2]
     return load_folder(Path(folder))
-
-
-def cache_folder() -> Path:
-    """Return where tokenised data are kept between runs (REGARD_CACHE, or the user's cache)."""
-    default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "regard"
-    return Path(os.environ.get("REGARD_CACHE", default))
 
 
 def flat(settings: Any, prefix: str = "") -> dict[str, Any]:

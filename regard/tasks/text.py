@@ -21,6 +21,7 @@ from regard.data.text import Corpus, PairReader, read_lines
 from regard.data.tokenize import train_tokenizer
 from regard.decode import search
 from regard.errors import Mistake, choose
+from regard.files import cache_folder
 from regard.models import family
 from regard.tasks.evaluation import EvalSettings, Evaluation, evaluate, read_test
 from regard.tasks.run import (
@@ -28,7 +29,6 @@ from regard.tasks.run import (
     Report,
     Work,
     build_model,
-    cache_folder,
     resolve_task,
     save_generation,
     settle_tokenizer,

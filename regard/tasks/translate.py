@@ -17,6 +17,7 @@ from regard.data.store import Store, build_store, store_key
 from regard.data.text import Corpus, load_pairs
 from regard.data.tokenize import Tokenizer, train_tokenizer
 from regard.errors import Mistake, choose
+from regard.files import cache_folder
 from regard.layers.recurrent import Draws
 from regard.models import family, rows
 from regard.models.folder import load_folder, read_config
@@ -31,7 +32,6 @@ from regard.tasks.run import (
     TaskSettings,
     Work,
     build_model,
-    cache_folder,
     resolve_task,
     save_generation,
     settings_with,

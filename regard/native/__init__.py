@@ -1,0 +1,110 @@
+"""Kernels in C for a processor, made once where there is a compiler; without one, PyTorch does it.
+
+The sources lie beside this file. They are compiled for the processor at hand at their first use,
+which takes a few seconds, and kept in REGARD_CACHE or the user's cache. REGARD_NATIVE=0 goes
+without.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from regard.files import cache_folder
+
+HERE = Path(__file__).resolve().parent
+FLAGS = ["-O3", "-march=native", "-mprefer-vector-width=512", "-fno-math-errno"]
+FLAGS += ["-Wno-psabi", "-fopenmp", "-fPIC"]
+# A compiler that takes longer than this is given up, in seconds.
+PATIENCE = 120
+# So many logits are looked through at once; the kernel takes a little of the stack for each row.
+MOST_LOGITS = 2**28
+
+
+# name of a kernel -> what it takes: an address (p), a whole number (l) or a fraction (d)
+KERNELS = {"regard_write": "pppppppp", "regard_likeliest": "pllpp"}
+TYPES = {"p": ctypes.c_void_p, "l": ctypes.c_long, "d": ctypes.c_double}
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """Return the kernels, compiled if they are not yet; nothing where that cannot be."""
+    if os.environ.get("REGARD_NATIVE", "1") in ("0", "") or not sys.platform.startswith("linux"):
+        return None
+    try:
+        # symbols that the kernels leave open are those of the libraries that PyTorch has loaded:
+        # its threads, so that nobody's threads wait for each other, and its matrix products
+        for name in ("libgomp", "libiomp5", "libtorch_cpu"):
+            if (path := _loaded(name)) is not None:
+                ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+        made = ctypes.CDLL(str(_built()), mode=os.RTLD_NOW)
+        for name, takes in KERNELS.items():
+            kernel = getattr(made, name)
+            kernel.argtypes, kernel.restype = [TYPES[one] for one in takes], None
+        return made
+    except (OSError, AttributeError, subprocess.SubprocessError):
+        return None
+
+
+def _loaded(name: str) -> str | None:
+    """Return the path of a library of this process."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if (path := line.split()[-1]).rpartition("/")[2].startswith(f"{name}."):
+            return path
+    return None
+
+
+def _built() -> Path:
+    """Return the compiled kernels, from the cache if they are there."""
+    compiler = next(filter(None, map(shutil.which, ("gcc", "cc", "clang"))), None)
+    if compiler is None:
+        raise OSError("there is no compiler")
+    sources = sorted(HERE.glob("*.c"))
+    key = hashlib.blake2b(digest_size=12)
+    for part in [*sources, *sorted(HERE.glob("*.h"))]:
+        key.update(part.read_bytes())
+    processor = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
+    about = [line for line in processor.splitlines() if line.startswith(("model", "flags"))]
+    key.update(repr([FLAGS, compiler, platform.machine(), about, torch.__version__]).encode())
+    folder = cache_folder()
+    made = folder / f"native-{key.hexdigest()}.so"
+    if not made.exists():
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as place:
+            objects = [str(Path(place) / f"{source.stem}.o") for source in sources]
+            for source, to in zip(sources, objects, strict=True):
+                _run([compiler, *FLAGS, "-c", str(source), "-o", to])
+            _run([compiler, "-shared", *objects, "-o", f"{place}/made.so"])
+            os.replace(f"{place}/made.so", made)
+    if made.stat().st_uid != os.getuid():
+        raise OSError(f"{made} belongs to somebody else")
+    return made
+
+
+def _run(command: list[str]) -> None:
+    """Run a compiler, silently."""
+    subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE)
+
+
+def likeliest(logits: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return the first likeliest token of each row (b, n) and its log-probability, if it can."""
+    plain = logits.dtype == torch.float32 and logits.is_cpu and logits.is_contiguous()
+    made = library() if plain and not torch.compiler.is_compiling() else None
+    if made is None:
+        return None
+    rows, count = logits.shape
+    if logits.numel() > MOST_LOGITS:
+        return None
+    best = torch.empty(rows, dtype=torch.int64)
+    likely = torch.empty(rows)
+    made.regard_likeliest(logits.data_ptr(), rows, count, best.data_ptr(), likely.data_ptr())
+    return best, likely
