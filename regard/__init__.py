@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from regard.attention.scores import SCORES
     from regard.attention.watch import watch
     from regard.errors import Mistake
-    from regard.layers.block import RESIDUALS
     from regard.layers.feedforward import FEED_FORWARDS
     from regard.layers.norm import NORMS
+    from regard.layers.residual import RESIDUALS
     from regard.models import MODELS
 
 __version__ = "0.1.0"

@@ -14,6 +14,7 @@ from regard.attention.masks import Mask
 from regard.attention.scores import SCORES, Score
 from regard.attention.watch import watcher
 from regard.errors import Mistake, choose
+from regard.native.functions import attend as native_attend
 
 # A masked attention with more entries than this is computed some rows at a time.
 TILE = 2**22
@@ -193,6 +194,8 @@ def _fused(
     ) -> Tensor:
         if few and not causal and k.stride(-1) != 1:
             return _few(q, k, v, extra, scale)
+        if not causal and (out := native_attend(q, k, v, extra, scale, False)) is not None:
+            return out
         # a CPU's kernel has no gradient of a bias, and PyTorch's way around is slower than this
         if extra is not None and extra.requires_grad and q.device.type == "cpu":
             scores = ((q * scale) @ _grouped(k, q.shape[1]).mT).add_(extra)
@@ -206,6 +209,8 @@ def _fused(
     queries, keys, training = q.shape[-2], k.shape[-2], torch.is_grad_enabled()
     # something masked may be NaN, and the kernel multiplies it by a zero weight, or its gradient
     if extra_bias is None and queries > 1 and mask.aligned(queries, keys):
+        if (out := native_attend(ready_q, ready_k, v, None, scale, True)) is not None:
+            return out
         out = kernel(ready_q, ready_k, v, None, causal=True)
         # the last row sees every key, but not that one is infinite if its score is -inf
         if _finite(out[..., -1, :]) and (not training or _finite(k)):

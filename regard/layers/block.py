@@ -1,19 +1,18 @@
 """The blocks that families are built from."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
 
-from regard.attention.dropout import add_dropped
 from regard.attention.masks import Mask
 from regard.attention.multihead import Cache, Memory, MultiHead
 from regard.attention.positions import Position
 from regard.errors import choose
-from regard.layers.depth import drop_path
 from regard.layers.feedforward import FEED_FORWARDS
 from regard.layers.norm import NORMS
+from regard.layers.parts import learn
+from regard.layers.residual import RESIDUALS, PostNorm, PreNorm
 
 
 def size(default: Any, most: int) -> Any:
@@ -44,54 +43,6 @@ class BlockConfig:
     dropout: float = share(0.1)
     attention_dropout: float = share(0.0)
     ffn_dropout: float = share(0.0)
-
-
-class PreNorm(nn.Module):
-    """x + f(norm(x)); a stack of these ends with a norm."""
-
-    final_norm = True
-
-    def __init__(self, norm: nn.Module, drop: float, path: float = 0.0):
-        super().__init__()
-        self.norm, self.drop, self.path = norm, drop, path
-
-    def forward(self, x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
-        """Add what f makes of the normalised x."""
-        if not self.training:
-            return x + f(self.norm(x))
-        y = drop_path(f(self.norm(x)), self.path, self.training)
-        return add_dropped(x, y, self.drop, self.training)
-
-
-class PostNorm(nn.Module):
-    """norm(x + f(x)), as in the paper's formula."""
-
-    final_norm = False
-
-    def __init__(self, norm: nn.Module, drop: float, path: float = 0.0):
-        super().__init__()
-        self.norm, self.drop, self.path = norm, drop, path
-
-    def forward(self, x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
-        """Normalise the sum."""
-        y = drop_path(f(x), self.path, self.training)
-        return self.norm(add_dropped(x, y, self.drop, self.training))
-
-
-class ResPostNorm(PreNorm):
-    """x + norm(f(x)): what is added is normalised, not what it is added to (Swin V2)."""
-
-    def forward(self, x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
-        """Add the normalised f of x."""
-        y = drop_path(self.norm(f(x)), self.path, self.training)
-        return add_dropped(x, y, self.drop, self.training)
-
-
-RESIDUALS: dict[str, type[PreNorm] | type[PostNorm]] = {
-    "pre": PreNorm,
-    "post": PostNorm,
-    "res_post": ResPostNorm,
-}
 
 
 def build_norm(config: BlockConfig) -> nn.Module:
@@ -144,6 +95,8 @@ class EncoderBlock(nn.Module):
         cache: Cache | None = None,
     ) -> Tensor:
         """Pass (b, l, w) through both sublayers."""
+        if cache is None and (y := learn([self], x, at, mask, bias)) is not None:
+            return y
         look = lambda x: self.attention(x, at=at, mask=mask, bias=bias, cache=cache)  # noqa: E731
         x = self.around_attention(x, look)
         return self.around_feed_forward(x, self.feed_forward)

@@ -21,6 +21,7 @@ from regard.layers.block import (
     size,
 )
 from regard.layers.embed import Embed
+from regard.layers.parts import learn
 from regard.layers.stack import Stack
 from regard.layers.start import STARTS
 from regard.layers.vocabulary import Head
@@ -204,6 +205,8 @@ class GPT(nn.Module):
         shared = self.embed.position.shared(at, everything, mask)
         if stack is not None:
             return stack(x, at, mask, shared, cast(list[Cache], caches))
+        if caches[0] is None and (y := learn(list(self.blocks), x, at, mask, shared)) is not None:
+            return self.norm(y)
         for block, cache in zip(self.blocks, caches, strict=True):
             x = block(x, at=at, mask=mask, bias=shared, cache=cache)
         return self.norm(x)

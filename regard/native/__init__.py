@@ -7,12 +7,14 @@ without.
 
 import ctypes
 import hashlib
+import math
 import os
 import platform
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -31,7 +33,16 @@ MOST_LOGITS = 2**28
 
 
 # name of a kernel -> what it takes: an address (p), a whole number (l) or a fraction (d)
-KERNELS = {"regard_write": "pppppppp", "regard_likeliest": "pllpp"}
+KERNELS = {
+    "regard_write": "pppppppp",
+    "regard_likeliest": "pllpp",
+    "regard_attend": "pppppdppp",
+    "regard_attend_back": "pppppdpppppp",
+    "regard_squares": "lppp",
+    "regard_adamw": "lppppppppddd",
+    "regard_block": "pppppppp",
+    "regard_block_back": "ppppppppppl",
+}
 TYPES = {"p": ctypes.c_void_p, "l": ctypes.c_long, "d": ctypes.c_double}
 
 
@@ -53,6 +64,13 @@ def library() -> ctypes.CDLL | None:
         return made
     except (OSError, AttributeError, subprocess.SubprocessError):
         return None
+
+
+def kernels() -> ctypes.CDLL | None:
+    """Return the kernels, unless somebody must see each operation: a compiler, or who counts."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        return None
+    return library()
 
 
 def _loaded(name: str) -> str | None:
@@ -98,7 +116,7 @@ def _run(command: list[str]) -> None:
 def likeliest(logits: Tensor) -> tuple[Tensor, Tensor] | None:
     """Return the first likeliest token of each row (b, n) and its log-probability, if it can."""
     plain = logits.dtype == torch.float32 and logits.is_cpu and logits.is_contiguous()
-    made = library() if plain and not torch.compiler.is_compiling() else None
+    made = kernels() if plain else None
     if made is None:
         return None
     rows, count = logits.shape
@@ -108,3 +126,50 @@ def likeliest(logits: Tensor) -> tuple[Tensor, Tensor] | None:
     likely = torch.empty(rows)
     made.regard_likeliest(logits.data_ptr(), rows, count, best.data_ptr(), likely.data_ptr())
     return best, likely
+
+
+def _flat(*tensors: Tensor) -> bool:
+    """Tell whether kernels can go through tensors number by number."""
+    return all(x.dtype == torch.float32 and x.is_cpu and x.is_contiguous() for x in tensors)
+
+
+def _addresses(tensors: Sequence[Tensor]) -> ctypes.Array:
+    return (ctypes.c_void_p * len(tensors))(*(x.data_ptr() for x in tensors))
+
+
+def _sizes(tensors: Sequence[Tensor]) -> ctypes.Array:
+    return (ctypes.c_long * len(tensors))(*(x.numel() for x in tensors))
+
+
+def length(tensors: Sequence[Tensor]) -> float | None:
+    """Return the length of all numbers of some tensors as one vector, if it can."""
+    made = kernels() if tensors and _flat(*tensors) else None
+    if made is None:
+        return None
+    found = ctypes.c_double()
+    made.regard_squares(len(tensors), _addresses(tensors), _sizes(tensors), ctypes.byref(found))
+    return math.sqrt(found.value) if found.value >= 0 else math.nan
+
+
+def adamw(
+    rows: Sequence[tuple[Tensor, Tensor, Tensor, Tensor, float, float, float]],
+    beta1: float,
+    beta2: float,
+    eps: float,
+) -> bool:
+    """Move weights by AdamW, if it can.
+
+    A row is a weight, its gradient, their mean and that of their squares, the number of the step,
+    the rate and the decay.
+    """
+    made = kernels()
+    p, g, m, v, steps, rates, decays = zip(*rows, strict=True)
+    if made is None or not _flat(*p, *g):
+        return False
+    numbers = ctypes.c_double * len(rows)
+    rate = numbers(*(lr / (1 - beta1**n) for lr, n in zip(rates, steps, strict=True)))
+    keep = numbers(*(1 - lr * decay for lr, decay in zip(rates, decays, strict=True)))
+    far = numbers(*((1 - beta2**n) ** -0.5 for n in steps))
+    places = [_addresses(x) for x in (p, g, m, v)]
+    made.regard_adamw(len(rows), *places, _sizes(p), rate, keep, far, beta1, beta2, eps)
+    return True

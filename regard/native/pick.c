@@ -14,7 +14,7 @@ void regard_likeliest(const float *logits, long rows, long count, long *best, fl
     vec most = all(-INFINITY), all_sums = {0};
     float top = -INFINITY, sum = 0;
     for (; c + LANES <= some; c += LANES) most = pick(load(x + c) > most, load(x + c), most);
-    for (int j = 0; j < LANES; j++) top = most[j] > top ? most[j] : top;
+    top = largest(most);
     for (; c < some; c++) top = x[c] > top ? x[c] : top;
     if (top == -INFINITY) { /* nothing is possible here, or not a number */
       for (c = 0; c < some; c++) sum += x[c] != x[c] ? NAN : 0.0f;

@@ -23,6 +23,15 @@ INLINE float total(vec x) {
   return (b[0] + b[1]) + (b[2] + b[3]);
 }
 
+INLINE float largest(vec x) {
+  vec a = __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+  a = pick(a > x, a, x);
+  vec b = __builtin_shufflevector(a, a, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3);
+  b = pick(b > a, b, a);
+  float one = b[0] > b[1] ? b[0] : b[1], two = b[2] > b[3] ? b[2] : b[3];
+  return one > two ? one : two;
+}
+
 /* e^x to the last digit or two; what is below the smallest float is nothing. */
 INLINE vec power_of_e(vec x) {
   whole none = x < all(-87.3f);

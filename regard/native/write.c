@@ -2,10 +2,9 @@
  * describes. Products with more than two rows are the matrix library's. */
 #include <omp.h>
 
-#include "vector.h"
+#include "act.h"
 
 enum { MOST = 512 };
-enum { RELU, GELU, GELU_TANH, SILU };
 
 typedef struct {
   const float *norm_1, *shift_1, *qkv, *qkv_bias, *out, *out_bias;
@@ -138,35 +137,16 @@ static void product(long m, const float *x, const float *w, const float *bias, f
          &inner, &keep, y, &wide);
 }
 
-INLINE vec sigmoid(vec x) { return 1.0f / (1.0f + power_of_e(-x)); }
-
-/* the share of Gauss's curve below x (Abramowitz and Stegun 7.1.26) */
-INLINE vec below(vec x) {
-  vec z = x * 0.70710678f, size = pick(z < 0, -z, z), t = 1.0f / (1.0f + 0.3275911f * size);
-  vec y = t * 1.061405429f - 1.453152027f;
-  y = y * t + 1.421413741f;
-  y = y * t - 0.284496736f;
-  y = (y * t + 0.254829592f) * t * power_of_e(-z * z) * 0.5f;
-  return pick(z < 0, y, 1.0f - y);
-}
-
-INLINE vec bend(long act, vec x) {
-  if (act == RELU) return pick(x > 0, x, (vec){0});
-  if (act == GELU) return x * below(x);
-  if (act == SILU) return x * sigmoid(x);
-  return x * sigmoid(1.5957691216f * (x + 0.044715f * x * x * x)); /* tanh by its exponential */
-}
-
 INLINE void bend_row(long act, float *x, const float *other, long count) {
   long c = 0;
   for (; c + LANES <= count; c += LANES) {
-    vec y = bend(act, load(x + c));
+    vec y = bend(act, load(x + c), 0);
     store(x + c, other ? y * load(other + c) : y);
   }
   if (c < count) {
     vec rest = {0};
     for (long j = c; j < count; j++) rest[j - c] = x[j];
-    rest = bend(act, rest);
+    rest = bend(act, rest, 0);
     for (long j = c; j < count; j++) x[j] = other ? rest[j - c] * other[j] : rest[j - c];
   }
 }

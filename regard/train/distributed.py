@@ -23,6 +23,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from regard import native
+
 PATIENCE = 1800  # seconds until the others are given up
 
 
@@ -202,7 +204,9 @@ def add_up(tensors: list[Tensor], most: float = math.inf) -> tuple[list[Tensor],
     The sums are valid until the next call and may not be changed, since processes share them.
     """
     if size() == 1:
-        if (long := float(nn.utils.get_total_norm(tensors, foreach=True))) > most:
+        if (long := native.length(tensors)) is None:
+            long = float(nn.utils.get_total_norm(tensors, foreach=True))
+        if long > most:
             for tensor in tensors:
                 tensor *= most / long
         return tensors, long

@@ -203,7 +203,8 @@ def one_step(
             part = task.loss(model, batch) / total
         part.backward()
         loss += part.detach().cpu()
-    parameters = [p for p in model.parameters() if p.grad is not None]
+    learning = (p for group in optimiser.param_groups for p in group["params"])
+    parameters = [p for p in learning if p.grad is not None]
     grads = [p.grad for p in parameters if p.grad is not None]
     grads, norm = distributed.add_up(grads, settings.clip or math.inf)
     for parameter, grad in zip(parameters, grads, strict=True):

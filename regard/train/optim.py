@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
+from regard import native
 from regard.errors import choose
 
 
@@ -37,7 +38,33 @@ SCHEDULES: dict[str, Callable[[int, int, int], float]] = {
 }
 
 
-class Muon(AdamW):
+class Adam(AdamW):
+    """PyTorch's AdamW, which a kernel does for all weights at once where there is one."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        """Move everything by one step."""
+        some = [(p, group) for group in self.param_groups for p in group["params"]]
+        some = [(p, group, self.state[p]) for p, group in some if p.grad is not None]
+        if not some or not all("exp_avg" in past for *_, past in some):
+            super().step(closure)  # which makes the memory
+            return
+        counts = [past["step"] for *_, past in some]
+        steps = (torch.stack(counts) + 1).tolist()
+        rows = [
+            (p, p.grad, past["exp_avg"], past["exp_avg_sq"], n, group["lr"], group["weight_decay"])
+            for (p, group, past), n in zip(some, steps, strict=True)
+        ]
+        first = some[0][1]
+        beta1, beta2 = first["betas"]
+        if native.adamw(rows, beta1, beta2, first["eps"]):
+            for count in counts:
+                count += 1
+        else:
+            super().step(closure)
+
+
+class Muon(Adam):
     """AdamW, but matrices and kernels inside the model move by their momentum made orthogonal.
 
     As torch.optim.Muon (Jordan et al. 2024) with steps of AdamW's size, but in float32 and for all
@@ -106,7 +133,7 @@ def depths(model: nn.Module) -> dict[str, int]:
     return {name: most if depth < 0 else depth for name, depth in found.items()}
 
 
-OPTIMISERS: dict[str, type[AdamW]] = {"adamw": AdamW, "muon": Muon}
+OPTIMISERS: dict[str, type[AdamW]] = {"adamw": Adam, "muon": Muon}
 
 
 def build_optimiser(

@@ -1,0 +1,56 @@
+"""Orders of norm and residual, by name."""
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from regard.attention.dropout import add_dropped
+from regard.layers.depth import drop_path
+
+
+class PreNorm(nn.Module):
+    """x + f(norm(x)); a stack of these ends with a norm."""
+
+    final_norm = True
+
+    def __init__(self, norm: nn.Module, drop: float, path: float = 0.0):
+        super().__init__()
+        self.norm, self.drop, self.path = norm, drop, path
+
+    def forward(self, x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+        """Add what f makes of the normalised x."""
+        if not self.training:
+            return x + f(self.norm(x))
+        y = drop_path(f(self.norm(x)), self.path, self.training)
+        return add_dropped(x, y, self.drop, self.training)
+
+
+class PostNorm(nn.Module):
+    """norm(x + f(x)), as in the paper's formula."""
+
+    final_norm = False
+
+    def __init__(self, norm: nn.Module, drop: float, path: float = 0.0):
+        super().__init__()
+        self.norm, self.drop, self.path = norm, drop, path
+
+    def forward(self, x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+        """Normalise the sum."""
+        y = drop_path(f(x), self.path, self.training)
+        return self.norm(add_dropped(x, y, self.drop, self.training))
+
+
+class ResPostNorm(PreNorm):
+    """x + norm(f(x)): what is added is normalised, not what it is added to (Swin V2)."""
+
+    def forward(self, x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+        """Add the normalised f of x."""
+        y = drop_path(self.norm(f(x)), self.path, self.training)
+        return add_dropped(x, y, self.drop, self.training)
+
+
+RESIDUALS: dict[str, type[PreNorm] | type[PostNorm]] = {
+    "pre": PreNorm,
+    "post": PostNorm,
+    "res_post": ResPostNorm,
+}

@@ -1,0 +1,31 @@
+/* Activations, sixteen numbers at a time. */
+#include "vector.h"
+
+enum { RELU, GELU, GELU_TANH, SILU };
+
+INLINE vec sigmoid(vec x) { return 1.0f / (1.0f + power_of_e(-x)); }
+
+/* act(x), and its slope if that is asked for */
+INLINE vec bend(long act, vec x, vec *rise) {
+  if (act == RELU) {
+    if (rise) *rise = pick(x > 0, all(1.0f), (vec){0});
+    return pick(x > 0, x, pick(x == x, (vec){0}, x));
+  }
+  if (act == GELU) { /* x times the share of Gauss's curve below x (Abramowitz, Stegun 7.1.26) */
+    vec z = x * 0.70710678f, size = pick(z < 0, -z, z), t = 1.0f / (1.0f + 0.3275911f * size);
+    vec bell = power_of_e(-z * z), y = t * 1.061405429f - 1.453152027f;
+    y = y * t + 1.421413741f;
+    y = y * t - 0.284496736f;
+    y = (y * t + 0.254829592f) * t * bell * 0.5f;
+    y = pick(z < 0, y, 1.0f - y);
+    if (rise) *rise = y + x * bell * 0.3989422804f;
+    return x * y;
+  }
+  /* the hyperbolic tangent of GPT-2 is an exponential as well */
+  vec z = act == SILU ? x : 1.5957691216f * (x + 0.044715f * x * x * x), s = sigmoid(z);
+  if (rise) {
+    vec by = act == SILU ? all(1.0f) : 1.5957691216f * (1.0f + 0.134145f * x * x);
+    *rise = s + x * s * (1.0f - s) * by;
+  }
+  return x * s;
+}
