@@ -43,7 +43,8 @@ class Stack:
     ):
         first = parts[0]
         self.blocks, self.position, self.norm = blocks, first.position, norm
-        self.weights = [part.weights for part in parts]  # so that they stay where they are
+        # so that their memory stays, whatever becomes of the model
+        self.weights = [w.detach() for part in parts for w in part.weights if w is not None]
         centred = first.norm is not RMSNorm
         self.shape = _Shape(len(blocks), *first[2:8], centred, first.eps, first.scale)
         rows = [[*map(_address, part.weights), part.columns] for part in parts]

@@ -15,13 +15,15 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from regard.files import cache_folder
+from regard.errors import Mistake
+from regard.files import cache_folder, replacing
 
 HERE = Path(__file__).resolve().parent
 FLAGS = ["-O3", "-march=native", "-mprefer-vector-width=512", "-fno-math-errno"]
@@ -62,7 +64,7 @@ def library() -> ctypes.CDLL | None:
             kernel = getattr(made, name)
             kernel.argtypes, kernel.restype = [TYPES[one] for one in takes], None
         return made
-    except (OSError, AttributeError, subprocess.SubprocessError):
+    except (OSError, AttributeError, Mistake, subprocess.SubprocessError):
         return None
 
 
@@ -97,12 +99,12 @@ def _built() -> Path:
     made = folder / f"native-{key.hexdigest()}.so"
     if not made.exists():
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as place:
+        with tempfile.TemporaryDirectory() as place, replacing(made) as new:
             objects = [str(Path(place) / f"{source.stem}.o") for source in sources]
-            for source, to in zip(sources, objects, strict=True):
-                _run([compiler, *FLAGS, "-c", str(source), "-o", to])
-            _run([compiler, "-shared", *objects, "-o", f"{place}/made.so"])
-            os.replace(f"{place}/made.so", made)
+            pairs = zip(map(str, sources), objects, strict=True)
+            with ThreadPoolExecutor() as pool:
+                list(pool.map(_run, ([compiler, *FLAGS, "-c", a, "-o", b] for a, b in pairs)))
+            _run([compiler, "-shared", *objects, "-o", str(new)])
     if made.stat().st_uid != os.getuid():
         raise OSError(f"{made} belongs to somebody else")
     return made

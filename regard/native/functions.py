@@ -19,6 +19,8 @@ ROWS = 128
 WEIGHTS = 14  # of a block, some of which may be missing
 # Longer texts are left to PyTorch's kernel, which does not hold all weights of a head at once.
 LONGEST = 256
+# So are a few words, with which it is as fast.
+SHORTEST = 48
 
 
 def _kernels(*tensors: Tensor) -> ctypes.CDLL | None:
@@ -89,6 +91,7 @@ def attend(
     """Attend as PyTorch's kernel does, if texts are short and all numbers are finite."""
     made = _kernels(q, k, v)
     fits = q.shape[-1] == v.shape[-1] and max(q.shape[-2], k.shape[-2]) <= LONGEST
+    fits = fits and min(q.shape[-2], k.shape[-2]) >= SHORTEST
     if made is None or not fits or not (q.requires_grad or k.requires_grad or v.requires_grad):
         return None
     if bias is not None and (bias.requires_grad or bias.dtype != q.dtype or not bias.is_cpu):
@@ -132,7 +135,8 @@ class _Blocks(Function):
             all_sound = all_sound and bool(sound.item())
             ctx.places.append(places)
         ctx.save_for_backward(kept, turn, bias, *xs[:-1], *weights)
-        ctx.rest = n, made, depth
+        alive = [w.detach() for w in weights if w is not None]  # whatever becomes of the model
+        ctx.rest = n, made, depth, alive
         ctx.set_materialize_grads(False)
         qkv = kept[:, : rows * sizes[0]]
         ctx.mark_non_differentiable(qkv)
@@ -141,7 +145,7 @@ class _Blocks(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads):  # noqa: D102  # pyright: ignore
-        n, made, depth = ctx.rest
+        n, made, depth, _ = ctx.rest
         x, weights = ctx.saved_tensors[3], ctx.saved_tensors[3 + depth :]
         grad, found = grads[0].contiguous(), []
         for i in reversed(range(depth)):

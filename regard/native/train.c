@@ -321,25 +321,25 @@ static void norm_back(const float *x, const float *weight, const float *about, c
   }
 }
 
-/* the activation of some numbers, and its slope where it is asked for */
-INLINE void bent(long act, const float *x, const float *bias, float *y, float *rise, long rows,
+/* the activation of some numbers; a gradient, if there is one, is multiplied by its slope */
+INLINE void bent(long act, const float *x, const float *bias, float *y, float *grad, long rows,
                  long w) {
-  for (long i = 0; i < rows; i++, x += w, y += w, rise = rise ? rise + w : 0)
+  for (long i = 0; i < rows; i++, x += w, y += w, grad = grad ? grad + w : 0)
     for (long c = 0; c < w; c += LANES) {
-      vec z = load(x + c), up;
+      vec z = load(x + c), rise;
       if (bias) z += load(bias + c);
-      store(y + c, bend(act, z, rise ? &up : 0));
-      if (rise) store(rise + c, up);
+      store(y + c, bend(act, z, grad ? &rise : 0));
+      if (grad) store(grad + c, load(grad + c) * rise);
     }
 }
 
-static void bend_rows(long act, const float *x, const float *bias, float *y, float *rise, long rows,
+static void bend_rows(long act, const float *x, const float *bias, float *y, float *grad, long rows,
                       long w) {
   switch (act) {
-  case RELU: bent(RELU, x, bias, y, rise, rows, w); break;
-  case GELU: bent(GELU, x, bias, y, rise, rows, w); break;
-  case GELU_TANH: bent(GELU_TANH, x, bias, y, rise, rows, w); break;
-  default: bent(SILU, x, bias, y, rise, rows, w);
+  case RELU: bent(RELU, x, bias, y, grad, rows, w); break;
+  case GELU: bent(GELU, x, bias, y, grad, rows, w); break;
+  case GELU_TANH: bent(GELU_TANH, x, bias, y, grad, rows, w); break;
+  default: bent(SILU, x, bias, y, grad, rows, w);
   }
 }
 
@@ -416,7 +416,7 @@ void regard_block(const Block *n, const Weights *p, const float *x, const float 
     long most = n->some * n->l;
     float *own = aligned_alloc(64, ((most * (w + f) + room(&heads)) * sizeof(float) + 63) / 64 * 64);
     float *normal = own, *active = normal + most * w, *rest = active + most * f;
-#pragma omp for schedule(static)
+#pragma omp for schedule(dynamic)
     for (long first = 0; first < n->b; first += n->some) {
       long count = n->b - first < n->some ? n->b - first : n->some, rows = count * n->l;
       long at = first * n->l;
@@ -473,7 +473,7 @@ void regard_block_back(const Block *n, const Weights *p, const float *x, const f
     float *own = aligned_alloc(
         64, ((most * (3 * w + 4 * f + wide + each) + room_back(&heads)) * sizeof(float) + 63) / 64 * 64);
     float *normal = own, *back = normal + most * w, *around = back + most * w;
-    float *active = around + most * w, *rise = active + most * f, *wider = rise + most * f;
+    float *active = around + most * w, *through = active + most * f, *wider = through + most * f;
     float *gated = wider + most * f, *looked = gated + most * f, *dqkv = looked + most * wide;
     float *rest = dqkv + most * each, *mine = sums + omp_get_thread_num() * size;
     float *to[14];
@@ -497,20 +497,15 @@ void regard_block_back(const Block *n, const Weights *p, const float *x, const f
       product(rows, f, w, dy, 0, p->outer, 0, 0.0f, wider);
       if (p->gate) {
         const float *gate = kept->gate + at * f;
-        bend_rows(n->act, gate, p->gate_bias, active, rise, rows, f);
-        for (long i = 0; i < rows; i++)
-#pragma omp simd
-          for (long c = 0; c < f; c++) {
-            long j = i * f + c;
-            float in = inner[j] + (p->inner_bias ? p->inner_bias[c] : 0.0f), a = active[j];
-            active[j] = a * in;
-            gated[j] = wider[j] * in * rise[j];
-            wider[j] *= a;
-          }
-      } else {
-        bend_rows(n->act, inner, p->inner_bias, active, rise, rows, f);
-        for (long j = 0; j < rows * f; j += LANES) store(wider + j, load(wider + j) * load(rise + j));
-      }
+        begin(through, inner, p->inner_bias, rows, f);
+        for (long j = 0; j < rows * f; j++) gated[j] = wider[j] * through[j];
+        bend_rows(n->act, gate, p->gate_bias, active, gated, rows, f);
+        for (long j = 0; j < rows * f; j++) {
+          wider[j] *= active[j];
+          active[j] *= through[j];
+        }
+      } else
+        bend_rows(n->act, inner, p->inner_bias, active, wider, rows, f);
       product(w, f, rows, dy, 1, active, 0, keep, g.outer);
       add_rows(dy, g.outer_bias, rows, w);
       add_rows(wider, g.inner_bias, rows, f);

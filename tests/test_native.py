@@ -1,0 +1,281 @@
+"""Kernels in C give what PyTorch gives, and nobody misses them where they cannot be made."""
+
+import copy
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from regard import native
+from regard.attention.attend import attend
+from regard.attention.masks import Causal, Document, Mask, Padding
+from regard.attention.positions import build_position
+from regard.attention.watch import watch
+from regard.decode.search import greedy
+from regard.layers import parts
+from regard.layers.block import BlockConfig, EncoderBlock
+from regard.layers.stack import Stack
+from regard.models.gpt import GPT, GPTConfig
+from regard.native import functions
+from regard.train.optim import build_optimiser
+
+needs = pytest.mark.skipif(native.library() is None, reason="there is no compiler here")
+
+
+def far(x: Tensor, y: Tensor) -> float:
+    """Return the largest difference as a share of the largest number."""
+    x, y = x.detach().double(), y.detach().double()
+    return float((x - y).abs().max() / y.abs().max().clamp_min(1e-6))
+
+
+def mask_of(name: str, b: int, l: int) -> Mask | None:
+    """Make a mask for b texts of l tokens."""
+    if name == "padding":
+        keep = torch.ones(b, l, dtype=torch.bool)
+        keep[1, l // 2 :] = False
+        return Padding(keep)
+    if name == "documents":
+        return Causal() & Document((torch.arange(l) // 30).expand(b, l))
+    return Causal() if name == "causal" else None
+
+
+BLOCKS = [
+    ("layer", "gelu", "none", None, "causal", 12, 64, True),
+    ("rms", "swiglu", "rotary", 2, "causal", 5, 33, False),
+    ("layer", "gelu_tanh", "none", None, "padding", 3, 20, True),
+    ("layer_nobias", "relu", "none", 1, "all", 9, 7, True),
+    ("rms", "geglu", "rotary", None, "documents", 4, 100, True),
+    ("layer", "swish", "yarn", 2, "all", 1, 130, True),
+]
+
+
+@needs
+@pytest.mark.parametrize("case", BLOCKS, ids=lambda case: f"{case[0]}-{case[1]}-{case[4]}")
+def test_a_block_and_its_gradients_equal_pytorchs(case, monkeypatch):
+    norm, ffn, where, kv_heads, looks, b, l, bias = case
+    torch.manual_seed(0)
+    config = BlockConfig(64, 4, 160, kv_heads, None, norm, 1e-5, "pre", ffn, bias=bias, dropout=0.0)
+    position = build_position(where, 64, 4, 16, max_length=512)
+    block = EncoderBlock(config, position)
+    for p in block.parameters():
+        nn.init.normal_(p, std=0.2)
+    x, at = torch.randn(b, l, 64, requires_grad=True), torch.arange(l).unsqueeze(-1)
+    mask, grad = mask_of(looks, b, l), torch.randn(b, l, 64)
+    y = parts.learn([block], x, at, mask, None)
+    assert y is not None
+    found = torch.autograd.grad(y, [x, *block.parameters()], grad)
+    plain = copy.deepcopy(block).double()  # which no kernel takes
+    x64 = x.detach().double().requires_grad_()
+    y64 = plain(x64, at=at, mask=mask)
+    wanted = torch.autograd.grad(y64, [x64, *plain.parameters()], grad.double())
+    assert far(y, y64) < 2e-6
+    assert max(far(one, two) for one, two in zip(found, wanted, strict=True)) < 5e-6
+    again = torch.autograd.grad(block(x, at=at, mask=mask), [x, *block.parameters()], grad)
+    assert all(torch.equal(one, two) for one, two in zip(found, again, strict=True))
+
+
+@needs
+@pytest.mark.parametrize(
+    "shape", [(3, 4, 4, 64, 64, 32), (2, 4, 2, 57, 90, 20), (2, 3, 1, 50, 49, 48)]
+)
+@pytest.mark.parametrize("biased", [False, True])
+def test_attention_and_its_gradients_equal_pytorchs(shape, biased):
+    torch.manual_seed(1)
+    b, h, g, rows, keys, d = shape
+    sides = [(rows, h), (keys, g), (keys, g)]
+    q, k, v = (torch.randn(b, l, n, d).transpose(1, 2).requires_grad_() for l, n in sides)
+    bias = None
+    if biased:
+        bias = torch.randn(b, 1, rows, keys)
+        bias[torch.rand(bias.shape) < 0.3] = -torch.inf
+        bias[0, 0, 2] = -torch.inf  # who sees nothing gets zeros
+    y = functions.attend(q, k, v, bias, 0.3, False)
+    assert y is not None
+    grad = torch.randn_like(y)
+    found = torch.autograd.grad(y, (q, k, v), grad)
+    doubles = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    wide = [doubles[0], *(x.repeat_interleave(h // g, 1) for x in doubles[1:])]
+    scores = wide[0] @ wide[1].mT * 0.3 + (0 if bias is None else bias.double())
+    blind = (scores == -torch.inf).all(-1, keepdim=True)
+    weights = scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
+    y64 = weights @ wide[2]
+    wanted = torch.autograd.grad(y64, doubles, grad.double())
+    assert far(y, y64) < 2e-6
+    assert max(far(one, two) for one, two in zip(found, wanted, strict=True)) < 5e-6
+
+
+@needs
+def test_what_is_not_a_number_is_left_to_those_who_know_where_it_may_go():
+    q, k, v = (torch.randn(1, 2, 60, 16, requires_grad=True) for _ in range(3))
+    assert functions.attend(q, k, v, None, 0.25, True) is not None
+    bad = v.detach().clone()
+    bad[0, 0, 59] = torch.nan
+    bad.requires_grad_()
+    assert functions.attend(q, k, bad, None, 0.25, True) is None
+    y = attend(q, k, bad, mask=Causal())
+    assert y[0, :, :59].isfinite().all()
+    assert y[0, 0, 59].isnan().all()
+
+
+def small(**parts) -> GPT:
+    """Make a small model that is sure of itself."""
+    torch.manual_seed(2)
+    names = {"norm", "feed_forward", "kv_heads", "order", "bias"}
+    inside = {name: value for name, value in parts.items() if name in names}
+    outside = {name: value for name, value in parts.items() if name not in names}
+    block = BlockConfig(48, 4, 96, **inside)
+    model = GPT(GPTConfig(97, 3, block, max_length=256, **outside)).eval()
+    for p in model.parameters():
+        if p.ndim > 1:
+            nn.init.normal_(p, std=0.3)
+    return model
+
+
+MODELS = [
+    {},
+    {"norm": "rms", "feed_forward": "swiglu", "position": "rotary", "bias": False, "tie": False},
+    {"kv_heads": 2, "position": "rotary", "window": 9},
+    {"kv_heads": 1, "position": "alibi", "norm": "layer_nobias", "feed_forward": "geglu_tanh"},
+    {"position": "kerple_log", "feed_forward": "relu"},
+]
+
+
+@needs
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize("rows", [1, 2, 5])
+@pytest.mark.parametrize("made", MODELS, ids=str)
+@torch.inference_mode()
+def test_a_step_in_writing_equals_reading_all(made, rows, columns):
+    model, plain = small(**made), small(**made).double()
+    if columns:
+        for m in model.modules():
+            if isinstance(m, nn.Linear):
+                m.weight.data = m.weight.data.t().contiguous().t()
+    ids = torch.randint(3, 97, (rows, 30))
+    lengths = torch.tensor([11, 7, 11, 9, 3])[:rows]
+    state = model.start(ids[:, :11], lengths, capacity=20)
+    assert state.stack is not None
+    for step in range(16):
+        place = (lengths - 1 + step).view(-1, 1)
+        logits, state = model.step(ids.gather(1, place), state)
+        for row in range(rows):
+            text = ids[row : row + 1, : int(place[row]) + 1]
+            wanted = plain(text)[0, -1]
+            assert far(logits[row, 0], wanted) < 1e-5
+
+
+@needs
+def test_watching_changes_no_bit_and_sees_true_weights():
+    model = small(position="rotary", norm="rms", feed_forward="swiglu")
+    ids = torch.randint(3, 97, (2, 6))
+    lengths = torch.tensor([6, 4])
+    plain = greedy(model, ids, lengths, max_length=9, eos=-1, begin=ids[:, -1])
+    with watch(model) as seen:
+        watched = greedy(model, ids, lengths, max_length=9, eos=-1, begin=ids[:, -1])
+    assert plain == watched
+    last = seen["blocks.1.attention"]
+    weights = last[:, :, -1]
+    assert torch.allclose(weights.sum(-1), torch.ones(2, 4), atol=1e-5)
+    os.environ["REGARD_NATIVE"] = "0"
+    try:
+        native.library.cache_clear()
+        with watch(model) as without:
+            greedy(model, ids, lengths, max_length=9, eos=-1, begin=ids[:, -1])
+    finally:
+        del os.environ["REGARD_NATIVE"]
+        native.library.cache_clear()
+    assert torch.allclose(without["blocks.1.attention"][:, :, -1], weights, atol=1e-5)
+
+
+@needs
+def test_who_listens_to_a_part_is_heard():
+    model, heard = small(), []
+    model.blocks[1].feed_forward.register_forward_hook(lambda *_: heard.append(1))
+    with torch.inference_mode():
+        assert Stack.of(list(model.blocks), model.norm) is None
+    greedy(model, torch.randint(3, 97, (1, 4)), max_length=3, eos=-1, begin=torch.tensor([5]))
+    assert len(heard) == 4
+
+
+@needs
+def test_the_likeliest_token_is_the_first_of_the_largest():
+    x = torch.randn(3, 9001)
+    x[1, 8999] = x[1, 40] = 7.0
+    x[2, :5000] = -torch.inf
+    token, likely = native.likeliest(x)
+    assert token.tolist() == x.argmax(1).tolist()
+    assert token[1] == 40
+    wanted = x.double().log_softmax(1).gather(1, token.unsqueeze(1)).squeeze(1)
+    assert torch.allclose(likely.double(), wanted, atol=1e-5)
+    for bad in (torch.nan, torch.inf):
+        y = x.clone()
+        y[0, 3] = bad
+        assert native.likeliest(y)[1][0].isnan()
+    assert native.likeliest(torch.full((1, 50), -torch.inf))[1].isnan().all()
+
+
+@needs
+def test_adamw_moves_as_pytorchs_does():
+    torch.manual_seed(3)
+    one = nn.Sequential(nn.Linear(200, 301), nn.LayerNorm(301), nn.Linear(301, 10))
+    other = copy.deepcopy(one)
+    ours = build_optimiser(one, lr=1e-2, weight_decay=0.1)
+    named = dict(zip(map(id, one.parameters()), other.parameters(), strict=True))
+    groups = [{**g, "params": [named[id(p)] for p in g["params"]]} for g in ours.param_groups]
+    theirs = torch.optim.AdamW(groups)
+    for _ in range(20):
+        x = torch.randn(8, 200)
+        for model, optimiser in ((one, ours), (other, theirs)):
+            optimiser.zero_grad()
+            model(x).square().sum().backward()
+            optimiser.step()
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    assert max(far(p, q) for p, q in pairs) < 1e-5
+    assert all(float(ours.state[p]["step"]) == 20 for p in one.parameters())
+
+
+@needs
+def test_the_length_of_gradients():
+    tensors = [torch.randn(40000), torch.randn(3, 7), torch.randn(())]
+    wanted = math.sqrt(sum(float(x.double().square().sum()) for x in tensors))
+    assert native.length(tensors) == pytest.approx(wanted, rel=1e-6)
+    assert math.isnan(native.length([torch.tensor([1.0, torch.nan])]))
+
+
+ASK = "from regard import native; print(native.library() is not None)"
+
+
+def ask(**environment: str) -> str:
+    """Ask another process whether it has kernels."""
+    own = {**os.environ, **environment}
+    found = subprocess.run([sys.executable, "-c", ASK], env=own, capture_output=True, text=True)
+    assert found.stderr == ""
+    return found.stdout.strip()
+
+
+@needs
+def test_kernels_are_compiled_once_into_a_folder_of_the_users(tmp_path: Path):
+    place = tmp_path / "cache"
+    assert ask(REGARD_CACHE=str(place)) == "True"
+    (made,) = place.iterdir()
+    assert made.suffix == ".so"
+    assert place.stat().st_mode & 0o777 == 0o700
+    before = made.stat().st_mtime_ns
+    assert ask(REGARD_CACHE=str(place)) == "True"
+    assert made.stat().st_mtime_ns == before
+
+
+def test_a_machine_without_a_compiler_goes_without(tmp_path: Path):
+    assert ask(REGARD_NATIVE="0") == "False"
+    assert ask(PATH="", REGARD_CACHE=str(tmp_path)) == "False"
+    wrong = tmp_path / "gcc"
+    wrong.write_text("#!/bin/sh\necho cannot >&2\nexit 1\n")
+    wrong.chmod(0o755)
+    assert ask(PATH=f"{tmp_path}:/bin", REGARD_CACHE=str(tmp_path / "cache")) == "False"
+    (tmp_path / "file").write_text("")
+    assert ask(REGARD_CACHE=str(tmp_path / "file")) == "False"
