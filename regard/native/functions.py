@@ -158,7 +158,10 @@ class _Blocks(Function):
             made.regard_block_back(*ctx.places[i], *places, starts, sum(sizes))
             parts = zip(sums[0].split(sizes), some, strict=True)
             found = [
-                *(None if one is None else part.view(one.shape) for part, one in parts),
+                *(
+                    None if one is None else part if one.ndim == 1 else part.view(one.shape)
+                    for part, one in parts
+                ),
                 *found,
             ]
             grad = dx
