@@ -5,10 +5,7 @@
 #include <string.h>
 
 #include "act.h"
-
-void sgemm_(const char *, const char *, const int *, const int *, const int *, const float *,
-            const float *, const int *, const float *, const int *, const float *, float *,
-            const int *);
+#include "rows.h"
 
 INLINE long up(long x) { return (x + LANES - 1) / LANES * LANES; }
 
@@ -270,30 +267,6 @@ void regard_attend_back(const Sizes *n, const float *q, const float *k, const fl
       attend_back(n, pair / n->g, pair % n->g, q, k, v, bias, (float)scale, out, spread, grad, dq,
                   dk, dv, own);
     free(own);
-  }
-}
-
-/* norms of rows, with or without their mean taken away; means and inverse deviations are kept */
-static void norm(const float *x, const float *weight, const float *shift, float *y, float *about,
-                 long rows, long w, long centred, float eps) {
-  for (long i = 0; i < rows; i++, x += w, y += w) {
-    float mean = 0, square = 0;
-    if (centred) {
-#pragma omp simd reduction(+ : mean)
-      for (long c = 0; c < w; c++) mean += x[c];
-      mean /= w;
-    }
-#pragma omp simd reduction(+ : square)
-    for (long c = 0; c < w; c++) square += (x[c] - mean) * (x[c] - mean);
-    float by = 1.0f / sqrtf(square / w + eps);
-    if (shift)
-#pragma omp simd
-      for (long c = 0; c < w; c++) y[c] = (x[c] - mean) * by * weight[c] + shift[c];
-    else
-#pragma omp simd
-      for (long c = 0; c < w; c++) y[c] = (x[c] - mean) * by * weight[c];
-    about[2 * i] = mean;
-    about[2 * i + 1] = by;
   }
 }
 

@@ -3,6 +3,7 @@
 #include <omp.h>
 
 #include "act.h"
+#include "rows.h"
 
 enum { MOST = 512 };
 
@@ -27,29 +28,6 @@ typedef struct {
   long bias_b, bias_h, bias_t;
   const float *last, *last_shift; /* of the norm that ends the stack, if one does */
 } Step;
-
-void sgemm_(const char *, const char *, const int *, const int *, const int *, const float *,
-            const float *, const int *, const float *, const int *, const float *, float *,
-            const int *);
-
-static void norm(const Shape *s, const float *x, const float *weight, const float *shift, float *y,
-                 long rows) {
-  long w = s->width;
-  for (long i = 0; i < rows; i++, x += w, y += w) {
-    float mean = 0, square = 0;
-    if (s->centred) {
-#pragma omp simd reduction(+ : mean)
-      for (long c = 0; c < w; c++) mean += x[c];
-      mean /= w;
-    }
-#pragma omp simd reduction(+ : square)
-    for (long c = 0; c < w; c++) square += (x[c] - mean) * (x[c] - mean);
-    float by = 1.0f / sqrtf(square / w + (float)s->eps);
-#pragma omp simd
-    for (long c = 0; c < w; c++)
-      y[c] = (x[c] - mean) * by * weight[c] + (shift ? shift[c] : 0.0f);
-  }
-}
 
 /* some rows of a matrix (n, k) times one or two vectors */
 INLINE void dots(int m, int n, const float *x, const float *w, const float *bias, float *y, long k,
@@ -225,7 +203,7 @@ void regard_write(const Shape *s, const Layer *layers, const Step *now, float *c
   float *weights = more + rows * s->ffn_width;
   for (long i = 0; i < s->layers; i++, layers++, queries += rows * h * d) {
     long columns = layers->by_columns;
-    norm(s, x, layers->norm_1, layers->shift_1, y, rows);
+    norm(x, layers->norm_1, layers->shift_1, y, 0, rows, s->width, s->centred, s->eps);
     product(rows, y, layers->qkv, layers->qkv_bias, qkv, s->width, each, columns & 1);
 #pragma omp parallel for schedule(static) if (rows * h * count * d > 8192)
     for (long pair = 0; pair < now->sentences * g; pair++) {
@@ -267,7 +245,7 @@ void regard_write(const Shape *s, const Layer *layers, const Step *now, float *c
     }
     product(rows, seen, layers->out, layers->out_bias, y, h * d, s->width, columns & 2);
     for (long c = 0; c < rows * s->width; c++) x[c] += y[c];
-    norm(s, x, layers->norm_2, layers->shift_2, y, rows);
+    norm(x, layers->norm_2, layers->shift_2, y, 0, rows, s->width, s->centred, s->eps);
     product(rows, y, layers->inner, layers->inner_bias, wide, s->width, s->ffn_width, columns & 8);
     if (layers->gate) {
       product(rows, y, layers->gate, layers->gate_bias, more, s->width, s->ffn_width, columns & 4);
@@ -278,5 +256,5 @@ void regard_write(const Shape *s, const Layer *layers, const Step *now, float *c
     product(rows, bent, layers->outer, layers->outer_bias, y, s->ffn_width, s->width, columns & 16);
     for (long c = 0; c < rows * s->width; c++) x[c] += y[c];
   }
-  if (now->last) norm(s, x, now->last, now->last_shift, x, rows);
+  if (now->last) norm(x, now->last, now->last_shift, x, 0, rows, s->width, s->centred, s->eps);
 }
