@@ -183,12 +183,12 @@ def test_watching_changes_no_bit_and_sees_true_weights():
     assert torch.allclose(weights.sum(-1), torch.ones(2, 4), atol=1e-5)
     os.environ["REGARD_NATIVE"] = "0"
     try:
-        native.library.cache_clear()
+        native.load.cache_clear()
         with watch(model) as without:
             greedy(model, ids, lengths, max_length=9, eos=-1, begin=ids[:, -1])
     finally:
         del os.environ["REGARD_NATIVE"]
-        native.library.cache_clear()
+        native.load.cache_clear()
     assert torch.allclose(without["blocks.1.attention"][:, :, -1], weights, atol=1e-5)
 
 

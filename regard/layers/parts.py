@@ -17,7 +17,7 @@ from regard.attention.watch import watcher
 from regard.layers.feedforward import FeedForward, GatedFeedForward, gelu_tanh
 from regard.layers.norm import GainNorm, LayerNorm, RMSNorm
 from regard.layers.residual import PreNorm
-from regard.native.functions import LONGEST, Sizes
+from regard.native.functions import LONGEST, Sizes, laid
 from regard.native.functions import blocks as native_blocks
 
 # as the kernels number them
@@ -118,12 +118,6 @@ def added(mask: Mask | None, bias: Tensor | None, like: Tensor, keys: int) -> Te
     return extra if bias is None else extra + bias
 
 
-def spread(extra: Tensor, *shape: int) -> Tensor:
-    """Show a bias to a kernel as (b, h, q, k), of which the last must be in one piece."""
-    extra = extra.to(torch.float32).expand(shape)
-    return extra if extra.stride(-1) == 1 else extra.contiguous()
-
-
 def learn(
     blocks: Sequence[Any], x: Tensor, at: Tensor, mask: Mask | None, bias: Tensor | None
 ) -> Tensor | None:
@@ -147,7 +141,7 @@ def learn(
         turn = first.position.turns(x.dtype, first.head_width, at).squeeze(-2).contiguous()
         n.turn_b, n.turn_l = turn.stride(0) if turn.ndim == 3 else 0, turn.stride(-2)
     if extra is not None:
-        extra = spread(extra, b, first.heads, l, l)
+        extra = laid(extra, b, first.heads, l, l)
         n.bias_b, n.bias_h, n.bias_q = extra.stride()[:3]
     weights = list(chain.from_iterable(parts.weights for parts in apart))
     found = native_blocks(n, x.contiguous(), weights, turn, extra)

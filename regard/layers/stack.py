@@ -15,7 +15,8 @@ from regard.attention.multihead import Cache
 from regard.attention.watch import watcher
 from regard.layers.block import EncoderBlock
 from regard.layers.norm import RMSNorm
-from regard.layers.parts import Parts, added, pair, plain, readable, spread, take_apart
+from regard.layers.parts import Parts, added, pair, plain, readable, take_apart
+from regard.native.functions import laid
 
 
 class _Shape(ctypes.Structure):
@@ -47,7 +48,7 @@ class Stack:
         self.weights = [w.detach() for part in parts for w in part.weights if w is not None]
         centred = first.norm is not RMSNorm
         self.shape = _Shape(len(blocks), *first[2:8], centred, first.eps, first.scale)
-        rows = [[*map(_address, part.weights), part.columns] for part in parts]
+        rows = [[*map(native.address, part.weights), part.columns] for part in parts]
         self.layers = torch.tensor(rows, dtype=torch.int64)
         self.kernel = library.regard_write
         self.places = (ctypes.c_void_p * (2 * len(blocks)))()
@@ -79,13 +80,13 @@ class Stack:
             cache.take(t, at)
         extra = added(mask, bias, x, keys)
         step = _Step(b, t, caches[0].room, past)
-        step.last, step.last_shift = map(_address, pair(self.norm))
+        step.last, step.last_shift = map(native.address, pair(self.norm))
         if self.position is not None:
             turn = self.position.turns(x.dtype, d, at).squeeze(-2)
             step.turn, step.turn_t = turn.data_ptr(), turn.stride(-2)
             step.turn_b = turn.stride(0) if turn.ndim == 3 else 0
         if extra is not None:
-            extra = spread(extra, b, h, t, keys)
+            extra = laid(extra, b, h, t, keys)
             step.bias = extra.data_ptr()
             step.bias_b, step.bias_h, step.bias_t = extra.stride()[:3]
         for i, place in enumerate(chain((c.k for c in caches), (c.v for c in caches))):
@@ -111,10 +112,6 @@ class Stack:
                 look = block.attention
                 tell(look, asked.transpose(1, 2), cache.k[:, :, :keys], look.score, bias, mask)
         return x
-
-
-def _address(x: Tensor | None) -> int:
-    return 0 if x is None else x.data_ptr()
 
 
 def _apart(block: nn.Module) -> Parts | None:

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -48,9 +49,18 @@ KERNELS = {
 TYPES = {"p": ctypes.c_void_p, "l": ctypes.c_long, "d": ctypes.c_double}
 
 
-@cache
+_one_at_a_time = Lock()
+
+
 def library() -> ctypes.CDLL | None:
     """Return the kernels, compiled if they are not yet; nothing where that cannot be."""
+    with _one_at_a_time:
+        return load()
+
+
+@cache
+def load() -> ctypes.CDLL | None:
+    """Return the kernels as `library` does, for one thread only."""
     if os.environ.get("REGARD_NATIVE", "1") in ("0", "") or not sys.platform.startswith("linux"):
         return None
     try:
@@ -98,6 +108,8 @@ def _built() -> Path:
     folder = cache_folder()
     made = folder / f"native-{key.hexdigest()}.so"
     if not made.exists():
+        if sys.stderr.isatty():
+            print("compiling kernels for this processor, once", file=sys.stderr)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory() as place, replacing(made) as new:
             objects = [str(Path(place) / f"{source.stem}.o") for source in sources]
@@ -135,8 +147,14 @@ def _flat(*tensors: Tensor) -> bool:
     return all(x.dtype == torch.float32 and x.is_cpu and x.is_contiguous() for x in tensors)
 
 
-def _addresses(tensors: Sequence[Tensor]) -> ctypes.Array:
-    return (ctypes.c_void_p * len(tensors))(*(x.data_ptr() for x in tensors))
+def address(x: Tensor | None) -> int:
+    """Return where the numbers of a tensor begin, 0 if there is none."""
+    return 0 if x is None else x.data_ptr()
+
+
+def addresses(tensors: Sequence[Tensor | None]) -> ctypes.Array:
+    """Return where some tensors begin, as a kernel takes it."""
+    return (ctypes.c_void_p * len(tensors))(*map(address, tensors))
 
 
 def _sizes(tensors: Sequence[Tensor]) -> ctypes.Array:
@@ -149,7 +167,7 @@ def length(tensors: Sequence[Tensor]) -> float | None:
     if made is None:
         return None
     found = ctypes.c_double()
-    made.regard_squares(len(tensors), _addresses(tensors), _sizes(tensors), ctypes.byref(found))
+    made.regard_squares(len(tensors), addresses(tensors), _sizes(tensors), ctypes.byref(found))
     return math.sqrt(found.value) if found.value >= 0 else math.nan
 
 
@@ -172,6 +190,6 @@ def adamw(
     rate = numbers(*(lr / (1 - beta1**n) for lr, n in zip(rates, steps, strict=True)))
     keep = numbers(*(1 - lr * decay for lr, decay in zip(rates, decays, strict=True)))
     far = numbers(*((1 - beta2**n) ** -0.5 for n in steps))
-    places = [_addresses(x) for x in (p, g, m, v)]
+    places = [addresses(x) for x in (p, g, m, v)]
     made.regard_adamw(len(rows), *places, _sizes(p), rate, keep, far, beta1, beta2, eps)
     return True

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from regard.native import kernels
+from regard.native import address, addresses, kernels
 
 # A thread takes so many rows through a block at once: what it makes of them fits its cache.
 ROWS = 128
@@ -32,8 +32,10 @@ def _kernels(*tensors: Tensor) -> ctypes.CDLL | None:
     return kernels()
 
 
-def _address(x: Tensor | None) -> int | None:
-    return None if x is None else x.data_ptr()
+def laid(bias: Tensor, *shape: int) -> Tensor:
+    """Show a bias to a kernel as (b, h, q, k), of which the last must be in one piece."""
+    bias = bias.to(torch.float32).expand(shape)
+    return bias if bias.stride(-1) == 1 else bias.contiguous()
 
 
 class _Attend(Function):
@@ -48,7 +50,7 @@ class _Attend(Function):
         out = q.new_empty(b, rows, h, d).transpose(1, 2)
         spread, sound = q.new_empty(b, h, rows, 2), torch.empty(1, dtype=torch.int64)
         sizes = [b, h, k.shape[1], rows, k.shape[2], d, int(causal), *steps, *out.stride()[:3]]
-        places = [q.data_ptr(), k.data_ptr(), v.data_ptr(), _address(bias), scale]
+        places = [q.data_ptr(), k.data_ptr(), v.data_ptr(), address(bias), scale]
         made.regard_attend(
             (ctypes.c_long * 40)(*sizes),
             *places,
@@ -67,19 +69,12 @@ class _Attend(Function):
         q, k, v, bias, out, spread = ctx.saved_tensors
         sizes, scale, made = ctx.rest
         grad = grads[0] if grads[0].stride(-1) == 1 else grads[0].contiguous()
-        b, h, rows, d = q.shape
-        g, keys = k.shape[1], k.shape[2]
-        if rows == keys:  # in one piece, as they were projected in one
-            whole = q.new_empty(b, rows, h + 2 * g, d).transpose(1, 2)
-            dq, dk, dv = whole.split([h, g, g], 1)
-        else:
-            dq, dk, dv = (
-                x.new_empty(b, x.shape[2], x.shape[1], d).transpose(1, 2) for x in (q, k, v)
-            )
+        # laid as they were projected, heads side by side
+        dq, dk, dv = (x.new_empty(x.transpose(1, 2).shape).transpose(1, 2) for x in (q, k, v))
         steps = [*grad.stride()[:3], *dq.stride()[:3], *dk.stride()[:3], *dv.stride()[:3]]
         made.regard_attend_back(
             (ctypes.c_long * 40)(*sizes, *steps),
-            *(q.data_ptr(), k.data_ptr(), v.data_ptr(), _address(bias), scale),
+            *(q.data_ptr(), k.data_ptr(), v.data_ptr(), address(bias), scale),
             *(x.data_ptr() for x in (out, spread, grad, dq, dk, dv)),
         )
         return dq, dk, dv, None, None, None, None
@@ -97,9 +92,7 @@ def attend(
     if bias is not None and (bias.requires_grad or bias.dtype != q.dtype or not bias.is_cpu):
         return None
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    if bias is not None:
-        bias = bias.expand(*q.shape[:3], k.shape[2])
-        bias = bias if bias.stride(-1) == 1 else bias.contiguous()
+    bias = None if bias is None else laid(bias, *q.shape[:3], k.shape[2])
     out, sound = _Attend.apply(q, k, v, bias, scale, causal, made)
     return out if sound.item() else None
 
@@ -125,10 +118,10 @@ class _Blocks(Function):
         kept = x.new_empty(depth, rows * sum(sizes))
         xs = [x, *(torch.empty_like(x) for _ in range(depth))]
         sound, all_sound = torch.empty(1, dtype=torch.int64), True
-        shared = ctypes.byref(n), _address(turn), _address(bias)
+        shared = ctypes.byref(n), address(turn), address(bias)
         ctx.places = []
         for i in range(depth):
-            own = _places(weights[i * WEIGHTS : (i + 1) * WEIGHTS])
+            own = addresses(weights[i * WEIGHTS : (i + 1) * WEIGHTS])
             starts = [rows * end * 4 + kept[i].data_ptr() for end in accumulate([0, *sizes[:-1]])]
             places = shared[0], own, xs[i].data_ptr(), *shared[1:], (ctypes.c_void_p * 8)(*starts)
             made.regard_block(*places, xs[i + 1].data_ptr(), sound.data_ptr())
@@ -166,11 +159,6 @@ class _Blocks(Function):
             ]
             grad = dx
         return None, None, None, None, grad, *found
-
-
-def _places(tensors) -> ctypes.Array:
-    """Tell a kernel where tensors lie."""
-    return (ctypes.c_void_p * len(tensors))(*map(_address, tensors))
 
 
 def blocks(
