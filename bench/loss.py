@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch  # noqa: E402
 
-from regard.train.loss import plain_loss, vocabulary_loss  # noqa: E402
+from regard.training.loss import plain_loss, vocabulary_loss  # noqa: E402
 
 
 def seconds(loss, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> float:

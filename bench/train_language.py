@@ -140,9 +140,9 @@ def regard() -> Step:
     from regard.memory import reuse_memory
     from regard.models import family
     from regard.tasks.language import NextToken, resolve
-    from regard.train import distributed
-    from regard.train.loop import one_step
-    from regard.train.optim import build_optimiser
+    from regard.training import distributed
+    from regard.training.loop import one_step
+    from regard.training.optim import build_optimiser
 
     distributed.join()
     start = time.perf_counter()

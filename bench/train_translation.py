@@ -40,9 +40,9 @@ from regard.layers.block import BlockConfig  # noqa: E402
 from regard.memory import reuse_memory  # noqa: E402
 from regard.models.transformer import Transformer, TransformerConfig  # noqa: E402
 from regard.tasks.translate import Batch, make_batch, translation_loss  # noqa: E402
-from regard.train import distributed  # noqa: E402
-from regard.train.loop import LoopSettings, one_step  # noqa: E402
-from regard.train.optim import build_optimiser  # noqa: E402
+from regard.training import distributed  # noqa: E402
+from regard.training.loop import LoopSettings, one_step  # noqa: E402
+from regard.training.optim import build_optimiser  # noqa: E402
 
 DEPTH, WIDTH, FFN_WIDTH, HEADS, PIECES, BATCH_TOKENS = 3, 256, 1024, 4, 8000, 4096
 DROPOUT, SMOOTHING, CLIP, RATE = 0.1, 0.1, 1.0, 5e-4

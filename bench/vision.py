@@ -30,7 +30,7 @@ from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 from regard.attention.multihead import MultiHead  # noqa: E402
-from regard.cost.report import forward as counted  # noqa: E402
+from regard.costs.report import forward as counted  # noqa: E402
 from regard.layers.windows import Windows  # noqa: E402
 from regard.memory import reuse_memory  # noqa: E402
 from regard.models import family, sized  # noqa: E402

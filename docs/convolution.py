@@ -13,10 +13,10 @@ from PIL import Image
 
 import regard
 from regard.files import write_atomically
-from regard.look.gallery import draw_gallery, heat_map
-from regard.look.laid import on_grid
-from regard.look.panels import Panel
 from regard.recipes import data_folder
+from regard.viewer.gallery import draw_gallery, heat_map
+from regard.viewer.laid import on_grid
+from regard.viewer.panels import Panel
 
 HERE = Path(__file__).resolve().parent
 PLACES = (8, 22), (21, 16)  # x and y of who looks: the toe, and the shaft

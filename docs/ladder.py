@@ -9,8 +9,8 @@ import torch
 from matplotlib.figure import Figure
 
 import regard
-from regard.look.png import COLOURS
 from regard.models.ladder import RUNGS
+from regard.viewer.png import COLOURS
 
 HERE = Path(__file__).parent
 SHOWN = "mzfa>mzfa"  # each letter after > is the one five places before

@@ -1,8 +1,6 @@
 """Regard: attention, from one weighted average to a trained model you can look into."""
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -39,6 +37,9 @@ HOMES = {
     "filter": "regard.api",
     "import_model": "regard.api",
     "doctor": "regard.api",
+    "cost": "regard.api",
+    "look": "regard.api",
+    "train": "regard.api",
     "attend": "regard.attention.attend",
     "watch": "regard.attention.watch",
     "Mistake": "regard.errors",
@@ -49,8 +50,6 @@ HOMES = {
     "RESIDUALS": "regard.layers.block",
     "MODELS": "regard.models",
 }
-# Subpackages that are verbs as well: regard.train(...) is regard.api.train(...).
-VERBS = ("cost", "look", "train")
 
 __all__ = [
     "FEED_FORWARDS",
@@ -75,31 +74,7 @@ __all__ = [
 ]
 
 
-class Verb(ModuleType):
-    """A subpackage that can be called by its own name."""
-
-    def __call__(self, *arguments: Any, **settings: Any) -> Any:
-        """Call the function of this name in regard.api."""
-        return getattr(import_module("regard.api"), self.__name__.rpartition(".")[2])(
-            *arguments, **settings
-        )
-
-
-class Package(ModuleType):
-    """The package itself, which makes a verb callable in the moment it is imported by anyone."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in VERBS and isinstance(value, ModuleType):
-            value.__class__ = Verb
-        super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = Package
-
-
 def __getattr__(name: str) -> Any:
-    if name in VERBS:
-        return import_module(f"regard.{name}")
     if name not in HOMES:
         raise AttributeError(f"module 'regard' has no attribute '{name}'")
     value = getattr(import_module(HOMES[name]), name)

@@ -157,7 +157,7 @@ def look(model: Any, texts: Any, /, *, out: str | None = None, **settings: Any) 
 
     It is shown inline in a notebook, or saved as .html or .png.
     """
-    from regard.look import Look
+    from regard.viewer import Look
 
     task = settings.pop("task", None)
     loaded = load(model, task=task) if isinstance(model, str | Path) else model
@@ -185,7 +185,7 @@ class Shown:
     """Pictures of chosen layers and heads, which show themselves in a notebook."""
 
     def __init__(self, seen: Any, layers: Any, heads: Any):
-        from regard.look import Look, choose_views
+        from regard.viewer import Look, choose_views
 
         self.look = Look([choose_views(picture, layers, heads) for picture in seen.pictures])
 
@@ -203,8 +203,8 @@ def cost(model: Any, /, **settings: Any) -> Any:
 
     The name lectures stands for the tables of the lectures.
     """
-    from regard.cost.lectures import lectures
-    from regard.cost.report import cost, cost_of
+    from regard.costs.lectures import lectures
+    from regard.costs.report import cost, cost_of
 
     if not isinstance(model, str | Path):
         return cost_of(model, settings)

@@ -275,7 +275,7 @@ VERBS = {
             "regard cost vit_b16 image=384 batch=8",
             "regard cost gpt size=base length=1024 model.position=rotary",
         ),
-        ("regard.cost.report", "CostSettings"),
+        ("regard.costs.report", "CostSettings"),
     ),
     "models": Verb(
         models,

@@ -36,7 +36,7 @@ from regard.tasks.caption import Batch, caption_loss, resolve
 from regard.tasks.captions import Describer, judge_captions, references_of, strangers
 from regard.tasks.cider import cider
 from regard.tasks.pretrain import captions_in
-from regard.train.optim import build_optimiser
+from regard.training.optim import build_optimiser
 
 # ---- the model --------------------------------------------------------------------------------
 
@@ -580,7 +580,7 @@ def test_an_encoder_that_was_trained_before_is_taken_over(photos: Path, home: Pa
 
 
 def test_a_run_that_was_left_goes_on_as_if_it_had_not(photos: Path, home: Path, monkeypatch):
-    from regard.train.loop import Fit
+    from regard.training.loop import Fit
 
     few = {"steps": 6, "valid_every": 3, "valid_images": 2, "decoder": "recurrent"}
     few |= {"normalise": "sample", "dropout": 0.1}
@@ -649,9 +649,9 @@ def test_where_each_word_looked_is_drawn_and_true(run: Path, photos: Path, tmp_p
 
 
 def test_the_brightest_place_of_the_picture_is_the_one_looked_at_most():
-    from regard.look.image import lattice_of
-    from regard.look.panels import glow
-    from regard.look.picture import Laid, View
+    from regard.viewer.image import lattice_of
+    from regard.viewer.panels import glow
+    from regard.viewer.picture import Laid, View
 
     encoder = family("resnet")[1](RESNET)
     lattice = lattice_of(encoder, (12, 12))

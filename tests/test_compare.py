@@ -25,7 +25,6 @@ from regard import cli
 from regard.api import plan
 from regard.errors import Mistake
 from regard.interval import critical, interval, paired, within
-from regard.look.plot import draw_curves, draw_scores
 from regard.models import sized
 from regard.models.gpt import GPT
 from regard.recipes import RECIPES, found_data, recipe
@@ -35,7 +34,8 @@ from regard.tasks.compare import grid, lists_of, options
 from regard.tasks.compared import Compared
 from regard.tasks.extrapolate import stretched, window_loss
 from regard.tasks.workers import Worker, work
-from regard.train import loop
+from regard.training import loop
+from regard.viewer.plot import draw_curves, draw_scores
 
 TINY: dict[str, Any] = {
     "from": "en",

@@ -9,11 +9,11 @@ from torch import nn
 
 import regard
 from regard.cli import main
-from regard.cost import lectures
-from regard.cost.count import count, pretend
-from regard.cost.machine import Machine, machine
-from regard.cost.model import READS, Reading, build, named, rows
-from regard.cost.report import binary, block_of, cost, forward, learned, looked, training
+from regard.costs import lectures
+from regard.costs.count import count, pretend
+from regard.costs.machine import Machine, machine
+from regard.costs.model import READS, Reading, build, named, rows
+from regard.costs.report import binary, block_of, cost, forward, learned, looked, training
 from regard.errors import Mistake
 from regard.models import MODELS, family, sized
 from regard.tasks.run import learning, parameters

@@ -20,13 +20,13 @@ from regard.cli import main
 from regard.errors import Mistake
 from regard.filters.quality import psnr
 from regard.layers.block import BlockConfig
-from regard.look.laid import lay
 from regard.models.denoiser import Denoiser, DenoiserConfig, mirrored, noise_level
 from regard.models.folder import load_folder, save_config, save_weights
 from regard.recipes import RECIPES, recipe
 from regard.tasks import denoise
 from regard.tasks.denoise import Denoising
 from regard.tasks.denoiser import ImageDenoiser, Photo, noise_of, shelf_of, train_and_valid
+from regard.viewer.laid import lay
 
 BLOCK = BlockConfig(16, 2, 24, dropout=0.0)
 SMALL = DenoiserConfig(image=16, depth=2, every=1, block=BLOCK, window=4)

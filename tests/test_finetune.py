@@ -21,8 +21,8 @@ from regard.layers.lora import LowRank, adapt, adapters, matrices, merged
 from regard.models import family, sized
 from regard.models.bert import ROWS
 from regard.tasks.tune import TUNES
-from regard.train import loop
-from regard.train.optim import build_optimiser
+from regard.training import loop
+from regard.training.optim import build_optimiser
 
 # ---- low-rank additions
 

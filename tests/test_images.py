@@ -39,7 +39,7 @@ from regard.tasks.images import (
     soft_loss,
     two_heads,
 )
-from regard.train.optim import build_optimiser, depths
+from regard.training.optim import build_optimiser, depths
 
 SMALL = {
     "steps": 30,

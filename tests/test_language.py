@@ -25,7 +25,7 @@ from regard.tasks import chat, language
 from regard.tasks.language import MaskedTokens, NextToken, Words, resolve
 from regard.tasks.prefix import Prefixed, PrefixTranslator
 from regard.tasks.writing import LanguageModel, _Row
-from regard.train import loop
+from regard.training import loop
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import regard
 import regard.recipes.ladder_multi30k as ladder
-from regard.cost.model import build
+from regard.costs.model import build
 from regard.data.text import Corpus, Pair
 from regard.data.tokenize import train_tokenizer
 from regard.errors import Mistake
@@ -228,7 +228,7 @@ def test_only_translators_are_judged_against_several(tmp_path: Path):
 
 
 def test_a_curve_has_the_scores_of_its_model(tmp_path: Path, monkeypatch):
-    import regard.look.plot as plot
+    import regard.viewer.plot as plot
 
     drawn = {}
     monkeypatch.setattr(plot, "draw_curves", lambda *args, **more: drawn.update(lines=args[2]))

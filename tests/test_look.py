@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.errors import Mistake
-from regard.look import Look, Picture, Step, View, choose_views, save
-from regard.look.html import MOST, pack, page
-from regard.look.picture import readable, show_token
+from regard.viewer import Look, Picture, Step, View, choose_views, save
+from regard.viewer.html import MOST, pack, page
+from regard.viewer.picture import readable, show_token
 
 HOSTILE = [
     "<script>window.hacked=1</script>",
@@ -293,7 +293,7 @@ def size_of(png: bytes) -> tuple[int, int]:
     ],
 )
 def test_heat_maps_are_drawn_without_a_warning(tmp_path, choice):
-    from regard.look.png import draw
+    from regard.viewer.png import draw
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -304,7 +304,7 @@ def test_heat_maps_are_drawn_without_a_warning(tmp_path, choice):
 
 
 def test_hostile_tokens_can_be_drawn():
-    from regard.look.png import draw
+    from regard.viewer.png import draw
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -312,7 +312,7 @@ def test_hostile_tokens_can_be_drawn():
 
 
 def test_letters_without_a_font_are_spelled_out(monkeypatch):
-    from regard.look import png
+    from regard.viewer import png
 
     only = [entry for entry in png.fontManager.ttflist if entry.name == png.PLAIN]
     monkeypatch.setattr(png.fontManager, "ttflist", only)
@@ -327,7 +327,7 @@ def test_letters_without_a_font_are_spelled_out(monkeypatch):
 
 
 def test_layers_of_a_kind_and_heads_of_a_layer_share_a_row():
-    from regard.look.png import arrange
+    from regard.viewer.png import arrange
 
     picture = translation()
     heads = [[view.name for view, _ in row] for row in arrange(picture.views)]
@@ -341,7 +341,7 @@ def test_layers_of_a_kind_and_heads_of_a_layer_share_a_row():
 
 
 def test_too_many_heat_maps_are_refused():
-    from regard.look.png import draw
+    from regard.viewer.png import draw
 
     view = View("a", np.ones((300, 1, 1)), ["x"], ["y"])
     with pytest.raises(Mistake, match="300 heat maps are too many"):

@@ -19,15 +19,15 @@ from regard.attention.watch import watch
 from regard.cli import main
 from regard.data.image import ImageFormat
 from regard.errors import Mistake
-from regard.look import Look, Picture
-from regard.look.html import MOST_LAID, page
-from regard.look.image import filters, layouts, reconstruction, rollout, views_of
-from regard.look.laid import lay, on_grid, row_at, thin, token_at
-from regard.look.picture import Lattice
 from regard.models import family, pretrainer, sized
 from regard.models.folder import save_config, save_weights
 from regard.tasks.encoder import Encoder
 from regard.tasks.image_classifier import ImageClassifier
+from regard.viewer import Look, Picture
+from regard.viewer.html import MOST_LAID, page
+from regard.viewer.image import filters, layouts, reconstruction, rollout, views_of
+from regard.viewer.laid import lay, on_grid, row_at, thin, token_at
+from regard.viewer.picture import Lattice
 
 # name -> family, row, what is changed of its tiny size
 KINDS = {
@@ -399,7 +399,7 @@ def test_maps_are_drawn_over_the_photo_without_a_warning(kind, photo, tmp_path):
 
 
 def test_the_heat_lies_where_the_weight_is():
-    from regard.look.panels import overlay
+    from regard.viewer.panels import overlay
 
     view = watched(make("vit"))[0][0]
     found = np.zeros((8, 8))

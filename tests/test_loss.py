@@ -10,9 +10,9 @@ from torch.nn import functional as F
 from regard.layers.block import BlockConfig
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.tasks.translate import Batch, translation_loss
-from regard.train import loss as losses
-from regard.train.loop import LoopSettings, one_step
-from regard.train.loss import plain_loss, r_drop_loss, vocabulary_loss
+from regard.training import loss as losses
+from regard.training.loop import LoopSettings, one_step
+from regard.training.loss import plain_loss, r_drop_loss, vocabulary_loss
 
 
 def numbers(rows: int, vocab: int, width: int = 6, seed: int = 0, bias: bool = True):
@@ -172,7 +172,7 @@ def test_r_drop_of_twice_the_same_is_the_plain_loss():
 
 LIMITED = """
 import resource, torch
-from regard.train.loss import r_drop_loss, vocabulary_loss
+from regard.training.loss import r_drop_loss, vocabulary_loss
 torch.set_num_threads(1)
 rows, vocab, width = 4000, 20_000, 8
 h = torch.randn(rows, width, requires_grad=True)

@@ -22,7 +22,7 @@ from regard.layers.block import BlockConfig, EncoderBlock
 from regard.layers.stack import Stack
 from regard.models.gpt import GPT, GPTConfig
 from regard.native import functions
-from regard.train.optim import build_optimiser
+from regard.training.optim import build_optimiser
 
 needs = pytest.mark.skipif(native.library() is None, reason="there is no compiler here")
 

@@ -34,7 +34,7 @@ from regard.tasks.encoder import Encoder
 from regard.tasks.images import FAMILIES
 from regard.tasks.pretrain import recall
 from regard.tasks.probe import Known, by_neighbours, fit_line, fit_linear
-from regard.train import checkpoint
+from regard.training import checkpoint
 
 os.environ.setdefault("REGARD_CACHE", "/nonexistent")
 TINY = BlockConfig(24, 2, 40, norm_eps=1e-6, feed_forward="gelu", dropout=0.0)

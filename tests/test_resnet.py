@@ -16,7 +16,7 @@ from regard.models.resnet import ROWS, SIZES, GridAttention, Residual, ResNet, R
 from regard.pretrained.folder import export_weights, import_folder
 from regard.pretrained.load import find_format, fitting, unlike
 from regard.pretrained.vision import RESNET_KEYS
-from regard.train.optim import build_optimiser
+from regard.training.optim import build_optimiser
 
 KINDS: dict[str, dict] = {
     "basic": {"layer_type": "basic", "hidden_sizes": [16, 24], "depths": [2, 1]},

@@ -22,7 +22,7 @@ from regard.errors import Mistake
 from regard.files import sha256
 from regard.tasks import run as task_run
 from regard.tasks import translate
-from regard.train import checkpoint, loop
+from regard.training import checkpoint, loop
 
 STEPS, VALID_EVERY = 40, 10
 SETTINGS = {

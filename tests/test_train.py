@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from regard.errors import Mistake
-from regard.train import checkpoint, loop
-from regard.train.loop import Fit, LoopSettings, Outcome, measured_steps, one_step
-from regard.train.optim import SCHEDULES, build_optimiser, orthogonal
+from regard.training import checkpoint, loop
+from regard.training.loop import Fit, LoopSettings, Outcome, measured_steps, one_step
+from regard.training.optim import SCHEDULES, build_optimiser, orthogonal
 
 
 class Line(nn.Module):

@@ -18,8 +18,8 @@ from torch.nn import functional as F
 import regard
 from regard.attention.positions import Rotary, Sinusoidal
 from regard.attention.watch import watch
-from regard.cost.model import build
-from regard.cost.report import attending, forward, learned, looked
+from regard.costs.model import build
+from regard.costs.report import attending, forward, learned, looked
 from regard.errors import Mistake
 from regard.layers.block import BlockConfig, EncoderBlock
 from regard.layers.depth import drop_path, rising

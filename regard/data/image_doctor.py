@@ -7,7 +7,7 @@ from itertools import combinations
 from regard.data.doctor import LEVELS, Finding, ImageCounts, Report, plural
 from regard.data.image import ImageFormat, ImageOptions, Shelf, find_image_parts, settle
 from regard.errors import Mistake
-from regard.train.progress import Progress
+from regard.training.progress import Progress
 
 FEW = 10  # images of a class that can hardly be learnt from
 UNEVEN = 10  # times as many images of one class as of another

@@ -47,8 +47,8 @@ from regard.tasks.run import (
     trained,
 )
 from regard.tasks.tune import let_learn
-from regard.train.loop import at_least, mix
-from regard.train.loss import vocabulary_loss
+from regard.training.loop import at_least, mix
+from regard.training.loss import vocabulary_loss
 
 FAMILY = "captioner"
 CaptionerConfig, Captioner = family(FAMILY)

@@ -37,7 +37,7 @@ from regard.tasks.pretrain import captions_in, of_part
 from regard.tasks.run import load_tokenizer
 from regard.tasks.scores_text import resample
 from regard.tasks.translator import setting, words_of_pieces
-from regard.train.loss import vocabulary_loss
+from regard.training.loss import vocabulary_loss
 
 NAME = "caption"
 LONGEST = 64  # pieces of a caption, unless told
@@ -402,8 +402,8 @@ class Describer:
         writes = self.check({"beam": how.beam, "n_best": how.beam})
         if how.view != "words":
             return self._seen(image, how, writes)
-        from regard.look.image import word_views
-        from regard.look.picture import Picture, Step
+        from regard.viewer.image import word_views
+        from regard.viewer.picture import Picture, Step
 
         if how.threads:
             torch.set_num_threads(how.threads)

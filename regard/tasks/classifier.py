@@ -344,7 +344,7 @@ class Classifier:
 
     def picture(self, text: str, *, candidates: int = 5, **settings: Any):
         """Label a text and gather all there is to see of how it was done."""
-        from regard.look.picture import Picture, View
+        from regard.viewer.picture import Picture, View
 
         how = self.check(settings)
         (row,) = self.reader.texts([text], self._most(how))

@@ -36,7 +36,7 @@ from regard.tasks.labelling import (
 )
 from regard.tasks.labels_judge import count, log_loss, macro_f1, micro_f1
 from regard.tasks.run import Data, Report, Work, save_tokenizer, settle_tokenizer, train_task
-from regard.train.loop import at_least
+from regard.training.loop import at_least
 
 NAME = "classify"
 

@@ -25,7 +25,7 @@ from regard.tasks import TASKS, trainer
 from regard.tasks.compared import Compared, Variant, finite, name_of
 from regard.tasks.run import recall, tell
 from regard.tasks.workers import work
-from regard.train.loop import locked
+from regard.training.loop import locked
 
 # the task, all settings and the recipe's name that a training of some settings comes to
 Plan = Callable[[dict[str, Any]], tuple[str, dict[str, Any], str | None]]

@@ -268,7 +268,7 @@ class Compared:
         self.write(out)
         if not self.done:
             return
-        from regard.look.plot import draw_curves, draw_scores
+        from regard.viewer.plot import draw_curves, draw_scores
 
         keys = ", ".join(self.varied)
         title = f"{self.name}: {keys}" if keys else self.name

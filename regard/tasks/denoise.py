@@ -28,7 +28,7 @@ from regard.tasks.run import (
     shape_of,
     train_task,
 )
-from regard.train.loop import at_least
+from regard.training.loop import at_least
 
 NAME = "denoise"
 FAMILY = "denoiser"

@@ -37,7 +37,7 @@ from regard.tasks.image_look import check_kind, spot_of
 from regard.tasks.judge import Comparison, Score
 from regard.tasks.run import tell
 from regard.tasks.translator import setting
-from regard.train.progress import Progress
+from regard.training.progress import Progress
 
 SIDE = 1024  # pixels to a side that are denoised at once
 
@@ -405,8 +405,8 @@ class ImageDenoiser:
     def picture(self, image: Any, **settings: Any):
         """Denoise a piece of an image and gather where the pixel in its middle looked."""
         from regard.filters.nonlocal_means import nonlocal_means_weights
-        from regard.look.image import VIEWS, make_view, show
-        from regard.look.picture import Laid, Lattice
+        from regard.viewer.image import VIEWS, make_view, show
+        from regard.viewer.picture import Laid, Lattice
 
         how = fill(DenoiseLookSettings, settings)
         view = choose("view", how.view, {name: VIEWS[name] for name in ("attention", "rollout")})

@@ -290,7 +290,7 @@ class Embedder:
 
     def picture(self, text: str, **settings: Any):
         """Make the vector of a text and gather where the model looked for it."""
-        from regard.look.picture import Picture, View
+        from regard.viewer.picture import Picture, View
 
         how = self.check(settings)
         row = self._row(self.reader.texts([text], self._most(how))[0])

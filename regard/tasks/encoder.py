@@ -239,7 +239,7 @@ class Encoder:
 
     def picture(self, image: Any, **settings: Any):
         """Read an image and gather where the model looked, or what it paints where it is masked."""
-        from regard.look.image import VIEWS, reconstruction
+        from regard.viewer.image import VIEWS, reconstruction
 
         how = fill(EncoderLookSettings, settings)
         choose("view", how.view, {**VIEWS, "rebuilt": reconstruction})

@@ -23,7 +23,7 @@ from regard.tasks.labelling import Row, collate, frame_of
 from regard.tasks.language import MaskedSettings, MaskedTokens, mask_of
 from regard.tasks.run import load_tokenizer
 from regard.tasks.translator import setting
-from regard.train.loop import at_least
+from regard.training.loop import at_least
 
 NAME = "fill"
 MASKS = ("[MASK]", "<mask>")  # how people write it, whatever the tokenizer says
@@ -376,7 +376,7 @@ class Filler:
 
     def picture(self, text: str, *, candidates: int = 5, **settings: Any):
         """Fill a text in and gather where the model looked, and what else it thought of."""
-        from regard.look.picture import Picture, Step, View
+        from regard.viewer.picture import Picture, Step, View
 
         how = self.check(settings)
         (answer,) = self.run([text], **settings)

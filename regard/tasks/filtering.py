@@ -23,7 +23,7 @@ from regard.filters.frame import Place, check_place
 from regard.filters.quality import noisy, psnr, ssim
 from regard.settings import fill
 from regard.tasks.translator import setting
-from regard.train.progress import Progress
+from regard.training.progress import Progress
 
 WRITTEN = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP", ".bmp": "BMP"}
 MOST_PAIRS = 2**40  # of pixels that are compared: some hours
@@ -240,7 +240,7 @@ def _afford(name: str, image: Tensor, own: dict[str, Any]) -> None:
 
 
 def _draw_weights(name: str, image: Tensor, own: dict[str, Any], how: Any, title: str) -> None:
-    from regard.look.gallery import draw_gallery  # matplotlib takes a while to import
+    from regard.viewer.gallery import draw_gallery  # matplotlib takes a while to import
 
     if name not in WEIGHTS:
         raise Mistake(f"weights_at: {name} copies single pixels; choose from {', '.join(WEIGHTS)}")
@@ -274,7 +274,7 @@ def box_of(maps: Sequence[Tensor], at: Place) -> Box:
 
 def _seen(image: Tensor, at: Place, box: Box, caption: str = "the image there"):
     """Return the panel of a part of an image, with a frame around a pixel."""
-    from regard.look.panels import Panel
+    from regard.viewer.panels import Panel
 
     piece = image[..., *box]
     high, wide = piece.shape[-2:]
@@ -284,8 +284,8 @@ def _seen(image: Tensor, at: Place, box: Box, caption: str = "the image there"):
 
 def _weighed(weights: Tensor, box: Box, caption: str):
     """Return the panel of weights in a part of an image."""
-    from regard.look.gallery import heat_map
-    from regard.look.panels import Panel
+    from regard.viewer.gallery import heat_map
+    from regard.viewer.panels import Panel
 
     shown = heat_map(weights[box].numpy())
     top = float(weights.max())
@@ -319,8 +319,8 @@ def settings_for(noise: float, channels: int = 1) -> dict[str, tuple[str, dict[s
 
 def _compare(image: Tensor, how: CompareSettings, title: str, quiet: bool) -> dict:
     """Draw the photo with noise, and what each filter makes of it."""
-    from regard.look.gallery import draw_gallery
-    from regard.look.panels import Panel
+    from regard.viewer.gallery import draw_gallery
+    from regard.viewer.panels import Panel
 
     assert how.out is not None
     clean, share = fitted(image, how.size)
@@ -351,8 +351,8 @@ def _compare(image: Tensor, how: CompareSettings, title: str, quiet: bool) -> di
 
 def _grid(image: Tensor, how: GridSettings, title: str, quiet: bool) -> dict:
     """Draw the lectures' grid of the bilateral filter, with the weights of one pixel."""
-    from regard.look.gallery import draw_gallery
-    from regard.look.panels import Panel
+    from regard.viewer.gallery import draw_gallery
+    from regard.viewer.panels import Panel
 
     assert how.out is not None
     small, share = fitted(image, how.size)

@@ -8,15 +8,15 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from regard.cost.count import count as count_of
+from regard.costs.count import count as count_of
 from regard.data.doctor import Counts, ImageCounts, Report
 from regard.data.image import ImageFormat
 from regard.errors import choose
 from regard.tasks import images
 from regard.tasks.run import parameters
 from regard.tasks.translate import SIZES, build, make_batch, resolve
-from regard.train.loop import one_step
-from regard.train.optim import build_optimiser
+from regard.training.loop import one_step
+from regard.training.optim import build_optimiser
 
 
 @dataclass(frozen=True)

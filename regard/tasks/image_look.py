@@ -75,7 +75,7 @@ def picture_of(
 
     The answer is what the picture is to tell of it.
     """
-    from regard.look.image import VIEWS, show
+    from regard.viewer.image import VIEWS, show
 
     view = choose("view", how.view, VIEWS)
     check_kind(image)

@@ -33,7 +33,7 @@ from regard.tasks.run import (
     train_task,
     trained,
 )
-from regard.train.loop import at_least
+from regard.training.loop import at_least
 
 NAME = "images"
 FAMILY = "vit"

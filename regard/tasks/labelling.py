@@ -26,7 +26,7 @@ from regard.tasks.run import (
     shape_of,
     trained,
 )
-from regard.train.loop import at_least, mix
+from regard.training.loop import at_least, mix
 
 FAMILY = "bert"
 BertConfig, _ = family(FAMILY)

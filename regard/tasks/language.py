@@ -36,8 +36,8 @@ from regard.tasks.run import (
     shape_of,
     train_task,
 )
-from regard.train.loop import at_least
-from regard.train.loss import plain_loss, vocabulary_loss
+from regard.training.loop import at_least
+from regard.training.loss import plain_loss, vocabulary_loss
 
 NAME = "language"
 GPTConfig, _ = family("gpt")

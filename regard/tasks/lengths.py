@@ -124,7 +124,7 @@ class Lengths:
 
     def draw(self, path: str | Path) -> None:
         """Draw a curve for each model, and one of its joined sentences if there are some."""
-        from regard.look.plot import DASHED, draw_curves
+        from regard.viewer.plot import DASHED, draw_curves
 
         lines: dict[str, list[tuple[float, Interval]]] = {}
         looks: dict[str, int] = {}

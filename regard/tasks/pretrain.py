@@ -44,7 +44,7 @@ from regard.tasks.run import (
     size_of,
     train_task,
 )
-from regard.train.loop import at_least, mix
+from regard.training.loop import at_least, mix
 
 NAME = "pretrain"
 # objective -> family -> what is built around an encoder to train it; "" is any other family

@@ -26,8 +26,8 @@ from regard.pretrained.folder import import_folder, is_foreign
 from regard.settings import fill
 from regard.tasks.tokenizer import load_any_tokenizer, load_any_tokenizers
 from regard.tasks.tune import HEAD, check_tune, let_learn, usual_rate
-from regard.train import distributed
-from regard.train.loop import (
+from regard.training import distributed
+from regard.training.loop import (
     Fit,
     LoopSettings,
     Task,

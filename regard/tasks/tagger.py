@@ -423,7 +423,7 @@ class Tagger:
 
     def picture(self, text: str | Sequence[str], *, candidates: int = 5, **settings: Any):
         """Tag a text and gather all there is to see of how it was done, in its first window."""
-        from regard.look.picture import Picture, Step, View
+        from regard.viewer.picture import Picture, Step, View
 
         how = self.check(settings)
         words = SPLITS[how.words](text) if isinstance(text, str) else list(text)

@@ -58,7 +58,7 @@ from regard.tasks.translator import (
     save_tokenizers,
     setting,
 )
-from regard.train.loop import at_least, mix
+from regard.training.loop import at_least, mix
 
 NAME = "text"
 FAMILY = "transformer"

@@ -46,8 +46,8 @@ from regard.tasks.translator import (
     load_tokenizers,
     save_tokenizers,
 )
-from regard.train.loop import at_least, mix
-from regard.train.loss import ROWS, r_drop_loss, vocabulary_loss
+from regard.training.loop import at_least, mix
+from regard.training.loss import ROWS, r_drop_loss, vocabulary_loss
 
 NAME = "translate"
 FAMILY = "transformer"

@@ -511,7 +511,7 @@ class Translator:
 
     def picture(self, text: str, *, candidates: int = 5, **settings: Any):
         """Translate a sentence and gather all there is to see of how it was done."""
-        from regard.look.picture import Picture, Step, View
+        from regard.viewer.picture import Picture, Step, View
 
         how = self.check(settings)
         if not text.strip():

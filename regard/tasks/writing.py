@@ -24,7 +24,7 @@ from regard.tasks.evaluation import Evaluation, made_here, score_both
 from regard.tasks.judge import Score
 from regard.tasks.language import stretch_loss
 from regard.tasks.run import load_tokenizer
-from regard.train.loop import mix
+from regard.training.loop import mix
 
 OnText = Callable[[str], None]
 LOST = "\ufffd"  # what a character that is not complete decodes to
@@ -511,7 +511,7 @@ class LanguageModel:
 
     def picture(self, text: Any, *, candidates: int = 5, **settings: Any):
         """Go on with a text, or with forced=true only read it, and gather all there is to see."""
-        from regard.look.picture import Picture, Step, View
+        from regard.viewer.picture import Picture, Step, View
 
         how = self.check({"max_length": SEEN, **settings})
         shown, prompt = self._prompt(text, how)

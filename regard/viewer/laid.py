@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from regard.look.picture import Laid, Lattice, Spot, View
+from regard.viewer.picture import Laid, Lattice, Spot, View
 
 
 def token_at(lattice: Lattice, spot: Spot) -> int | None:

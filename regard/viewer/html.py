@@ -16,8 +16,8 @@ import numpy as np
 from PIL import Image
 
 from regard.errors import Mistake
-from regard.look.laid import thin
-from regard.look.picture import (
+from regard.viewer.laid import thin
+from regard.viewer.picture import (
     Laid,
     Lattice,
     Picture,
@@ -68,7 +68,7 @@ def page(pictures: Picture | Sequence[Picture]) -> str:
         {"pictures": [as_data(picture, levels) for picture in shown]}, ensure_ascii=False
     )
     style, script = (
-        files("regard.look").joinpath(name).read_text("utf-8") for name in ("page.css", "page.js")
+        files("regard.viewer").joinpath(name).read_text("utf-8") for name in ("page.css", "page.js")
     )
     # Only the very bytes of our own script and style may run: a token never can.
     policy = (

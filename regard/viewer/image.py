@@ -15,14 +15,14 @@ from regard.errors import Mistake
 from regard.layers.heads import Attentive
 from regard.layers.patches import Patches
 from regard.layers.windows import Windows
-from regard.look.laid import name_of, some
-from regard.look.picture import Laid, Lattice, Picture, Spot, Tile, View
 from regard.models.denoiser import Around, Denoiser, DenoiserBlock
 from regard.models.local import Local, LocalRelation
 from regard.models.mvit import MViT, PooledBlock
 from regard.models.resnet import GridAttention, ResNet
 from regard.models.swin import Swin
 from regard.models.vit import ViT
+from regard.viewer.laid import name_of, some
+from regard.viewer.picture import Laid, Lattice, Picture, Spot, Tile, View
 
 MOST_HELD = 150_000_000  # weights, of which each takes four bytes
 MOST_ROLLED = 8_000_000  # numbers of one rollout

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.watch import watch
-from regard.cost.count import Counted, count, pretend
-from regard.cost.machine import Machine, machine
-from regard.cost.model import Reading, build, described, named
+from regard.costs.count import Counted, count, pretend
+from regard.costs.machine import Machine, machine
+from regard.costs.model import Reading, build, described, named
 from regard.errors import Mistake
 from regard.layers.convolution import statistics
 from regard.models.folder import hollow

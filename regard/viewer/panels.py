@@ -18,9 +18,9 @@ from PIL import Image
 
 from regard.errors import Mistake
 from regard.files import write_atomically
-from regard.look.laid import cell_of, on_grid, row_at
-from regard.look.picture import Choice, Picture, Spot, View, choose_views, show_token
-from regard.look.png import INK, MARGIN, MOST_PANELS, SOFT, fonts_for, spell, style
+from regard.viewer.laid import cell_of, on_grid, row_at
+from regard.viewer.picture import Choice, Picture, Spot, View, choose_views, show_token
+from regard.viewer.png import INK, MARGIN, MOST_PANELS, SOFT, fonts_for, spell, style
 
 HEAT = LinearSegmentedColormap.from_list(
     "heat", ["#2b0f54", "#8c2981", "#e4506b", "#fe9f6d", "#fcfdbf"]

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from regard.errors import Mistake
 from regard.files import write_atomically
 from regard.interval import Interval
-from regard.look.png import COLOURS, INK, LINE, SOFT, fonts_for, spell, style, width_of
+from regard.viewer.png import COLOURS, INK, LINE, SOFT, fonts_for, spell, style, width_of
 
 Points = Sequence[tuple[float, Interval]]
 

@@ -10,8 +10,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from regard.errors import Mistake
-from regard.look.panels import HEAT, MOST_PIXELS, Panel, draw_panel
-from regard.look.png import INK, SOFT, fonts_for, spell, style
+from regard.viewer.panels import HEAT, MOST_PIXELS, Panel, draw_panel
+from regard.viewer.png import INK, SOFT, fonts_for, spell, style
 
 LEAST = 240  # pixels to which the longer side of a smaller image is enlarged, at least
 ROOM, LINE, TITLE = 8, 20, 34  # pixels between images, for a line, and for the title

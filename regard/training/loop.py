@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from regard.errors import Mistake, choose
 from regard.files import refuse, write_atomically
 from regard.memory import reuse_memory
-from regard.train import checkpoint as keep
-from regard.train import distributed
-from regard.train.optim import OPTIMISERS, SCHEDULES, build_optimiser
-from regard.train.progress import Progress
+from regard.training import checkpoint as keep
+from regard.training import distributed
+from regard.training.optim import OPTIMISERS, SCHEDULES, build_optimiser
+from regard.training.progress import Progress
 
 PATIENCE_FOR_NAN = 10
 

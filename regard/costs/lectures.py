@@ -12,9 +12,9 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.attention.attend import attend
-from regard.cost.count import PRODUCTS, count, pretend, tensors
-from regard.cost.model import Reading, build, named
-from regard.cost.report import FLOAT, Shape, binary, learned, looked, short, table, training
+from regard.costs.count import PRODUCTS, count, pretend, tensors
+from regard.costs.model import Reading, build, named
+from regard.costs.report import FLOAT, Shape, binary, learned, looked, short, table, training
 from regard.errors import Mistake
 from regard.settings import fill
 

@@ -21,7 +21,7 @@ from matplotlib.font_manager import FontEntry, fontManager, get_font
 
 from regard.errors import Mistake
 from regard.files import write_atomically
-from regard.look.picture import Choice, Picture, View, choose_views, language_of, show_token
+from regard.viewer.picture import Choice, Picture, View, choose_views, language_of, show_token
 
 PLAIN = "DejaVu Sans"  # comes with matplotlib, so it is always there
 # Which fonts to ask first for what the plain one lacks, by the language the letters belong to.

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from regard.errors import Mistake
 from regard.files import write_atomically
-from regard.look.html import page
-from regard.look.picture import Choice, Picture, choose_views
+from regard.viewer.html import page
+from regard.viewer.picture import Choice, Picture, choose_views
 
 
 class Look:
@@ -52,8 +52,8 @@ def save(
     if suffix in (".html", ".htm"):
         write_atomically(path, page([choose_views(each, layers, heads) for each in shown]))
     elif suffix == ".png":
-        from regard.look.panels import draw_panels  # matplotlib takes a while to import
-        from regard.look.png import draw
+        from regard.viewer.panels import draw_panels  # matplotlib takes a while to import
+        from regard.viewer.png import draw
 
         if len(shown) != 1:
             raise Mistake(
