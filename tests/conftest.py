@@ -30,3 +30,12 @@ def real_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no data at {folder}; set REGARD_DATA")
     return folder
+
+
+@pytest.fixture(scope="session")
+def bfloat16() -> None:
+    """Skip where the processor cannot compute in bfloat16, whatever it announces."""
+    from regard.processor import half_precision
+
+    if why := half_precision("bfloat16"):
+        pytest.skip(f"this processor cannot compute in bfloat16: {why}")

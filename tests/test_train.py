@@ -528,6 +528,7 @@ def test_muon_turns_a_kernel_as_the_matrix_that_it_is():
     torch.testing.assert_close(kernel.weight.flatten(1), matrix.weight)
 
 
+@pytest.mark.usefixtures("bfloat16")
 def test_torchs_own_muon_goes_the_same_way():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 12, bias=False), nn.Linear(12, 4, bias=False))

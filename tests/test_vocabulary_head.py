@@ -113,12 +113,15 @@ def test_what_lora_adds_counts(head):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_other_numbers_stay_what_they_are(head, dtype):
+def test_other_numbers_stay_what_they_are(head, dtype, request):
+    if dtype == torch.bfloat16:
+        request.getfixturevalue("bfloat16")
     head.to(dtype)
     x = torch.randn(ROWS, 23, dtype=dtype)
     assert torch.equal(written(head, x), F.linear(x, head.weight, head.bias))
 
 
+@pytest.mark.usefixtures("bfloat16")
 def test_mixed_precision_is_asked_first(head):
     x = torch.randn(ROWS, 23)
     assert written(head, x).dtype == torch.float32

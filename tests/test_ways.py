@@ -98,6 +98,7 @@ def test_compiled_is_the_same_training(data, plain, tmp_path):
     assert losses(out) == pytest.approx(plain[:3], abs=2e-4)
 
 
+@pytest.mark.usefixtures("bfloat16")
 def test_half_precision_learns_as_well(data, plain, tmp_path):
     out = tmp_path / "out"
     settings = {**SETTINGS, "accumulate": 2, "dtype": "bfloat16"}

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from regard.errors import Mistake, choose
 from regard.files import refuse, write_atomically
 from regard.memory import reuse_memory
+from regard.processor import half_precision
 from regard.training import checkpoint as keep
 from regard.training import distributed
 from regard.training.optim import OPTIMISERS, SCHEDULES, build_optimiser
@@ -60,25 +61,34 @@ class LoopSettings:
         default=0, metadata=at_least(0, "validations without gain; 0: never stop")
     )
     device: str = field(default="cpu", metadata={"help": "cpu, cuda, cuda:1, mps"})
-    dtype: str = field(default="float32", metadata={"help": "float32, bfloat16 or float16"})
+    dtype: str = field(default="float32", metadata={"help": "float32 or bfloat16"})
     processes: int = field(default=1, metadata=at_least(1, "that train together", 64))
     threads: int | None = field(default=None, metadata=at_least(1, "processor threads", 1024))
     compile: bool = field(default=False, metadata={"help": "by torch.compile"})
 
 
-DTYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {"float32": None, "bfloat16": torch.bfloat16}
 
 
 def check(settings: LoopSettings) -> None:
     """Refuse names that the loop does not know before anything is written."""
     choose("optimiser", settings.optimiser, OPTIMISERS)
     choose("schedule", settings.schedule, SCHEDULES)
+    if settings.dtype == "float16":
+        raise Mistake(
+            "dtype=float16: its gradients need loss scaling, which is not done here; "
+            "choose bfloat16 or float32"
+        )
     choose("dtype", settings.dtype, DTYPES)
     try:
-        torch.empty(1, device=settings.device)
+        device = torch.empty(1, device=settings.device).device.type
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0][:100]
         raise Mistake(f"device='{settings.device}' cannot be used ({reason}); try cpu") from None
+    if DTYPES[settings.dtype] and device == "cpu" and (why := half_precision(settings.dtype)):
+        raise Mistake(
+            f"dtype={settings.dtype}: this processor cannot compute in it ({why}); use dtype=float32"
+        )
 
 
 class Task(Protocol):

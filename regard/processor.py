@@ -1,0 +1,108 @@
+"""What the processor can really do, tried in a process of its own, since a wrong try may end it."""
+
+import hashlib
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+from regard.errors import Mistake
+from regard.files import cache_folder, write_atomically
+
+PATIENCE = 120  # seconds until a child that says nothing is given up
+# settings of oneDNN that leave out what a processor announces and the system forbids
+REMEDIES = {"ONEDNN_MAX_CPU_ISA": ("AVX512_CORE_BF16", "AVX512_CORE", "AVX2")}
+
+# Products of all kinds that a training needs, at shapes small and large, compared with float32.
+TRIAL = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+import torch
+from torch.nn.functional import conv2d, linear, scaled_dot_product_attention
+torch.manual_seed(0)
+kind = getattr(torch, sys.argv[1])
+def close(half, full):
+    if not torch.allclose(half.float(), full.float(), rtol=0.1, atol=0.1 * float(full.abs().max())):
+        raise RuntimeError("its products are wrong")
+for rows, read, written in ((1, 23, 97), (24, 23, 97), (7, 64, 256), (256, 512, 512)):
+    x, w, b = (torch.randn(s, requires_grad=True) for s in ((rows, read), (written, read), written))
+    full = linear(x, w, b)
+    wanted = torch.autograd.grad(full.square().mean(), (x, w))
+    with torch.autocast("cpu", kind):
+        half = linear(x, w, b)
+    close(half, full)
+    for one, other in zip(torch.autograd.grad(half.square().mean(), (x, w)), wanted):
+        close(one, other)
+    close(x.to(kind) @ w.to(kind).T, x @ w.T)
+q, k, v = (torch.randn(2, 4, 64, 32, requires_grad=True) for _ in range(3))
+close(scaled_dot_product_attention(*(t.to(kind) for t in (q, k, v))),
+      scaled_dot_product_attention(q, k, v))
+close(q.to(kind) @ k.to(kind).mT, q @ k.mT)
+x, w = torch.randn(2, 3, 32, 32), torch.randn(64, 3, 4, 4)
+close(conv2d(x.to(kind), w.to(kind), stride=4), conv2d(x, w, stride=4))
+"""
+CHILD = [sys.executable, "-c", TRIAL]
+
+
+def about() -> list[str]:
+    """Return what the system says of the processor: its model and what it announces."""
+    try:
+        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
+    except OSError:  # no Linux
+        return [platform.machine(), platform.processor()]
+    return [line for line in first.splitlines() if line.startswith(("model", "flags"))]
+
+
+def trouble(dtype: str, **env: str) -> str | None:
+    """Compute in a data type in a child process; return what goes wrong there, None if nothing."""
+    done = subprocess.run(
+        [*CHILD, dtype],
+        env={**os.environ, **env},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=PATIENCE,
+    )
+    if done.returncode == 0:
+        return None
+    if done.returncode < 0:
+        with suppress(ValueError):
+            return f"it ends the process by {signal.Signals(-done.returncode).name}"
+    said = done.stderr.decode(errors="replace").strip().splitlines()
+    return said[-1][:200] if said else f"its process ended with code {done.returncode}"
+
+
+@cache
+def half_precision(dtype: str) -> str | None:
+    """Return why this processor cannot compute in a data type and what helps, None if it can.
+
+    The answer is kept in the user's cache for this machine and PyTorch, unless none was given.
+    """
+    set_by_user = {name: os.environ.get(name) for name in REMEDIES}
+    told = [CHILD, dtype, about(), platform.uname(), version("torch"), REMEDIES, set_by_user]
+    key = hashlib.blake2b(repr(told).encode(), digest_size=12).hexdigest()
+    kept = cache_folder() / f"{dtype}-{key}.json"
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        found = json.loads(kept.read_bytes())["trouble"]
+        if found is None or isinstance(found, str):
+            return found
+    try:
+        found = trouble(dtype)
+        if found is not None:
+            for name, values in REMEDIES.items():
+                for value in values:
+                    if trouble(dtype, **{name: value}) is None:
+                        found += f"; with {name}={value} in the environment it can"
+                        break
+    except subprocess.TimeoutExpired:  # it may be the machine that is busy
+        return f"no answer in {PATIENCE} seconds"
+    except OSError as error:
+        return f"no process to try it in: {error.strerror}"
+    with suppress(Mistake):
+        write_atomically(kept, json.dumps({"trouble": found}) + "\n")
+    return found
