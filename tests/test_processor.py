@@ -109,8 +109,7 @@ def test_tests_are_skipped_with_their_reason(tmp_path):
     """The suite passes on a processor that announces what it forbids."""
     here = Path(__file__).parent
     (tmp_path / "conftest.py").write_text(
-        (here / "conftest.py").read_text()
-        + "\nimport sys\nfrom regard import processor\n"
+        (here / "conftest.py").read_text() + "\nimport sys\nfrom regard import processor\n"
         f"processor.CHILD = [sys.executable, '-c', {KILLED!r}]\n"
     )
     (tmp_path / "test_it.py").write_text(

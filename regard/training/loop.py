@@ -87,7 +87,8 @@ def check(settings: LoopSettings) -> None:
         raise Mistake(f"device='{settings.device}' cannot be used ({reason}); try cpu") from None
     if DTYPES[settings.dtype] and device == "cpu" and (why := half_precision(settings.dtype)):
         raise Mistake(
-            f"dtype={settings.dtype}: this processor cannot compute in it ({why}); use dtype=float32"
+            f"dtype={settings.dtype}: this processor cannot compute in it ({why}); "
+            "use dtype=float32"
         )
 
 
