@@ -1,16 +1,21 @@
 """Peers in processes of their own, as their users have them: none gains by what another one set."""
 
+import contextlib
 import multiprocessing
+import os
+import platform
 import statistics
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
 
 # what a peer does once it is made; may be given something and may answer
 Act = Callable[..., Any]
+FLAGS = ("avx", "fma", "amx", "asimd", "sve")
 
 
 def _serve(make: Callable[..., Act], args: tuple, threads: int, pipe: Connection) -> None:
@@ -19,10 +24,11 @@ def _serve(make: Callable[..., Act], args: tuple, threads: int, pipe: Connection
     torch.manual_seed(1)
     act = make(*args)
     pipe.send(None)
-    while (given := pipe.recv()) is not None:
-        start = time.perf_counter()
-        answer = act(*given)
-        pipe.send((time.perf_counter() - start, answer))
+    with contextlib.suppress(EOFError):  # nobody is left to ask
+        while (given := pipe.recv()) is not None:
+            start = time.perf_counter()
+            answer = act(*given)
+            pipe.send((time.perf_counter() - start, answer))
 
 
 class Peer:
@@ -50,6 +56,22 @@ class Peer:
     def takes(self, *given: Any) -> Callable[[], float]:
         """Return what does it once and tells the seconds."""
         return lambda: self.act(*given)[0]
+
+
+def machine() -> str:
+    """Return the processor, its flags that decide about speed, and the version of PyTorch."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().split("\n\n")[0].splitlines() if info.exists() else []
+    facts: dict[str, str] = {}
+    for line in lines:
+        key, _, value = line.partition(":")
+        facts[key.strip()] = value.strip()
+    flags = sorted(f for f in facts.get("flags", "").split() if f.startswith(FLAGS))
+    name = facts.get("model name") or platform.processor() or platform.machine()
+    return (
+        f"machine: {name}, {os.cpu_count()} cores; {' '.join(flags) or 'flags unknown'}; "
+        f"PyTorch {torch.__version__} ({torch.backends.cpu.get_cpu_capability()})"
+    )
 
 
 def takes(act: Act) -> Callable[[], float]:

@@ -218,6 +218,9 @@ def main() -> None:
     if options.job:
         print(measure(json.loads(options.job)))
         return
+    from apart import machine
+
+    print(machine(), flush=True)
     compare_times(5 if options.quick else 20)
     compare_memory()
 

@@ -5,10 +5,12 @@
 MODEL is a run folder or a starter's name; without one, runs/multi30k_en_de if it is there, else the
 starter en-zh. Its weights are exported to CTranslate2, and for transformers put into Marian (norms
 after the sublayers) or M2M100 (norms before). Everybody translates the same lines with beam 5 and
-scores by the mean log-probability a token, on 2 threads, from text to text. CTranslate2 sorts by
-length itself and runs with the best of several batch sizes, transformers with 64 sorted lines.
-After a trial of the sizes everybody takes a turn in each round; speeds are medians over rounds, and
-a ratio above 1 means that Regard is faster.
+scores by the mean log-probability a token, on 2 threads, from text to text. Regard translates one
+batch on each core, as `regard run` does. Each peer runs in the best of several layouts, found in a
+trial: CTranslate2 with one batch on all cores or one batch a core, transformers (lines sorted by
+length) with one process on all cores or one process a core, both with several batch sizes. Then
+everybody takes a turn in each round; speeds are medians over rounds, and a ratio above 1 means
+that Regard is faster.
 """
 
 import argparse
@@ -18,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 import torch  # noqa: E402
+from apart import Act, Peer, machine  # noqa: E402
 
 import regard  # noqa: E402
 from regard.attention.positions import sinusoids  # noqa: E402
@@ -33,8 +37,8 @@ from regard.pretrained.ctranslate2 import export_ctranslate2  # noqa: E402
 from regard.tasks.judge import judge  # noqa: E402
 
 BEAM, LONGEST = 5, 128
-SIZES = (32, 64, 128, 256)
-ROWS = 64  # of transformers
+SIZES = (16, 32, 64, 128, 256)
+TRANSFORMERS_SIZES = (32, 64)
 
 Translate = Callable[[list[str]], list[str]]
 
@@ -68,12 +72,15 @@ def regard_side(loaded: Any) -> Translate:
     return translate
 
 
-def ctranslate2_side(loaded: Any, folder: Path, kind: str, rows: int, threads: int) -> Translate:
-    """Translate by CTranslate2 in batches of so many lines."""
+def ctranslate2_side(
+    loaded: Any, folder: Path, kind: str, layout: tuple[int, int], rows: int
+) -> Translate:
+    """Translate by CTranslate2: some batches at once, each of so many lines and threads."""
     import ctranslate2
 
+    batches, threads = layout
     engine = ctranslate2.Translator(
-        str(folder), device="cpu", compute_type=kind, inter_threads=1, intra_threads=threads
+        str(folder), device="cpu", compute_type=kind, inter_threads=batches, intra_threads=threads
     )
     source, target = loaded.source_tokenizer, loaded.target_tokenizer
 
@@ -182,18 +189,19 @@ def as_transformers(model: Any) -> Any:
     return theirs
 
 
-def transformers_side(loaded: Any) -> Translate:
-    """Translate by transformers' generate, lines sorted by length."""
+def generate_by_transformers(name: str) -> Act:
+    """Return what translates lines by transformers' generate, sorted by length, in batches."""
+    loaded = regard.load(name)
     model = as_transformers(loaded.model)
     source, target = loaded.source_tokenizer, loaded.target_tokenizer
 
     @torch.inference_mode()
-    def translate(lines: list[str]) -> list[str]:
+    def translate(lines: list[str], rows: int) -> list[str]:
         encoded = [[*ids, source.eos] for ids in source.encode_batch(lines)]
         order = sorted(range(len(lines)), key=lambda i: -len(encoded[i]))
         answers = [""] * len(lines)
-        for start in range(0, len(order), ROWS):
-            some = order[start : start + ROWS]
+        for start in range(0, len(order), rows):
+            some = order[start : start + rows]
             longest = len(encoded[some[0]])
             ids = torch.tensor([encoded[i] + [0] * (longest - len(encoded[i])) for i in some])
             found = model.generate(
@@ -213,6 +221,45 @@ def transformers_side(loaded: Any) -> Translate:
     return translate
 
 
+def transformers_side(name: str, layout: tuple[int, int], rows: int) -> Translate:
+    """Translate by transformers in some processes of so many threads, a share of the lines each."""
+    processes, threads = layout
+    peers = [Peer(generate_by_transformers, name, threads=threads) for _ in range(processes)]
+
+    def translate(lines: list[str]) -> list[str]:
+        order = sorted(range(len(lines)), key=lambda i: -len(lines[i]))  # shares alike in length
+        shares = [order[rank::processes] for rank in range(processes)]
+        for peer, share in zip(peers, shares, strict=True):
+            peer.pipe.send(([lines[i] for i in share], rows))
+        answers = [""] * len(lines)
+        for peer, share in zip(peers, shares, strict=True):
+            for i, answer in zip(share, peer.pipe.recv()[1], strict=True):
+                answers[i] = answer
+        return answers
+
+    return translate
+
+
+def best_layout(
+    name: str,
+    make: Callable[[tuple[int, int], int], Translate],
+    sizes: tuple[int, ...],
+    lines: list[str],
+) -> Translate:
+    """Try a batch on all cores and a batch a core, in several sizes; return the fastest."""
+    threads = torch.get_num_threads()
+    speeds: dict[tuple[int, int, int], float] = {}
+    sides: dict[tuple[int, int, int], Translate] = {}
+    for layout in dict.fromkeys([(1, threads), (threads, 1)]):
+        for rows in sizes:
+            side = sides[*layout, rows] = make(layout, rows)
+            side(lines[:50])
+            speeds[*layout, rows] = len(lines) / timed(side, lines)[0]
+    told = ", ".join(f"{b}x{t}x{rows}: {speed:.1f}" for (b, t, rows), speed in speeds.items())
+    print(f"{name}, sentences/s by batches x threads x batch size: {told}", flush=True)
+    return sides[max(speeds, key=lambda each: speeds[each])]
+
+
 def timed(translate: Translate, lines: list[str]) -> tuple[float, list[str]]:
     """Translate all lines and return how long it took, and the answers."""
     start = time.perf_counter()
@@ -229,6 +276,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="200 sentences, one round")
     options = parser.parse_args()
+    print(machine(), flush=True)
     if options.quick:
         options.sentences, options.rounds = min(200, options.sentences), 1
     torch.set_num_threads(options.threads)
@@ -247,22 +295,17 @@ def main() -> None:
         exported = export_ctranslate2(
             loaded.model, loaded.source_tokenizer, loaded.target_tokenizer, Path(folder) / "ct2"
         )
-        for kind in ("float32", "int8"):
-            trials = {}
-            for rows in SIZES:
-                side = ctranslate2_side(loaded, exported, kind, rows, options.threads)
-                side(lines[:50])
-                trials[rows] = len(lines) / timed(side, lines)[0]
-            best = max(trials, key=lambda rows: trials[rows])
-            told = ", ".join(f"{rows}: {speed:.1f}" for rows, speed in trials.items())
-            print(f"CTranslate2 {kind}, sentences/s by batch size: {told}", flush=True)
-            sides[f"ct2_{'fp32' if kind == 'float32' else kind}"] = ctranslate2_side(
-                loaded, exported, kind, best, options.threads
-            )
+        for kind, short in (("float32", "ct2_fp32"), ("int8", "ct2_int8")):
+            make = partial(ctranslate2_side, loaded, exported, kind)
+            sides[short] = best_layout(f"CTranslate2 {kind}", make, SIZES, lines)
         try:
-            sides["transformers"] = transformers_side(loaded)
+            as_transformers(loaded.model)
         except ValueError as reason:
             print(f"transformers is left out: it cannot hold this model ({reason})")
+        else:
+            make = partial(transformers_side, name)
+            some = lines[:200]
+            sides["transformers"] = best_layout("transformers", make, TRANSFORMERS_SIZES, some)
         for side in sides.values():
             side(lines[:50])
         seconds: dict[str, list[float]] = {side: [] for side in sides}

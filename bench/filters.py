@@ -24,7 +24,7 @@ sys.path.insert(0, str(HERE.parent))
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-from apart import in_turn, takes  # noqa: E402
+from apart import in_turn, machine, takes  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from regard.filters import bilateral, nonlocal_means  # noqa: E402
@@ -95,6 +95,7 @@ def main() -> None:
     torch.set_grad_enabled(False)
     if given.full:
         return full_field(given.full)
+    print(machine(), flush=True)
     reuse_memory()
     rounds = 3 if given.quick else given.rounds
     ratios: dict[str, float] = {}

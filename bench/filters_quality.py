@@ -21,6 +21,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 import torch  # noqa: E402
+from apart import machine  # noqa: E402
 from skimage import filters, restoration  # noqa: E402
 from torch import Tensor  # noqa: E402
 
@@ -143,6 +144,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="one filter")
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args()
+    print(machine(), flush=True)
     torch.set_num_threads(given.threads)
     reuse_memory()
     home = Path(os.environ.get("REGARD_DATA", HERE.parent.parent / "shared" / "data"))

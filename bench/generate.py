@@ -22,7 +22,7 @@ sys.path.insert(0, str(HERE.parent))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch  # noqa: E402
-from apart import Act, Peer, in_turn  # noqa: E402
+from apart import Act, Peer, in_turn, machine  # noqa: E402
 from torch import Tensor  # noqa: E402
 from transformers import (  # noqa: E402
     AutoConfig,
@@ -102,6 +102,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="under two minutes")
     given = parser.parse_args()
+    print(machine(), flush=True)
     tokens, rounds = (100, 3) if given.quick else (given.tokens, given.rounds)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(given.folder or place)

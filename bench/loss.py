@@ -15,6 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch  # noqa: E402
+from apart import machine  # noqa: E402
 
 from regard.training.loss import plain_loss, vocabulary_loss  # noqa: E402
 
@@ -33,6 +34,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="fewer repeats")
     options = parser.parse_args()
+    print(machine(), flush=True)
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     ratios = {}

@@ -27,6 +27,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 import torch  # noqa: E402
+from apart import machine  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
@@ -239,6 +240,7 @@ def main() -> None:
     parser.add_argument("--fused", action="store_true", help="give the peers the fused AdamW")
     parser.add_argument("--quick", action="store_true", help="under two minutes")
     given = parser.parse_args()
+    print(machine(), flush=True)
     if given.fused:
         os.environ["FUSED"] = "1"
     if not (DATA / "tinyshakespeare").is_dir():

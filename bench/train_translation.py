@@ -6,13 +6,13 @@ All train one size (3+3 layers, width 256, feed-forward 1024, 4 heads, 8,000 joi
 0.1, label smoothing 0.1, AdamW, gradients clipped at 1) on Multi30k en-de with batches of at most
 4,096 padded target tokens on 2 cores. Counted are source and target pieces without padding.
 Regard trains as `processes=2` does: each process takes half of the rows of a batch on one core, and
-gradients are added up once a step (`--processes 1`: one process on both cores). The others use both
-cores for every product, as they do.
+gradients are added up once a step (`--processes 1`: one process on both cores).
 
-Marian runs in a plain loop on the same batches, turn by turn with Regard; the ratio is the median
-over the steps. eole has its own batching and runs in a process and an environment of its own (it
-needs aiohttp, which it does not declare); whole rounds alternate with rounds of Regard's own
-training loop, and the ratio is that of the median rounds.
+Marian runs in a plain loop on the same batches, turn by turn with Regard, in two layouts: one
+process on both cores, and a process a core with DistributedDataParallel; the ratio is the median
+over the steps against the faster one. eole has its own batching and runs in a process and an
+environment of its own (it needs aiohttp, which it does not declare); whole rounds alternate with
+rounds of Regard's own training loop, and the ratio is that of the median rounds.
 """
 
 import argparse
@@ -25,6 +25,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -32,6 +34,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 import torch  # noqa: E402
+from apart import machine  # noqa: E402
 
 from regard.data.batches import Batches  # noqa: E402
 from regard.data.text import load_pairs  # noqa: E402
@@ -95,7 +98,7 @@ class Trainer:
         return loss
 
 
-def work(rank: int, size: int, threads: int, port: int, order: str, pipe: Connection) -> None:
+def work(rank: int, size: int, threads: int, port: int, kind: str, pipe: Connection) -> None:
     """Be one of the processes: make the batch when told its number, train on it when told to."""
     os.environ |= {
         "RANK": str(rank),
@@ -108,9 +111,11 @@ def work(rank: int, size: int, threads: int, port: int, order: str, pipe: Connec
     torch.manual_seed(1)
     reuse_memory()  # as the training loop does
     data = Data()
-    trainer = Trainer(data.tokenizer.vocab, order)
+    trainer = KINDS[kind](data.tokenizer.vocab)
     distributed.join()
-    pipe.send(sum(p.numel() for p in trainer.model.parameters()))
+    if size > 1 and isinstance(trainer, Marian):
+        trainer.model = torch.nn.parallel.DistributedDataParallel(trainer.model)
+    pipe.send(sum(p.numel() for p in trainer.model.parameters() if p.requires_grad))
     while (n := pipe.recv()) is not None:
         batch = data.batch(n, rank, size)
         pipe.send("ready")
@@ -118,10 +123,10 @@ def work(rank: int, size: int, threads: int, port: int, order: str, pipe: Connec
         pipe.send(trainer.step(batch))
 
 
-class Regard:
-    """Regard on all cores: some processes that share the threads which others have."""
+class Team:
+    """One kind of trainer on all cores: some processes that share the threads and the rows."""
 
-    def __init__(self, order: str, processes: int, threads: int) -> None:
+    def __init__(self, kind: str, processes: int, threads: int) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -129,7 +134,7 @@ class Regard:
         self.pipes = []
         for rank in range(processes):
             ours, theirs = spawn.Pipe()
-            words = (rank, processes, threads // processes, port, order, theirs)
+            words = (rank, processes, threads // processes, port, kind, theirs)
             spawn.Process(target=work, args=words, daemon=True).start()
             self.pipes.append(ours)
         self.size = [pipe.recv() for pipe in self.pipes][0]
@@ -141,7 +146,7 @@ class Regard:
         for pipe in self.pipes:
             pipe.recv()
 
-    def step(self, batch: Batch | None = None) -> float:
+    def step(self) -> float:
         """Train on the batch that was made."""
         for pipe in self.pipes:
             pipe.send("go")
@@ -204,8 +209,7 @@ class Marian:
             decoder_start_token_id=1,
             forced_eos_token_id=2,
         )
-        self.model = MarianMTModel(config).train()
-        self.size = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+        self.model: torch.nn.Module = MarianMTModel(config).train()
         self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=RATE, fused=True)
 
     def step(self, batch: Batch) -> float:
@@ -226,36 +230,45 @@ class Marian:
         return loss.item()
 
 
+# Marian's norms come after the sublayers; eole's come before, as ours do by default.
+KINDS: dict[str, Callable[[int], Trainer | Marian]] = {
+    "regard, post-norm": partial(Trainer, order="post"),
+    "regard, pre-norm": partial(Trainer, order="pre"),
+    "marian": Marian,
+}
+
+
 def against_marian(data: Data, steps: int, processes: int, threads: int) -> None:
-    """Train both on the same batches in turn and print their speeds."""
-    # Marian's norms come after the sublayers, so here ours do too.
+    """Train all on the same batches in turn and print their speeds."""
     sides = {
-        "regard": Regard("post", processes, threads),
-        "marian": Marian(data.tokenizer.vocab),
+        "regard": Team("regard, post-norm", processes, threads),
+        "marian": Team("marian", 1, threads),
+        f"marian x{threads}": Team("marian", threads, threads),
     }
     warm = 2
     rates: dict[str, list[float]] = {name: [] for name in sides}
     places = pieces = 0
     for n in range(warm + steps):
         batch = data.batch(n)
-        sides["regard"].prepare(n)
         pieces += batch.read
         places += batch.source.numel() + batch.reads.numel()
         for name in sorted(sides, reverse=bool(n % 2)):
+            sides[name].prepare(n)
             start = time.perf_counter()
-            sides[name].step(batch)
+            sides[name].step()
             rates[name].append(batch.read / (time.perf_counter() - start))
-    sides["regard"].close()
-    ratio = statistics.median(
-        a / b for a, b in list(zip(rates["regard"], rates["marian"], strict=True))[warm:]
-    )
-    for name, rate in rates.items():
+    for side in sides.values():
+        side.close()
+    medians = {name: statistics.median(rate[warm:]) for name, rate in rates.items()}
+    for name, rate in medians.items():
         print(
-            f"{name:7} {statistics.median(rate[warm:]):7.0f} source and target tokens/s on the "
-            f"same {steps} batches, {sides[name].size:,} trained parameters"
+            f"{name:9} {rate:7.0f} source and target tokens/s on the same {steps} batches, "
+            f"{sides[name].size:,} trained parameters"
         )
     print(f"padding of these batches {1 - pieces / places:.1%}")
-    print(f"ratio train_vs_marian {ratio:.3f}", flush=True)
+    best = max((name for name in sides if name != "regard"), key=lambda name: medians[name])
+    pairs = list(zip(rates["regard"], rates[best], strict=True))[warm:]
+    print(f"ratio train_vs_marian {statistics.median(a / b for a, b in pairs):.3f}", flush=True)
 
 
 def eole_config(folder: Path, data: Data) -> Path:
@@ -364,7 +377,7 @@ def against_eole(
     data: Data, python: str, rounds: int, steps: int, processes: int, threads: int
 ) -> None:
     """Train in alternating rounds, each with its own batching, and print the speeds."""
-    ours = Regard("pre", processes, threads)
+    ours = Team("regard, pre-norm", processes, threads)
     count = 0
 
     def own_round() -> list[dict]:
@@ -430,6 +443,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2, help="of Regard, sharing the threads")
     parser.add_argument("--quick", action="store_true", help="under two minutes")
     options = parser.parse_args()
+    print(machine(), flush=True)
     torch.set_num_threads(options.threads)
     torch.manual_seed(1)
     data = Data()

@@ -25,7 +25,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import attend as attention_bench  # noqa: E402
 import torch  # noqa: E402
-from apart import Peer, in_turn, takes  # noqa: E402
+from apart import Peer, in_turn, machine, takes  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
@@ -192,6 +192,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="under two minutes")
     given = parser.parse_args()
+    print(machine(), flush=True)
     rounds, batch = (3, 4) if given.quick else (given.rounds, 8)
     torch.set_num_threads(given.threads)
     ratios = against_transformers(rounds, batch, given.threads)
