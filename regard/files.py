@@ -1,5 +1,6 @@
 """Files that are either wholly written or not at all."""
 
+import errno
 import hashlib
 import os
 import shutil
@@ -37,7 +38,8 @@ def sync_folder(folder: Path) -> None:
 def replacing(path: str | Path) -> Iterator[Path]:
     """Give a temporary name to write to, which takes the place of the path once all went well."""
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # two containers that share a folder may both be process 1
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
@@ -50,6 +52,39 @@ def replacing(path: str | Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def alone(path: str | Path) -> Iterator[None]:
+    """Let one process at a time be here, by a lock on a file that may be deleted meanwhile.
+
+    Where files cannot be locked, nobody waits.
+    """
+    path = Path(path)
+    for _ in range(10_000):
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            file = open(path, "w")  # noqa: SIM115
+        except FileNotFoundError:  # the folder was deleted in between
+            continue
+        with file:
+            try:
+                import fcntl
+
+                fcntl.flock(file, fcntl.LOCK_EX)
+                if not os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+                    continue  # who comes now locks another file
+            except FileNotFoundError:
+                continue
+            except (OSError, ImportError):  # of this file system or system
+                pass
+            try:
+                yield
+            finally:
+                with suppress(OSError):
+                    path.unlink()
+            return
+    raise FileNotFoundError(errno.ENOENT, "deleted again and again", str(path))
 
 
 def write_atomically(path: str | Path, data: bytes | str) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from regard import native
+from regard.errors import Mistake
 from regard.attention.attend import attend
 from regard.attention.masks import Causal, Document, Mask, Padding
 from regard.attention.positions import build_position
@@ -268,6 +270,56 @@ def test_kernels_are_compiled_once_into_a_folder_of_the_users(tmp_path: Path):
     before = made.stat().st_mtime_ns
     assert ask(REGARD_CACHE=str(place)) == "True"
     assert made.stat().st_mtime_ns == before
+
+
+def compiler(folder: Path, script: str) -> dict[str, str]:
+    """Write a compiler that notes each call, and return the environment in which it is the one."""
+    folder.mkdir()
+    (folder / "gcc").write_text(f"#!/bin/sh\necho x >> {folder}/calls\n{script}\n")
+    (folder / "gcc").chmod(0o755)
+    return {"PATH": f"{folder}:{os.environ['PATH']}", "REGARD_CACHE": str(folder / "cache")}
+
+
+def calls(folder: Path) -> int:
+    return len((folder / "calls").read_text().split())
+
+
+@needs
+def test_processes_that_start_together_compile_once(tmp_path: Path, monkeypatch):
+    ready = native._built()  # the slow part is done already
+    link = f'sleep 0.3; for last; do :; done; cp {ready} "$last"'
+    for name, value in compiler(tmp_path / "own", link).items():
+        monkeypatch.setenv(name, value)
+    fork = multiprocessing.get_context("fork")
+    asked = [fork.Process(target=native._built) for _ in range(4)]
+    for one in asked:
+        one.start()
+    for one in asked:
+        one.join()
+        assert one.exitcode == 0
+    once = len(list(native.HERE.glob("*.c"))) + 1  # and the link
+    assert calls(tmp_path / "own") == once
+    (made,) = (tmp_path / "own" / "cache").iterdir()
+    assert made.suffix == ".so"
+
+
+def test_a_compiler_that_failed_is_not_asked_again(tmp_path: Path, monkeypatch):
+    own = tmp_path / "own"
+    for name, value in compiler(own, "echo cannot >&2; exit 1").items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(subprocess.CalledProcessError):
+        native._built()
+    before = calls(own)
+    with pytest.raises(Mistake, match="failed: cannot"):
+        native._built()
+    assert calls(own) == before
+    (kept,) = (own / "cache").iterdir()
+    os.utime(kept, (0, 0))  # long ago
+    with pytest.raises(subprocess.CalledProcessError):
+        native._built()
+    os.utime(own / "gcc", (1, 1))  # another compiler
+    with pytest.raises(subprocess.CalledProcessError):
+        native._built()
 
 
 def test_a_machine_without_a_compiler_goes_without(tmp_path: Path):

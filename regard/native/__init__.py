@@ -14,8 +14,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from threading import Lock
@@ -24,13 +26,16 @@ import torch
 from torch import Tensor
 
 from regard.errors import Mistake
-from regard.files import cache_folder, replacing
+from regard.files import alone, cache_folder, replacing, write_atomically
+from regard.processor import about
 
 HERE = Path(__file__).resolve().parent
 FLAGS = ["-O3", "-march=native", "-mprefer-vector-width=512", "-fno-math-errno"]
 FLAGS += ["-Wno-psabi", "-fopenmp", "-fPIC"]
 # A compiler that takes longer than this is given up, in seconds.
 PATIENCE = 120
+# One that failed is not asked again for a day, in seconds: the disk may have been full.
+FAILED_FOR = 24 * 3600
 # So many logits are looked through at once; the kernel takes a little of the stack for each row.
 MOST_LOGITS = 2**28
 
@@ -69,7 +74,10 @@ def load() -> ctypes.CDLL | None:
         for name in ("libgomp", "libiomp5", "libtorch_cpu"):
             if (path := _loaded(name)) is not None:
                 ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
-        made = ctypes.CDLL(str(_built()), mode=os.RTLD_NOW)
+        try:
+            made = ctypes.CDLL(str(_built()), mode=os.RTLD_NOW)
+        except OSError:  # the cache may have been deleted in between
+            made = ctypes.CDLL(str(_built()), mode=os.RTLD_NOW)
         for name, takes in KERNELS.items():
             kernel = getattr(made, name)
             kernel.argtypes, kernel.restype = [TYPES[one] for one in takes], None
@@ -102,24 +110,38 @@ def _built() -> Path:
     key = hashlib.blake2b(digest_size=12)
     for part in [*sources, *sorted(HERE.glob("*.h"))]:
         key.update(part.read_bytes())
-    processor = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
-    about = [line for line in processor.splitlines() if line.startswith(("model", "flags"))]
-    key.update(repr([FLAGS, compiler, platform.machine(), about, torch.__version__]).encode())
-    folder = cache_folder()
-    made = folder / f"native-{key.hexdigest()}.so"
+    age = os.stat(compiler).st_mtime_ns
+    told = [FLAGS, compiler, age, platform.machine(), about(), torch.__version__]
+    key.update(repr(told).encode())
+    made = cache_folder() / f"native-{key.hexdigest()}.so"
     if not made.exists():
-        if sys.stderr.isatty():
-            print("compiling kernels for this processor, once", file=sys.stderr)
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with alone(made.with_suffix(".lock")):  # others wait and find it made, or find it failed
+            if not made.exists():
+                _compile(compiler, sources, made)
+    if made.stat().st_uid != os.getuid():
+        raise OSError(f"{made} belongs to somebody else")
+    return made
+
+
+def _compile(compiler: str, sources: list[Path], made: Path) -> None:
+    """Compile the kernels, unless the same compiler failed at them not long ago."""
+    failed = made.with_suffix(".failed")
+    with suppress(OSError):
+        if abs(time.time() - failed.stat().st_mtime) < FAILED_FOR:
+            raise Mistake(f"{compiler} failed: {failed.read_text(errors='replace')}")
+    if sys.stderr.isatty():
+        print("compiling kernels for this processor, once", file=sys.stderr)
+    try:
         with tempfile.TemporaryDirectory() as place, replacing(made) as new:
             objects = [str(Path(place) / f"{source.stem}.o") for source in sources]
             pairs = zip(map(str, sources), objects, strict=True)
             with ThreadPoolExecutor() as pool:
                 list(pool.map(_run, ([compiler, *FLAGS, "-c", a, "-o", b] for a, b in pairs)))
             _run([compiler, "-shared", *objects, "-o", str(new)])
-    if made.stat().st_uid != os.getuid():
-        raise OSError(f"{made} belongs to somebody else")
-    return made
+    except subprocess.SubprocessError as error:
+        said = getattr(error, "stderr", None) or b""
+        write_atomically(failed, (said.strip() or str(error).encode())[-2000:] + b"\n")
+        raise
 
 
 def _run(command: list[str]) -> None:
