@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from regard import native
-from regard.errors import Mistake
 from regard.attention.attend import attend
 from regard.attention.masks import Causal, Document, Mask, Padding
 from regard.attention.positions import build_position
 from regard.attention.watch import watch
 from regard.decode.search import greedy
+from regard.errors import Mistake
 from regard.layers import parts
 from regard.layers.block import BlockConfig, EncoderBlock
 from regard.layers.stack import Stack
