@@ -1,0 +1,757 @@
+"""Public checkpoints: is what Regard makes of them what transformers makes of them?
+
+    python bench/parity.py [--quick] [--only gpt2,bart] [--count 60] [--show]
+
+For each format as many odd configurations as asked for are drawn: sizes, heads, activations,
+scalings, ties, special tokens and ways to generate. A random model of transformers, its weights
+enlarged so that logits spread, is written as a folder, and four things are asked of that folder:
+
+- logits: the same on a batch with padding, at once and token by token;
+- texts: the same greedily and by beam, with what its generation_config.json says;
+- export: what Regard writes again gives transformers the same logits and texts;
+- again: and Regard, too.
+
+Each is equal, refused by name (a `Mistake`), or wrong; only the last is an error. A format is a row
+of FORMATS: to add one, add a row.
+"""
+
+import argparse
+import contextlib
+import json
+import logging
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import tokenizers  # noqa: E402
+import torch  # noqa: E402
+import transformers  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+
+import regard  # noqa: E402
+
+Words = dict[str, Any]
+BOUND = 2e-5  # of the largest logit, but at least of 1
+PIECES = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *"abcdefghijklmnopqrstuvwxyz.,Ġ"]
+PIECES += ["th", "he", "in", "er", "an", "Ġt", "Ġa", "Ġth", "Ġthe", "ing"]
+MERGES = ["t h", "h e", "i n", "e r", "a n", "Ġ t", "Ġ a", "Ġt h", "Ġt he", "in g"]
+TOKENS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
+TEXTS = ["the king and a ring", "an old hat.", "in the end, nothing went on", "a"]
+LENGTHS = (12, 1, 7, 10)  # of the texts in a batch
+MOST = 10  # tokens that are written
+VERDICTS = ("equal", "refused", "wrong")
+
+
+@dataclass(frozen=True)
+class Format:
+    """One kind of checkpoint: its classes, small sizes, and what may be odd about it.
+
+    `odd` gives for a key the values that are tried; a key of several settings, such as a pair of
+    sizes that belong together, has dicts as values. `change` alters a model after it was drawn.
+    """
+
+    kind: str  # language, text, encoder or images
+    classes: tuple[str, ...]
+    sizes: Words
+    odd: dict[str, list]
+    change: Callable[[Any, random.Random], None] = lambda model, chance: None
+    scale: float = 2.0  # of the weights, so that logits spread
+
+
+# ---- what may be odd
+
+ACTIVATIONS = ["gelu", "relu", "silu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "swish"]
+ACTIVATIONS += ["tanh", "quick_gelu", "leaky_relu", "relu2", "mish", "gelu_10", "sigmoid"]
+TIED: dict[str, list] = {"tie_word_embeddings": [True, False]}
+LENGTH: dict[str, list] = {"max_position_embeddings": [64, 100]}
+
+
+def rope(kind: str, **settings: Any) -> Words:
+    """Describe a rotary position as transformers 5 does."""
+    return {"rope_type": kind, "rope_theta": 10_000.0, **settings}
+
+
+ROPES = [
+    rope("default"),
+    rope("default", rope_theta=500.0),
+    rope("linear", factor=3.0),
+    rope("dynamic", factor=2.0),
+    rope("llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0)
+    | {"original_max_position_embeddings": 16},
+    rope("longrope", factor=4.0, short_factor=[1.0] * 4, long_factor=[2.0] * 4)
+    | {"original_max_position_embeddings": 16},
+    rope("proportional", partial_rotary_factor=0.5),
+    rope("default", partial_rotary_factor=0.5),
+    *(
+        rope("yarn", factor=4.0, original_max_position_embeddings=16, **more)
+        for more in (
+            {},
+            {"mscale": 1.5, "mscale_all_dim": 0.7},
+            {"mscale": 1.5, "mscale_all_dim": 0},
+            {"mscale": 0, "mscale_all_dim": 1.0},
+            {"mscale": 0.7},
+            {"mscale_all_dim": 1.2},
+            {"attention_factor": 0.8, "mscale": 1.5, "mscale_all_dim": 0.7},
+            {"attention_factor": 1.3, "beta_fast": 8.0, "beta_slow": 2.0},
+            {"beta_fast": 16, "beta_slow": 1, "truncate": False},
+            {"beta_fast": None, "beta_slow": None},
+        )
+    ),
+]
+WIDTHS = {"hidden_size": 32, "intermediate_size": 44, "num_hidden_layers": 2}
+WIDTHS |= {"num_attention_heads": 4, "max_position_embeddings": 64}
+SIDES = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "max_position_embeddings": 64}
+SIDES |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 40}
+SIDES |= {"decoder_ffn_dim": 40, "decoder_start_token_id": 2, "forced_eos_token_id": None}
+ODD_SIDES: dict[str, list] = {
+    "activation_function": ACTIVATIONS,
+    "scale_embedding": [True, False],
+    "encoder_layers": [1, 3],
+    "decoder_layers": [1, 3],
+    "encoder_attention_heads": [2, 8],
+    "both heads": [{"encoder_attention_heads": n, "decoder_attention_heads": n} for n in (1, 8)],
+    "decoder_ffn_dim": [24],
+    "both widths": [{"encoder_ffn_dim": n, "decoder_ffn_dim": n} for n in (8, 96)],
+    "decoder_start_token_id": [0, 1, 5],
+    "forced_eos_token_id": [2],
+    "normalize_before": [True],
+    "add_final_layer_norm": [True],
+    "static_position_embeddings": [True],
+    "encoder_layerdrop": [0.5],
+    "num_hidden_layers": [2],
+    **TIED,
+}
+ODD_ENCODER: dict[str, list] = {
+    "hidden_act": ACTIVATIONS,
+    "num_attention_heads": [1, 8],
+    "num_hidden_layers": [1, 3],
+    "intermediate_size": [8, 96],
+    "layer_norm_eps": [1e-5, 1e-2],
+    "num_labels": [1, 2, 5],
+    "problem_type": ["multi_label_classification", "single_label_classification", "regression"],
+    "type_vocab_size": [1, 3],
+    "is_decoder": [True],
+    "chunk_size_feed_forward": [3],
+    "classifier_dropout": [0.3],
+    "max_position_embeddings": [32, 100],
+    **TIED,
+}
+ODD_ROTARY: dict[str, list] = {
+    "hidden_act": ACTIVATIONS,
+    "num_key_value_heads": [1, 2, 4],
+    "head_dim": [4, 12],
+    "num_attention_heads": [2, 8],
+    "num_hidden_layers": [1, 3],
+    "rms_norm_eps": [1e-5, 1e-2],
+    "rope_parameters": ROPES,
+    **LENGTH,
+    **TIED,
+}
+ODD_IMAGES: dict[str, list] = {
+    "hidden_act": ACTIVATIONS,
+    "num_channels": [1, 2],
+    "num_labels": [1, 2, 7],
+    "problem_type": ["multi_label_classification", "single_label_classification", "regression"],
+}
+ODD_VIT: dict[str, list] = {
+    **ODD_IMAGES,
+    "layer_norm_eps": [1e-6, 1e-2],
+    "qkv_bias": [False],
+    "image_size": [16, 32, [24, 24]],
+    "patch_size": [4, 12],
+    "num_attention_heads": [1, 8],
+    "num_hidden_layers": [1, 3],
+    "intermediate_size": [8, 96],
+}
+VIT = {"hidden_size": 32, "intermediate_size": 44, "num_hidden_layers": 2}
+VIT |= {"num_attention_heads": 4, "image_size": 24, "patch_size": 8}
+SWIN = {"image_size": 32, "patch_size": 2, "embed_dim": 24, "depths": [2, 2], "num_heads": [2, 4]}
+SWIN |= {"window_size": 4, "mlp_ratio": 1.5}
+ODD_SWIN: dict[str, list] = {
+    **ODD_IMAGES,
+    "mlp_ratio": [0.5, 3.0],
+    "qkv_bias": [False],
+    "use_absolute_embeddings": [True],
+    "layer_norm_eps": [1e-6, 1e-2],
+    "window_size": [2, 8, 3],
+    "shape": [{"depths": [1, 2, 1], "num_heads": [1, 2, 3]}, {"depths": [3], "num_heads": [4]}],
+}
+
+
+def heads(name: str, *ends: str) -> tuple[str, ...]:
+    """Name the classes of a family."""
+    return tuple(name + end for end in ends)
+
+
+LABELLING = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
+
+
+def own_head(model: Any, chance: random.Random) -> None:
+    """Give a T5 now and then a head of its own, as version 1.1 has it."""
+    if chance.random() < 0.4:
+        head = torch.empty_like(model.lm_head.weight)
+        model.lm_head.weight = nn.Parameter(nn.init.normal_(head, std=0.4))
+        model.config.tie_word_embeddings = False
+
+
+FORMATS: dict[str, Format] = {
+    "gpt2": Format(
+        "language",
+        ("GPT2LMHeadModel",),
+        {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
+        {
+            "activation_function": ACTIVATIONS,
+            "n_inner": [20, 96],
+            "n_head": [1, 8],
+            "n_layer": [1, 3],
+            "layer_norm_epsilon": [1e-6, 1e-2],
+            "scale_attn_weights": [False],
+            "scale_attn_by_inverse_layer_idx": [True],
+            "reorder_and_upcast_attn": [True],
+            "n_positions": [40, 100],
+            **TIED,
+        },
+    ),
+    "llama": Format(
+        "language",
+        ("LlamaForCausalLM",),
+        WIDTHS,
+        {
+            **ODD_ROTARY,
+            "attention_bias": [True],
+            "biases": [{"attention_bias": True, "mlp_bias": True}],
+            "mlp_bias": [True],
+            "pretraining_tp": [2],
+        },
+    ),
+    "mistral": Format(
+        "language",
+        ("MistralForCausalLM",),
+        {**WIDTHS, "num_key_value_heads": 2},
+        {**ODD_ROTARY, "sliding_window": [None, 1, 3, 8]},
+    ),
+    "bloom": Format(
+        "language",
+        ("BloomForCausalLM",),
+        {"hidden_size": 32, "n_layer": 2, "n_head": 4},
+        {
+            "shape": [{"hidden_size": 36, "n_head": 6}, {"hidden_size": 24, "n_head": 3}],
+            "n_layer": [1, 3],
+            "layer_norm_epsilon": [1e-6, 1e-2],
+            "apply_residual_connection_post_layernorm": [True],
+            "slow_but_exact": [True],
+            "pretraining_tp": [2],
+            "seq_length": [64],
+            **TIED,
+        },
+    ),
+    "bert": Format("encoder", heads("Bert", *LABELLING, "ForPreTraining"), WIDTHS, ODD_ENCODER),
+    "roberta": Format("encoder", heads("Roberta", *LABELLING), WIDTHS, ODD_ENCODER),
+    "albert": Format(
+        "encoder",
+        heads("Albert", *LABELLING, "ForPreTraining"),
+        {**WIDTHS, "embedding_size": 16},
+        {
+            **ODD_ENCODER,
+            "embedding_size": [8, 32, 40],
+            "num_hidden_groups": [2],
+            "inner_group_num": [2],
+            "classifier_dropout_prob": [0.3],
+        },
+    ),
+    "deberta-v2": Format(
+        "encoder",
+        heads("DebertaV2", *LABELLING),
+        {
+            **WIDTHS,
+            "relative_attention": True,
+            "share_att_key": True,
+            "position_biased_input": False,
+            "pos_att_type": ["c2p", "p2c"],
+            "norm_rel_ebd": "layer_norm",
+            "position_buckets": 8,
+            "max_relative_positions": 16,
+            "type_vocab_size": 0,
+        },
+        {
+            **ODD_ENCODER,
+            "relative_attention": [False],
+            "share_att_key": [False],
+            "position_biased_input": [True],
+            "pos_att_type": ["p2c|c2p", ["c2p"], ["p2c"], [], ["p2c", "c2p"]],
+            "norm_rel_ebd": ["none"],
+            "position_buckets": [-1, 4, 5],
+            "max_relative_positions": [-1, 40],
+            "conv_kernel_size": [3],
+            "pooler_hidden_act": ["tanh", "relu"],
+            "pooler_hidden_size": [16],
+            "legacy": [False],
+            "z_steps": [2],
+        },
+    ),
+    "t5": Format(
+        "text",
+        ("T5ForConditionalGeneration",),
+        {"d_model": 24, "d_kv": 10, "d_ff": 40, "num_layers": 2, "num_heads": 3}
+        | {"decoder_start_token_id": 1},
+        {
+            "feed_forward_proj": ["relu", "gelu", "silu", "gelu_new", "gated-gelu", "gated-silu"]
+            + ["gated-relu", "gated-gelu_new", "gated-swish", "swish", "tanh"],
+            "num_decoder_layers": [1, 3],
+            "num_layers": [1, 3],
+            "num_heads": [1, 4],
+            "d_kv": [4, 16],
+            "d_ff": [8, 96],
+            "layer_norm_epsilon": [1e-5, 1e-2],
+            "relative_attention_num_buckets": [8],
+            "relative_attention_max_distance": [20],
+            "decoder_start_token_id": [0, 2],
+            "scale_decoder_outputs": [False, True],
+        },
+        change=own_head,
+        scale=1.0,
+    ),
+    "bart": Format("text", ("BartForConditionalGeneration", "BartModel"), SIDES, ODD_SIDES),
+    "marian": Format(
+        "text",
+        ("MarianMTModel",),
+        SIDES,
+        {
+            **ODD_SIDES,
+            "decoder_vocab_size": [None],
+            "share_encoder_decoder_embeddings": [False],
+        },
+    ),
+    "vit": Format("images", heads("ViT", "ForImageClassification", "Model"), VIT, ODD_VIT),
+    "deit": Format(
+        "images",
+        heads("DeiT", "ForImageClassification", "ForImageClassificationWithTeacher", "Model"),
+        VIT,
+        ODD_VIT,
+    ),
+    "vit_mae": Format("images", ("ViTMAEModel",), {**VIT, "mask_ratio": 0.0}, ODD_VIT),
+    "resnet": Format(
+        "images",
+        heads("ResNet", "ForImageClassification", "Model"),
+        {"embedding_size": 8, "hidden_sizes": [16, 24], "depths": [2, 1], "layer_type": "basic"},
+        {
+            **ODD_IMAGES,
+            "embedding_size": [4, 12],
+            "hidden_sizes": [[16, 32], [8, 8]],
+            "depths": [[1, 1], [1, 3]],
+            "layer_type": ["bottleneck", "basic"],
+            "downsample_in_first_stage": [True],
+            "downsample_in_bottleneck": [True],
+        },
+    ),
+    "swin": Format("images", heads("Swin", "ForImageClassification", "Model"), SWIN, ODD_SWIN),
+    "swinv2": Format(
+        "images",
+        heads("Swinv2", "ForImageClassification", "Model"),
+        SWIN,
+        {**ODD_SWIN, "pretrained_window_sizes": [[4, 4], [5, 3]]},
+    ),
+}
+
+# ---- ways to generate, as generation_config.json has them
+
+GENERATION: dict[str, list] = {
+    "length_penalty": [0.0, 0.6, 2.0, -0.5],
+    "early_stopping": [True, False, "never"],
+    "min_length": [3, 8],
+    "min_new_tokens": [2, 6],
+    "no_repeat_ngram_size": [1, 2, 3],
+    "repetition_penalty": [1.3, 0.8, 2.0],
+    "bad_words_ids": [[[7]], [[6], [8, 9]], [[5, 6, 7], [10]]],
+    "suppress_tokens": [[5, 6, 3], [12]],
+    "begin_suppress_tokens": [[7, 8, 2]],
+    "forced_bos_token_id": [9],
+    "forced_eos_token_id": [2],
+    "renormalize_logits": [True],
+    "exponential_decay_length_penalty": [[3, 1.4]],
+    "sequence_bias": [[[[7], 3.0], [[8, 9], -4.0]]],
+    "eos_token_id": [[2, 11], [2, 8, 14]],
+    "encoder_no_repeat_ngram_size": [2],
+    "encoder_repetition_penalty": [1.4],
+    "remove_invalid_values": [True],
+    "diversity_penalty": [0.5],
+    "num_beam_groups": [2],
+    "penalty_alpha": [0.6],
+    "typical_p": [0.9],
+    "top_k": [5],
+    "temperature": [0.7],
+    "guidance_scale": [1.5],
+}
+
+
+# ---- making a checkpoint
+
+
+def draw(odd: dict[str, list], most: int, chance: random.Random) -> Words:
+    """Draw up to so many odd settings, so few that not all configurations are refused."""
+    settings: Words = {}
+    for key in chance.sample(sorted(odd), min(len(odd), chance.randint(1, most))):
+        value = chance.choice(odd[key])
+        together = isinstance(value, dict) and key != "rope_parameters"
+        settings |= value if together else {key: value}
+    return settings
+
+
+def tokenizer() -> Any:
+    """Return a small byte-level tokenizer with the special tokens of all formats."""
+    ids = {piece: number for number, piece in enumerate(PIECES)}
+    pairs = [tuple(merge.split(" ")) for merge in MERGES]
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(ids, pairs, unk_token="<unk>"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    names = {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>", "mask": "<mask>"}
+    names |= {"cls": "<s>", "sep": "</s>"}
+    return made, {f"{role}_token": name for role, name in names.items()}
+
+
+def write_tokenizer(folder: Path, kind: str) -> None:
+    """Write the tokenizer, with what stands around a text in a format of some kind."""
+    made, names = tokenizer()
+    around = {"encoder": "<s> $A </s>", "text": "$A </s>", "language": "<s> $A"}[kind]
+    pair = around.replace("$A", "$A </s> $B" if kind != "language" else "$A $B")
+    made.post_processor = tokenizers.processors.TemplateProcessing(
+        single=around, pair=pair, special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    words = transformers.PreTrainedTokenizerFast(tokenizer_object=made, **names)
+    words.save_pretrained(folder)
+
+
+def enlarge(model: Any, scale: float, seed: int) -> None:
+    """Give a model weights so large that attention is sharp and logits spread."""
+    rand = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad or "embed_positions" in name and parameter.ndim > 1:
+            continue  # sinusoids are no weights
+        noise = torch.randn(parameter.shape, generator=rand)
+        if parameter.ndim > 1:
+            parameter.data = noise * scale / max(1, parameter[0].numel()) ** 0.5
+        else:
+            parameter.data = parameter.data + 0.3 * noise
+    for name, buffer in model.named_buffers():
+        if name.endswith("running_mean"):
+            buffer.copy_(0.3 * torch.randn(buffer.shape, generator=rand))
+        elif name.endswith("running_var"):
+            buffer.copy_(0.5 + torch.rand(buffer.shape, generator=rand))
+        elif name == "final_logits_bias":
+            buffer.copy_(torch.randn(buffer.shape, generator=rand))
+
+
+def make(format: Format, model_type: str, number: int, folder: Path) -> tuple[str, Words]:
+    """Write configuration `number` of a format as a folder; return its class and its oddities."""
+    chance = random.Random(f"{model_type} {number}")
+    name = format.classes[number % len(format.classes)]
+    cls = getattr(transformers, name)
+    settings = format.sizes | draw(format.odd, 4, chance)
+    if format.kind != "images":
+        settings |= {"vocab_size": len(PIECES), **TOKENS}
+    torch.manual_seed(number)
+    model = cls(cls.config_class(**settings)).eval()
+    format.change(model, chance)
+    enlarge(model, format.scale, number)
+    model.save_pretrained(folder)
+    odd = {key: value for key, value in settings.items() if format.sizes.get(key) != value}
+    odd = {key: value for key, value in odd.items() if key not in TOKENS}
+    if format.kind == "images":
+        return name, odd
+    write_tokenizer(folder, format.kind)
+    if format.kind in ("language", "text"):
+        told = folder / "generation_config.json"
+        words = json.loads(told.read_text()) if told.is_file() else {}
+        drawn = draw(GENERATION, 3, chance) if number % 4 else {}
+        if format.kind == "text":
+            drawn["decoder_start_token_id"] = settings["decoder_start_token_id"]
+        told.write_text(json.dumps({**words, **TOKENS, **drawn}))
+        odd |= {f"generation.{key}": value for key, value in drawn.items()}
+    return name, odd
+
+
+# ---- what both sides say
+
+
+@contextlib.contextmanager
+def calm() -> Iterator[None]:
+    """Keep what transformers has to say about odd settings to itself."""
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    logging.disable(logging.WARNING)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    logging.disable(logging.NOTSET)
+
+
+def batch(format: Format, config: Any) -> Words:
+    """Return a batch with padding, or images."""
+    rand = torch.Generator().manual_seed(1)
+    if format.kind == "images":
+        side = getattr(config, "image_size", 32)
+        side = side if isinstance(side, int) else side[0]
+        return {"pixels": torch.randn(2, config.num_channels, side, side, generator=rand)}
+    lengths = torch.tensor(LENGTHS)
+    keep = torch.arange(max(LENGTHS)) < lengths.unsqueeze(1)
+    ids, target = torch.randint(5, len(PIECES), (2, *keep.shape), generator=rand)
+    kinds = max(1, getattr(config, "type_vocab_size", 0) or 0)
+    types = torch.randint(0, kinds, keep.shape, generator=rand)
+    return {
+        "ids": ids.masked_fill(~keep, TOKENS["pad_token_id"]),
+        "keep": keep,
+        "lengths": lengths,
+        "target": target,
+        "types": types,
+    }
+
+
+@torch.no_grad()
+def their_logits(format: Format, model: Any, given: Words) -> Tensor:
+    """Return what transformers says about a batch, at real places."""
+    if format.kind == "images":
+        more: Words = {}
+        if model.config.model_type == "vit_mae":  # in the order of the image
+            size, patch = (
+                side if isinstance(side, int) else side[0]
+                for side in (model.config.image_size, model.config.patch_size)
+            )
+            more["noise"] = torch.arange((size // patch) ** 2).repeat(2, 1).float()
+        out = model(given["pixels"], **more)
+        if hasattr(out, "logits"):
+            return out.logits
+        last = out.last_hidden_state
+        return last.flatten(2).mT if last.ndim == 4 else last
+    mask = given["keep"].long()
+    if format.kind == "text":
+        out = model(given["ids"], attention_mask=mask, decoder_input_ids=given["target"])
+        return out.logits if hasattr(out, "logits") else out.last_hidden_state
+    types = {"token_type_ids": given["types"]} if format.kind == "encoder" else {}
+    out = model(given["ids"], attention_mask=mask, **types)
+    if getattr(out, "prediction_logits", None) is not None:
+        return out.prediction_logits[given["keep"]]
+    right = out.logits if hasattr(out, "logits") else out.last_hidden_state
+    return right if right.ndim == 2 else right[given["keep"]]
+
+
+@torch.no_grad()
+def our_logits(format: Format, model: Any, given: Words, base: bool) -> Iterator[Tensor]:
+    """Return what Regard says, in each of the ways in which it computes it."""
+    if format.kind == "images":
+        yield model.features(given["pixels"]) if base else model(given["pixels"])
+        return
+    ids, lengths, keep = given["ids"], given["lengths"], given["keep"]
+    if format.kind == "text":
+        target = given["target"]
+        if base:
+            yield model.hidden(ids, target, lengths)
+            return
+        yield model(ids, target, lengths)
+        state = model.start(ids, lengths)
+        steps = [model.step(part, state)[0] for part in target.split([1, 1, 6, 4], dim=1)]
+        yield torch.cat(steps, dim=1)
+        return
+    if format.kind == "encoder":
+        types = given["types"] if model.config.types else None
+        found = model(ids, lengths, types=types)
+        yield found if found.ndim == 2 else found[keep]
+        return
+    yield model(ids, lengths)[keep]
+    state = model.start(ids[:, :1])
+    steps = [model.step(part, state)[0] for part in ids.split([1, 1, 6, 4], dim=1)]
+    yield torch.cat(steps, dim=1)[keep]
+
+
+@torch.no_grad()
+def their_texts(format: Format, model: Any, words: Any, beam: int) -> list[str]:
+    """Return what transformers writes, one text after the other."""
+    told = []
+    for text in TEXTS:
+        given = words(text, return_tensors="pt", return_token_type_ids=False)
+        done = model.generate(
+            **given, num_beams=beam, do_sample=False, max_new_tokens=MOST, use_cache=False
+        )
+        start = given["input_ids"].shape[1] if format.kind == "language" else 1
+        told.append(words.decode(done[0, start:], skip_special_tokens=True))
+    return told
+
+
+def our_texts(format: Format, runner: Any, beam: int) -> list[str]:
+    """Return what Regard writes, all texts in one batch."""
+    if format.kind == "language":
+        found = runner.run(TEXTS, beam=beam, temperature=0, max_length=MOST, echo=False)
+        return [answer.completion for answer in found]
+    found = runner.run(TEXTS, beam=beam, max_length=MOST, split=False)
+    return [str(answer) for answer in found]
+
+
+# ---- comparing
+
+
+@dataclass
+class Outcome:
+    """How one configuration went: what was refused and why, and what is wrong."""
+
+    refused: dict[str, str] = field(default_factory=dict)
+    wrong: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def verdict(self) -> str:
+        """Return the worst that happened."""
+        if self.wrong:
+            return "wrong"
+        return "refused" if "load" in self.refused else "equal"
+
+
+def differ(found: Tensor, right: Tensor) -> str:
+    """Say by how much logits differ, or nothing if they do not."""
+    if found.shape != right.shape:
+        return f"shape {list(found.shape)}, not {list(right.shape)}"
+    largest = max(1.0, float(right.abs().max()))
+    off = float((found - right).abs().max())
+    return "" if off <= BOUND * largest else f"off by {off:.3g} of {largest:.3g}"
+
+
+def open_theirs(folder: Path, name: str) -> Any:
+    """Open a folder with transformers."""
+    model = getattr(transformers, name).from_pretrained(folder)
+    model.config.mask_ratio = 0.0
+    return model.eval()
+
+
+def same_as(
+    outcome: Outcome, stage: str, format: Format, folder: Path, right: Tensor, told: Words
+) -> Any:
+    """Compare what Regard makes of a folder with what is right; return it, or None if refused."""
+    base = told["class"].endswith("Model") and format.kind != "encoder"
+    try:
+        runner = regard.load(folder)
+    except regard.Mistake as mistake:
+        outcome.refused["load" if stage == "logits" else stage] = str(mistake)
+        return None
+    for found in our_logits(format, runner.model, told["given"], base):
+        if off := differ(found, right):
+            outcome.wrong[stage] = off
+    for beam, texts in told["texts"].items():
+        try:
+            ours = our_texts(format, runner, beam)
+        except regard.Mistake as mistake:
+            outcome.refused[f"{stage} beam={beam}"] = str(mistake)
+            continue
+        if ours != texts:
+            pairs = [pair for pair in zip(ours, texts, strict=True) if pair[0] != pair[1]]
+            outcome.wrong[f"{stage} texts, beam={beam}"] = f"{pairs[0][0]!r}, not {pairs[0][1]!r}"
+    return runner
+
+
+def judge(outcome: Outcome, format: Format, folder: Path, name: str) -> None:
+    """Compare Regard and transformers on a folder, and on what Regard exports of it."""
+    theirs = open_theirs(folder, name)
+    given = batch(format, theirs.config)
+    right = their_logits(format, theirs, given)
+    words = None if format.kind == "images" else transformers.AutoTokenizer.from_pretrained(folder)
+    writes = format.kind in ("language", "text") and not name.endswith("Model")
+    texts: dict[int, list[str]] = {}
+    for beam in (1, 3) if writes else ():
+        # what transformers itself refuses has no right answer
+        with contextlib.suppress(ValueError, NotImplementedError, TypeError):
+            texts[beam] = their_texts(format, theirs, words, beam)
+    told: Words = {"given": given, "texts": texts, "class": name}
+    if same_as(outcome, "logits", format, folder, right, told) is None:
+        return
+    out = folder.with_name(f"{folder.name}-exported")
+    try:
+        regard.export(str(folder), format="huggingface", out=str(out))
+    except regard.Mistake as mistake:
+        outcome.refused["export"] = str(mistake)
+        return
+    named = json.loads((out / "config.json").read_text())["architectures"][0]
+    again = open_theirs(out, named)
+    back = their_logits(format, again, given)
+    if named == name and (off := differ(back, right)):
+        outcome.wrong["export"] = off
+    for beam, before in texts.items():
+        reader = transformers.AutoTokenizer.from_pretrained(out)
+        after = their_texts(format, again, reader, beam)
+        if after != before:
+            pair = next(p for p in zip(after, before, strict=True) if p[0] != p[1])
+            outcome.wrong[f"export texts, beam={beam}"] = f"{pair[0]!r}, not {pair[1]!r}"
+    same_as(outcome, "again", format, out, back, told | {"class": named})
+
+
+def sweep(model_type: str, count: int, show: bool = False) -> Counter:
+    """Judge so many configurations of a format and count how they went."""
+    format, counted, number, failed = FORMATS[model_type], Counter(), 0, 0
+    while sum(counted[key] for key in VERDICTS) < count:
+        with tempfile.TemporaryDirectory() as home, calm():
+            folder, number = Path(home) / "theirs", number + 1
+            try:
+                name, settings = make(format, model_type, number, folder)
+                right = their_logits(
+                    format,
+                    model := open_theirs(folder, name),
+                    batch(format, model.config),
+                )
+            except Exception:  # transformers itself cannot make, write or run it
+                failed += 1
+                shutil.rmtree(folder, ignore_errors=True)
+                if failed > 20 * count:
+                    raise
+                continue
+            if not bool(right.isfinite().all()):
+                continue
+            outcome = Outcome()
+            try:
+                judge(outcome, format, folder, name)
+            except Exception as error:  # a traceback is no answer
+                outcome.wrong["error"] = f"{type(error).__name__}: {error}"
+        counted[outcome.verdict] += 1
+        counted["exports refused"] += "export" in outcome.refused
+        for kind, found in (("wrong", outcome.wrong), ("refused", outcome.refused)):
+            for stage, reason in found.items():
+                if show or kind == "wrong":
+                    reason = reason.replace(home, "")[:200]
+                    print(f"{kind} {model_type} {number} {name}, {stage}: {reason}\n    {settings}")
+    return counted
+
+
+def main() -> None:
+    """Sweep all formats and print how many configurations were equal, refused and wrong."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="a few configurations of each")
+    parser.add_argument("--only", default="", help="formats, with commas between them")
+    parser.add_argument("--count", type=int, default=60, help="configurations of each format")
+    parser.add_argument("--show", action="store_true", help="tell what is refused, too")
+    options = parser.parse_args()
+    count = 4 if options.quick else options.count
+    torch.set_num_threads(1)
+    total: Counter = Counter()
+    chosen = options.only.split(",") if options.only else list(FORMATS)
+    for model_type in chosen:
+        start = time.perf_counter()
+        found = sweep(model_type, count, options.show)
+        total += found
+        told = ", ".join(f"{found[key]} {key}" for key in (*VERDICTS, "exports refused"))
+        print(f"{model_type:12} {told}  ({time.perf_counter() - start:.0f} s)", flush=True)
+    everything = sum(total[key] for key in VERDICTS)
+    print(f"configurations parity {everything}")
+    for key in VERDICTS:
+        print(f"ratio parity_{key} {total[key] / everything:.4f}")
+    sys.exit(1 if total["wrong"] else 0)
+
+
+if __name__ == "__main__":
+    main()
