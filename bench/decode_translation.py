@@ -40,8 +40,6 @@ BEAM, LONGEST = 5, 128
 SIZES = (16, 32, 64, 128, 256)
 TRANSFORMERS_SIZES = (32, 64)
 
-Translate = Callable[[list[str]], list[str]]
-
 
 def test_lines(language: str | None, count: int) -> tuple[list[str], list[str]]:
     """Return sentences to translate, and what people made of them."""
@@ -60,10 +58,11 @@ def test_lines(language: str | None, count: int) -> tuple[list[str], list[str]]:
     return list(sources), list(references)
 
 
-def regard_side(loaded: Any) -> Translate:
+def by_regard(name: str) -> Act:
     """Translate as `regard run` does, but line by line as the others do."""
+    loaded = regard.load(name)
 
-    def translate(lines: list[str]) -> list[str]:
+    def translate(lines: list[str], rows: int) -> list[str]:
         found = loaded.run(
             lines, beam=BEAM, length_penalty="average", max_length=LONGEST, split=False
         )
@@ -72,19 +71,18 @@ def regard_side(loaded: Any) -> Translate:
     return translate
 
 
-def ctranslate2_side(
-    loaded: Any, folder: Path, kind: str, layout: tuple[int, int], rows: int
-) -> Translate:
-    """Translate by CTranslate2: some batches at once, each of so many lines and threads."""
+def by_ctranslate2(name: str, folder: str, kind: str, layout: tuple[int, int]) -> Act:
+    """Translate by CTranslate2: some batches at once, each on so many threads."""
     import ctranslate2
 
+    loaded = regard.load(name)
     batches, threads = layout
     engine = ctranslate2.Translator(
-        str(folder), device="cpu", compute_type=kind, inter_threads=batches, intra_threads=threads
+        folder, device="cpu", compute_type=kind, inter_threads=batches, intra_threads=threads
     )
     source, target = loaded.source_tokenizer, loaded.target_tokenizer
 
-    def translate(lines: list[str]) -> list[str]:
+    def translate(lines: list[str], rows: int) -> list[str]:
         pieces = [
             [source.library.id_to_token(i) for i in ids] for ids in source.encode_batch(lines)
         ]
@@ -189,7 +187,7 @@ def as_transformers(model: Any) -> Any:
     return theirs
 
 
-def generate_by_transformers(name: str) -> Act:
+def by_transformers(name: str) -> Act:
     """Return what translates lines by transformers' generate, sorted by length, in batches."""
     loaded = regard.load(name)
     model = as_transformers(loaded.model)
@@ -221,46 +219,58 @@ def generate_by_transformers(name: str) -> Act:
     return translate
 
 
-def transformers_side(name: str, layout: tuple[int, int], rows: int) -> Translate:
-    """Translate by transformers in some processes of so many threads, a share of the lines each."""
-    processes, threads = layout
-    peers = [Peer(generate_by_transformers, name, threads=threads) for _ in range(processes)]
+class Team:
+    """One side: processes of its own that share the lines, alike in length, in batches of rows."""
 
-    def translate(lines: list[str]) -> list[str]:
-        order = sorted(range(len(lines)), key=lambda i: -len(lines[i]))  # shares alike in length
-        shares = [order[rank::processes] for rank in range(processes)]
-        for peer, share in zip(peers, shares, strict=True):
-            peer.pipe.send(([lines[i] for i in share], rows))
+    def __init__(self, make: Callable[..., Act], *args: Any, processes: int = 1, threads: int):
+        self.peers = [Peer(make, *args, threads=threads) for _ in range(processes)]
+        self.rows = 0
+
+    def __call__(self, lines: list[str]) -> list[str]:
+        """Translate the lines."""
+        order = sorted(range(len(lines)), key=lambda i: -len(lines[i]))
+        shares = [sorted(order[rank :: len(self.peers)]) for rank in range(len(self.peers))]
+        for peer, share in zip(self.peers, shares, strict=True):
+            peer.pipe.send(([lines[i] for i in share], self.rows))
         answers = [""] * len(lines)
-        for peer, share in zip(peers, shares, strict=True):
+        for peer, share in zip(self.peers, shares, strict=True):
             for i, answer in zip(share, peer.pipe.recv()[1], strict=True):
                 answers[i] = answer
         return answers
 
-    return translate
+
+def ctranslate2_side(name: str, folder: str, kind: str, layout: tuple[int, int]) -> Team:
+    """Return CTranslate2 in one process, which has threads of its own for its batches."""
+    return Team(by_ctranslate2, name, folder, kind, layout, threads=layout[1])
+
+
+def transformers_side(name: str, layout: tuple[int, int]) -> Team:
+    """Return transformers in a process for each of the batches at a time."""
+    return Team(by_transformers, name, processes=layout[0], threads=layout[1])
 
 
 def best_layout(
     name: str,
-    make: Callable[[tuple[int, int], int], Translate],
+    make: Callable[[tuple[int, int]], Team],
     sizes: tuple[int, ...],
     lines: list[str],
-) -> Translate:
+    threads: int,
+) -> Team:
     """Try a batch on all cores and a batch a core, in several sizes; return the fastest."""
-    threads = torch.get_num_threads()
-    speeds: dict[tuple[int, int, int], float] = {}
-    sides: dict[tuple[int, int, int], Translate] = {}
+    speeds: dict[tuple[Team, int], float] = {}
+    told = []
     for layout in dict.fromkeys([(1, threads), (threads, 1)]):
-        for rows in sizes:
-            side = sides[*layout, rows] = make(layout, rows)
+        side = make(layout)
+        for side.rows in sizes:
             side(lines[:50])
-            speeds[*layout, rows] = len(lines) / timed(side, lines)[0]
-    told = ", ".join(f"{b}x{t}x{rows}: {speed:.1f}" for (b, t, rows), speed in speeds.items())
-    print(f"{name}, sentences/s by batches x threads x batch size: {told}", flush=True)
-    return sides[max(speeds, key=lambda each: speeds[each])]
+            speeds[side, side.rows] = speed = len(lines) / timed(side, lines)[0]
+            told.append(f"{layout[0]}x{layout[1]}x{side.rows}: {speed:.1f}")
+    print(f"{name}, sentences/s by batches x threads x batch size: {', '.join(told)}", flush=True)
+    side, side.rows = max(speeds, key=lambda each: speeds[each])
+    return side
 
 
-def timed(translate: Translate, lines: list[str]) -> tuple[float, list[str]]:
+def timed(translate: Team, lines: list[str]) -> tuple[float, list[str]]:
     """Translate all lines and return how long it took, and the answers."""
     start = time.perf_counter()
     answers = translate(lines)
@@ -290,22 +300,24 @@ def main() -> None:
         f"{name}: {size:,} parameters; {len(lines)} lines, beam {BEAM}, {options.threads} threads"
     )
 
-    sides: dict[str, Translate] = {"regard": regard_side(loaded)}
+    threads = options.threads
+    sides = {"regard": Team(by_regard, name, threads=threads)}
     with tempfile.TemporaryDirectory() as folder:
         exported = export_ctranslate2(
             loaded.model, loaded.source_tokenizer, loaded.target_tokenizer, Path(folder) / "ct2"
         )
         for kind, short in (("float32", "ct2_fp32"), ("int8", "ct2_int8")):
-            make = partial(ctranslate2_side, loaded, exported, kind)
-            sides[short] = best_layout(f"CTranslate2 {kind}", make, SIZES, lines)
+            make = partial(ctranslate2_side, name, str(exported), kind)
+            sides[short] = best_layout(f"CTranslate2 {kind}", make, SIZES, lines, threads)
         try:
             as_transformers(loaded.model)
         except ValueError as reason:
             print(f"transformers is left out: it cannot hold this model ({reason})")
         else:
             make = partial(transformers_side, name)
-            some = lines[:200]
-            sides["transformers"] = best_layout("transformers", make, TRANSFORMERS_SIZES, some)
+            sides["transformers"] = best_layout(
+                "transformers", make, TRANSFORMERS_SIZES, lines[:200], threads
+            )
         for side in sides.values():
             side(lines[:50])
         seconds: dict[str, list[float]] = {side: [] for side in sides}

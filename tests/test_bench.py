@@ -1,0 +1,48 @@
+"""Benchmarks are fair: every peer runs in its best layout, and the processor is named."""
+
+import importlib
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).resolve().parent.parent / "bench"
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCH))
+    return importlib.import_module
+
+
+class Peer:
+    """Takes longer with one layout and batch size than with another."""
+
+    def __init__(self, layout):
+        self.layout, self.rows = layout, 0
+
+    def __call__(self, lines):
+        time.sleep(0.01 if (self.layout, self.rows) == ((2, 1), 32) else 0.05)
+        return lines
+
+
+def test_a_peer_is_measured_in_the_layout_in_which_it_is_fastest(bench, capsys):
+    found = bench("decode_translation").best_layout("peer", Peer, (16, 32, 64), ["a"], threads=2)
+    assert (found.layout, found.rows) == ((2, 1), 32)
+    assert "1x2x16" in capsys.readouterr().out
+
+
+def test_the_processor_and_its_flags_are_named(bench):
+    line = bench("apart").machine()
+    assert line.startswith("machine: ") and "PyTorch" in line
+    info = Path("/proc/cpuinfo")
+    if sys.platform == "linux" and " avx2 " in info.read_text():
+        assert " avx2 " in line
+
+
+@pytest.mark.parametrize("script", sorted(p.name for p in BENCH.glob("*.py")))
+def test_every_benchmark_that_claims_a_speed_names_the_machine(script):
+    text = (BENCH / script).read_text(encoding="utf-8")
+    if 'print(f"ratio ' in text:
+        assert "print(machine()" in text
