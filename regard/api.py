@@ -4,13 +4,42 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from regard import __version__
 from regard.errors import Mistake, nearest
 from regard.models.folder import load_folder, read_json
 from regard.recipes import RECIPES, data_folder, found_data, recipe
+from regard.results import Named
 from regard.tasks import TASKS, runner, trainer
+
+if TYPE_CHECKING:
+    from regard.costs.lectures import Lectures
+    from regard.costs.report import Cost
+    from regard.tasks.captions import Describer
+    from regard.tasks.classifier import Classifier
+    from regard.tasks.compared import Compared
+    from regard.tasks.denoiser import ImageDenoiser
+    from regard.tasks.embed import Embedder
+    from regard.tasks.encoder import Encoder
+    from regard.tasks.evaluation import Evaluation
+    from regard.tasks.fill import Filler
+    from regard.tasks.filtering import Filtered
+    from regard.tasks.forecast import Examined
+    from regard.tasks.image_classifier import ImageClassifier
+    from regard.tasks.run import Report
+    from regard.tasks.runners import Runner
+    from regard.tasks.tagger import Tagger
+    from regard.tasks.text import TextToText
+    from regard.tasks.translator import Translator
+    from regard.tasks.writing import LanguageModel
+
+Place = str | Path
+
+
+def given(**values: Any) -> dict[str, Any]:
+    """Return the settings that were said."""
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def starters() -> dict[str, Path]:
@@ -31,10 +60,65 @@ def find_model(name: str | Path) -> Path:
     return Path(name)
 
 
-def load(name_or_folder: str | Path, /, device: str = "cpu", task: str | None = None) -> Any:
-    """Load a trained model by its folder or a starter's name, ready to run.
+@overload
+def load(
+    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["translate", "prefix"]
+) -> "Translator": ...
+@overload
+def load(
+    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["language"]
+) -> "LanguageModel": ...
+@overload
+def load(
+    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["text"]
+) -> "TextToText": ...
+@overload
+def load(
+    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["classify"]
+) -> "Classifier": ...
+@overload
+def load(
+    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["images"]
+) -> "ImageClassifier": ...
+@overload
+def load(name_or_folder: Place, /, device: str = "cpu", *, task: Literal["tag"]) -> "Tagger": ...
+@overload
+def load(name_or_folder: Place, /, device: str = "cpu", *, task: Literal["fill"]) -> "Filler": ...
+@overload
+def load(
+    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["embed"]
+) -> "Embedder": ...
+@overload
+def load(
+    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["caption"]
+) -> "Describer": ...
+@overload
+def load(
+    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["pretrain"]
+) -> "Encoder": ...
+@overload
+def load(
+    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["denoise"]
+) -> "ImageDenoiser": ...
+@overload
+def load(name_or_folder: Literal["en-zh"], /, device: str = "cpu") -> "Translator": ...
+@overload
+def load(name_or_folder: Literal["shakespeare"], /, device: str = "cpu") -> "LanguageModel": ...
+@overload
+def load(name_or_folder: Literal["fashion"], /, device: str = "cpu") -> "ImageClassifier": ...
+@overload
+def load(
+    name_or_folder: Place, /, device: str = "cpu", task: str | None = None
+) -> "Runner[Any]": ...
 
-    It runs as the task that it is made for; task="embed" takes its vectors instead.
+
+def load(name_or_folder: Place, /, device: str = "cpu", task: str | None = None) -> "Runner[Any]":
+    """Load a trained model, ready to run: load("en-zh").run("How are you?").
+
+    The name is that of a starter (regard models lists them), a folder that was trained, or one of
+    Hugging Face's kind. `device` is cpu or cuda. The model runs as the task that it is made for;
+    to name it in `task` lets a type checker know it too, and task="embed" takes its vectors
+    instead. One input to run() gives one answer, a list of inputs a list of answers.
     """
     from regard.pretrained.folder import is_foreign, read_generation
 
@@ -50,7 +134,9 @@ def load(name_or_folder: str | Path, /, device: str = "cpu", task: str | None = 
         raise Mistake(f"{folder}: unknown task {config['task']!r}; choose from {', '.join(TASKS)}")
     if task not in (None, config["task"], "embed"):
         raise Mistake(f"task={task}: {folder} can run for {config['task']} or embed")
-    return runner(task or config["task"]).load(folder, model, config)
+    made = runner(task or config["task"]).load(folder, model, config)
+    made.name, made.family = str(name_or_folder), config["family"]
+    return made
 
 
 def model_task(name_or_folder: str | Path) -> str:
@@ -66,18 +152,83 @@ def model_task(name_or_folder: str | Path) -> str:
     return task
 
 
-def train(task_or_recipe: str, /, *, quiet: bool = False, **settings: Any) -> Any:
-    """Train a task on data, or follow a recipe; the same call again goes on where it stopped."""
+def train(
+    task_or_recipe: str,
+    /,
+    *,
+    data: Any = None,
+    valid: Any = None,
+    test: Any = None,
+    out: Place | None = None,
+    init: Place | None = None,
+    size: str | None = None,
+    minutes: float | None = None,
+    steps: int | None = None,
+    lr: float | None = None,
+    batch_tokens: int | None = None,
+    dropout: float | None = None,
+    seed: int | None = None,
+    device: str | None = None,
+    quiet: bool = False,
+    **settings: Any,
+) -> "Report":
+    """Train a model on data, or follow a recipe; the same call again goes on where it stopped.
+
+    train("classify", data="reviews.tsv", minutes=5, out="runs/reviews")
+
+    task_or_recipe  translate, language, text, classify, images, tag, caption, pretrain, denoise,
+                    prefix; or a recipe that `regard recipes` lists
+    data            a folder with train, valid and test files, or one file; what it holds depends
+                    on the task: pairs, texts, texts with labels, images, ...
+    valid, test     files to choose by and for the final score, if not in `data`
+    out             the run's folder, runs/TASK if not said; the model is loaded from there
+    init            a model to start from: a folder or a starter
+    size            tiny, small, base or big
+    minutes, steps  how long to train; minutes are measured and turned into steps
+    lr              the peak of the learning rate
+    batch_tokens    tokens of a step (tasks on images take batch, their number)
+    dropout, seed   as everywhere
+    device          cpu or cuda
+    quiet           say nothing on stderr
+
+    All further keys, such as from/to (source= and target= in Python), position, norm, warmup,
+    label_smoothing or model.block.heads (as **{"model.block.heads": 8}), with their defaults:
+    `regard train TASK --help`. What is not said follows from size, data and time.
+
+    Returns a Report: folder, step, steps, finished, and the scores on the validation part by
+    name, as in report["loss"].
+    """
+    settings |= given(data=data, valid=valid, test=test, out=out, init=init, size=size)
+    settings |= given(minutes=minutes, steps=steps, lr=lr, batch_tokens=batch_tokens)
+    settings |= given(dropout=dropout, seed=seed, device=device)
     task, values, followed = plan(task_or_recipe, settings)
     return trainer(task).train(values, quiet=quiet, recipe=followed)
 
 
-def compare(task_or_recipe: str, /, *, quiet: bool = False, **settings: Any) -> Any:
+def compare(
+    task_or_recipe: str,
+    /,
+    *,
+    data: Any = None,
+    out: Place | None = None,
+    seeds: Any = None,
+    parallel: int | None = None,
+    quiet: bool = False,
+    **settings: Any,
+) -> "Compared":
     """Train variants of a task or recipe, every key with several values varied, and compare them.
 
-    The same call again goes on where it stopped.
+    compare("language", data="book.txt", position=["rotary", "alibi"], seeds=3, minutes=5)
+
+    Keys are those of `train`; one with several values (a list, or "a,b") is varied, each with
+    every seed. `seeds` is how many, or a list of them, `parallel` how many runs go on at once,
+    `out` the folder of all runs. The same call again goes on where it stopped.
+
+    Returns a Compared: variants, runs, and with str() the table of scores with intervals.
     """
     from regard.tasks.compare import compare
+
+    settings |= given(data=data, out=out, seeds=seeds, parallel=parallel)
 
     name = task_or_recipe
     task, followed = task_of(name), recipe(name) if name in RECIPES else None
@@ -129,16 +280,38 @@ def plan(name: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any], str 
     return task, values, name
 
 
-def evaluate(model: Any, /, **settings: Any) -> Any:
-    """Judge a model on data, alone or against another; every score comes with its signature."""
+def evaluate(
+    model: "Place | Runner[Any]",
+    /,
+    *,
+    data: Any = None,
+    part: str | None = None,
+    against: Any = None,
+    outputs: Place | None = None,
+    task: str | None = None,
+    **settings: Any,
+) -> "Evaluation":
+    """Judge a model on data, alone or against another; every score comes with its signature.
+
+    evaluate("en-zh", data="test.tsv", source="en", target="zh")["bleu"]
+
+    model    a folder, a starter's name, or what `load` returned
+    data     as for `train`; `part` of it is test (if not said), valid or train
+    against  another model, or for translators a list of them: with a paired test
+    outputs  a file for the model's answers, one line each
+    task     "embed" to judge the vectors of a model of another task
+
+    Further keys by task: `regard eval MODEL --help`. Returns an Evaluation, whose scores are read
+    by name, as in result["accuracy"]; shares such as accuracy and F1 are in percent.
+    """
     from regard.pretrained.folder import is_foreign
 
+    settings |= given(data=data, part=part, outputs=outputs)
     folder = find_model(model) if isinstance(model, str | Path) else None
     sets = {key: found_data(settings[key]) for key in ("data", "filters") if key in settings}
     settings |= sets
-    task = settings.pop("task", None)
     loaded: Any = load(folder, task=task) if folder is not None else model
-    other = settings.pop("against", None)
+    other = against
     if isinstance(other, str) and not Path(other).is_dir():
         other = other.split(",")
     others = other if isinstance(other, list) else [other]
@@ -152,16 +325,28 @@ def evaluate(model: Any, /, **settings: Any) -> Any:
     return result
 
 
-def look(model: Any, texts: Any, /, *, out: str | None = None, **settings: Any) -> Any:
+def look(
+    model: "Place | Runner[Any]",
+    texts: Any,
+    /,
+    *,
+    out: Place | None = None,
+    layers: Any = None,
+    heads: Any = None,
+    task: str | None = None,
+    **settings: Any,
+) -> "Shown | Saved":
     """Draw where a model looks while it answers texts, or labels images given as `run` takes them.
 
-    It is shown inline in a notebook, or saved as .html or .png.
+    look("en-zh", "How are you?", out="attention.html")
+
+    It is shown inline in a notebook, or saved to `out`: .html to explore, .png to print. `layers`
+    and `heads` are numbers of those to draw. Further keys by task: `regard look MODEL --help`.
     """
     from regard.viewer import Look
 
-    task = settings.pop("task", None)
+    loaded: Any
     loaded = load(model, task=task) if isinstance(model, str | Path) else model
-    layers, heads = settings.pop("layers", None), settings.pop("heads", None)
     arrays = ("__array__", "__array_interface__")
     if isinstance(texts, str | Path) or any(hasattr(texts, name) for name in arrays):
         texts = [texts]
@@ -172,8 +357,8 @@ def look(model: Any, texts: Any, /, *, out: str | None = None, **settings: Any) 
 
 
 @dataclass(frozen=True)
-class Saved:
-    """A file that was written."""
+class Saved(Named):
+    """A file or folder that was written."""
 
     path: str
 
@@ -192,17 +377,33 @@ class Shown:
     def _repr_html_(self) -> str:
         return self.look._repr_html_()
 
+    def __repr__(self) -> str:
+        return f"Shown({self.look!r})"
+
     def __str__(self) -> str:
         pictures = self.look.pictures
         told = [f"{picture.source} -> {picture.output}" for picture in pictures]
         return "\n".join([*told, "give out=attention.html or out=attention.png to see it"])
 
 
-def cost(model: Any, /, **settings: Any) -> Any:
+def cost(
+    model: Any,
+    /,
+    *,
+    size: str | None = None,
+    image: int | None = None,
+    length: int | None = None,
+    batch: int | None = None,
+    **settings: Any,
+) -> "Cost | Lectures":
     """Count what a model takes to read and to learn: one of ours by name or folder, or a module.
 
-    The name lectures stands for the tables of the lectures.
+    cost("vit_b16", image=384, batch=8)["multiply_adds"]
+
+    `size` is tiny, small, base or big, `image` the side of an image in pixels, `length` the tokens
+    of a text, `batch` how many at once. The name lectures stands for the tables of the lectures.
     """
+    settings |= given(size=size, image=image, length=length, batch=batch)
     from regard.costs.lectures import lectures
     from regard.costs.report import cost, cost_of
 
@@ -214,15 +415,27 @@ def cost(model: Any, /, **settings: Any) -> Any:
     return cost(str(model), find_model(model) if known else None, settings)
 
 
-def filter(name: str, photo: str | Path, /, *, quiet: bool = True, **settings: Any) -> Any:
-    """Smooth a photo by a filter of some name, or draw the comparison or the grid of them."""
+def filter(
+    name: str, photo: Place, /, *, out: Place | None = None, quiet: bool = True, **settings: Any
+) -> "Filtered":
+    """Smooth a photo by a filter of some name, or draw the comparison or the grid of them.
+
+    filter("bilateral", "photo.png", out="smooth.png")
+
+    The keys of a filter: `regard filter NAME --help`. To filter an array rather than a file, call
+    regard.filters.FILTERS[name].
+    """
     from regard.tasks.filtering import filter_photo
 
+    settings |= given(out=out)
     return filter_photo(name, photo, settings, quiet=quiet)
 
 
-def doctor(data: str, /, *, quiet: bool = True, **settings: Any) -> Any:
-    """Examine data before training: faults with their remedy, and what a size will cost."""
+def doctor(data: Any, /, *, quiet: bool = True, **settings: Any) -> "Examined":
+    """Examine data before training: faults with their remedy, and what a size will cost.
+
+    Keys: `regard doctor --help`.
+    """
     from regard.data.doctor import examine
     from regard.data.image import holds_images
     from regard.data.image_doctor import examine_images
@@ -243,7 +456,7 @@ def doctor(data: str, /, *, quiet: bool = True, **settings: Any) -> Any:
     return Examined(report, told(report, how.size) if train else None)
 
 
-def import_model(folder: str | Path, /, *, out: str | None = None, **settings: Any) -> Saved:
+def import_model(folder: Place, /, *, out: Place | None = None, **settings: Any) -> Saved:
     """Write a public checkpoint (a folder of Hugging Face's kind) as a folder of Regard's."""
     from regard.files import making, write_atomically
     from regard.models.folder import save_config, save_parts, save_weights
@@ -271,7 +484,7 @@ def import_model(folder: str | Path, /, *, out: str | None = None, **settings: A
             write_json(partial / "generation_config.json", read_generation(folder, config["task"]))
         write_atomically(partial / "README.md", _card(config, model))
         save_config(partial, model, name=config["family"], task=config["task"], about=about)
-    return Saved(out)
+    return Saved(str(out))
 
 
 def _whole(folder: Path, model: Any, config: dict[str, Any]) -> Any:
@@ -302,9 +515,14 @@ EXPORTS = {"ctranslate2": ("quantization",), "huggingface": ("dtype", "max_shard
 
 
 def export(
-    model: str, /, *, format: str | None = None, out: str | None = None, **settings: Any
+    model: Place, /, *, format: str | None = None, out: Place | None = None, **settings: Any
 ) -> Saved:
-    """Write a trained model in the words of another tool."""
+    """Write a trained model in the words of another tool.
+
+    export("runs/mine", format="huggingface", out="exported")
+
+    `format` is huggingface (with dtype, and max_shard in MB) or ctranslate2 (with quantization).
+    """
     if format not in EXPORTS:
         raise Mistake(f"format={format}; choose from {', '.join(sorted(EXPORTS))}")
     if out is None:
@@ -317,7 +535,7 @@ def export(
         return _export_huggingface(find_model(model), out, **settings)
     from regard.pretrained.ctranslate2 import export_ctranslate2
 
-    loaded = load(model)
+    loaded: Any = load(model)
     if loaded.task != "translate":
         raise Mistake(f"CTranslate2 takes a model for translate from us, not one for {loaded.task}")
     place = export_ctranslate2(
@@ -331,7 +549,7 @@ def export(
 
 
 def _export_huggingface(
-    folder: Path, out: str, *, dtype: str = "float32", max_shard: Any = None
+    folder: Path, out: Place, *, dtype: str = "float32", max_shard: Any = None
 ) -> Saved:
     """Write a model as transformers' AutoModel and AutoTokenizer read it; max_shard is in MB."""
     from regard.files import making
@@ -356,7 +574,7 @@ def _export_huggingface(
         export_weights(model, config, tokenizers, partial, **sizes)
         if tokenizers[0] is not None:
             export_tokenizers(partial, tokenizers, config)
-    return Saved(out)
+    return Saved(str(out))
 
 
 def starters_home() -> Path:

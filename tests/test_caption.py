@@ -468,7 +468,7 @@ def test_a_captioner_learns_to_look_and_a_blind_one_cannot(run: Path, photos: Pa
 
 def test_photos_are_captioned_one_for_one(run: Path, photos: Path, capsys, monkeypatch, tmp_path):
     names = [str(photos / "images" / f"{n}.png") for n in (48, 49, 50)]
-    alone = [regard.load(run).run(name)[0].text for name in names]
+    alone = [regard.load(run).run(name).text for name in names]
     assert [str(answer) for answer in regard.load(run).run(names, batch=2)] == alone
     assert main(["run", str(run), *names, "n_best=2", "scores=true", "beam=3"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -482,8 +482,8 @@ def test_photos_are_captioned_one_for_one(run: Path, photos: Path, capsys, monke
     assert main(["run", str(run), str(tmp_path / "broken.png")]) == 2
     drawn = regard.load(run).run(names[0], temperature=2.0, n_best=3, seed=1)
     again = regard.load(run).run(names[0], temperature=2.0, n_best=3, seed=1)
-    assert drawn == again and len(drawn[0].others) == 2
-    (begun,) = regard.load(run).run(names[0], prefix="a disc that")
+    assert drawn == again and len(drawn.others) == 2
+    begun = regard.load(run).run(names[0], prefix="a disc that")
     assert begun.text.startswith("a disc that")
 
 
@@ -610,7 +610,7 @@ def test_a_recurrent_captioner_learns_to_look(photos: Path, home: Path, normalis
     settings = {"decoder": "recurrent", "normalise": normalise, "steps": 40, "valid_every": 40}
     report = train(photos, out, **settings, **pull)
     assert report.scores["loss"] < 1.3
-    assert regard.load(out).run(str(photos / "images" / "48.png"))[0].text
+    assert regard.load(out).run(str(photos / "images" / "48.png")).text
     picture = regard.load(out).picture(str(photos / "images" / "48.png"))
     assert [view.name for view in picture.views] == ["decoder.inner.cross"]
 

@@ -213,7 +213,7 @@ def test_chances_sum_to_one_and_neighbours_never_matter(classifier):
     together = classifier.run(texts)
     small = classifier.run(texts, batch_rows=3, batch_tokens=40)
     for text, whole, part in zip(texts, together, small, strict=True):
-        (alone,) = classifier.run(text)
+        alone = classifier.run(text)
         assert whole.chances.sum() == pytest.approx(1.0, abs=1e-6)
         assert alone.chances == pytest.approx(whole.chances, abs=1e-5)
         assert part.chances == pytest.approx(whole.chances, abs=1e-5)
@@ -222,7 +222,7 @@ def test_chances_sum_to_one_and_neighbours_never_matter(classifier):
 
 def test_lines_and_records_say_the_same(classifier):
     how = classifier.check({"n_best": 3, "scores": True})
-    (answer,) = classifier.run("the green house", n_best=3, scores=True)
+    answer = classifier.run("the green house", n_best=3, scores=True)
     lines = [line.split("\t") for line in answer.lines(how)]
     record = answer.record(how)
     assert [label for label, _ in lines] == list(record["probabilities"])
@@ -237,8 +237,8 @@ def test_lines_and_records_say_the_same(classifier):
 
 def test_a_text_that_is_too_long_is_read_up_to_there_and_the_user_is_told(classifier, capsys):
     begin = "the big dog runs under the red tree"
-    (short,) = classifier.run(begin, max_length=10)
-    (long,) = classifier.run(begin + " and sits" * 50, max_length=10)
+    short = classifier.run(begin, max_length=10)
+    long = classifier.run(begin + " and sits" * 50, max_length=10)
     assert long.chances == pytest.approx(short.chances, abs=1e-6)
     assert long.cut and not short.cut and long.record(classifier.check({}))["cut"] is True
     assert "1 of 1 texts were cut at 10 pieces" in capsys.readouterr().err
@@ -731,11 +731,11 @@ def test_a_public_checkpoint_says_what_transformers_says_and_can_be_trained_on(t
             wanted = chances[first].max(-1)
         else:
             wanted = chances
-        (answer,) = ours.run(text)
+        answer = ours.run(text)
         assert answer.chances == pytest.approx(wanted, abs=1e-5)
     write_tsv(tmp_path / "data.tsv", rows(60, 4))
     out = tmp_path / "run"
     settings = {"init": str(folder), "steps": 2, "valid": "0.2", "quiet": True}
     regard.train("classify", data=str(tmp_path / "data.tsv"), out=str(out), **settings)
-    (answer,) = regard.load(out).run("a red dog " * 20)
+    answer = regard.load(out).run("a red dog " * 20)
     assert answer.label in ("RED", "GREEN", "BLUE") and answer.cut

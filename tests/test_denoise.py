@@ -317,10 +317,10 @@ def test_pieces_of_a_large_image_are_denoised_as_the_whole(trained):
 def test_colours_are_denoised_one_by_one(trained):
     model = regard.load(trained)
     image = np.stack([bars(i) for i in range(3)], 2)
-    (found,) = model.run(image, sigma=20)
+    found = model.run(image, sigma=20)
     assert found.pixels.shape == image.shape and found.pixels.dtype == np.uint8
     for channel in range(3):
-        (grey,) = model.run(image[..., channel], sigma=20)
+        grey = model.run(image[..., channel], sigma=20)
         assert np.array_equal(grey.pixels, found.pixels[..., channel])
 
 
@@ -331,7 +331,7 @@ def test_the_command_line_writes_images(trained, data, tmp_path, capsys):
     assert main(["run", str(trained), str(noisy), f"out={out}", "sigma=10"]) == 0
     told = capsys.readouterr().out
     assert told.startswith(str(out)) and "sigma 10.0" in told
-    (found,) = regard.load(trained).run(str(noisy), sigma=10)
+    found = regard.load(trained).run(str(noisy), sigma=10)
     assert np.array_equal(np.asarray(Image.open(out)), found.pixels)
     assert main(["run", str(trained), str(noisy), "noise=25", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)

@@ -124,7 +124,7 @@ def test_the_answer_is_what_transformers_says(bert, roberta):
         model = regard.load(folder)
         right = right.masked_fill(~model.allowed, 0)
         count = 10
-        (answer,) = model.run(text, n_best=count)
+        answer = model.run(text, n_best=count)
         found = [answer, *answer.others]
         top = right.topk(count)
         named = [model.word(n) for n in top.indices.tolist()]
@@ -135,15 +135,15 @@ def test_the_answer_is_what_transformers_says(bert, roberta):
 
 def test_a_mask_may_be_written_in_every_way(bert, roberta, filler):
     for model in (regard.load(bert), regard.load(roberta), filler):
-        ways = [model.run(f"the red {sign} runs.")[0] for sign in ("[MASK]", "<mask>", model.own)]
+        ways = [model.run(f"the red {sign} runs.") for sign in ("[MASK]", "<mask>", model.own)]
         assert ways[0].record(FillSettings()) == ways[1].record(FillSettings())
         assert str(ways[0]) == str(ways[2])
 
 
 def test_what_was_learnt_is_filled_in(filler):
-    (answer,) = filler.run("the red dog [MASK].")
+    answer = filler.run("the red dog [MASK].")
     assert str(answer) == "the red dog sleeps."
-    (answer,) = filler.run("a red [MASK] runs.")
+    answer = filler.run("a red [MASK] runs.")
     assert str(answer) == "a red dog runs."
     both = [str(a) for a in filler.run(["the cat [MASK] home.", "[MASK] red cat sleeps."])]
     assert both == ["the cat runs home.", "the red cat sleeps."]
@@ -176,7 +176,7 @@ def test_padding_and_neighbours_never_matter(bert):
 def test_no_special_token_is_ever_an_answer(bert, filler):
     for model in (regard.load(bert), filler):
         count = int(model.allowed.sum())
-        (answer,) = model.run("the [MASK] runs", n_best=min(count, 1000))
+        answer = model.run("the [MASK] runs", n_best=min(count, 1000))
         words = [one.words[0] for one in (answer, *answer.others)]
         assert not {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<s>", "<unk>"} & set(words)
         assert len(words) == count and int(model.allowed.sum()) <= model.tokenizer.vocab - 4
@@ -201,7 +201,7 @@ def test_several_masks_are_filled_by_the_rule_of_chains(bert):
         every += [(float(first[token] * p), token, n) for n, p in enumerate(second.tolist())]
     every.sort(reverse=True)
     # with as many kept as there are words nothing is lost on the way
-    (answer,) = model.run(text, n_best=count)
+    answer = model.run(text, n_best=count)
     for found, (chance, a, b) in zip([answer, *answer.others], every, strict=False):
         assert found.words == [model.word(a), model.word(b)]
         assert found.probability == pytest.approx(chance, rel=1e-3)
@@ -216,11 +216,11 @@ def test_several_masks_are_filled_by_the_rule_of_chains(bert):
 
 
 def test_fewer_kept_are_the_same_where_they_are_certain(filler):
-    (answer,) = filler.run("[MASK] red cat [MASK].", n_best=3)
+    answer = filler.run("[MASK] red cat [MASK].", n_best=3)
     assert str(answer) == "the red cat sleeps."
     found = [one.probability for one in (answer, *answer.others)]
     assert found == sorted(found, reverse=True) and sum(found) <= 1
-    assert math.isclose(filler.run("[MASK] red cat [MASK].")[0].probability, found[0], rel_tol=0.2)
+    assert math.isclose(filler.run("[MASK] red cat [MASK].").probability, found[0], rel_tol=0.2)
 
 
 # ---- what is read
@@ -230,7 +230,7 @@ def test_a_long_text_is_read_around_its_masks(bert):
     model = regard.load(bert)
     before, after = "the red dog runs on the mat . " * 4, " the cat sleeps" * 4
     text = f"{before}a [MASK] cat{after}"
-    (answer,) = model.run(text)
+    answer = model.run(text)
     assert answer.text.startswith(before) and answer.text.endswith(after)
     ids = model.encode(text)
     at = ids.index(model.mask)
@@ -307,7 +307,7 @@ def test_looking_shows_where_it_looked_and_what_it_thought_of(filler):
     assert rows[0] == "<s>" and "[MASK]" in rows
     assert np.abs(picture.views[0].weights.sum(-1) - 1).max() < 1e-5
     (step,) = picture.steps
-    (answer,) = filler.run("a red [MASK] runs.", n_best=2)
+    answer = filler.run("a red [MASK] runs.", n_best=2)
     assert step.probability == pytest.approx(answer.probability, rel=1e-5)
     assert len(step.candidates) == 5 and len(picture.alternatives) == 1
 

@@ -360,7 +360,7 @@ def test_what_was_tuned_is_exported_in_the_format_it_came_in(home, tmp_path):
     given = tokenizer("the horse eats a red tree", return_tensors="pt")
     with torch.no_grad():
         right = theirs.eval()(input_ids=given["input_ids"]).logits.softmax(-1)[0]
-    (answer,) = model.run("the horse eats a red tree")
+    answer = model.run("the horse eats a red tree")
     assert abs(torch.from_numpy(answer.chances) - right).max() < 1e-5
     assert theirs.config.id2label == {0: "animal", 1: "plant", 2: "thing"}
 
@@ -434,7 +434,7 @@ def test_the_real_encoder_learns_a_new_task(real_data, tmp_path, monkeypatch):
     assert report.finished and report.scores["accuracy"] > 40  # the commonest label is 1 in 4
     model = regard.load(tmp_path / "run")
     assert model.tokenizer.sha == regard.load(folder).tokenizer.sha
-    (answer,) = model.run("Who wrote Hamlet ?")
+    answer = model.run("Who wrote Hamlet ?")
     assert str(answer) in model.labels
     before = load_file(folder / "model.safetensors")
     after = weights(tmp_path / "run")

@@ -231,7 +231,7 @@ def test_one_command_trains_all_five_and_each_goes_on_writing(tmp_path: Path, mo
     for run in found.done:
         assert run["scores"]["loss"] < 3.0 and len(run["lengths"]) == 2  # 20 characters: log is 3
         model = regard.load(run["folder"])
-        answers = [model.run("Row, ", max_length=6, temperature=0, beam=n)[0] for n in (1, 3)]
+        answers = [model.run("Row, ", max_length=6, temperature=0, beam=n) for n in (1, 3)]
         assert [len(str(answer)) for answer in answers] == [11, 11]
         ids = torch.tensor([model.tokenizer.encode(str(answers[0]))])
         with torch.no_grad():

@@ -451,7 +451,7 @@ def test_every_position_just_works(home, tmp_path, position):
     settings = {**SMALL, "data": str(home / "text.txt"), "tokenizer": "characters", "steps": 2}
     report = regard.train("language", quiet=True, out=tmp_path, position=position, **settings)
     assert report.finished and math.isfinite(report.scores["loss"])
-    answer = regard.load(tmp_path).run("The ", max_length=40, temperature=0)[0]
+    answer = regard.load(tmp_path).run("The ", max_length=40, temperature=0)
     assert len(answer.completion) == 40
 
 
@@ -496,7 +496,7 @@ def test_greedy_writing_is_the_likeliest_token_each_time(name, request):
         ids = model.encode(text)
         whole = greedy_by_hand(model, ids, 17 - len(ids))
         whole = whole[: whole.index(2, 1)] if 2 in whole[1:] else whole
-        answer = model.run(text, temperature=0, max_length=17 - len(ids))[0]
+        answer = model.run(text, temperature=0, max_length=17 - len(ids))
         assert answer.completion == model._completion(ids, whole[len(ids) :]).rstrip("\ufffd")
 
 
@@ -506,21 +506,20 @@ def test_what_is_drawn_depends_on_the_seed_and_the_line_alone(model):
     together = [str(a) for a in model.run(texts, seed=5, **settings)]
     assert [str(a) for a in model.run(texts, seed=5, **settings)] == together
     assert [str(a) for a in model.run(texts, seed=6, **settings)] != together
-    alone = [str(model.run(t, first=n, seed=5, **settings)[0]) for n, t in enumerate(texts)]
+    alone = [str(model.run(t, first=n, seed=5, **settings)) for n, t in enumerate(texts)]
     assert alone == together
-    one = model.run(texts[0], seed=5, n_best=3, **settings)[0]
+    one = model.run(texts[0], seed=5, n_best=3, **settings)
     assert len({str(a) for a in [one, *one.others]}) == 3
 
 
 def test_more_is_written_than_the_model_reads_at_once(model):
-    answer = model.run("The café", temperature=0, max_length=100)[0]
+    answer = model.run("The café", temperature=0, max_length=100)
     assert len(answer.completion) == 100
     ids = model.encode("The café")
     by_hand = greedy_by_hand(model, ids, model.window - len(ids))
     assert answer.completion.startswith(model._completion(ids, by_hand[len(ids) :]))
     assert (
-        model.run("The café", temperature=0, max_length=50)[0].completion
-        == (answer.completion[:50])
+        model.run("The café", temperature=0, max_length=50).completion == (answer.completion[:50])
     )
 
 
@@ -531,9 +530,9 @@ def test_more_is_written_than_the_model_reads_at_once(model):
 def test_streaming_gives_the_same_text(name, settings, request):
     model = request.getfixturevalue(name)
     settings = {"max_length": 60, "temperature": 1.0, **settings}
-    whole = model.run("The caf", **settings)[0]
+    whole = model.run("The caf", **settings)
     bits: list[str] = []
-    streamed = model.run("The caf", on_text=bits.append, **settings)[0]
+    streamed = model.run("The caf", on_text=bits.append, **settings)
     assert "".join(bits) == streamed.completion == whole.completion
     assert len(bits) > 1 or len(whole.completion) < 8
     if "stop" in settings:
@@ -541,17 +540,17 @@ def test_streaming_gives_the_same_text(name, settings, request):
 
 
 def test_an_answer_ends_before_the_text_that_stops_it(model):
-    free = model.run("The ", temperature=0, max_length=80)[0].completion
+    free = model.run("The ", temperature=0, max_length=80).completion
     stop = free[10:13]
-    stopped = model.run("The ", temperature=0, max_length=80, stop=stop)[0].completion
+    stopped = model.run("The ", temperature=0, max_length=80, stop=stop).completion
     assert stopped == free[: free.index(stop)]
-    many = model.run("The ", beam=2, n_best=2, max_length=8, stop="e")[0]
+    many = model.run("The ", beam=2, n_best=2, max_length=8, stop="e")
     assert all("e" not in a.completion for a in [many, *many.others])
 
 
 def test_a_character_in_bytes_is_never_told_by_halves(bytewise):
     bits: list[str] = []
-    answer = bytewise.run("The caf", on_text=bits.append, temperature=0, max_length=40)[0]
+    answer = bytewise.run("The caf", on_text=bits.append, temperature=0, max_length=40)
     assert "é" in answer.completion
     assert not any("\ufffd" in bit for bit in bits)
 
@@ -578,7 +577,7 @@ def test_given_texts_are_judged(model):
     for text in ("The café is open.", "A", "A dog runs to the café, and a cat sleeps."):
         ids = model.encode(text)
         total, count = plain_loss_of(model.model, ids, model.window)
-        (answer,) = model.run(text, forced=True)
+        answer = model.run(text, forced=True)
         assert answer.logprob == pytest.approx(-total, abs=1e-4)
         assert answer.score == pytest.approx(-total / max(1, count), abs=1e-5)
         assert answer.completion == ""
@@ -658,7 +657,7 @@ def test_a_picture_shows_where_each_written_token_looked(model):
         assert view.weights.shape == (2, tokens - 1, tokens - 1)
         assert np.allclose(view.weights.sum(-1), 1, atol=1e-5)
         assert np.triu(view.weights, 1).max() == 0
-    assert seen.output == model.run("The dog", temperature=0, max_length=6)[0].completion
+    assert seen.output == model.run("The dog", temperature=0, max_length=6).completion
     written = seen.steps[len("The dog") - 1 :]
     assert all(step.candidates[0][0] == step.token for step in written)
     assert all(0 < step.probability <= 1 for step in seen.steps)
@@ -743,7 +742,7 @@ def test_a_conversation_that_grows_too_long_forgets_its_beginning(pieces):
 def test_a_session_remembers_its_rounds(model, monkeypatch):
     said = iter(["Hello", "And you?"])
     seen: list = []
-    run = model.run
+    run = model.answer
 
     def spy(inputs, **settings):
         seen.append(inputs[0])
@@ -755,7 +754,7 @@ def test_a_session_remembers_its_rounds(model, monkeypatch):
         except StopIteration:
             raise EOFError from None
 
-    monkeypatch.setattr(model, "run", spy)
+    monkeypatch.setattr(model, "answer", spy)
     monkeypatch.setattr("builtins.input", read)
     out = io.StringIO()
     model.session({"chat": "true", "max_length": "8"}, out)
@@ -893,10 +892,10 @@ def test_a_real_model_tells_its_story():
     expected = json.loads((folder / "expected.json").read_text())
     model = regard.load(folder)
     count = len(expected["greedy_from_bos"]) - 1
-    text = model.run("", temperature=0, max_length=count)[0].completion
+    text = model.run("", temperature=0, max_length=count).completion
     assert "<s> " + text == expected["text"]
     begin = "Once upon a time, there was a little"
-    answer = model.run(begin, temperature=0, max_length=30)[0]
+    answer = model.run(begin, temperature=0, max_length=30)
     assert ("<s> " + str(answer)).startswith(expected["text"][: len(begin) + 30])
 
 
@@ -922,7 +921,7 @@ def test_a_model_of_running_text_stays_one_when_it_is_exported(home, tmp_path):
     for other in (theirs, again):
         assert other.config["running"] is True and other.window == ours.window == 16
         how = {"temperature": 0, "max_length": 12}
-        assert str(other.run("The", **how)[0]) == str(ours.run("The", **how)[0])
+        assert str(other.run("The", **how)) == str(ours.run("The", **how))
     path = tmp_path / "theirs" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"regard_context": 2**60}))
     with pytest.raises(Mistake, match="'context' is"):

@@ -275,7 +275,7 @@ def test_a_picture_tells_what_run_tells(photo):
     (answer,) = model.run(photo)
     assert picture.output == str(answer) and picture.photo.shape == (40, 40, 3)
     told = re.findall(r"\d\.\d{4}", picture.note)
-    assert told == [f"{p:.4f}" for p in sorted(model.run(photo)[0].chances)[::-1]]
+    assert told == [f"{p:.4f}" for p in sorted(model.run(photo).chances)[::-1]]
     assert picture.views[-1].name == "rollout" and len(picture.views) == 5
 
 

@@ -564,7 +564,7 @@ def test_vectors_come_out_of_run(runs, stripes):
     encoder = regard.load(runs["simclr"])
     paths = sorted(str(path) for path in (stripes / "test").rglob("*.png"))[:3]
     together = encoder.run(paths)
-    alone = encoder.run(paths[1])[0]
+    alone = encoder.run(paths[1])
     np.testing.assert_allclose(together[1].vector, alone.vector, atol=1e-5)
     assert together[0].vector.shape == (24,)
 
@@ -573,7 +573,7 @@ def test_clip_finds_texts(runs, captioned):
     """A run with captions chooses among texts, and is judged by what it finds."""
     encoder = regard.load(runs["clip"])
     path = next((captioned / "all").rglob("*.png"))
-    answer = encoder.run(str(path), texts="across number 1|down number 2", n_best=2)[0]
+    answer = encoder.run(str(path), texts="across number 1|down number 2", n_best=2)
     assert sum(answer.chances) == pytest.approx(1, abs=1e-5)
     result = regard.evaluate(str(runs["clip"]), data=str(captioned))
     names = [score.name for score in result.scores]

@@ -127,7 +127,7 @@ def test_a_run_that_broke_off_goes_on_to_the_same_weights(data, tmp_path, monkey
     assert go("broken").finished
     one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "broken"))
     assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
-    (answer,) = regard.load(tmp_path / "broken").run("the dog " * 20)
+    answer = regard.load(tmp_path / "broken").run("the dog " * 20)
     assert len(answer.tags) == 40
 
 
@@ -141,7 +141,7 @@ def test_every_word_has_one_tag_and_neighbours_never_matter(tagger):
     together = tagger.run(texts)
     small = tagger.run(texts, batch_rows=2, batch_tokens=30)
     for text, whole, part in zip(texts, together, small, strict=True):
-        (alone,) = tagger.run(text)
+        alone = tagger.run(text)
         assert list(whole.words) == text.split() and len(whole.tags) == len(whole.words)
         assert alone.tags == whole.tags == part.tags
         assert alone.chances == pytest.approx(whole.chances, abs=1e-5)
@@ -151,7 +151,7 @@ def test_every_word_has_one_tag_and_neighbours_never_matter(tagger):
 
 
 def test_words_given_as_a_list_are_tagged_like_those_of_a_text(tagger):
-    (one,), (two,) = tagger.run("they walk ."), tagger.run([["they", "walk", "."]])
+    one, (two,) = tagger.run("they walk ."), tagger.run([["they", "walk", "."]])
     assert one.tags == two.tags == ["PRON", "VERB", "PUNCT"]
     (spaced,) = tagger.run([["New York", "sleeps"]])
     assert len(spaced.tags) == 2
@@ -161,7 +161,7 @@ def test_words_given_as_a_list_are_tagged_like_those_of_a_text(tagger):
 
 
 def test_raw_text_is_split_into_words_and_signs(tagger):
-    (answer,) = tagger.run("They walk.", words="raw")
+    answer = tagger.run("They walk.", words="raw")
     assert answer.words == ["They", "walk", "."]
     with pytest.raises(Mistake, match="unknown words 'row'.*Did you mean 'raw'"):
         tagger.check({"words": "row"})
@@ -173,7 +173,7 @@ def test_every_format_says_the_same(tagger):
 
     def lines(**settings):
         how = tagger.check(settings)
-        return list(tagger.run(text, **settings)[0].lines(how))
+        return list(tagger.run(text, **settings).lines(how))
 
     assert lines() == ["the/DET dog/NOUN sits/VERB"]
     assert lines(format="columns") == [f"{word}\t{tag}" for word, tag in wanted] + [""]

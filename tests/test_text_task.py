@@ -312,7 +312,7 @@ def test_the_prefix_says_what_to_do(trained: Path):
     assert isinstance(model, TextToText)
     for word in WORDS:
         copied, denied, spelt = (
-            str(model.run(text, prefix=prefix)[0])
+            str(model.run(text, prefix=prefix))
             for text, prefix in ((word, "copy"), (word, "deny"), (f"copy: {word}", ""))
         )
         assert (copied, denied) == (word, "no")

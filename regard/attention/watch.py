@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -89,7 +90,9 @@ def _below(maps: list[Map]) -> Map:
 class Maps:
     """The attention of a model's layers by name, such as decoder.3.cross."""
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: nn.Module, outer: "Maps | None" = None):
+        """Watch a model, and tell another watcher around this one as well."""
+        self._outer = outer
         self._names: dict[int, list[str]] = {}
         self._seen: dict[int, int] = {}
         for name, module in model.named_modules(remove_duplicate=False):
@@ -98,17 +101,21 @@ class Maps:
 
     def see(self, module: object, shape: tuple, compute: Callable) -> None:
         """Note that a module attended; one that stands in several places does so in turn."""
+        if self._outer is not None:
+            self._outer.see(module, shape, compute)
         if names := self._names.get(id(module)):
             turn = self._seen[id(module)] = self._seen.get(id(module), -1) + 1
             name = names[turn % len(names)]
             self._maps.setdefault(name, []).append(Map(name, shape, compute))
 
-    def join(self, module: object, before: int) -> None:
-        """Make one map of those that a module has left since there were so many."""
+    def join(self, module: object, last: int) -> None:
+        """Make one map of so many last ones that a module has left."""
+        if self._outer is not None:
+            self._outer.join(module, last)
         for name in self._names.get(id(module), [])[:1]:
             maps = self._maps.get(name, [])
-            if len(maps) > before + 1:
-                self._maps[name] = [*maps[:before], _below(maps[before:])]
+            if last > 1:
+                self._maps[name] = [*maps[:-last], _below(maps[-last:])]
 
     def count(self, module: object) -> int:
         """Return how many maps there are of a module that stands in one place."""
@@ -120,6 +127,11 @@ class Maps:
 
     def calls(self, name: str) -> list[Map]:
         """Return one map for each time that a layer attended."""
+        if not self._maps:
+            raise Mistake(
+                f"no attention named '{name}' was seen: nothing attended while this was watched; "
+                "run the model that is watched within the with block"
+            )
         if name not in self._maps:
             raise Mistake(
                 f"no attention named '{name}' was seen; choose from {', '.join(self._maps)}."
@@ -139,6 +151,20 @@ class Maps:
     def __len__(self) -> int:
         return len(self._maps)
 
+    def __repr__(self) -> str:
+        rows = [
+            f"  {name}: {'x'.join(map(str, maps[-1].shape))}"
+            + (f", the last of {len(maps)}" if len(maps) > 1 else "")
+            for name, maps in self._maps.items()
+        ]
+        return "\n".join(["Maps (sentences x heads x queries x keys)", *(rows or ["  none yet"])])
+
+
+class Holder(Protocol):
+    """What has a model, such as that which regard.load returns."""
+
+    model: nn.Module
+
 
 _WATCHER: ContextVar[Maps | None] = ContextVar("watcher", default=None)
 
@@ -149,9 +175,16 @@ def watcher() -> Maps | None:
 
 
 @contextmanager
-def watch(model: nn.Module) -> Iterator[Maps]:
-    """Collect the attention of every layer of a model while the block runs."""
-    maps = Maps(model)
+def watch(model: nn.Module | Holder) -> Iterator[Maps]:
+    """Collect the attention of every layer of a model while the block runs.
+
+    The model is a module, or what regard.load returned. `maps[name]` is the attention of a layer
+    when it was last computed, `maps.calls(name)` that of each time: in writing, of each step.
+    """
+    module = model if isinstance(model, nn.Module) else getattr(model, "model", None)
+    if not isinstance(module, nn.Module):
+        raise Mistake(f"{model!r:.60} is no model; give a module, or what regard.load returned")
+    maps = Maps(module, watcher())
     token = _WATCHER.set(maps)
     try:
         yield maps
@@ -166,4 +199,4 @@ def as_one(module: object) -> Iterator[None]:
     before = 0 if seer is None else seer.count(module)
     yield
     if seer is not None:
-        seer.join(module, before)
+        seer.join(module, seer.count(module) - before)

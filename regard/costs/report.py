@@ -17,6 +17,7 @@ from regard.costs.model import Reading, build, described, named
 from regard.errors import Mistake
 from regard.layers.convolution import statistics
 from regard.models.folder import hollow
+from regard.results import Named
 from regard.settings import fill
 
 FLOAT = 4  # bytes of a number
@@ -105,7 +106,7 @@ class Larger:
 
 
 @dataclass(frozen=True)
-class Cost:
+class Cost(Named):
     """What a model takes to read a batch, and to learn from it."""
 
     model: str

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from regard import native
+from regard.attention.watch import watcher
 from regard.decode.writer import Writer
 from regard.errors import Mistake, choose
 from regard.memory import reuse_memory
@@ -157,7 +158,7 @@ def in_batches(
         order = order[count:]
     work = [[items[i] for i in batch] for batch in batches]
     reuse_memory()
-    workers = min(workers, len(work))
+    workers = 1 if watcher() is not None else min(workers, len(work))  # watched in order
     if workers < 2:
         done = list(map(function, work))
     else:

@@ -30,11 +30,12 @@ from regard.interval import paired
 from regard.settings import fill
 from regard.tasks.cider import SIGNATURE, cider
 from regard.tasks.evaluation import Evaluation, made_here
-from regard.tasks.image_classifier import format_of, listed, read_image
+from regard.tasks.image_classifier import format_of, read_image
 from regard.tasks.image_look import ImageLookSettings, check_kind, photo_of, picture_of
 from regard.tasks.judge import Comparison, Score, bleu_metric, compare
 from regard.tasks.pretrain import captions_in, of_part
 from regard.tasks.run import load_tokenizer
+from regard.tasks.runners import Answer, Runner
 from regard.tasks.scores_text import resample
 from regard.tasks.translator import setting, words_of_pieces
 from regard.training.loss import vocabulary_loss
@@ -97,7 +98,7 @@ class CaptionLookSettings(ImageLookSettings):
 
 
 @dataclass
-class Caption:
+class Caption(Answer):
     """A caption, with what is known about it; `others` are the next best."""
 
     text: str
@@ -135,7 +136,7 @@ def references_of(captions: Sequence[Sequence[str]]) -> list[list[str | None]]:
     return [[some[n] if n < len(some) else None for some in captions] for n in range(most)]
 
 
-class Describer:
+class Describer(Runner[Caption]):
     """A model that captions images, with its tokenizer and the format of its images."""
 
     task = NAME
@@ -197,16 +198,15 @@ class Describer:
             )
         return how
 
-    def run(self, inputs: Any, *, first: int = 0, **settings: Any) -> list[Caption]:
+    def answer(self, inputs: list[Any], *, first: int = 0, **settings: Any) -> list[Caption]:
         """Caption images: paths, open images, or arrays (h, w, 3) of bytes."""
         how = self.check(settings)
-        images = listed(inputs)
         if how.threads:
             torch.set_num_threads(how.threads)
         format = replace(self.format, size=how.image or self.format.size)
         answers: list[Caption] = []
-        for start in range(0, len(images), how.batch):
-            some = images[start : start + how.batch]
+        for start in range(0, len(inputs), how.batch):
+            some = inputs[start : start + how.batch]
             read = [read_image(image, format, how.broken) for image in some]
             pixels = [torch.from_numpy(x) for x in read if not isinstance(x, str)]
             lines = [first + start + n for n, x in enumerate(read) if not isinstance(x, str)]

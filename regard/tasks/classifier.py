@@ -1,7 +1,7 @@
 """A trained classifier as its user has it: texts in, labels out, and a look at how."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ from regard.tasks.labels_judge import (
     units,
 )
 from regard.tasks.run import load_tokenizer, tell
+from regard.tasks.runners import Answer, Runner
 from regard.tasks.translator import setting
 
 TOLD = 100  # labels whose chances a JSON line names
@@ -79,8 +80,8 @@ class ClassifierEvalSettings(ClassifierSettings):
     samples: int = setting(1000, "of the bootstrap", min=100, max=100_000)
 
 
-@dataclass(frozen=True)
-class Classified:
+@dataclass(frozen=True, repr=False)
+class Classified(Answer):
     """The labels of one text, and how likely each label is."""
 
     labels: Sequence[str]  # all that the model knows
@@ -97,6 +98,19 @@ class Classified:
         """Return the label, or all of them where there may be several."""
         names = [self.labels[i] for i in self.chosen]
         return names if self.several else names[0]
+
+    @property
+    def probability(self) -> float | list[float]:
+        """Return how likely the label is, or each of them where there may be several."""
+        chances = [float(self.chances[i]) for i in self.chosen]
+        return chances if self.several else chances[0]
+
+    def keys(self) -> list[str]:
+        """Return all names that there are."""
+        return ["label", "probability", *super().keys()]
+
+    def __repr__(self) -> str:
+        return f"Classified(label={self.label!r}, probability={self.probability!r})"
 
     def _ranked(self) -> list[int]:
         return np.argsort(-self.chances, kind="stable").tolist()
@@ -123,7 +137,7 @@ class Classified:
         return {**found, "cut": True} if self.cut else found
 
 
-class Classifier:
+class Classifier(Runner[Classified]):
     """A model with its tokenizer and its labels."""
 
     task = "classify"
@@ -167,20 +181,17 @@ class Classifier:
             )
         return how
 
-    def run(
-        self, inputs: str | Iterable[str], *, first: int = 0, **settings: Any
-    ) -> list[Classified]:
+    def answer(self, inputs: list[Any], *, first: int = 0, **settings: Any) -> list[Classified]:
         """Label texts."""
         how = self.check(settings)
-        texts: list[Any] = [inputs] if isinstance(inputs, str) else list(inputs)
-        for text in texts:
+        for text in inputs:
             if not isinstance(text, str):
                 raise Mistake(f"{text!r:.60} is no text; give a list of texts")
         if how.threads:
             torch.set_num_threads(how.threads)
-        chances, cut = self.chances(texts, how)
+        chances, cut = self.chances(inputs, how)
         if any(cut):
-            tell(f"{sum(cut)} of {len(texts)} texts were cut at {self._most(how)} pieces")
+            tell(f"{sum(cut)} of {len(inputs)} texts were cut at {self._most(how)} pieces")
         return [
             Classified(self.labels, row, self.choose(row, how.threshold), self.several, was)
             for row, was in zip(chances, cut, strict=True)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from regard.errors import Mistake
 from regard.files import write_atomically
 from regard.interval import Difference, Interval, interval, paired
+from regard.results import Named
 
 # keys that change what is learnt from
 DATA = {"data", "valid", "init", "columns", "from", "to", "skip_bad", "share"}
@@ -40,7 +41,7 @@ def name_of(job: Mapping[str, Any]) -> str:
 
 
 @dataclass
-class Compared:
+class Compared(Named):
     """Scores of variants with their intervals over seeds."""
 
     name: str

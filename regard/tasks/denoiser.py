@@ -36,6 +36,7 @@ from regard.tasks.image_classifier import Unread
 from regard.tasks.image_look import check_kind, spot_of
 from regard.tasks.judge import Comparison, Score
 from regard.tasks.run import tell
+from regard.tasks.runners import Answer, Runner
 from regard.tasks.translator import setting
 from regard.training.progress import Progress
 
@@ -183,7 +184,7 @@ class DenoiseLookSettings:
 
 
 @dataclass(frozen=True, eq=False)
-class Denoised:
+class Denoised(Answer):
     """A clean image, bytes (h, w) or (h, w, 3), with the spread that its noise was taken to have.
 
     If noise was added first, `before` and `after` are the PSNR of the image with and without it.
@@ -213,7 +214,7 @@ class Denoised:
         return told
 
 
-class ImageDenoiser:
+class ImageDenoiser(Runner[Denoised | Unread]):
     """A model that takes the noise out of images, grey or channel by channel."""
 
     task = "denoise"
@@ -273,16 +274,16 @@ class ImageDenoiser:
                 found[:, top : top + step, left : left + step] = made.cpu()
         return found.clamp_(0, 1)
 
-    def run(self, inputs: Any, *, first: int = 0, **settings: Any) -> list[Denoised | Unread]:
+    def answer(
+        self, inputs: list[Any], *, first: int = 0, **settings: Any
+    ) -> list[Denoised | Unread]:
         """Denoise images: paths, open images, or arrays (h, w) or (h, w, 3) of bytes."""
         how = self.check(settings)
-        alone = isinstance(inputs, str | Path | Image.Image | np.ndarray | Tensor)
-        images: list[Any] = [inputs] if alone else list(inputs)
         if how.threads:
             torch.set_num_threads(how.threads)
-        if how.out and _is_file(how.out) and first + len(images) > 1:
+        if how.out and _is_file(how.out) and first + len(inputs) > 1:
             raise Mistake(f"out={how.out} is one file for several images; name a folder")
-        return [self._one(image, n, how) for n, image in enumerate(images, first)]
+        return [self._one(image, n, how) for n, image in enumerate(inputs, first)]
 
     def _one(self, image: Any, number: int, how: DenoiseRunSettings) -> Denoised | Unread:
         check_kind(image)

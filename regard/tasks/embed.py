@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from regard.tasks.evaluation import Evaluation, made_here, score_both
 from regard.tasks.judge import Score
 from regard.tasks.labelling import Read, Reader, Row, collate, longest_of, reader_of
 from regard.tasks.run import load_tokenizer, tell
+from regard.tasks.runners import Answer, Runner
 from regard.tasks.translator import setting
 
 NAME = "embed"
@@ -79,11 +80,14 @@ def train(values: Mapping[str, Any], **more: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Embedded:
+class Embedded(Answer):
     """The vector of one text."""
 
     vector: np.ndarray
     cut: bool = False
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.vector, dtype=dtype, copy=copy)
 
     def __str__(self) -> str:
         return " ".join(f"{number:.8g}" for number in self.vector.tolist())
@@ -99,7 +103,7 @@ class Embedded:
 
 
 @dataclass(frozen=True)
-class Similar:
+class Similar(Answer):
     """How alike two texts are: the cosine of the angle between their vectors."""
 
     similarity: float
@@ -118,7 +122,7 @@ class Similar:
         return {**found, "cut": True} if self.cut else found
 
 
-class Embedder:
+class Embedder(Runner[Embedded | Similar]):
     """A model with its tokenizer, and how it makes one vector of many."""
 
     task = NAME
@@ -172,22 +176,21 @@ class Embedder:
             )
         return how
 
-    def run(
-        self, inputs: str | Iterable[str], *, first: int = 0, **settings: Any
-    ) -> list[Embedded] | list[Similar]:
+    def answer(
+        self, inputs: list[Any], *, first: int = 0, **settings: Any
+    ) -> list[Embedded | Similar]:
         """Make a vector of each text or, for pairs with a TAB between, tell how alike they are."""
         how = self.check(settings)
-        texts: list[Any] = [inputs] if isinstance(inputs, str) else list(inputs)
-        for text in texts:
+        for text in inputs:
             if not isinstance(text, str):
                 raise Mistake(f"{text!r:.60} is no text; give a list of texts")
         if how.threads:
             torch.set_num_threads(how.threads)
         if not how.similarity:
-            vectors, cut = self.vectors(texts, how)
+            vectors, cut = self.vectors(inputs, how)
             self._tell(cut, how)
             return [Embedded(row, was) for row, was in zip(vectors, cut, strict=True)]
-        pairs = [_sides(text, first + number) for number, text in enumerate(texts, 1)]
+        pairs = [_sides(text, first + number) for number, text in enumerate(inputs, 1)]
         found, cut = self.compare(pairs, how)
         self._tell(cut, how)
         return [Similar(one, was) for one, was in zip(found.tolist(), cut, strict=True)]

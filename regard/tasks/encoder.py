@@ -34,7 +34,6 @@ from regard.tasks.image_classifier import (
     ImageRunSettings,
     Unread,
     format_of,
-    listed,
     read_image,
 )
 from regard.tasks.image_look import ImageLookSettings, check_kind, picture_of
@@ -52,6 +51,7 @@ from regard.tasks.pretrain import (
 )
 from regard.tasks.probe import Known, by_neighbours, fit_line, pooled, vectors
 from regard.tasks.run import load_tokenizer
+from regard.tasks.runners import Runner
 from regard.tasks.translator import setting
 
 
@@ -112,7 +112,7 @@ def _linear(known: Known, how: ProbeSettings) -> Fitted:
 PROBES: dict[str, Callable[[Known, ProbeSettings], Fitted]] = {"linear": _linear, "knn": _knn}
 
 
-class Encoder:
+class Encoder(Runner[Embedded | Classified | Unread]):
     """A model without a head and the format of its images."""
 
     task = NAME
@@ -173,7 +173,8 @@ class Encoder:
         whole = self.whole()
         if not hasattr(whole, "paint_over"):
             raise Mistake(f"an encoder trained by {self.trained_by} paints nothing")
-        pixels = [torch.from_numpy(self.format.read(image)) for image in listed(images)]
+        listed = [images] if self.is_one(images) else images
+        pixels = [torch.from_numpy(self.format.read(image)) for image in listed]
         read = self.format.normalise(torch.stack(pixels).to(self.device))
         height, width = whole.size(read)
         noise = chance_of(seed, 0).random((len(read), height * width), np.float32)
@@ -190,19 +191,18 @@ class Encoder:
     # Running
 
     @torch.inference_mode()
-    def run(
-        self, inputs: Any, *, first: int = 0, **settings: Any
+    def answer(
+        self, inputs: list[Any], *, first: int = 0, **settings: Any
     ) -> list[Embedded | Classified | Unread]:
         """Make a vector of each image, or choose among texts; a path, an image or an array each."""
         how = self.check(settings)
-        images = listed(inputs)
         if how.threads:
             torch.set_num_threads(how.threads)
         format = replace(self.format, size=how.image) if how.image else self.format
         answer = self._chooser(how) if how.texts is not None else self._vectors
         answers: list[Embedded | Classified | Unread] = []
-        for start in range(0, len(images), how.batch):
-            some = images[start : start + how.batch]
+        for start in range(0, len(inputs), how.batch):
+            some = inputs[start : start + how.batch]
             read = [read_image(image, format, how.broken) for image in some]
             good = [torch.from_numpy(pixels) for pixels in read if not isinstance(pixels, str)]
             rows = iter(self._answered(answer, good) if good else [])

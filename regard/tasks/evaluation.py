@@ -3,7 +3,7 @@
 import json
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ import torch
 from regard import __version__
 from regard.data.text import Corpus, load_pairs
 from regard.errors import Mistake
+from regard.results import Scored
 from regard.settings import fill
 from regard.tasks.judge import Comparison, Score, bleu_metric, tokenise_for
 from regard.tasks.lengths import BORDERS, Lengths, by_length
@@ -47,9 +48,9 @@ class EvalSettings(RunSettings):
     plot: str | None = field(default=None, metadata={"help": "a .png of BLEU by source length"})
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """The scores of one system, with all that they depend on."""
+@dataclass(frozen=True, repr=False)
+class Evaluation(Scored):
+    """The scores of one system, by name as in result["bleu"], with all that they depend on."""
 
     model: str
     scores: list[Score]
@@ -60,6 +61,10 @@ class Evaluation:
     comparison: list[Comparison] = field(default_factory=list)
     of: str = "sentences"  # what was counted
     lengths: Lengths | None = field(default=None, kw_only=True)
+
+    def named_scores(self) -> Iterable[tuple[str, float]]:
+        """Return the scores by name."""
+        return ((score.name, score.value) for score in self.scores)
 
     def __str__(self) -> str:
         lines = [f"{self.model}: {self.sentences:,} {self.of} in {self.seconds:.1f} s"]

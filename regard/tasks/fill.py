@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from regard.tasks.judge import Score
 from regard.tasks.labelling import Row, collate, frame_of
 from regard.tasks.language import MaskedSettings, MaskedTokens, mask_of
 from regard.tasks.run import load_tokenizer
+from regard.tasks.runners import Answer, Runner
 from regard.tasks.translator import setting
 from regard.training.loop import at_least
 
@@ -66,7 +67,7 @@ def train(values: Mapping[str, Any], **more: Any) -> Any:
 
 
 @dataclass
-class Filled:
+class Filled(Answer):
     """A text with its masks filled in, and how likely that is; `others` come next."""
 
     text: str
@@ -121,7 +122,7 @@ class _Text(NamedTuple):
         return _Text(ids, self.places[1:], (*self.chosen, token), self.log + log)
 
 
-class Filler:
+class Filler(Runner[Filled]):
     """A model that was trained on masked text, with its tokenizer."""
 
     task = NAME
@@ -176,20 +177,19 @@ class Filler:
 
     # Filling in
 
-    def run(self, inputs: str | Iterable[str], *, first: int = 0, **settings: Any) -> list[Filled]:
+    def answer(self, inputs: list[Any], *, first: int = 0, **settings: Any) -> list[Filled]:
         """Fill in the masks of texts; `first` is the number of the first, for what is told.
 
         Several masks of a text are filled from left to right, each in the light of those before
         it, and the likeliest texts are kept all the way.
         """
         how = self.check(settings)
-        texts: list[Any] = [inputs] if isinstance(inputs, str) else list(inputs)
-        for text in texts:
+        for text in inputs:
             if not isinstance(text, str):
                 raise Mistake(f"{text!r:.60} is no text; give a list of texts")
         if how.threads:
             torch.set_num_threads(how.threads)
-        started = [self._read(text, first + number) for number, text in enumerate(texts, 1)]
+        started = [self._read(text, first + number) for number, text in enumerate(inputs, 1)]
         count = min(max(how.n_best, TOLD), int(self.allowed.sum()))
         told = self._guess(started, how, count, every=True)
         growing = [
@@ -203,7 +203,7 @@ class Filler:
                 growing[n] = _likeliest([(text, next(found)) for text in growing[n]], how.n_best)
         return [
             self._filled(text, some, guesses, how.n_best)
-            for text, some, guesses in zip(texts, growing, told, strict=True)
+            for text, some, guesses in zip(inputs, growing, told, strict=True)
         ]
 
     def _read(self, text: str, number: int) -> _Text:

@@ -21,6 +21,7 @@ from regard.files import write_atomically
 from regard.filters import FILTERS, WEIGHTS
 from regard.filters.frame import Place, check_place
 from regard.filters.quality import noisy, psnr, ssim
+from regard.results import Named
 from regard.settings import fill
 from regard.tasks.translator import setting
 from regard.training.progress import Progress
@@ -109,7 +110,7 @@ SETTINGS: dict[str, type] = {
 
 
 @dataclass(frozen=True)
-class Filtered:
+class Filtered(Named):
     """A picture that was written, and how near each filter came to the photo."""
 
     path: str

@@ -12,6 +12,7 @@ from regard.costs.count import count as count_of
 from regard.data.doctor import Counts, ImageCounts, Report
 from regard.data.image import ImageFormat
 from regard.errors import choose
+from regard.results import Named
 from regard.tasks import images
 from regard.tasks.run import parameters
 from regard.tasks.translate import SIZES, build, make_batch, resolve
@@ -188,7 +189,7 @@ def forecast(report: Report, size: str) -> Forecast:
 
 
 @dataclass(frozen=True)
-class Examined:
+class Examined(Named):
     """A report of data with its forecast."""
 
     report: Report

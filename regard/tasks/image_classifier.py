@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL.Image import Image
 from torch import Tensor
 
 from regard.data.image import (
@@ -41,6 +40,7 @@ from regard.tasks.labels_judge import (
     wilson,
 )
 from regard.tasks.run import tell
+from regard.tasks.runners import Answer, Runner
 from regard.tasks.translator import setting
 
 FEW = 5  # labels among which the right one should be, where there are more
@@ -77,7 +77,7 @@ class ImageEvalSettings(ImageRunSettings):
 
 
 @dataclass(frozen=True)
-class Unread:
+class Unread(Answer):
     """What is answered for an image that cannot be read."""
 
     why: str
@@ -115,12 +115,6 @@ def format_of(folder: Path, model: Any, config: dict[str, Any]) -> ImageFormat:
     return format
 
 
-def listed(inputs: Any) -> list[Any]:
-    """Return one image, or several, as a list: paths, open images or arrays."""
-    alone = isinstance(inputs, str | Path | Image | np.ndarray | Tensor)
-    return [inputs] if alone else list(inputs)
-
-
 def read_image(image: Any, format: ImageFormat, broken: str) -> np.ndarray | str:
     """Return the pixels of an image, or what is wrong with it if such are passed over."""
     if isinstance(image, str) and not image:
@@ -135,7 +129,7 @@ def read_image(image: Any, format: ImageFormat, broken: str) -> np.ndarray | str
         return str(mistake)
 
 
-class ImageClassifier:
+class ImageClassifier(Runner[Classified | Unread]):
     """A model with its labels and the format of its images."""
 
     task = "images"
@@ -173,15 +167,16 @@ class ImageClassifier:
     def _format(self, how: ImageRunSettings) -> ImageFormat:
         return replace(self.format, size=how.image) if how.image else self.format
 
-    def run(self, inputs: Any, *, first: int = 0, **settings: Any) -> list[Classified | Unread]:
+    def answer(
+        self, inputs: list[Any], *, first: int = 0, **settings: Any
+    ) -> list[Classified | Unread]:
         """Label images: paths, open images, or arrays (h, w, 3) of bytes."""
         how = self.check(settings)
-        images = listed(inputs)
         if how.threads:
             torch.set_num_threads(how.threads)
         format, answers = self._format(how), []
-        for start in range(0, len(images), how.batch):
-            some = images[start : start + how.batch]
+        for start in range(0, len(inputs), how.batch):
+            some = inputs[start : start + how.batch]
             read = [read_image(image, format, how.broken) for image in some]
             good = [torch.from_numpy(pixels) for pixels in read if not isinstance(pixels, str)]
             rows = iter(self.chances(torch.stack(good), how.mirror) if good else [])

@@ -154,7 +154,7 @@ class Error:
         return f"  {self.answer} ({self.probability:.2f}), but {self.right}: {text}  {self.where}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LabelEvaluation(Evaluation):
     """The scores of labels, with those of each class and the errors it was surest of."""
 

@@ -5,7 +5,7 @@ import hashlib
 import json
 import platform
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache
@@ -23,6 +23,7 @@ from regard.layers.lora import adapters, merged
 from regard.models import family, sized
 from regard.models.folder import load_folder, read_json, save_config, save_weights
 from regard.pretrained.folder import import_folder, is_foreign
+from regard.results import Scored
 from regard.settings import fill
 from regard.tasks.tokenizer import load_any_tokenizer, load_any_tokenizers
 from regard.tasks.tune import HEAD, check_tune, let_learn, usual_rate
@@ -223,14 +224,27 @@ def shorten(values: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True)
-class Report:
-    """How a training went."""
+class Report(Scored):
+    """How a training went: where the model is, how far it came, and its scores by name."""
 
     folder: str
     step: int
     steps: int
     finished: bool
-    scores: dict[str, float]
+    scores: dict[str, float]  # on the validation part
+
+    def named_scores(self) -> Iterable[tuple[str, float]]:
+        """Return the scores on the validation part by name."""
+        return self.scores.items()
+
+    @property
+    def valid(self) -> dict[str, float]:
+        """Return the scores on the validation part."""
+        return {name: value for name, value in self.scores.items() if name != "better"}
+
+    def keys(self) -> list[str]:
+        """Return the names of all scores, then `valid` for all of them, then the fields."""
+        return [*super().keys(), "valid"]
 
     def __str__(self) -> str:
         told = ", ".join(f"{k} {v:.4g}" for k, v in self.scores.items() if k != "better")

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,6 +46,7 @@ from regard.tasks.labels_judge import (
     units,
 )
 from regard.tasks.run import load_tokenizer
+from regard.tasks.runners import Answer, Runner
 from regard.tasks.translator import setting
 
 AROUND = 6  # words shown to both sides of an error
@@ -79,7 +80,7 @@ class TaggerEvalSettings(TaggerSettings):
 
 
 @dataclass(frozen=True)
-class Tagged:
+class Tagged(Answer):
     """The words of one text, their tags, and how likely these are."""
 
     words: Sequence[str]
@@ -230,7 +231,7 @@ def cut_sentence(
     return found
 
 
-class Tagger:
+class Tagger(Runner[Tagged]):
     """A model with its tokenizer and its tags."""
 
     task = "tag"
@@ -273,15 +274,12 @@ class Tagger:
             )
         return how
 
-    def run(
-        self, inputs: str | Iterable[str | Sequence[str]], *, first: int = 0, **settings: Any
-    ) -> list[Tagged]:
+    def answer(self, inputs: list[Any], *, first: int = 0, **settings: Any) -> list[Tagged]:
         """Tag texts, or lists of words."""
         how = self.check(settings)
-        given: list[Any] = [inputs] if isinstance(inputs, str) else list(inputs)
         split = SPLITS[how.words]
         sentences = []
-        for text in given:
+        for text in inputs:
             words = split(text) if isinstance(text, str) else text
             if not isinstance(words, list | tuple) or not all(
                 isinstance(word, str) and word.strip() for word in words

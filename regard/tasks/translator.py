@@ -1,6 +1,6 @@
 """A trained translator as its user has it: texts in, texts out, and a look at how."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from regard.decode import search
 from regard.decode.search import Hypothesis, in_batches
 from regard.errors import Mistake, choose
 from regard.settings import fill
+from regard.tasks.runners import Answer, Runner
 from regard.tasks.tokenizer import load_any_tokenizers, save_any_tokenizers
 
 LONGEST_PART = 400  # pieces; a longer sentence is read in parts, as the model never saw such
@@ -102,7 +103,7 @@ class Alignment:
 
 
 @dataclass
-class Translated:
+class Translated(Answer):
     """One answer, with what is known about it; `others` are the next best."""
 
     text: str
@@ -149,7 +150,7 @@ class _Sentence:
     answers: list[Hypothesis] = field(default_factory=list)
 
 
-class Translator:
+class Translator(Runner[Translated]):
     """A model with its tokenizers."""
 
     task = "translate"
@@ -220,21 +221,17 @@ class Translator:
             raise Mistake(f"n_best={how.n_best} is more than beam={how.beam}; widen the beam")
         return how
 
-    def run(
-        self, inputs: str | Iterable[str], *, first: int = 0, **settings: Any
-    ) -> list[Translated]:
+    def answer(self, inputs: list[Any], *, first: int = 0, **settings: Any) -> list[Translated]:
         """Translate texts; `first` is the number of the first line, which seeds random draws."""
         how = self.check(settings)
-        single = isinstance(inputs, str) or not isinstance(inputs, Iterable)
-        texts: list[Any] = [inputs] if single else list(inputs)
-        for text in texts:
+        for text in inputs:
             if not isinstance(text, str):
                 raise Mistake(f"{text!r:.60} is no text; give a list of texts")
         if how.threads:
             torch.set_num_threads(how.threads)
         if how.forced:
-            return self._forced(texts, how)
-        sentences = [s for i, text in enumerate(texts) for s in self._sentences(text, i, how)]
+            return self._forced(inputs, how)
+        sentences = [s for i, text in enumerate(inputs) for s in self._sentences(text, i, how)]
 
         def write(some: list[_Sentence]) -> list[list[Hypothesis]]:
             return self._write(some, how, first)
@@ -249,7 +246,7 @@ class Translator:
             sentence.answers = hypotheses
         if how.alignments != "none":
             self._align([(s.ids, h.ids) for s in sentences for h in s.answers])
-        by_line: list[list[_Sentence]] = [[] for _ in texts]
+        by_line: list[list[_Sentence]] = [[] for _ in inputs]
         for sentence in sentences:
             by_line[sentence.line].append(sentence)
         return [self._told(parts, how) for parts in by_line]

@@ -3,7 +3,7 @@
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -24,6 +24,7 @@ from regard.tasks.evaluation import Evaluation, made_here, score_both
 from regard.tasks.judge import Score
 from regard.tasks.language import stretch_loss
 from regard.tasks.run import load_tokenizer
+from regard.tasks.runners import Answer, Runner
 from regard.training.loop import mix
 
 OnText = Callable[[str], None]
@@ -83,7 +84,7 @@ class JudgeSettings:
 
 
 @dataclass
-class Written:
+class Written(Answer):
     """One answer: what was given, how it goes on, and how likely that is; `others` come next."""
 
     given: str
@@ -122,13 +123,6 @@ class _Row:
     steps: list[float] = field(default_factory=list)
 
 
-def _is_single(inputs: Any) -> bool:
-    """Tell whether one text or one conversation was given, rather than several."""
-    if isinstance(inputs, list):
-        return bool(inputs) and all(isinstance(one, dict) for one in inputs)
-    return isinstance(inputs, str) or not isinstance(inputs, Iterable)
-
-
 class _Teller:
     """Tells a text bit by bit as its tokens come, and nothing that may still change."""
 
@@ -156,7 +150,7 @@ class _Teller:
             self.told = len(text)
 
 
-class LanguageModel:
+class LanguageModel(Runner[Written]):
     """A model that goes on writing, with its tokenizer."""
 
     task = "language"
@@ -205,8 +199,13 @@ class LanguageModel:
 
     # Writing
 
-    def run(
-        self, inputs: Any, *, first: int = 0, on_text: OnText | None = None, **settings: Any
+    def is_one(self, inputs: Any) -> bool:
+        """Tell whether one text or one conversation was given, rather than several."""
+        talk = isinstance(inputs, list) and inputs and all(isinstance(x, dict) for x in inputs)
+        return bool(talk) or super().is_one(inputs)
+
+    def answer(
+        self, inputs: list[Any], *, first: int = 0, on_text: OnText | None = None, **settings: Any
     ) -> list[Written]:
         """Go on with texts, or answer conversations given as lists of messages.
 
@@ -214,14 +213,13 @@ class LanguageModel:
         answer to a single text bit by bit as it is written.
         """
         how = self.check(settings)
-        texts: list[Any] = [inputs] if _is_single(inputs) else list(inputs)
         if how.threads:
             torch.set_num_threads(how.threads)
         if how.forced:
-            return self._judge([self._text(text) for text in texts], how)
-        if any(isinstance(text, list) for text in texts):
+            return self._judge([self._text(text) for text in inputs], how)
+        if any(isinstance(text, list) for text in inputs):
             how = replace(how, chat=True)
-        given = [self._prompt(text, how) for text in texts]
+        given = [self._prompt(text, how) for text in inputs]
         rows = [_Row(first + i, ids) for i, (_, ids) in enumerate(given)]
         stop = how.stop or (chat.TEMPLATES[how.template].stop if how.chat else "")
         teller = None
@@ -561,12 +559,12 @@ class LanguageModel:
             out.flush()
 
         if how.forced or how.n_best > 1 or how.beam > 1:
-            (answer,) = self.run([given], first=number, **settings)
+            (answer,) = self.answer([given], first=number, **settings)
             tell("\n".join(answer.lines(how)))
         else:
             if how.echo and not how.chat:
                 tell(given)
-            (answer,) = self.run([given], first=number, on_text=tell, **settings)
+            (answer,) = self.answer([given], first=number, on_text=tell, **settings)
         tell("\n")
         return answer
 
