@@ -24,16 +24,21 @@ def parts(name: str) -> dict[str, str]:
     config: Any = module.ROWS[name]
     block = config.block
     window = getattr(config, "window", None)
+    some = getattr(config, "window_layers", None)
+    near = f" in {len(some)} of {config.depth} layers" if some else ""
     shared = block.kv_heads not in (None, block.heads)
+    norm = block.norm + (", and after the embeddings" if config.embed_norm != "none" else "")
+    norm += ", and of queries and keys" if block.head_norm != "none" else ""
+    biases = {"same": "yes" if block.bias else "no", "qkv": "of queries, keys and values"}
     return {
-        "norm": block.norm + (", and after the embeddings" if config.embed_norm != "none" else ""),
+        "norm": norm,
         "order": block.order,
         "feed-forward": block.feed_forward,
         "score": block.score,
         "position": config.position,
-        "mask": MASKS[module] + (f", the last {window} tokens" if window else ""),
+        "mask": MASKS[module] + (f", the last {window} tokens{near}" if window else ""),
         "heads": f"{block.heads}" + (f", which share {block.kv_heads} of keys" if shared else ""),
-        "bias": "yes" if block.bias else "no",
+        "bias": biases[block.attention_bias],
     }
 
 

@@ -123,6 +123,44 @@ FAMILIES = {
             position="rotary",
             block=replace(LLAMA, kv_heads=1, norm="layer_nobias", order="parallel"),
         ),
+        "qwen2": replace(
+            DECODER,
+            position="rotary",
+            window=3,
+            window_layers=(1,),
+            block=replace(LLAMA, kv_heads=2, attention_bias="qkv"),
+        ),
+        "qwen3": replace(
+            DECODER,
+            position="rotary",
+            tie=False,
+            block=replace(LLAMA, head_width=6, head_norm="rms"),
+        ),
+        "gpt_neox": replace(
+            DECODER,
+            position="rotary_part",
+            position_share=0.5,
+            block=replace(DECODER.block, order="parallel_norms", dropout=0.2),
+        ),
+        "gemma2": replace(
+            DECODER,
+            position="rotary",
+            window=4,
+            window_layers=(0,),
+            scale_embedding=True,
+            logit_cap=5.0,
+            block=replace(LLAMA, norm="rms_plus1", order="sandwich", score="capped", score_cap=2.0),
+        ),
+        "gemma3": replace(
+            DECODER,
+            position="rotary",
+            near_base=100.0,
+            window=3,
+            window_layers=(0,),
+            block=replace(
+                LLAMA, norm="rms_plus1", order="sandwich", head_norm="rms_plus1", score_scale=0.3
+            ),
+        ),
         "post": replace(
             DECODER, position="none", head_bias=True, block=replace(BLOCK, order="post")
         ),

@@ -1,7 +1,8 @@
 """Many heads that look at once, and what they remember while a text is written."""
 
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Num
@@ -135,8 +136,9 @@ class MultiHead(nn.Module):
         kv_heads: int | None = None,
         head_width: int | None = None,
         bias: bool = True,
+        out_bias: bool | None = None,
         dropout: float = 0.0,
-        score: str = "dot",
+        score: Any = "dot",
         position: Position | None = None,
     ):
         super().__init__()
@@ -150,8 +152,8 @@ class MultiHead(nn.Module):
         self.heads, self.kv_heads, self.head_width = heads, kv_heads, head_width
         self.dropout = dropout
         self.qkv = nn.Linear(width, (heads + 2 * kv_heads) * head_width, bias=bias)
-        self.out = nn.Linear(heads * head_width, width, bias=bias)
-        self.score = build_score(score, head_width, heads)
+        self.out = nn.Linear(heads * head_width, width, bias=bias if out_bias is None else out_bias)
+        self.score = build_score(score, head_width, heads) if isinstance(score, str) else score
         self.position = position or Position()
         self.turns = type(self.position).rotate is not Position.rotate
         # whether the positions of all keys are asked for
@@ -159,6 +161,10 @@ class MultiHead(nn.Module):
 
     def _split(self, x: Tensor, heads: int) -> Tensor:
         return x.view(*x.shape[:-1], heads, self.head_width).transpose(1, 2)
+
+    def ready(self, qkv: Tensor) -> Tensor:
+        """Return projected queries, keys and values (b, l, h, d) as they are compared."""
+        return qkv
 
     def read(self, memory: Tensor) -> Memory:
         """Project what is to be looked at to keys and values."""
@@ -199,7 +205,7 @@ class MultiHead(nn.Module):
                 at = torch.arange(start, start + x.shape[1], device=x.device).unsqueeze(-1)
             memory_at, both = at, [self.heads, self.kv_heads]
             # parted before heads and places change places, so that gradients meet as they are laid
-            qkv = self.qkv(x).unflatten(-1, (-1, self.head_width))
+            qkv = self.ready(self.qkv(x).unflatten(-1, (-1, self.head_width)))
             if self.turns:
                 qk, v = qkv.split_with_sizes([sum(both), self.kv_heads], 2)
                 qk, v = qk.transpose(1, 2), v.transpose(1, 2)
@@ -243,3 +249,28 @@ class MultiHead(nn.Module):
         sizes = [n * self.head_width for n in (self.heads, self.kv_heads, self.kv_heads)]
         for part in self.qkv.weight.split(sizes):
             nn.init.xavier_uniform_(part)
+
+
+class NormedMultiHead(MultiHead):
+    """Attention that normalises each head's queries and keys before it compares them (Qwen3)."""
+
+    def __init__(self, *sizes: int, norm: Callable[[int], nn.Module], **settings: Any):
+        super().__init__(*sizes, **settings)
+        self.q_norm, self.k_norm = norm(self.head_width), norm(self.head_width)
+
+    def ready(self, qkv: Tensor) -> Tensor:
+        """Normalise queries and keys (b, l, h, d), not values."""
+        q, k, v = qkv.split([self.heads, self.kv_heads, self.kv_heads], dim=2)
+        return torch.cat([self.q_norm(q), self.k_norm(k), v], dim=2)
+
+    def read(self, memory: Tensor) -> Memory:
+        """Project what is to be looked at to keys, which are normalised, and values."""
+        k, v = super().read(memory)
+        return Memory(self.k_norm(k), v)
+
+    def _ask(self, x: Tensor) -> Tensor:
+        return self.q_norm(super()._ask(x))
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        q, k = super()._project(x)
+        return self.q_norm(q), self.k_norm(k)

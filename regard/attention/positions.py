@@ -331,6 +331,27 @@ class Rotary(Position):
         return (cos.unsqueeze(1), sin.unsqueeze(1)) if at.ndim == 3 else (cos, sin)
 
 
+class PartRotary(Rotary):
+    """Rotary positions that turn only the first part of each head (GPT-NeoX)."""
+
+    def __init__(
+        self, width: int = 0, heads: int = 1, head_width: int = 0, *, share: float = 0.25, **rest
+    ):
+        super().__init__(width, heads, **rest)
+        self.part = int(head_width * share)
+        if self.part % 2 or not 0 <= self.part <= head_width:
+            raise Mistake(
+                f"position_share={share} turns {self.part} of {head_width} channels of a head; "
+                "choose one that turns an even number"
+            )
+
+    def rotate(self, x: Tensor, at: Tensor) -> Tensor:
+        """Turn each pair of the first part by its angle."""
+        if not self.part:
+            return x
+        return torch.cat([super().rotate(x[..., : self.part], at), x[..., self.part :]], -1)
+
+
 class Yarn(Rotary):
     """Rotary positions stretched by YaRN (Peng et al. 2023) to four times what was trained for.
 
@@ -715,6 +736,7 @@ POSITIONS: dict[str, type[Position]] = {
     "sinusoidal": Sinusoidal,
     "learned": Learned,
     "rotary": Rotary,
+    "rotary_part": PartRotary,
     "yarn": Yarn,
     "alibi": ALiBi,
     "t5": T5,

@@ -50,6 +50,17 @@ class Dot(_Product):
         return Prepared(q, k, None, q.shape[-1] ** -0.5 if self.scale is None else self.scale)
 
 
+class Capped:
+    """cap tanh(s / cap), s being q.k times a scale: scores that never pass a cap (Gemma 2)."""
+
+    def __init__(self, cap: float = 50.0, scale: float | None = None):
+        self.cap, self.dot = cap, Dot(scale)
+
+    def __call__(self, q: Tensor, k: Tensor) -> Tensor:
+        """Return all scores, (..., q, k)."""
+        return torch.tanh(self.dot(q, k) / self.cap) * self.cap
+
+
 class Cosine(_Product):
     """The cosine of the angle between q and k over a temperature."""
 
@@ -143,6 +154,7 @@ SCORES = {
     "dot": lambda width: Dot(),
     "product": lambda width: Dot(1.0),  # T5, whose weights begin small instead
     "disentangled": lambda width: Dot((3 * width) ** -0.5),  # DeBERTa: one of three like it
+    "capped": lambda width: Capped(),
     "cosine": lambda width: Cosine(),
     "gaussian": lambda width: Gaussian(),
     "bilinear": Bilinear,
@@ -153,8 +165,19 @@ SCORES = {
 HEAD_SCORES = {"cosine_learned": LearnedCosine}
 
 
-def build_score(name: str, width: int, heads: int) -> Any:
-    """Make the score of a name for heads of a width."""
+# name -> how to make one by numbers of its own
+SET_SCORES = {
+    "dot": lambda scale, cap: Dot(scale),
+    "capped": lambda scale, cap: Capped(50.0 if cap is None else cap, scale),
+}
+
+
+def build_score(
+    name: str, width: int, heads: int, *, scale: float | None = None, cap: float | None = None
+) -> Any:
+    """Make the score of a name for heads of a width, with a scale or cap of its own if it has."""
+    if scale is not None or cap is not None:
+        return choose("score with a scale or cap", name, SET_SCORES)(scale, cap)
     if name in HEAD_SCORES:
         return HEAD_SCORES[name](heads)
     return choose("score", name, {**SCORES, **HEAD_SCORES})(width)

@@ -1,14 +1,19 @@
 """The blocks that families are built from."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
+from regard.attention.dropout import add_dropped
 from regard.attention.masks import Mask
-from regard.attention.multihead import Cache, Memory, MultiHead
+from regard.attention.multihead import Cache, Memory, MultiHead, NormedMultiHead
 from regard.attention.positions import Position
+from regard.attention.scores import build_score
 from regard.errors import choose
+from regard.layers.depth import drop_path
 from regard.layers.feedforward import FEED_FORWARDS
 from regard.layers.norm import NORMS
 from regard.layers.parts import learn
@@ -43,6 +48,21 @@ class BlockConfig:
     dropout: float = share(0.1)
     attention_dropout: float = share(0.0)
     ffn_dropout: float = share(0.0)
+    attention_bias: str = "same"
+    head_norm: str = "none"
+    score_scale: float | None = field(default=None, metadata={"min": 1e-9, "max": 1e9})
+    score_cap: float | None = field(default=None, metadata={"min": 1e-3, "max": 1e9})
+
+
+# name -> whether queries, keys and values have a bias, and what is made of them, where `bias` is
+# what the rest of a block has
+ATTENTION_BIASES: dict[str, Callable[[bool], tuple[bool, bool]]] = {
+    "same": lambda bias: (bias, bias),
+    "all": lambda bias: (True, True),
+    "none": lambda bias: (False, False),
+    "qkv": lambda bias: (True, False),
+    "out": lambda bias: (False, True),
+}
 
 
 def build_norm(config: BlockConfig) -> nn.Module:
@@ -57,15 +77,24 @@ def build_residual(config: BlockConfig, path: float = 0.0) -> PreNorm | PostNorm
 
 def build_attention(config: BlockConfig, position: Position | None = None) -> MultiHead:
     """Make the attention that a config describes."""
-    return MultiHead(
+    bias, out_bias = choose("attention_bias", config.attention_bias, ATTENTION_BIASES)(config.bias)
+    width = config.head_width or config.width // max(1, config.heads)
+    numbers = {"scale": config.score_scale, "cap": config.score_cap}
+    kind, more = MultiHead, {}
+    if config.head_norm != "none":
+        norm = partial(choose("head_norm", config.head_norm, NORMS), eps=config.norm_eps)
+        kind, more = NormedMultiHead, {"norm": norm}
+    return kind(
         config.width,
         config.heads,
         kv_heads=config.kv_heads,
         head_width=config.head_width,
-        bias=config.bias,
+        bias=bias,
+        out_bias=out_bias,
         dropout=config.attention_dropout,
-        score=config.score,
+        score=build_score(config.score, width, config.heads, **numbers),
         position=position,
+        **more,
     )
 
 
@@ -129,18 +158,48 @@ class ParallelBlock(nn.Module):
         return self.around(x, both)
 
 
+class ParallelBlocks(nn.Module):
+    """x + attention(one norm of x) + feed_forward(another norm of x), as in GPT-NeoX."""
+
+    def __init__(self, config: BlockConfig, position: Position | None = None, path: float = 0.0):
+        super().__init__()
+        self.attention = build_attention(config, position)
+        self.feed_forward = build_feed_forward(config)
+        self.look_norm, self.think_norm = build_norm(config), build_norm(config)
+        self.drop, self.path = config.dropout, path
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        at: Tensor,
+        mask: Mask | None = None,
+        bias: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """Pass (b, l, w) through both sublayers side by side."""
+        look = self.attention(self.look_norm(x), at=at, mask=mask, bias=bias, cache=cache)
+        think = self.feed_forward(self.think_norm(x))
+        for y in (look, think):
+            y = drop_path(y, self.path, self.training)
+            x = add_dropped(x, y, self.drop, self.training)
+        return x
+
+
 # order -> the block of a stack that looks only at itself
-BLOCKS: dict[str, type[EncoderBlock] | type[ParallelBlock]] = {
+Block = EncoderBlock | ParallelBlock | ParallelBlocks
+BLOCKS: dict[str, type[EncoderBlock] | type[ParallelBlock] | type[ParallelBlocks]] = {
     "pre": EncoderBlock,
     "post": EncoderBlock,
     "res_post": EncoderBlock,
+    "sandwich": EncoderBlock,
+    "scaled": EncoderBlock,
     "parallel": ParallelBlock,
+    "parallel_norms": ParallelBlocks,
 }
 
 
-def build_block(
-    config: BlockConfig, position: Position | None = None, path: float = 0.0
-) -> EncoderBlock | ParallelBlock:
+def build_block(config: BlockConfig, position: Position | None = None, path: float = 0.0) -> Block:
     """Make a block of the order that a config names, passed by at a rate `path` in training."""
     return choose("order", config.order, BLOCKS)(config, position, path)
 

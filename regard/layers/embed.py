@@ -1,5 +1,6 @@
 """From token numbers to vectors."""
 
+import torch
 from torch import Tensor, nn
 
 from regard.attention.dropout import dropout
@@ -39,13 +40,24 @@ class Embed(nn.Module):
 
         A token may be of several types at once, (b, l, k): their vectors are added.
         """
-        x = self.tokens(ids)
-        x = x if self.scale == 1 else x * self.scale
+        x = self.scaled(self.tokens(ids))
         if self.types is not None:
             x = x + (self.types.weight[0] if types is None else self._kind(types, x))
         x = self.norm(self.position.embed(x, at))
         return self.widen(dropout(x, self.drop, self.training))
 
+    def scaled(self, x: Tensor) -> Tensor:
+        """Return rows of the table times the scale."""
+        return x if self.scale == 1 else x * self.scale
+
     def _kind(self, types: Tensor, x: Tensor) -> Tensor:
         assert self.types is not None
         return self.types(types).view(*x.shape[:-1], -1, x.shape[-1]).sum(-2)
+
+
+class RoundedEmbed(Embed):
+    """Embeddings whose scale is rounded to their own precision first, as Gemma was trained."""
+
+    def scaled(self, x: Tensor) -> Tensor:
+        """Return rows of the table times the rounded scale."""
+        return x if self.scale == 1 else x * torch.tensor(self.scale, dtype=x.dtype)

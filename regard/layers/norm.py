@@ -48,6 +48,21 @@ class RMSNorm(nn.Module):
         return weight.data_ptr(), weight._version, floor, scale
 
 
+class GemmaNorm(nn.Module):
+    """x / sqrt(mean of squares + eps) * (1 + weight), rounded once at the end (Gemma)."""
+
+    def __init__(self, width: int, eps: float = 1e-6):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scale each vector to a root mean square of one."""
+        half = x.dtype in (torch.float16, torch.bfloat16)
+        wide, weight = (x.float(), self.weight.float()) if half else (x, self.weight)
+        return F.rms_norm(wide, weight.shape, 1 + weight, self.eps).to(x.dtype)
+
+
 class LectureNorm(nn.Module):
     """(x - mean) / (std + eps) * weight + bias, std unbiased: the norm of the lectures' program."""
 
@@ -74,5 +89,6 @@ NORMS: dict[str, type[nn.Module]] = {
     "layer": LayerNorm,
     "layer_nobias": GainNorm,
     "rms": RMSNorm,
+    "rms_plus1": GemmaNorm,
     "lecture": LectureNorm,
 }

@@ -1,7 +1,10 @@
 """Orders of norm and residual, by name."""
 
 from collections.abc import Callable
+from copy import deepcopy
+from typing import cast
 
+import torch
 from torch import Tensor, nn
 
 from regard.attention.dropout import add_dropped
@@ -49,8 +52,36 @@ class ResPostNorm(PreNorm):
         return add_dropped(x, y, self.drop, self.training)
 
 
+class SandwichNorm(PreNorm):
+    """x + after(f(norm(x))): what is read is normalised, and what is added too (Gemma 2)."""
+
+    def __init__(self, norm: nn.Module, drop: float, path: float = 0.0):
+        super().__init__(norm, drop, path)
+        self.after = deepcopy(norm)
+
+    def forward(self, x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+        """Add the normalised f of the normalised x."""
+        y = drop_path(self.after(f(self.norm(x))), self.path, self.training)
+        return add_dropped(x, y, self.drop, self.training)
+
+
+class ScaledPreNorm(PreNorm):
+    """x + scale * f(norm(x)), each channel with a scale it learns (LayerScale, in DINOv2)."""
+
+    def __init__(self, norm: nn.Module, drop: float, path: float = 0.0):
+        super().__init__(norm, drop, path)
+        self.scale = nn.Parameter(torch.ones(cast(Tensor, norm.weight).shape))
+
+    def forward(self, x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+        """Add the scaled f of the normalised x."""
+        y = drop_path(f(self.norm(x)) * self.scale, self.path, self.training)
+        return add_dropped(x, y, self.drop, self.training)
+
+
 RESIDUALS: dict[str, type[PreNorm] | type[PostNorm]] = {
     "pre": PreNorm,
     "post": PostNorm,
     "res_post": ResPostNorm,
+    "sandwich": SandwichNorm,
+    "scaled": ScaledPreNorm,
 }

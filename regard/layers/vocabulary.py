@@ -61,6 +61,22 @@ class Head(nn.Linear):
             return laid_out
 
 
+class CappedHead(Head):
+    """cap tanh(logits / cap): logits that never pass a cap (Gemma 2)."""
+
+    def __init__(self, width: int, vocab: int, bias: bool = False, cap: float = 30.0):
+        super().__init__(width, vocab, bias=bias)
+        self.cap = cap
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the logits of all tokens."""
+        return torch.tanh(super().forward(input) / self.cap) * self.cap
+
+    def write(self, x: Tensor) -> Tensor:
+        """Return the logits of a step in writing."""
+        return self(x)
+
+
 def held() -> int:
     """Return how many bytes of weights are held a second time."""
     return sum(head.weight.nbytes for head in _laid_out)

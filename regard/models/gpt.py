@@ -1,7 +1,8 @@
-"""Models that read a text and say how it goes on: GPT-2, LLaMA, Mistral, BLOOM and PaLM."""
+"""Models that read a text and say how it goes on: GPT-2, LLaMA, Qwen, Gemma, GPT-NeoX, ..."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import cast
 
 import torch
@@ -20,11 +21,11 @@ from regard.layers.block import (
     build_norm,
     size,
 )
-from regard.layers.embed import Embed
+from regard.layers.embed import RoundedEmbed
 from regard.layers.parts import learn
 from regard.layers.stack import Stack
 from regard.layers.start import STARTS
-from regard.layers.vocabulary import Head
+from regard.layers.vocabulary import CappedHead, Head
 from regard.models.state import State, take_caches
 
 
@@ -39,19 +40,24 @@ class GPTConfig:
     )
     position: str = "learned"
     position_base: float = 10_000.0
+    position_share: float = field(default=1.0, metadata={"min": 0.0, "max": 1.0})
+    near_base: float | None = field(default=None, metadata={"above": 0.0, "max": 1e12})
     scaling: RotaryScaling = field(default_factory=RotaryScaling)
     max_length: int = size(1024, 10_000_000)
     window: int | None = size(None, 10_000_000)
+    window_layers: tuple[int, ...] | None = None
     prompt: str = "causal"
     embed_norm: str = "none"
     scale_embedding: bool = False
     tie: bool = True
     head_bias: bool = False
+    logit_cap: float | None = field(default=None, metadata={"min": 1e-3, "max": 1e9})
     start: str = "gpt"
 
 
 # name -> the parts and published sizes of a family's first member: Radford et al. 2019, Touvron et
-# al. 2023, Jiang et al. 2023, Scao et al. 2022, Chowdhery et al. 2022 (its 8B)
+# al. 2023, Jiang et al. 2023, Scao et al. 2022, Chowdhery et al. 2022 (its 8B), Qwen team 2024 (7B)
+# and 2025 (8B), Black et al. 2022, Gemma team 2024 (7B), 2024 (2B) and 2025 (1B)
 ROWS: dict[str, GPTConfig] = {
     "gpt2": GPTConfig(),
     "llama": GPTConfig(
@@ -95,6 +101,119 @@ ROWS: dict[str, GPTConfig] = {
         position="rotary",
         max_length=2048,
     ),
+    "qwen2": GPTConfig(
+        152064,
+        28,
+        BlockConfig(
+            3584,
+            28,
+            18944,
+            4,
+            norm="rms",
+            norm_eps=1e-6,
+            feed_forward="swiglu",
+            bias=False,
+            attention_bias="qkv",
+        ),
+        position="rotary",
+        position_base=1e6,
+        max_length=32768,
+        tie=False,
+    ),
+    "qwen3": GPTConfig(
+        151936,
+        36,
+        BlockConfig(
+            4096,
+            32,
+            12288,
+            8,
+            128,
+            norm="rms",
+            norm_eps=1e-6,
+            feed_forward="swiglu",
+            bias=False,
+            head_norm="rms",
+        ),
+        position="rotary",
+        position_base=1e6,
+        max_length=40960,
+        tie=False,
+    ),
+    "gpt_neox": GPTConfig(
+        50432,
+        44,
+        BlockConfig(6144, 64, 24576, order="parallel_norms", feed_forward="gelu"),
+        position="rotary_part",
+        position_share=0.25,
+        max_length=2048,
+        tie=False,
+    ),
+    "gemma": GPTConfig(
+        256000,
+        28,
+        BlockConfig(
+            3072,
+            16,
+            24576,
+            head_width=256,
+            norm="rms_plus1",
+            norm_eps=1e-6,
+            feed_forward="geglu_tanh",
+            bias=False,
+        ),
+        position="rotary",
+        max_length=8192,
+        scale_embedding=True,
+    ),
+    "gemma2": GPTConfig(
+        256000,
+        26,
+        BlockConfig(
+            2304,
+            8,
+            9216,
+            4,
+            256,
+            norm="rms_plus1",
+            norm_eps=1e-6,
+            order="sandwich",
+            feed_forward="geglu_tanh",
+            score="capped",
+            bias=False,
+            score_cap=50.0,
+        ),
+        position="rotary",
+        max_length=8192,
+        window=4096,
+        window_layers=tuple(range(0, 26, 2)),
+        scale_embedding=True,
+        logit_cap=30.0,
+    ),
+    "gemma3": GPTConfig(
+        262144,
+        26,
+        BlockConfig(
+            1152,
+            4,
+            6912,
+            1,
+            256,
+            norm="rms_plus1",
+            norm_eps=1e-6,
+            order="sandwich",
+            feed_forward="geglu_tanh",
+            bias=False,
+            head_norm="rms_plus1",
+        ),
+        position="rotary",
+        position_base=1e6,
+        near_base=1e4,
+        max_length=32768,
+        window=512,
+        window_layers=tuple(i for i in range(26) if i % 6 != 5),
+        scale_embedding=True,
+    ),
 }
 
 # name -> depth, width, heads
@@ -115,8 +234,13 @@ def sized(name: str, row: str = "gpt2") -> GPTConfig:
     shared = max(1, heads * (old.kv_heads or old.heads) // old.heads)
     shared = next(n for n in range(shared, 0, -1) if heads % n == 0)
     ffn_width = -(size["width"] * old.ffn_width // -old.width) + 31 & ~31
+    wide = old.head_width and size["width"] // heads * (old.head_width * old.heads) // old.width
     block = replace(
-        old, **size, ffn_width=ffn_width, kv_heads=None if old.kv_heads is None else shared
+        old,
+        **size,
+        ffn_width=ffn_width,
+        kv_heads=None if old.kv_heads is None else shared,
+        head_width=wide and -(wide // -8) * 8,
     )
     window = config.window and LENGTH * config.window // config.max_length
     return replace(config, depth=depth, block=block, max_length=LENGTH, window=window)
@@ -140,18 +264,22 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config
         block = config.block
-        position = build_position(
+        build = partial(
+            build_position,
             config.position,
             block.width,
             block.heads,
             block.head_width or block.width // max(1, block.heads),
-            base=config.position_base,
             max_length=config.max_length,
             bidirectional=config.prompt == "bidirectional",
-            scaling=config.scaling,
+            share=config.position_share,
         )
+        position = near = build(base=config.position_base, scaling=config.scaling)
+        if config.near_base is not None:  # of the layers that see only what is near (Gemma 3)
+            near = build(base=config.near_base)
+        self.near = windowed(config)
         norm = replace(block, norm=config.embed_norm)
-        self.embed = Embed(
+        self.embed = RoundedEmbed(
             config.vocab,
             block.width,
             position,
@@ -160,10 +288,15 @@ class GPT(nn.Module):
             norm=None if config.embed_norm == "none" else build_norm(norm),
         )
         self.blocks = nn.ModuleList(
-            build_block(block, of_layer(position)) for _ in range(config.depth)
+            build_block(block, of_layer(near if i in self.near else position))
+            for i in range(config.depth)
         )
         self.norm = build_final_norm(block)
-        self.head = Head(block.width, config.vocab, bias=config.head_bias)
+        if config.logit_cap is None:
+            self.head = Head(block.width, config.vocab, bias=config.head_bias)
+        else:
+            sizes = block.width, config.vocab, config.head_bias, config.logit_cap
+            self.head = CappedHead(*sizes)
         if config.tie:
             self.head.weight = self.embed.tokens.weight
         self.prefix_of = choose("prompt", config.prompt, PROMPTS)
@@ -188,39 +321,46 @@ class GPT(nn.Module):
             at = within(documents).unsqueeze(-1)
         if at is None:
             at = torch.arange(ids.shape[1], device=ids.device).unsqueeze(-1)
-        mask = self._mask(ids.shape[1], documents, prefix)
-        return self._read(ids, at, at, mask, [None] * len(self.blocks))
+        masks = self._masks(ids.shape[1], documents, prefix)
+        return self._read(ids, at, at, masks, [None] * len(self.blocks))
 
     def _read(
         self,
         ids: Tensor,
         at: Tensor,
         everything: Tensor,
-        mask: Mask | None,
+        masks: Sequence[Mask | None],
         caches: Sequence[Cache | None],
         stack: Stack | None = None,
     ) -> Tensor:
         """Pass tokens through all blocks, with the keys that stand before them."""
-        x = self.embed(ids, at)
+        x, mask = self.embed(ids, at), masks[0]
         shared = self.embed.position.shared(at, everything, mask)
         if stack is not None:
             return stack(x, at, mask, shared, cast(list[Cache], caches))
-        if caches[0] is None and (y := learn(list(self.blocks), x, at, mask, shared)) is not None:
+        same = caches[0] is None and all(one is mask for one in masks)
+        if same and (y := learn(list(self.blocks), x, at, mask, shared)) is not None:
             return self.norm(y)
-        for block, cache in zip(self.blocks, caches, strict=True):
+        for block, cache, mask in zip(self.blocks, caches, masks, strict=True):
             x = block(x, at=at, mask=mask, bias=shared, cache=cache)
         return self.norm(x)
 
-    def _mask(self, length: int, documents: Tensor | None, prefix: Tensor | None) -> Mask:
-        """Say who may look at whom among tokens that are read at once."""
-        mask = Causal() if prefix is None else Prefix(prefix)
-        if self.config.window is not None and length > self.config.window:
-            mask = mask & Sliding(self.config.window)
+    def _masks(
+        self, length: int, documents: Tensor | None, prefix: Tensor | None
+    ) -> list[Mask | None]:
+        """Say, for each layer, who may look at whom among tokens that are read at once."""
+        far = Causal() if prefix is None else Prefix(prefix)
         if documents is not None:
             if prefix is not None:
                 raise Mistake("packed documents have no prefix; give documents or prefix, not both")
-            mask = mask & Document(documents)
-        return mask
+            far = far & Document(documents)
+        window = self.config.window
+        near = far if window is None or length <= window else Sliding(window) & far
+        return self._by_layer(far, near)
+
+    def _by_layer(self, far: Mask | None, near: Mask | None) -> list[Mask | None]:
+        """Give each layer the mask of those that see everything before, or of those that do not."""
+        return [near if i in self.near else far for i in range(len(self.blocks))]
 
     def forward(
         self,
@@ -251,13 +391,14 @@ class GPT(nn.Module):
         caches = take_caches(layers, len(source), like, hypotheses, 2 * length, self.cache)
         prompts = source.new_full((len(source),), length) if lengths is None else lengths - 1
         if length:
-            mask = self._mask(length, None, self.prefix_of(prompts))
+            masks = self._masks(length, None, self.prefix_of(prompts))
             at = torch.arange(length, device=source.device).unsqueeze(-1)
             if bool((prompts != length).any()):
                 at = at.expand(len(source), -1, -1)  # each will go on from a place of its own
-            self._read(source[:, :-1], at, at, mask, caches)
-        window = self.config.window
-        plain = hypotheses == 1 and self.cache is Cache
+            self._read(source[:, :-1], at, at, masks, caches)
+        # what one layer no longer sees, another may
+        window = self.config.window if len(self.near) == len(self.blocks) else None
+        plain = hypotheses == 1 and self.cache is Cache and (window is not None or not self.near)
         stack = Stack.of(list(self.blocks), self.norm) if plain else None
         return self.state(caches, hypotheses, capacity, prompts=prompts, window=window, stack=stack)
 
@@ -267,8 +408,20 @@ class GPT(nn.Module):
         """Read the next tokens of all hypotheses and return the logits after each."""
         at, everything, mask = state.take(ids.shape[1])
         stack = state.stack if ids.shape[1] == 1 else None
-        x = self._read(ids.reshape(state.sentences, -1), at, everything, mask, state.caches, stack)
+        near, window = mask, self.config.window
+        if self.near and state.window is None and everything.shape[-2] > cast(int, window):
+            near = Sliding(cast(int, window), at, everything) & mask
+        masks, tokens = self._by_layer(mask, near), ids.reshape(state.sentences, -1)
+        x = self._read(tokens, at, everything, masks, state.caches, stack)
         return self.head.write(x).view(*ids.shape, -1), state
+
+
+def windowed(config: GPTConfig) -> frozenset[int]:
+    """Return the numbers of the layers that see only what is within the window."""
+    layers = range(config.depth)
+    if config.window is None:
+        return frozenset()
+    return frozenset(layers if config.window_layers is None else config.window_layers) & set(layers)
 
 
 def within(documents: Int[Tensor, "b l"]) -> Int[Tensor, "b l"]:

@@ -7,7 +7,8 @@ from typing import Any, cast
 
 from regard.attention.positions import ALIASES, POSITIONS, Rotary, RotaryScaling
 from regard.errors import Mistake, choose
-from regard.models.gpt import GPTConfig
+from regard.layers.block import ATTENTION_BIASES, BlockConfig
+from regard.models.gpt import GPTConfig, windowed
 from regard.pretrained.load import read_keys, write_keys
 from regard.pretrained.tables import Format, Key, Rule, linear
 
@@ -114,18 +115,31 @@ LLAMA_PARTS = {"position": "rotary", "block.norm": "rms", "block.dropout": 0.0}
 
 def read_llama(theirs: Mapping[str, Any], architecture: str = "") -> GPTConfig:
     """Return our config for a LlamaConfig."""
-    bias = theirs.get("attention_bias", False)
-    if bias != theirs.get("mlp_bias", False):
-        raise Mistake(f"attention_bias={bias} but not mlp_bias; only both or none can be read")
+    bias = theirs.get("mlp_bias", False)
     choose("hidden_act", str(theirs.get("hidden_act", "silu")), GATED)
-    parts = {**LLAMA_PARTS, **_read_rotary(theirs), "block.bias": bias}
+    looks = read_bias(theirs.get("attention_bias", False), bias)
+    parts = {**LLAMA_PARTS, **read_rotary(theirs), "block.bias": bias, **looks}
     return read_keys(GPTConfig, theirs, LLAMA_KEYS, parts, {"model_type": "llama"})
+
+
+def read_bias(looks: Any, rest: Any) -> dict[str, str]:
+    """Say whether attention has biases where the rest of a block has some or none."""
+    name = "same" if looks == rest else "all" if looks is True else "none"
+    return {"block.attention_bias": name}
+
+
+def write_bias(block: BlockConfig) -> bool:
+    """Return whether attention has biases, as a format says that has all of them or none."""
+    qkv, out = ATTENTION_BIASES[block.attention_bias](block.bias)
+    if qkv != out:
+        raise Mistake(f"attention_bias='{block.attention_bias}'")
+    return out
 
 
 def write_llama(config: GPTConfig, task: str = "language") -> dict[str, Any]:
     """Return the LlamaConfig for one of ours."""
-    bias = config.block.bias
-    more = {"attention_bias": bias, "mlp_bias": bias, **_write_rotary(config)}
+    more = {"attention_bias": write_bias(config.block), "mlp_bias": config.block.bias}
+    more |= write_rotary(config)
     theirs = write_keys(config, LLAMA_KEYS, {"model_type": "llama"})
     return {"architectures": ["LlamaForCausalLM"], **theirs, **more}
 
@@ -141,7 +155,7 @@ MISTRAL_KEYS = (
 def read_mistral(theirs: Mapping[str, Any], architecture: str = "") -> GPTConfig:
     """Return our config for a MistralConfig."""
     choose("hidden_act", str(theirs.get("hidden_act", "silu")), GATED)
-    parts = {**LLAMA_PARTS, **_read_rotary(theirs), "block.bias": False}
+    parts = {**LLAMA_PARTS, **read_rotary(theirs), "block.bias": False}
     theirs = {"num_key_value_heads": 8, **theirs}
     return read_keys(GPTConfig, theirs, MISTRAL_KEYS, parts, {"model_type": "mistral"})
 
@@ -149,7 +163,7 @@ def read_mistral(theirs: Mapping[str, Any], architecture: str = "") -> GPTConfig
 def write_mistral(config: GPTConfig, task: str = "language") -> dict[str, Any]:
     """Return the MistralConfig for one of ours."""
     theirs = write_keys(config, MISTRAL_KEYS, {"model_type": "mistral"})
-    return {"architectures": ["MistralForCausalLM"], **theirs, **_write_rotary(config)}
+    return {"architectures": ["MistralForCausalLM"], **theirs, **write_rotary(config)}
 
 
 # our kind -> the keys that it has beside rope_type: theirs and ours
@@ -172,7 +186,7 @@ ROTARY: dict[str, dict[str, str]] = {
 }
 
 
-def _read_rotary(theirs: Mapping[str, Any]) -> dict[str, Any]:
+def read_rotary(theirs: Mapping[str, Any]) -> dict[str, Any]:
     """Return base and scaling, as transformers 5 writes them or as those before did."""
     given = theirs.get("rope_scaling") or theirs.get("rope_parameters") or {}
     if not isinstance(given, Mapping):
@@ -206,16 +220,36 @@ def _deepseek(factor: Any, one: Any, other: Any) -> float:
 def settle(config: GPTConfig) -> GPTConfig:
     """Say what is rotary in one way, and drop what has no effect."""
     position, scaling = ALIASES.get(config.position, config.position), RotaryScaling()
-    if position not in ("rotary", "yarn"):
+    config = _settle_layers(config)
+    if position == "rotary_part" and config.position_share == 1:
+        position = "rotary"
+    if position != "rotary_part":
+        config = replace(config, position_share=1.0)
+    if position not in ("rotary", "rotary_part", "yarn"):
         return replace(config, position=position, position_base=10_000.0, scaling=scaling)
     part = POSITIONS[position](head_width=2, scaling=config.scaling, max_length=config.max_length)
     given = cast(Rotary, part).scaling
     keys = choose("rotary scaling", given.kind, ROTARY).values()
     scaling = replace(scaling, kind=given.kind, **{key: getattr(given, key) for key in keys})
-    return replace(config, position="rotary", scaling=scaling)
+    position = "rotary" if position == "yarn" else position
+    return replace(config, position=position, scaling=scaling)
 
 
-def _write_rotary(config: GPTConfig) -> dict[str, Any]:
+def _settle_layers(config: GPTConfig) -> GPTConfig:
+    """Say in one way which layers see only what is near, and whether attention has biases."""
+    near, block = windowed(config), config.block
+    if not near:
+        config = replace(config, window=None, window_layers=None, near_base=None)
+    elif len(near) == config.depth:
+        config = replace(config, window_layers=None)
+    else:
+        config = replace(config, window_layers=tuple(sorted(near)))
+    if ATTENTION_BIASES[block.attention_bias](block.bias) == (block.bias, block.bias):
+        config = replace(config, block=replace(block, attention_bias="same"))
+    return config
+
+
+def write_rotary(config: GPTConfig) -> dict[str, Any]:
     """Return base and scaling in the words of transformers 5, and the base in older ones too."""
     config = settle(config)
     scaling, base = config.scaling, config.position_base
@@ -226,23 +260,37 @@ def _write_rotary(config: GPTConfig) -> dict[str, Any]:
     return {"rope_theta": base, "rope_parameters": {**named, **values}}
 
 
-def llama_rules(config: GPTConfig, architecture: str) -> list[Rule]:
+LLAMA_NORMS = {
+    "blocks.{}.around_attention.norm": "input_layernorm",
+    "blocks.{}.around_feed_forward.norm": "post_attention_layernorm",
+    "blocks.{}.attention.q_norm": "self_attn.q_norm",
+    "blocks.{}.attention.k_norm": "self_attn.k_norm",
+}
+
+
+def llama_rules(
+    config: GPTConfig,
+    architecture: str,
+    norms: Mapping[str, str] = LLAMA_NORMS,
+) -> list[Rule]:
     """Name all weights; queries, keys and values are three matrices."""
     block, bias = config.block, config.block.bias
+    qkv_bias, out_bias = ATTENTION_BIASES[block.attention_bias](bias)
     width = block.head_width or block.width // block.heads
     rows = tuple(n * width for n in (block.heads, *[block.kv_heads or block.heads] * 2))
     layer = "model.layers.{}."
     qkv = [f"{layer}self_attn.{letter}_proj" for letter in "qkv"]
     return [
         *_ends(config.tie, "model.embed_tokens.weight"),
-        *linear("blocks.{}.attention.qkv", *qkv, bias=bias, rows=rows),
-        *linear("blocks.{}.attention.out", layer + "self_attn.o_proj", bias=bias),
+        *linear("blocks.{}.attention.qkv", *qkv, bias=qkv_bias, rows=rows),
+        *linear("blocks.{}.attention.out", layer + "self_attn.o_proj", bias=out_bias),
         *linear("blocks.{}.feed_forward.gate", layer + "mlp.gate_proj", bias=bias),
         *linear("blocks.{}.feed_forward.inner", layer + "mlp.up_proj", bias=bias),
         *linear("blocks.{}.feed_forward.outer", layer + "mlp.down_proj", bias=bias),
-        *linear("blocks.{}.around_attention.norm", layer + "input_layernorm", bias=False),
-        *linear(
-            "blocks.{}.around_feed_forward.norm", layer + "post_attention_layernorm", bias=False
+        *(
+            rule
+            for ours, theirs in norms.items()
+            for rule in linear(ours, layer + theirs, bias=False)
         ),
         *linear("norm", "model.norm", bias=False),
     ]

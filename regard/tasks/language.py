@@ -19,6 +19,7 @@ from regard.data.store import Column, Store, store_key
 from regard.data.tokenize import SPACELESS, train_tokenizer
 from regard.errors import Mistake, choose
 from regard.files import cache_folder
+from regard.layers.vocabulary import CappedHead
 from regard.models import family, rows
 from regard.models.folder import read_json
 from regard.settings import describe
@@ -263,6 +264,14 @@ class NextToken(_Language):
 def next_loss(model: Any, hidden: Tensor, writes: Tensor, smoothing: float) -> Tensor:
     """Return the summed cross-entropy of what comes next (b, l), given the last vectors."""
     head = model.head
+    if isinstance(head, CappedHead):  # whose logits are more than a product
+        return F.cross_entropy(
+            head(hidden).flatten(0, 1).float(),
+            writes.flatten(),
+            ignore_index=-1,
+            reduction="sum",
+            label_smoothing=smoothing,
+        )
     measure = plain_loss if head.out_features <= FEW else vocabulary_loss
     return measure(
         hidden.flatten(0, 1), head.weight, writes.flatten(), bias=head.bias, smoothing=smoothing

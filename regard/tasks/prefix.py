@@ -35,7 +35,9 @@ class PrefixSettings(TranslateSettings):
     """Everything that a run of translation by a decoder alone can be told."""
 
     vocabularies: str = field(default="joint", metadata={"help": "joint, as there is one table"})
-    like: str = field(default="llama", metadata={"help": "gpt2, llama, mistral, bloom or palm"})
+    like: str = field(
+        default="llama", metadata={"help": "gpt2, llama, qwen3, gemma or another decoder"}
+    )
     model: GPTConfig = field(default_factory=GPTConfig)  # type: ignore[valid-type]
 
 
