@@ -82,6 +82,14 @@ def test_a_block_is_its_order(order: str):
     elif order == "res_post":
         y = x + norms[0](look(x))
         right = y + norms[1](think(y))
+    elif order == "sandwich":
+        y = x + norms[1](look(norms[0](x)))
+        right = y + norms[3](think(norms[2](y)))
+    elif order == "scaled":
+        y = x + block.around_attention.scale * look(norms[0](x))
+        right = y + block.around_feed_forward.scale * think(norms[1](y))
+    elif order == "parallel_norms":
+        right = x + look(norms[0](x)) + think(norms[1](x))
     else:
         y = norms[0](x + look(x))
         right = norms[1](y + think(y))

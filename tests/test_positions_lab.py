@@ -28,6 +28,7 @@ WIDTH, HEADS, KV_HEADS, HEAD_WIDTH, LONGEST = 12, 4, 2, 6, 64
 NAMES = [name for name in POSITIONS if name not in ("sinusoidal", "learned", "disentangled")]
 SETTINGS = {
     "yarn": {"scaling": RotaryScaling("yarn", 4.0, 64)},
+    "rotary_part": {"share": 0.7},
     "shaw": {"clip": 3},
     "cope": {"most": 3},
     "fire": {"hidden": 5},
@@ -85,6 +86,18 @@ def rotary(part, head, q, i, keys, js) -> Tensor:
     rates = [10_000 ** (-2 * n / HEAD_WIDTH) for n in range(HEAD_WIDTH // 2)]
     keys = [turned(k, [j * rate for rate in rates]) for k, j in zip(keys, js, strict=True)]
     return dots(turned(q, [i * rate for rate in rates]), torch.stack(keys))
+
+
+def rotary_part(part, head, q, i, keys, js) -> Tensor:
+    width = int(HEAD_WIDTH * 0.7)
+    rates = [10_000 ** (-2 * n / width) for n in range(-(-width // 2))]
+
+    def some(x: Tensor, place: float) -> Tensor:
+        cut = 2 * len(rates)
+        return torch.cat([turned(x[:cut], [place * rate for rate in rates]), x[cut:]])
+
+    keys = [some(k, j) for k, j in zip(keys, js, strict=True)]
+    return dots(some(q, i), torch.stack(keys))
 
 
 def yarn(part, head, q, i, keys, js) -> Tensor:
@@ -186,6 +199,7 @@ def cope(part, head, q, i, keys, js) -> Tensor:
 FORMULAS: dict[str, Callable[..., Tensor]] = {
     "none": plain,
     "rotary": rotary,
+    "rotary_part": rotary_part,
     "yarn": yarn,
     "alibi": alibi,
     "t5": t5,

@@ -338,12 +338,14 @@ class PartRotary(Rotary):
         self, width: int = 0, heads: int = 1, head_width: int = 0, *, share: float = 0.25, **rest
     ):
         super().__init__(width, heads, **rest)
-        self.part = int(head_width * share)
-        if self.part % 2 or not 0 <= self.part <= head_width:
-            raise Mistake(
-                f"position_share={share} turns {self.part} of {head_width} channels of a head; "
-                "choose one that turns an even number"
-            )
+        self.exact = int(head_width * share)
+        self.part = self.exact + self.exact % 2
+        if self.part > head_width:
+            raise Mistake(f"rotary positions need an even head_width, not {head_width}")
+
+    def rates(self, width: int, device: torch.device | None = None) -> Tensor:
+        """Return how far each pair turns, by the part as it was before it was made even."""
+        return super().rates(self.exact if width == self.part else width, device)
 
     def rotate(self, x: Tensor, at: Tensor) -> Tensor:
         """Turn each pair of the first part by its angle."""
