@@ -232,6 +232,7 @@ def compare(
 
     name = task_or_recipe
     task, followed = task_of(name), recipe(name) if name in RECIPES else None
+    settings = stored(settings)
     settings = {**getattr(followed, "COMPARE", {}), **settings}
     made = compare(name, settings, task=task, plan=partial(plan, name), quiet=quiet)
     judged_by = getattr(followed, "EVAL", None)
@@ -259,7 +260,7 @@ def task_of(name: str) -> str:
 
 def plan(name: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any], str | None]:
     """Return the task to train, all settings, and the recipe that is followed, if one is."""
-    values = dict(settings)
+    values = stored(settings)
     if values.get("data"):
         values["data"] = found_data(values["data"])
     if values.get("init"):
@@ -278,6 +279,14 @@ def plan(name: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any], str 
     values["data"] = values.get("data") or data_folder(found.DATA)
     values.setdefault("out", f"runs/{name}")
     return task, values, name
+
+
+def stored(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings with data that lie in memory, such as lists and frames, as files."""
+    from regard.data.memory import on_disk
+
+    sets = ("data", "valid", "test")
+    return {key: on_disk(value) if key in sets else value for key, value in settings.items()}
 
 
 def evaluate(
@@ -308,6 +317,7 @@ def evaluate(
 
     settings |= given(data=data, part=part, outputs=outputs)
     folder = find_model(model) if isinstance(model, str | Path) else None
+    settings = stored(settings)
     sets = {key: found_data(settings[key]) for key in ("data", "filters") if key in settings}
     settings |= sets
     loaded: Any = load(folder, task=task) if folder is not None else model
@@ -439,10 +449,11 @@ def doctor(data: Any, /, *, quiet: bool = True, **settings: Any) -> "Examined":
     from regard.data.doctor import examine
     from regard.data.image import holds_images
     from regard.data.image_doctor import examine_images
+    from regard.data.memory import on_disk
     from regard.settings import fill
     from regard.tasks.forecast import DoctorSettings, Examined, forecast, forecast_images
 
-    how, data = fill(DoctorSettings, settings), found_data(data)
+    how, data = fill(DoctorSettings, stored(settings)), found_data(on_disk(data))
     rest = {"columns": how.columns, "valid": how.valid, "test": how.test}
     pictures = holds_images(data)
     if pictures and (how.source or how.target):

@@ -472,7 +472,7 @@ def chunks(file: BinaryIO, size: int) -> Iterator[tuple[list[Input], Mistake | N
 
     The first line decides which of the two they are.
     """
-    from regard.data.text import read_stream
+    from regard.data.lines import read_stream
 
     chunk: list[Input] = []
     records: bool | None = None

@@ -14,21 +14,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from regard.data.lines import find_fault, missing, opened_text
 from regard.data.store import Column, Store, build_store
+from regard.data.table import BadRow, Table, is_folder, is_table, like_header, stem_and_suffix
 from regard.data.text import (
-    KINDS,
     PARTS,
-    BadRow,
-    JsonRow,
+    KeyRow,
     PairReader,
-    find_fault,
+    column_of,
     fold,
     hash_text,
     index_folder,
-    missing,
-    opened,
-    scan_lines,
-    stem_and_suffix,
+    key_path,
 )
 from regard.errors import Mistake
 from regard.files import refuse
@@ -69,12 +66,13 @@ def load_texts(
     valid: str | None = None,
     test: str | None = None,
     key: str | None = None,
+    header: bool | None = None,
     need: tuple[str, ...] = ("train", "valid"),
 ) -> Texts:
     """Read the needed parts of a file or folder; without a validation part one is split off.
 
-    `valid` is a file, or the share of the data to keep, such as 0.05. `key` names the text in
-    JSON lines.
+    `valid` is a file, or the share of the data to keep, such as 0.05. `key` names the
+    column of the text in a table.
     """
     share = share_of(valid)
     given = {"valid": None if share else valid, "test": test}
@@ -84,19 +82,23 @@ def load_texts(
             files[name] = [_beside(path, Path(data))]
     if need == ("test",) and list(files) == ["train"]:
         files = {"test": files["train"]}  # only one part is wanted, and only one given
-    running = all(len(some) == 1 and not is_jsonl(some[0]) for some in files.values())
+    running = all(len(some) == 1 and not is_table(some[0]) for some in files.values())
     texts = Texts({}, running)
     splitting = "valid" not in files and "train" in files and "valid" in need
+
+    def read(name: str) -> list[str]:
+        return [t for path in files[name] for t in read_texts(path, key, header, texts.notes)]
+
     for name in need:
         if name not in files and not (name == "valid" and splitting):
             raise Mistake(f"{data}: no {name} part; expected a file such as {name}.txt")
         if name in files:
-            texts.parts[name] = [t for path in files[name] for t in read_texts(path, key)]
+            texts.parts[name] = read(name)
             if not any(text.strip() for text in texts.parts[name]):
                 raise Mistake(f"{files[name][0]}: there is no text in it")
     if splitting:
         if "train" not in texts.parts:
-            texts.parts["train"] = [t for path in files["train"] for t in read_texts(path, key)]
+            texts.parts["train"] = read("train")
         _split_off(texts, share)
         texts.parts = {name: texts.parts[name] for name in ("train", "valid") if name in need}
     return texts
@@ -141,7 +143,7 @@ def _split_off(texts: Texts, share: float | None) -> None:
 
 def find_texts(data: Path) -> dict[str, list[Path]]:
     """Find the files of each part: those named after it, or else all text files to train on."""
-    if not os.path.isdir(data):
+    if not is_folder(data):
         if not os.path.exists(data):
             raise Mistake(missing(data))
         return {"train": [data]}
@@ -165,49 +167,80 @@ def find_texts(data: Path) -> dict[str, list[Path]]:
         every = files
     if not every:
         found = ", ".join(sorted(os.listdir(data))[:8]) or "nothing"
-        raise Mistake(f"{data}: no train.txt, train.jsonl nor other .txt files; found {found}")
+        raise Mistake(
+            f"{data}: no train.txt, train.jsonl, train.csv nor other .txt files; found {found}"
+        )
     return {**parts, "train": [path for path in every if [path] not in parts.values()]}
 
 
 def _beside(given: str, data: Path) -> Path:
     """Find a file that a user named, from here or from beside the data."""
-    home = data if os.path.isdir(data) else data.parent
+    home = data if is_folder(data) else data.parent
     for path in (Path(given), home / given):
-        if os.path.isfile(path):
+        if os.path.exists(path) and not is_folder(path):
             return path
     raise Mistake(missing(Path(given)))
 
 
-def is_jsonl(path: Path) -> bool:
-    """Tell by its name whether a file holds a JSON object a line."""
-    return KINDS.get(stem_and_suffix(path)[1]) == "jsonl"
+def read_texts(
+    path: Path, key: str | None = None, header: bool | None = None, notes: list[str] | None = None
+) -> Iterator[str]:
+    """Yield the whole text of a plain file, or the text of each row of a table.
 
-
-def read_texts(path: Path, key: str | None = None) -> Iterator[str]:
-    """Yield the whole text of a plain file, or the text of each JSON line."""
-    if not is_jsonl(path):
+    `key` names the column of the text, or gives its number.
+    """
+    if not is_table(path):
         yield read_whole(path)
         return
-    row = JsonRow(PairReader(path))
-    for number, line, fault in scan_lines(path):
+    table, row = Table(path), KeyRow(PairReader(path))
+    at = None
+    for number, value, fault in table:
         if fault:
             raise Mistake(fault.message)
-        if not line.strip():
+        if value is None:
             continue
-        try:
-            value = row.parse(line, number)
-            names = [key] if key else [name for name in TEXT_KEYS if name in value]
-            text = row.side(value, (names[0] if names else TEXT_KEYS[0],))
-        except BadRow as bad:
-            raise Mistake(f"{path}:{number}: {bad.what}; {bad.remedy}") from None
+        if isinstance(value, list):
+            if at is None:
+                at, headed = _text_column(table, value, key, header)
+                if headed:
+                    continue
+            text = value[at] if at < len(value) else ""
+        else:
+            try:
+                names = [key] if key else [name for name in TEXT_KEYS if name in value]
+                text = row.side(value, key_path(names[0] if names else TEXT_KEYS[0], value))
+            except BadRow as bad:
+                raise Mistake(f"{path}:{number}: {bad.what}; {bad.remedy}") from None
         if text.strip():
             yield text
+    if notes is not None:
+        notes += [note for note in table.notes if note not in notes]
+
+
+def _text_column(
+    table: Table, names: list[str], key: str | None, header: bool | None
+) -> tuple[int, bool]:
+    """Choose the column of the text by the first rows, and tell whether the first is a header."""
+    known = [name.strip().casefold() for name in names]
+    if key:
+        at = column_of(key, names, table.where(1))
+        named = not key.isdecimal() or (at < len(known) and known[at] in TEXT_KEYS)
+    else:
+        found = [known.index(name) for name in TEXT_KEYS if name in known]
+        named = bool(found) and header is not False
+        if not named and len(names) > 1:
+            told = ", ".join(name.strip()[:30] for name in names[:8])
+            raise Mistake(f"{table.where(1)}: which column is the text? Found {told}; set columns=")
+        at = found[0] if named else 0
+    if header is not None:
+        return at, header
+    return at, named or bool(like_header(table.cells(), [at]))
 
 
 def read_whole(path: Path) -> str:
     """Read a plain, gzip or xz file of UTF-8 text, with its line ends made \\n."""
     data = bytearray()
-    with opened(path) as file:
+    with opened_text(path) as file:
         while part := file.read(2**24):  # asked for all at once, memory for the most is taken
             data += part
             if len(data) > MOST_TEXT:
@@ -219,7 +252,7 @@ def read_whole(path: Path) -> str:
         number = data.count(b"\n", 0, error.start) + 1
         start = data.rfind(b"\n", 0, error.start) + 1
         line = data[start : data.find(b"\n", error.start) % (len(data) + 1)]
-        fault = find_fault(bytes(line), "", f"{path}:{number}", number == 1)
+        fault = find_fault(bytes(line), "", f"{path}:{number}")
         raise Mistake(fault.message if fault else f"{path}:{number}: not UTF-8") from None
     if "\0" in text:
         number = text.count("\n", 0, text.index("\0")) + 1

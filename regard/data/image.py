@@ -21,8 +21,10 @@ from torch import Tensor
 
 from regard.data.documents import share_of
 from regard.data.labelled import ExampleFormat, ExampleReader, find_labelled
+from regard.data.lines import missing, opened
 from regard.data.store import NOTE, Table, build_table, store_key
-from regard.data.text import PARTS, PairReader, missing, opened, read_lines, split_valid
+from regard.data.table import Table as Rows
+from regard.data.text import PARTS, PairReader, split_valid
 from regard.errors import Mistake, choose, nearest
 from regard.files import refuse
 
@@ -447,6 +449,7 @@ class ImageOptions:
     broken: str = "refuse"
     labelled: bool = True  # else images alone will do
     mosaics: bool = True  # else each file is one image, whatever its name
+    header: bool | None = None  # whether a table has one
 
 
 BROKEN = {"refuse": None, "skip": None}
@@ -687,17 +690,12 @@ def _is_image(name: str) -> bool:
 
 def _lists_images(path: Path) -> bool:
     """Tell by the first rows of a table, of which one may be a header, whether it names images."""
-    lines = [line for _, line in islice(read_lines(path), 4) if line.strip()]
-    return bool(lines) and all(_names_image(line) for line in lines[1:] or lines)
+    values = [row.value for row in islice(Rows(path), 4) if row.value is not None]
+    return bool(values) and all(_names_image(value) for value in values[1:] or values)
 
 
-def _names_image(line: str) -> bool:
-    cells: list[Any] = line.split("\t")
-    if line.lstrip().startswith("{"):
-        try:
-            cells = list(json.loads(line).values())
-        except (ValueError, RecursionError):
-            return False
+def _names_image(value: Any) -> bool:
+    cells = value.values() if isinstance(value, dict) else value
     names = (cell.strip() for cell in cells if isinstance(cell, str))
     return any(Path(name).suffix.lower() in SUFFIXES for name in names)
 
@@ -731,7 +729,7 @@ def find_images(path: Path, options: ImageOptions) -> dict[str, Read]:
         return _find_folders(path, options)
     raise Mistake(
         f"{path}: no set of images; expected a folder with a folder of images for each class, a "
-        "TSV of paths and labels, or idx files"
+        "table of paths and labels, or idx files"
     )
 
 
@@ -820,13 +818,14 @@ def _one_table(folder: Path, name: str, files: list[Path]) -> Read:
 
 
 def _read_table(path: Path, options: ImageOptions) -> Shelf:
-    """Read a TSV or JSON lines of paths, from the table's own folder on, and labels."""
+    """Read a table of paths, from the table's own folder on, and labels."""
     notes: list[str] = []
     if options.labelled:
-        rows = ExampleReader(ExampleFormat(options.columns, "fine")).read(path, notes)
+        format = ExampleFormat(options.columns, "fine", header=options.header)
+        rows = ExampleReader(format).read(path, notes)
         found = [(row.text, ",".join(row.labels)) for row in rows]
     else:
-        pairs = PairReader(path, columns=options.columns)
+        pairs = PairReader(path, columns=options.columns, header=options.header)
         found = [(source, "") for source in dict.fromkeys(pair.source for pair in pairs)]
     files = [(str(path.parent / name), label) for name, label in found]
     return _examined(files, options, notes)

@@ -4,29 +4,25 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from regard.data.documents import share_of
+from regard.data.lines import missing
+from regard.data.table import BadRow, Table, is_folder, stem_and_suffix
 from regard.data.text import (
-    KINDS,
     PARTS,
-    BadRow,
-    Fault,
-    JsonRow,
+    CellRow,
+    KeyRow,
     PairReader,
-    TsvRow,
     find_file,
     find_roles,
     fold,
     index_folder,
-    missing,
-    opened,
-    scan_stream,
+    key_path,
     split_valid,
-    stem_and_suffix,
 )
 from regard.errors import Mistake, choose
 
@@ -60,77 +56,28 @@ class Sentence(NamedTuple):
 T = TypeVar("T", Example, Sentence)
 
 
-# Lines of a file in one of two encodings
+class Faults:
+    """What is wrong with the rows of a file: refused, or counted if bad rows are to be dropped."""
 
-
-class _Latin:
-    """A file of Latin-1 that reads as one of UTF-8."""
-
-    def __init__(self, file: BinaryIO):
-        self.file = file
-
-    def readline(self, size: int) -> bytes:
-        """Return the next line."""
-        return self.file.readline(size).decode("latin-1").encode()
-
-
-ENCODINGS: dict[str, Callable[[BinaryIO], Any]] = {"utf-8": lambda file: file, "latin1": _Latin}
-
-
-def encoding_of(path: Path) -> str:
-    """Tell whether a file is Latin-1: one with letters beyond ASCII, and no line of them UTF-8."""
-    found = "utf-8"
-    with opened(path) as file:
-        while line := file.readline(2**22):
-            if line.isascii():
-                continue
-            if b"\0" in line:
-                return "utf-8"  # UTF-16, or no text at all, which reading it will tell
-            try:
-                line.decode()
-                return "utf-8"
-            except UnicodeDecodeError:
-                found = "latin1"
-    return found
-
-
-class Rows:
-    """The lines of one file, with what is wrong told by file and line, or dropped if so wished."""
-
-    def __init__(self, path: Path, *, encoding: str = "auto", skip_bad: bool = False):
-        choose("encoding", encoding, {**ENCODINGS, "auto": None})
+    def __init__(self, path: Path, *, skip_bad: bool = False):
         self.path, self.skip_bad = path, skip_bad
-        self.notes: list[str] = []
         self.dropped, self.first = 0, ""
-        self.encoding = encoding_of(path) if encoding == "auto" else encoding
-        if encoding == "auto" and self.encoding != "utf-8":
-            self.notes.append(
-                f"{path}: not UTF-8, so read as Latin-1; give encoding=utf-8 to refuse it"
-            )
-
-    def __iter__(self) -> Iterator[tuple[int, str, Fault | None]]:
-        with opened(self.path) as file:
-            yield from scan_stream(ENCODINGS[self.encoding](file), str(self.path))
 
     def bad(self, number: int, what: str, remedy: str) -> None:
-        """Refuse a bad row, or count it when bad rows are to be dropped."""
+        """Refuse a bad row, or count it."""
         message = f"{self.path}:{number}: {what}; {remedy}"
         if not self.skip_bad:
             raise Mistake(f"{message}; or drop such rows with skip_bad=true")
         self.first = self.first or message
         self.dropped += 1
 
-    def end(self) -> None:
-        """Note what was dropped."""
-        if self.dropped:
-            rows = f"{self.dropped:,} bad row{'s' if self.dropped > 1 else ''}"
-            self.notes.append(f"{rows} of {self.path} dropped; the first: {self.first}")
-
-
-def is_json(path: Path, line: str) -> bool:
-    """Tell by a file's name, or else by its first line, whether each line is a JSON object."""
-    kind = KINDS.get(stem_and_suffix(path)[1])
-    return kind == "jsonl" or (kind is None and re.match(r'\s*\{\s*"', line) is not None)
+    @property
+    def notes(self) -> list[str]:
+        """Tell what was dropped."""
+        if not self.dropped:
+            return []
+        rows = f"{self.dropped:,} bad row{'s' if self.dropped > 1 else ''}"
+        return [f"{rows} of {self.path} dropped; the first: {self.first}"]
 
 
 # Texts and labels
@@ -148,10 +95,11 @@ class ExampleFormat:
     separator: str | None = None  # between several labels in a column
     encoding: str = "auto"
     skip_bad: bool = False
+    header: bool | None = None
 
 
 class ExampleReader:
-    """Reads texts and labels from TSV, JSON lines, or lines such as `NUM:date When was ...`."""
+    """Reads texts and labels from a table, or from lines such as `NUM:date When was ...`."""
 
     of = "texts with labels"
 
@@ -164,19 +112,22 @@ class ExampleReader:
 
     def read(self, path: Path, notes: list[str]) -> list[Example]:
         """Read a file; what the user should be told is added to the notes."""
-        rows = Rows(path, encoding=self.format.encoding, skip_bad=self.format.skip_bad)
+        format = self.format
+        table, faults = (
+            Table(path, encoding=format.encoding),
+            Faults(path, skip_bad=format.skip_bad),
+        )
         found: list[Example] = []
         parse = None
-        pairs = PairReader(path, columns=self.format.columns)
-        for number, line, fault in rows:
-            if fault is None and not line.strip():
-                continue
+        pairs = PairReader(path, columns=format.columns, header=format.header)
+        for number, value, fault in table:
             if fault is not None:
-                rows.bad(number, fault.what, fault.remedy)
+                faults.bad(number, fault.what, fault.remedy)
+            if value is None:
                 continue
-            parse = parse or self._parser(path, line, pairs)
+            parse = parse or self._parser(table, value, pairs)
             try:
-                example = parse(line, number)
+                example = parse(value, number)
                 if example is None:
                     continue
                 text, labels = example[0].strip(), tuple(label.strip() for label in example[1])
@@ -185,30 +136,25 @@ class ExampleReader:
                 if not all(labels) or not (labels or self.several):
                     raise BadRow("empty", "the label is empty", "fill it or remove the row")
             except BadRow as bad:
-                rows.bad(number, bad.what, bad.remedy)
+                faults.bad(number, bad.what, bad.remedy)
                 continue
             found.append(Example(text, tuple(dict.fromkeys(labels)), f"{path}:{number}"))
-        rows.end()
-        notes += [*rows.notes, *pairs.notes]
+        notes += [*table.notes, *faults.notes, *pairs.notes]
         return found
 
-    def _parser(self, path: Path, line: str, pairs: PairReader) -> Callable[[str, int], Any]:
-        """Choose by the file's name, or else by its first line, how lines are read."""
-        if is_json(path, line):
-            row = JsonRow(pairs)
-            return lambda line, number: self._json(row, line, number)
-        if (
-            KINDS.get(stem_and_suffix(path)[1]) is None
-            and "\t" not in line
-            and TREC.fullmatch(line.strip())
-        ):
+    def _parser(self, table: Table, value: Any, pairs: PairReader) -> Callable[[Any, int], Any]:
+        """Choose by the first row how rows are read."""
+        if isinstance(value, dict):
+            keys = KeyRow(pairs)
+            return lambda value, number: self._keys(keys, value)
+        if table.kind is None and len(value) == 1 and TREC.fullmatch(value[0].strip()):
             return self._trec
-        table = TsvRow(pairs)
-        return lambda line, number: self._tsv(table, line, number)
+        cells = CellRow(pairs, table)
+        return lambda value, number: self._cells(cells, value, number)
 
-    def _tsv(self, row: TsvRow, line: str, number: int) -> tuple[str, Sequence[str]] | None:
+    def _cells(self, row: CellRow, cells: list[str], number: int) -> tuple[str, Any] | None:
         try:
-            sides = row.read(line, number)
+            sides = row.read(cells, number)
         except BadRow as bad:
             remedy = "write text, TAB, label on each line, or set columns="
             raise BadRow(bad.kind, bad.what, remedy) from None
@@ -218,17 +164,16 @@ class ExampleReader:
         separator = self.format.separator
         return text, [label] if separator is None else _parts(label, separator)
 
-    def _trec(self, line: str, number: int) -> tuple[str, Sequence[str]]:
-        match = TREC.fullmatch(line.strip())
+    def _trec(self, cells: list[str], number: int) -> tuple[str, Sequence[str]]:
+        match = TREC.fullmatch("\t".join(cells).strip())
         if match is None:
-            what = f"{line[:40]!r} does not begin with a label such as NUM:date"
+            what = f"{cells[0][:40]!r} does not begin with a label such as NUM:date"
             raise BadRow("columns", what, "write LABEL:finer, a space, and the text")
         return match[3], [self.fine(f"{match[1]}:{match[2]}")]
 
-    def _json(self, row: JsonRow, line: str, number: int) -> tuple[str, Sequence[str]]:
-        value = row.parse(line, number)
+    def _keys(self, row: KeyRow, value: dict[str, Any]) -> tuple[str, Sequence[str]]:
         if row.reader.columns:
-            text, label = row.reader.columns
+            text, label = (key_path(key, value) for key in row.reader.columns)
         else:
             names = list(value)
             found = find_roles(["label" if name == "labels" else name for name in names])
@@ -236,12 +181,14 @@ class ExampleReader:
                 told = ", ".join(names[:8]) or "none"
                 remedy = 'write {"text": "...", "label": "..."} or set columns='
                 raise BadRow("columns", f"no text and label among the keys {told}", remedy)
-            text, label = names[found[0]], names[found[1]]
-        labels = value.get(label)
+            text, label = ((names[i],) for i in found)
+        labels = value.get(label[0]) if len(label) == 1 else None
         if isinstance(labels, list):
             self.several = True
-            return row.side(value, (text,)), [row.side({label: one}, (label,)) for one in labels]
-        return row.side(value, (text,)), [row.side(value, (label,))]
+            return row.side(value, text), [row.side({"label": one}, ("label",)) for one in labels]
+        side = row.side(value, label)
+        separator = self.format.separator
+        return row.side(value, text), [side] if separator is None else _parts(side, separator)
 
 
 def _parts(cell: str, separator: str) -> list[str]:
@@ -262,10 +209,11 @@ class SentenceFormat:
     column: str | None = None  # upos unless told, or the last one
     encoding: str = "auto"
     skip_bad: bool = False
+    columns: str | None = None  # of a table: the lists of words and of tags
 
 
 class SentenceReader:
-    """Reads words and tags from CoNLL-U, from columns with blank lines between, or JSON lines."""
+    """Reads words and tags from CoNLL-U, columns with blank lines between, or a table of lists."""
 
     of = "words with tags"
 
@@ -274,11 +222,16 @@ class SentenceReader:
 
     def read(self, path: Path, notes: list[str]) -> list[Sentence]:
         """Read a file; what the user should be told is added to the notes."""
-        rows = Rows(path, encoding=self.format.encoding, skip_bad=self.format.skip_bad)
+        format = self.format
+        table, faults = (
+            Table(path, encoding=format.encoding),
+            Faults(path, skip_bad=format.skip_bad),
+        )
+        keys = KeyRow(PairReader(path, columns=format.columns))
         found: list[Sentence] = []
         words: list[str] = []
         tags: list[str] = []
-        start, bad, whole, parse = 0, False, False, None
+        start, bad, parse = 0, False, None
 
         def close() -> None:
             nonlocal bad
@@ -288,38 +241,35 @@ class SentenceReader:
             tags.clear()
             bad = False
 
-        for number, line, fault in rows:
-            if fault is None and not line.strip():
+        for number, value, fault in table:
+            if fault is None and value is None:
                 close()
                 continue
             try:
                 if fault is not None:
                     raise BadRow(fault.kind, fault.what, fault.remedy)
-                if parse is None:
-                    whole = is_json(path, line)
-                    parse = self._parser(path, line, notes)
-                row = parse(line, number)
-                start = start if words else number
+                if isinstance(value, dict):
+                    close()
+                    start, row = number, _listed(keys, value)
+                else:
+                    line = "\t".join(value or ())
+                    parse = parse or self._parser(path, line, notes)
+                    row = parse(line, number)
+                    start = start if words else number
                 words += row[0]
                 tags += row[1]
             except BadRow as wrong:
                 if not bad:  # the rest of a bad sentence goes with it
-                    rows.bad(number, wrong.what, wrong.remedy)
+                    faults.bad(number, wrong.what, wrong.remedy)
                 bad = True
-            if whole:
-                close()
         close()
-        rows.end()
-        notes += rows.notes
+        notes += [*table.notes, *faults.notes]
         return found
 
     def _parser(
         self, path: Path, line: str, notes: list[str]
     ) -> Callable[[str, int], tuple[Sequence[str], Sequence[str]]]:
         """Choose by the file's name, or else by its first line, how lines are read."""
-        if is_json(path, line):
-            row = JsonRow(PairReader(path))
-            return lambda line, number: _json_sentence(row, line, number)
         suffix = stem_and_suffix(path)[1]
         if suffix == "conllu" or re.match(r"# |1(-\d+)?\t(?:[^\t]*\t){8}[^\t]*$", line):
             return _Conllu(self.format.column)
@@ -389,14 +339,14 @@ class _Columns:
         return (word,), (tag,)
 
 
-def _json_sentence(row: JsonRow, line: str, number: int) -> tuple[Sequence[str], Sequence[str]]:
-    value = row.parse(line, number)
+def _listed(row: KeyRow, value: dict[str, Any]) -> tuple[Sequence[str], Sequence[str]]:
     sides: list[list[str]] = []
-    for keys in (WORD_KEYS, TAG_KEYS):
-        key = next((key for key in keys if key in value), None)
+    named = row.reader.columns or (None, None)
+    for name, keys in zip(named, (WORD_KEYS, TAG_KEYS), strict=True):
+        key = next((key for key in ((name,) if name else keys) if key in value), None)
         if key is None or not isinstance(value[key], list):
-            remedy = 'write {"words": ["A", "dog"], "tags": ["DET", "NOUN"]}'
-            raise BadRow("columns", f"no list of {keys[0]} in it", remedy)
+            remedy = 'write {"words": ["A", "dog"], "tags": ["DET", "NOUN"]}, or set columns='
+            raise BadRow("columns", f"no list of {name or keys[0]} in it", remedy)
         sides.append([row.side({key: one}, (key,)).strip() for one in value[key]])
     words, tags = sides
     if len(words) != len(tags):
@@ -487,7 +437,7 @@ def load_labelled(
     share = share_of(valid)
     files: dict[str, list[Path]] = {"train": [Path(data)]}
     home = Path(data).parent
-    if os.path.isdir(data):
+    if is_folder(data):
         home = Path(data)
         files = find_labelled(home)
     elif not os.path.exists(data):
@@ -504,7 +454,7 @@ def load_labelled(
     def load(name: str) -> list[Any]:
         found = files.get(name, [])
         if not found:
-            told = ", ".join(sorted(os.listdir(home))[:8]) if os.path.isdir(data) else data
+            told = ", ".join(sorted(os.listdir(home))[:8]) if is_folder(data) else data
             raise Mistake(
                 f"{data}: no {name} part; expected a file such as {name}.tsv; found {told}"
             )

@@ -4,157 +4,29 @@ Everything streams: a file is read once from front to back, and a fault is told 
 and line, so that a bad line among ten million is found by its number.
 """
 
-import gzip
 import hashlib
 import json
-import lzma
 import os
 import re
-import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from io import BufferedReader
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, cast
 
-from regard.errors import Mistake, nearest
+from regard.data.lines import Fault, missing, scan_lines
+from regard.data.table import (
+    KINDS,
+    SHARD,
+    BadRow,
+    Table,
+    is_folder,
+    is_saved,
+    like_header,
+    stem_and_suffix,
+)
+from regard.errors import Mistake
 from regard.files import refuse
-
-LONGEST_LINE = 1_000_000  # characters
-MOST_BYTES = 4 * LONGEST_LINE + 8  # no line of that many bytes can be shorter than the longest
-
-
-# Lines
-
-
-class Fault(NamedTuple):
-    """What is wrong with a line or a row, where, and what to do about it."""
-
-    kind: str  # encoding, binary, long; of rows also empty, columns, json, uneven
-    where: str
-    what: str
-    remedy: str
-
-    @property
-    def message(self) -> str:
-        """The fault in one line."""
-        return f"{self.where}: {self.what}; {self.remedy}"
-
-
-@contextmanager
-def opened(path: str | Path) -> Iterator[BinaryIO]:
-    """Open a plain, gzip or xz file for reading bytes, with every failure told as a mistake."""
-    path = Path(path)
-    try:
-        with open(path, "rb") as file:
-            # The content decides, since names lie; peek also works on a pipe.
-            start = file.peek(6)[:6]
-            if start.startswith(b"\x1f\x8b"):
-                with gzip.GzipFile(fileobj=file) as unpacked:
-                    # Reading lines from the buffer is several times faster than from the unpacker.
-                    yield cast(BinaryIO, BufferedReader(cast(Any, unpacked)))
-            elif start == b"\xfd7zXZ\x00":
-                with lzma.LZMAFile(file) as unpacked:
-                    yield cast(BinaryIO, BufferedReader(cast(Any, unpacked)))
-            elif path.suffix in (".gz", ".xz"):
-                raise Mistake(f"{path}: is no {path.suffix} data; rename it, or fetch it again")
-            else:
-                yield file
-    except EOFError as error:
-        raise Mistake(
-            f"{path}: the compressed data ends too early (a broken download?); fetch it again"
-        ) from error
-    except (gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
-        raise Mistake(
-            f"{path}: the compressed data is damaged ({error}); fetch it again"
-        ) from error
-    except IsADirectoryError as error:
-        raise Mistake(f"{path}: is a folder; expected a file in it") from error
-    except FileNotFoundError as error:
-        raise Mistake(missing(path)) from error
-    except OSError as error:
-        raise refuse(error, path) from error
-
-
-def missing(path: Path) -> str:
-    """Say that there is no such file, with the nearest name in its folder."""
-    if not os.path.isdir(path.parent):
-        return f"{path}: no such file, nor the folder {path.parent}"
-    try:
-        return f"{path}: no such file.{nearest(path.name, os.listdir(path.parent))}"
-    except OSError:
-        return f"{path}: no such file"
-
-
-def scan_stream(file: BinaryIO, name: str) -> Iterator[tuple[int, str, Fault | None]]:
-    """Yield number, text and fault of each line of an open file, never stopping at one."""
-    readline = file.readline
-    number = 0
-    while raw := readline(MOST_BYTES):
-        number += 1
-        ended = raw[-1] == 10
-        if not ended and len(raw) == MOST_BYTES:
-            # Skip to the end of the line without ever holding it whole.
-            while (rest := readline(MOST_BYTES)) and rest[-1] != 10:
-                pass
-        if number == 1:
-            raw = raw.removeprefix(b"\xef\xbb\xbf")
-        if ended:
-            raw = raw[:-2] if raw[-2:-1] == b"\r" else raw[:-1]
-        # Only a line that can be at fault is looked at more closely.
-        if 0 not in raw and len(raw) <= LONGEST_LINE:
-            try:
-                yield number, raw.decode(), None
-                continue
-            except UnicodeDecodeError:
-                pass
-        text = raw.decode("utf-8", "replace")
-        fault = find_fault(raw, text, f"{name}:{number}", number == 1)
-        yield number, text[:LONGEST_LINE], fault
-
-
-def find_fault(raw: bytes, text: str, where: str, first: bool) -> Fault | None:
-    """Say what is wrong with the bytes of a line, if anything is."""
-    if first and raw.startswith((b"\xff\xfe", b"\xfe\xff")):
-        remedy = "convert it with: iconv -f utf-16 -t utf-8"
-        return Fault("encoding", where, "UTF-16, expected UTF-8", remedy)
-    if 0 in raw:
-        what = f"a NUL byte at byte {raw.index(0) + 1}, so this is no text"
-        remedy = "give a text file, or remove them with: tr -d '\\000'"
-        return Fault("binary", where, what, remedy)
-    if len(text) > LONGEST_LINE:
-        what = f"a line of over {LONGEST_LINE:,} characters"
-        return Fault("long", where, what, "give one sentence a line: cut it into shorter lines")
-    try:
-        raw.decode()
-    except UnicodeDecodeError as error:
-        column = len(raw[: error.start].decode()) + 1
-        what = f"not UTF-8 (byte 0x{raw[error.start]:02x} at column {column})"
-        return Fault("encoding", where, what, "convert it with: iconv -f latin1 -t utf-8")
-    return None
-
-
-def scan_lines(path: str | Path) -> Iterator[tuple[int, str, Fault | None]]:
-    """Yield number, text and fault of each line of a file, never stopping at a faulty line."""
-    with opened(path) as file:
-        yield from scan_stream(file, str(path))
-
-
-def read_stream(file: BinaryIO, name: str = "standard input") -> Iterator[tuple[int, str]]:
-    """Yield number and text of each line of an open binary file, refusing the first bad one."""
-    for number, text, fault in scan_stream(file, name):
-        if fault:
-            raise Mistake(fault.message)
-        yield number, text
-
-
-def read_lines(path: str | Path) -> Iterator[tuple[int, str]]:
-    """Yield number (from 1) and text of each line of a plain, gzip or xz file of UTF-8 text."""
-    with opened(path) as file:
-        yield from read_stream(file, str(path))
-
 
 # Names of columns and languages
 
@@ -257,7 +129,7 @@ class Pair:
 
 
 class PairReader:
-    """Pairs of one TSV or JSONL file, or of two aligned files, one at a time as they are read."""
+    """Pairs of one table, or of two aligned files, one at a time as they are read."""
 
     def __init__(
         self,
@@ -267,10 +139,12 @@ class PairReader:
         columns: str | Sequence[str | int] | None = None,
         source: str | None = None,
         target: str | None = None,
+        header: bool | None = None,
         skip_bad: bool = False,
         on_bad: Callable[[Fault], None] | None = None,
     ) -> None:
         self.path = path
+        self.header = header
         self.target_path = target_path
         self.columns = parse_columns(columns)
         self.source = source
@@ -281,7 +155,7 @@ class PairReader:
         self.notes: list[str] = []
         if target_path is not None and self.columns:
             raise Mistake(
-                f"columns={','.join(self.columns)} is for a TSV or JSONL file, but {path} and "
+                f"columns={','.join(self.columns)} is for a table, but {path} and "
                 f"{target_path} are aligned files; leave columns= out"
             )
 
@@ -349,26 +223,24 @@ class PairReader:
                 yield Pair(source, target, f"{ours}:{number}")
 
     def _single(self) -> Iterator[Pair]:
-        """Read a TSV or JSONL file, told apart by the name or else by the first line."""
+        """Read a table of any kind."""
         name = str(self.path)
         blank: list[int] = []
-        kind = KINDS.get(stem_and_suffix(self.path)[1])
         row = None
-        for number, line, fault in scan_lines(self.path):
+        table = Table(self.path)
+        for number, value, fault in table:
             if fault:
                 self._bad(fault)
                 continue
-            if not line.strip():
+            if value is None:
                 blank.append(number)
                 continue
             for empty in blank:
                 self._empty(empty)
             blank.clear()
-            if row is None:
-                kind = kind or ("jsonl" if line.startswith("{") else "tsv")
-                row = TsvRow(self) if kind == "tsv" else JsonRow(self)
+            row = row or (CellRow(self, table) if isinstance(value, list) else KeyRow(self))
             try:
-                sides = row.read(line, number)
+                sides = row.read(value, number)  # type: ignore[arg-type]
             except BadRow as bad:
                 self._bad(Fault(bad.kind, f"{self.path}:{number}", bad.what, bad.remedy))
                 continue
@@ -381,58 +253,56 @@ class PairReader:
                 self._empty(number, "the target side is empty")
             else:
                 yield Pair(source, target, f"{name}:{number}")
+        self.notes += table.notes
 
 
-class BadRow(Exception):
-    """A row that cannot be read as a pair; only its file and line are not known here."""
+class CellRow:
+    """How the cells of a row become two sides: settled by the first rows."""
 
-    def __init__(self, kind: str, what: str, remedy: str) -> None:
-        self.kind, self.what, self.remedy = kind, what, remedy
-
-
-class TsvRow:
-    """How a line of a TSV file becomes two sides: settled by the first row."""
-
-    def __init__(self, reader: PairReader) -> None:
-        self.reader = reader
+    def __init__(self, reader: PairReader, table: Table) -> None:
+        self.reader, self.table = reader, table
         self.at: tuple[int, int] | None = None
         self.most = 0
 
-    def read(self, line: str, number: int) -> tuple[str, str] | None:
-        """Return the two sides of a line, or None for the header row."""
+    def read(self, cells: list[str], number: int) -> tuple[str, str] | None:
+        """Return the two sides of a row, or None for the header row."""
         if self.at is None:
-            self.at, header = self._settle(line.split("\t"))
+            self.at, header = self._settle(cells)
             self.most = max(self.at) + 1
             if header:
                 return None
-        cells = line.split("\t", self.most)
         try:
             return cells[self.at[0]], cells[self.at[1]]
         except IndexError:
             found = f"{len(cells)} column{'s' if len(cells) > 1 else ''}"
             remedy = "put a TAB between source and target; two aligned files need from= and to="
-            if len(cells) > 1:
+            if len(cells) > 1 or self.table.kind == "csv":
                 remedy = "add the missing column or set columns="
-            elif str(self.reader.path).endswith(".csv"):
-                remedy = "commas do not separate columns here; save it as TSV"
             what = f"{found}, expected at least {self.most}"
             raise BadRow("columns", what, remedy) from None
 
     def _settle(self, names: list[str]) -> tuple[tuple[int, int], bool]:
-        """Choose the two columns by the first row, and tell whether it is a header."""
+        """Choose the two columns by the first rows, and tell whether the first is a header."""
         reader = self.reader
         wanted = (reader.source, reader.target)
-        by_language = find_languages(names, None, None)
+        found, header = None, False
         if reader.columns:
-            at = tuple(self._column(name, names) for name in reader.columns)
-            cells = [names[i] if i < len(names) else "" for i in at]
+            named = not all(column.isdecimal() for column in reader.columns)
+            if named and reader.header is False:
+                raise Mistake(
+                    f"{reader.path}: columns={','.join(reader.columns)} are names, but with "
+                    "header=false there are none; give numbers such as columns=2,1"
+                )
+            a, b = (column_of(name, names, f"{reader.path}:1") for name in reader.columns)
+            found = (a, b)
+            cells = [names[i] if i < len(names) else "" for i in found]
             header = (
-                not all(column.isdecimal() for column in reader.columns)
+                named
                 or bool(find_roles(cells) or find_roles(cells[::-1]))
                 or bool(find_languages(cells, None, None))
             )
-            found = (at[0], at[1])
-        else:
+        elif reader.header is not False:
+            by_language = find_languages(names, None, None)
             found = find_languages(names, *wanted) if any(wanted) else None
             found = found or find_roles(names) or (by_language if not any(wanted) else None)
             header = found is not None
@@ -442,56 +312,64 @@ class TsvRow:
                     f"{reader.path}:1: no columns for from={wanted[0]} to={wanted[1]}; the header "
                     f"names {', '.join(names)}; change from= and to=, or set columns="
                 )
-        if found is None:
-            return (0, 1), False
-        if header:
-            a, b = names[found[0]].strip(), names[found[1]].strip()
-            reader.notes.append(f"{reader.path}: row 1 is a header; reading columns {a} and {b}")
+        by_names = header
+        header = self._header(names, found or (0, 1), header)
+        if header and found is None and len(names) > 2:
+            told = ", ".join(name.strip()[:30] for name in names[:8])
+            raise Mistake(
+                f"{reader.path}:1: which of its columns {told}? Name two with columns=, such as "
+                f"columns={names[0].strip()},{names[1].strip()}"
+            )
+        at = found or (0, 1)
+        if header and max(at) < len(names):
+            a, b = names[at[0]].strip(), names[at[1]].strip()
+            more = "" if by_names or reader.header else "; give header=false if it is none"
+            reader.notes.append(
+                f"{reader.path}: row 1 is a header; reading columns {a} and {b}{more}"
+            )
             if language_of(a) and language_of(b):
                 reader.source, reader.target = reader.source or a, reader.target or b
-        return found, header
+        return at, header
 
-    def _column(self, name: str, names: list[str]) -> int:
-        if name.isdecimal():
-            return int(name) - 1
-        known = [cell.strip().casefold() for cell in names]
-        if name.casefold() in known:
-            return known.index(name.casefold())
-        raise Mistake(
-            f"{self.reader.path}:1: no column '{name}' in the header row; found "
-            f"{', '.join(cell[:30] for cell in names[:8])}; set columns= to two names or numbers"
-        )
+    def _header(self, names: list[str], at: tuple[int, int], known: bool) -> bool:
+        """Tell whether the first row is a header: as told, by known names, or by the others."""
+        if self.reader.header is not None or known:
+            return known if self.reader.header is None else self.reader.header
+        found = like_header(self.table.cells(), at)
+        if found is None:
+            told = ", ".join(name.strip()[:30] for name in names[:8])
+            raise Mistake(
+                f"{self.reader.path}:1: whether its first row ({told}) is a header is not clear; "
+                "say header=true or header=false"
+            )
+        return found
 
 
-class JsonRow:
-    """How a line of a JSONL file becomes two sides: settled by the first good object."""
+def column_of(name: str, names: Sequence[str], where: str) -> int:
+    """Return the place of a column given by name or number."""
+    if name.isdecimal():
+        return int(name) - 1
+    known = [cell.strip().casefold() for cell in names]
+    if name.casefold() in known:
+        return known.index(name.casefold())
+    raise Mistake(
+        f"{where}: no column '{name}' in the header row; found "
+        f"{', '.join(cell[:30] for cell in names[:8])}; set columns= to names or numbers"
+    )
+
+
+class KeyRow:
+    """How a mapping from keys to values becomes two sides: settled by the first good one."""
 
     def __init__(self, reader: PairReader) -> None:
         self.reader = reader
         self.keys: tuple[tuple[str, ...], tuple[str, ...]] | None = None
 
-    def read(self, line: str, number: int) -> tuple[str, str]:
-        """Return the two sides of a line that holds one JSON object."""
-        value = self.parse(line, number)
+    def read(self, value: dict[str, Any], number: int) -> tuple[str, str]:
+        """Return the two sides of a row."""
         if self.keys is None:
             self.keys = self._settle(value)
         return self.side(value, self.keys[0]), self.side(value, self.keys[1])
-
-    def parse(self, line: str, number: int) -> dict[str, Any]:
-        """Return the object that a line holds."""
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            if number == 1 and line.lstrip().startswith("["):
-                remedy = "make it one object a line with: jq -c '.[]'"
-                raise BadRow("json", "one JSON array", remedy) from None
-            what = getattr(error, "msg", "too deep or too large")
-            place = f" at column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
-            raise BadRow("json", f"not JSON ({what}{place})", "mend the line") from None
-        if not isinstance(value, dict):
-            what = f"a JSON {type(value).__name__}, expected an object"
-            raise BadRow("json", what, 'write {"source": "...", "target": "..."}')
-        return value
 
     def side(self, value: Any, path: tuple[str, ...]) -> str:
         """Return the text that lies at a path of keys."""
@@ -506,18 +384,18 @@ class JsonRow:
                 what = f"key '{'.'.join(path)}' holds a NUL or half a surrogate"
                 raise BadRow("json", what, "remove it")
             return value
-        if value is None:
+        if value is None or value != value:  # no number at all
             return ""
-        if isinstance(value, (dict, list)):
+        if isinstance(value, (dict, list, bytes)):
             what = f"key '{'.'.join(path)}' holds a {type(value).__name__}, expected text"
             raise BadRow("json", what, "make it a string or set columns=")
-        return json.dumps(value)
+        return json.dumps(value) if isinstance(value, bool | int | float) else str(value)
 
     def _settle(self, value: dict[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Choose the two keys by the first object."""
         reader = self.reader
         if reader.columns:
-            a, b = ((key,) if key in value else tuple(key.split(".")) for key in reader.columns)
+            a, b = (key_path(key, value) for key in reader.columns)
             return a, b
         wanted = (reader.source, reader.target)
         nested = value.get("translation")
@@ -543,6 +421,15 @@ class JsonRow:
         return (*prefix, a), (*prefix, b)
 
 
+def key_path(name: str, value: dict[str, Any]) -> tuple[str, ...]:
+    """Return the path of keys that a name or number of columns= stands for."""
+    if name in value:
+        return (name,)
+    if name.isdecimal() and 1 <= int(name) <= len(value):
+        return (list(value)[int(name) - 1],)
+    return tuple(name.split("."))
+
+
 def encodable(text: str) -> bool:
     """Tell whether a text can be written as UTF-8, which half a surrogate pair cannot."""
     try:
@@ -559,16 +446,18 @@ def read_pairs(
     target_path: str | Path | None = None,
     source: str | None = None,
     target: str | None = None,
+    header: bool | None = None,
     skip_bad: bool = False,
     notes: list[str] | None = None,
 ) -> list[Pair]:
-    """Read all pairs of a TSV or JSONL file or of two aligned files; notes are added to `notes`."""
+    """Read all pairs of a table or of two aligned files; notes are added to `notes`."""
     reader = PairReader(
         path,
         target_path=target_path,
         columns=columns,
         source=source,
         target=target,
+        header=header,
         skip_bad=skip_bad,
     )
     pairs = list(reader)
@@ -579,16 +468,6 @@ def read_pairs(
 
 # The parts of a data folder
 
-# The suffixes of files that hold both sides, in the order of preference.
-KINDS = {
-    "tsv": "tsv",
-    "tab": "tsv",
-    "jsonl": "jsonl",
-    "ndjson": "jsonl",
-    "json": "jsonl",
-    "txt": None,
-    "csv": "tsv",
-}
 PARTS = {
     "train": ("train", "training"),
     "valid": ("valid", "val", "dev", "validation"),
@@ -597,7 +476,6 @@ PARTS = {
 LANGUAGE_SUFFIX = re.compile(r"[A-Za-z]{2,3}([-_][A-Za-z0-9]{2,8})*|source|target")
 NO_LANGUAGE = {
     "md",
-    "csv",
     "log",
     "zip",
     "tar",
@@ -627,23 +505,21 @@ class Part:
         return [self.path] if self.target_path is None else [self.path, self.target_path]
 
 
-def stem_and_suffix(path: str | Path) -> tuple[str, str]:
-    """Split a file name into stem and suffix, leaving .gz and .xz out of account."""
-    name = Path(path).name.removesuffix(".gz").removesuffix(".xz")
-    stem, dot, suffix = name.rpartition(".")
-    return (stem, suffix) if dot and stem else (name, "")
-
-
 def index_folder(folder: Path) -> dict[str, dict[str, Path]]:
     """List a folder as stem -> suffix -> file."""
     stems: dict[str, dict[str, Path]] = {}
     try:
-        names = sorted(entry.name for entry in os.scandir(folder) if entry.is_file())
+        entries = os.scandir(folder)
+        names = sorted(e.name for e in entries if e.is_file() or is_saved(e.path))
     except OSError as error:
         raise refuse(error, folder) from error
     for name in names:
         if not name.startswith("."):
-            stem, suffix = stem_and_suffix(name)
+            stem, suffix = (name, "arrow") if is_saved(folder / name) else stem_and_suffix(name)
+            if shard := SHARD.search(stem):
+                if int(shard[1]):
+                    continue  # the first stands for all
+                stem = stem[: shard.start()]
             # Sorted, so that train.en comes before train.en.gz and is the one that stays.
             stems.setdefault(stem, {}).setdefault(suffix, folder / name)
     return stems
@@ -672,7 +548,7 @@ def find_file(
     for place in [Path(), folder] if folder else [Path()]:
         path = place / text
         halves = [place / half.strip() for half in text.split(",")]
-        if os.path.isdir(path):
+        if is_folder(path):
             raise Mistake(f"{path}: is a folder; expected a file in it")
         if os.path.exists(path):
             stem, suffix = stem_and_suffix(path)
@@ -722,7 +598,7 @@ def find_parts(
         raise Mistake(f"from={source} to={target} are the same language; choose two")
     if not os.fspath(data):
         raise Mistake("data= is empty; give a folder or a file")
-    folder = Path(data) if os.path.isdir(data) else None
+    folder = Path(data) if is_folder(data) else None
     parts: dict[str, Part] = {}
     if folder is None:
         parts["train"] = find_file(data, None, source, target)
@@ -807,11 +683,12 @@ def load_pairs(
     valid: str | Path | None = None,
     test: str | Path | None = None,
     need: Sequence[str] = ("train",),
+    header: bool | None = None,
     skip_bad: bool = False,
 ) -> Corpus:
     """Load the needed parts, and with train also valid (split off by hash if absent) and test."""
     files = find_parts(data, source=source, target=target, valid=valid, test=test)
-    if not os.path.isdir(data) and len(need) == 1 and need[0] not in files:
+    if not is_folder(data) and len(need) == 1 and need[0] not in files:
         # Only one part is wanted and only one file is given: that is it.
         files = {need[0]: files["train"]}
     notes: list[str] = []
@@ -839,6 +716,7 @@ def load_pairs(
             columns=None if part.target_path else columns,
             source=source,
             target=target,
+            header=header,
             skip_bad=skip_bad,
         )
         parts[name] = list(reader)
@@ -865,9 +743,9 @@ def load_pairs(
 
 def no_part(data: Path, name: str, source: str | None, target: str | None) -> str:
     """Say that a part is missing from the data, and what names it could have."""
-    if not os.path.isdir(data):
+    if not is_folder(data):
         return f"{data}: a single file has no {name} part; give {name}=FILE or a folder as data="
-    ends = f".{source} and .{target}" if source and target else ".tsv or .jsonl"
+    ends = f".{source} and .{target}" if source and target else ".tsv, .csv, .jsonl or .parquet"
     names = " or ".join(PARTS.get(name, (name,)))
     found = ", ".join(sorted(os.listdir(data))[:8]) or "nothing"
     return f"{data}: no {name} part; expected {names} with {ends}; found {found}"

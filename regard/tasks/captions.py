@@ -80,6 +80,7 @@ class CaptionEvalSettings(CaptionRunSettings):
     test: str | None = setting(None, "which test set of the folder")
     valid: str | None = setting(None, "which set to choose by, or a share")
     columns: str | None = setting(None, "path and caption, such as 2,1")
+    header: bool | None = setting(None, "whether a table begins with one; recognised unless told")
     tokenise: str | None = setting(None, "sacreBLEU's tokenisation")
     lowercase: bool = setting(True, "ignore case")
     shuffle: bool = setting(False, "also the loss of captions beside another's image")
@@ -313,7 +314,7 @@ class Describer(Runner[Caption]):
             valid=how.valid,
             need=(how.part,),
             format=replace(self.format, size=how.image or self.format.size),
-            options=ImageOptions(how.columns, broken=how.broken, labelled=False),
+            options=ImageOptions(how.columns, broken=how.broken, labelled=False, header=how.header),
             cache=cache_folder(),
         )
         return data, told_of(data.parts[how.part], how)
@@ -467,11 +468,11 @@ def told_of(images: Images, how: CaptionEvalSettings) -> list[list[str]]:
     home = data if data.is_dir() else data.parent
     found: dict[str, list[str]] = {}
     for part in ("train", "valid", "test") if data.is_dir() else ("train",):
-        found |= captions_in(data, part, how.columns)
+        found |= captions_in(data, part, how.columns, how.header)
     for given in (how.valid, how.test):
         for path in [Path(given), home / given] if given else []:
             if path.is_file():
-                found |= captions_in(path, "", how.columns)
+                found |= captions_in(path, "", how.columns, how.header)
     told = of_part(images, found)
     if not any(map(any, told)):
         raise Mistake(

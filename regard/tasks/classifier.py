@@ -72,6 +72,7 @@ class ClassifierEvalSettings(ClassifierSettings):
     part: str = setting("test", "test, valid or train")
     test: str | None = setting(None, "which test file of the folder")
     columns: str | None = setting(None, "text and label, such as 2,1")
+    header: bool | None = setting(None, "whether a table begins with one; recognised unless told")
     labels: str | None = setting(None, "coarse or fine, for labels such as NUM:date")
     separator: str | None = setting(None, "between several labels in a column")
     encoding: str = setting("auto", "auto, utf-8 or latin1")
@@ -254,7 +255,12 @@ class Classifier(Runner[Classified]):
             torch.set_num_threads(how.threads)
         reader = ExampleReader(
             ExampleFormat(
-                how.columns, how.labels or "coarse", how.separator, how.encoding, how.skip_bad
+                how.columns,
+                how.labels or "coarse",
+                how.separator,
+                how.encoding,
+                how.skip_bad,
+                how.header,
             )
         )
         data = load_labelled(how.data, reader, test=how.test, need=(how.part,))

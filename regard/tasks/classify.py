@@ -155,6 +155,7 @@ def train(values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None 
             settings.separator,
             settings.encoding,
             settings.skip_bad,
+            settings.header,
         )
     )
 

@@ -1,6 +1,5 @@
 """A model that makes one vector of a text, so that texts can be compared."""
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +11,9 @@ import torch
 from torch import Tensor
 
 from regard.attention.watch import watch
-from regard.data.labelled import hash_items, is_json, load_labelled
-from regard.data.text import PairReader, read_lines
+from regard.data.labelled import hash_items, load_labelled
+from regard.data.table import Table
+from regard.data.text import PairReader
 from regard.decode.search import in_batches
 from regard.errors import Mistake, choose
 from regard.layers.heads import Max, Mean
@@ -68,6 +68,7 @@ class EmbedEvalSettings(EmbedSettings):
     part: str = setting("test", "test, valid or train")
     test: str | None = setting(None, "which test file of the folder")
     columns: str | None = setting(None, "both texts and the score, such as 6,7,5")
+    header: bool | None = setting(None, "whether a table begins with one; recognised unless told")
     skip_bad: bool = setting(False, "leave bad rows out")
 
 
@@ -258,7 +259,7 @@ class Embedder(Runner[Embedded | Similar]):
             raise Mistake("data is missing; add data=FILE with pairs of texts and their scores")
         if how.threads:
             torch.set_num_threads(how.threads)
-        reader = ScoredReader(how.columns, how.skip_bad)
+        reader = ScoredReader(how.columns, how.skip_bad, how.header)
         data = load_labelled(how.data, reader, test=how.test, need=(how.part,))
         pairs: list[Any] = data.parts[how.part]
         for note in data.notes:
@@ -346,12 +347,14 @@ SCORES = ("score", "similarity", "similarity_score", "relatedness_score", "ratin
 
 
 class ScoredReader:
-    """Reads pairs of texts with a score from TSV or JSON lines."""
+    """Reads pairs of texts with a score from a table."""
 
     of = "pairs of texts with scores"
 
-    def __init__(self, columns: str | None = None, skip_bad: bool = False):
-        self.skip_bad = skip_bad
+    def __init__(
+        self, columns: str | None = None, skip_bad: bool = False, header: bool | None = None
+    ):
+        self.skip_bad, self.header = skip_bad, header
         self.columns = None if columns is None else [part.strip() for part in columns.split(",")]
         if self.columns is not None and (len(self.columns) != 3 or not all(self.columns)):
             raise Mistake(
@@ -362,8 +365,9 @@ class ScoredReader:
     def read(self, path: Path, notes: list[str]) -> list[Scored]:
         """Read a file; what the user should be told is added to the notes."""
         one, other, score = self.columns or self._find(path)
-        texts = PairReader(path, columns=(one, other), skip_bad=self.skip_bad)
-        scores = PairReader(path, columns=(score, score), skip_bad=self.skip_bad)
+        how: dict[str, Any] = {"skip_bad": self.skip_bad, "header": self.header}
+        texts = PairReader(path, columns=(one, other), **how)
+        scores = PairReader(path, columns=(score, score), **how)
         told = {pair.where: pair.source for pair in scores}
         found: list[Scored] = []
         bad: list[str] = []
@@ -385,9 +389,9 @@ class ScoredReader:
 
     def _find(self, path: Path) -> list[str]:
         """Choose the columns by the header or the keys, or take the first three."""
-        first = next((line for _, line in read_lines(path) if line.strip()), "")
-        keys = is_json(path, first)
-        names = _keys(first) if keys else [cell.strip() for cell in first.split("\t")]
+        first = next((row.value for row in Table(path) if row.value is not None), [])
+        keys = isinstance(first, dict)
+        names = [cell.strip() for cell in first]
         by_role = [
             next((name for name in names if name.casefold() in role), None)
             for role in (ONES, OTHERS, SCORES)
@@ -401,14 +405,6 @@ class ScoredReader:
                 "them sentence1, sentence2 and score, or set columns="
             )
         return ["1", "2", "3"]
-
-
-def _keys(line: str) -> list[str]:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return []
-    return list(value) if isinstance(value, dict) else []
 
 
 def _number(text: str) -> float | None:

@@ -301,7 +301,9 @@ class Encoder(Runner[Embedded | Classified | Unread]):
             valid=how.valid,
             need=("train", how.part) if labelled else (how.part,),
             format=replace(self.format, size=how.image) if how.image else self.format,
-            options=ImageOptions(how.columns, (), how.tile, how.broken, labelled),
+            options=ImageOptions(
+                how.columns, (), how.tile, how.broken, labelled, header=how.header
+            ),
             cache=cache_folder(),
         )
 
@@ -322,7 +324,9 @@ class Encoder(Runner[Embedded | Classified | Unread]):
         """Find the text of each image and the image of each text."""
         whole, reader = self._meets()
         images: Images = self._data(how, labelled=False).parts[how.part]
-        captions = of_part(images, captions_in(Path(str(how.data)), how.part, how.columns))
+        captions = of_part(
+            images, captions_in(Path(str(how.data)), how.part, how.columns, how.header)
+        )
         started = time.perf_counter()
         rows = Captioned.read(captions, reader, whole.config.text.max_length).rows
         texts = meeting_texts(whole, [row for some in rows for row in some], reader.tokenizer.pad)

@@ -32,6 +32,9 @@ class EvalSettings(RunSettings):
     source: str | None = field(default=None, metadata={"key": "from", "help": "language read"})
     target: str | None = field(default=None, metadata={"key": "to", "help": "language written"})
     columns: str | None = field(default=None, metadata={"help": "source and target columns"})
+    header: bool | None = field(
+        default=None, metadata={"help": "whether a table begins with one; recognised unless told"}
+    )
     skip_bad: bool = field(default=False, metadata={"help": "leave bad rows out"})
     test: str | None = field(default=None, metadata={"help": "which test file of the folder"})
     tokenise: str | None = field(default=None, metadata={"help": "sacreBLEU's tokenisation"})
@@ -102,6 +105,7 @@ def read_test(translator: Translator, how: EvalSettings) -> Corpus:
         source=how.source or translator.config.get("from"),
         target=how.target or translator.config.get("to"),
         columns=how.columns,
+        header=how.header,
         test=how.test,
         skip_bad=how.skip_bad,
         need=(how.part,),

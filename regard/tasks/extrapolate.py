@@ -28,7 +28,9 @@ def loss_by_length(folder: Path, settings: Any, times: Sequence[int]) -> list[di
     has no positions any more; lengths that the text does not reach are left out. A model of rotary
     positions is read twice: as it is, and (way "yarn") stretched to the length by YaRN.
     """
-    texts = load_texts(settings.data, valid=settings.valid, key=settings.columns)
+    texts = load_texts(
+        settings.data, valid=settings.valid, key=settings.columns, header=settings.header
+    )
     task = NextToken(texts, settings, load_tokenizer(folder))
     model: Any = load_folder(folder, settings.device)[0]
     column, context = task.column("valid"), settings.context

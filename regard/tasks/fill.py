@@ -51,7 +51,8 @@ class FillEvalSettings:
     data: str | None = setting(None, "a folder or file of text")
     part: str = setting("test", "test, valid or train")
     test: str | None = setting(None, "which test file of the folder")
-    columns: str | None = setting(None, "the text's key in JSON lines")
+    columns: str | None = setting(None, "the text's column in a table")
+    header: bool | None = setting(None, "whether a table begins with one; recognised unless told")
     context: int | None = setting(None, "tokens read at once", min=8, max=10_000_000)
     mask_share: float = field(
         default=0.15, metadata={"help": "words to guess", "above": 0, "max": 1}
@@ -326,7 +327,9 @@ class Filler(Runner[Filled]):
             raise Mistake("data is missing; add data=FILE or data=FOLDER with text")
         if how.threads:
             torch.set_num_threads(how.threads)
-        texts = load_texts(how.data, test=how.test, key=how.columns, need=(how.part,))
+        texts = load_texts(
+            how.data, test=how.test, key=how.columns, header=how.header, need=(how.part,)
+        )
         scores, seconds = score_both(
             lambda model: model._scores(texts, how), self, against, names[1]
         )

@@ -68,6 +68,7 @@ class ImageEvalSettings(ImageRunSettings):
     test: str | None = setting(None, "which test set of the folder")
     valid: str | None = setting(None, "which set to choose by, or a share")
     columns: str | None = setting(None, "path and label, such as 2,1")
+    header: bool | None = setting(None, "whether a table begins with one; recognised unless told")
     tile: int = setting(32, "pixels of an image in a mosaic", min=1, max=4096)
     errors: int = setting(10, "errors to show", min=0, max=100_000)
     samples: int = setting(1000, "of the bootstrap", min=100, max=100_000)
@@ -215,7 +216,7 @@ class ImageClassifier(Runner[Classified | Unread]):
             valid=how.valid,
             need=(how.part,),
             format=self._format(how),
-            options=ImageOptions(how.columns, (), how.tile, how.broken),
+            options=ImageOptions(how.columns, (), how.tile, how.broken, header=how.header),
             classes=self.labels,
             cache=cache_folder(),
         )

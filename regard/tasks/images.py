@@ -79,6 +79,9 @@ class SightSettings(TaskSettings):
     background: str = field(default="white", metadata={"help": "seen through images"})
     broken: str = field(default="refuse", metadata={"help": "refuse or skip what cannot be read"})
     columns: str | None = field(default=None, metadata={"help": "path and label, such as 2,1"})
+    header: bool | None = field(
+        default=None, metadata={"help": "whether a table begins with one; recognised unless told"}
+    )
     names: tuple[str, ...] = field(default=(), metadata={"help": "of labels that are numbers"})
     tile: int = field(default=32, metadata=at_least(1, "pixels of an image in a mosaic", 4096))
     share: float = field(
@@ -166,6 +169,12 @@ def format_wanted(settings: SightSettings) -> ImageFormat:
     return told
 
 
+def options_of(settings: SightSettings) -> ImageOptions:
+    """Return how the files of a set are to be taken."""
+    given = settings.columns, settings.names, settings.tile, settings.broken
+    return ImageOptions(*given, header=settings.header)
+
+
 def read_images(settings: ImageSettings) -> ImageData:
     """Read the images to train and to validate on."""
     assert settings.data is not None
@@ -173,7 +182,7 @@ def read_images(settings: ImageSettings) -> ImageData:
         settings.data,
         valid=settings.valid,
         format=format_wanted(settings),
-        options=ImageOptions(settings.columns, settings.names, settings.tile, settings.broken),
+        options=options_of(settings),
         cache=cache_folder(),
     )
     train = data.parts["train"]

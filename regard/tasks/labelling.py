@@ -63,6 +63,9 @@ class LabelSettings(TaskSettings):
     like: str | None = field(default=None, metadata={"help": "bert, roberta, albert or deberta"})
     encoding: str = field(default="auto", metadata={"help": "auto, utf-8 or latin1"})
     skip_bad: bool = field(default=False, metadata={"help": "leave bad rows out"})
+    header: bool | None = field(
+        default=None, metadata={"help": "whether a table begins with one; recognised unless told"}
+    )
     tokenizer: str = field(default="bpe", metadata={"help": "bpe, unigram, characters, words"})
     pieces: int = field(default=4000, metadata=at_least(300, "sub-words", 1_000_000))
     bpe_dropout: float = field(default=0.0, metadata=at_least(0, "share of merges dropped", 1))

@@ -93,7 +93,10 @@ class LanguageSettings(TaskSettings):
     like: str | None = field(
         default=None, metadata={"help": "gpt2, llama, ...; gated, ..., heads; bert, roberta, ..."}
     )
-    columns: str | None = field(default=None, metadata={"help": "the text's key in JSON lines"})
+    columns: str | None = field(default=None, metadata={"help": "the text's column in a table"})
+    header: bool | None = field(
+        default=None, metadata={"help": "whether a table begins with one; recognised unless told"}
+    )
     tokenizer: str = field(default="bpe", metadata={"help": "characters, bytes, bpe or unigram"})
     pieces: int = field(default=4000, metadata=at_least(300, "sub-words", 1_000_000))
     context: int = field(default=128, metadata=at_least(2, "tokens read at once", 1_000_000))
@@ -453,7 +456,9 @@ def train(values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None 
 
     def read() -> Data:
         assert settings.data is not None
-        texts = load_texts(settings.data, valid=settings.valid, key=settings.columns)
+        texts = load_texts(
+            settings.data, valid=settings.valid, key=settings.columns, header=settings.header
+        )
         return Data(texts, texts.sha, texts.notes)
 
     def prepare(data: Data, folder: Path, begun: dict[str, Any] | None) -> Work:

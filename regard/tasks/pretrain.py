@@ -15,7 +15,6 @@ from regard.data.image import (
     BROKEN,
     ImageData,
     ImageFormat,
-    ImageOptions,
     Images,
     load_images,
 )
@@ -28,7 +27,7 @@ from regard.models import family, pretrainer
 from regard.models.folder import save_parts
 from regard.settings import describe
 from regard.tasks import images as classify
-from regard.tasks.images import SightSettings, family_of, format_wanted
+from regard.tasks.images import SightSettings, family_of, format_wanted, options_of
 from regard.tasks.labelling import Reader
 from regard.tasks.probe import Known, by_neighbours, vectors
 from regard.tasks.run import (
@@ -161,7 +160,7 @@ def read_pictures(settings: PretrainSettings, *, labelled: bool = True) -> Image
     Labels are never learnt from: by them neighbours are judged.
     """
     assert settings.data is not None
-    options = ImageOptions(settings.columns, settings.names, settings.tile, settings.broken)
+    options = options_of(settings)
 
     def load(labelled: bool) -> ImageData:
         return load_images(
@@ -187,12 +186,14 @@ def read_pictures(settings: PretrainSettings, *, labelled: bool = True) -> Image
     return data
 
 
-def captions_in(path: Path, part: str, columns: str | None) -> dict[str, list[str]]:
+def captions_in(
+    path: Path, part: str, columns: str | None, header: bool | None = None
+) -> dict[str, list[str]]:
     """Read the captions of each image in a table, or in that of a part, by the path of its file."""
     tables = find_labelled(path).get(part, []) if path.is_dir() else [path]
     found: dict[str, list[str]] = {}
     for table in tables:
-        for pair in PairReader(table, columns=columns):
+        for pair in PairReader(table, columns=columns, header=header):
             found.setdefault(str(table.parent / pair.source), []).append(pair.target)
     return found
 
@@ -202,11 +203,11 @@ def read_captions(settings: PretrainSettings) -> dict[str, list[str]]:
     data, valid = Path(str(settings.data)), settings.valid
     found: dict[str, list[str]] = {}
     for part in ("train", "valid") if data.is_dir() else ("train",):
-        found |= captions_in(data, part, settings.columns)
+        found |= captions_in(data, part, settings.columns, settings.header)
     if valid:
         beside = (data if data.is_dir() else data.parent) / valid
         for path in [path for path in (Path(valid), beside) if path.is_file()][:1]:
-            found |= captions_in(path, "valid", settings.columns)
+            found |= captions_in(path, "valid", settings.columns, settings.header)
     if not found:
         raise Mistake(
             f"{data}: no table of images and captions; expected a TSV of paths and captions, or a "

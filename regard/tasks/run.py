@@ -40,7 +40,8 @@ from regard.training.loop import (
 )
 
 # settings that may differ when a run is taken up again, since they do not change what it computes
-FREE = {"out", "device", "threads", "compile", "save_every", "test"}
+# (of data, the hash of what they hold is compared)
+FREE = {"data", "out", "device", "threads", "compile", "save_every", "test"}
 # parts of a model's config that may differ from those of the model it starts from
 HARMLESS = {"dropout", "attention_dropout", "ffn_dropout", "drop_path", "max_length"}
 # and those that differ where a task puts a new head on

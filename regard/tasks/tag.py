@@ -52,6 +52,9 @@ class TagSettings(LabelSettings):
     column: str | None = field(
         default=None, metadata={"help": "of the tags: upos, xpos, deprel, or a number"}
     )
+    columns: str | None = field(
+        default=None, metadata={"help": "of a table: the lists of words and of tags"}
+    )
     join: str = field(default="mean", metadata={"help": "of a word's pieces: first or mean"})
 
 
@@ -148,7 +151,7 @@ class Tagging:
 def train(values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None = None) -> Report:
     """Train a tagger in a folder, or go on with one that was begun there."""
     settings = resolve(values)
-    format = SentenceFormat(settings.column, settings.encoding, settings.skip_bad)
+    format = SentenceFormat(settings.column, settings.encoding, settings.skip_bad, settings.columns)
 
     def read() -> Data:
         assert settings.data is not None

@@ -73,6 +73,7 @@ class TaggerEvalSettings(TaggerSettings):
     part: str = setting("test", "test, valid or train")
     test: str | None = setting(None, "which test file of the folder")
     column: str | None = setting(None, "of the tags: upos, xpos, deprel, or a number")
+    columns: str | None = setting(None, "of a table: the lists of words and of tags")
     encoding: str = setting("auto", "auto, utf-8 or latin1")
     skip_bad: bool = setting(False, "leave bad sentences out")
     errors: int = setting(10, "errors to show", min=0, max=100_000)
@@ -341,7 +342,7 @@ class Tagger(Runner[Tagged]):
             raise Mistake("data is missing; add data=FILE or data=FOLDER with words and tags")
         if how.threads:
             torch.set_num_threads(how.threads)
-        format = SentenceFormat(how.column, how.encoding, how.skip_bad)
+        format = SentenceFormat(how.column, how.encoding, how.skip_bad, how.columns)
         data = load_labelled(how.data, SentenceReader(format), test=how.test, need=(how.part,))
         sentences: list[Sentence] = known_only(
             data.parts[how.part],

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from regard.data.batches import Batches
 from regard.data.corrupt import corrupt_spans, cut_texts, infill, permute_parts
-from regard.data.documents import Texts, is_jsonl, load_texts
+from regard.data.documents import Texts, load_texts
 from regard.data.store import Store, build_store, store_key
-from regard.data.text import Corpus, PairReader, read_lines
+from regard.data.table import Table
+from regard.data.text import Corpus, PairReader
 from regard.data.tokenize import train_tokenizer
 from regard.decode import search
 from regard.errors import Mistake, choose
@@ -126,9 +127,9 @@ def lead(prefix: str) -> str:
 
 def read_prefixes(path: Path, headed: bool) -> dict[str, str]:
     """Return the task that a file names for its rows in a column or key `task`, by their place."""
-    first = next((line for _, line in read_lines(path) if line.strip()), "")
-    named = "task" in (cell.strip().casefold() for cell in first.split("\t"))
-    if not is_jsonl(path) and not first.startswith("{") and not (named and headed):
+    first = next((row.value for row in Table(path) if row.value is not None), [])
+    named = "task" in (cell.strip().casefold() for cell in first)
+    if not isinstance(first, dict) and not (named and headed):
         return {}
     # rows without a task, and those that were dropped before, are no concern here
     reader = PairReader(path, columns=("task", "task"), skip_bad=True)
@@ -310,7 +311,7 @@ def read_data(settings: TextSettings) -> Data:
     if OBJECTIVES[settings.objective].marks:
         assert settings.data is not None
         key = settings.columns
-        texts = load_texts(settings.data, valid=settings.valid, test=settings.test, key=key)
+        texts = load_texts(settings.data, valid=settings.valid, key=key, header=settings.header)
         return Data(texts, texts.sha, texts.notes)
     corpus = with_prefixes(load(settings), settings.prefix)
     return Data(corpus, corpus_hash(corpus), corpus.notes)

@@ -100,6 +100,9 @@ class TranslateSettings(TaskSettings):
         default=None, metadata={"help": "transformer, t5, ...; rnnenc, rnnsearch, ...; convs2s"}
     )
     columns: str | None = field(default=None, metadata={"help": "source and target, such as 2,1"})
+    header: bool | None = field(
+        default=None, metadata={"help": "whether a table begins with one; recognised unless told"}
+    )
     skip_bad: bool = field(default=False, metadata={"help": "leave bad rows out"})
     joined: int = field(
         default=0, metadata=at_least(0, "also learn pairs joined to up to so many words", 10_000)
@@ -416,6 +419,7 @@ def load(settings: TranslateSettings) -> Corpus:
         source=settings.source,
         target=settings.target,
         columns=settings.columns,
+        header=settings.header,
         valid=settings.valid,
         test=settings.test,
         skip_bad=settings.skip_bad,

@@ -1,0 +1,499 @@
+"""Rows of named or numbered columns from any file: TSV, CSV, JSON lines, Parquet, Arrow, datasets.
+
+A row is a list of cells or a mapping from keys to values. Text streams line by line; what is wrong
+with a row is told with its file and line, and never stops the reading of the others.
+"""
+
+import csv
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from io import FileIO
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from regard.data.lines import (
+    LONGEST_LINE,
+    Fault,
+    Recoded,
+    encoding_of,
+    opened,
+    opened_text,
+    scan_stream,
+)
+from regard.errors import Mistake
+
+HEAD = 1000  # rows by which a header is known
+HEAD_SIZE = 4_000_000  # characters of them
+BATCH = 1000  # rows of an Arrow table made at once
+MOST_PACKED = 4 * 2**30  # bytes of a packed Parquet file, which is unpacked in memory
+DELIMITERS = {",": "commas", ";": "semicolons", "\t": "TABs", "|": "bars"}
+ALONE = "\x1f"  # parts nothing: the delimiter of a file with one column
+
+Value = list[str] | dict[str, Any]
+
+
+class BadRow(Exception):
+    """A row that cannot be read; only its file and line are not known here."""
+
+    def __init__(self, kind: str, what: str, remedy: str) -> None:
+        self.kind, self.what, self.remedy = kind, what, remedy
+
+
+class Row(NamedTuple):
+    """A row with the number of its line, or of itself where there are no lines.
+
+    It has no value if it is blank or at fault.
+    """
+
+    number: int
+    value: Value | None
+    fault: Fault | None = None
+
+
+class Table:
+    """The rows of one file (or of a saved dataset's folder), one at a time as they are read."""
+
+    def __init__(self, path: str | Path, *, encoding: str = "utf-8"):
+        self.path = Path(path)
+        self.notes: list[str] = []
+        self.head: list[Row] = []  # the first rows, once reading has begun
+        self.kind = kind_of(self.path)
+        self.encoding = encoding
+        if encoding == "auto":
+            text = self.kind in (None, "tsv", "csv", "jsonl")
+            self.encoding = encoding_of(self.path) if text else "utf-8"
+            if self.encoding != "utf-8":
+                name = {"latin1": "Latin-1", "cp1252": "Windows' cp1252"}[self.encoding]
+                self.notes.append(
+                    f"{path}: not UTF-8, so read as {name}; give encoding=utf-8 to refuse it"
+                )
+
+    def __iter__(self) -> Iterator[Row]:
+        rows = READERS.get(self.kind or "", _lines)(self)
+        size, self.head = 0, []
+        for row in rows:
+            self.head.append(row)
+            size += sum(map(len, row.value)) if isinstance(row.value, list) else 0
+            if len(self.head) == HEAD or size > HEAD_SIZE:
+                break
+        yield from self.head
+        yield from rows
+
+    def where(self, number: int) -> str:
+        """Return file and line of a row."""
+        return f"{self.path}:{number}"
+
+    def cells(self) -> list[list[str]]:
+        """Return the first rows that are cells."""
+        return [row.value for row in self.head if isinstance(row.value, list)]
+
+
+# What a file is
+
+# The suffixes of files that hold rows, in the order of preference.
+KINDS: dict[str, str | None] = {
+    "tsv": "tsv",
+    "tab": "tsv",
+    "jsonl": "jsonl",
+    "ndjson": "jsonl",
+    "json": "jsonl",
+    "txt": None,
+    "csv": "csv",
+    "parquet": "parquet",
+    "arrow": "arrow",
+    "feather": "arrow",
+}
+MAGIC = {b"PAR1": "parquet", b"ARRO": "arrow"}
+SHARD = re.compile(r"-(\d{5})-of-(\d{5})$")  # of a set that was cut into several files
+
+
+def stem_and_suffix(path: str | Path) -> tuple[str, str]:
+    """Split a file name into stem and suffix, leaving .gz and .xz out of account."""
+    name = Path(path).name.removesuffix(".gz").removesuffix(".xz")
+    stem, dot, suffix = name.rpartition(".")
+    return (stem, suffix) if dot and stem else (name, "")
+
+
+def kind_of(path: Path) -> str | None:
+    """Tell what rows a file holds by its first bytes or its name; None if its lines must tell."""
+    if is_saved(path):
+        return "arrow"
+    kind = KINDS.get(stem_and_suffix(path)[1].lower())
+    if os.path.isfile(path) and kind != "arrow":
+        with opened(path) as file:
+            kind = MAGIC.get(file.read(4), kind)
+    return kind
+
+
+def is_table(path: Path) -> bool:
+    """Tell whether a file surely holds rows rather than running text."""
+    return kind_of(path) is not None
+
+
+def is_saved(path: str | Path) -> bool:
+    """Tell whether a folder is a set that Hugging Face's datasets has saved."""
+    return os.path.isfile(os.path.join(path, "state.json"))
+
+
+def is_folder(path: str | Path) -> bool:
+    """Tell whether a path is a folder of files, and not of one saved set."""
+    return os.path.isdir(path) and not is_saved(path)
+
+
+def shards(path: Path) -> list[Path]:
+    """Return all files of a set that was cut into several, of which the first stands for all."""
+    stem, suffix = stem_and_suffix(path)
+    found = SHARD.search(stem)
+    if found is None or int(found[1]):
+        return [path]
+    end = path.name[len(stem) :]
+    names = [f"{stem[: found.start()]}-{n:05}-of-{found[2]}{end}" for n in range(int(found[2]))]
+    for name in names:
+        if not (path.parent / name).is_file():
+            raise Mistake(f"{path.parent / name}: no such file, but {path.name} says it is there")
+    return [path.parent / name for name in names]
+
+
+# Rows that are lines
+
+LIKE_JSON = re.compile(r'\s*\{\s*["}]')
+
+
+def parse_tsv(line: str, number: int) -> Value:
+    """Return the cells of a line."""
+    return line.split("\t")
+
+
+def parse_json(line: str, number: int) -> Value:
+    """Return the object that a line holds."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        if number == 1 and line.lstrip().startswith("["):
+            remedy = "make it one object a line with: jq -c '.[]'"
+            raise BadRow("json", "one JSON array", remedy) from None
+        what = getattr(error, "msg", "too deep or too large")
+        place = f" at column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
+        raise BadRow("json", f"not JSON ({what}{place})", "mend the line") from None
+    if not isinstance(value, dict):
+        what = f"a JSON {type(value).__name__}, expected an object"
+        raise BadRow("json", what, 'write {"source": "...", "target": "..."}')
+    return value
+
+
+def _lines(table: Table) -> Iterator[Row]:
+    """Read rows that are lines, of TSV or JSON by the file's name or else by its first line."""
+    parse = {"tsv": parse_tsv, "jsonl": parse_json}.get(table.kind or "")
+    first = True
+    for path in shards(table.path):
+        with opened_text(path, table.encoding) as file:
+            lines = scan_stream(file, str(path))
+            if isinstance(file, Recoded) and file.encoding == "utf-16" and parse is not parse_json:
+                yield from _records(table, lines, "\t")  # as Excel saves it, with its quotes
+                continue
+            for number, line, fault in lines:
+                if fault or not line.strip():
+                    yield Row(number, None, fault)
+                    continue
+                if first and parse is not parse_json:
+                    json_ = LIKE_JSON.match(line) and (parse is None or "\t" not in line)
+                    parse = parse_json if json_ else parse_tsv
+                first = False
+                try:
+                    yield Row(number, parse(line, number))  # type: ignore[misc]
+                except BadRow as bad:
+                    where = f"{path}:{number}"
+                    yield Row(number, None, Fault(bad.kind, where, bad.what, bad.remedy))
+
+
+# CSV
+
+
+def _csv(table: Table) -> Iterator[Row]:
+    """Read comma-separated values; what parts the columns is told by the first rows."""
+    for path in shards(table.path):
+        with opened_text(path, table.encoding) as file:
+            lines = scan_stream(file, str(path))
+            head = list(islice(lines, 200))
+            told = re.fullmatch(r"sep=([^\w\s]|\t)", head[0][1]) if head else None
+            if told:  # as Excel writes and reads it
+                head.pop(0)
+            delimiter = told[1] if told else _delimiter(path, head, whole=len(head) < 200)
+            if delimiter != ALONE:
+                name = DELIMITERS.get(delimiter, repr(delimiter))
+                table.notes.append(f"{path}: CSV with {name} between columns")
+            yield from _records(table, _chain(head, lines), delimiter)
+
+
+def _chain(head: Sequence[Any], rest: Iterable[Any]) -> Iterator[Any]:
+    yield from head
+    yield from rest
+
+
+def _delimiter(path: Path, head: Sequence[tuple[int, str, Fault | None]], whole: bool) -> str:
+    """Choose what parts columns: that by which nearly all rows have the same number, over one."""
+    shares: dict[str, float] = {}
+    first: list[int] = []
+    csv.field_size_limit(4 * LONGEST_LINE)  # rows are bounded before cells are
+    for delimiter in DELIMITERS:
+        text = (line + "\n" for _, line, fault in head if fault is None)
+        try:
+            rows = [row for row in csv.reader(text, delimiter=delimiter) if any(row)]
+        except csv.Error:
+            continue
+        rows = rows if whole else rows[:-1]  # the last may be cut short
+        counts = Counter(map(len, rows))
+        first.append(len(rows[0]) if rows else 1)
+        (width, often), *_ = counts.most_common(1) or [(1, 0)]
+        if width > 1:
+            shares[delimiter] = often / len(rows)
+    if not shares or max(first) == 1:
+        return ALONE
+    best = [delimiter for delimiter in shares if shares[delimiter] == max(shares.values())]
+    if len(best) > 1 or shares[best[0]] < 0.5:
+        names = " or ".join(DELIMITERS[delimiter] for delimiter in best)
+        raise Mistake(
+            f"{path}: whether {names} part its columns is not clear; write sep={best[0]} as its "
+            "first line, or put quotes around the cells"
+        )
+    return best[0]
+
+
+class _Feed:
+    """Lines for the reader of CSV, which may take several for one row."""
+
+    def __init__(self, lines: Iterator[tuple[int, str, Fault | None]]):
+        self.lines = lines
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a row."""
+        self.number, self.size, self.fault = 0, 0, None
+
+    def __iter__(self) -> "_Feed":
+        return self
+
+    def __next__(self) -> str:
+        number, text, fault = next(self.lines)
+        self.number = self.number or number
+        self.fault = self.fault or fault
+        self.size += len(text)
+        if self.size > LONGEST_LINE and self.fault is None:
+            raise csv.Error(f"a row of over {LONGEST_LINE:,} characters; is a quote not closed?")
+        return ("" if fault else text) + "\n"
+
+
+def _records(
+    table: Table, lines: Iterator[tuple[int, str, Fault | None]], delimiter: str
+) -> Iterator[Row]:
+    """Read rows whose cells may be quoted, and then hold line ends."""
+    csv.field_size_limit(4 * LONGEST_LINE)  # rows are bounded before cells are
+    feed = _Feed(lines)
+    reader = csv.reader(feed, delimiter=delimiter, strict=True)
+    width = 0
+    while True:
+        feed.begin()
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            what = f"not CSV ({str(error).replace(chr(10), ' ')})"
+            remedy = 'write a cell with a quote in it as "a ""quote"""'
+            fault = feed.fault or Fault("columns", table.where(feed.number), what, remedy)
+            yield Row(feed.number, None, fault)
+            continue
+        if cells is None:
+            return
+        if feed.fault or not any(cell.strip() for cell in cells):
+            yield Row(feed.number, None, feed.fault)
+            continue
+        width = width or len(cells)
+        if len(cells) > width and not any(cells[width:]):
+            cells = cells[:width]
+        if len(cells) != width:
+            what = f"{len(cells)} column{'s' * (len(cells) > 1)}, expected {width}"
+            name = DELIMITERS.get(delimiter, repr(delimiter))
+            remedy = f"put quotes around cells with {name} in them"
+            yield Row(feed.number, None, Fault("columns", table.where(feed.number), what, remedy))
+            continue
+        yield Row(feed.number, cells)
+
+
+# Parquet and Arrow
+
+
+def _arrow() -> Any:
+    try:
+        import pyarrow
+    except ImportError:
+        raise Mistake(
+            "Parquet and Arrow need pyarrow: pip install 'regard[arrow]'; or save the data as CSV "
+            "or JSON lines"
+        ) from None
+    return pyarrow
+
+
+@contextmanager
+def _bytes_of(path: Path) -> Iterator[Any]:
+    """Give pyarrow a file to read: as it lies on disk, or unpacked."""
+    arrow = _arrow()
+    with opened(path) as file:
+        plain = isinstance(getattr(file, "raw", None), FileIO)
+        data = b"" if plain else file.read(MOST_PACKED + 1)
+    if len(data) > MOST_PACKED:
+        raise Mistake(f"{path}: over {MOST_PACKED >> 30} GB unpacked; unpack it on disk")
+    with arrow.memory_map(os.fspath(path)) if plain else arrow.BufferReader(data) as source:
+        yield source
+
+
+def _parquet(table: Table) -> Iterator[Row]:
+    """Read the rows of Parquet files."""
+    _arrow()
+    from pyarrow import parquet
+
+    def batches(source: Any) -> tuple[Any, Iterator[Any]]:
+        file = parquet.ParquetFile(source)
+        return file.schema_arrow, file.iter_batches(BATCH)
+
+    yield from _columnar(table, shards(table.path), batches)
+
+
+def _ipc(table: Table) -> Iterator[Row]:
+    """Read the rows of Arrow files or streams, such as those of a saved dataset."""
+    ipc = _arrow().ipc
+
+    def batches(source: Any) -> tuple[Any, Iterator[Any]]:
+        start = source.read(6)
+        source.seek(0)
+        if start == b"ARROW1":
+            file = ipc.open_file(source)
+            parts = (file.get_batch(n) for n in range(file.num_record_batches))
+        else:
+            file = ipc.open_stream(source)
+            parts = iter(file)
+        cut = (part.slice(at, BATCH) for part in parts for at in range(0, part.num_rows, BATCH))
+        return file.schema, cut
+
+    files = saved_files(table.path) if is_saved(table.path) else shards(table.path)
+    yield from _columnar(table, files, batches)
+
+
+def saved_files(folder: Path) -> list[Path]:
+    """Return the files of a set that datasets has saved, in their order."""
+    path = folder / "state.json"
+    try:
+        state = json.loads(path.read_bytes()[: 2**24])
+        names = [str(row["filename"]) for row in state["_data_files"]]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        raise Mistake(f"{path}: no list of data files in it; save the set again") from None
+    for name in names:
+        if Path(name).name != name or not (folder / name).is_file():
+            raise Mistake(f"{path}: names {name!r:.60}, which is no file beside it")
+    if not names:
+        raise Mistake(f"{path}: names no data file; save the set again")
+    return [folder / name for name in names]
+
+
+def _columnar(
+    table: Table, files: Sequence[Path], batches: Callable[[Any], tuple[Any, Iterator[Any]]]
+) -> Iterator[Row]:
+    arrow = _arrow()
+    number = 0
+    for path in files:
+        try:
+            with _bytes_of(path) as source:
+                schema, parts = batches(source)
+                names = _class_names(schema.metadata, path.parent)
+                for part in parts:
+                    for value in part.to_pylist():
+                        number += 1
+                        for key, known in names.items():
+                            value[key] = _named(value.get(key), known)
+                        yield Row(number, value)
+        except (arrow.ArrowException, OSError, ValueError, RuntimeError, KeyError) as error:
+            if isinstance(error, Mistake):
+                raise
+            told = " ".join(str(error).split())[:120]
+            raise Mistake(f"{path}: cannot be read ({told}); fetch or save it again") from None
+
+
+def _class_names(metadata: Any, folder: Path) -> dict[str, list[str]]:
+    """Return the names of columns of numbered labels, as datasets notes them beside the rows."""
+    try:
+        if metadata and b"huggingface" in metadata:
+            features = json.loads(metadata[b"huggingface"])["info"]["features"]
+        else:
+            noted = folder / "dataset_info.json"
+            features = json.loads(noted.read_bytes()[: 2**24])["features"]
+        items = list(features.items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}
+    found = {}
+    for key, feature in items:
+        while isinstance(feature, dict) and "feature" in feature:
+            feature = feature["feature"]  # of a list
+        names = feature.get("names") if isinstance(feature, dict) else None
+        if isinstance(names, list) and all(isinstance(name, str) for name in names):
+            found[key] = names
+    return found
+
+
+def _named(value: Any, names: list[str]) -> Any:
+    if isinstance(value, list):
+        return [_named(one, names) for one in value]
+    if isinstance(value, int) and not isinstance(value, bool):
+        return names[value] if 0 <= value < len(names) else None
+    return value
+
+
+# kind -> what reads its rows; others are read by line
+READERS: dict[str, Callable[[Table], Iterator[Row]]] = {
+    "csv": _csv,
+    "parquet": _parquet,
+    "arrow": _ipc,
+}
+
+
+# Headers
+
+NAME = re.compile(r"[^\W\d][\w .#/()-]{0,39}")
+WORD = re.compile(r"[^\W\d][\w-]{0,39}")
+
+
+def like_header(rows: Sequence[Sequence[str]], at: Sequence[int]) -> bool | None:
+    """Tell by the rows below whether the first is a header; None if that is not clear.
+
+    `at` are the columns that are read, the last of which may hold labels. A header has short names
+    where the others have numbers or texts, and a label in it that no other row has.
+    """
+    if not rows:
+        return False
+    first, others = rows[0], rows[1:]
+    at = [i for i in at if i < len(first)]
+    named = all(NAME.fullmatch(first[i].strip()) and len(first[i].split()) <= 3 for i in at)
+    if not named or not others or not at or len({first[i] for i in at}) < len(at):
+        return False
+    columns = [[row[i].strip() for row in others if i < len(row)] for i in range(len(first))]
+    for name, cells in zip(first, columns, strict=True):
+        if len(cells) > 1 and not _is_number(name) and all(map(_is_number, cells)):
+            return True
+    if not all(columns[i] for i in at):
+        return False
+    plain = all(WORD.fullmatch(first[i].strip()) for i in at)
+    # other rows may be as short, such as those of a list of words
+    alike = any(all(i < len(row) and WORD.fullmatch(row[i].strip()) for i in at) for row in others)
+    last = columns[at[-1]]
+    if len(at) > 1 and len(last) >= 6 and 2 * len(set(last)) <= len(last):  # labels
+        if first[at[-1]].strip() in last:
+            return False
+        return True if plain and not alike else None
+    usual = [sorted(len(cell.split()) for cell in columns[i])[len(columns[i]) // 2] for i in at]
+    return plain and not alike and len(others) >= 6 and min(usual) >= 3
+
+
+def _is_number(cell: str) -> bool:
+    return re.fullmatch(r"[+-]?(\d+([.,]\d*)?|[.,]\d+)([eE][+-]?\d+)?", cell.strip()) is not None
