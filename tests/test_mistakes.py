@@ -181,7 +181,11 @@ TABLE = {
     "an empty side": (add("data/train.de", b""), TRAIN, "data/train.de:2:"),
     "bad UTF-8": (add("data/train.en", b"caf\xe9"), TRAIN, "data/train.en:2: not UTF-8"),
     "a binary file": (add("data/train.en", b"a\0b"), TRAIN, "data/train.en:2: a NUL byte"),
-    "UTF-16": (put("data/train.en", "a dog\n".encode("utf-16")), TRAIN, "UTF-16"),
+    "broken UTF-16": (
+        put("data/train.en", "a dog\n".encode("utf-16") + b"x"),
+        TRAIN,
+        "data/train.en: broken UTF-16",
+    ),
     "a line of a million characters": (
         add("data/train.en", b"x" * 1_000_001),
         TRAIN,
