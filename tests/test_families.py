@@ -24,6 +24,7 @@ def parts(name: str) -> dict[str, str]:
     config: Any = module.ROWS[name]
     block = config.block
     window = getattr(config, "window", None)
+    last = "less than" if module is bert else "the last"
     some = getattr(config, "window_layers", None)
     near = f" in {len(some)} of {config.depth} layers" if some else ""
     shared = block.kv_heads not in (None, block.heads)
@@ -36,7 +37,7 @@ def parts(name: str) -> dict[str, str]:
         "feed-forward": block.feed_forward,
         "score": block.score,
         "position": config.position,
-        "mask": MASKS[module] + (f", the last {window} tokens{near}" if window else ""),
+        "mask": MASKS[module] + (f", {last} {window} tokens{near}" if window else ""),
         "heads": f"{block.heads}" + (f", which share {block.kv_heads} of keys" if shared else ""),
         "bias": biases[block.attention_bias],
     }

@@ -247,6 +247,12 @@ FAMILIES = {
             block=replace(BLOCK, kv_heads=2, norm="rms", feed_forward="swiglu", bias=False),
         ),
         "dropped": small("bert", block=replace(BLOCK, dropout=0.2, order="parallel")),
+        "distilbert, classify": small("distilbert", head="classify", labels=5),
+        "electra, words": small("electra", inner_width=6),
+        "mpnet, tag": small("mpnet", head="tag", labels=5),
+        "modernbert, words": small("modernbert", depth=3, windows=(0, 2)),
+        "modernbert, classify": small("modernbert", head="classify", pool="mean", windows=(3,)),
+        "modernbert, tag": small("modernbert", depth=3, head="tag", labels=5, windows=(0, 3, 0)),
     },
 }
 KINDS = [(name, kind) for name, kinds in FAMILIES.items() for kind in kinds]

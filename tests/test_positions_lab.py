@@ -25,7 +25,8 @@ from regard.models.transformer import Transformer, TransformerConfig
 WIDTH, HEADS, KV_HEADS, HEAD_WIDTH, LONGEST = 12, 4, 2, 6, 64
 # positions that are nothing but a change of the attention; what is added to the input and what is
 # looked up like words have tests of their own
-NAMES = [name for name in POSITIONS if name not in ("sinusoidal", "learned", "disentangled")]
+ADDED = ("sinusoidal", "learned", "learned_t5", "disentangled")
+NAMES = [name for name in POSITIONS if name not in ADDED]
 SETTINGS = {
     "yarn": {"scaling": RotaryScaling("yarn", 4.0, 64)},
     "rotary_part": {"share": 0.7},

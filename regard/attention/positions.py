@@ -477,6 +477,18 @@ class T5(Distance):
         return self.table.T.index_select(1, self.bucket(distance).long())
 
 
+class LearnedT5(Learned):
+    """A learned vector for each position, and T5's bias for each distance (MPNet, Song 2020)."""
+
+    def __init__(self, width: int, heads: int = 1, head_width: int = 0, **rest: Any):
+        super().__init__(width, heads, head_width, **rest)
+        self.distances = T5(width, heads, head_width, **rest)
+
+    def shared(self, q_at: Tensor, k_at: Tensor, mask: Mask | None = None) -> Tensor | None:
+        """Return the bias of all pairs, (h, q, k) or (b, h, q, k)."""
+        return self.distances.shared(q_at, k_at, mask)
+
+
 class KerpleLog(Distance):
     """A penalty -r1 log(1 + r2|i - j|), r1 and r2 positive and learned (Chi et al. 2022)."""
 
@@ -749,6 +761,7 @@ POSITIONS: dict[str, type[Position]] = {
     "fire": Fire,
     "cope": CoPE,
     "disentangled": Disentangled,
+    "learned_t5": LearnedT5,
 }
 ALIASES = {
     "nope": "none",
@@ -760,6 +773,11 @@ ALIASES = {
     "t5_bias": "t5",
     "kerple": "kerple_log",
 }
+
+
+def has_table(name: str) -> bool:
+    """Tell whether positions of a name are looked up in a learned table, which ends."""
+    return issubclass(POSITIONS.get(ALIASES.get(name, name), Position), Learned)
 
 
 def build_position(

@@ -29,16 +29,51 @@ class VocabularyHead(nn.Module):
     W is as wide as the table of the embeddings, with which it can be tied.
     """
 
-    def __init__(self, width: int, vocab: int, act: Callable, norm: nn.Module, inner_width: int):
+    def __init__(
+        self,
+        width: int,
+        vocab: int,
+        act: Callable,
+        norm: nn.Module,
+        inner_width: int,
+        *,
+        bias: bool = True,
+        transform_bias: bool = True,
+    ):
         super().__init__()
-        self.transform = nn.Linear(width, inner_width)
+        self.transform = nn.Linear(width, inner_width, bias=transform_bias)
         self.norm = norm
-        self.out = nn.Linear(inner_width, vocab)
+        self.out = nn.Linear(inner_width, vocab, bias=bias)
         self.act = act
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Return the logits of every word, (..., vocab)."""
         return self.out(self.norm(self.act(self.transform(x))))
+
+
+class Transform(nn.Module):
+    """norm(act(W x + b)): what ModernBERT's heads for labels begin with."""
+
+    def __init__(self, width: int, act: Callable, norm: nn.Module, bias: bool):
+        super().__init__()
+        self.dense = nn.Linear(width, width, bias=bias)
+        self.norm = norm
+        self.act = act
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return vectors of the same width."""
+        return self.norm(self.act(self.dense(x)))
+
+
+class First(nn.Module):
+    """The first token's vector as it is."""
+
+    def __init__(self, width: int = 0, drop: float = 0.0):
+        super().__init__()
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Return the first vector (b, w) of each text (b, l, w)."""
+        return x[:, 0]
 
 
 class Pooler(nn.Module):
@@ -133,6 +168,9 @@ POOLERS: dict[str, Callable[[int, float], nn.Module]] = {
     "first": lambda width, drop: Pooler(width),
     "roberta": Pooler,
     "deberta": lambda width, drop: Pooler(width, act=F.gelu),
+    "distilbert": lambda width, drop: Pooler(width, act=F.relu),
+    "electra": lambda width, drop: Pooler(width, drop, F.gelu),
+    "cls": First,
     "mean": Mean,
     "max": Max,
     "attention": Attentive,
@@ -143,25 +181,35 @@ POOLERS: dict[str, Callable[[int, float], nn.Module]] = {
 class Classify(nn.Module):
     """One label for a text: its vectors pooled to one, and a weight for each label."""
 
-    def __init__(self, width: int, labels: int, drop: float, kind: str = "first"):
+    def __init__(
+        self,
+        width: int,
+        labels: int,
+        drop: float,
+        kind: str = "first",
+        transform: nn.Module | None = None,
+    ):
         super().__init__()
         self.pool = choose("pooler", kind, POOLERS)(width, drop)
+        self.transform = transform or nn.Identity()
         self.out = nn.Linear(width, labels)
         self.drop = drop
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Return the logits (b, labels) of texts (b, l, w)."""
-        return self.out(dropout(self.pool(x, lengths), self.drop, self.training))
+        x = self.transform(self.pool(x, lengths))
+        return self.out(dropout(x, self.drop, self.training))
 
 
 class TokenClassify(nn.Module):
     """A label for each token."""
 
-    def __init__(self, width: int, labels: int, drop: float):
+    def __init__(self, width: int, labels: int, drop: float, transform: nn.Module | None = None):
         super().__init__()
+        self.transform = transform or nn.Identity()
         self.out = nn.Linear(width, labels)
         self.drop = drop
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Return the logits (b, l, labels) of texts (b, l, w)."""
-        return self.out(dropout(x, self.drop, self.training))
+        return self.out(dropout(self.transform(x), self.drop, self.training))

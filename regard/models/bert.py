@@ -1,6 +1,6 @@
-"""Encoders that read a whole text at once: BERT, RoBERTa, ALBERT and DeBERTa."""
+"""Encoders that read a whole text at once: BERT and what followed it, up to ModernBERT."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -8,21 +8,39 @@ import torch
 from jaxtyping import Float, Int, Num
 from torch import Tensor, nn
 
-from regard.attention.masks import Document, Mask, Padding
-from regard.attention.positions import Disentangled, Distances, build_position, of_layer
+from regard.attention.masks import Document, Mask, Padding, Sliding
+from regard.attention.positions import (
+    Disentangled,
+    Distances,
+    Position,
+    Rotary,
+    build_position,
+    of_layer,
+)
 from regard.errors import Mistake, choose
-from regard.layers.block import BlockConfig, build_block, build_final_norm, share, size
+from regard.layers.block import (
+    BlockConfig,
+    build_block,
+    build_final_norm,
+    share,
+    size,
+)
 from regard.layers.embed import Embed
 from regard.layers.feedforward import FEED_FORWARDS
-from regard.layers.heads import Classify, NoHead, TokenClassify, VocabularyHead
+from regard.layers.heads import Classify, NoHead, TokenClassify, Transform, VocabularyHead
 from regard.layers.norm import NORMS
+from regard.layers.residual import PreNorm
 from regard.layers.start import STARTS
 from regard.models.gpt import within
 
 
 @dataclass(frozen=True)
 class BertConfig:
-    """The sizes and parts of an encoder."""
+    """The sizes and parts of an encoder.
+
+    Layers see nearer than `windows` say, which they have in turn, 0 for everything; the rotary
+    positions of those with a window may have a base of their own, `local_base`.
+    """
 
     vocab: int = size(30522, 10_000_000)
     depth: int = size(12, 1000)
@@ -41,14 +59,21 @@ class BertConfig:
     position: str = "learned"
     position_base: float = 10_000.0
     distances: Distances = field(default_factory=Distances)
+    windows: tuple[int, ...] = field(default=(), metadata={"min": 0, "max": 10_000_000})
+    local_base: float | None = None
     max_length: int = size(512, 10_000_000)
     inner_width: int | None = size(None, 2**20)
     types: int = field(default=2, metadata={"min": 0, "max": 100_000})
     embed_norm: str = "layer"
+    first_norm: str = "same"
     head: str = "words"
     labels: int = size(2, 10_000_000)
     pool: str = "first"
     head_dropout: float = share(0.1)
+    head_act: str = "same"
+    head_bias: bool = True
+    transform: str = "none"
+    transform_bias: bool = True
     tie: bool = True
     start: str = "normal"
     members: int = size(1, 100)
@@ -56,11 +81,17 @@ class BertConfig:
 
 _BERT = BertConfig()
 # name -> the parts that make the family what it is: Devlin et al. 2019, Liu et al. 2019,
-# Lan et al. 2020, He et al. 2021
+# Lan et al. 2020, He et al. 2021, Sanh et al. 2019, Clark et al. 2020, Song et al. 2020,
+# Warner et al. 2024
 ROWS: dict[str, BertConfig] = {
     "bert": _BERT,
     "roberta": replace(
-        _BERT, vocab=50265, types=1, pool="roberta", block=replace(_BERT.block, norm_eps=1e-5)
+        _BERT,
+        vocab=50265,
+        types=1,
+        pool="roberta",
+        head_act="gelu",
+        block=replace(_BERT.block, norm_eps=1e-5),
     ),
     "albert": replace(
         _BERT,
@@ -76,6 +107,46 @@ ROWS: dict[str, BertConfig] = {
         position="disentangled",
         pool="deberta",
         block=replace(_BERT.block, norm_eps=1e-7, score="disentangled"),
+    ),
+    "distilbert": replace(_BERT, depth=6, types=0, pool="distilbert", head_dropout=0.2),
+    "electra": replace(_BERT, inner_width=128, pool="electra", head_act="gelu"),
+    "mpnet": replace(
+        _BERT,
+        vocab=30527,
+        max_length=512,
+        types=0,
+        position="learned_t5",
+        pool="roberta",
+        head_act="gelu",
+        block=replace(_BERT.block, norm_eps=1e-5),
+    ),
+    "modernbert": replace(
+        _BERT,
+        vocab=50368,
+        depth=22,
+        types=0,
+        position="rotary",
+        position_base=160_000.0,
+        windows=(0, 65, 65),
+        local_base=10_000.0,
+        max_length=8192,
+        embed_norm="layer_nobias",
+        first_norm="none",
+        pool="cls",
+        head_dropout=0.0,
+        transform="dense",
+        transform_bias=False,
+        block=replace(
+            _BERT.block,
+            ffn_width=1152,
+            norm="layer_nobias",
+            norm_eps=1e-5,
+            order="pre",
+            feed_forward="geglu",
+            bias=False,
+            dropout=0.0,
+            attention_dropout=0.0,
+        ),
     ),
 }
 
@@ -117,11 +188,41 @@ LAYERS: dict[str, Callable[[Callable[[], nn.Module], int], list[nn.Module]]] = {
 }
 
 
+def _act(config: BertConfig) -> Callable:
+    """Return the activation of a head: one by its name, or that of the blocks."""
+    name = config.block.feed_forward if config.head_act == "same" else config.head_act
+    return choose("activation of a head", name, FEED_FORWARDS)[1]
+
+
 def _words(config: BertConfig) -> nn.Module:
     inner = config.inner_width or config.block.width
-    act = choose("feed_forward", config.block.feed_forward, FEED_FORWARDS)[1]
     norm = named_norm(config.block.norm, inner, config.block.norm_eps)
-    return VocabularyHead(config.block.width, config.vocab, act, norm, inner)
+    return VocabularyHead(
+        config.block.width,
+        config.vocab,
+        _act(config),
+        norm,
+        inner,
+        bias=config.head_bias,
+        transform_bias=config.transform_bias,
+    )
+
+
+def _dense(config: BertConfig) -> nn.Module:
+    block = config.block
+    norm = named_norm(block.norm, block.width, block.norm_eps)
+    return Transform(block.width, _act(config), norm, config.transform_bias)
+
+
+# name -> what a head for labels makes of vectors first
+TRANSFORMS: dict[str, Callable[[BertConfig], nn.Module]] = {
+    "none": lambda config: nn.Identity(),
+    "dense": _dense,
+}
+
+
+def _transform(config: BertConfig) -> nn.Module:
+    return choose("transform", config.transform, TRANSFORMS)(config)
 
 
 # name -> how to make what stands on top
@@ -129,10 +230,49 @@ HEADS: dict[str, Callable[[BertConfig], nn.Module]] = {
     "none": lambda config: NoHead(),
     "words": _words,
     "classify": lambda config: Classify(
-        config.block.width, config.labels, config.head_dropout, config.pool
+        config.block.width, config.labels, config.head_dropout, config.pool, _transform(config)
     ),
-    "tag": lambda config: TokenClassify(config.block.width, config.labels, config.head_dropout),
+    "tag": lambda config: TokenClassify(
+        config.block.width, config.labels, config.head_dropout, _transform(config)
+    ),
 }
+
+
+def _position(config: BertConfig, base: float) -> Position:
+    """Make where tokens stand."""
+    block = config.block
+    return build_position(
+        config.position,
+        config.inner_width or block.width,
+        block.heads,
+        block.head_width or block.width // max(1, block.heads),
+        base=base,
+        max_length=config.max_length,
+        bidirectional=True,
+        distances=config.distances,
+        norm_eps=block.norm_eps,
+    )
+
+
+def _places(config: BertConfig, position: Position, windows: Sequence[int]) -> list[Position]:
+    """Return the position of each layer, of which those with a window may have their own."""
+    if config.local_base is None:
+        return [position] * len(windows)
+    if not isinstance(position, Rotary):
+        raise Mistake(
+            f"local_base={config.local_base:g} is for rotary positions, not for "
+            f"{config.position}; leave it out"
+        )
+    local = _position(config, config.local_base)
+    return [local if window else position for window in windows]
+
+
+def _begin(block: nn.Module, norm: nn.Module) -> None:
+    """Give the first block another norm before its attention."""
+    around = getattr(block, "around_attention", None)
+    if type(around) is not PreNorm:
+        raise Mistake("first_norm is that of a block with order=pre; leave it out")
+    around.norm = norm
 
 
 class Bert(nn.Module):
@@ -148,17 +288,7 @@ class Bert(nn.Module):
         super().__init__()
         self.config = config
         block, inner = config.block, config.inner_width
-        position = build_position(
-            config.position,
-            inner or block.width,
-            block.heads,
-            block.head_width or block.width // max(1, block.heads),
-            base=config.position_base,
-            max_length=config.max_length,
-            bidirectional=True,
-            distances=config.distances,
-            norm_eps=block.norm_eps,
-        )
+        position = _position(config, config.position_base)
         if isinstance(position, Disentangled) and inner not in (None, block.width):
             raise Mistake(
                 f"disentangled positions are as wide as the model, {block.width}; "
@@ -175,10 +305,21 @@ class Bert(nn.Module):
             types=config.types,
             inner_width=inner,
         )
+        turns = config.windows or (0,)
+        self.windows = [turns[i % len(turns)] for i in range(config.depth)]
+        places = iter(_places(config, position, self.windows))
         build = choose("layers", config.layers, LAYERS)
         self.blocks = nn.ModuleList(
-            build(lambda: build_block(block, of_layer(position)), config.depth)
+            build(lambda: build_block(block, of_layer(next(places))), config.depth)
         )
+        alike = len({id(block) for block in self.blocks}) < config.depth
+        if alike and (config.local_base is not None or config.first_norm != "same"):
+            raise Mistake(
+                f"layers={config.layers} are one, which local_base and first_norm tell apart; "
+                "leave them out"
+            )
+        if config.first_norm != "same":
+            _begin(self.blocks[0], named_norm(config.first_norm, block.width, block.norm_eps))
         self.norm = build_final_norm(block)
         self.head = choose("head", config.head, HEADS)(config)
         if config.tie and isinstance(self.head, VocabularyHead):
@@ -211,8 +352,9 @@ class Bert(nn.Module):
             raise Mistake("this model has no types of tokens; leave types out")
         x = self.embed(ids, at, types)
         shared = self.embed.position.shared(at, at, mask)
-        for block in self.blocks:
-            x = block(x, at=at, mask=mask, bias=shared)
+        near = {n: mask if n == 0 or n >= ids.shape[1] else Sliding(n) & mask for n in self.windows}
+        for block, window in zip(self.blocks, self.windows, strict=True):
+            x = block(x, at=at, mask=near[window], bias=shared)
         return self.norm(x)
 
     def forward(

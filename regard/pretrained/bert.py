@@ -1,17 +1,18 @@
-"""The encoders of transformers: BERT, RoBERTa, ALBERT, and DeBERTa v2 and v3.
+"""The encoders of transformers, from BERT to ModernBERT.
 
 Their base models carry a pooler that only the head that labels texts reads; ours has it in that
 head, and nowhere else.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from regard.errors import Mistake, choose
+from regard.layers.feedforward import FEED_FORWARDS
 from regard.models.bert import BertConfig
-from regard.pretrained.gpt import PLAIN
+from regard.pretrained.gpt import GATED, PLAIN
 from regard.pretrained.load import read_keys, write_keys
 from regard.pretrained.tables import Format, Key, Rule
 
@@ -19,10 +20,10 @@ from regard.pretrained.tables import Format, Key, Rule
 TASKS = {
     "Model": "embed",
     "ForMaskedLM": "fill",
-    "ForPreTraining": "fill",
     "ForSequenceClassification": "classify",
     "ForTokenClassification": "tag",
 }
+PRETRAINED = {**TASKS, "ForPreTraining": "fill"}
 HEADS = {"embed": "none", "fill": "words", "classify": "classify", "tag": "tag"}
 Words = Mapping[str, Any]
 Names = Mapping[str, str | tuple[str, ...]]  # our part -> theirs, `~` standing for the base model
@@ -40,10 +41,17 @@ class Dialect:
     names: Names  # of the weights below the head
     fill: Names  # of the heads
     classify: Names
-    bias: tuple[str, ...]  # of the words; any of these names will do
+    bias: tuple[str, ...] = ()  # of the words, where it has names of its own; any of them will do
+    tag: Names = field(default_factory=lambda: {"head.out": "classifier"})
+    tasks: Mapping[str, str] = field(default_factory=lambda: TASKS)
+    acts: Mapping[str, str] = field(default_factory=lambda: PLAIN)
+    halves: Mapping[str, int] = field(
+        default_factory=dict
+    )  # which half of theirs a part of ours is
     also: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # other names in `fill`
     position: str = "same"  # how the table of positions changes
     least_types: int = 1
+    aliases: Words = field(default_factory=dict)  # other names of keys
     ignored: tuple[str, ...] = ()
     read: Callable[[Words], dict[str, Any]] = lambda theirs: {}  # settings that no key holds
     write: Callable[[BertConfig], dict[str, Any]] = lambda config: {}
@@ -52,6 +60,7 @@ class Dialect:
 def _keys(
     vocab: int,
     *more: Key,
+    without: tuple[str, ...] = (),
     depth: int = 12,
     width: int = 768,
     types: int = 2,
@@ -59,7 +68,7 @@ def _keys(
     drop: float = 0.1,
 ) -> tuple[Key, ...]:
     """Name the settings that all of them have, with the defaults in which they differ."""
-    return (
+    keys = (
         Key("vocab", "vocab_size", vocab),
         Key("depth", "num_hidden_layers", depth),
         Key("types", "type_vocab_size", types),
@@ -73,6 +82,7 @@ def _keys(
         Key("block.attention_dropout", "attention_probs_dropout_prob", drop),
         *more,
     )
+    return tuple(key for key in keys if key.theirs not in without)
 
 
 def _trio(theirs: str) -> tuple[str, ...]:
@@ -164,6 +174,7 @@ BERT = Dialect(
     _PREDICTIONS,
     {"head.pool.dense": "~pooler.dense", "head.out": "classifier"},
     ("cls.predictions.bias",),
+    tasks=PRETRAINED,
     ignored=(r"^cls\.seq_relationship\.",),
 )
 
@@ -172,7 +183,7 @@ ROBERTA = Dialect(
     "roberta.",
     _keys(50265, _EPS, _DROPOUT),
     {**_ENCODER, "pad_token_id": 1},  # the positions begin after its row
-    {"pool": "roberta"},
+    {"pool": "roberta", "head_act": "gelu"},
     {**_EMBED, **_LAYERS},
     {
         "head.transform": "lm_head.dense",
@@ -185,6 +196,10 @@ ROBERTA = Dialect(
     read=_after_two,
     write=lambda config: {_LENGTH.theirs: config.max_length + 2},
 )
+
+# RoBERTa in all but its name and its vocabulary
+XLM_ROBERTA = replace(ROBERTA, name="XLMRoberta", keys=_keys(30522, _EPS, _DROPOUT))
+CAMEMBERT = replace(XLM_ROBERTA, name="Camembert")
 
 _GROUP = "~encoder.albert_layer_groups.0.albert_layers.0"
 ALBERT = Dialect(
@@ -219,6 +234,7 @@ ALBERT = Dialect(
     },
     {"head.pool.dense": "~pooler", "head.out": "classifier"},
     ("predictions.bias",),
+    tasks=PRETRAINED,
     ignored=(r"^sop_classifier\.",),
     read=_narrow,
 )
@@ -249,6 +265,7 @@ DEBERTA = Dialect(
     _PREDICTIONS,
     {"head.pool.dense": "pooler.dense", "head.out": "classifier"},
     ("cls.predictions.bias", "lm_predictions.lm_head.bias"),
+    tasks=PRETRAINED,
     also={
         "head.transform": ("lm_predictions.lm_head.dense",),
         "head.norm": ("lm_predictions.lm_head.LayerNorm",),
@@ -261,30 +278,296 @@ DEBERTA = Dialect(
         "max_relative_positions": config.distances.span,
     },
 )
-DIALECTS = {"bert": BERT, "roberta": ROBERTA, "albert": ALBERT, "deberta-v2": DEBERTA}
+_DISTILLED = "~transformer.layer.{}"
+# by which of its keys transformers also calls them
+_ALIASES = {"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"}
+DISTILBERT = Dialect(
+    "DistilBert",
+    "distilbert.",
+    (
+        Key("vocab", "vocab_size", 30522),
+        Key("depth", "n_layers", 6),
+        Key("labels", "num_labels", 2),
+        Key("tie", "tie_word_embeddings", True),
+        Key("block.width", "dim", 768),
+        Key("block.heads", "n_heads", 12),
+        Key("block.ffn_width", "hidden_dim", 3072),
+        Key("block.feed_forward", "activation", "gelu", PLAIN),
+        Key("block.dropout", "dropout", 0.1),
+        Key("block.attention_dropout", "attention_dropout", 0.1),
+        Key("head_dropout", "seq_classif_dropout", 0.2),
+        _LENGTH,
+    ),
+    {},
+    {"pool": "distilbert", "types": 0, "block.norm_eps": 1e-12},
+    {
+        **_EMBED,
+        "blocks.{}.attention.qkv": tuple(f"{_DISTILLED}.attention.{part}_lin" for part in "qkv"),
+        "blocks.{}.attention.out": f"{_DISTILLED}.attention.out_lin",
+        "blocks.{}.around_attention.norm": f"{_DISTILLED}.sa_layer_norm",
+        "blocks.{}.feed_forward.inner": f"{_DISTILLED}.ffn.lin1",
+        "blocks.{}.feed_forward.outer": f"{_DISTILLED}.ffn.lin2",
+        "blocks.{}.around_feed_forward.norm": f"{_DISTILLED}.output_layer_norm",
+    },
+    {
+        "head.transform": "vocab_transform",
+        "head.norm": "vocab_layer_norm",
+        "head.out": "vocab_projector",
+    },
+    {"head.pool.dense": "pre_classifier", "head.out": "classifier"},
+    least_types=0,
+    aliases=_ALIASES,
+)
+
+
+def _widened(theirs: Words) -> dict[str, Any]:
+    """Return how wide the table is where it is not as wide as the model."""
+    inner, width = _number(theirs, "embedding_size", 128), _number(theirs, "hidden_size", 256)
+    return {"inner_width": None if inner == width else inner}
+
+
+ELECTRA = Dialect(
+    "Electra",
+    "electra.",
+    _keys(30522, _EPS, _LENGTH, _DROPOUT, width=256),
+    _ENCODER,
+    {"pool": "electra", "head_act": "gelu"},
+    {**_EMBED, **_LAYERS, "embed.widen": "~embeddings_project"},
+    {
+        "head.transform": "generator_predictions.dense",
+        "head.norm": "generator_predictions.LayerNorm",
+        "head.out": "generator_lm_head",
+    },
+    {"head.pool.dense": "classifier.dense", "head.out": "classifier.out_proj"},
+    # what tells replaced tokens has learnt is in the model below its head
+    tasks={**TASKS, "ForPreTraining": "embed"},
+    ignored=(r"^discriminator_predictions\.",),
+    read=_widened,
+    write=lambda config: {"embedding_size": config.inner_width or config.block.width},
+)
+
+MPNET = Dialect(
+    "MPNet",
+    "mpnet.",
+    _keys(30527, _EPS, without=("type_vocab_size",)),
+    # the only number of buckets that its program counts with, and where positions begin
+    {"relative_attention_num_buckets": 32, "pad_token_id": 1},
+    {"pool": "roberta", "head_act": "gelu", "position": "learned_t5", "types": 0},
+    {
+        **_EMBED,
+        **_LAYERS,
+        "embed.position.distances.table": "~encoder.relative_attention_bias",
+        "blocks.{}.attention.qkv": tuple(f"{_LAYER}.attention.attn.{part}" for part in "qkv"),
+        "blocks.{}.attention.out": f"{_LAYER}.attention.attn.o",
+        "blocks.{}.around_attention.norm": f"{_LAYER}.attention.LayerNorm",
+    },
+    ROBERTA.fill,
+    ROBERTA.classify,
+    ROBERTA.bias,
+    position="skip2",
+    least_types=0,
+    read=lambda theirs: (
+        _after_two(theirs) | {"head_dropout": theirs.get("hidden_dropout_prob", 0.1)}
+    ),
+    write=ROBERTA.write,
+)
+
+
+# ---- ModernBERT
+
+_KINDS = ("full_attention", "sliding_attention")
+_THETAS = (("global_rope_theta", 160_000.0), ("local_rope_theta", 10_000.0))
+_POOLS = {"cls": "cls", "mean": "mean"}
+
+
+def _shortest(values: Sequence[int]) -> tuple[int, ...]:
+    """Return the fewest values that give all of them when they are repeated."""
+    lengths = range(1, len(values) + 1)
+    return next(
+        tuple(values[:n])
+        for n in lengths
+        if all(value == values[i % n] for i, value in enumerate(values))
+    )
+
+
+def _near_and_far(theirs: Words) -> dict[str, Any]:
+    """Return how far each layer sees, and by what bases it turns."""
+    depth, every = (
+        _number(theirs, key, default)
+        for key, default in (("num_hidden_layers", 22), ("global_attn_every_n_layers", 3))
+    )
+    if not 1 <= depth <= 1000 or every < 1:
+        raise Mistake(f"num_hidden_layers={depth} with global_attn_every_n_layers={every}")
+    kinds = theirs.get("layer_types", [_KINDS[bool(i % every)] for i in range(depth)])
+    if (
+        not isinstance(kinds, list)
+        or len(kinds) != depth
+        or not set(map(str, kinds)) <= set(_KINDS)
+    ):
+        raise Mistake(f"layer_types={str(kinds)[:60]}; expected {depth} of {' and '.join(_KINDS)}")
+    width = _number(theirs, "local_attention", 128) // 2 + 1
+    windows = [width if kind == _KINDS[1] else 0 for kind in kinds]
+    given, scaling = (theirs.get(f"rope_{key}", {}) for key in ("parameters", "scaling"))
+    if not isinstance(given, Mapping) or not isinstance(scaling, Mapping) or set(given) - {*_KINDS}:
+        raise Mistake(f"rope_parameters={str(given)[:60]}; expected {' and '.join(_KINDS)}")
+    bases = []
+    for kind, (key, default) in zip(_KINDS, _THETAS, strict=True):
+        told = given.get(kind) or {}
+        told = {**told, **scaling} if isinstance(told, Mapping) else {"rope_type": told}
+        name = told.get("rope_type", told.get("type", "default"))
+        if name != "default":
+            raise Mistake(f"rope_type={str(name)[:40]} is not supported; only default is")
+        base = told.get("rope_theta", theirs.get(key, default))
+        if isinstance(base, bool) or not isinstance(base, int | float):
+            raise Mistake(f"{key}={str(base)[:40]} is not a number")
+        bases.append(float(base))
+    bias = theirs.get("attention_bias", False)
+    if bias != theirs.get("mlp_bias", False):
+        raise Mistake(f"attention_bias={bias} but not mlp_bias; only both or none can be read")
+    choose("classifier_pooling", str(theirs.get("classifier_pooling", "cls")), _POOLS)
+    choose("classifier_activation", str(theirs.get("classifier_activation", "gelu")), PLAIN)
+    return {
+        "windows": _shortest(windows) if any(windows) else (),
+        "position_base": bases[0],
+        "local_base": bases[1] if any(windows) and bases[1] != bases[0] else None,
+        "block.bias": bias,
+        "embed_norm": "layer" if theirs.get("norm_bias", False) is True else "layer_nobias",
+    }
+
+
+def _layer_types(config: BertConfig) -> dict[str, Any]:
+    """Say how far each layer sees, and by what bases it turns."""
+    turns = config.windows or (0,)
+    windows = [turns[i % len(turns)] for i in range(config.depth)]
+    if len(near := set(windows) - {0}) > 1:
+        raise Mistake(f"modernbert has one window for all layers, not {sorted(near)}")
+    base = config.position_base
+    bases = (base, base if config.local_base is None else config.local_base)
+    bias = config.block.bias
+    return {
+        "layer_types": [_KINDS[window > 0] for window in windows],
+        "local_attention": 2 * (max(near, default=65) - 1),
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": base}
+            for kind, base in zip(_KINDS, bases, strict=True)
+        },
+        **{key: base for (key, _), base in zip(_THETAS, bases, strict=True)},
+        "attention_bias": bias,
+        "mlp_bias": bias,
+    }
+
+
+_MODERN = "~layers.{}"
+_PREDICTION: Names = {"head.transform.dense": "head.dense", "head.transform.norm": "head.norm"}
+MODERNBERT = Dialect(
+    "ModernBert",
+    "model.",
+    (
+        Key("vocab", "vocab_size", 50368),
+        Key("depth", "num_hidden_layers", 22),
+        Key("max_length", "max_position_embeddings", 8192),
+        Key("labels", "num_labels", 2),
+        Key("tie", "tie_word_embeddings", True),
+        Key("pool", "classifier_pooling", "cls", _POOLS),
+        Key("head_act", "classifier_activation", "gelu", PLAIN),
+        Key("head_bias", "decoder_bias", True),
+        Key("transform_bias", "classifier_bias", False),
+        Key("head_dropout", "classifier_dropout", 0.0),
+        Key("block.width", "hidden_size", 768),
+        Key("block.heads", "num_attention_heads", 12),
+        Key("block.ffn_width", "intermediate_size", 1152),
+        Key("block.feed_forward", "hidden_activation", "gelu", GATED),
+        Key("block.norm", "norm_bias", False, {False: "layer_nobias", True: "layer"}),
+        Key("block.norm_eps", "norm_eps", 1e-5),
+        Key("block.dropout", "embedding_dropout", 0.0),
+        Key("block.attention_dropout", "attention_dropout", 0.0),
+        Key("block.ffn_dropout", "mlp_dropout", 0.0),
+    ),
+    {},
+    {
+        "position": "rotary",
+        "types": 0,
+        "first_norm": "none",
+        "transform": "dense",
+        "block.order": "pre",
+    },
+    {
+        "embed.tokens": "~embeddings.tok_embeddings",
+        "embed.norm": "~embeddings.norm",
+        "blocks.{}.attention.qkv": f"{_MODERN}.attn.Wqkv",
+        "blocks.{}.attention.out": f"{_MODERN}.attn.Wo",
+        "blocks.{}.around_attention.norm": f"{_MODERN}.attn_norm",
+        "blocks.{}.feed_forward.gate": f"{_MODERN}.mlp.Wi",
+        "blocks.{}.feed_forward.inner": f"{_MODERN}.mlp.Wi",
+        "blocks.{}.feed_forward.outer": f"{_MODERN}.mlp.Wo",
+        "blocks.{}.around_feed_forward.norm": f"{_MODERN}.mlp_norm",
+        "norm": "~final_norm",
+    },
+    {"head.transform": "head.dense", "head.norm": "head.norm", "head.out": "decoder"},
+    {**_PREDICTION, "head.out": "classifier"},
+    tag={**_PREDICTION, "head.out": "classifier"},
+    acts=GATED,
+    halves={"blocks.{}.feed_forward.gate": 0, "blocks.{}.feed_forward.inner": 1},
+    least_types=0,
+    read=_near_and_far,
+    write=_layer_types,
+)
+
+DIALECTS = {
+    "bert": BERT,
+    "roberta": ROBERTA,
+    "albert": ALBERT,
+    "deberta-v2": DEBERTA,
+    "xlm-roberta": XLM_ROBERTA,
+    "camembert": CAMEMBERT,
+    "distilbert": DISTILBERT,
+    "electra": ELECTRA,
+    "mpnet": MPNET,
+    "modernbert": MODERNBERT,
+}
 
 
 def _read(dialect: Dialect, theirs: Words, architecture: str) -> BertConfig:
     """Return our config for one of theirs."""
     theirs = {key: value for key, value in theirs.items() if value is not None}
-    if "hidden_act" in theirs:
-        choose("hidden_act", str(theirs["hidden_act"]), PLAIN)
-    task = TASKS[architecture.removeprefix(dialect.name)]
+    theirs = {key: theirs[also] for also, key in dialect.aliases.items() if also in theirs} | theirs
+    (act,) = (key for key in dialect.keys if key.ours == "block.feed_forward")
+    choose(act.theirs, str(theirs.get(act.theirs, act.default)), dialect.acts)
+    task = dialect.tasks[architecture.removeprefix(dialect.name)]
     parts = {**dialect.parts, **dialect.read(theirs), "head": HEADS[task]}
     if isinstance(names := theirs.get("id2label"), Mapping):
         theirs = {**theirs, "num_labels": len(names)}
-    return read_keys(BertConfig, theirs, dialect.keys, parts, dialect.fixed)
+    return settle(read_keys(BertConfig, theirs, dialect.keys, parts, dialect.fixed))
+
+
+def settle(config: BertConfig) -> BertConfig:
+    """Say the same in the plainest words: a head's activation, and windows in their turns."""
+    acts = [FEED_FORWARDS.get(name) for name in (config.head_act, config.block.feed_forward)]
+    if acts[0] is not None and acts[1] is not None and acts[0][1] is acts[1][1]:
+        config = replace(config, head_act="same")
+    turns = config.windows or (0,)
+    windows = _shortest([turns[i % len(turns)] for i in range(config.depth)])
+    if not any(windows):
+        return replace(config, windows=(), local_base=None)
+    base = config.local_base
+    return replace(
+        config, windows=windows, local_base=None if base == config.position_base else base
+    )
 
 
 def _write(dialect: Dialect, model_type: str, config: BertConfig, task: str) -> dict[str, Any]:
     """Return their config for one of ours."""
     if config.members > 1:
         raise Mistake(f"{model_type} is one encoder, not {config.members}; train with members=1")
-    if config.block.feed_forward not in PLAIN.values():
+    if config.block.feed_forward not in dialect.acts.values():
         raise Mistake(f"{model_type} has no feed_forward '{config.block.feed_forward}'")
-    end = next(end for end, ours in TASKS.items() if ours == task)
+    end = next(end for end, ours in dialect.tasks.items() if ours == task)
     first = {"model_type": model_type, "architectures": [dialect.name + end]}
     config = replace(config, types=max(dialect.least_types, config.types))
+    if config.head_act == "same":
+        act = FEED_FORWARDS[config.block.feed_forward][1]
+        plain = next(name for name, (_, one) in FEED_FORWARDS.items() if one is act)
+        config = replace(config, head_act=plain)
     return write_keys(config, dialect.keys, {**first, **dialect.fixed, **dialect.write(config)})
 
 
@@ -295,7 +578,7 @@ def _rules(dialect: Dialect, config: BertConfig, architecture: str) -> list[Rule
         "none": {},
         "words": dialect.fill,
         "classify": dialect.classify,
-        "tag": {"head.out": "classifier"},
+        "tag": dialect.tag,
     }
     rules: dict[str, Rule] = {}
     for ours, theirs in {**dialect.names, **heads[config.head]}.items():
@@ -304,17 +587,22 @@ def _rules(dialect: Dialect, config: BertConfig, architecture: str) -> list[Rule
             full = tuple(f"{name.replace('~', base)}.{part}" for name in names)
             also = [f"{name.replace('~', base)}.{old}" for name in names if "LayerNorm" in name]
             also += [f"{name}.{part}" for name in dialect.also.get(ours, ())]
-            rules[f"{ours}.{part}"] = Rule(f"{ours}.{part}", full, also=tuple(also))
+            half = (dialect.halves[ours], 2) if ours in dialect.halves else (0, 1)
+            rules[f"{ours}.{part}"] = Rule(f"{ours}.{part}", full, also=tuple(also), part=half)
 
     def change(ours: str, **parts: Any) -> None:
         rules[ours] = replace(rules[ours], **parts)
 
-    change("embed.position.table.weight", change=dialect.position)
+    if (table := "embed.position.distances.table") in dialect.names:  # no module of its own
+        rules[table] = replace(rules[f"{table}.weight"], ours=table)
+    if dialect.position != "same":
+        change("embed.position.table.weight", change=dialect.position)
     if config.head == "words":
         bias = rules["head.out.bias"].theirs
         if config.tie:
             change("embed.tokens.weight", also=rules["head.out.weight"].theirs)
-            change("head.out.bias", theirs=dialect.bias[:1], also=(*dialect.bias[1:], *bias))
+            if dialect.bias:
+                change("head.out.bias", theirs=dialect.bias[:1], also=(*dialect.bias[1:], *bias))
         else:
             change("head.out.bias", also=dialect.bias)
     return list(rules.values())
@@ -323,13 +611,14 @@ def _rules(dialect: Dialect, config: BertConfig, architecture: str) -> list[Rule
 FORMATS = {
     model_type: Format(
         model_type,
-        {dialect.name + end: task for end, task in TASKS.items()},
+        {dialect.name + end: task for end, task in dialect.tasks.items()},
         "bert",
         partial(_read, dialect),
         partial(_write, dialect, model_type),
         partial(_rules, dialect),
         ignored=(r"position_ids$", r"(^|\.)pooler\.", *dialect.ignored),
         prefix=dialect.prefix,
+        settle=settle,
     )
     for model_type, dialect in DIALECTS.items()
 }

@@ -4,7 +4,7 @@ import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -147,13 +147,18 @@ def to_theirs(
 ) -> dict[str, Tensor]:
     """Return their weights for those of our model."""
     theirs: dict[str, Tensor] = {}
+    shared: dict[str, list[Tensor | None]] = {}  # of which ours are parts
     for rule, tensor in _ruled(format, config, ours, named):
+        number, whole = rule.part
+        if whole > 1:
+            shared.setdefault(rule.theirs[0], [None] * whole)[number] = tensor
+            continue
         count = len(rule.theirs)
         rows = rule.rows or (len(tensor) // count,) * count
         parts = tensor.split(rows) if count > 1 else [tensor]
         for name, part in zip(rule.theirs, parts, strict=True):
             theirs[name] = CHANGES[rule.change].write(part, config).contiguous()
-    return theirs
+    return theirs | {name: torch.cat(cast(list, parts)) for name, parts in shared.items()}
 
 
 def compare(
@@ -217,9 +222,10 @@ def convert(
     ours: dict[str, Tensor] = {}
     ghost = weights_of(format, config)
     for name, (rule, like) in zip(ghost, _ruled(format, config, ghost, named), strict=True):
-        change = CHANGES[rule.change].read
+        change, (number, whole) = CHANGES[rule.change].read, rule.part
         parts = [change(theirs[known[part]], config) for part in rule.theirs]
         joined = parts[0] if len(parts) == 1 else torch.cat(parts)
+        joined = joined.chunk(whole)[number] if whole > 1 else joined
         ours[name] = joined.reshape(like.shape).contiguous()
     return ours
 

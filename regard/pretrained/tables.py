@@ -13,7 +13,8 @@ class Rule:
     """One of our weights and where it stands in theirs; `{}` is the number of a layer.
 
     Several of theirs are joined along the rows: evenly, unless `rows` tells how many each has.
-    `also` are names under which the same weight may be written once more, or instead.
+    `also` are names under which the same weight may be written once more, or instead. Where theirs
+    holds several of ours, `part` is which of how many equal parts of its rows is this one.
     """
 
     ours: str
@@ -21,6 +22,7 @@ class Rule:
     change: str = "same"
     rows: tuple[int, ...] = ()
     also: tuple[str, ...] = ()
+    part: tuple[int, int] = (0, 1)
 
 
 class Change(NamedTuple):
@@ -111,6 +113,12 @@ FORMATS: dict[str, str] = {
     "roberta": "regard.pretrained.bert",
     "albert": "regard.pretrained.bert",
     "deberta-v2": "regard.pretrained.bert",
+    "xlm-roberta": "regard.pretrained.bert",
+    "camembert": "regard.pretrained.bert",
+    "distilbert": "regard.pretrained.bert",
+    "electra": "regard.pretrained.bert",
+    "mpnet": "regard.pretrained.bert",
+    "modernbert": "regard.pretrained.bert",
     "t5": "regard.pretrained.seq2seq",
     "bart": "regard.pretrained.seq2seq",
     "marian": "regard.pretrained.seq2seq",

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from regard.attention.positions import has_table
 from regard.data.batches import Batches, pad
 from regard.data.characters import Characters
 from regard.data.tokenize import MOST_KEPT, SPECIALS, train_tokenizer
@@ -60,7 +61,7 @@ class LabelSettings(TaskSettings):
     weight_decay: float = field(default=0.05, metadata=at_least(0, "of matrices", 10))
     ema: float = field(default=0.995, metadata=at_least(0, "memory of averaged weights", 0.99999))
     valid: str | None = field(default=None, metadata={"help": "a file to choose by, or a share"})
-    like: str | None = field(default=None, metadata={"help": "bert, roberta, albert or deberta"})
+    like: str | None = field(default=None, metadata={"help": "bert, roberta, modernbert, ..."})
     encoding: str = field(default="auto", metadata={"help": "auto, utf-8 or latin1"})
     skip_bad: bool = field(default=False, metadata={"help": "leave bad rows out"})
     header: bool | None = field(
@@ -104,7 +105,7 @@ def resolve_labels(cls: type[S], values: Mapping[str, Any], head: str, of: str) 
         raise Mistake("tokenizer=words knows words by features=; add one, such as features=words")
     if settings.tokenizer == WORDS and settings.bpe_dropout:
         raise Mistake("bpe_dropout= is for pieces, which tokenizer=words has not; leave it out")
-    if "model.max_length" not in values and not (settings.init and model.position == "learned"):
+    if "model.max_length" not in values and not (settings.init and has_table(model.position)):
         # a table has no rows for places that are never trained
         least = model.max_length if settings.init else 1
         model = replace(model, max_length=max(least, settings.max_length))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.attention.positions import ALIASES
+from regard.attention.positions import ALIASES, has_table
 from regard.data.characters import Characters
 from regard.data.documents import Crops, Packed, Texts, load_texts, store_texts, stretches
 from regard.data.store import Column, Store, store_key
@@ -152,9 +152,7 @@ def resolve(values: Mapping[str, Any]) -> LanguageSettings:
     longest = model.max_length
     if not values.get("init") and "model.max_length" not in values:
         # a table has no rows for places that are never trained
-        longest = (
-            settings.context if model.position == "learned" else max(longest, settings.context)
-        )
+        longest = settings.context if has_table(model.position) else max(longest, settings.context)
     if settings.context > longest:
         raise Mistake(f"context={settings.context} is more than the model's max_length={longest}")
     model = replace(model, max_length=longest)

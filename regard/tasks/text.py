@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.attention.positions import has_table
 from regard.data.batches import Batches
 from regard.data.corrupt import corrupt_spans, cut_texts, infill, permute_parts
 from regard.data.documents import Texts, load_texts
@@ -329,7 +330,7 @@ def learn_tokenizers(parts: Texts | Corpus, settings: TextSettings) -> tuple[Any
 def build(settings: TextSettings, tokenizers: tuple[Any, Any]) -> Any:
     """Build the model that the settings describe, with rows for the marks of its objective."""
     config: Any = settings.model
-    if settings.init and config.position == "learned":
+    if settings.init and has_table(config.position):
         frame = 1 + sum(map(len, around(tokenizers[0])))
         if settings.max_length + frame > config.max_length:
             raise Mistake(
@@ -432,7 +433,7 @@ class TextToText(Translator):
     def __init__(self, model: Any, source: Any, target: Any, config: dict[str, Any]):
         super().__init__(model, source, target, config)
         shape = model.config
-        self.positions = shape.max_length if shape.position == "learned" else None
+        self.positions = shape.max_length if has_table(shape.position) else None
         room = self.positions or max(LONGEST, shape.max_length)
         self.longest = room - len(self.before) - len(self.after)
 

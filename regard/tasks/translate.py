@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from regard.attention.positions import has_table
 from regard.data.batches import Batches, pad
 from regard.data.store import Store, build_store, store_key
 from regard.data.text import Corpus, load_pairs
@@ -403,7 +404,7 @@ def build(settings: TranslateSettings, tokenizers: tuple[Tokenizer, Tokenizer]) 
         config = dataclasses.replace(config, source_vocab=source.vocab, target_vocab=target.vocab)
         if source is not target and config.tie == "all":
             config = dataclasses.replace(config, tie="target")
-    learned = getattr(config, "position", "none") == "learned"
+    learned = has_table(getattr(config, "position", "none"))
     if not settings.init or not learned:  # a table has the rows that it has
         longest = max(config.max_length, 4 * settings.max_length + 2)
         config = dataclasses.replace(config, max_length=longest)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.attention.positions import has_table
 from regard.attention.watch import watch
 from regard.data.batches import pad
 from regard.data.documents import Texts, encode_running, hash_texts, load_texts, stretches
@@ -473,7 +474,7 @@ class LanguageModel(Runner[Written]):
     def _scores(self, texts: Texts, how: JudgeSettings) -> list[Score]:
         """Return loss a token, perplexity and bits a byte."""
         context = how.context or self.window
-        if self.model.config.position == "learned" and context > self.model.config.max_length:
+        if has_table(self.model.config.position) and context > self.model.config.max_length:
             raise Mistake(
                 f"context={context} is more than the {self.model.config.max_length} places "
                 "that the model has learnt"
