@@ -250,9 +250,13 @@ FAMILIES = {
         "distilbert, classify": small("distilbert", head="classify", labels=5),
         "electra, words": small("electra", inner_width=6),
         "mpnet, tag": small("mpnet", head="tag", labels=5),
-        "modernbert, words": small("modernbert", depth=3, windows=(0, 2)),
-        "modernbert, classify": small("modernbert", head="classify", pool="mean", windows=(3,)),
-        "modernbert, tag": small("modernbert", depth=3, head="tag", labels=5, windows=(0, 3, 0)),
+        "modernbert, words": small("modernbert", depth=3, window=2),
+        "modernbert, classify": small(
+            "modernbert", head="classify", pool="mean", window_layers=None
+        ),
+        "modernbert, tag": small(
+            "modernbert", depth=3, head="tag", labels=5, window=3, window_layers=(1,)
+        ),
     },
 }
 KINDS = [(name, kind) for name, kinds in FAMILIES.items() for kind in kinds]

@@ -1,6 +1,6 @@
 """Encoders that read a whole text at once: BERT and what followed it, up to ModernBERT."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -31,15 +31,15 @@ from regard.layers.heads import Classify, NoHead, TokenClassify, Transform, Voca
 from regard.layers.norm import NORMS
 from regard.layers.residual import PreNorm
 from regard.layers.start import STARTS
-from regard.models.gpt import within
+from regard.models.gpt import windowed, within
 
 
 @dataclass(frozen=True)
 class BertConfig:
     """The sizes and parts of an encoder.
 
-    Layers see nearer than `windows` say, which they have in turn, 0 for everything; the rotary
-    positions of those with a window may have a base of their own, `local_base`.
+    Some layers, or all, may see only tokens nearer than a window; their rotary positions may have a
+    base of their own.
     """
 
     vocab: int = size(30522, 10_000_000)
@@ -59,8 +59,9 @@ class BertConfig:
     position: str = "learned"
     position_base: float = 10_000.0
     distances: Distances = field(default_factory=Distances)
-    windows: tuple[int, ...] = field(default=(), metadata={"min": 0, "max": 10_000_000})
-    local_base: float | None = None
+    window: int | None = size(None, 10_000_000)
+    window_layers: tuple[int, ...] | None = None
+    near_base: float | None = field(default=None, metadata={"above": 0.0, "max": 1e12})
     max_length: int = size(512, 10_000_000)
     inner_width: int | None = size(None, 2**20)
     types: int = field(default=2, metadata={"min": 0, "max": 100_000})
@@ -127,8 +128,9 @@ ROWS: dict[str, BertConfig] = {
         types=0,
         position="rotary",
         position_base=160_000.0,
-        windows=(0, 65, 65),
-        local_base=10_000.0,
+        window=65,
+        window_layers=tuple(i for i in range(22) if i % 3),
+        near_base=10_000.0,
         max_length=8192,
         embed_norm="layer_nobias",
         first_norm="none",
@@ -254,19 +256,6 @@ def _position(config: BertConfig, base: float) -> Position:
     )
 
 
-def _places(config: BertConfig, position: Position, windows: Sequence[int]) -> list[Position]:
-    """Return the position of each layer, of which those with a window may have their own."""
-    if config.local_base is None:
-        return [position] * len(windows)
-    if not isinstance(position, Rotary):
-        raise Mistake(
-            f"local_base={config.local_base:g} is for rotary positions, not for "
-            f"{config.position}; leave it out"
-        )
-    local = _position(config, config.local_base)
-    return [local if window else position for window in windows]
-
-
 def _begin(block: nn.Module, norm: nn.Module) -> None:
     """Give the first block another norm before its attention."""
     around = getattr(block, "around_attention", None)
@@ -305,17 +294,23 @@ class Bert(nn.Module):
             types=config.types,
             inner_width=inner,
         )
-        turns = config.windows or (0,)
-        self.windows = [turns[i % len(turns)] for i in range(config.depth)]
-        places = iter(_places(config, position, self.windows))
+        self.near, near = windowed(config), position
+        if config.near_base is not None:
+            near = _position(config, config.near_base)
+            if not isinstance(near, Rotary):
+                raise Mistake(
+                    f"near_base={config.near_base:g} is for rotary positions, not for "
+                    f"{config.position}; leave it out"
+                )
+        places = (near if i in self.near else position for i in range(config.depth))
         build = choose("layers", config.layers, LAYERS)
         self.blocks = nn.ModuleList(
             build(lambda: build_block(block, of_layer(next(places))), config.depth)
         )
         alike = len({id(block) for block in self.blocks}) < config.depth
-        if alike and (config.local_base is not None or config.first_norm != "same"):
+        if alike and (config.near_base is not None or config.first_norm != "same"):
             raise Mistake(
-                f"layers={config.layers} are one, which local_base and first_norm tell apart; "
+                f"layers={config.layers} are one, which near_base and first_norm tell apart; "
                 "leave them out"
             )
         if config.first_norm != "same":
@@ -352,9 +347,11 @@ class Bert(nn.Module):
             raise Mistake("this model has no types of tokens; leave types out")
         x = self.embed(ids, at, types)
         shared = self.embed.position.shared(at, at, mask)
-        near = {n: mask if n == 0 or n >= ids.shape[1] else Sliding(n) & mask for n in self.windows}
-        for block, window in zip(self.blocks, self.windows, strict=True):
-            x = block(x, at=at, mask=near[window], bias=shared)
+        near, window = mask, self.config.window
+        if window is not None and window < ids.shape[1]:
+            near = Sliding(window) & mask
+        for i, block in enumerate(self.blocks):
+            x = block(x, at=at, mask=near if i in self.near else mask, bias=shared)
         return self.norm(x)
 
     def forward(

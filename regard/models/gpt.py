@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int, Num
@@ -416,7 +416,7 @@ class GPT(nn.Module):
         return self.head.write(x).view(*ids.shape, -1), state
 
 
-def windowed(config: GPTConfig) -> frozenset[int]:
+def windowed(config: Any) -> frozenset[int]:
     """Return the numbers of the layers that see only what is within the window."""
     layers = range(config.depth)
     if config.window is None:

@@ -4,7 +4,7 @@ Their base models carry a pooler that only the head that labels texts reads; our
 head, and nowhere else.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -12,7 +12,8 @@ from typing import Any
 from regard.errors import Mistake, choose
 from regard.layers.feedforward import FEED_FORWARDS
 from regard.models.bert import BertConfig
-from regard.pretrained.gpt import GATED, PLAIN
+from regard.models.gpt import windowed
+from regard.pretrained.gpt import GATED, PLAIN, read_bias, write_bias
 from regard.pretrained.load import read_keys, write_keys
 from regard.pretrained.tables import Format, Key, Rule
 
@@ -380,16 +381,6 @@ _THETAS = (("global_rope_theta", 160_000.0), ("local_rope_theta", 10_000.0))
 _POOLS = {"cls": "cls", "mean": "mean"}
 
 
-def _shortest(values: Sequence[int]) -> tuple[int, ...]:
-    """Return the fewest values that give all of them when they are repeated."""
-    lengths = range(1, len(values) + 1)
-    return next(
-        tuple(values[:n])
-        for n in lengths
-        if all(value == values[i % n] for i, value in enumerate(values))
-    )
-
-
 def _near_and_far(theirs: Words) -> dict[str, Any]:
     """Return how far each layer sees, and by what bases it turns."""
     depth, every = (
@@ -405,8 +396,7 @@ def _near_and_far(theirs: Words) -> dict[str, Any]:
         or not set(map(str, kinds)) <= set(_KINDS)
     ):
         raise Mistake(f"layer_types={str(kinds)[:60]}; expected {depth} of {' and '.join(_KINDS)}")
-    width = _number(theirs, "local_attention", 128) // 2 + 1
-    windows = [width if kind == _KINDS[1] else 0 for kind in kinds]
+    near = tuple(i for i, kind in enumerate(kinds) if kind == _KINDS[1])
     given, scaling = (theirs.get(f"rope_{key}", {}) for key in ("parameters", "scaling"))
     if not isinstance(given, Mapping) or not isinstance(scaling, Mapping) or set(given) - {*_KINDS}:
         raise Mistake(f"rope_parameters={str(given)[:60]}; expected {' and '.join(_KINDS)}")
@@ -421,39 +411,34 @@ def _near_and_far(theirs: Words) -> dict[str, Any]:
         if isinstance(base, bool) or not isinstance(base, int | float):
             raise Mistake(f"{key}={str(base)[:40]} is not a number")
         bases.append(float(base))
-    bias = theirs.get("attention_bias", False)
-    if bias != theirs.get("mlp_bias", False):
-        raise Mistake(f"attention_bias={bias} but not mlp_bias; only both or none can be read")
     choose("classifier_pooling", str(theirs.get("classifier_pooling", "cls")), _POOLS)
     choose("classifier_activation", str(theirs.get("classifier_activation", "gelu")), PLAIN)
+    bias = theirs.get("mlp_bias", False)
     return {
-        "windows": _shortest(windows) if any(windows) else (),
+        "window": _number(theirs, "local_attention", 128) // 2 + 1 if near else None,
+        "window_layers": near if 0 < len(near) < depth else None,
         "position_base": bases[0],
-        "local_base": bases[1] if any(windows) and bases[1] != bases[0] else None,
+        "near_base": bases[1] if near else None,
         "block.bias": bias,
+        **read_bias(theirs.get("attention_bias", False), bias),
         "embed_norm": "layer" if theirs.get("norm_bias", False) is True else "layer_nobias",
     }
 
 
 def _layer_types(config: BertConfig) -> dict[str, Any]:
     """Say how far each layer sees, and by what bases it turns."""
-    turns = config.windows or (0,)
-    windows = [turns[i % len(turns)] for i in range(config.depth)]
-    if len(near := set(windows) - {0}) > 1:
-        raise Mistake(f"modernbert has one window for all layers, not {sorted(near)}")
-    base = config.position_base
-    bases = (base, base if config.local_base is None else config.local_base)
-    bias = config.block.bias
+    near, base = windowed(config), config.position_base
+    bases = (base, base if config.near_base is None else config.near_base)
     return {
-        "layer_types": [_KINDS[window > 0] for window in windows],
-        "local_attention": 2 * (max(near, default=65) - 1),
+        "layer_types": [_KINDS[i in near] for i in range(config.depth)],
+        "local_attention": 2 * ((config.window or 65) - 1),
         "rope_parameters": {
             kind: {"rope_type": "default", "rope_theta": base}
             for kind, base in zip(_KINDS, bases, strict=True)
         },
         **{key: base for (key, _), base in zip(_THETAS, bases, strict=True)},
-        "attention_bias": bias,
-        "mlp_bias": bias,
+        "attention_bias": write_bias(config.block),
+        "mlp_bias": config.block.bias,
     }
 
 
@@ -541,18 +526,16 @@ def _read(dialect: Dialect, theirs: Words, architecture: str) -> BertConfig:
 
 
 def settle(config: BertConfig) -> BertConfig:
-    """Say the same in the plainest words: a head's activation, and windows in their turns."""
+    """Say the same in the plainest words: a head's activation, and what layers see."""
     acts = [FEED_FORWARDS.get(name) for name in (config.head_act, config.block.feed_forward)]
     if acts[0] is not None and acts[1] is not None and acts[0][1] is acts[1][1]:
         config = replace(config, head_act="same")
-    turns = config.windows or (0,)
-    windows = _shortest([turns[i % len(turns)] for i in range(config.depth)])
-    if not any(windows):
-        return replace(config, windows=(), local_base=None)
-    base = config.local_base
-    return replace(
-        config, windows=windows, local_base=None if base == config.position_base else base
-    )
+    near = windowed(config)
+    if not near:
+        return replace(config, window=None, window_layers=None, near_base=None)
+    layers = None if len(near) == config.depth else tuple(sorted(near))
+    base = config.position_base if config.near_base is None else config.near_base
+    return replace(config, window_layers=layers, near_base=base)
 
 
 def _write(dialect: Dialect, model_type: str, config: BertConfig, task: str) -> dict[str, Any]:

@@ -124,6 +124,8 @@ def read_llama(theirs: Mapping[str, Any], architecture: str = "") -> GPTConfig:
 
 def read_bias(looks: Any, rest: Any) -> dict[str, str]:
     """Say whether attention has biases where the rest of a block has some or none."""
+    if not isinstance(looks, bool):
+        raise Mistake(f"attention_bias={str(looks)[:40]} is neither true nor false")
     name = "same" if looks == rest else "all" if looks is True else "none"
     return {"block.attention_bias": name}
 
