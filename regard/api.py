@@ -470,6 +470,7 @@ def doctor(data: Any, /, *, quiet: bool = True, **settings: Any) -> "Examined":
 def import_model(folder: Place, /, *, out: Place | None = None, **settings: Any) -> Saved:
     """Write a public checkpoint (a folder of Hugging Face's kind) as a folder of Regard's."""
     from regard.files import making, write_atomically
+    from regard.hashes import seal
     from regard.models.folder import save_config, save_parts, save_weights
     from regard.pretrained.folder import is_foreign, read_generation, write_json
     from regard.tasks.tokenizer import save_any_tokenizers
@@ -495,6 +496,7 @@ def import_model(folder: Place, /, *, out: Place | None = None, **settings: Any)
             write_json(partial / "generation_config.json", read_generation(folder, config["task"]))
         write_atomically(partial / "README.md", _card(config, model))
         save_config(partial, model, name=config["family"], task=config["task"], about=about)
+        seal(partial)
     return Saved(str(out))
 
 

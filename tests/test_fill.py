@@ -317,7 +317,7 @@ def test_a_folder_that_lies_is_refused(own, tmp_path, context):
     import shutil
 
     folder = tmp_path / "run"
-    shutil.copytree(own / "run", folder, ignore=shutil.ignore_patterns("checkpoints"))
+    shutil.copytree(own / "run", folder, ignore=shutil.ignore_patterns("checkpoints", "SHA*"))
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "context": context}))
     with pytest.raises(Mistake, match="config.json: 'context' is"):

@@ -271,6 +271,7 @@ def test_a_run_does_not_go_on_from_other_weights(home, tmp_path):
     other = weights(init)
     other["embed.tokens.weight"] += 1
     save_file(other, init / "model.safetensors")
+    (init / "SHA256SUMS").unlink()
     with pytest.raises(Mistake, match="was begun with other weights than init="):
         tune(home, "classify", str(init), tmp_path / "run", tune="head")
 

@@ -611,6 +611,7 @@ def test_an_imported_folder_that_was_tampered_with_is_refused(
 ):
     folder = tmp_path / "new"
     assert server[0].ask("import", str(model), f"out={folder}")[0] == 0
+    (folder / "SHA256SUMS").unlink()  # whoever means harm would write others
     monkeypatch.chdir(folder)
     spoil()
     assert message in judge(server, ["run", str(folder), "a", "temperature=0", "max_length=2"])

@@ -542,7 +542,8 @@ def place(data, trained, tmp_path, monkeypatch) -> Path:
             (tmp_path / "data" / part / kind).mkdir(parents=True)
             for i in range(count):
                 shutil.copy(data / part / kind / f"{i}.png", tmp_path / "data" / part / kind)
-    shutil.copytree(trained, tmp_path / "model", ignore=shutil.ignore_patterns("checkpoints", "t*"))
+    without = shutil.ignore_patterns("checkpoints", "t*", "SHA256SUMS")
+    shutil.copytree(trained, tmp_path / "model", ignore=without)
     shutil.copy(data / "test" / "down" / "0.png", tmp_path / "a.png")
     monkeypatch.chdir(tmp_path)
     return tmp_path

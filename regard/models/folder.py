@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from regard.errors import Mistake
 from regard.files import refuse, write_atomically
+from regard.hashes import remedy, verify
 from regard.models import MODELS, PRETRAINERS, family, pretrainer
 from regard.settings import fill
 
@@ -126,6 +127,7 @@ def load_folder(folder: Path, device: str = "cpu") -> tuple[nn.Module, dict[str,
     Everything is compared with the header of the weights before any memory is taken.
     """
     folder = Path(folder)
+    verify(folder)
     config = read_config(folder)
     if not isinstance(config["family"], str) or config["family"] not in MODELS:
         raise Mistake(
@@ -195,6 +197,8 @@ def _read_weights(
         )
     path = folder / name
     try:
+        if path.stat().st_size <= 8 * total + MOST_JSON:  # else it cannot fit, and is not read
+            verify(folder, name)
         with safe_open(path, framework="pt", device=device) as file:
             _compare(path, {name: list(p.shape) for name, p in wanted.items()}, file)
             return {name: file.get_tensor(name).to(torch.float32) for name in wanted}
@@ -202,7 +206,7 @@ def _read_weights(
         raise refuse(error, path) from error
     except (SafetensorError, struct.error, ValueError) as error:
         reason = " ".join(str(error).split())[:150]
-        raise Mistake(f"{path}: damaged or cut short ({reason}); copy it again") from error
+        raise Mistake(f"{path}: damaged or cut short ({reason}); {remedy(folder)}") from error
 
 
 def _compare(path: Path, wanted: dict[str, list[int]], file) -> None:

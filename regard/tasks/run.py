@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from regard import __version__
 from regard.errors import Mistake, choose
 from regard.files import write_atomically
+from regard.hashes import SUMS, damaged, listed, seal, unseal
 from regard.layers.convolution import statistics
 from regard.layers.lora import adapters, merged
 from regard.models import family, sized
@@ -42,6 +43,8 @@ from regard.training.loop import (
 # settings that may differ when a run is taken up again, since they do not change what it computes
 # (of data, the hash of what they hold is compared)
 FREE = {"data", "out", "device", "threads", "compile", "save_every", "test"}
+# files that are written at every start, whether anew or to go on
+REWRITTEN = {"config.json", "generation_config.json"}
 # parts of a model's config that may differ from those of the model it starts from
 HARMLESS = {"dropout", "attention_dropout", "ffn_dropout", "drop_path", "max_length"}
 # and those that differ where a task puts a new head on
@@ -355,10 +358,32 @@ def settle_tokenizer(
     save: Callable[[Path, Any], None] = save_tokenizer,
 ) -> Any:
     """Take the tokenizer of the run, or of the model it starts from, or learn a new one."""
-    if begun is None and distributed.is_first():
+    lost = [n for n in listed(folder) if _learnt(n) and not (folder / n).exists()]
+    if distributed.is_first() and (begun is None or lost):
         save(folder, load(Path(settings.init)) if settings.init else learn())
     distributed.wait()
     return load(folder)
+
+
+def _learnt(name: str) -> bool:
+    """Tell whether a file is a tokenizer's, and not of the weights or written at every start."""
+    return not name.endswith(".safetensors") and name not in REWRITTEN
+
+
+def set_aside(folder: Path, quiet: bool) -> dict[str, str]:
+    """Rename files that are not as they were published, and return what their hashes should be."""
+    try:
+        hashes = listed(folder)
+    except Mistake as mistake:
+        tell(f"{mistake}; all is published again", quiet)
+        (folder / SUMS).replace(folder / f"{SUMS}.damaged")
+        return {}
+    broken = damaged(folder, hashes)
+    for path in (folder / name for name in broken):
+        tell(f"{path}: damaged or changed, so it is made again; see {path.name}.damaged", quiet)
+        if path.exists():
+            path.replace(path.with_name(f"{path.name}.damaged"))
+    return {name: hashes[name] for name in broken}
 
 
 def save_generation(folder: Path, generation: dict[str, Any]) -> None:
@@ -441,6 +466,8 @@ def train_task(
     with locked(folder) if distributed.is_first() else nullcontext():
         data = read()
         begun = recall(folder, settings, data.sha)
+        broken = set_aside(folder, quiet) if begun and distributed.is_first() else {}
+        lost = not (folder / SUMS).exists() or any(name.endswith(".safetensors") for name in broken)
         distributed.wait()
         work = prepare(data, folder, begun)
         model = work.model
@@ -466,12 +493,21 @@ def train_task(
             about = {**origin(settings.init), **work.about}
             save_config(folder, work.kept or model, name=work.family, task=task, about=about)
             work.save(folder)
+            for other in damaged(folder, {n: h for n, h in broken.items() if _learnt(n)}):
+                raise Mistake(
+                    f"{folder / other}: was damaged and cannot be made again as it was; "
+                    "give another out= to begin anew"
+                )
+            if not lost:
+                seal(folder)
 
         def publish(weights: dict[str, Tensor], scores: dict[str, float]) -> None:
             whole = {**dict(model.named_parameters()), **weights}
+            unseal(folder)
             work.publish(folder, merged(model, whole))
             card = model_card(name, work.told, scores, parameters(model), threads)
             write_atomically(folder / "README.md", card)
+            seal(folder)
 
         fit = Fit(
             model,
@@ -482,10 +518,12 @@ def train_task(
             valid_every=begun["valid_every"],
             publish=publish,
             quiet=quiet,
+            lost=lost,
         )
         outcome = fit.run()
         if outcome.finished and distributed.is_first():
             work.finish(folder)
+            seal(folder)
         distributed.leave()
     return Report(str(folder), outcome.step, begun["steps"], outcome.finished, outcome.scores)
 

@@ -244,7 +244,13 @@ class Fit:
         valid_every: int,
         publish: Callable[[dict[str, Tensor], dict[str, float]], None],
         quiet: bool = False,
+        lost: bool = False,
     ):
+        """Take what to train, where, how long and how its weights are published.
+
+        If the published weights are `lost`, they are published again from a checkpoint.
+        """
+        self.lost = lost
         self.model, self.task, self.settings = model, task, settings
         self.folder, self.steps, self.valid_every = Path(folder), steps, valid_every
         self.publish, self.quiet = publish, quiet
@@ -273,6 +279,7 @@ class Fit:
             "tokens": 0,
             "seconds": 0.0,
             "scores": {},  # of the weights that are published
+            "published": [],  # the steps whose weights they are, or are the mean of
         }
         self.notes: list[str] = []
 
@@ -352,6 +359,8 @@ class Fit:
         """Train until the last step, until nothing is gained, or until asked to stop."""
         reuse_memory()
         self.restore()
+        if self.lost and distributed.is_first():
+            self._publish_again()
         distributed.wait()
         settings, counters = self.settings, self.counters
         started = time.perf_counter() - counters["seconds"]
@@ -466,6 +475,7 @@ class Fit:
         if counters["best"] is None or scores["better"] > counters["best"]:
             counters["best"], counters["best_step"] = scores["better"], step
             counters["without_gain"], counters["scores"] = 0, scores
+            counters["published"] = [step]
             self.publish(self.averaged or dict(self.named), scores)
             write_atomically(self.folder / "best", f"step-{step}\n")
         else:
@@ -478,15 +488,7 @@ class Fit:
         steps = [s for s in self._to_average() if keep.whole(self.place / f"step-{s}")]
         if len(steps) < 2:
             return
-        group = "ema" if self.averaged is not None else "raw"
-        sums: dict[str, Tensor] = {}
-        for step in steps:
-            tensors = keep.load_checkpoint(self.place / f"step-{step}")[0][group]
-            for name, tensor in tensors.items():
-                sums[name] = sums[name] + tensor.double() if name in sums else tensor.double()
-        mean = {
-            name: (total / len(steps)).to(self.named[name].dtype) for name, total in sums.items()
-        }
+        mean = self._mean(steps)
         scores = self._score(mean)
         gained = scores["better"] > self.counters["best"]
         self._note(
@@ -496,8 +498,35 @@ class Fit:
         if gained:
             self.publish(mean, scores)
             self.counters["best"], self.counters["scores"] = scores["better"], scores
+            self.counters["published"] = steps
         self.counters["averaged"] = True
         self.save()
+
+    def _mean(self, steps: list[int]) -> dict[str, Tensor]:
+        """Return the mean of the weights that some checkpoints would publish."""
+        group = "ema" if self.averaged is not None else "raw"
+        sums: dict[str, Tensor] = {}
+        for step in steps:
+            tensors = keep.load_checkpoint(self.place / f"step-{step}")[0][group]
+            for name, tensor in tensors.items():
+                sums[name] = sums[name] + tensor.double() if name in sums else tensor.double()
+        return {
+            name: (total / len(steps)).to(self.named[name].dtype) for name, total in sums.items()
+        }
+
+    def _publish_again(self) -> None:
+        """Publish the best weights so far once more, from the checkpoints that hold them."""
+        steps = self.counters["published"]
+        gone = [s for s in steps if not keep.whole(self.place / f"step-{s}")]
+        if gone:
+            raise Mistake(
+                f"{self.place / f'step-{gone[0]}'}: damaged or missing, so its weights cannot be "
+                "published again; give another out= to begin anew"
+            )
+        if steps:
+            self.publish(self._mean(steps), self.counters["scores"])
+            names = " and ".join(f"step-{step}" for step in steps)
+            self._note(f"{self.folder}: published again from {self.place.name}/{names}")
 
 
 def _write(file, row: dict[str, Any]) -> None:

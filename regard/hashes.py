@@ -1,0 +1,97 @@
+"""The SHA-256 of each file that a model is loaded from, written as `sha256sum -c` reads it."""
+
+import os
+import re
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from regard.errors import Mistake
+from regard.files import refuse, sha256, write_atomically
+
+SUMS = "SHA256SUMS"
+PARTS = (".json", ".safetensors", ".jinja", ".spm")
+APART = ("recipe.json",)  # tells how a model was made; nothing is loaded from it
+WEIGHTS = ".safetensors"
+LINE = re.compile(r"([0-9a-f]{64}) [ *]([^/\0]{1,255})")
+MOST_LINES = 1000
+MOST_BYTES = 2**30  # of all files that are not weights
+
+
+def seal(folder: Path) -> None:
+    """Write SHA256SUMS of a folder that is complete."""
+    parts = [p for p in folder.iterdir() if p.suffix in PARTS and p.name not in APART]
+    names = sorted(p.name for p in parts if p.is_file() and not p.name.startswith("."))
+    write_atomically(folder / SUMS, "".join(f"{sha256(folder / n)}  {n}\n" for n in names))
+
+
+def unseal(folder: Path) -> None:
+    """Take SHA256SUMS away, before files are changed that it tells of."""
+    try:
+        (folder / SUMS).unlink(missing_ok=True)
+    except OSError as error:
+        raise refuse(error, folder / SUMS) from error
+
+
+def listed(folder: Path) -> dict[str, str]:
+    """Return the hash of each file that SHA256SUMS names; nothing if there is none."""
+    path = folder / SUMS
+    try:
+        if not path.is_file():
+            return {}
+        with open(path, "rb") as file:
+            data = file.read(MOST_LINES * 400)
+    except OSError as error:
+        raise refuse(error, path) from error
+    found: dict[str, str] = {}
+    for number, line in enumerate(data.decode(errors="replace").removesuffix("\n").split("\n"), 1):
+        if not (match := LINE.fullmatch(line)) or number > MOST_LINES:
+            raise Mistake(
+                f"{path}:{number}: {line[:40]!r} is no SHA-256 and name; {remedy(folder)}"
+            )
+        found[match[2]] = match[1]
+    return found
+
+
+def damaged(folder: Path, hashes: dict[str, str]) -> list[str]:
+    """Return the names of files whose hash is another, or which are missing or no files."""
+    return [name for name, hash in hashes.items() if _hash(folder / name) != hash]
+
+
+def verify(folder: Path, name: str | None = None) -> None:
+    """Refuse a file of weights that is not as it was published, or all other files without name."""
+    while hashes := listed(folder):
+        small = {n: h for n, h in hashes.items() if not n.endswith(WEIGHTS)}
+        if name is None and sum(map(_size, map(folder.joinpath, small))) > MOST_BYTES:
+            raise Mistake(f"{folder / SUMS}: names files of over {MOST_BYTES >> 20} MB")
+        asked = small if name is None else {n: h for n, h in hashes.items() if n == name}
+        wrong = damaged(folder, asked)
+        if not wrong:
+            return
+        if listed(folder) == hashes:  # else it was published again meanwhile
+            raise Mistake(
+                f"{folder / wrong[0]}: damaged, or not as it was published (see {SUMS}); "
+                f"{remedy(folder)}. If it was changed on purpose, delete its line in {SUMS}"
+            )
+
+
+def remedy(folder: Path) -> str:
+    """Say how a folder that is damaged is got back."""
+    if (folder / "checkpoints").is_dir():
+        return "give its regard train command again to publish it again from its checkpoint"
+    if Path(__file__).with_name("starters") in folder.resolve().parents:
+        return "install Regard again"
+    return "copy it again from where it came"
+
+
+def _size(path: Path) -> int:
+    with suppress(OSError):
+        return os.stat(path).st_size
+    return 0
+
+
+def _hash(path: Path) -> str | None:
+    with suppress(OSError):
+        if stat.S_ISREG(os.stat(path).st_mode):  # a pipe could be read forever
+            return sha256(path)
+    return None
