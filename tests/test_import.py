@@ -52,6 +52,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     "AlbertForMaskedLM": ("albert spiece.model", SMALL | {"embedding_size": 16}, "fill"),
     "DebertaV2ForMaskedLM": ("deberta spm.model", SMALL | DEBERTA, "fill"),
     "T5ForConditionalGeneration": ("t5 spiece.model", T5, "text"),
+    "MT5ForConditionalGeneration": ("t5 spiece.model", T5, "text"),
     "BartForConditionalGeneration": ("bart merges.txt", SIDES, "text"),
     "MarianMTModel": ("marian", SIDES, "translate"),
 }

@@ -1,4 +1,4 @@
-"""Encoder-decoders of transformers: T5 (1.0 and 1.1), BART, and Marian, the model of OPUS-MT."""
+"""Encoder-decoders of transformers: T5 (1.0 and 1.1), mT5, BART, and Marian, the model of OPUS-MT."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
@@ -234,6 +234,30 @@ def write_t5(config: TransformerConfig, task: str = "text") -> dict[str, Any]:
     return theirs | {"d_kv": block.head_width or block.width // block.heads}
 
 
+# what mT5's config has where it says nothing, if that is not what T5's has
+MT5_USUAL = {
+    "vocab_size": 250112,
+    "num_layers": 8,
+    "num_heads": 6,
+    "d_ff": 1024,
+    "feed_forward_proj": "gated-gelu",
+}
+
+
+def read_mt5(theirs: Mapping[str, Any], architecture: str = "") -> TransformerConfig:
+    """Return our config for an MT5Config: T5 1.1, never scaled, with a head of its own if any."""
+    never = {"tie_word_embeddings": False, "scale_decoder_outputs": False}
+    return read_t5({**MT5_USUAL, **theirs, **never}, architecture)
+
+
+def write_mt5(config: TransformerConfig, task: str = "text") -> dict[str, Any]:
+    """Return transformers' MT5Config for one of ours."""
+    named = {"architectures": ["MT5ForConditionalGeneration"], "model_type": "mt5"}
+    theirs = write_t5(config, task) | named
+    del theirs["scale_decoder_outputs"]
+    return theirs
+
+
 def t5_rules(config: TransformerConfig, architecture: str) -> list[Rule]:
     """Name all weights."""
     tables = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
@@ -277,6 +301,15 @@ FORMATS = {
         "transformer",
         read_t5,
         write_t5,
+        t5_rules,
+        ignored=(r"EncDecAttention\.relative_attention_bias\.weight$",),
+    ),
+    "mt5": Format(
+        "mt5",
+        {"MT5ForConditionalGeneration": "text"},
+        "transformer",
+        read_mt5,
+        write_mt5,
         t5_rules,
         ignored=(r"EncDecAttention\.relative_attention_bias\.weight$",),
     ),

@@ -120,6 +120,7 @@ FORMATS: dict[str, str] = {
     "mpnet": "regard.pretrained.bert",
     "modernbert": "regard.pretrained.bert",
     "t5": "regard.pretrained.seq2seq",
+    "mt5": "regard.pretrained.seq2seq",
     "bart": "regard.pretrained.seq2seq",
     "marian": "regard.pretrained.seq2seq",
     "vit": "regard.pretrained.vision",

@@ -41,12 +41,13 @@ FRAMES: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[int, ...]]] = {
     "roberta": ROBERTA,
     "bart": ROBERTA,
     "t5": ENDED,
+    "mt5": ENDED,
     "marian": (("A", "eos"), ("A", "B", "eos"), (0, 0, 0)),
     "llama": BEGUN,
     "mistral": BEGUN,
 }
 # after what a decoder begins to write, where config.json does not tell
-BEGINS = {"t5": "pad", "bart": "eos", "marian": "pad"}
+BEGINS = {"t5": "pad", "mt5": "pad", "bart": "eos", "marian": "pad"}
 SPM = ("spiece.model", "spm.model", "tokenizer.model")
 
 
@@ -164,7 +165,7 @@ def _read_bytes(source: Source, path: Path) -> Pair:
 def _read_spm(source: Source, path: Path) -> Pair:
     """Read a SentencePiece model with what each family does around it."""
     found = spm.read_pieces(path)
-    if source.model_type == "t5":
+    if source.model_type in ("t5", "mt5"):
         extra = count(source.settings.get("extra_ids", 100))
         sentinels = [f"<extra_id_{n}>" for n in reversed(range(extra))]
         found.pieces += [(name, 0.0, spm.CONTROL) for name in sentinels]
