@@ -27,6 +27,7 @@ from regard.pretrained.mae import PAINTS, decoder_told, export_rest
 from regard.pretrained.parts import read_object
 from regard.pretrained.shards import open_weights, write_shards
 from regard.pretrained.tables import FORMATS, Format
+from regard.pretrained.talk import read_chat, write_chat
 from regard.pretrained.vision import PREPARED, read_prepared, write_prepared
 from regard.pretrained.vocabulary import read_tokenizers
 
@@ -138,7 +139,9 @@ def _about(folder: Path, theirs: Mapping[str, Any], task: str, settings: Any) ->
         sides = {"from": settings.get("source_lang"), "to": settings.get("target_lang")}
         return {key: value for key, value in sides.items() if isinstance(value, str)}
     if task == "language":
-        return {key: theirs[f"regard_{key}"] for key in WRITES if f"regard_{key}" in theirs}
+        found = {key: theirs[f"regard_{key}"] for key in WRITES if f"regard_{key}" in theirs}
+        talk = read_chat(folder)
+        return found if talk is None else {**found, "chat": talk}
     return {}
 
 
@@ -256,6 +259,7 @@ def export_weights(
     write_json(folder / "config.json", theirs | ids)
     if task in ("language", "text", "translate"):
         write_json(folder / "generation_config.json", ids)
+    write_chat(folder, config)
     if "pooling" in config:
         _write_pooling(folder, config, model.config.block.width)
     if isinstance(config.get("image"), dict):

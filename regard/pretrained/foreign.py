@@ -141,6 +141,11 @@ class ForeignTokenizer:
         """Return the id of a piece, special ones among them."""
         return self._ids.get(piece)
 
+    @property
+    def marks(self) -> list[str]:
+        """Return the special tokens that a text cannot spell out."""
+        return [name for i in self._reserved if (name := self.names[i])]
+
     # ---- text to ids
 
     def encode(self, text: str, *, specials: bool = False) -> list[int]:

@@ -1,4 +1,4 @@
-"""Encoder-decoders of transformers: T5 (1.0 and 1.1), mT5, BART, and Marian, the model of OPUS-MT."""
+"""Encoder-decoders of transformers: T5 (1.0 and 1.1), mT5, BART, and Marian (OPUS-MT)."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict

@@ -77,6 +77,12 @@ TEMPLATES = {
 }
 
 
+def stop_of(template: str | None) -> str:
+    """Return the text that ends an answer; a folder's own template ends by its end token."""
+    found = TEMPLATES.get(template or "")
+    return found.stop if found else ""
+
+
 def read_messages(given: Any, where: str = "messages") -> list[Message]:
     """Make messages of what a user gave, or say what is wrong with it."""
     if not isinstance(given, list) or not 0 < len(given) <= MOST_MESSAGES:

@@ -19,8 +19,10 @@ from regard.data.documents import Texts, encode_running, hash_texts, load_texts,
 from regard.decode import search
 from regard.decode.search import in_batches
 from regard.errors import Mistake, choose
+from regard.pretrained.talk import check_chat
 from regard.settings import fill
 from regard.tasks import chat
+from regard.tasks.chat_template import encode_own
 from regard.tasks.evaluation import Evaluation, made_here, score_both
 from regard.tasks.judge import Score
 from regard.tasks.language import stretch_loss
@@ -59,7 +61,9 @@ class WriteSettings:
     scores: bool = setting(False, "tell the score of each answer")
     forced: bool = setting(False, "write nothing: tell how likely each text is")
     chat: bool = setting(False, "answer as in a conversation")
-    template: str = setting("plain", "how a conversation is written down")
+    template: str | None = setting(
+        None, "how a conversation is written down: plain, chatml, llama2, alpaca, or own"
+    )
     system: str = setting("", "what the model is told before a conversation")
     batch_tokens: int = setting(16_384, "tokens written at once", min=1)
     batch_rows: int = setting(64, "texts written at once", min=1)
@@ -180,6 +184,10 @@ class LanguageModel(Runner[Written]):
             raise Mistake(
                 f"{folder / 'config.json'}: 'context' is {context!r:.40}, not 2 to {longest}"
             )
+        try:
+            config = {**config, "chat": check_chat(config["chat"])} if "chat" in config else config
+        except Mistake as mistake:
+            raise Mistake(f"{folder / 'config.json'}: {mistake}") from None
         made = cls(model, tokenizer, config)
         try:
             made.check({})
@@ -191,7 +199,10 @@ class LanguageModel(Runner[Written]):
         """Make full settings of what a user gave, with the model's own defaults."""
         how = fill(WriteSettings, {**self.config.get("generation", {}), **settings})
         choose("length_penalty", how.length_penalty, search.PENALTIES)
-        choose("template", how.template, chat.TEMPLATES)
+        if how.template is None:
+            how = replace(how, template="own" if "chat" in self.config else "plain")
+        own = {"own": None} if "chat" in self.config else {}
+        choose("template", str(how.template), {**chat.TEMPLATES, **own})
         if how.n_best > how.beam and not how.draws:
             raise Mistake(
                 f"n_best={how.n_best} is more than beam={how.beam}; widen the beam, or draw "
@@ -223,7 +234,7 @@ class LanguageModel(Runner[Written]):
             how = replace(how, chat=True)
         given = [self._prompt(text, how) for text in inputs]
         rows = [_Row(first + i, ids) for i, (_, ids) in enumerate(given)]
-        stop = how.stop or (chat.TEMPLATES[how.template].stop if how.chat else "")
+        stop = how.stop or (chat.stop_of(how.template) if how.chat else "")
         teller = None
         if on_text is not None:
             if len(rows) != 1 or how.n_best > 1 or how.beam > 1:
@@ -279,13 +290,19 @@ class LanguageModel(Runner[Written]):
         room = max(self.window - how.max_length, self.window // 2)
         rounds = list(messages)
         while True:
-            ids = chat.encode(rounds, how.template, self.tokenizer)
-            if begin == [self.tokenizer.bos] and ids[:1] != begin:
+            if how.template == "own":
+                ids = encode_own(rounds, self.config["chat"], self.tokenizer)
+            else:
+                ids = chat.encode(rounds, str(how.template), self.tokenizer)
+            if how.template != "own" and begin == [self.tokenizer.bos] and ids[:1] != begin:
                 ids = begin + ids
             old = next((i for i, m in enumerate(rounds[:-1]) if m.role != "system"), None)
             if len(ids) <= room or old is None:
                 return ids
-            del rounds[old]
+            last = old + 1
+            while how.template == "own" and last < len(rounds) - 1 and rounds[last].role != "user":
+                last += 1  # a template may insist on turns
+            del rounds[old:last]
 
     def _write(
         self, rows: list[_Row], how: WriteSettings, stop: str, teller: _Teller | None = None
