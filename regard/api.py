@@ -12,6 +12,7 @@ from regard.models.folder import load_folder, read_json
 from regard.recipes import RECIPES, data_folder, found_data, recipe
 from regard.results import Named
 from regard.tasks import TASKS, runner, trainer
+from regard.training.plan import LENGTHS
 
 if TYPE_CHECKING:
     from regard.costs.lectures import Lectures
@@ -272,10 +273,10 @@ def plan(name: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any], str 
     rows = getattr(found, "ROWS", {})
     like = str(values.get("like") or found.SETTINGS.get("like"))
     values = {**found.SETTINGS, **rows.get(like, {}), **values}
-    if "steps" in settings and "minutes" not in settings:
-        values.pop("minutes", None)
-    if "minutes" in settings and "steps" not in settings:
-        values.pop("steps", None)
+    if any(settings.get(key) is not None for key in LENGTHS):
+        # another length than the recipe's has its own of all that follows from the length
+        follows = (*LENGTHS, "warmup", "valid_every")
+        values = {k: v for k, v in values.items() if k not in follows or k in settings}
     values["data"] = values.get("data") or data_folder(found.DATA)
     values.setdefault("out", f"runs/{name}")
     return task, values, name

@@ -440,16 +440,16 @@ def test_minutes_become_steps_once(home, tmp_path, monkeypatch):
         finally:
             measuring = False
 
-    measuring, step, measured = False, loop.one_step, task_run.measured_steps
+    measuring, step, measured = False, loop.one_step, task_run.measure
     with monkeypatch.context() as patch:
         patch.setattr(loop, "one_step", broken)
-        patch.setattr(task_run, "measured_steps", measure)
+        patch.setattr(task_run, "measure", measure)
         with pytest.raises(Broken):
             regard.train("translate", quiet=True, out=timed, minutes=0.01, **settings)
     recipe = json.loads((timed / "recipe.json").read_text())
     steps = recipe["steps"]
-    assert steps == max(1, int(0.01 * 60 * 0.9 / recipe["seconds_a_step"]))
-    monkeypatch.delattr(task_run, "measured_steps")  # never again
+    assert 1 <= steps <= 0.01 * 60 / recipe["seconds_a_step"]
+    monkeypatch.delattr(task_run, "measure")  # never again
     report = regard.train("translate", quiet=True, out=timed, minutes=0.01, **settings)
     assert (report.step, report.steps, report.finished) == (steps, steps, True)
     regard.train("translate", quiet=True, out=counted, steps=steps, **settings)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from regard.errors import Mistake
 from regard.training import checkpoint, loop
-from regard.training.loop import Fit, LoopSettings, Outcome, measured_steps, one_step
+from regard.training.loop import Fit, LoopSettings, Outcome, measure, one_step
 from regard.training.optim import SCHEDULES, build_optimiser, orthogonal
 
 
@@ -413,20 +413,51 @@ def test_lines_without_any_checkpoint_are_forgotten(tmp_path):
 
 def test_measuring_leaves_no_trace(tmp_path, monkeypatch):
     outcomes: list[tuple[Outcome, Mapping[str, Tensor]]] = []
-    for measure in (False, True):
-        one, _ = fit(tmp_path / str(measure), ema=0.9)
-        if measure:
-            settings = LoopSettings(lr=0.05)
-            steps, each = measured_steps(one.model, one.task, settings, 10.0)
-            assert steps == max(1, int(10 / each))
+    for measured in (False, True):
+        one, _ = fit(tmp_path / str(measured), ema=0.9)
+        if measured:
+            cost = measure(one.model, one.task, LoopSettings(lr=0.05), one.folder, 10.0)
+            assert all(0 < seconds < 10 for seconds in (cost.step, cost.save, cost.validation))
+            assert not list(one.folder.iterdir())
             assert all(parameter.grad is None for parameter in one.model.parameters())
         outcomes.append((one.run(), one.named))
     assert outcomes[0][0].scores == outcomes[1][0].scores
     assert same(outcomes[0][1], outcomes[1][1])
 
 
-def test_no_time_is_one_step():
-    assert measured_steps(Line(), Points(), LoopSettings(), 1e-9)[0] == 1
+class Decoding(Points):
+    """A validation that takes as long as its rows are many, by a clock of its own."""
+
+    decoded, valid_share = 400, 1.0
+
+    def __init__(self, clock):
+        super().__init__()
+        self.clock, self.judged = clock, []
+
+    def evaluate(self, model):
+        self.judged.append(round(self.decoded * self.valid_share))
+        self.clock.now += 0.1 * self.judged[-1]
+        return super().evaluate(model)
+
+
+class Clock:
+    """A clock that only goes on when told."""
+
+    now = 0.0
+
+    def perf_counter(self):
+        self.now += 0.001
+        return self.now
+
+
+def test_a_costly_validation_is_measured_on_some_rows(tmp_path, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(loop, "time", clock)
+    task = Decoding(clock)
+    cost = measure(Line(), task, LoopSettings(), tmp_path, 120.0)
+    assert task.judged == [50] and task.valid_share == 1.0
+    assert cost.validation == pytest.approx(40.0, rel=0.01)
+    assert cost.decoded == 400 and cost.step == pytest.approx(0.001)
 
 
 # Checkpoints

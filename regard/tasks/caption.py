@@ -1,5 +1,6 @@
 """Captioning: from photos with captions to a model that writes what it sees."""
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -213,6 +214,8 @@ class Captioning:
         padding = self.format.size // 8 if settings.padding is None else settings.padding
         self.ways = Ways(padding, settings.strength)
         self.rates = {"encoder.": settings.encoder_rate}
+        self.decoded = min(settings.valid_images, len(self.valid))
+        self.valid_share = 1.0  # of the validation part that is used
 
     def pick(self, n: int) -> np.ndarray:
         """Return the photos of batch n, whose captions are about as long."""
@@ -243,6 +246,10 @@ class Captioning:
         images = self.format.normalise(pixels.to(device))
         return Batch(images, rows.reads, rows.writes, tokens, tokens)
 
+    def epoch(self) -> float:
+        """Return in how many batches all photos are read once."""
+        return len(self.train) / self.count_rows
+
     def count(self, batch: Batch) -> tuple[int, int]:
         """Return the tokens of the captions, which the loss counts and which were read."""
         return batch.tokens, batch.read
@@ -259,11 +266,13 @@ class Captioning:
     @torch.inference_mode()
     def evaluate(self, model: Any) -> dict[str, float]:
         """Return the loss a token, and BLEU-4 and CIDEr of greedy captions, of the valid part."""
-        describer = self.describer
-        losses, tokens = describer.losses(self.valid, self.rows["valid"])
+        describer, share = self.describer, self.valid_share
+        used = math.ceil(share * len(self.valid))
+        valid = self.valid if share == 1 else self.valid.pick(np.arange(used))
+        losses, tokens = describer.losses(valid, self.rows["valid"][:used])
         scores = {"loss": float(losses.sum() / tokens.sum())}
         scores["better"] = -scores["loss"]
-        count = min(self.settings.valid_images, len(self.valid))
+        count = math.ceil(share * self.decoded)
         if count:
             how = CaptionRunSettings(beam=1, max_length=self.settings.max_length)
             outputs = describer.captions_of(self.valid.pick(np.arange(count)), how)

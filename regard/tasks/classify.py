@@ -105,6 +105,10 @@ class Classification:
         picked, _, read = self.feed[n]
         return Batch(read, torch.from_numpy(self.wanted[picked]).to(self.settings.device))
 
+    def epoch(self) -> float:
+        """Return in how many batches all texts are read once."""
+        return self.feed.batches.len_epoch()
+
     def count(self, batch: Batch) -> tuple[int, int]:
         """Return the texts, which the loss counts, and the tokens that were read."""
         return len(batch.wanted), batch.read.tokens

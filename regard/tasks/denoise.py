@@ -58,7 +58,6 @@ SHORT: dict[str, str | tuple[str, ...]] = {
 class DenoiseSettings(TaskSettings):
     """Everything that a run that learns to denoise can be told."""
 
-    warmup: int = field(default=100, metadata=at_least(0, "steps until the highest rate"))
     schedule: str = field(default="cosine", metadata={"help": "fall of the rate"})
     ema: float = field(default=0.995, metadata=at_least(0, "memory of averaged weights", 0.99999))
     optimiser: str = field(default="muon", metadata={"help": "adamw or muon"})
@@ -132,6 +131,10 @@ class Denoising:
         way = int(chance.integers(8))
         cut = np.rot90(image[top : top + self.side, left : left + self.side], way % 4)
         return cut[:, ::-1] if way > 3 else cut
+
+    def epoch(self) -> float:
+        """Return in how many batches all images are read once."""
+        return len(self.images) / self.shuffled.rows
 
     def count(self, batch: Batch) -> tuple[int, int]:
         """Return the pixels, which the loss counts, and the tokens that they come to."""

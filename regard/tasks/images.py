@@ -64,7 +64,6 @@ SHORT: dict[str, str | tuple[str, ...]] = {
 class SightSettings(TaskSettings):
     """What a run that learns from images can be told, with labels or without."""
 
-    warmup: int = field(default=200, metadata=at_least(0, "steps until the highest rate"))
     schedule: str = field(default="cosine", metadata={"help": "fall of the rate"})
     weight_decay: float = field(default=0.05, metadata=at_least(0, "of matrices", 10))
     ema: float = field(default=0.999, metadata=at_least(0, "memory of averaged weights", 0.99999))
@@ -301,6 +300,10 @@ class ImageClassification:
         images, targets = self.augment(pixels, labels, chance_of(self.settings.seed, n))
         images, targets = images.to(self.settings.device), targets.to(self.settings.device)
         return Batch(images, targets, None if self.teacher is None else self.teacher(images))
+
+    def epoch(self) -> float:
+        """Return in how many batches all images are read once."""
+        return len(self.train) / self.shuffled.rows
 
     def count(self, batch: Batch) -> tuple[int, int]:
         """Return the images, which the loss counts, and the tokens that they come to."""

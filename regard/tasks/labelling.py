@@ -56,7 +56,6 @@ WORDS = "words"  # the tokenizer of those who know words by their features alone
 class LabelSettings(TaskSettings):
     """What a run that learns labels can be told, be they of texts or of words."""
 
-    warmup: int = field(default=200, metadata=at_least(0, "steps until the highest rate"))
     schedule: str = field(default="cosine", metadata={"help": "fall of the rate"})
     weight_decay: float = field(default=0.05, metadata=at_least(0, "of matrices", 10))
     ema: float = field(default=0.995, metadata=at_least(0, "memory of averaged weights", 0.99999))

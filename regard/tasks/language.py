@@ -83,7 +83,6 @@ FEW = 1000  # tokens of a vocabulary whose logits are quicker made all at once
 class LanguageSettings(TaskSettings):
     """Everything that a language model's run can be told."""
 
-    warmup: int = field(default=200, metadata=at_least(0, "steps until the highest rate"))
     schedule: str = field(default="cosine", metadata={"help": "fall of the rate"})
     weight_decay: float = field(default=0.1, metadata=at_least(0, "of matrices", 10))
     beta2: float = field(default=0.99, metadata=at_least(0, "AdamW's second memory", 0.99999))
@@ -184,6 +183,8 @@ class Batch(NamedTuple):
 class _Language:
     """What both objectives share: the tokenised parts, and what there is to know of them."""
 
+    batches: Crops | Packed
+
     def __init__(self, texts: Texts, settings: LanguageSettings, tokenizer: Any):
         self.settings, self.tokenizer, self.running = settings, tokenizer, texts.running
         sha = texts.sha
@@ -204,6 +205,11 @@ class _Language:
     def count(self, batch: Batch) -> tuple[int, int]:
         """Return the tokens that the loss counts, and all that were read."""
         return batch.tokens, batch.read
+
+    def epoch(self) -> float:
+        """Return in how many batches as many tokens are read as there are."""
+        batches = self.batches
+        return len(batches.ids) / (batches.rows * len(batches.span))
 
     def some(self, count: int, each: int) -> np.ndarray:
         """Return which of so many windows are read at a validation, evenly spread over the part."""

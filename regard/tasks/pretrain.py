@@ -258,6 +258,10 @@ class Pretraining:
         """Return batch n, always the same for the same seed and n."""
         return self.make(self.train, self.shuffled[n], chance_of(self.settings.seed, n))
 
+    def epoch(self) -> float:
+        """Return in how many batches all images are read once."""
+        return len(self.train) / self.rows
+
     def count(self, batch: Any) -> tuple[int, int]:
         """Return the images, which the loss counts, and the tokens that they come to."""
         return len(batch[0]), len(batch[0]) * self.tokens

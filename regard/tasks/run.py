@@ -5,6 +5,7 @@ import hashlib
 import json
 import platform
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -36,15 +37,18 @@ from regard.training.loop import (
     at_least,
     check,
     locked,
-    measured_steps,
+    measure,
     mix,
 )
+from regard.training.plan import FOR_TRAINING, LENGTHS, Plan, settle
 
 # settings that may differ when a run is taken up again, since they do not change what it computes
 # (of data, the hash of what they hold is compared)
 FREE = {"data", "out", "device", "threads", "compile", "save_every", "test"}
 # files that are written at every start, whether anew or to go on
 REWRITTEN = {"config.json", "generation_config.json"}
+# settings of tasks that say how many rows a validation decodes
+ROWS_JUDGED = ("valid_sentences", "valid_images")
 # parts of a model's config that may differ from those of the model it starts from
 HARMLESS = {"dropout", "attention_dropout", "ffn_dropout", "drop_path", "max_length"}
 # and those that differ where a task puts a new head on
@@ -100,7 +104,7 @@ def resolve_task(
     """
     size = size_of(values)
     said = {"size": size, "model": model, **choose("size", size, sizes)}
-    if "steps" in values or "minutes" in values:
+    if any(values.get(key) is not None for key in LENGTHS):
         said.pop("steps")
     if values.get("init"):
         said["lr"] = usual_rate(values, width_of(model))
@@ -178,6 +182,8 @@ def recall(folder: Path, settings: Any, data: str) -> dict[str, Any] | None:
     before, now = recipe.get("settings", {}), flat(settings)
     for key, value in now.items():
         if key in FREE or key.split(".")[-1] in FREE:
+            continue
+        if key == "warmup" and value is None:  # it follows from the steps, then and now
             continue
         if key in before and before[key] != value:
             raise Mistake(
@@ -456,6 +462,7 @@ def train_task(
     `values` are the settings as the user wrote them. `prepare` gets the data, the folder and the
     recipe of the run if it was begun before; files it writes then must not change on going on.
     """
+    started = time.perf_counter()
     folder = Path(settings.out or f"runs/{name}")
     threads = use_threads(settings.threads)
     if settings.processes > 1 and distributed.size() == 1:
@@ -485,7 +492,10 @@ def train_task(
         if begun is None:
             for note in data.notes:
                 tell(note, quiet)
-            begun = _begin(name, folder, settings, data.sha, work, recipe)
+            plan = _plan(values, settings, work.task, model, folder, started)
+            for note in plan.notes:
+                tell(note, quiet)
+            begun = _begin(name, folder, settings, data.sha, work, recipe, plan)
             count = f"{parameters(model):,} parameters{learning(model)}"
             tell(f"{count}; {begun['steps']:,} steps", quiet)
         if distributed.is_first():
@@ -509,6 +519,12 @@ def train_task(
             write_atomically(folder / "README.md", card)
             seal(folder)
 
+        if begun.get("valid_share", 1.0) < 1:
+            work.task.valid_share = begun["valid_share"]  # type: ignore[attr-defined]
+        if settings.warmup is None:
+            # a run of before, which had a warm-up that did not follow from the steps, keeps it
+            rise = begun["warmup"] if "warmup" in begun else begun["settings"]["warmup"]
+            settings = dataclasses.replace(settings, warmup=rise)
         fit = Fit(
             model,
             work.task,
@@ -528,21 +544,45 @@ def train_task(
     return Report(str(folder), outcome.step, begun["steps"], outcome.finished, outcome.scores)
 
 
-def _begin(name, folder, settings, sha, work: Work, recipe: str | None) -> dict[str, Any]:
-    """Settle how many steps there will be, and write down all that the run depends on."""
-    steps = settings.steps
-    measured = None
-    if settings.minutes is not None:
-        # a tenth is for validation, checkpoints and the start
-        seconds = 60 * settings.minutes * 0.9
-        fitting, measured = measured_steps(work.model, work.task, settings, seconds)
-        steps = min(fitting, steps or fitting)
-    assert steps is not None
+def _plan(
+    values: Mapping[str, Any],
+    settings: TaskSettings,
+    task: Task,
+    model: nn.Module,
+    folder: Path,
+    started: float,
+) -> Plan:
+    """Settle how many steps there will be, and what follows from that."""
+    if settings.minutes is None:
+        return settle(settings, epoch=_epoch(settings, task))
+    if any(values.get(key) is not None for key in ROWS_JUDGED):
+        task.decoded = 0  # type: ignore[attr-defined]  # the user has said how many
+    whole = 60 * settings.minutes
+    cost = measure(model, task, settings, folder, whole)
+    passed = distributed.first_says(time.perf_counter() - started)
+    left = max(whole - passed, FOR_TRAINING * whole)
+    return settle(settings, epoch=_epoch(settings, task), cost=cost, seconds=left)
+
+
+def _epoch(settings: TaskSettings, task: Task) -> float | None:
+    """Return how many steps read everything once, if that is asked."""
+    if settings.epochs is None:
+        return None
+    return task.epoch() / (settings.accumulate * distributed.size())
+
+
+def _begin(
+    name, folder, settings, sha, work: Work, recipe: str | None, plan: Plan
+) -> dict[str, Any]:
+    """Write down all that the run depends on."""
     more = {
         "recipe": recipe,
-        "steps": steps,
-        "seconds_a_step": measured,
-        "valid_every": settings.valid_every or max(1, min(1000, steps // 12)),
+        "steps": plan.steps,
+        "warmup": plan.warmup,
+        "valid_every": plan.valid_every,
+        "valid_share": plan.valid_share,
+        "seconds_a_step": plan.seconds_a_step,
+        "seconds_a_validation": plan.seconds_a_validation,
         **work.facts,
         "parameters": parameters(work.model),
         "kept": hash_kept(work.model),

@@ -117,6 +117,10 @@ class Tagging:
         wanted = np.concatenate([self.wanted[i] for i in picked.tolist()])
         return Batch(read, at, torch.from_numpy(wanted).to(device))
 
+    def epoch(self) -> float:
+        """Return in how many batches all sentences are read once."""
+        return self.feed.batches.len_epoch()
+
     def count(self, batch: Batch) -> tuple[int, int]:
         """Return the words, which the loss counts, and the tokens that were read."""
         return len(batch.wanted), batch.read.tokens

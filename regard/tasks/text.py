@@ -161,7 +161,7 @@ class Pairs(Translation):
         """Return the loss, and the scores of what is written greedily, on the validation part."""
         scores = {"loss": self.valid_loss(model)}
         scores["better"] = -scores["loss"]
-        some = self.valid[: self.settings.valid_sentences]
+        some = self.some(self.decoded)
         if some:
             writer = TextToText(model, self.source, self.target, {"to": self.language})
             outputs = [str(answer) for answer in writer.run([p.source for p in some], beam=1)]
@@ -230,6 +230,10 @@ class Mending:
     def spoil(self, ids: np.ndarray, sentences: np.ndarray, seed: int) -> tuple:
         """Return what is read and what is to be written for a text."""
         raise NotImplementedError
+
+    def epoch(self) -> float:
+        """Return in how many batches all texts are read once."""
+        return self.batches.len_epoch()
 
     def _batch(self, part: str, rows: np.ndarray, n: int) -> Batch:
         store = self.stores[part]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch.nn import functional as F
 from regard.attention.positions import has_table
 from regard.data.batches import Batches, pad
 from regard.data.store import Store, build_store, store_key
-from regard.data.text import Corpus, load_pairs
+from regard.data.text import Corpus, Pair, load_pairs
 from regard.data.tokenize import Tokenizer, train_tokenizer
 from regard.errors import Mistake, choose
 from regard.files import cache_folder
@@ -57,18 +58,16 @@ GENERATION = {"beam": 5, "length_penalty": "average", "alpha": 1.0}
 
 # what a size means for training, on top of the sizes of the model
 SIZES: dict[str, dict[str, Any]] = {
-    "tiny": {"lr": 0.003, "warmup": 1000, "batch_tokens": 2048, "pieces": 6000, "steps": 12_000},
-    "small": {"lr": 0.0015, "warmup": 1500, "batch_tokens": 4096, "pieces": 8000, "steps": 20_000},
+    "tiny": {"lr": 0.003, "batch_tokens": 2048, "pieces": 6000, "steps": 12_000},
+    "small": {"lr": 0.0015, "batch_tokens": 4096, "pieces": 8000, "steps": 20_000},
     "base": {
         "lr": 0.0007,
-        "warmup": 4000,
         "batch_tokens": 16_384,
         "pieces": 32_000,
         "steps": 100_000,
     },
     "big": {
         "lr": 0.0005,
-        "warmup": 4000,
         "batch_tokens": 32_768,
         "pieces": 32_000,
         "steps": 300_000,
@@ -215,6 +214,8 @@ class Translation:
         self.source, self.target = tokenizers
         self.language = corpus.target
         self.valid = corpus.parts["valid"]
+        self.decoded = min(settings.valid_sentences, len(self.valid))
+        self.valid_share = 1.0  # of the validation part that is used
         self.store, self.dropped = self._tokenise(corpus)
         lengths = [self.store.lengths(0) + 1, self.store.lengths(1) + 1]
         self.batches = Batches(lengths, settings.batch_tokens, settings.seed)
@@ -265,6 +266,14 @@ class Translation:
             )
         return make_batch(sources, targets, self.source, self.target, self.device)
 
+    def epoch(self) -> float:
+        """Return in how many batches all pairs are read once."""
+        return self.batches.len_epoch()
+
+    def some(self, count: int) -> list[Pair]:
+        """Return so many validation pairs, fewer where a share is to do."""
+        return self.valid[: math.ceil(self.valid_share * count)]
+
     def _most(self) -> int:
         return 2 * self.settings.max_length
 
@@ -281,7 +290,7 @@ class Translation:
     def valid_loss(self, model: Any) -> float:
         """Return the cross-entropy a token on the validation part, without smoothing."""
         total = tokens = 0.0
-        pairs = self.valid
+        pairs = self.some(len(self.valid))
         encoded = [
             tokenizer.encode_batch([getattr(pair, side) for pair in pairs])
             for side, tokenizer in (("source", self.source), ("target", self.target))
@@ -300,7 +309,7 @@ class Translation:
         """Return loss and greedy BLEU on the validation part."""
         scores = {"loss": self.valid_loss(model)}
         scores["better"] = -scores["loss"]
-        some = self.valid[: self.settings.valid_sentences]
+        some = self.some(self.decoded)
         if some:
             sources = [pair.source for pair in some]
             outputs = [r.text for r in self.translator(model).run(sources, beam=1)]

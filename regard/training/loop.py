@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,9 +25,11 @@ from regard.processor import half_precision
 from regard.training import checkpoint as keep
 from regard.training import distributed
 from regard.training.optim import OPTIMISERS, SCHEDULES, build_optimiser
+from regard.training.plan import LEAST_ROWS, Cost, usual_warmup
 from regard.training.progress import Progress
 
 PATIENCE_FOR_NAN = 10
+MEASURED = 0.05  # of the time may be spent on measuring steps
 
 
 def at_least(low: float, help: str = "", high: float | None = None) -> dict[str, Any]:
@@ -40,11 +43,16 @@ class LoopSettings:
     """How to train, whatever is trained."""
 
     steps: int | None = field(default=None, metadata=at_least(1, "updates of the weights"))
-    minutes: float | None = field(default=None, metadata=at_least(0.01, "time to train"))
+    epochs: float | None = field(
+        default=None, metadata={"help": "times to read all data", "above": 0, "max": 1e6}
+    )
+    minutes: float | None = field(default=None, metadata=at_least(0.01, "time for all"))
     seed: int = field(default=1, metadata=at_least(0, "of everything random", 2**62))
     optimiser: str = field(default="adamw", metadata={"help": "adamw or muon"})
     lr: float = field(default=1e-3, metadata=at_least(0, "highest rate of learning", 100))
-    warmup: int = field(default=1000, metadata=at_least(0, "steps until the highest rate"))
+    warmup: int | None = field(
+        default=None, metadata=at_least(0, "steps until the highest rate; else a tenth")
+    )
     schedule: str = field(default="inverse_sqrt", metadata={"help": "fall of the rate"})
     weight_decay: float = field(default=0.01, metadata=at_least(0, "of matrices", 10))
     layer_decay: float = field(
@@ -80,6 +88,10 @@ def check(settings: LoopSettings) -> None:
             "choose bfloat16 or float32"
         )
     choose("dtype", settings.dtype, DTYPES)
+    if settings.steps is not None and settings.epochs is not None:
+        raise Mistake(
+            f"steps={settings.steps} and epochs={settings.epochs:g} both say how long; keep one"
+        )
     try:
         device = torch.empty(1, device=settings.device).device.type
     except (RuntimeError, AssertionError) as error:
@@ -109,6 +121,10 @@ class Task(Protocol):
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Return the scores on the validation part; `better` is the one to raise."""
+        ...
+
+    def epoch(self) -> float:
+        """Return in how many batches everything is read once."""
         ...
 
 
@@ -173,29 +189,59 @@ class Stopper:
             signal.signal(number, handler)
 
 
-def measured_steps(
-    model: nn.Module, task: Task, settings: LoopSettings, seconds: float
-) -> tuple[int, float]:
-    """Time some steps on copies of nothing that matters, and say how many fit into the time.
+def measure(
+    model: nn.Module, task: Task, settings: LoopSettings, folder: Path, seconds: float
+) -> Cost:
+    """Time some steps, a save and a validation, for a run that has so many seconds.
 
     The weights, the optimiser and the random numbers of the run are as if this had not happened.
+    A task with a `valid_share` decodes some of its rows only, from which the rest is told.
     """
     reuse_memory()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     optimiser = build_optimiser(model, name=settings.optimiser, lr=0.0)
     times = []
     started = time.perf_counter()
-    number = 0
-    while number < 5 or distributed.first_says(time.perf_counter() - started < 8 and number < 60):
+    number, patience = 0, min(8.0, MEASURED * seconds)
+    while number < 5 or distributed.first_says(
+        time.perf_counter() - started < patience and number < 60
+    ):
         begun = time.perf_counter()
         one_step(model, task, settings, optimiser, 7919 * number + 13, 0.0)
         times.append(time.perf_counter() - begun)
         number += 1
+    step = sum(times[2:]) / len(times[2:])
     model.load_state_dict(before)
     for parameter in model.parameters():
         parameter.grad = None
-    each = distributed.first_says(sum(times[2:]) / len(times[2:]))
-    return max(1, int(seconds / each)), each
+    save = validation = 0.0
+    decoded = getattr(task, "decoded", 0)
+    if distributed.is_first():
+        begun = time.perf_counter()
+        named: dict[str, Tensor] = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        kept = keep.optimiser_tensors(optimiser, keep.optimiser_names(optimiser, named))
+        with tempfile.TemporaryDirectory(prefix=".", suffix=".tmp", dir=folder) as place:
+            home = Path(place) / "checkpoints"
+            keep.save_checkpoint(home, 0, {"raw": named, "optimiser": kept}, {})
+        save = time.perf_counter() - begun
+        validation = _time_validation(model, task, decoded)
+    step, save, validation = (distributed.first_says(x) for x in (step, save, validation))
+    return Cost(step, save, validation, decoded)
+
+
+def _time_validation(model: nn.Module, task: Any, decoded: int) -> float:
+    """Return in how many seconds the whole validation part would be judged."""
+    begun, share = time.perf_counter(), 1.0
+    if decoded > LEAST_ROWS:
+        task.valid_share = share = LEAST_ROWS / decoded
+    model.eval()
+    try:
+        task.evaluate(model)
+    finally:
+        model.train()
+        if decoded > LEAST_ROWS:
+            task.valid_share = 1.0
+    return (time.perf_counter() - begun) / share
 
 
 def one_step(
@@ -254,6 +300,7 @@ class Fit:
         self.model, self.task, self.settings = model, task, settings
         self.folder, self.steps, self.valid_every = Path(folder), steps, valid_every
         self.publish, self.quiet = publish, quiet
+        self.warmup = usual_warmup(steps) if settings.warmup is None else settings.warmup
         self.optimiser = build_optimiser(
             model,
             name=settings.optimiser,
@@ -376,7 +423,7 @@ class Fit:
             self.model.train()
             while not ended:
                 n = counters["step"]
-                lr = settings.lr * self.schedule(n, self.steps, settings.warmup)
+                lr = settings.lr * self.schedule(n, self.steps, self.warmup)
                 begun = time.perf_counter()
                 loss, norm, tokens, sound = one_step(
                     self.model, self.task, settings, self.optimiser, n, lr
