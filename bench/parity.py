@@ -260,6 +260,82 @@ FORMATS: dict[str, Format] = {
     ),
     "bert": Format("encoder", heads("Bert", *LABELLING, "ForPreTraining"), WIDTHS, ODD_ENCODER),
     "roberta": Format("encoder", heads("Roberta", *LABELLING), WIDTHS, ODD_ENCODER),
+    "xlm-roberta": Format("encoder", heads("XLMRoberta", *LABELLING), WIDTHS, ODD_ENCODER),
+    "camembert": Format("encoder", heads("Camembert", *LABELLING), WIDTHS, ODD_ENCODER),
+    "distilbert": Format(
+        "encoder",
+        heads("DistilBert", *LABELLING),
+        {"dim": 32, "hidden_dim": 44, "n_layers": 2, "n_heads": 4, "max_position_embeddings": 64},
+        {
+            "activation": ACTIVATIONS,
+            "n_heads": [1, 8],
+            "n_layers": [1, 3],
+            "hidden_dim": [8, 96],
+            "sinusoidal_pos_embds": [True],
+            "seq_classif_dropout": [0.0, 0.5],
+            "num_labels": [1, 2, 5],
+            "problem_type": ["multi_label_classification", "regression"],
+            "chunk_size_feed_forward": [3],
+            **LENGTH,
+            **TIED,
+        },
+    ),
+    "electra": Format(
+        "encoder",
+        heads("Electra", *LABELLING),
+        {**WIDTHS, "embedding_size": 16},
+        {
+            **ODD_ENCODER,
+            "embedding_size": [8, 32, 40],
+            "summary_type": ["last"],
+            "summary_activation": ["tanh"],
+        },
+    ),
+    "mpnet": Format(
+        "encoder",
+        heads("MPNet", *LABELLING),
+        WIDTHS,
+        {
+            **{key: value for key, value in ODD_ENCODER.items() if key != "type_vocab_size"},
+            "relative_attention_num_buckets": [32, 40],
+        },
+    ),
+    "modernbert": Format(
+        "encoder",
+        heads("ModernBert", *LABELLING),
+        {**WIDTHS, "num_hidden_layers": 4, "local_attention": 4},
+        {
+            "hidden_activation": ACTIVATIONS,
+            "classifier_activation": ACTIVATIONS,
+            "classifier_pooling": ["mean"],
+            "local_attention": [0, 1, 7, 64],
+            "global_attn_every_n_layers": [1, 2, 4],
+            "layer_types": [
+                [("full_attention", "sliding_attention")[i >> n & 1] for n in range(4)]
+                for i in (15, 6, 3, 11)
+            ],
+            "rope_parameters": [
+                {"full_attention": one, "sliding_attention": other}
+                for one, other in (
+                    (rope("default", rope_theta=300.0), rope("default", rope_theta=20.0)),
+                    (rope("default"), rope("linear", factor=2.0)),
+                )
+            ],
+            "norm_bias": [True],
+            "attention_bias": [True],
+            "mlp_bias": [True],
+            "classifier_bias": [True],
+            "decoder_bias": [False],
+            "norm_eps": [1e-3],
+            "num_attention_heads": [1, 8],
+            "intermediate_size": [8, 96],
+            "num_labels": [1, 2, 5],
+            "sparse_prediction": [True],
+            "problem_type": ["multi_label_classification", "regression"],
+            **LENGTH,
+            **TIED,
+        },
+    ),
     "albert": Format(
         "encoder",
         heads("Albert", *LABELLING, "ForPreTraining"),
@@ -539,7 +615,8 @@ def their_logits(format: Format, model: Any, given: Words) -> Tensor:
     if format.kind == "text":
         out = model(given["ids"], attention_mask=mask, decoder_input_ids=given["target"])
         return out.logits if hasattr(out, "logits") else out.last_hidden_state
-    types = {"token_type_ids": given["types"]} if format.kind == "encoder" else {}
+    typed = format.kind == "encoder" and hasattr(model.config, "type_vocab_size")
+    types = {"token_type_ids": given["types"]} if typed else {}
     out = model(given["ids"], attention_mask=mask, **types)
     if getattr(out, "prediction_logits", None) is not None:
         return out.prediction_logits[given["keep"]]

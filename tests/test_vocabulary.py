@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -290,7 +291,91 @@ def marian() -> dict[str, Any]:
     }
 
 
+FAIRSEQ = {"unk_id": 0, "bos_id": 1, "eos_id": 2}
+MASKED = {"content": "<mask>", "lstrip": True, "__type": "AddedToken", "normalized": False}
+
+
+def begun(family: str, cls: str, as_file: bool) -> dict[str, Any]:
+    """Return the files of XLM-R or CamemBERT, whose pieces come after some of fairseq's."""
+    files = in_pieces(family, cls, FAIRSEQ, "sentencepiece.bpe.model", mask_token=MASKED)
+    if not as_file:
+        return files
+    with TemporaryDirectory() as home:
+        folder = write(Path(home) / "pieces", files)
+        auto(folder).save_pretrained(folder)
+        (folder / "sentencepiece.bpe.model").unlink(missing_ok=True)
+        return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def mpnet(as_file: bool) -> dict[str, Any]:
+    library = Library(models.WordPiece(unk_token="[UNK]"))
+    library.normalizer = normalizers.BertNormalizer(lowercase=True)
+    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    library.decoder = decoders.WordPiece()
+    specials = ["<s>", "<pad>", "</s>", "[UNK]", "<mask>"]
+    learn(library, trainers.WordPieceTrainer(vocab_size=400, special_tokens=specials))
+    library.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+    files = {"tokenizer.json": library.to_str()} if as_file else {"vocab.txt": vocabulary(library)}
+    return {
+        **files,
+        "config.json": {"model_type": "mpnet"},
+        "tokenizer_config.json": classed("MPNetTokenizer", do_lower_case=True),
+    }
+
+
+def modernbert() -> dict[str, Any]:
+    library = byte_level(["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"])
+    library.normalizer = normalizers.NFC()
+    library.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 1), ("[SEP]", 2)],
+    )
+    names = {f"{role}_token": f"[{role.upper()}]" for role in ("unk", "cls", "sep", "pad", "mask")}
+    return {
+        "tokenizer.json": library.to_str(),
+        "config.json": {"model_type": "modernbert"},
+        "tokenizer_config.json": classed("PreTrainedTokenizerFast", **names),
+    }
+
+
+def word_level(split: Any) -> dict[str, Any]:
+    library = Library(models.WordLevel(unk_token="[UNK]"))
+    library.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    library.pre_tokenizer = split
+    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    learn(library, trainers.WordLevelTrainer(vocab_size=150, special_tokens=specials))
+    library.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+    )
+    names = {f"{role}_token": f"[{role.upper()}]" for role in ("unk", "cls", "sep", "pad", "mask")}
+    return {
+        "tokenizer.json": library.to_str(),
+        "config.json": {"model_type": "bert"},
+        "tokenizer_config.json": classed("PreTrainedTokenizerFast", **names),
+    }
+
+
+def bert_like(name: str, as_file: bool) -> dict[str, Any]:
+    files = bert() if as_file else bert_list(True)
+    return {**files, "config.json": {"model_type": name}}
+
+
 KINDS: dict[str, Callable[[], dict[str, Any]]] = {
+    "xlm-roberta": lambda: begun("xlm-roberta", "XLMRobertaTokenizer", True),
+    "xlm-roberta sentencepiece": lambda: begun("xlm-roberta", "XLMRobertaTokenizer", False),
+    "camembert": lambda: begun("camembert", "CamembertTokenizer", True),
+    "camembert sentencepiece": lambda: begun("camembert", "CamembertTokenizer", False),
+    "mpnet": lambda: mpnet(True),
+    "mpnet vocab.txt": lambda: mpnet(False),
+    "modernbert": modernbert,
+    "distilbert": lambda: bert_like("distilbert", True),
+    "distilbert vocab.txt": lambda: bert_like("distilbert", False),
+    "electra vocab.txt": lambda: bert_like("electra", False),
+    "words": lambda: word_level(pre_tokenizers.Whitespace()),
+    "words between spaces": lambda: word_level(pre_tokenizers.WhitespaceSplit()),
     "bert": bert,
     "bert vocab.txt": lambda: bert_list(True),
     "bert vocab.txt, cased": lambda: bert_list(False),
@@ -590,7 +675,9 @@ def sequence(*members: Any) -> dict[str, Any]:
         ("added_tokens", [{"id": 9, "content": "x"}], "the added token 'x' has the id 9"),
         ("added_tokens", [{"id": 10**12, "content": "x"}], "the id 1000000000000"),
         ("added_tokens", [{"id": 0}], "not a token"),
-        ("model", {"type": "WordLevel", "vocab": {"a": 0}}, "a model of type 'WordLevel'"),
+        ("model", {"type": "CharLevel", "vocab": {"a": 0}}, "a model of type 'CharLevel'"),
+        ("model", {"type": "WordLevel", "vocab": {"a": 0}}, "not a tokenizer"),
+        ("model", {"type": "WordLevel", "vocab": {}, "unk_token": "a"}, "no vocabulary"),
         ("model", {"type": "BPE", "vocab": {}, "merges": []}, "no vocabulary of 1 to"),
         ("model", {"type": "BPE", "vocab": {"a": 0, "b": 0}, "merges": []}, "the same id"),
         ("model", {"type": "BPE", "vocab": {"a": 2**40}, "merges": []}, "the id 1099511627776"),

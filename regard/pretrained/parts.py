@@ -352,6 +352,7 @@ MODELS: Table = {
         "continuing_subword_prefix": text,
         "max_input_chars_per_word": count,
     },
+    "WordLevel": {"unk_token": text},
     "Unigram": {"byte_fallback": flag},
 }
 
@@ -377,7 +378,8 @@ def check_model(model: Any) -> dict[str, Any]:
     if unknown is not None and unknown not in vocab:
         if kind == "WordPiece":
             raise Mistake(f"its unk_token {unknown!r:.40} is not in its vocabulary")
-        made["unk_token"] = None  # GPT-2's way: every byte is there, so nothing is unknown
+        if kind == "BPE":
+            made["unk_token"] = None  # GPT-2's way: every byte is there, so nothing is unknown
     if kind == "BPE":
         prefix = made.get("continuing_subword_prefix") or ""
         made["merges"] = check_merges(model.get("merges"), vocab, prefix)

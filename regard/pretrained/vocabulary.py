@@ -38,7 +38,13 @@ FRAMES: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[int, ...]]] = {
     "bert": BERT,
     "albert": BERT,
     "deberta-v2": BERT,
+    "distilbert": BERT,
+    "electra": BERT,
+    "modernbert": BERT,
     "roberta": ROBERTA,
+    "xlm-roberta": ROBERTA,
+    "camembert": ROBERTA,
+    "mpnet": ROBERTA,
     "bart": ROBERTA,
     "t5": ENDED,
     "mt5": ENDED,
@@ -48,7 +54,12 @@ FRAMES: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[int, ...]]] = {
 }
 # after what a decoder begins to write, where config.json does not tell
 BEGINS = {"t5": "pad", "mt5": "pad", "bart": "eos", "marian": "pad"}
-SPM = ("spiece.model", "spm.model", "tokenizer.model")
+SPM = ("spiece.model", "spm.model", "tokenizer.model", "sentencepiece.bpe.model")
+# what stands before the pieces of a SentencePiece model, the first of which are then left out
+BEFORE: dict[str, tuple[tuple[str, ...], int]] = {
+    "xlm-roberta": (("<s>", "<pad>", "</s>", "<unk>"), 3),
+    "camembert": (("<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED"), 1),
+}
 
 
 @dataclass(frozen=True)
@@ -173,6 +184,15 @@ def _read_spm(source: Source, path: Path) -> Pair:
         name = source.name("mask") or "[MASK]"
         if name not in {piece for piece, _, _ in found.pieces}:
             found.pieces.append((name, 0.0, spm.CONTROL))
+    elif source.model_type in BEFORE:
+        first, left = BEFORE[source.model_type]
+        kinds = {"<unk>": spm.UNKNOWN}
+        rest = [*found.pieces[left:], ("<mask>", 0.0, spm.CONTROL)]
+        found.pieces = [(name, 0.0, kinds.get(name, spm.CONTROL)) for name in first] + rest
+        if len(found.of(spm.UNKNOWN)) != 1 or len(dict(p[:2] for p in found.pieces)) != len(
+            found.pieces
+        ):
+            raise Mistake(f"it does not begin as a SentencePiece model of {source.model_type} does")
     before: list[dict[str, Any]] = []
     if source.model_type == "albert":
         for quote in ("``", "''"):
@@ -278,7 +298,7 @@ def _about_of(
         specials["begin"] = start
     elif BEGINS.get(source.model_type) in specials:
         specials["begin"] = specials[BEGINS[source.model_type]]
-    if source.model_type in ("roberta", "bart"):
+    if FRAMES.get(source.model_type) is ROBERTA:
         specials |= {"cls": specials.get("cls", _role(specials, "bos"))}
         specials |= {"sep": specials.get("sep", _role(specials, "eos"))}
     frame = _frame_of(post_processor, pieces)
