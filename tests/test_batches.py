@@ -1,6 +1,10 @@
 """Every example once an epoch, little padding, and the same batch whenever it is asked for."""
 
+import multiprocessing
 import os
+import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -11,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.data.batches import Batches, pad
-from regard.data.store import Store, build_store, store_key
+from regard.data.store import Store, Table, build_store, build_table, store_key
 from regard.data.tokenize import train_tokenizer
 from regard.errors import Mistake
 
@@ -207,6 +211,74 @@ def test_truncated_ids_and_wild_offsets_are_refused(tmp_path):
     np.save(tmp_path / "0.offsets.npy", np.array([0, 10**12, 5]))
     with pytest.raises(Mistake, match="offsets"):
         Store.open(tmp_path)
+
+
+def _build(folder: Path, kind: str) -> None:
+    rows = [([1, 2, 3], [70000]), ([], [4, 5]), ([6], [])]
+    image = np.arange(24, dtype=np.uint8).reshape(4, 2, 3)
+    for _ in range(150):
+        if kind == "table":
+            try:
+                table = Table.open(folder, (4, 2, 3))
+            except Mistake:
+                table = build_table(folder, (4, 2, 3), [image[0], "gone", *image[2:]])
+            assert table.gaps == [1] and np.array_equal(table.rows[2:], image[2:])
+            continue
+        try:
+            store = Store.open(folder)
+        except Mistake:
+            store = build_store(folder, iter(rows))
+        assert [(store[0][i].tolist(), store[1][i].tolist()) for i in range(3)] == rows
+
+
+def _delete(folder: Path) -> None:
+    while True:
+        shutil.rmtree(folder.parent, ignore_errors=True)
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("kind", ["store", "table"])
+def test_processes_share_a_cache_that_is_filled_and_deleted(tmp_path, kind):
+    fork, folder = multiprocessing.get_context("fork"), tmp_path / "stores" / "key"
+    builders = [fork.Process(target=_build, args=(folder, kind)) for _ in range(3)]
+    deleter = fork.Process(target=_delete, args=(folder,), daemon=True)
+    for one in (deleter, *builders):
+        one.start()
+    for one in builders:
+        one.join()
+    deleter.kill()
+    assert [one.exitcode for one in builders] == [0, 0, 0]
+
+
+def test_a_missing_image_is_no_deleted_cache(tmp_path):
+    def rows():
+        yield np.zeros((2, 3), np.uint8)
+        try:
+            (tmp_path / "missing").read_bytes()
+        except OSError as error:
+            raise Mistake("missing: no such file") from error
+
+    with pytest.raises(Mistake, match="missing"):
+        build_table(tmp_path / "t", (2, 2, 3), rows())
+
+
+SMALL = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=1m none "$0" && exec "$@"']
+
+
+@pytest.mark.skipif(
+    not shutil.which("unshare") or subprocess.run([*SMALL, "/mnt", "true"]).returncode != 0,
+    reason="no right to mount a small disk here",
+)
+def test_a_full_disk_is_told_and_ends_no_process(tmp_path):
+    """The room of a table is taken before it is filled."""
+    program = f"""
+import numpy as np
+from regard.data.store import build_table
+build_table({str(tmp_path / "t")!r}, (100, 3, 100, 100), [np.ones((3, 100, 100), np.uint8)] * 100)
+"""
+    words = [*SMALL, str(tmp_path), sys.executable, "-c", program]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 1 and "rows.npy: no space left on device" in done.stderr, done.stderr
 
 
 def test_keys_tell_all_they_depend_on():

@@ -22,7 +22,7 @@ from torch import Tensor
 from regard.data.documents import share_of
 from regard.data.labelled import ExampleFormat, ExampleReader, find_labelled
 from regard.data.lines import missing, opened
-from regard.data.store import NOTE, Table, build_table, store_key
+from regard.data.store import Table, build_table, store_key
 from regard.data.table import Table as Rows
 from regard.data.text import PARTS, PairReader, split_valid
 from regard.errors import Mistake, choose, nearest
@@ -636,9 +636,9 @@ def _decoded(
     else:
         digest = hashlib.sha256("\n".join(item.source for item in shelf.items).encode())
         folder = cache / "stores" / store_key("images", digest.hexdigest(), format.key(), shape)
-        if (folder / NOTE).exists():
+        try:
             table = Table.open(folder, shape)
-        else:
+        except Mistake:  # not there, or not any more
             table = build_table(folder, shape, shelf.decode(format, broken))
     return (table.rows if table.rows.size else None), table
 

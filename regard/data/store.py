@@ -1,7 +1,9 @@
 """Tokenised text and decoded images on disk, read through the memory map, never all at once."""
 
+import errno
 import hashlib
 import json
+import os
 from array import array
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -86,7 +88,11 @@ class Store:
 
 
 def build_store(folder: str | Path, rows: Iterable[Sequence[Sequence[int]]]) -> Store:
-    """Write rows of token ids, one sequence for each column, and open the store they make."""
+    """Write rows of token ids, one sequence for each column, and open the store they make.
+
+    Several processes may do so at once, since what they write is the same, and others may delete
+    the folder meanwhile: then it is used from memory.
+    """
     folder = Path(folder)
     ids: list[array] = []
     offsets: list[array] = []
@@ -101,18 +107,28 @@ def build_store(folder: str | Path, rows: Iterable[Sequence[Sequence[int]]]) -> 
             offsets[column].append(len(ids[column]))
     if not ids:
         raise Mistake(f"{folder}: no examples to store; check the data")
-    try:
-        (folder / NOTE).unlink(missing_ok=True)
-    except OSError as error:
-        raise refuse(error, folder) from error
-    for place, (tokens, bounds) in enumerate(zip(ids, offsets, strict=True)):
+    columns = []
+    for tokens, bounds in zip(ids, offsets, strict=True):
         values = np.frombuffer(tokens, dtype=np.int32)
         small = values.min(initial=0) >= 0 and values.max(initial=0) < 2**16
-        _write(folder / f"{place}.ids.npy", values.astype(np.uint16) if small else values)
-        _write(folder / f"{place}.offsets.npy", np.frombuffer(bounds, dtype=np.int64))
-    note = {"format": FORMAT, "columns": len(ids), "rows": len(offsets[0]) - 1}
-    write_atomically(folder / NOTE, json.dumps(note) + "\n")
-    return Store.open(folder)
+        values = values.astype(np.uint16) if small else values
+        columns.append(Column(values, np.frombuffer(bounds, dtype=np.int64)))
+    try:
+        for place, column in enumerate(columns):
+            _write(folder / f"{place}.ids.npy", column.ids)
+            _write(folder / f"{place}.offsets.npy", column.offsets)
+        note = {"format": FORMAT, "columns": len(ids), "rows": len(offsets[0]) - 1}
+        write_atomically(folder / NOTE, json.dumps(note) + "\n")
+        return Store.open(folder)
+    except Mistake as mistake:
+        if not _deleted(mistake):
+            raise
+        return Store(columns)
+
+
+def _deleted(mistake: Mistake) -> bool:
+    """Tell whether a file could not be written or found since somebody deletes the folder."""
+    return isinstance(mistake.__cause__, FileNotFoundError)
 
 
 def _write(path: Path, values: np.ndarray) -> None:
@@ -174,24 +190,48 @@ def build_table(
 ) -> Table:
     """Write rows of bytes and open the table they make; a text says why a row is left out.
 
-    Several processes may do so at once: what they write is the same.
+    Several processes may do so at once, since what they write is the same, and others may delete
+    the folder meanwhile: then it is used from where it was written.
     """
-    folder = Path(folder)
-    gaps, why = [], ""
-    with replacing(folder / "rows.npy") as temporary:
-        if np.prod(shape):
-            table = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.uint8, shape=shape)
-        else:
-            table = np.zeros(shape, np.uint8)
-            temporary.touch()
-        for number, row in enumerate(rows):
-            if isinstance(row, str):
-                gaps.append(number)
-                why = why or row
-            elif table.size:
-                table[number] = row
-        if isinstance(table, np.memmap):
-            table.flush()
-    note = {"format": FORMAT, "gaps": gaps, "why": why}
-    write_atomically(folder / NOTE, json.dumps(note) + "\n")
-    return Table.open(folder, shape)
+    folder, table = Path(folder), Table(np.zeros(shape[:1] + (0,), np.uint8), [], "")
+    filled = False
+    try:
+        with replacing(folder / "rows.npy") as temporary:
+            table.rows = _room(temporary, shape)
+            for number, row in enumerate(rows):
+                if isinstance(row, str):
+                    table.gaps.append(number)
+                    table.why = table.why or row
+                elif table.rows.size:
+                    table.rows[number] = row
+            if isinstance(table.rows, np.memmap):
+                table.rows.flush()
+            filled = True
+        note = {"format": FORMAT, "gaps": table.gaps, "why": table.why}
+        write_atomically(folder / NOTE, json.dumps(note) + "\n")
+        return Table.open(folder, shape)
+    except Mistake as mistake:
+        if not filled or not _deleted(mistake):
+            raise
+        return Table(np.asarray(table.rows), table.gaps, table.why)
+
+
+def _room(path: Path, shape: tuple[int, ...]) -> np.ndarray:
+    """Return an array in a new file, all of whose room is taken.
+
+    On a full disk, whoever writes to memory that has no room in its file is ended by SIGBUS.
+    """
+    for _ in range(100):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not np.prod(shape):
+                path.touch()
+                return np.zeros(shape, np.uint8)
+            table = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape)
+            if hasattr(os, "posix_fallocate"):
+                with open(path, "r+b") as file:
+                    os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+            return table
+        except FileNotFoundError:  # the folder was deleted in between
+            continue
+    raise FileNotFoundError(errno.ENOENT, "deleted again and again", str(path))

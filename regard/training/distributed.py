@@ -8,6 +8,7 @@ model faster than one with two threads, since they meet once a step and not in e
 
 import json
 import math
+import mmap
 import os
 import platform
 import signal
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -26,6 +28,7 @@ from torch import Tensor, nn
 from regard import native
 
 PATIENCE = 1800  # seconds until the others are given up
+LINE = 64  # bytes that a processor fetches at once
 
 
 def rank() -> int:
@@ -84,11 +87,13 @@ def launch(count: int, words: list[str]) -> dict[str, Any]:
 
     before = {n: signal.signal(n, pass_on) for n in (signal.SIGINT, signal.SIGTERM)}
     said: list[bytes] = []
+    first: subprocess.Popen | None = None  # of those that failed
     reader = threading.Thread(target=lambda: said.append(children[0].stdout.read()))  # type: ignore[union-attr]
     reader.start()
     try:
         while any(child.poll() is None for child in children):
-            if any(child.poll() for child in children):
+            if ended := [child for child in children if child.poll()]:
+                first = first or ended[0]
                 time.sleep(1)  # the one that failed first has said why; let it
                 for child in children:
                     child.kill()
@@ -101,6 +106,9 @@ def launch(count: int, words: list[str]) -> dict[str, Any]:
         if children[0].returncode < 0:
             errors.seek(0)
             sys.stderr.buffer.write(errors.read())
+        if first is not None and first.returncode < 0:
+            name = signal.Signals(-first.returncode).name
+            print(f"regard: a process of this training was ended by {name}", file=sys.stderr)
         raise SystemExit(failed[0] if failed[0] > 0 else 128 - failed[0])
     return json.loads(said[0])
 
@@ -138,22 +146,22 @@ class Board:
     Loopback sockets take as long for the gradients of a small model as its step does.
     """
 
-    def __init__(self, count: int, dtype: torch.dtype):
-        name = torch.tensor([int.from_bytes(os.urandom(7), "little")])
-        dist.broadcast(name, 0)
-        path = f"/dev/shm/regard-{int(name):x}"
-        here = torch.from_file(path, True, (size() + 1) * count, dtype=dtype)
+    def __init__(self, count: int, dtype: torch.dtype, memory: mmap.mmap):
+        """Lay out memory of the length that `needs` tells."""
+        before = LINE * size()
+        here = torch.frombuffer(memory, dtype=dtype, count=(size() + 1) * count, offset=before)
         self.rows, self.sums = here[:-count].view(size(), count), here[-count:]
-        self.lengths = torch.from_file(f"{path}-lengths", True, size(), dtype=torch.float64)
-        # one number for each process, how often it was here, on a line of memory of its own
-        self.seen = torch.from_file(f"{path}-seen", True, 8 * size(), dtype=torch.int64).numpy()
+        # for each process how often it was here, and a length, on a line of memory of its own
+        self.seen = torch.frombuffer(memory, dtype=torch.int64, count=8 * size()).numpy()
+        self.lengths = torch.frombuffer(memory, dtype=torch.float64, count=8 * size())[1::8]
         self.turn = 0
         share = -(-count // size())
         self.mine = slice(rank() * share, min(count, (rank() + 1) * share))
-        dist.barrier()
-        if is_first():
-            for end in ("", "-lengths", "-seen"):
-                os.unlink(path + end)
+
+    @staticmethod
+    def needs(count: int, dtype: torch.dtype) -> int:
+        """Return how many bytes of memory the sums of so many numbers need."""
+        return LINE * size() + (size() + 1) * count * dtype.itemsize
 
     def meet(self) -> None:
         """Go on once all have come here."""
@@ -184,17 +192,46 @@ class Board:
         return self.sums, length
 
 
-_BOARDS: dict[tuple[int, torch.dtype], Board] = {}
+def shared_memory(length: int) -> mmap.mmap | None:
+    """Return memory that all processes share, or nothing if one of them cannot have it.
+
+    It is a file without a name, so no limit of /dev/shm holds for it. The room is taken at once:
+    where there is none, a process that writes there later is ended by SIGBUS.
+    """
+    place, made, memory = torch.tensor([os.getpid(), -1]), -1, None
+    if is_first():
+        with suppress(OSError):
+            made = os.memfd_create("regard")
+            os.posix_fallocate(made, 0, length)
+            place[1] = made
+    dist.broadcast(place, 0)
+    process, number = place.tolist()
+    with suppress(OSError):
+        if number >= 0:
+            handle = os.open(f"/proc/{process}/fd/{number}", os.O_RDWR)
+            try:
+                memory = mmap.mmap(handle, length)
+            finally:
+                os.close(handle)
+    together = torch.tensor([memory is not None], dtype=torch.int64)
+    dist.all_reduce(together, dist.ReduceOp.MIN)  # all have opened it, or nobody uses it
+    if made >= 0:
+        os.close(made)
+    return memory if together.item() else None
+
+
+_BOARDS: dict[tuple[int, torch.dtype], Board | None] = {}
 
 
 def _board(count: int, dtype: torch.dtype) -> Board | None:
     """Return the memory for so many numbers, if all processes are on one machine."""
     local = "REGARD_PARENT" in os.environ or os.environ.get("LOCAL_WORLD_SIZE") == str(size())
     # where reads and writes of different processes keep their order by themselves
-    if not local or platform.machine() != "x86_64" or not os.path.isdir("/dev/shm"):
+    if not local or platform.machine() != "x86_64" or not hasattr(os, "memfd_create"):
         return None
     if (count, dtype) not in _BOARDS:
-        _BOARDS[count, dtype] = Board(count, dtype)
+        memory = shared_memory(Board.needs(count, dtype))
+        _BOARDS[count, dtype] = None if memory is None else Board(count, dtype, memory)
     return _BOARDS[count, dtype]
 
 
