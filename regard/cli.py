@@ -4,7 +4,7 @@ import errno
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from importlib import import_module
 from typing import Any, BinaryIO
@@ -16,6 +16,8 @@ from regard.settings import describe, parse
 CHUNK = 512  # lines read before they are answered, which bounds memory for input of any length
 LETTERS = 1_000_000  # and so many letters, if that is sooner
 FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+LISTS = (".txt", ".jsonl", ".list")  # files that name images, a line each
+TABLES = (".csv", ".tsv", ".parquet", ".arrow", ".feather", ".xlsx")  # more than lines of text
 INPUTS = ("src", "source", "text", "input", "image")  # the field of a JSON line that is read
 
 # a text (or the messages of a conversation), and the JSON line it came in, if it did
@@ -27,9 +29,10 @@ class Call:
     """What the user asked of a verb."""
 
     words: list[str]
-    settings: dict[str, str]
+    settings: dict[str, Any]
     json: bool = False
     quiet: bool = False
+    literal: int = 0  # how many of the last words stood after --
 
     def only(self, *names: str) -> list[str]:
         """Return exactly the plain words that are named, or refuse."""
@@ -66,7 +69,7 @@ class Verb:
 
 
 def run(call: Call) -> None:
-    """Answer texts given as words, or lines of standard input in their order."""
+    """Answer texts given as words, lines of files or of standard input, or images, in order."""
     import regard
 
     name, texts = call.first("MODEL")
@@ -77,24 +80,95 @@ def run(call: Call) -> None:
         hint = " (text that holds a = goes after --)" if "unknown key" in str(mistake) else ""
         raise Mistake(f"{mistake}{hint}") from None
     live = hasattr(model, "say") and sys.stdout.isatty() and not call.json  # token by token
-    if texts:
-        if live:
-            for number, text in enumerate(texts):
-                model.say(text, number, call.settings, sys.stdout)
-            return
-        for line in answers(model, [(text, None) for text in texts], call):
-            print(line)
+    if not texts:
+        if live and sys.stdin.isatty():
+            return model.session(call.settings, sys.stdout)
+        size = 1 if sys.stdin.isatty() else CHUNK
+        print_answers(model, chunks(sys.stdin.buffer, size), call)
         return
-    if live and sys.stdin.isatty():
-        return model.session(call.settings, sys.stdout)
-    number = 0
-    for chunk, mistake in chunks(sys.stdin.buffer, 1 if sys.stdin.isatty() else CHUNK):
-        for line in answers(model, chunk, call, first=number):
-            print(line.replace("\n", " "))  # one line for one line
+    number, literal = 0, len(texts) - call.literal
+    words: list[Input] = []
+    for place, word in enumerate([*texts, None]):
+        kind = "" if word is None or place >= literal else kind_of(word)
+        if word is not None and not kind:
+            words.append((word, None))
+            continue
+        if live:
+            for text, _ in words:
+                model.say(text, number, call.settings, sys.stdout)
+                number += 1
+        else:
+            for line in answers(model, words, call, first=number):
+                print(line)
+            number += len(words)
+        words = []
+        if word is not None:
+            number = run_path(model, word, kind, call, number)
+
+
+def kind_of(word: str) -> str:
+    """Tell whether a word names a file or a folder: file, folder, or nothing of the kind."""
+    try:
+        return "folder" if os.path.isdir(word) else "file" if os.path.exists(word) else ""
+    except (OSError, ValueError):  # longer than any path, or none at all
+        return ""
+
+
+def run_path(model: Any, path: str, kind: str, call: Call, number: int) -> int:
+    """Answer the lines of a file, an image or the images of a folder; return the next number."""
+    from regard.data.image import SUFFIXES
+    from regard.data.text import opened
+
+    as_text = "; to answer the word itself, write it after --"
+    suffix = os.path.splitext(path)[1].lower()
+    if suffix in TABLES:
+        raise Mistake(
+            f"{path} is a table, not lines of text; give its column of texts as lines or as JSON "
+            f"lines{as_text}"
+        )
+    if getattr(model, "reads", "") == "image":
+        if kind == "file" and suffix not in LISTS:
+            for line in answers(model, [(path, None)], call, first=number):
+                print(line)
+            return number + 1
+        if kind == "folder":
+            found = sorted(
+                os.path.join(folder, name)
+                for folder, _, names in os.walk(path)
+                for name in names
+                if os.path.splitext(name)[1].lower() in SUFFIXES and not name.startswith(".")
+            )
+            if not found:
+                ends = ", ".join(sorted(SUFFIXES))
+                raise Mistake(f"{path}: no image in this folder; expected files in {ends}")
+            some = [found[start : start + CHUNK] for start in range(0, len(found), CHUNK)]
+            parts: Any = (([(name, None) for name in part], None) for part in some)
+            return print_answers(model, parts, call, number, named=True)
+    if kind == "folder":
+        raise Mistake(f"{path} is a folder; name files whose lines are to be read{as_text}")
+    if not call.quiet:
+        print(f"{path}: its lines are answered{as_text}", file=sys.stderr, flush=True)
+    with opened(path) as file:
+        return print_answers(model, chunks(file, CHUNK, path), call, number)
+
+
+def print_answers(
+    model: Any,
+    parts: Iterable[tuple[list[Input], Mistake | None]],
+    call: Call,
+    number: int = 0,
+    *,
+    named: bool = False,
+) -> int:
+    """Print one line for one line of each part, the first of this number; return the next."""
+    for chunk, mistake in parts:
+        for line in answers(model, chunk, call, first=number, named=named):
+            print(line.replace("\n", " "))
         sys.stdout.flush()
         number += len(chunk)
         if mistake:
             raise mistake
+    return number
 
 
 def train(call: Call) -> None:
@@ -199,8 +273,8 @@ def recipes(call: Call) -> None:
 VERBS = {
     "run": Verb(
         run,
-        "regard run MODEL [TEXT...] [key=value...]",
-        "answer texts, or lines of standard input: a translator translates them",
+        "regard run MODEL [TEXT|FILE|PHOTO|FOLDER...] [key=value...]",
+        "answer texts, lines of files or of standard input, or photos",
         (
             'regard run en-zh "How are you?"',
             "regard run runs/mine beam=5 scores=true < test.en > test.de",
@@ -409,7 +483,8 @@ def act(words: list[str]) -> int:
     else:
         verb = choose("verb", words[0], VERBS)
         plain, settings = parse(words[1:])
-        return verb.act(Call(plain, settings, "--json" in flags, "--quiet" in flags)) or 0
+        literal = max(0, words.count("--") and len(words) - words.index("--") - 1)
+        return verb.act(Call(plain, settings, "--json" in flags, "--quiet" in flags, literal)) or 0
     return 0
 
 
@@ -421,7 +496,8 @@ def front_page() -> str:
     lines += ["", "Examples:"]
     lines += [f"  {example}" for name in ("run", "train") for example in VERBS[name].examples[:1]]
     lines += ["", "regard VERB --help explains one verb and its settings. Text that looks like a"]
-    lines += ["setting goes after --. Everywhere: --json, --quiet, --version, --help."]
+    lines += ["setting, or like the name of a file, goes after --."]
+    lines += ["Everywhere: --json, --quiet, --version, --help."]
     return "\n".join(lines)
 
 
@@ -467,7 +543,9 @@ def keys(settings: type) -> str:
     return "\n".join(lines)
 
 
-def chunks(file: BinaryIO, size: int) -> Iterator[tuple[list[Input], Mistake | None]]:
+def chunks(
+    file: BinaryIO, size: int, name: str = "standard input"
+) -> Iterator[tuple[list[Input], Mistake | None]]:
     """Read lines, or JSON lines, a chunk at a time; what is wrong comes after the lines before it.
 
     The first line decides which of the two they are.
@@ -478,10 +556,10 @@ def chunks(file: BinaryIO, size: int) -> Iterator[tuple[list[Input], Mistake | N
     records: bool | None = None
     letters = 0
     try:
-        for number, line in read_stream(file, "standard input"):
+        for number, line in read_stream(file, name):
             if records is None:
                 records = is_record(line)
-            chunk.append(read_record(line, number) if records else (line, None))
+            chunk.append(read_record(line, f"{name}:{number}") if records else (line, None))
             letters += len(line)
             if len(chunk) == size or letters >= LETTERS:
                 yield chunk, None
@@ -499,9 +577,8 @@ def is_record(line: str) -> bool:
         return False
 
 
-def read_record(line: str, number: int) -> tuple[Any, dict[str, Any]]:
+def read_record(line: str, where: str) -> tuple[Any, dict[str, Any]]:
     """Take the text out of a JSON line and keep the rest beside it."""
-    where = f"standard input:{number}"
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -516,8 +593,13 @@ def read_record(line: str, number: int) -> tuple[Any, dict[str, Any]]:
     raise Mistake(f"{where}: no text; name it {', '.join(INPUTS[:-1])} or {INPUTS[-1]}")
 
 
-def answers(model: Any, chunk: list[Input], call: Call, *, first: int = 0) -> Iterator[str]:
-    """Answer inputs, of which the first has this number: lines for lines, JSON for JSON."""
+def answers(
+    model: Any, chunk: list[Input], call: Call, *, first: int = 0, named: bool = False
+) -> Iterator[str]:
+    """Answer inputs, of which the first has this number: lines for lines, JSON for JSON.
+
+    Those that are named have the name of the input and a TAB before them.
+    """
     how = model.check(call.settings)
     forced, n_best = getattr(how, "forced", False), getattr(how, "n_best", 1)
     texts = [as_pair(text, record) if forced else text for text, record in chunk]
@@ -526,14 +608,25 @@ def answers(model: Any, chunk: list[Input], call: Call, *, first: int = 0) -> It
         if record is not None or call.json:
             brought = record or {getattr(model, "reads", "src"): text}
             told = result.record(how)
-            # A reference that came along is not lost under the answer of the same name.
-            if not forced and "tgt" in told and "tgt" in brought and "ref" not in brought:
-                told["ref"] = brought["tgt"]
-            yield json.dumps(brought | told, ensure_ascii=False)
+            if forced and isinstance(told["prediction"], str):  # it was given, and only judged
+                del told["prediction"]
+            yield json.dumps(beside(brought, told), ensure_ascii=False)
         elif text or getattr(model, "from_nothing", False):
-            yield from result.lines(how)
+            before = f"{text}\t" if named else ""
+            yield from (before + line for line in result.lines(how))
         else:
             yield from [""] * n_best
+
+
+def beside(brought: dict[str, Any], told: dict[str, Any]) -> dict[str, Any]:
+    """Add the fields of an answer to those of its JSON line, none of which is written over."""
+    whole = dict(brought)
+    for key, value in told.items():
+        if key in brought and brought[key] == value:
+            continue
+        names = (key, f"prediction_{key}", *(f"prediction_{key}_{n}" for n in range(2, 100)))
+        whole[next(name for name in names if name not in whole)] = value
+    return whole
 
 
 def as_pair(text: str, record: dict[str, Any] | None) -> str:

@@ -475,7 +475,7 @@ def test_photos_are_captioned_one_for_one(run: Path, photos: Path, capsys, monke
     assert len(lines) == 6 and all(" ||| -" in line for line in lines)
     assert main(["run", str(run), names[0], "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["image"] == names[0] and told["caption"] == alone[0]
+    assert told["image"] == names[0] and told["prediction"] == alone[0]
     (tmp_path / "broken.png").write_bytes(b"no image")
     assert main(["run", str(run), str(tmp_path / "broken.png"), "n_best=2", "broken=skip"]) == 0
     assert capsys.readouterr().out == "\n\n"

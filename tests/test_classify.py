@@ -226,7 +226,7 @@ def test_lines_and_records_say_the_same(classifier):
     lines = [line.split("\t") for line in answer.lines(how)]
     record = answer.record(how)
     assert [label for label, _ in lines] == list(record["probabilities"])
-    assert lines[0][0] == record["label"] == answer.label == "GREEN"
+    assert lines[0][0] == record["prediction"] == answer.label == "GREEN"
     chances = [float(p) for _, p in lines]
     assert chances == sorted(chances, reverse=True)
     assert chances == pytest.approx(list(record["probabilities"].values()), abs=1e-4)
@@ -249,8 +249,27 @@ def test_the_command_line_answers_line_for_line(trained, tmp_path, capsys):
     assert capsys.readouterr().out == "RED\nBLUE\n"
     assert main(["--json", "run", str(trained), "a red dog"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["label"] == "RED" and 0 < told["probability"] <= 1
+    assert told["prediction"] == "RED" and 0 < told["probability"] <= 1
     assert main(["look", str(trained), "a red dog", f"out={tmp_path / 'seen.html'}"]) == 0
+
+
+def test_gold_labels_are_kept_and_answers_of_an_evaluation_are_written(
+    trained, data, tmp_path, capsys
+):
+    rows = [{"text": "a red dog", "label": "BLUE", "id": 1}, {"text": "the blue cat", "id": 2}]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["run", str(trained), str(tmp_path / "in.jsonl")]) == 0
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row.get("label") for row in told] == ["BLUE", None]
+    assert [row["prediction"] for row in told] == ["RED", "BLUE"]
+    result = regard.evaluate(trained, data=str(data), outputs=tmp_path / "out.txt")
+    lines = (tmp_path / "out.txt").read_text().splitlines()
+    assert len(lines) == result.sentences and set(lines) <= set(result.labels)
+    regard.evaluate(trained, data=str(data), outputs=tmp_path / "out.jsonl")
+    full = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [row["prediction"] for row in full] == lines
+    right = sum(row["prediction"] == row["label"] for row in full)
+    assert 100 * right / len(full) == pytest.approx(result["accuracy"])
 
 
 def test_a_picture_shows_every_layer_and_the_chances(classifier):

@@ -427,8 +427,12 @@ def test_the_search_finds_the_best_of_its_grid():
         assert made.shape == noisy.shape and psnr(made, clean) > psnr(noisy, clean), name
 
 
-def test_models_are_compared_on_the_same_noise(trained, data):
-    found = regard.evaluate(str(trained), data=str(data), sigma=25, against=str(trained))
+def test_models_are_compared_on_the_same_noise(trained, data, tmp_path):
+    outputs = tmp_path / "clean"
+    found = regard.evaluate(
+        str(trained), data=str(data), sigma=25, against=str(trained), outputs=outputs
+    )
+    assert len(list(outputs.glob("*-25.png"))) == found.sentences
     (comparison,) = found.comparison
     assert comparison.ours == comparison.theirs and comparison.p == 1
 

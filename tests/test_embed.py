@@ -236,11 +236,11 @@ def test_lines_and_json_lines(folder, monkeypatch, capsys, tmp_path):
     assert np.abs(read - vectors(model, ["a dog runs .", "", "red"])).max() < 1e-6
     (record,) = map(json.loads, run('{"text": "red", "id": 7}\n'))
     assert record["id"] == 7
-    assert np.abs(np.array(record["embedding"]) - vectors(model, ["red"])[0]).max() < 1e-6
+    assert np.abs(np.array(record["prediction"]) - vectors(model, ["red"])[0]).max() < 1e-6
     pairs = run("red\tred\nred\ta cat\n", "similarity=true")
     assert abs(float(pairs[0]) - 1) < 1e-6 and float(pairs[1]) < 0.999
     (record,) = map(json.loads, run('{"src": "red", "tgt": "a cat"}\n', "similarity=true"))
-    assert abs(record["similarity"] - float(pairs[1])) < 1e-6
+    assert abs(record["prediction"] - float(pairs[1])) < 1e-6
     (tmp_path / "in").write_text("red\tred\nred cat\n")
     with open(tmp_path / "in") as file:
         monkeypatch.setattr("sys.stdin", file)
@@ -353,7 +353,9 @@ def test_evaluate_correlates_cosines_with_scores(folder, tmp_path):
     model = regard.load(folder)
     pairs = [f"{a}\t{b}" for a, b, _ in PAIRS]
     cosines = np.array([answer.similarity for answer in model.run(pairs, similarity=True)])
-    result = regard.evaluate(model, data=str(path))
+    result = regard.evaluate(model, data=str(path), outputs=tmp_path / "out.txt")
+    written = [float(line) for line in (tmp_path / "out.txt").read_text().split()]
+    assert written == pytest.approx(cosines, abs=1e-5)
     by_name = {score.name: score.value for score in result.scores}
     wanted = np.array([score for *_, score in PAIRS])
     assert by_name["Spearman"] == pytest.approx(spearman(cosines, wanted), abs=1e-9)

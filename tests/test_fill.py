@@ -265,7 +265,7 @@ def test_lines_and_json_lines(bert, monkeypatch, capsys, tmp_path):
     assert lines[0] == f"{one.text} ||| {one.probability:.6f}"
     (record,) = map(json.loads, run('{"text": "a [MASK] runs", "id": 3}\n', "n_best=2"))
     assert record["id"] == 3 and record["text"] == "a [MASK] runs"
-    assert record["filled"] == one.text and len(record["n_best"]) == 2
+    assert record["prediction"] == one.text and len(record["n_best"]) == 2
     assert main(["run", str(bert), "a [MASK] runs"]) == 0
     assert capsys.readouterr().out == f"{one.text}\n"
 
@@ -278,6 +278,20 @@ def test_there_is_nothing_to_train():
 # ---- judging and looking
 
 
+def test_accuracy_is_in_percent_and_guesses_are_written(own, bert, tmp_path):
+    how = {"data": str(own), "part": "valid", "batch_tokens": 256}
+    result = regard.evaluate(own / "run", **how, outputs=tmp_path / "out.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    right = sum(row["token"] == row["prediction"] for row in rows)
+    assert 100 * right / len(rows) == pytest.approx(result["accuracy"])
+    assert result["accuracy"] > 1  # which a share could not be
+    metrics = (own / "run" / "metrics.jsonl").read_text().splitlines()
+    told = [json.loads(line) for line in metrics if "accuracy" in line]
+    assert max(row.get("valid/accuracy", row.get("accuracy", 0)) for row in told) > 1
+    regard.evaluate(own / "run", **how, outputs=tmp_path / "out.txt")
+    assert len((tmp_path / "out.txt").read_text().splitlines()) == len(rows)
+
+
 def test_evaluate_is_the_validation_of_the_training(own):
     lines = (own / "run" / "metrics.jsonl").read_text().splitlines()
     scores = [json.loads(line) for line in lines]
@@ -285,7 +299,7 @@ def test_evaluate_is_the_validation_of_the_training(own):
     result = regard.evaluate(own / "run", data=str(own), part="valid", batch_tokens=256)
     found = {score.name: score.value for score in result.scores}
     assert found["loss"] == pytest.approx(valid["valid/loss"], rel=1e-5)
-    assert found["accuracy"] == pytest.approx(100 * valid["valid/accuracy"], rel=1e-5)
+    assert found["accuracy"] == pytest.approx(valid["valid/accuracy"], rel=1e-5)
     assert found["perplexity"] == pytest.approx(math.exp(found["loss"]))
     assert "mask_share:0.15|whole words" in str(result)
     assert (own / "run" / "scores.jsonl").exists()

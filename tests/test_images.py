@@ -440,7 +440,7 @@ def test_files_as_words_as_lines_and_in_json_get_the_same_answers(
     assert lines(run, capsys, monkeypatch, given)[1] == words
     given = "".join(json.dumps({"image": path, "id": n}) + "\n" for n, path in enumerate(some))
     told = [json.loads(row) for row in lines(run, capsys, monkeypatch, given)[1]]
-    assert [row["label"] for row in told] == labels and [row["id"] for row in told] == [
+    assert [row["prediction"] for row in told] == labels and [row["id"] for row in told] == [
         0,
         1,
         2,
@@ -465,7 +465,7 @@ def test_a_broken_file_costs_its_own_line_if_so_wished(
     assert "bad.png: no image" in err
     given = json.dumps({"image": str(bad)}) + "\n"
     _, found, _ = lines(["run", str(trained), "broken=skip"], capsys, monkeypatch, given)
-    assert json.loads(found[0])["label"] is None and "bad.png" in json.loads(found[0])["error"]
+    assert json.loads(found[0])["prediction"] is None and "bad.png" in json.loads(found[0])["error"]
 
 
 @pytest.mark.parametrize("task", sorted(TASKS))

@@ -867,7 +867,7 @@ def test_json_lines_keep_their_fields_and_hold_conversations(home, model, capsys
     assert main(["run", str(home / "characters"), "max_length=9"]) == 0
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["id"] for row in told] == [7, 8]
-    assert all(isinstance(row["completion"], str) for row in told)
+    assert all(isinstance(row["prediction"], str) for row in told)
     assert told[0]["text"] == "The" and told[1]["messages"] == rows[1]["messages"]
 
 

@@ -357,11 +357,11 @@ def test_json_lines_keep_what_they_bring(place, capsys, monkeypatch):
     code, out, err = run_lines(data, capsys, monkeypatch, "n_best=2", "scores=yes")
     assert (code, err) == (0, "")
     answers = [json.loads(line) for line in out.splitlines()]
-    assert (answers[0]["id"], answers[0]["src"], answers[0]["ref"]) == (7, "a dog", "god a")
-    assert answers[0]["tgt"] == answers[0]["n_best"][0]["tgt"]
+    assert (answers[0]["id"], answers[0]["src"], answers[0]["tgt"]) == (7, "a dog", "god a")
+    assert answers[0]["prediction"] == answers[0]["n_best"][0]["prediction"]
     scores = [each["score"] for each in answers[0]["n_best"]]
     assert scores == sorted(scores, reverse=True) and len(scores) == 2
-    assert (answers[1]["tgt"], answers[1]["more"]) == ("", [1, {"a": None}])
+    assert (answers[1]["prediction"], answers[1]["more"]) == ("", [1, {"a": None}])
 
 
 def test_answers_have_as_many_lines_as_were_asked_for(place, capsys, monkeypatch):

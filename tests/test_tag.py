@@ -184,11 +184,27 @@ def test_every_format_says_the_same(tagger):
     assert [float(row[2]) for row in rows] == pytest.approx(record["probabilities"], abs=1e-4)
 
 
+def test_gold_tags_are_kept_and_answers_of_an_evaluation_are_written(
+    trained, data, tmp_path, capsys
+):
+    row = {"text": "a walk", "tags": ["X", "Y"]}
+    (tmp_path / "in.jsonl").write_text(json.dumps(row) + "\n")
+    assert main(["run", str(trained), str(tmp_path / "in.jsonl")]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["tags"] == ["X", "Y"] and told["prediction"] == ["DET", "NOUN"]
+    result = regard.evaluate(str(trained), data=str(data), outputs=tmp_path / "out.jsonl")
+    full = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    pairs = [p for row in full for p in zip(row["tags"], row["prediction"], strict=True)]
+    assert 100 * sum(a == b for a, b in pairs) / len(pairs) == pytest.approx(result["accuracy"])
+    regard.evaluate(str(trained), data=str(data), outputs=tmp_path / "out.txt")
+    assert "/" in (tmp_path / "out.txt").read_text().split()[0]
+
+
 def test_the_command_line_tags_lines(trained, capsys, tmp_path):
     assert main(["run", str(trained), "they walk", "a walk"]) == 0
     assert capsys.readouterr().out == "they/PRON walk/VERB\na/DET walk/NOUN\n"
     assert main(["--json", "run", str(trained), "a walk"]) == 0
-    assert json.loads(capsys.readouterr().out)["tags"] == ["DET", "NOUN"]
+    assert json.loads(capsys.readouterr().out)["prediction"] == ["DET", "NOUN"]
     assert main(["look", str(trained), "a walk", f"out={tmp_path / 'seen.html'}"]) == 0
 
 

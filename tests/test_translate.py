@@ -177,7 +177,7 @@ def test_n_best_are_different_and_best_first(translator):
     lines = list(answer.lines(how))
     assert lines == [f"{each.text} ||| {each.score:.6f}" for each in answers]
     record = answer.record(how)
-    assert [each["tgt"] for each in record["n_best"]] == [each.text for each in answers]
+    assert [each["prediction"] for each in record["n_best"]] == [each.text for each in answers]
     assert json.loads(json.dumps(record)) == record
 
 

@@ -29,7 +29,7 @@ from regard.files import cache_folder
 from regard.interval import paired
 from regard.settings import fill
 from regard.tasks.cider import SIGNATURE, cider
-from regard.tasks.evaluation import Evaluation, made_here
+from regard.tasks.evaluation import Evaluation, made_here, write_outputs
 from regard.tasks.image_classifier import format_of, read_image
 from regard.tasks.image_look import ImageLookSettings, check_kind, photo_of, picture_of
 from regard.tasks.judge import Comparison, Score, bleu_metric, compare
@@ -85,7 +85,7 @@ class CaptionEvalSettings(CaptionRunSettings):
     lowercase: bool = setting(True, "ignore case")
     shuffle: bool = setting(False, "also the loss of captions beside another's image")
     samples: int = setting(1000, "of the bootstrap", min=100, max=100_000)
-    outputs: str | None = setting(None, "a file for the captions")
+    outputs: str | None = setting(None, "a file for the answers; .jsonl tells more")
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,8 @@ class Caption(Answer):
     def record(self, how: CaptionRunSettings) -> dict[str, Any]:
         """Return the fields of a JSON line."""
         if self.error:
-            return {"caption": None, "error": self.error}
-        found: dict[str, Any] = {"caption": self.text, "score": round(self.score, 6)}
+            return {"prediction": None, "error": self.error}
+        found: dict[str, Any] = {"prediction": self.text, "score": round(self.score, 6)}
         if self.others:
             found["n_best"] = [found.copy(), *(other.record(how) for other in self.others)]
         return found
@@ -346,9 +346,11 @@ class Describer(Runner[Caption]):
             theirs = against.captions_of(against._data(how)[0].parts[how.part], how)
             comparison = compare_captions(outputs, theirs, captions, how)
         if how.outputs:
-            from regard.files import write_atomically
-
-            write_atomically(how.outputs, "".join(f"{' '.join(o.split())}\n" for o in outputs))
+            rows = zip(range(len(images)), captions, outputs, strict=True)
+            write_outputs(
+                how.outputs,
+                [{"image": images.where(i), "captions": c, "prediction": o} for i, c, o in rows],
+            )
         made_with = {
             "data": how.data,
             "part": how.part,

@@ -21,7 +21,7 @@ from regard.data.labelled import (
 from regard.decode.search import in_batches
 from regard.errors import Mistake
 from regard.settings import fill
-from regard.tasks.evaluation import made_here
+from regard.tasks.evaluation import made_here, write_outputs
 from regard.tasks.features import split_words
 from regard.tasks.labelling import (
     WAYS,
@@ -79,6 +79,7 @@ class ClassifierEvalSettings(ClassifierSettings):
     skip_bad: bool = setting(False, "leave bad rows out")
     errors: int = setting(10, "errors to show", min=0, max=100_000)
     samples: int = setting(1000, "of the bootstrap", min=100, max=100_000)
+    outputs: str | None = setting(None, "a file for the answers; .jsonl tells more")
 
 
 @dataclass(frozen=True, repr=False)
@@ -131,7 +132,7 @@ class Classified(Answer):
         }
         chances = [round(float(self.chances[i]), 6) for i in self.chosen]
         found = {
-            "label": self.label,
+            "prediction": self.label,
             "probability": chances if self.several else chances[0],
             "probabilities": all_chances,
         }
@@ -280,6 +281,8 @@ class Classifier(Runner[Classified]):
         if any(cut):
             data.notes.append(f"{sum(cut):,} texts were cut at {self._most(how)} pieces")
         wanted, found = self.table(examples, self.labels), self.found(chances, how.threshold)
+        if how.outputs:
+            write_outputs(how.outputs, self._outputs(examples, chances, how.threshold))
         comparison = []
         if against is not None:
             theirs = self._theirs(against, texts, how)
@@ -315,6 +318,17 @@ class Classifier(Runner[Classified]):
             self._errors(examples, wanted, found, chances)[: how.errors],
             data.notes,
         )
+
+    def _outputs(
+        self, examples: Sequence[Example], chances: np.ndarray, threshold: float
+    ) -> list[dict[str, Any]]:
+        """Return what was answered to each text, beside its right labels."""
+        rows = []
+        for example, row in zip(examples, chances, strict=True):
+            answer = Classified(self.labels, row, self.choose(row, threshold), self.several)
+            told = {"prediction": str(answer), "probability": answer.probability}
+            rows.append({"text": example.text, "label": ",".join(example.labels), **told})
+        return rows
 
     def _own(self) -> dict[str, Any]:
         """Return how the labels of the model's own data were read."""

@@ -294,7 +294,11 @@ def remember(out: Path) -> dict[tuple[str, int], dict[str, Any]]:
     if not path.exists():
         return {}
     try:
-        runs = read_json(path)["runs"]
+        told = read_json(path)
+        runs = told["runs"]
+        for run in runs if "accuracy_in" not in told else []:
+            if "perplexity" in run["scores"] and run["scores"].get("accuracy") is not None:
+                run["scores"]["accuracy"] *= 100  # of guessed words it was a share before
         return {(run["name"], run["seed"]): run for run in runs if run["finished"]}
     except (KeyError, TypeError):
         raise Mistake(f"{path}: was not written by compare; choose another out=") from None

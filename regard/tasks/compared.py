@@ -250,6 +250,7 @@ class Compared(Named):
             },
             "counted": self.counted,
             "notes": self.notes(),
+            "accuracy_in": "percent",
             "runs": self.runs,
             "judged": None if self.judged is None else self.judged.to_dict(),
         }

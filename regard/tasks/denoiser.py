@@ -162,6 +162,7 @@ class DenoiseEvalSettings:
     filters: str | None = setting(
         None, "compare with filters made by hand, tuned on the images of this folder"
     )
+    outputs: str | None = setting(None, "a folder for the images without noise")
     tuned_on: int = setting(12, "images of that folder to tune filters on", min=1, max=10_000)
     samples: int = setting(1000, "of the bootstrap", min=100, max=100_000)
     broken: str = setting("refuse", "a file that cannot be read: refuse it or skip it")
@@ -341,8 +342,12 @@ class ImageDenoiser(Runner[Denoised | Unread]):
             pairs = [(p.clean() + sigma * p.noise(how.seed), p.clean()) for p in photos]
             told = None if how.blind else sigma
             started = time.perf_counter()
-            mine = judged([self.clean(noisy, told) for noisy, _ in pairs], pairs)
+            cleaned = [self.clean(noisy, told) for noisy, _ in pairs]
+            mine = judged(cleaned, pairs)
             seconds += time.perf_counter() - started
+            for number, image in enumerate(cleaned if how.outputs else []):
+                name = f"{number + 1}-{Path(photos[number].where).stem}-{level:g}.png"
+                write_image(as_image(image), Path(str(how.outputs)) / name)
             before = judged([noisy for noisy, _ in pairs], pairs)
             made = f"images:{len(photos)}|sigma:{level:g}|seed:{how.seed}|noise not clipped"
             scores += told_of(f"at {level:g}", mine, made + "|blind" * how.blind)

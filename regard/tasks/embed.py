@@ -18,7 +18,7 @@ from regard.decode.search import in_batches
 from regard.errors import Mistake, choose
 from regard.layers.heads import Max, Mean
 from regard.settings import fill
-from regard.tasks.evaluation import Evaluation, made_here, score_both
+from regard.tasks.evaluation import Evaluation, made_here, score_both, write_outputs
 from regard.tasks.judge import Score
 from regard.tasks.labelling import Read, Reader, Row, collate, longest_of, reader_of
 from regard.tasks.run import load_tokenizer, tell
@@ -70,6 +70,7 @@ class EmbedEvalSettings(EmbedSettings):
     columns: str | None = setting(None, "both texts and the score, such as 6,7,5")
     header: bool | None = setting(None, "whether a table begins with one; recognised unless told")
     skip_bad: bool = setting(False, "leave bad rows out")
+    outputs: str | None = setting(None, "a file for the answers; .jsonl tells more")
 
 
 def train(values: Mapping[str, Any], **more: Any) -> Any:
@@ -99,7 +100,7 @@ class Embedded(Answer):
 
     def record(self, how: EmbedSettings) -> dict[str, Any]:
         """Return the fields of a JSON line."""
-        found = {"embedding": [float(f"{number:.8g}") for number in self.vector.tolist()]}
+        found = {"prediction": [float(f"{number:.8g}") for number in self.vector.tolist()]}
         return {**found, "cut": True} if self.cut else found
 
 
@@ -119,7 +120,7 @@ class Similar(Answer):
 
     def record(self, how: EmbedSettings) -> dict[str, Any]:
         """Return the fields of a JSON line."""
-        found = {"similarity": round(self.similarity, 6)}
+        found = {"prediction": round(self.similarity, 6)}
         return {**found, "cut": True} if self.cut else found
 
 
@@ -267,6 +268,15 @@ class Embedder(Runner[Embedded | Similar]):
         scores, seconds = score_both(
             lambda model: model._scores(pairs, how), self, against, names[1]
         )
+        if how.outputs:
+            found, _ = self.compare([pair.texts for pair in pairs], how)
+            write_outputs(
+                how.outputs,
+                [
+                    {"texts": pair.texts, "score": pair.score, "prediction": round(value, 6)}
+                    for pair, value in zip(pairs, found.tolist(), strict=True)
+                ],
+            )
         made_with = {
             "data": how.data,
             "part": how.part,

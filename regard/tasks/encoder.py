@@ -27,7 +27,7 @@ from regard.pretrained.mae import import_rest
 from regard.settings import fill
 from regard.tasks.classifier import Classified
 from regard.tasks.embed import Embedded
-from regard.tasks.evaluation import Evaluation, made_here
+from regard.tasks.evaluation import Evaluation, made_here, write_outputs
 from regard.tasks.image_classifier import (
     ImageClassifier,
     ImageEvalSettings,
@@ -332,6 +332,13 @@ class Encoder(Runner[Embedded | Classified | Unread]):
         texts = meeting_texts(whole, [row for some in rows for row in some], reader.tokenizer.pad)
         near = meeting_images(whole, images, self.format) @ texts.mT
         found = recall(near, [len(some) for some in rows])
+        if how.outputs:
+            flat = [text for some in captions for text in some]
+            best = zip(captions, near.argmax(1).tolist(), strict=True)
+            told = [{"captions": some, "prediction": flat[i]} for some, i in best]
+            write_outputs(
+                how.outputs, [{"image": images.where(n), **row} for n, row in enumerate(told)]
+            )
         seconds = time.perf_counter() - started
         signature = f"recall|images:{len(images)}|texts:{near.shape[1]}"
         scores = [Score(f"{name}", value, signature) for name, value in found.items()]

@@ -14,6 +14,7 @@ import torch
 from regard import __version__
 from regard.data.text import Corpus, load_pairs
 from regard.errors import Mistake
+from regard.files import write_atomically
 from regard.results import Scored
 from regard.settings import fill
 from regard.tasks.judge import Comparison, Score, bleu_metric, tokenise_for
@@ -40,7 +41,9 @@ class EvalSettings(RunSettings):
     tokenise: str | None = field(default=None, metadata={"help": "sacreBLEU's tokenisation"})
     lowercase: bool = field(default=False, metadata={"help": "ignore case"})
     samples: int = field(default=1000, metadata={"min": 100, "max": 100_000})
-    outputs: str | None = field(default=None, metadata={"help": "a file for the translations"})
+    outputs: str | None = field(
+        default=None, metadata={"help": "a file for the answers; .jsonl tells more"}
+    )
     lengths: tuple[int, ...] = field(
         default=BORDERS, metadata={"help": "source words to tell BLEU by", "min": 1, "max": 10_000}
     )
@@ -94,6 +97,15 @@ class Evaluation(Scored):
                 self.lengths.draw(folder / "lengths.png")
         except OSError:
             tell(f"{folder}: could not be written to, so the scores are not kept there")
+
+
+def write_outputs(path: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Write what a model answered: one line for each, or all that is known of it as JSON lines."""
+    if path.lower().endswith(".jsonl"):
+        lines = [json.dumps(row, ensure_ascii=False) for row in rows]
+    else:
+        lines = [" ".join(str(row["prediction"]).split()) for row in rows]
+    write_atomically(path, "".join(f"{line}\n" for line in lines))
 
 
 def read_test(translator: Translator, how: EvalSettings) -> Corpus:
@@ -171,9 +183,11 @@ def evaluate(
         if how.plot:
             lengths.draw(how.plot)
     if how.outputs:
-        from regard.files import write_atomically
-
-        write_atomically(how.outputs, "".join(f"{' '.join(o.split())}\n" for o in outputs))
+        rows = zip(pairs, outputs, strict=True)
+        write_outputs(
+            how.outputs,
+            [{"source": p.source, "target": p.target, "prediction": o} for p, o in rows],
+        )
     made_with = {
         "data": how.data,
         "part": how.part,

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from regard.data.tokenize import SPECIALS
 from regard.decode.search import in_batches
 from regard.errors import Mistake
 from regard.settings import fill
-from regard.tasks.evaluation import Evaluation, made_here, score_both
+from regard.tasks.evaluation import Evaluation, made_here, score_both, write_outputs
 from regard.tasks.judge import Score
 from regard.tasks.labelling import Row, collate, frame_of
 from regard.tasks.language import MaskedSettings, MaskedTokens, mask_of
@@ -58,6 +59,7 @@ class FillEvalSettings:
         default=0.15, metadata={"help": "words to guess", "above": 0, "max": 1}
     )
     tokens: int = field(default=0, metadata=at_least(0, "read in all; 0: as many as there are"))
+    outputs: str | None = setting(None, "a file for the guesses; .jsonl tells more")
     batch_tokens: int = setting(8192, "tokens read at once by all texts", min=1)
     threads: int | None = setting(None, "processor threads", min=1, max=1024)
 
@@ -97,7 +99,7 @@ class Filled(Answer):
         return found
 
     def _told(self) -> dict[str, Any]:
-        told = {"filled": self.text, "words": self.words}
+        told = {"prediction": self.text, "words": self.words}
         return {**told, "probability": round(self.probability, 6)}
 
 
@@ -331,7 +333,10 @@ class Filler(Runner[Filled]):
             how.data, test=how.test, key=how.columns, header=how.header, need=(how.part,)
         )
         scores, seconds = score_both(
-            lambda model: model._scores(texts, how), self, against, names[1]
+            lambda model: model._scores(texts, how, how.outputs if model is self else None),
+            self,
+            against,
+            names[1],
         )
         made_with = {
             "data": how.data,
@@ -347,7 +352,17 @@ class Filler(Runner[Filled]):
             names[0], scores, size, seconds, made_with, names[1] or None, of="characters"
         )
 
-    def _scores(self, texts: Texts, how: FillEvalSettings) -> list[Score]:
+    def _note(self, rows: list[dict[str, Any]], logits: Tensor, writes: Tensor) -> None:
+        """Note what was guessed for hidden tokens."""
+        best = logits.softmax(-1).max(-1)
+        told = zip(writes.tolist(), best.indices.tolist(), best.values.tolist(), strict=True)
+        for right, guess, chance in told:
+            names = [self.pieces[i] if i < len(self.pieces) else "" for i in (right, guess)]
+            rows.append({"token": names[0], "prediction": names[1], "probability": chance})
+
+    def _scores(
+        self, texts: Texts, how: FillEvalSettings, outputs: str | None = None
+    ) -> list[Score]:
         """Return loss, perplexity and share of right guesses, as at a validation in training."""
         context = how.context or self.longest
         if context > self.model.config.max_length:
@@ -364,7 +379,11 @@ class Filler(Runner[Filled]):
             device=str(self.device),
         )
         both = Texts({"train": part, "valid": part}, texts.running)
-        found = MaskedTokens(both, settings, self.tokenizer).evaluate(self.model)
+        rows: list[dict[str, Any]] = []
+        note = partial(self._note, rows) if outputs else None
+        found = MaskedTokens(both, settings, self.tokenizer).evaluate(self.model, note)
+        if outputs:
+            write_outputs(outputs, rows)
         kind = "running" if texts.running else "documents"
         signature = f"mask_share:{how.mask_share}|whole words|context:{context}|{kind}|seed:0"
         signature += f"|rows:{max(1, how.batch_tokens // context)}|"
@@ -372,7 +391,7 @@ class Filler(Runner[Filled]):
         return [
             Score("loss", found["loss"], f"nats a masked token|{signature}", 4),
             Score("perplexity", found["perplexity"], signature, 3),
-            Score("accuracy", 100 * found["accuracy"], f"% of masked tokens|{signature}"),
+            Score("accuracy", found["accuracy"], f"% of masked tokens|{signature}"),
         ]
 
     # Looking

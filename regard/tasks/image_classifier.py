@@ -23,7 +23,7 @@ from regard.errors import Mistake, choose
 from regard.files import cache_folder
 from regard.settings import fill
 from regard.tasks.classifier import Classified
-from regard.tasks.evaluation import Evaluation, made_here
+from regard.tasks.evaluation import Evaluation, made_here, write_outputs
 from regard.tasks.image_look import ImageLookSettings, check_kind, picture_of
 from regard.tasks.judge import Score
 from regard.tasks.labelling import labels_of
@@ -72,6 +72,7 @@ class ImageEvalSettings(ImageRunSettings):
     tile: int = setting(32, "pixels of an image in a mosaic", min=1, max=4096)
     errors: int = setting(10, "errors to show", min=0, max=100_000)
     samples: int = setting(1000, "of the bootstrap", min=100, max=100_000)
+    outputs: str | None = setting(None, "a file for the answers; .jsonl tells more")
     probe: str | None = setting(
         None, "linear or knn: judge labels learnt of its vectors, by share="
     )
@@ -92,7 +93,7 @@ class Unread(Answer):
 
     def record(self, how: ImageRunSettings) -> dict[str, Any]:
         """Return the fields of a JSON line."""
-        return {"label": None, "error": self.why}
+        return {"prediction": None, "error": self.why}
 
 
 def format_of(folder: Path, model: Any, config: dict[str, Any]) -> ImageFormat:
@@ -247,6 +248,19 @@ class ImageClassifier(Runner[Classified | Unread]):
         seconds = time.perf_counter() - started
         numbers, number = images.labels.numpy(), len(self.labels)
         wanted, found = ones(numbers, number), ones(chances.argmax(1), number)
+        if how.outputs:
+            write_outputs(
+                how.outputs,
+                [
+                    {
+                        "image": images.where(i),
+                        "label": self.labels[numbers[i]],
+                        "prediction": self.labels[best],
+                        "probability": float(chances[i, best]),
+                    }
+                    for i, best in enumerate(chances.argmax(1).tolist())
+                ],
+            )
         comparison = []
         if against is not None:
             theirs = ones(self._theirs(against, how), number)

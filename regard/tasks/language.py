@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -356,8 +356,13 @@ class MaskedTokens(_Language):
         return model.head(hidden.flatten(0, 1)[batch.places])
 
     @torch.inference_mode()
-    def evaluate(self, model: Any) -> dict[str, float]:
-        """Return loss and share of right guesses on the validation part, always hidden alike."""
+    def evaluate(
+        self, model: Any, guessed: Callable[[Tensor, Tensor], None] | None = None
+    ) -> dict[str, float]:
+        """Return loss and percent of right guesses on the validation part, always hidden alike.
+
+        `guessed` is told the logits of each batch and what is right.
+        """
         windows = self._windows("valid", 0)
         each = windows.rows * len(windows.span)
         count = max(1, len(self.column("valid").ids) // each)
@@ -367,13 +372,15 @@ class MaskedTokens(_Language):
             logits = self.logits(model, batch).float()
             total += float(F.cross_entropy(logits, batch.writes, reduction="sum"))
             right += float((logits.argmax(1) == batch.writes).sum())
+            if guessed is not None:
+                guessed(logits, batch.writes)
             tokens += batch.tokens
         loss = total / tokens
         perplexity = math.exp(min(loss, 700.0))
         return {
             "loss": loss,
             "perplexity": perplexity,
-            "accuracy": right / tokens,
+            "accuracy": 100 * right / tokens,
             "better": -loss,
         }
 

@@ -22,7 +22,7 @@ from regard.data.labelled import (
 from regard.decode.search import in_batches
 from regard.errors import Mistake, choose
 from regard.settings import fill
-from regard.tasks.evaluation import made_here
+from regard.tasks.evaluation import made_here, write_outputs
 from regard.tasks.features import split_words
 from regard.tasks.labelling import (
     Read,
@@ -78,6 +78,7 @@ class TaggerEvalSettings(TaggerSettings):
     skip_bad: bool = setting(False, "leave bad sentences out")
     errors: int = setting(10, "errors to show", min=0, max=100_000)
     samples: int = setting(1000, "of the bootstrap", min=100, max=100_000)
+    outputs: str | None = setting(None, "a file for the answers; .jsonl tells more")
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class Tagged(Answer):
 
     def record(self, how: TaggerSettings) -> dict[str, Any]:
         """Return the fields of a JSON line."""
-        found: dict[str, Any] = {"words": list(self.words), "tags": list(self.tags)}
+        found: dict[str, Any] = {"prediction": list(self.tags), "words": list(self.words)}
         if how.scores:
             found["probabilities"] = [round(chance, 6) for chance in self.chances]
         return found
@@ -118,7 +119,10 @@ def _slash(tagged: Tagged, how: TaggerSettings) -> Iterator[str]:
 
 
 def _jsonl(tagged: Tagged, how: TaggerSettings) -> Iterator[str]:
-    yield json.dumps(tagged.record(how), ensure_ascii=False)
+    found = tagged.record(how)
+    yield json.dumps(
+        {"words": found.pop("words"), "tags": found.pop("prediction"), **found}, ensure_ascii=False
+    )
 
 
 FORMATS: dict[str, Callable[[Tagged, TaggerSettings], Iterator[str]]] = {
@@ -359,6 +363,15 @@ class Tagger(Runner[Tagged]):
         right, best, size = self.numbers(sentences), chances.argmax(1), len(self.labels)
         wanted, found = ones(right, size), ones(best, size)
         of = np.repeat(np.arange(len(words)), [len(some) for some in words])
+        if how.outputs:
+            tags = iter(self.labels[i] for i in best.tolist())
+            rows = []
+            for one in sentences:
+                given = [next(tags) for _ in one.words]
+                told = " ".join(f"{w}/{t}" for w, t in zip(one.words, given, strict=True))
+                row = {"words": list(one.words), "tags": list(one.tags), "prediction": given}
+                rows.append(row if how.outputs.endswith(".jsonl") else {"prediction": told})
+            write_outputs(how.outputs, rows)
         comparison = []
         if against is not None:
             if set(against.labels) != set(self.labels):

@@ -131,7 +131,7 @@ class Translated(Answer):
 
     def record(self, settings: "RunSettings") -> dict[str, Any]:
         """Return the fields of a JSON line."""
-        found: dict[str, Any] = {"tgt": self.text, "score": round(self.score, 6)}
+        found: dict[str, Any] = {"prediction": self.text, "score": round(self.score, 6)}
         if self.alignment is not None:
             found["alignment"] = self.alignment.record()
         if self.others:

@@ -23,7 +23,7 @@ from regard.pretrained.talk import check_chat
 from regard.settings import fill
 from regard.tasks import chat
 from regard.tasks.chat_template import encode_own
-from regard.tasks.evaluation import Evaluation, made_here, score_both
+from regard.tasks.evaluation import Evaluation, made_here, score_both, write_outputs
 from regard.tasks.judge import Score
 from regard.tasks.language import stretch_loss
 from regard.tasks.run import load_tokenizer
@@ -85,6 +85,7 @@ class JudgeSettings:
     columns: str | None = setting(None, "the text's column in a table")
     header: bool | None = setting(None, "whether a table begins with one; recognised unless told")
     context: int | None = setting(None, "tokens read at once", min=2, max=10_000_000)
+    outputs: str | None = setting(None, "a file for the loss of each text; .jsonl tells more")
     batch_tokens: int = setting(8192, "tokens read at once by all texts", min=1)
     threads: int | None = setting(None, "processor threads", min=1, max=1024)
 
@@ -112,7 +113,7 @@ class Written(Answer):
 
     def record(self, settings: WriteSettings) -> dict[str, Any]:
         """Return the fields of a JSON line."""
-        found: dict[str, Any] = {"completion": self.completion, "score": round(self.score, 6)}
+        found: dict[str, Any] = {"prediction": self.completion, "score": round(self.score, 6)}
         if self.others:
             found["n_best"] = [found.copy(), *(other.record(settings) for other in self.others)]
         return found
@@ -475,6 +476,8 @@ class LanguageModel(Runner[Written]):
         scores, seconds = score_both(
             lambda model: model._scores(texts, how), self, against, names[1]
         )
+        if how.outputs:
+            write_outputs(how.outputs, self._losses(texts, how))
         size = sum(map(len, texts.parts[how.part]))
         made_with = {
             "data": how.data,
@@ -488,6 +491,31 @@ class LanguageModel(Runner[Written]):
             names[0], scores, size, seconds, made_with, names[1] or None, of="characters"
         )
 
+    def _rows(self, texts: Texts, how: JudgeSettings) -> tuple[list[list[int]], bool]:
+        """Return the ids of all texts, and whether they are one running text."""
+        parts = texts.parts[how.part]
+        if texts.running or bool(self.config.get("running")):
+            split = (part for text in parts for part in encode_running(self.tokenizer, text))
+            return [[i for part in split for i in part]], True
+        encoded = self.tokenizer.encode_batch(parts)
+        return [[self.tokenizer.bos, *ids, self.tokenizer.eos] for ids in encoded], False
+
+    def _losses(self, texts: Texts, how: JudgeSettings) -> list[dict[str, Any]]:
+        """Return the loss of each text, or of each stretch that is read of a running one."""
+        context = how.context or self.window
+        rows, running = self._rows(texts, how)
+        if running:
+            spans = stretches(np.array([0, len(rows[0])]), context).tolist()
+            rows = [rows[0][start:end] for start, end in spans]
+        told = []
+        for row in rows:
+            ids = np.asarray(row, dtype=np.int64)
+            total, count = self.loss(ids, np.array([0, len(ids)]), context, how.batch_tokens)
+            loss = total / count if count else None
+            text = self.tokenizer.decode(row)
+            told.append({"text": text, "tokens": count, "loss": loss, "prediction": loss})
+        return told
+
     def _scores(self, texts: Texts, how: JudgeSettings) -> list[Score]:
         """Return loss a token, perplexity and bits a byte."""
         context = how.context or self.window
@@ -497,13 +525,7 @@ class LanguageModel(Runner[Written]):
                 "that the model has learnt"
             )
         parts = texts.parts[how.part]
-        running = texts.running or bool(self.config.get("running"))
-        encode = self.tokenizer.encode_batch
-        rows = (
-            [[i for text in parts for part in encode_running(self.tokenizer, text) for i in part]]
-            if running
-            else [[self.tokenizer.bos, *ids, self.tokenizer.eos] for ids in encode(parts)]
-        )
+        rows, running = self._rows(texts, how)
         offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
         ids = np.concatenate([np.asarray(row, dtype=np.int64) for row in rows])
         total, count = self.loss(ids, offsets, context, how.batch_tokens)
