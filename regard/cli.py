@@ -17,7 +17,7 @@ CHUNK = 512  # lines read before they are answered, which bounds memory for inpu
 LETTERS = 1_000_000  # and so many letters, if that is sooner
 FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 LISTS = (".txt", ".jsonl", ".list")  # files that name images, a line each
-TABLES = (".csv", ".tsv", ".parquet", ".arrow", ".feather", ".xlsx")  # more than lines of text
+TABLES = (".csv", ".tsv", ".parquet", ".arrow", ".feather")  # rows of named columns
 INPUTS = ("src", "source", "text", "input", "image")  # the field of a JSON line that is read
 
 # a text (or the messages of a conversation), and the JSON line it came in, if it did
@@ -117,15 +117,10 @@ def kind_of(word: str) -> str:
 def run_path(model: Any, path: str, kind: str, call: Call, number: int) -> int:
     """Answer the lines of a file, an image or the images of a folder; return the next number."""
     from regard.data.image import SUFFIXES
-    from regard.data.text import opened
+    from regard.data.lines import opened
 
     as_text = "; to answer the word itself, write it after --"
     suffix = os.path.splitext(path)[1].lower()
-    if suffix in TABLES:
-        raise Mistake(
-            f"{path} is a table, not lines of text; give its column of texts as lines or as JSON "
-            f"lines{as_text}"
-        )
     if getattr(model, "reads", "") == "image":
         if kind == "file" and suffix not in LISTS:
             for line in answers(model, [(path, None)], call, first=number):
@@ -147,7 +142,10 @@ def run_path(model: Any, path: str, kind: str, call: Call, number: int) -> int:
     if kind == "folder":
         raise Mistake(f"{path} is a folder; name files whose lines are to be read{as_text}")
     if not call.quiet:
-        print(f"{path}: its lines are answered{as_text}", file=sys.stderr, flush=True)
+        what = "rows" if suffix in TABLES else "lines"
+        print(f"{path}: its {what} are answered{as_text}", file=sys.stderr, flush=True)
+    if suffix in TABLES:
+        return print_answers(model, table_chunks(path, CHUNK), call, number)
     with opened(path) as file:
         return print_answers(model, chunks(file, CHUNK, path), call, number)
 
@@ -569,6 +567,36 @@ def chunks(
         yield chunk, mistake
 
 
+def table_chunks(path: str, size: int) -> Iterator[tuple[list[Input], Mistake | None]]:
+    """Read the rows of a table a chunk at a time; what is wrong comes after those before it."""
+    from regard.data.table import Table
+
+    chunk: list[Input] = []
+    header: list[str] | None = None
+    try:
+        for row in Table(path):
+            if row.fault is not None:
+                raise Mistake(row.fault.message)
+            if row.value is None:
+                continue
+            if isinstance(row.value, list) and header is None:
+                header = [cell.strip() for cell in row.value]
+                if not set(header) & set(INPUTS):
+                    raise Mistake(
+                        f"{path}: no column of its first row is named {' or '.join(INPUTS)}; name "
+                        "the one to read, or give its texts as lines"
+                    )
+                continue
+            cells: Any = row.value if header is None else zip(header, row.value, strict=False)
+            chunk.append(text_of(dict(cells), f"{path}:{row.number}"))
+            if len(chunk) == size:
+                yield chunk, None
+                chunk = []
+        yield chunk, None
+    except Mistake as mistake:
+        yield chunk, mistake
+
+
 def is_record(line: str) -> bool:
     """Tell whether a line is a JSON object."""
     try:
@@ -585,6 +613,11 @@ def read_record(line: str, where: str) -> tuple[Any, dict[str, Any]]:
         raise Mistake(f"{where}: not JSON, as the first line is ({error})") from None
     if not isinstance(record, dict):
         raise Mistake(f"{where}: {line[:40]!r} is no JSON object, as the first line is")
+    return text_of(record, where)
+
+
+def text_of(record: dict[str, Any], where: str) -> tuple[Any, dict[str, Any]]:
+    """Return the text of a record beside all of it."""
     for field in INPUTS:
         if isinstance(record.get(field), str):
             return record[field], record
@@ -610,7 +643,7 @@ def answers(
             told = result.record(how)
             if forced and isinstance(told["prediction"], str):  # it was given, and only judged
                 del told["prediction"]
-            yield json.dumps(beside(brought, told), ensure_ascii=False)
+            yield json.dumps(beside(brought, told), ensure_ascii=False, default=str)
         elif text or getattr(model, "from_nothing", False):
             before = f"{text}\t" if named else ""
             yield from (before + line for line in result.lines(how))

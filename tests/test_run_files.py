@@ -48,11 +48,16 @@ def test_the_name_of_a_file_can_be_answered_as_text(tmp_path, capsys, monkeypatc
     assert said(capsys) == [str(regard.load("en-zh").run("Yes"))]
 
 
-@pytest.mark.parametrize("name", ["table.csv", "table.tsv", "rows.parquet"])
-def test_a_table_is_refused_with_the_remedy(tmp_path, capsys, name):
-    (tmp_path / name).write_text("a,b\n")
-    assert main(["run", "en-zh", str(tmp_path / name)]) == 2
-    assert "is a table" in capsys.readouterr().err
+def test_a_table_is_answered_row_by_row_beside_its_columns(tmp_path, capsys):
+    (tmp_path / "in.csv").write_text('id;text\n7;"Yes."\n8;Thank you.\n')
+    assert main(["run", "en-zh", str(tmp_path / "in.csv")]) == 0
+    told = [json.loads(line) for line in said(capsys)]
+    assert [row["id"] for row in told] == ["7", "8"]
+    answers = regard.load("en-zh").run(["Yes.", "Thank you."])
+    assert [row["prediction"] for row in told] == [str(answer) for answer in answers]
+    (tmp_path / "in.tsv").write_text("Yes.\tJa.\n")
+    assert main(["run", "en-zh", str(tmp_path / "in.tsv")]) == 2
+    assert "no column of its first row is named src or" in capsys.readouterr().err
 
 
 def test_a_folder_of_texts_is_refused_with_the_remedy(tmp_path, capsys):
