@@ -191,6 +191,36 @@ ODD_SWIN: dict[str, list] = {
 }
 
 
+NEAR, FAR = "sliding_attention", "full_attention"
+ODD_QWEN: dict[str, list] = {
+    **ODD_ROTARY,
+    "windows": [
+        {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1},
+        {"use_sliding_window": True, "sliding_window": 1, "max_window_layers": 0},
+        {"use_sliding_window": True, "sliding_window": 4, "layer_types": [NEAR, FAR]},
+        {"use_sliding_window": True, "sliding_window": None},
+        {"use_sliding_window": False, "sliding_window": 2, "max_window_layers": 0},
+        {"layer_types": [FAR, FAR]},
+    ],
+    "num_hidden_layers": [2],
+}
+GEMMA = {**WIDTHS, "head_dim": 12, "num_key_value_heads": 2}
+ODD_GEMMA: dict[str, list] = {
+    **ODD_ROTARY,
+    "attention_bias": [True],
+    "use_bidirectional_attention": [True, False],
+}
+ODD_GEMMA2: dict[str, list] = {
+    **{key: values for key, values in ODD_GEMMA.items() if key != "hidden_act"},
+    "hidden_activation": ACTIVATIONS,
+    "query_pre_attn_scalar": [7, 12, 100],
+    "final_logit_softcapping": [None, 4.0, 30.0],
+    "windows": [{"sliding_window": 3}, {"sliding_window": 4, "layer_types": [FAR, NEAR]}]
+    + [{"layer_types": [FAR, FAR]}, {"sliding_window": 1, "layer_types": [NEAR, NEAR]}],
+    "num_hidden_layers": [2],
+}
+
+
 def heads(name: str, *ends: str) -> tuple[str, ...]:
     """Name the classes of a family."""
     return tuple(name + end for end in ends)
@@ -242,6 +272,54 @@ FORMATS: dict[str, Format] = {
         ("MistralForCausalLM",),
         {**WIDTHS, "num_key_value_heads": 2},
         {**ODD_ROTARY, "sliding_window": [None, 1, 3, 8]},
+    ),
+    "qwen2": Format(
+        "language", ("Qwen2ForCausalLM",), {**WIDTHS, "num_key_value_heads": 2}, ODD_QWEN
+    ),
+    "qwen3": Format(
+        "language",
+        ("Qwen3ForCausalLM",),
+        {**WIDTHS, "num_key_value_heads": 2, "head_dim": 12},
+        {**ODD_QWEN, "attention_bias": [True]},
+    ),
+    "gpt_neox": Format(
+        "language",
+        ("GPTNeoXForCausalLM",),
+        WIDTHS,
+        {
+            "hidden_act": ACTIVATIONS,
+            "shape": [{"hidden_size": 36, "num_attention_heads": 6}, {"num_attention_heads": 1}],
+            "num_hidden_layers": [1, 3],
+            "use_parallel_residual": [True, False],
+            "attention_bias": [False],
+            "rotary_pct": [0.0, 0.5, 0.75, 1.0],
+            "rotary_emb_base": [300],
+            "rope_parameters": ROPES,
+            "layer_norm_eps": [1e-6, 1e-2],
+            **LENGTH,
+            **TIED,
+        },
+    ),
+    "gemma": Format("language", ("GemmaForCausalLM",), GEMMA, ODD_GEMMA),
+    "gemma2": Format(
+        "language",
+        ("Gemma2ForCausalLM",),
+        GEMMA,
+        {**ODD_GEMMA2, "attn_logit_softcapping": [None, 2.0, 50.0]},
+    ),
+    "gemma3_text": Format(
+        "language",
+        ("Gemma3ForCausalLM",),
+        {**GEMMA, "sliding_window": 4, "query_pre_attn_scalar": 12},
+        {
+            **ODD_GEMMA2,
+            "sliding_window_pattern": [1, 2],
+            "rope_parameters": [
+                {FAR: {**one, "rope_theta": 5e4}, NEAR: rope("default", rope_theta=300.0)}
+                for one in ROPES
+            ]
+            + [{FAR: rope("default"), NEAR: rope("linear", factor=2.0)}],
+        },
     ),
     "bloom": Format(
         "language",
@@ -398,6 +476,25 @@ FORMATS: dict[str, Format] = {
             "scale_decoder_outputs": [False, True],
         },
         change=own_head,
+        scale=1.0,
+    ),
+    "mt5": Format(
+        "text",
+        ("MT5ForConditionalGeneration",),
+        {"d_model": 24, "d_kv": 10, "d_ff": 40, "num_layers": 2, "num_heads": 3}
+        | {"decoder_start_token_id": 1},
+        {
+            "feed_forward_proj": ["relu", "gelu", "gelu_new", "gated-silu", "gated-relu", "tanh"],
+            "num_decoder_layers": [1, 3],
+            "num_layers": [1, 3],
+            "num_heads": [1, 4],
+            "d_kv": [4, 16],
+            "d_ff": [8, 96],
+            "layer_norm_epsilon": [1e-5, 1e-2],
+            "relative_attention_num_buckets": [8],
+            "relative_attention_max_distance": [20],
+            "decoder_start_token_id": [0, 2],
+        },
         scale=1.0,
     ),
     "bart": Format("text", ("BartForConditionalGeneration", "BartModel"), SIDES, ODD_SIDES),
