@@ -515,6 +515,19 @@ FORMATS: dict[str, Format] = {
         VIT,
         ODD_VIT,
     ),
+    "dinov2": Format(
+        "images",
+        heads("Dinov2", "ForImageClassification", "Model"),
+        {key: value for key, value in VIT.items() if key != "intermediate_size"} | {"mlp_ratio": 2},
+        {
+            **{key: values for key, values in ODD_VIT.items() if key != "intermediate_size"},
+            "mlp_ratio": [1, 3],
+            "use_swiglu_ffn": [True],
+            "qkv_bias": [False],
+            "layerscale_value": [1e-5],
+            "use_mask_token": [False],
+        },
+    ),
     "vit_mae": Format("images", ("ViTMAEModel",), {**VIT, "mask_ratio": 0.0}, ODD_VIT),
     "resnet": Format(
         "images",

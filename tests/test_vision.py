@@ -60,6 +60,7 @@ FAMILIES = {
         "sinusoidal, mean": replace(VIT, tokens=0, pool="mean", position="sinusoidal"),
         "nowhere": replace(VIT, pool="mean", position="none", drop_path=0.5),
         "no head": replace(VIT, labels=0, block=replace(BLOCK, order="post")),
+        "dinov2": replace(VIT, pool="first_mean", block=replace(BLOCK, order="scaled")),
         "grouped": replace(VIT, block=replace(BLOCK, kv_heads=1, norm="rms", bias=False)),
     },
     "resnet": {

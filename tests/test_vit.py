@@ -20,6 +20,7 @@ from regard.attention.positions import Rotary, Sinusoidal
 from regard.attention.watch import watch
 from regard.costs.model import build
 from regard.costs.report import attending, forward, learned, looked
+from regard.data.image import ImageFormat
 from regard.errors import Mistake
 from regard.layers.block import BlockConfig, EncoderBlock
 from regard.layers.depth import drop_path, rising
@@ -29,6 +30,7 @@ from regard.models.vit import ROWS, SIZES, Grid, Pair, ViT, ViTConfig, sized
 from regard.pretrained.folder import export_weights, import_folder
 from regard.pretrained.load import find_format, fitting, unlike
 from regard.pretrained.vision import KEYS, read_prepared, write_prepared
+from regard.settings import fill
 from regard.tasks.images import resolve
 
 SIZE = {
@@ -48,6 +50,7 @@ DECODER = {
     "decoder_intermediate_size": 16,
     "mask_ratio": 0.0,
 }
+DINO = {"intermediate_size": None, "mlp_ratio": 2, "use_mask_token": True}
 # their class -> its config's model_type, and what that has beside the sizes
 KINDS: dict[str, tuple[str, dict]] = {
     "ViTForImageClassification": ("vit", {}),
@@ -55,6 +58,12 @@ KINDS: dict[str, tuple[str, dict]] = {
     "DeiTForImageClassification": ("deit", {"patch_size": 4, "image_size": [24, 24]}),
     "DeiTForImageClassificationWithTeacher": ("deit", {"num_attention_heads": 1}),
     "DeiTModel": ("deit", {"patch_size": 12}),
+    "Dinov2ForImageClassification": ("dinov2", DINO),
+    "Dinov2ForImageClassification, gated": (
+        "dinov2",
+        {**DINO, "use_swiglu_ffn": True, "qkv_bias": False, "image_size": 29},
+    ),
+    "Dinov2Model": ("dinov2", {**DINO, "mlp_ratio": 3, "hidden_act": "relu", "num_channels": 1}),
     "ViTMAEModel": ("vit_mae", DECODER),
     "ViTMAEForPreTraining": ("vit_mae", DECODER),
 }
@@ -65,7 +74,7 @@ def foreign(name: str, **more) -> transformers.PreTrainedModel:
     model_type, changes = KINDS[name]
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(model_type, **{**SIZE, **changes, **more})
-    model = getattr(transformers, name)(config)
+    model = getattr(transformers, name.partition(",")[0])(config)
     for parameter in model.parameters():
         parameter.data += 0.4 * torch.randn(parameter.shape)
     return model.eval()
@@ -88,7 +97,9 @@ def said(theirs: transformers.PreTrainedModel, some: Tensor) -> Tensor:
     with torch.no_grad():
         if isinstance(theirs, transformers.ViTMAEForPreTraining):
             return theirs.vit(some, **more).last_hidden_state
-        out = theirs(some, interpolate_pos_encoding=True, **more)
+        if theirs.config.model_type != "dinov2":  # which does so unasked
+            more["interpolate_pos_encoding"] = True
+        out = theirs(some, **more)
     return out.logits if hasattr(out, "logits") else out.last_hidden_state
 
 
@@ -130,7 +141,12 @@ def test_outputs_equal_transformers_and_folders_go_both_ways(name: str, tmp_path
 
 @pytest.mark.parametrize("size", [(32, 32), (16, 40), (29, 24), (8, 8)])
 @pytest.mark.parametrize(
-    "name", ["ViTForImageClassification", "DeiTForImageClassificationWithTeacher"]
+    "name",
+    [
+        "ViTForImageClassification",
+        "DeiTForImageClassificationWithTeacher",
+        "Dinov2ForImageClassification, gated",
+    ],
 )
 def test_images_of_other_sizes_equal_transformers(name: str, size: tuple[int, int], tmp_path: Path):
     theirs = foreign(name)
@@ -339,7 +355,15 @@ PREPARED = {
         ({"size": {"shortest_edge": 20}}, {"size": 20, "fit": "crop"}),
         (
             {"do_center_crop": True, "crop_size": {"height": 16, "width": 16}},
-            {"size": 16, "fit": "crop"},
+            {"size": 16, "fit": "stretch", "edge": 24},
+        ),
+        (
+            {
+                "do_center_crop": True,
+                "size": {"shortest_edge": 28},
+                "crop_size": {"height": 24, "width": 24},
+            },
+            {"size": 24, "fit": "crop", "edge": 28},
         ),
         ({"do_normalize": False}, {"size": 24}),
     ],
@@ -353,16 +377,17 @@ def test_how_images_are_prepared_is_read_and_written(changes: dict, facts: dict,
     if "mean" in found:
         assert (found["mean"], found["std"]) == (PREPARED["image_mean"], PREPARED["image_std"])
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(write_prepared(found)))
-    assert read_prepared(tmp_path, 24, 3) == found
+    again = read_prepared(tmp_path, 24, 3)
+    assert {"edge": found["size"], **found} == {"edge": found["size"], **again}
     # theirs does what we have written
     reader = transformers.AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
     rand = np.random.default_rng(0)
-    side = found["size"]
-    pixels = rand.integers(0, 256, (side, side, 3), dtype=np.uint8)
-    theirs = reader(Image.fromarray(pixels), return_tensors="np")["pixel_values"][0]
-    mean, std = (np.array(found.get(key, [empty] * 3)) for key, empty in (("mean", 0), ("std", 1)))
-    right = ((pixels / 255 - mean) / std).transpose(2, 0, 1)
-    assert theirs.shape == right.shape and np.abs(theirs - right).max() < 1e-5
+    for size in ((found["size"],) * 2, (37, 50), (61, 30)):
+        picture = Image.fromarray(rand.integers(0, 256, (*size, 3), dtype=np.uint8))
+        theirs = reader(picture, return_tensors="np")["pixel_values"][0]
+        format = fill(ImageFormat, again).check()
+        right = format.normalise(torch.from_numpy(format.read(picture))[None])[0].numpy()
+        assert theirs.shape == right.shape and np.abs(theirs - right).max() < 1e-5
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,17 @@ def _within(box: Callable[[int, int], tuple[float, float, float, float]]) -> Cal
     return fit
 
 
+def _cut(image: Image.Image, edge: int, fit: str, size: int, how: Image.Resampling) -> Image.Image:
+    """Bring the shorter side to an edge, or both, and keep a square of a size in the middle.
+
+    Whatever lies outside of the image is black.
+    """
+    long = edge if fit == "stretch" else int(edge * max(image.size) / min(image.size))
+    image = image.resize((edge, long) if image.width <= image.height else (long, edge), how)
+    left, top = ((side - size) // 2 for side in image.size)
+    return image.crop((left, top, left + size, top + size))
+
+
 # name -> how an image is made square
 FITS: dict[str, Callable[..., Image.Image]] = {
     "crop": _within(_middle),
@@ -114,6 +125,8 @@ class ImageFormat:
     fit: str = "crop"
     resample: str = "bicubic"
     background: str = "white"  # what is seen through an image
+    # to which an image is brought before a square of the size is cut out of its middle
+    edge: int | None = field(default=None, metadata={"min": 1, "max": 4096})
     mean: tuple[float, ...] = field(default=(), metadata={"min": -1000, "max": 1000})
     std: tuple[float, ...] = field(default=(), metadata={"above": 0, "max": 1000})
 
@@ -133,7 +146,17 @@ class ImageFormat:
 
     def key(self) -> list[Any]:
         """Return all that the pixels depend on, before they are normalised."""
-        return [self.size, self.channels, self.fit, self.resample, self.background]
+        edge = [] if self.edge is None else [self.edge]
+        return [self.size, self.channels, self.fit, self.resample, self.background, *edge]
+
+    def seen(self, width: int, height: int) -> tuple[float, float, float, float]:
+        """Return left, top, right and bottom of what is seen of an image, in its pixels."""
+        if self.edge is None or self.size is None:
+            return SEEN[self.fit](width, height)
+        whole = (width, height) if self.fit == "stretch" else (min(width, height),) * 2
+        wide, high = (self.size * side / self.edge for side in whole)
+        left, top = (width - wide) / 2, (height - high) / 2
+        return left, top, left + wide, top + high
 
     def read(self, source: Any, name: str = "") -> np.ndarray:
         """Return the bytes (c, h, w) of an image: a path, an open image, or an array (h, w, c)."""
@@ -141,14 +164,16 @@ class ImageFormat:
 
     def take(self, image: Image.Image, name: str) -> np.ndarray:
         """Decode an image that is open, turn it upright and bring it to the format."""
-        if self.size is not None and image.format in ("JPEG", "MPO"):
+        if self.size is not None and self.edge is None and image.format in ("JPEG", "MPO"):
             # a JPEG can be decoded at a half, a quarter or an eighth; twice the size is kept
             share = 2 * self.size / min(image.size)
             image.draft(None, (math.ceil(share * image.width), math.ceil(share * image.height)))
         image = flat(upright(decoded(image, name)), self.background)
         if self.channels is not None:
             image = image.convert("L" if self.channels == 1 else "RGB")
-        if self.size is not None and image.size != (self.size, self.size):
+        if self.size is not None and self.edge is not None:
+            image = _cut(image, self.edge, self.fit, self.size, RESAMPLES[self.resample])
+        elif self.size is not None and image.size != (self.size, self.size):
             how = RESAMPLES[self.resample]
             image = FITS[self.fit](image, self.size, how, _colour(self.background))
         pixels = np.asarray(image)

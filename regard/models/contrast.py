@@ -31,7 +31,7 @@ def info_nce(
 
 def pooled_width(encoder: Any) -> int:
     """Return how wide the one vector is that an encoder makes of an image."""
-    both = getattr(encoder.config, "pool", "") == "both"
+    both = getattr(encoder.config, "pool", "") in ("both", "first_mean")
     return encoder.out_width * (2 if both else 1)
 
 

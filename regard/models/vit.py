@@ -59,12 +59,15 @@ def _published(kind: ViTConfig, name: str) -> ViTConfig:
 _VIT = ViTConfig()
 _DEIT = replace(_VIT, tokens=2, pool="both")
 # name -> the parts that make it what it is: Dosovitskiy et al. 2021, Touvron et al. 2021,
-# Hassani et al. 2021, Xiao et al. 2021; then the published sizes
+# Hassani et al. 2021, Xiao et al. 2021, Oquab et al. 2024; then the published sizes
 ROWS: dict[str, ViTConfig] = {
     "vit": _VIT,
     "deit": _DEIT,
     "cct": replace(_VIT, stem="convolution", tokens=0, pool="attention"),
     "early": replace(_VIT, stem="early", tokens=0, pool="attention"),
+    "dinov2": replace(
+        _VIT, image=518, patch=14, pool="first_mean", block=replace(_VIT.block, order="scaled")
+    ),
     "pixel": replace(_VIT, image=32, patch=1, position="rotary"),
     **{f"vit_{name}": _published(_VIT, name) for name in _PUBLISHED},
     **{f"deit_{name}": _published(_DEIT, name) for name in ("ti16", "s16", "b16")},
@@ -182,6 +185,25 @@ class GridMean(nn.Module):
         return x[:, self.before :].mean(1)
 
 
+class FirstAndMean(nn.Module):
+    """The vector of the first token beside the mean over the grid (DINOv2)."""
+
+    def __init__(self, before: int):
+        super().__init__()
+        self.mean = GridMean(before)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (b, 2 * w) of (b, l, w)."""
+        return torch.cat([x[:, 0], self.mean(x)], -1)
+
+
+class WideHead(nn.Linear):
+    """A head on two vectors side by side."""
+
+    def __init__(self, width: int, labels: int):
+        super().__init__(2 * width, labels)
+
+
 class Pair(nn.Module):
     """DeiT's two heads: the mean of what one makes of its token and the other of its own."""
 
@@ -204,9 +226,11 @@ class Pair(nn.Module):
 
 
 # name -> how many tokens before the grid it needs, how to make it, and the head on it
-POOLS: dict[str, tuple[int, Callable[[ViTConfig], nn.Module], type[nn.Linear] | type[Pair]]] = {
+Heads = type[nn.Linear] | type[WideHead] | type[Pair]
+POOLS: dict[str, tuple[int, Callable[[ViTConfig], nn.Module], Heads]] = {
     "first": (1, lambda config: First(1), nn.Linear),
     "both": (2, lambda config: First(2), Pair),
+    "first_mean": (1, lambda config: FirstAndMean(config.tokens), WideHead),
     "mean": (0, lambda config: GridMean(config.tokens), nn.Linear),
     "attention": (0, lambda config: Attentive(config.block.width), nn.Linear),
 }

@@ -123,6 +123,7 @@ FORMATS: dict[str, str] = {
     "mt5": "regard.pretrained.seq2seq",
     "bart": "regard.pretrained.seq2seq",
     "marian": "regard.pretrained.seq2seq",
+    "dinov2": "regard.pretrained.dino",
     "vit": "regard.pretrained.vision",
     "deit": "regard.pretrained.vision",
     "vit_mae": "regard.pretrained.vision",

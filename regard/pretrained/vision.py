@@ -271,7 +271,11 @@ def read_prepared(folder: str | Path, image: int, channels: int) -> dict[str, An
     facts: dict[str, Any] = {"size": image, "channels": channels, "fit": "stretch"}
     size = theirs.get("size")
     if theirs.get("do_center_crop") is True:
-        size, facts["fit"] = theirs.get("crop_size", size), "crop"
+        square = isinstance(size, Mapping) and "shortest_edge" not in size
+        if size is not None:  # the middle is cut out of what it was brought to
+            facts["edge"] = _side(size, path)
+        size = theirs.get("crop_size", size)
+        facts["fit"] = "stretch" if square else "crop"
     elif isinstance(size, Mapping) and "shortest_edge" in size:
         facts["fit"] = "crop"
     if size is not None and theirs.get("do_resize", True) is not False:
@@ -312,17 +316,18 @@ def write_prepared(image: Words) -> dict[str, Any]:
     side = image.get("size")
     square = {"height": side, "width": side}
     back = {ours: number for number, ours in RESAMPLES.items()}
-    crop = image.get("fit", "stretch") == "crop"
+    crop, edge = image.get("fit", "stretch") == "crop", image.get("edge") or side
+    cut = crop or image.get("edge") is not None
     theirs: dict[str, Any] = {
-        "image_processor_type": "ViTImageProcessor",
+        "image_processor_type": "BitImageProcessor" if cut else "ViTImageProcessor",
         "do_resize": True,
-        "size": {"shortest_edge": side} if crop else square,
+        "size": {"shortest_edge": edge} if crop else {"height": edge, "width": edge},
         "resample": back.get(str(image.get("resample")), 2),
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": bool(image.get("mean")),
     }
-    if crop:
+    if cut:
         theirs |= {"do_center_crop": True, "crop_size": square}
     if image.get("mean"):
         theirs |= {"image_mean": list(image["mean"]), "image_std": list(image["std"])}

@@ -13,7 +13,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from regard.attention.watch import watch
-from regard.data.image import SEEN, ImageFormat, open_image, upright
+from regard.data.image import ImageFormat, open_image, upright
 from regard.errors import Mistake, choose
 from regard.tasks.translator import setting
 
@@ -84,7 +84,7 @@ def picture_of(
     format = replace(format, size=how.image or format.size)
     assert format.size is not None
     wide, high = upright(open_image(image)).size
-    spot = spot_of(how.at, (wide, high), SEEN[format.fit](wide, high))
+    spot = spot_of(how.at, (wide, high), format.seen(wide, high))
     pixels, photo, name = photo_of(format, image)
     with watch(model) as maps:
         told = answer(pixels)

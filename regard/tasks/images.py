@@ -150,6 +150,13 @@ def resolve(values: Mapping[str, Any]) -> ImageSettings:
     return settings
 
 
+def resized(format: ImageFormat, size: int | None) -> ImageFormat:
+    """Return a format for images of another size, of which as much is seen."""
+    if format.edge is None or not size or not format.size:
+        return replace(format, size=size)
+    return replace(format, size=size, edge=max(1, round(format.edge * size / format.size)))
+
+
 def format_wanted(settings: SightSettings) -> ImageFormat:
     """Return what is known of the format of images before they are seen."""
     told = ImageFormat(
@@ -160,7 +167,7 @@ def format_wanted(settings: SightSettings) -> ImageFormat:
         told = replace(told, channels=model.config.channels)
         if isinstance(config.get("image"), dict):
             before = format_of(Path(settings.init), model, config)
-            told = replace(before, size=settings.image or before.size)
+            told = resized(before, settings.image or before.size)
         elif settings.image is None:
             told = replace(told, size=model.config.image)
     elif settings.image is None and settings.size not in SIZES:
