@@ -51,6 +51,8 @@ TEXTS = [
     "x" * 200,
 ]
 CONTROLS = ["pad", "bos", "eos", "unk"]
+SPECIAL = {"single_word": False, "lstrip": False, "rstrip": False}
+SPECIAL |= {"normalized": False, "special": True}
 
 
 def write(folder: Path, files: dict[str, Any]) -> Path:
@@ -240,6 +242,100 @@ def bloom() -> dict[str, Any]:
     }
 
 
+QWEN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def merged(library: Library, family: str, cls: str, as_file: bool, **names: str) -> dict[str, Any]:
+    """Return the files of a tokenizer that joins pieces: one file, or pieces and merges."""
+    told = json.loads(library.to_str())
+    merges = "\n".join(" ".join(pair) for pair in told["model"]["merges"])
+    apart = {"vocab.json": told["model"]["vocab"], "merges.txt": f"#version: 0.2\n{merges}\n"}
+    return {
+        **({"tokenizer.json": told} if as_file else apart),
+        "config.json": {"model_type": family},
+        "tokenizer_config.json": classed(cls, **names),
+    }
+
+
+def qwen(as_file: bool) -> dict[str, Any]:
+    marks = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    library = byte_level(marks, split_by(QWEN))
+    library.normalizer = normalizers.NFC()
+    names = {"eos_token": marks[2], "pad_token": marks[0], "unk_token": marks[0]}
+    return merged(library, "qwen2", "Qwen2Tokenizer", as_file, **names)
+
+
+def neox(as_file: bool) -> dict[str, Any]:
+    library = byte_level(["<|endoftext|>", "<|padding|>"])
+    library.normalizer = normalizers.NFC()
+    names = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
+    return merged(library, "gpt_neox", "GPTNeoXTokenizer", as_file, **names)
+
+
+def gemma() -> dict[str, Any]:
+    library = Library(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    library.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    marks = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
+    byte = [f"<0x{number:02X}>" for number in range(256)]
+    made = learn(library, trainers.BpeTrainer(vocab_size=500, special_tokens=[*marks, *byte]))
+    told = json.loads(made.to_str())
+    told["added_tokens"] = told["added_tokens"][: len(marks)]
+    made = Library.from_str(json.dumps(told))
+    made.normalizer = normalizers.Replace(" ", "▁")
+    made.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    made.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", pair="<bos> $A <bos>:1 $B:1", special_tokens=[("<bos>", 2)]
+    )
+    return {
+        "tokenizer.json": made.to_str(),
+        "config.json": {"model_type": "gemma"},
+        "tokenizer_config.json": classed("GemmaTokenizer"),
+    }
+
+
+def clip(as_file: bool) -> dict[str, Any]:
+    pattern = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
+    marks = r"<\|startoftext\|>|<\|endoftext\|>|"
+    library = Library(models.BPE(end_of_word_suffix="</w>", unk_token="<|endoftext|>"))
+    library.normalizer = normalizers.Sequence(
+        [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
+    )
+    library.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(marks + pattern), "removed", invert=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    library.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=700,
+        initial_alphabet=alphabet,
+        end_of_word_suffix="</w>",
+        show_progress=False,
+    )
+    learn(library, trainer)
+    told = json.loads(library.to_str())
+    vocab = told["model"]["vocab"]  # as OpenAI's, every byte may end a word
+    for letter in sorted(alphabet):
+        vocab.setdefault(f"{letter}</w>", len(vocab))
+    for name in ("<|startoftext|>", "<|endoftext|>"):
+        vocab[name] = len(vocab)
+        told["added_tokens"].append({**SPECIAL, "id": vocab[name], "content": name})
+    library = Library.from_str(json.dumps(told))
+    ends = [(name, vocab[name]) for name in ("<|endoftext|>", "<|startoftext|>")]
+    library.post_processor = processors.RobertaProcessing(
+        *ends, trim_offsets=False, add_prefix_space=False
+    )
+    return merged(library, "clip", "CLIPTokenizer", as_file)
+
+
 def from_llama() -> dict[str, Any]:
     names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     return {
@@ -387,6 +483,14 @@ KINDS: dict[str, Callable[[], dict[str, Any]]] = {
     "llama": from_llama,
     "llama 3": llama3,
     "bloom": bloom,
+    "qwen": lambda: qwen(True),
+    "qwen merges.txt": lambda: qwen(False),
+    "gpt_neox": lambda: neox(True),
+    "gpt_neox merges.txt": lambda: neox(False),
+    "gemma": gemma,
+    "clip": lambda: clip(True),
+    "clip merges.txt": lambda: clip(False),
+    "mt5 spiece.model": lambda: in_pieces("mt5", "T5Tokenizer", T5, extra_ids=0),
     "t5 spiece.model": lambda: in_pieces("t5", "T5Tokenizer", T5),
     "albert spiece.model": lambda: in_pieces("albert", "AlbertTokenizer", ALBERT),
     "marian": marian,
@@ -536,8 +640,8 @@ def test_an_exported_tokenizer_of_ours_is_the_same_to_transformers(kind, tmp_pat
 @pytest.mark.parametrize("kind", [*KINDS, *TRAINED])
 def test_special_tokens_that_a_user_types_are_never_taken_for_special(made, kind):
     ours = read_tokenizers(made(kind))[0]
-    special = set(ours.about.specials.values()) - {ours.unk}
-    names = [ours.names[i] for i in special]
+    names = ours.marks
+    special = {ours.number(name) for name in names}
     assert special
     for name in names:
         text = f"a {name} b{name}{name}"

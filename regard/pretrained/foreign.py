@@ -104,8 +104,11 @@ class ForeignTokenizer:
         added = [token["content"] for token in file["added_tokens"] if token["special"]]
         self._silent = {self._ids[name] for name in added if name in self._ids}
         self._silent |= set(about.specials.values())
-        self._reserved = self._silent - {self.unk}
+        others = {number for role, number in about.specials.items() if role != "unk"}
+        self._reserved = self._silent - ({self.unk} - others)
         self._bytes_in_letters = _has(file["decoder"], "ByteLevel")
+        suffix = file["model"].get("end_of_word_suffix") or ""
+        self._suffix = suffix if self._bytes_in_letters else ""  # CLIP's, which stands for a space
 
     @classmethod
     def load(cls, path: str | Path) -> "ForeignTokenizer":
@@ -249,6 +252,8 @@ class ForeignTokenizer:
             text = decoder.decode(pieces)
         except BaseException as error:
             raise _refused(error, "the tokenizer cannot join a text") from error
+        if self._suffix:
+            text = text.replace(self._suffix, " ").strip()
         if self.about.names is not None:  # Marian's way
             text = text.strip()
         if self.about.clean:

@@ -10,6 +10,8 @@ from regard.errors import Mistake
 from regard.pretrained import spm
 from regard.pretrained.foreign import MOST_FRAME, ROLES, About, ForeignTokenizer, Frame, checked
 from regard.pretrained.parts import (
+    CLIP_PATTERN,
+    QWEN_PATTERN,
     check_added,
     check_id,
     check_vocab,
@@ -26,13 +28,14 @@ NAMES: dict[str, tuple[str, ...]] = {
     "mask": ("[MASK]", "<mask>"),
     "cls": ("[CLS]",),
     "sep": ("[SEP]",),
-    "bos": ("<s>", "<|endoftext|>"),
-    "eos": ("</s>", "<|endoftext|>"),
+    "bos": ("<s>", "<bos>", "<|startoftext|>", "<|endoftext|>"),
+    "eos": ("</s>", "<eos>", "<|endoftext|>"),
 }
 BERT = (("cls", "A", "sep"), ("cls", "A", "sep", "B", "sep"), (0, 0, 0, 1, 1))
 ROBERTA = (("cls", "A", "sep"), ("cls", "A", "sep", "sep", "B", "sep"), (0,) * 6)
 ENDED = (("A", "eos"), ("A", "eos", "B", "eos"), (0,) * 4)
 BEGUN = (("bos", "A"), ("bos", "A", "bos", "B"), (0, 0, 1, 1))
+FRAMED = (("bos", "A", "eos"), ("bos", "A", "eos", "eos", "B", "eos"), (0,) * 6)
 # what stands around a text, where the tokenizer's own file does not tell
 FRAMES: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[int, ...]]] = {
     "bert": BERT,
@@ -51,6 +54,29 @@ FRAMES: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[int, ...]]] = {
     "marian": (("A", "eos"), ("A", "B", "eos"), (0, 0, 0)),
     "llama": BEGUN,
     "mistral": BEGUN,
+    "gemma": BEGUN,
+    "gemma2": BEGUN,
+    "gemma3_text": BEGUN,
+    "clip": FRAMED,
+    "clip_text_model": FRAMED,
+}
+_NFC = {"type": "NFC"}
+_QWEN = {"type": "Split", "pattern": {"Regex": QWEN_PATTERN}, "behavior": "Isolated"}
+_CLIP = {"type": "Split", "pattern": {"Regex": CLIP_PATTERN}, "behavior": "Removed"}
+_ONE_SPACE = {"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": " "}
+# how a text becomes bytes where that is not GPT-2's way: what is done to it first, how it is
+# split, and what ends a word
+BYTES: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str]] = {
+    **dict.fromkeys(("qwen2", "qwen3"), (_NFC, {**_QWEN, "invert": False}, "")),
+    "gpt_neox": (_NFC, None, ""),
+    **dict.fromkeys(
+        ("clip", "clip_text_model"),
+        (
+            {"type": "Sequence", "normalizers": [_NFC, _ONE_SPACE, {"type": "Lowercase"}]},
+            {**_CLIP, "invert": True},
+            "</w>",
+        ),
+    ),
 }
 # after what a decoder begins to write, where config.json does not tell
 BEGINS = {"t5": "pad", "mt5": "pad", "bart": "eos", "marian": "pad"}
@@ -159,16 +185,28 @@ def _read_wordpiece(source: Source, path: Path) -> Pair:
 
 
 def _read_bytes(source: Source, path: Path) -> Pair:
-    """Read the pieces and merges of GPT-2, RoBERTa and BART, which are made of bytes."""
+    """Read pieces and merges that are made of bytes, as GPT-2 and those after it have them."""
     lines = read_text(path.with_name("merges.txt")).split("\n")
     merges = [line.rstrip("\r") for line in lines if line.strip() and line[:8] != "#version"]
-    byte_level = {"type": "ByteLevel", "trim_offsets": True, "use_regex": True}
+    normalizer, split, suffix = BYTES.get(source.model_type, (None, None, ""))
+    byte_level = {
+        "type": "ByteLevel",
+        "trim_offsets": True,
+        "use_regex": split is None or bool(suffix),
+    }
     spaced = source.flag("add_prefix_space", False)
+    before: dict[str, Any] = {**byte_level, "add_prefix_space": spaced}
+    if split is not None:
+        before = {"type": "Sequence", "pretokenizers": [split, before]}
+    vocab = read_object(path)
+    model = {"type": "BPE", "vocab": vocab, "merges": merges, "end_of_word_suffix": suffix}
+    if suffix:
+        model["unk_token"] = source.name("unk") or "<|endoftext|>"
     file = {
-        "normalizer": None,
-        "pre_tokenizer": {**byte_level, "add_prefix_space": spaced},
-        "decoder": {**byte_level, "add_prefix_space": True},
-        "model": {"type": "BPE", "vocab": read_object(path), "merges": merges},
+        "normalizer": normalizer,
+        "pre_tokenizer": before,
+        "decoder": {**byte_level, "use_regex": True, "add_prefix_space": True},
+        "model": model,
     }
     return _finish(source, checked(file))
 

@@ -115,7 +115,8 @@ def _write(
     whole = {**file, "post_processor": _template(frame, pieces)}
     write_atomically(folder / "tokenizer.json", json.dumps(whole, ensure_ascii=False) + "\n")
     settings: dict[str, Any] = {f"{role}_token": name for role, name in names.items()}
-    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    suffix = file["model"].get("end_of_word_suffix") == "</w>"
+    settings["tokenizer_class"] = "CLIPTokenizer" if suffix else "PreTrainedTokenizerFast"
     settings["clean_up_tokenization_spaces"] = clean
     write_json(folder / "tokenizer_config.json", settings)
 
