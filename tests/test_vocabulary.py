@@ -336,6 +336,18 @@ def clip(as_file: bool) -> dict[str, Any]:
     return merged(library, "clip", "CLIPTokenizer", as_file)
 
 
+GEMMA = {"model_type": "bpe", "byte_fallback": True, "vocab_size": 500, "pad_id": 0, "eos_id": 1}
+GEMMA |= {
+    "bos_id": 2,
+    "unk_id": 3,
+    "pad_piece": "<pad>",
+    "eos_piece": "<eos>",
+    "bos_piece": "<bos>",
+}
+GEMMA |= {"add_dummy_prefix": False, "normalization_rule_name": "identity"}
+GEMMA |= {"remove_extra_whitespaces": False}
+
+
 def from_llama() -> dict[str, Any]:
     names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     return {
@@ -488,6 +500,7 @@ KINDS: dict[str, Callable[[], dict[str, Any]]] = {
     "gpt_neox": lambda: neox(True),
     "gpt_neox merges.txt": lambda: neox(False),
     "gemma": gemma,
+    "gemma tokenizer.model": lambda: in_pieces("gemma", "GemmaTokenizer", GEMMA, "tokenizer.model"),
     "clip": lambda: clip(True),
     "clip merges.txt": lambda: clip(False),
     "mt5 spiece.model": lambda: in_pieces("mt5", "T5Tokenizer", T5, extra_ids=0),
