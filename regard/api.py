@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from regard import __version__
+from regard.data.split import Split
 from regard.errors import Mistake, nearest
 from regard.models.folder import load_folder, read_json
 from regard.recipes import RECIPES, data_folder, found_data, recipe
@@ -137,6 +138,8 @@ def load(name_or_folder: Place, /, device: str = "cpu", task: str | None = None)
         raise Mistake(f"task={task}: {folder} can run for {config['task']} or embed")
     made = runner(task or config["task"]).load(folder, model, config)
     made.name, made.family = str(name_or_folder), config["family"]
+    if (folder / "recipe.json").exists():
+        made.trained = Split.from_json(read_json(folder / "recipe.json").get("split"))
     return made
 
 
@@ -286,8 +289,12 @@ def stored(settings: dict[str, Any]) -> dict[str, Any]:
     """Return settings with data that lie in memory, such as lists and frames, as files."""
     from regard.data.memory import on_disk
 
-    sets = ("data", "valid", "test")
-    return {key: on_disk(value) if key in sets else value for key, value in settings.items()}
+    found = dict(settings)
+    for key in ("data", "valid", "test"):
+        value = settings.get(key)
+        share = isinstance(value, float) and key != "data"
+        found |= {key: str(value) if share else on_disk(value)} if key in settings else {}
+    return found
 
 
 def evaluate(

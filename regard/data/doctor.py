@@ -15,7 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from regard.data.text import Fault, PairReader, Part, find_parts, fold
+from regard.data.lines import Fault
+from regard.data.split import fold, usual_share
+from regard.data.text import PairReader, Part, find_parts
 from regard.errors import Mistake
 
 LONG = 1_000  # characters of a line that is most likely no sentence
@@ -302,6 +304,12 @@ def plural(count: int, word: str) -> str:
     return f"{count:,} {word}{'s' * (count != 1)}"
 
 
+def no_valid(rows: int) -> str:
+    """Say what is split off where there is no validation part."""
+    count = round(rows * usual_share(rows))
+    return f"no validation part; about {count:,} of {rows:,} will be split off train by hash"
+
+
 # What only many rows together can show
 
 
@@ -525,7 +533,7 @@ def examine(
         if earlier.name in ("train", "valid"):
             report.findings += leak_findings(earlier, later)
     if "train" in files and "valid" not in files:
-        what = "no validation part; 2% of train (at most 2,000) will be split off by hash"
+        what = no_valid(counts["train"].pairs)
         remedy = "nothing, or give your own with valid="
         report.findings.append(Finding("note", what, str(data), remedy, "no_valid"))
     report.findings.sort(key=lambda finding: LEVELS.index(finding.level))

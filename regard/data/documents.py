@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from regard.data.lines import find_fault, missing, opened_text
+from regard.data.split import Split, hash_text, keys_of, shares_of, split_rows, unseen
 from regard.data.store import Column, Store, build_store
 from regard.data.table import BadRow, Table, is_folder, is_table, like_header, stem_and_suffix
 from regard.data.text import (
@@ -22,8 +23,6 @@ from regard.data.text import (
     KeyRow,
     PairReader,
     column_of,
-    fold,
-    hash_text,
     index_folder,
     key_path,
 )
@@ -32,7 +31,6 @@ from regard.files import refuse
 
 TEXT_KEYS = ("text", "content", "document", "body", "story", "sentence", "src", "source")
 LAST = 0.1  # share of a running text that is kept for validation
-MOST_VALID = 2000  # documents, of which one in fifty is kept
 CHUNK = 500_000  # characters of a running text that are split into tokens at once
 MOST_TEXT = 20 * 2**30  # bytes of one file
 
@@ -44,6 +42,7 @@ class Texts:
     parts: dict[str, list[str]]
     running: bool
     notes: list[str] = field(default_factory=list)
+    split: Split = field(default_factory=Split)
 
     @property
     def sha(self) -> str:
@@ -68,74 +67,143 @@ def load_texts(
     key: str | None = None,
     header: bool | None = None,
     need: tuple[str, ...] = ("train", "valid"),
+    trained: Split | None = None,
 ) -> Texts:
     """Read the needed parts of a file or folder; without a validation part one is split off.
 
-    `valid` is a file, or the share of the data to keep, such as 0.05. `key` names the
-    column of the text in a table.
+    `valid` and `test` are files, or shares of the data to keep, such as 0.05. `key` names the
+    column of the text in a table. A model that was `trained` on the data is judged on what was
+    held out.
     """
-    share = share_of(valid)
-    given = {"valid": None if share else valid, "test": test}
+    shares = shares_of(valid, test)
     files = find_texts(Path(data))
-    for name, path in given.items():
-        if path is not None:
+    for name, path in (("valid", valid), ("test", test)):
+        if name in shares:
+            files.pop(name, None)
+        elif path is not None:
             files[name] = [_beside(path, Path(data))]
-    if need == ("test",) and list(files) == ["train"]:
+    noted = trained.bounds if trained is not None else {}
+    if need == ("test",) and list(files) == ["train"] and "test" not in (*noted, *shares):
         files = {"test": files["train"]}  # only one part is wanted, and only one given
     running = all(len(some) == 1 and not is_table(some[0]) for some in files.values())
     texts = Texts({}, running)
-    splitting = "valid" not in files and "train" in files and "valid" in need
+    lacking = [name for name in ("valid", "test") if name not in files]
+    lacking = [name for name in lacking if name in shares or name in noted or name == "valid"]
+    splitting = [name for name in lacking if name in (*need, *shares)] if "train" in files else []
 
     def read(name: str) -> list[str]:
         return [t for path in files[name] for t in read_texts(path, key, header, texts.notes)]
 
     for name in need:
-        if name not in files and not (name == "valid" and splitting):
+        if name not in files and name not in splitting:
             raise Mistake(f"{data}: no {name} part; expected a file such as {name}.txt")
         if name in files:
             texts.parts[name] = read(name)
             if not any(text.strip() for text in texts.parts[name]):
                 raise Mistake(f"{files[name][0]}: there is no text in it")
+    where = str(files["train"][0]) if "train" in files else str(data)
     if splitting:
         if "train" not in texts.parts:
             texts.parts["train"] = read("train")
-        _split_off(texts, share)
-        texts.parts = {name: texts.parts[name] for name in ("train", "valid") if name in need}
+        given = {name: shares.get(name) for name in splitting}
+        split = _cut_off if running else _split_off
+        split(texts, given, trained, where)
+        for name in need:
+            if name not in texts.parts:
+                raise Mistake(f"{data}: no {name} part; expected a file such as {name}.txt")
+        known = (*need, *shares)
+        texts.parts = {name: texts.parts[name] for name in texts.parts if name in known}
+    elif trained is not None and len(need) == 1:
+        judge = _judge_running if running else _judge_documents
+        judge(texts, need[0], trained, where)
+    if not running and "train" in texts.parts:
+        texts.split = texts.split.noting(keys_of(_documents(texts.parts["train"], where)))
     return texts
 
 
-def share_of(valid: str | None) -> float | None:
-    """Return the share that valid= names, if it names one and no file."""
-    try:
-        share = float(valid or "")
-    except ValueError:
-        return None
-    if not 0 < share < 1:
-        raise Mistake(f"valid={valid} is neither a file nor a share between 0 and 1, such as 0.1")
-    return share
+class _Document(NamedTuple):
+    source: str
+    where: str
 
 
-def _split_off(texts: Texts, share: float | None) -> None:
-    """Keep the end of a running text, or some documents chosen by hash, for validation."""
-    train = texts.parts["train"]
-    if texts.running:
-        (text,) = train
-        cut = int(len(text) * (1 - (share or LAST)))
-        texts.parts["train"], texts.parts["valid"] = [text[:cut]], [text[cut:]]
-        kept = f"the last {len(text) - cut:,} of {len(text):,} characters were kept for it"
+def _documents(texts: list[str], where: str) -> list[_Document]:
+    return [_Document(text, f"{where}:{number}") for number, text in enumerate(texts, 1)]
+
+
+def _split_off(
+    texts: Texts, shares: dict[str, float | None], trained: Split | None, where: str
+) -> None:
+    """Keep some documents, chosen by hash, from training."""
+    items = _documents(texts.parts["train"], where)
+    if len(set(texts.parts["train"])) < 2:
+        raise Mistake("a single document cannot be split; give a validation part with valid=")
+    parts, texts.split = split_rows({"train": items}, shares, "documents", texts.notes, trained)
+    texts.parts |= {name: [item.source for item in some] for name, some in parts.items()}
+
+
+def _judge_documents(texts: Texts, part: str, trained: Split, where: str) -> None:
+    """Keep only the documents that a model has not seen, if it was trained on them."""
+    items = _documents(texts.parts[part], where)
+    some = unseen(items, part, trained, where, "documents", texts.notes)
+    texts.parts[part] = [item.source for item in some]
+
+
+def _cut_off(
+    texts: Texts, shares: dict[str, float | None], trained: Split | None, where: str
+) -> None:
+    """Keep the end of a running text from training."""
+    (text,) = texts.parts["train"]
+    size = len(text)
+    if trained is not None and _is_cut(text, trained):
+        texts.split = trained
+        texts.notes.append(f"{where}: cut as when the model was trained on it")
     else:
-        if len(set(train)) < 2:
-            raise Mistake("a single document cannot be split; give a validation part with valid=")
-        # by hash, so that copies of a document are all on one side
-        keys = {text: hash_text(fold(text)) for text in train}
-        ranked = sorted(set(keys.values()))
-        count = max(1, round((share or 0.02) * len(ranked)))
-        count = min(count, len(ranked) - 1, len(ranked) if share else MOST_VALID)
-        bound = ranked[count]
-        texts.parts["train"] = [text for text in train if keys[text] >= bound]
-        texts.parts["valid"] = [text for text in train if keys[text] < bound]
-        kept = f"{len(texts.parts['valid']):,} of {len(train):,} documents were kept for it"
-    texts.notes.append(f"no validation part: {kept}; give your own with valid=")
+        test = int(size * (1 - (shares.get("test") or 0)))
+        valid = int(test - size * (shares["valid"] or LAST)) if "valid" in shares else test
+        borders = {"valid": {"": valid}} if "valid" in shares else {}
+        borders |= {"test": {"": test}} if "test" in shares else {}
+        texts.split = Split(borders, "end", (hash_text(text[:valid]),))
+        told = [f"{test - valid:,} characters to validate on"] if "valid" in shares else []
+        told += [f"{size - test:,} to test on"] if "test" in shares else []
+        texts.notes.append(
+            f"of {size:,} characters, the last {' and '.join(told)} were kept from training; give "
+            f"your own with {' and '.join(f'{name}=' for name in borders)}"
+        )
+    texts.parts |= _cut_parts(text, texts.split)
+
+
+def _cut_parts(text: str, split: Split) -> dict[str, list[str]]:
+    test = split.bounds.get("test", {}).get("", len(text))
+    valid = split.bounds.get("valid", {}).get("", test)
+    parts = {"train": [text[:valid]], "valid": [text[valid:test]], "test": [text[test:]]}
+    return {name: some for name, some in parts.items() if name == "train" or name in split.bounds}
+
+
+def _is_cut(text: str, trained: Split) -> bool:
+    """Tell whether a model was trained on the beginning of a text."""
+    borders = [some.get("", len(text)) for some in trained.bounds.values()]
+    start = text[: min(borders, default=len(text))]
+    return trained.by == "end" and trained.sample == (hash_text(start),)
+
+
+def _judge_running(texts: Texts, part: str, trained: Split, where: str) -> None:
+    """Keep only the end of a running text that a model has not seen, if it was trained on it."""
+    (text,) = texts.parts[part]
+    if not _is_cut(text, trained) or part == "train":
+        return
+    parts = _cut_parts(text, trained)
+    if part in parts:
+        texts.parts[part] = parts[part]
+        texts.notes.append(
+            f"{where}: the model was trained on this text; judged on the {len(parts[part][0]):,} "
+            f"characters that were held out ({part})"
+        )
+        return
+    remedy = "; part=valid judges on those held out" if "valid" in parts else ""
+    texts.notes.append(
+        f"warning: {where}: the model was trained on {len(parts['train'][0]):,} of these "
+        f"{len(text):,} characters, so the scores are too good for new ones{remedy}"
+    )
 
 
 # Files

@@ -19,12 +19,12 @@ import torch
 from PIL import Image, ImageColor, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from regard.data.documents import share_of
 from regard.data.labelled import ExampleFormat, ExampleReader, find_labelled
 from regard.data.lines import missing, opened
+from regard.data.split import Split, keys_of, shares_of, split_rows, unseen
 from regard.data.store import Table, build_table, store_key
 from regard.data.table import Table as Rows
-from regard.data.text import PARTS, PairReader, split_valid
+from regard.data.text import PARTS, PairReader
 from regard.errors import Mistake, choose, nearest
 from regard.files import refuse
 
@@ -319,6 +319,11 @@ class Item(NamedTuple):
     label: str
     source: str
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Return the label by which images are split evenly, if there is one."""
+        return (self.label,) if self.label else ()
+
 
 class Shelf:
     """The images of one part of a set, still in their files; or in an array (n, c, h, w)."""
@@ -454,6 +459,7 @@ class ImageData:
     classes: list[str]
     format: ImageFormat
     notes: list[str] = field(default_factory=list)
+    split: Split = field(default_factory=Split)
 
     @property
     def sha(self) -> str:
@@ -493,20 +499,26 @@ def load_images(
     options: ImageOptions | None = None,
     classes: Sequence[str] | None = None,
     cache: Path | None = None,
+    trained: Split | None = None,
 ) -> ImageData:
     """Read the needed parts of a set; without one for validation, some are split off by hash.
 
+    `valid` and `test` are sets, or shares of train such as 0.1. A model that was `trained` on the
+    data is judged on what was held out.
     What the format leaves open is settled by the images. `classes` are the labels that are known,
     else they are those of train. Decoded images are kept in the cache folder.
     """
     options = options or ImageOptions()
     format = (format or ImageFormat()).check()
     choose("broken", options.broken, BROKEN)
-    readers, share = find_image_parts(data, valid, test, options)
-    if len(need) == 1 and list(readers) == ["train"]:
+    readers, shares = find_image_parts(data, valid, test, options)
+    if len(need) == 1 and list(readers) == ["train"] and need[0] not in shares:
         readers = {need[0]: readers["train"]}  # only one part is wanted, and only one there
-    splitting = "valid" in need and "valid" not in readers
-    wanted = {"train" if name == "valid" and splitting else name for name in need}
+    noted = trained.bounds if trained is not None else {}
+    lacking = [name for name in ("valid", "test") if name not in readers]
+    lacking = [name for name in lacking if name in shares or name in noted or name == "valid"]
+    splitting = [name for name in lacking if name in (*need, *shares)]
+    wanted = {"train" if name in splitting else name for name in need}
     shelves = {}
     for name in sorted(wanted, reverse=True):  # train before the others
         if name not in readers:
@@ -527,44 +539,57 @@ def load_images(
     for name, shelf in shelves.items():
         found.parts[name] = _settle_part(name, shelf, found, options, cache)
     if splitting:
-        both = split_images(found.parts["train"], share, notes)
-        found.parts |= {name: part for name, part in both.items() if name in need}
+        given = {name: shares.get(name) for name in splitting}
+        both, found.split = split_images(found.parts["train"], given, notes, trained)
+        for name in need:
+            if name not in (*both, *found.parts):
+                raise Mistake(f"{data}: no {name} part; there is {', '.join(readers)}")
+        found.parts |= {name: part for name, part in both.items() if name in (*need, *shares)}
         if "train" not in need:
             del found.parts["train"]
+    elif trained is not None and len(need) == 1:
+        part = found.parts[need[0]]
+        some = unseen(_numbered(part), need[0], trained, data, "images", notes)
+        found.parts[need[0]] = part.pick([item.number for item in some])
+    if "train" in found.parts:
+        found.split = found.split.noting(keys_of(_numbered(found.parts["train"])))
     return found
 
 
 def find_image_parts(
     data: str, valid: str | None, test: str | None, options: ImageOptions
-) -> tuple[dict[str, Read], float | None]:
-    """Find what reads each part, and the share of train that is to be split off, if one is told."""
-    readers, share = find_images(Path(data), options), share_of(valid)
-    if share is not None:
-        readers.pop("valid", None)
-    for name, given in (("valid", None if share is not None else valid), ("test", test)):
-        if given:
+) -> tuple[dict[str, Read], dict[str, float]]:
+    """Find what reads each part, and the shares of train that are to be split off, if told."""
+    readers, shares = find_images(Path(data), options), shares_of(valid, test)
+    for name, given in (("valid", valid), ("test", test)):
+        if name in shares:
+            readers.pop(name, None)
+        elif given:
             readers[name] = _only(_beside(given, Path(data)), options)
-    return readers, share
+    return readers, shares
 
 
-def split_images(train: Images, share: float | None, notes: list[str]) -> dict[str, Images]:
-    """Split a part off by hash to validate on, so that copies of an image stay together."""
-    numbered = [(train.shelf.items[row], i) for i, row in enumerate(train.rows.tolist())]
-    items = [_Numbered(item.where, item.source, i) for item, i in numbered]
-    most = 2000 if share is None else len(items)
-    kept, split = split_valid(items, share=share or 0.02, most=most)  # type: ignore[arg-type]
-    notes.append(
-        f"{len(split):,} of {len(items):,} images were split off train by hash to validate on; "
-        "give your own with valid="
-    )
-    parts = {"train": kept, "valid": split}
-    return {name: train.pick([item.number for item in part]) for name, part in parts.items()}  # type: ignore[attr-defined]
+def split_images(
+    train: Images,
+    shares: Mapping[str, float | None],
+    notes: list[str],
+    trained: Split | None = None,
+) -> tuple[dict[str, Images], Split]:
+    """Split parts off by hash, evenly by label, so that copies of an image stay together."""
+    parts, split = split_rows({"train": _numbered(train)}, shares, "images", notes, trained)
+    return {name: train.pick([item.number for item in some]) for name, some in parts.items()}, split
 
 
 class _Numbered(NamedTuple):
     where: str
     source: str
+    labels: tuple[str, ...]
     number: int
+
+
+def _numbered(images: Images) -> list[_Numbered]:
+    items = [images.shelf.items[row] for row in images.rows.tolist()]
+    return [_Numbered(item.where, item.source, item.labels, i) for i, item in enumerate(items)]
 
 
 def settle(format: ImageFormat, shelf: Shelf, notes: list[str]) -> ImageFormat:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from itertools import combinations
 
-from regard.data.doctor import LEVELS, Finding, ImageCounts, Report, plural
+from regard.data.doctor import LEVELS, Finding, ImageCounts, Report, no_valid, plural
 from regard.data.image import ImageFormat, ImageOptions, Shelf, find_image_parts, settle
 from regard.errors import Mistake
 from regard.training.progress import Progress
@@ -25,7 +25,7 @@ def examine_images(
 ) -> Report:
     """Look over all parts of a set of images and report what is wrong, where, and the remedy."""
     options = ImageOptions(columns, broken="skip")
-    readers, share = find_image_parts(data, valid, test, options)
+    readers, shares = find_image_parts(data, valid, test, options)
     if not readers:
         raise Mistake(f"{data}: no train, valid or test part in it; name a folder of it")
     report, shelves = Report(data), {}
@@ -57,8 +57,8 @@ def examine_images(
         found += _class_findings(data, shelves, counts)
     for earlier, later in combinations(shelves, 2):
         found += _leak_findings(earlier, shelves[earlier], later, shelves[later])
-    if "train" in counts and "valid" not in readers and share is None:
-        what = "no validation part; 2% of train (at most 2,000) will be split off by hash"
+    if "train" in counts and "valid" not in (*readers, *shares):
+        what = no_valid(counts["train"].images)
         remedy = "nothing, or give your own with valid="
         found.append(Finding("note", what, data, remedy, "no_valid"))
     found.sort(key=lambda finding: LEVELS.index(finding.level))

@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from regard.data.documents import share_of
 from regard.data.lines import missing
+from regard.data.split import SPLITS, Split, keys_of, shares_of, split_rows, unseen
 from regard.data.table import BadRow, Table, is_folder, stem_and_suffix
 from regard.data.text import (
     PARTS,
@@ -19,10 +19,8 @@ from regard.data.text import (
     PairReader,
     find_file,
     find_roles,
-    fold,
     index_folder,
     key_path,
-    split_valid,
 )
 from regard.errors import Mistake, choose
 
@@ -366,6 +364,7 @@ class Labelled(Generic[T]):
 
     parts: dict[str, list[T]]
     notes: list[str] = field(default_factory=list)
+    split: Split = field(default_factory=Split)
 
     @property
     def sha(self) -> str:
@@ -391,35 +390,6 @@ def find_labelled(folder: Path) -> dict[str, list[Path]]:
     return parts
 
 
-def split_whole(
-    items: Sequence[Any], *, share: float = 0.02, most: int = 2000
-) -> tuple[list[Any], list[Any]]:
-    """Split texts that are part of no other off by hash; all that is part of them is in neither."""
-    split = [tuple(fold(item.source).split()) for item in items]
-    known = set(split)
-    sizes = sorted({len(words) for words in known})
-
-    def parts(words: tuple[str, ...]) -> set[tuple[str, ...]]:
-        runs = ((at, n) for n in sizes if n <= len(words) for at in range(len(words) - n + 1))
-        return {words[at : at + n] for at, n in runs} & known
-
-    inner: set[tuple[str, ...]] = set()
-    for words in sorted(known, key=len, reverse=True):
-        if words not in inner:  # else its parts are known as those of a longer one
-            inner |= parts(words) - {words}
-    both = list(zip(items, split, strict=True))
-    held = split_valid([i for i, words in both if words not in inner], share=share, most=most)[1]
-    gone = set().union(*(parts(tuple(fold(item.source).split())) for item in held))
-    return [item for item, words in both if words not in gone], held
-
-
-# name -> how to split a validation part off train
-SPLITS: dict[str, Callable[..., tuple[list[Any], list[Any]]]] = {
-    "text": split_valid,
-    "whole": split_whole,
-}
-
-
 def load_labelled(
     data: str,
     reader: Any,
@@ -428,13 +398,16 @@ def load_labelled(
     test: str | None = None,
     need: Sequence[str] = ("train", "valid"),
     by: str = "text",
+    trained: Split | None = None,
 ) -> Labelled[Any]:
     """Read the needed parts; without one for validation, some are split off train by hash.
 
-    Where texts are parts of others, split by="whole", or the answers are known from them.
+    `valid` and `test` are files, or shares of train such as 0.1. Where texts are parts of others,
+    split by="whole", or the answers are known from them. A model that was `trained` on the data is
+    judged on what was held out.
     """
-    split_off = choose("valid_by", by, SPLITS)
-    share = share_of(valid)
+    choose("valid_by", by, SPLITS)
+    shares = shares_of(valid, test)
     files: dict[str, list[Path]] = {"train": [Path(data)]}
     home = Path(data).parent
     if is_folder(data):
@@ -442,12 +415,12 @@ def load_labelled(
         files = find_labelled(home)
     elif not os.path.exists(data):
         raise Mistake(missing(Path(data)))
-    elif len(need) == 1:
+    elif len(need) == 1 and need[0] not in shares:
         files = {need[0]: [Path(data)]}  # only one part is wanted, and only one file given
-    if share is not None:
-        files["valid"] = []
-    for name, given in (("valid", None if share is not None else valid), ("test", test)):
-        if given:
+    for name, given in (("valid", valid), ("test", test)):
+        if name in shares:
+            files[name] = []
+        elif given:
             files[name] = [find_file(given, home, None, None).path]
     loaded: Labelled[Any] = Labelled({})
 
@@ -467,18 +440,26 @@ def load_labelled(
             raise Mistake(f"{found[0]}: no {reader.of} in it{why}")
         return items
 
-    splitting = "valid" in need and not files.get("valid")
+    noted = trained.bounds if trained is not None else {}
+    lacking = [name for name in ("valid", "test") if not files.get(name)]
+    lacking = [name for name in lacking if name in shares or name in noted or name == "valid"]
+    splitting = [name for name in lacking if name in (*need, *shares)]
     for name in need:
-        if name != "valid" or not splitting:
+        if name not in splitting:
             loaded.parts[name] = load(name)
     if splitting:
         train = loaded.parts.get("train") or load("train")
-        most = 2000 if share is None else len(train)
-        kept, split = split_off(cast(Any, train), share=share or 0.02, most=most)
-        both = {"train": kept, "valid": split}
-        loaded.parts |= {name: cast(Any, both[name]) for name in both if name in need}
-        loaded.notes.append(
-            f"{len(split):,} of {len(train):,} {reader.of} were split off train by hash to "
-            "validate on; give your own with valid="
-        )
+        wanted = {name: shares.get(name) for name in splitting}
+        found = split_rows({"train": train}, wanted, reader.of, loaded.notes, trained, by)
+        for name in need:
+            if name not in found[0] and name not in loaded.parts:
+                raise Mistake(f"{data}: no {name} part; expected a file such as {name}.tsv")
+        loaded.parts |= {name: found[0][name] for name in found[0] if name in (*need, *shares)}
+        loaded.split = found[1]
+    elif trained is not None and len(need) == 1:
+        (name,) = need
+        of = reader.of
+        loaded.parts[name] = unseen(loaded.parts[name], name, trained, data, of, loaded.notes)
+    if "train" in loaded.parts:
+        loaded.split = loaded.split.noting(keys_of(loaded.parts["train"]))
     return loaded

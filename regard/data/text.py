@@ -4,7 +4,6 @@ Everything streams: a file is read once from front to back, and a fault is told 
 and line, so that a bad line among ten million is found by its number.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from regard.data.lines import Fault, missing, scan_lines
+from regard.data.split import Split, keys_of, shares_of, split_rows, unseen
 from regard.data.table import (
     KINDS,
     SHARD,
@@ -639,39 +639,7 @@ class Corpus:
     target: str | None
     notes: list[str] = field(default_factory=list)
     files: dict[str, Part] = field(default_factory=dict)
-
-
-def fold(text: str) -> str:
-    """Make a text that is the same for texts that differ only in case and space."""
-    return " ".join(text.casefold().split())
-
-
-def hash_text(text: str) -> int:
-    """Hash a text to 64 bits, the same on every machine and in every session."""
-    digest = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest()
-    return int.from_bytes(digest, "big")
-
-
-def split_valid(
-    pairs: list[Pair], *, share: float = 0.02, most: int = 2000
-) -> tuple[list[Pair], list[Pair]]:
-    """Split pairs into train and valid by the hash of the source, so that no source is in both."""
-    keys = [hash_text(fold(pair.source)) for pair in pairs]
-    ranked = sorted(keys)
-    bound = int(share * 2**64)
-    if len(ranked) > most:
-        bound = min(bound, ranked[most])
-    if ranked and ranked[0] >= bound:
-        # Small data, none of which falls below the bound: the smallest hash goes, with its copies.
-        bound = ranked[0] + 1
-    chosen = sum(key < bound for key in keys)
-    if chosen == len(pairs) or chosen > most:
-        raise Mistake(
-            f"{pairs[0].where if pairs else 'the data'}: too few different sources to split a "
-            "validation part off; give one with valid="
-        )
-    train = [pair for pair, key in zip(pairs, keys, strict=True) if key >= bound]
-    return train, [pair for pair, key in zip(pairs, keys, strict=True) if key < bound]
+    split: Split = field(default_factory=Split)
 
 
 def load_pairs(
@@ -685,10 +653,24 @@ def load_pairs(
     need: Sequence[str] = ("train",),
     header: bool | None = None,
     skip_bad: bool = False,
+    trained: Split | None = None,
 ) -> Corpus:
-    """Load the needed parts, and with train also valid (split off by hash if absent) and test."""
-    files = find_parts(data, source=source, target=target, valid=valid, test=test)
-    if not is_folder(data) and len(need) == 1 and need[0] not in files:
+    """Load the needed parts, and with train also valid (split off by hash if absent) and test.
+
+    `valid` and `test` are files, or shares of train such as 0.1. A model that was `trained` on the
+    data is judged on what was held out.
+    """
+    shares = shares_of(valid, test)
+    files = find_parts(
+        data,
+        source=source,
+        target=target,
+        valid=None if "valid" in shares else valid,
+        test=None if "test" in shares else test,
+    )
+    for part in shares:
+        files.pop(part, None)
+    if not is_folder(data) and len(need) == 1 and need[0] not in (*files, *shares):
         # Only one part is wanted and only one file is given: that is it.
         files = {need[0]: files["train"]}
     notes: list[str] = []
@@ -698,12 +680,14 @@ def load_pairs(
                 f"languages taken from the file names: from={first.source} to={first.target}"
             )
         source, target = first.source, first.target
-    splitting = "valid" not in files and "train" in files and {"train", "valid"} & set(need)
+    noted = set(trained.bounds) if trained else set()
+    lacking = {"valid", *shares, *noted} - set(files) if "train" in files else set()
+    splitting = bool(lacking & {*need, *(("valid", "test") if "train" in need else ())})
     wanted = list(dict.fromkeys([*need, *(("valid", "test") if "train" in need else ())]))
     if splitting and "train" not in wanted:
         wanted.insert(0, "train")
     for name in need:
-        if name not in files and not (name == "valid" and splitting):
+        if name not in files and not (name in lacking and splitting):
             raise Mistake(no_part(Path(data), name, source, target))
     parts: dict[str, list[Pair]] = {}
     for name in wanted:
@@ -725,20 +709,26 @@ def load_pairs(
         if not parts[name]:
             why = f"; {reader.notes[-1]}" if reader.dropped else "; expected one on each line"
             raise Mistake(f"{part.path}: no pairs in it{why}")
+    split = Split()
     if splitting:
-        total = len(parts["train"])
-        parts["train"], parts["valid"] = split_valid(parts["train"])
-        notes.append(
-            f"no validation part: {len(parts['valid']):,} of {total:,} pairs were split off train "
-            "by hash of the source; give your own with valid="
-        )
+        wanted_parts = {"valid": shares.get("valid")} if "valid" in lacking else {}
+        if "test" in shares:
+            wanted_parts["test"] = shares["test"]
+        parts, split = split_rows(parts, wanted_parts, "pairs", notes, trained)
+    elif trained is not None and len(need) == 1:
+        parts[need[0]] = unseen(parts[need[0]], need[0], trained, str(data), "pairs", notes)
+    for name in need:
+        if not parts.get(name):
+            raise Mistake(no_part(Path(data), name, source, target))
     others = [name for name in files if name not in (*PARTS, *need)]
     if others and "test" in wanted and test is None:
         chosen = stem_and_suffix(files["test"].path)[0] if "test" in files else None
         notes.append(
             f"testing on {chosen}; also there: {', '.join(others)} (choose with test=NAME)"
         )
-    return Corpus(parts, source, target, notes, files)
+    if "train" in parts:
+        split = split.noting(keys_of(parts["train"]))
+    return Corpus(parts, source, target, notes, files, split)
 
 
 def no_part(data: Path, name: str, source: str | None, target: str | None) -> str:

@@ -340,7 +340,7 @@ def train(values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None 
         data = read_pictures(settings, labelled=False)  # type: ignore[arg-type]
         texts.update(read_captions(settings))  # type: ignore[arg-type]
         told = [pair for part in data.parts.values() for pair in said(part, texts)]
-        return Data(data, hash_items([(data.sha, ""), *told]), data.notes)
+        return Data(data, hash_items([(data.sha, ""), *told]), data.notes, data.split)
 
     def prepare(data: Data, folder: Path, begun: dict[str, Any] | None) -> Work:
         found: ImageData = data.parts

@@ -316,6 +316,7 @@ class Describer(Runner[Caption]):
             format=replace(self.format, size=how.image or self.format.size),
             options=ImageOptions(how.columns, broken=how.broken, labelled=False, header=how.header),
             cache=cache_folder(),
+            trained=self.trained,
         )
         return data, told_of(data.parts[how.part], how)
 
@@ -368,6 +369,7 @@ class Describer(Runner[Caption]):
             names[1] or None,
             comparison,
             "images",
+            notes=data.notes,
         )
 
     def _loss_scores(

@@ -264,7 +264,9 @@ class Classifier(Runner[Classified]):
                 how.header,
             )
         )
-        data = load_labelled(how.data, reader, test=how.test, need=(how.part,))
+        data = load_labelled(
+            how.data, reader, test=how.test, need=(how.part,), trained=self.trained
+        )
         examples = known_only(
             data.parts[how.part],
             self.labels,
@@ -316,7 +318,7 @@ class Classifier(Runner[Classified]):
             by_class(count(wanted, found), self.labels),
             table,
             self._errors(examples, wanted, found, chances)[: how.errors],
-            data.notes,
+            notes=data.notes,
         )
 
     def _outputs(

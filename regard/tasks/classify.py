@@ -165,7 +165,13 @@ def train(values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None 
 
     def read() -> Data:
         assert settings.data is not None
-        data = load_labelled(settings.data, reader, valid=settings.valid, by=settings.valid_by)
+        data = load_labelled(
+            settings.data,
+            reader,
+            valid=settings.valid,
+            test=settings.test,
+            by=settings.valid_by,
+        )
         train = data.parts["train"]
         labels = label_list([example.labels for example in train], settings.data)
         data.parts["valid"] = known_only(
@@ -178,7 +184,7 @@ def train(values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None 
         )
         for part in data.parts.values():
             one_label_each(part, reader.several)
-        return Data((data, labels), data.sha, data.notes)
+        return Data((data, labels), data.sha, data.notes, data.split)
 
     def prepare(data: Data, folder: Path, begun: dict[str, Any] | None) -> Work:
         parts, labels = data.parts[0].parts, data.parts[1]

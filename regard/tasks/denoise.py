@@ -169,9 +169,10 @@ def train(values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None 
 
     def read() -> Data:
         assert settings.data is not None
-        parts, notes = train_and_valid(settings.data, settings.valid, settings.broken)
+        given = settings.valid, settings.test, settings.broken
+        parts, notes, split = train_and_valid(settings.data, *given)
         hashes = [[photo.hash for photo in parts[name]] for name in ("train", "valid")]
-        return Data(parts, hashlib.sha256(repr(hashes).encode()).hexdigest(), notes)
+        return Data(parts, hashlib.sha256(repr(hashes).encode()).hexdigest(), notes, split)
 
     def prepare(data: Data, folder: Path, begun: dict[str, Any] | None) -> Work:
         model = build_model(FAMILY, settings.model, settings)

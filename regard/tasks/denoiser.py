@@ -14,7 +14,6 @@ from PIL import Image
 from torch import Tensor
 
 from regard.attention.watch import watch
-from regard.data.documents import share_of
 from regard.data.image import (
     BROKEN,
     MOST_STORED,
@@ -27,6 +26,7 @@ from regard.data.image import (
     find_images,
     split_images,
 )
+from regard.data.split import Split, keys_of, shares_of, unseen
 from regard.errors import Mistake, choose
 from regard.files import write_atomically
 from regard.filters.quality import psnr, ssim
@@ -101,32 +101,42 @@ def shelf_of(data: str, part: str, broken: str) -> Shelf:
 
 
 def train_and_valid(
-    data: str, valid: str | None, broken: str
-) -> tuple[dict[str, list[Photo]], list[str]]:
+    data: str, valid: str | None, test: str | None, broken: str
+) -> tuple[dict[str, list[Photo]], list[str], Split]:
     """Read grey images to learn from and to validate on; some are split off if none are named."""
     notes: list[str] = []
-    share = share_of(valid)
+    shares, split = shares_of(valid, test), Split()
     options = ImageOptions(labelled=False, mosaics=False, broken=broken)
     shelves = {"train": shelf_of(data, "train", broken)}
-    if valid and share is None:
+    if valid and "valid" not in shares:
         shelves["valid"] = shelf_of(valid, "valid", broken)
-    elif share is None and (reader := find_images(Path(data), options).get("valid")):
+    elif "valid" not in shares and (reader := find_images(Path(data), options).get("valid")):
         shelves["valid"] = reader(options)
-    if "valid" not in shelves:
-        whole = shelves["train"]
-        labels = torch.zeros(len(whole), dtype=torch.long)
-        images = Images(whole, np.arange(len(whole)), labels, ImageFormat(channels=1), None)
-        parts = split_images(images, share, notes)
-        for name, part in parts.items():
-            rows = part.rows.tolist()
-            shelves[name] = Shelf([whole.items[row] for row in rows], _some(whole.array, rows))
+    lacking = {name: shares.get(name) for name in ("valid", *shares) if name not in shelves}
+    if lacking:
+        parts, split = split_images(_all_of(shelves["train"]), lacking, notes)
+        shelves |= {name: _shelf(part) for name, part in parts.items()}
     for shelf in shelves.values():
         notes += shelf.told()
+    split = split.noting(keys_of(shelves["train"].items))
+    shelves.pop("test", None)
     found = {name: read_photos(shelf, 1, broken, notes) for name, shelf in shelves.items()}
     for name, photos in found.items():
         if not photos:
             raise Mistake(f"{data}: no image to be read in the {name} part")
-    return found, notes
+    return found, notes, split
+
+
+def _all_of(shelf: Shelf) -> Images:
+    """Return all images of a shelf, as they are."""
+    labels = torch.zeros(len(shelf), dtype=torch.long)
+    return Images(shelf, np.arange(len(shelf)), labels, ImageFormat(channels=1), None)
+
+
+def _shelf(part: Images) -> Shelf:
+    """Return some images of a shelf as a shelf."""
+    rows, whole = part.rows.tolist(), part.shelf
+    return Shelf([whole.items[row] for row in rows], _some(whole.array, rows))
 
 
 def _some(array: np.ndarray | None, rows: list[int]) -> np.ndarray | None:
@@ -333,9 +343,11 @@ class ImageDenoiser(Runner[Denoised | Unread]):
             torch.set_num_threads(how.threads)
         notes: list[str] = []
         shelf = shelf_of(how.data, how.part, how.broken)
+        if self.trained is not None:
+            places = {item.where: row for row, item in enumerate(shelf.items)}
+            some = unseen(shelf.items, how.part, self.trained, how.data, "images", notes)
+            shelf = _shelf(_all_of(shelf).pick([places[item.where] for item in some]))
         photos = read_photos(shelf, None, how.broken, notes)
-        for note in notes:
-            tell(note)
         scores, comparison, seconds = [], [], 0.0
         for level in how.sigma:
             sigma = level / 255
@@ -374,6 +386,7 @@ class ImageDenoiser(Runner[Denoised | Unread]):
             names[1] or None,
             comparison,
             "images",
+            notes=notes,
         )
 
     def _filters(

@@ -261,10 +261,10 @@ class Embedder(Runner[Embedded | Similar]):
         if how.threads:
             torch.set_num_threads(how.threads)
         reader = ScoredReader(how.columns, how.skip_bad, how.header)
-        data = load_labelled(how.data, reader, test=how.test, need=(how.part,))
+        data = load_labelled(
+            how.data, reader, test=how.test, need=(how.part,), trained=self.trained
+        )
         pairs: list[Any] = data.parts[how.part]
-        for note in data.notes:
-            tell(note)
         scores, seconds = score_both(
             lambda model: model._scores(pairs, how), self, against, names[1]
         )
@@ -287,7 +287,14 @@ class Embedder(Runner[Embedded | Similar]):
             **made_here(),
         }
         return Evaluation(
-            names[0], scores, len(pairs), seconds, made_with, names[1] or None, of="pairs"
+            names[0],
+            scores,
+            len(pairs),
+            seconds,
+            made_with,
+            names[1] or None,
+            of="pairs",
+            notes=data.notes,
         )
 
     def _scores(self, pairs: Sequence["Scored"], how: EmbedEvalSettings) -> list[Score]:

@@ -67,13 +67,15 @@ class Evaluation(Scored):
     comparison: list[Comparison] = field(default_factory=list)
     of: str = "sentences"  # what was counted
     lengths: Lengths | None = field(default=None, kw_only=True)
+    notes: list[str] = field(default_factory=list, kw_only=True)  # what is to be known of the data
 
     def named_scores(self) -> Iterable[tuple[str, float]]:
         """Return the scores by name."""
         return ((score.name, score.value) for score in self.scores)
 
     def __str__(self) -> str:
-        lines = [f"{self.model}: {self.sentences:,} {self.of} in {self.seconds:.1f} s"]
+        lines = [*self.notes]
+        lines += [f"{self.model}: {self.sentences:,} {self.of} in {self.seconds:.1f} s"]
         lines += [str(score) for score in self.scores]
         for c in self.comparison:
             lines.append(
@@ -121,6 +123,7 @@ def read_test(translator: Translator, how: EvalSettings) -> Corpus:
         test=how.test,
         skip_bad=how.skip_bad,
         need=(how.part,),
+        trained=translator.trained,
     )
 
 
@@ -198,7 +201,15 @@ def evaluate(
     }
     told = ", ".join(names[1:]) or None
     return Evaluation(
-        names[0], scores, len(pairs), seconds, made_with, told, comparison, lengths=lengths
+        names[0],
+        scores,
+        len(pairs),
+        seconds,
+        made_with,
+        told,
+        comparison,
+        lengths=lengths,
+        notes=corpus.notes,
     )
 
 

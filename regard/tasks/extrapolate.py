@@ -29,7 +29,11 @@ def loss_by_length(folder: Path, settings: Any, times: Sequence[int]) -> list[di
     positions is read twice: as it is, and (way "yarn") stretched to the length by YaRN.
     """
     texts = load_texts(
-        settings.data, valid=settings.valid, key=settings.columns, header=settings.header
+        settings.data,
+        valid=settings.valid,
+        test=settings.test,
+        key=settings.columns,
+        header=settings.header,
     )
     task = NextToken(texts, settings, load_tokenizer(folder))
     model: Any = load_folder(folder, settings.device)[0]

@@ -330,7 +330,12 @@ class Filler(Runner[Filled]):
         if how.threads:
             torch.set_num_threads(how.threads)
         texts = load_texts(
-            how.data, test=how.test, key=how.columns, header=how.header, need=(how.part,)
+            how.data,
+            test=how.test,
+            key=how.columns,
+            header=how.header,
+            need=(how.part,),
+            trained=self.trained,
         )
         scores, seconds = score_both(
             lambda model: model._scores(texts, how, how.outputs if model is self else None),
@@ -349,7 +354,14 @@ class Filler(Runner[Filled]):
         }
         size = sum(map(len, texts.parts[how.part]))
         return Evaluation(
-            names[0], scores, size, seconds, made_with, names[1] or None, of="characters"
+            names[0],
+            scores,
+            size,
+            seconds,
+            made_with,
+            names[1] or None,
+            of="characters",
+            notes=texts.notes,
         )
 
     def _note(self, rows: list[dict[str, Any]], logits: Tensor, writes: Tensor) -> None:

@@ -220,6 +220,7 @@ class ImageClassifier(Runner[Classified | Unread]):
             options=ImageOptions(how.columns, (), how.tile, how.broken, header=how.header),
             classes=self.labels,
             cache=cache_folder(),
+            trained=self.trained,
         )
 
     def evaluate(
@@ -290,7 +291,7 @@ class ImageClassifier(Runner[Classified | Unread]):
             by_class(count(wanted, found), self.labels),
             confusion(numbers, chances.argmax(1), number).tolist(),
             self._errors(images, numbers, chances, how.errors),
-            data.notes,
+            notes=data.notes,
         )
 
     def _theirs(self, other: Any, how: ImageEvalSettings) -> np.ndarray:

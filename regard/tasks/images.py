@@ -187,6 +187,7 @@ def read_images(settings: ImageSettings) -> ImageData:
     data = load_images(
         settings.data,
         valid=settings.valid,
+        test=settings.test,
         format=format_wanted(settings),
         options=options_of(settings),
         cache=cache_folder(),
@@ -369,7 +370,7 @@ def train(values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None 
 
     def read() -> Data:
         data = read_images(settings)
-        return Data(data, data.sha, data.notes)
+        return Data(data, data.sha, data.notes, data.split)
 
     def prepare(data: Data, folder: Path, begun: dict[str, Any] | None) -> Work:
         found: ImageData = data.parts

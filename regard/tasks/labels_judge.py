@@ -162,10 +162,9 @@ class LabelEvaluation(Evaluation):
     classes: list[ClassScore] = field(default_factory=list)
     confusion: list[list[int]] | None = None
     errors: list[Error] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        parts = [*self.notes, super().__str__(), self._classes()]
+        parts = [super().__str__(), self._classes()]
         if self.confusion is not None:
             parts.append(self._confusion(self.confusion))
         if self.errors:

@@ -468,9 +468,13 @@ def train(values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None 
     def read() -> Data:
         assert settings.data is not None
         texts = load_texts(
-            settings.data, valid=settings.valid, key=settings.columns, header=settings.header
+            settings.data,
+            valid=settings.valid,
+            test=settings.test,
+            key=settings.columns,
+            header=settings.header,
         )
-        return Data(texts, texts.sha, texts.notes)
+        return Data(texts, texts.sha, texts.notes, texts.split)
 
     def prepare(data: Data, folder: Path, begun: dict[str, Any] | None) -> Work:
         texts: Texts = data.parts

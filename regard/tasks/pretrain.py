@@ -166,6 +166,7 @@ def read_pictures(settings: PretrainSettings, *, labelled: bool = True) -> Image
         return load_images(
             str(settings.data),
             valid=settings.valid,
+            test=settings.test,
             format=format_wanted(settings),
             options=replace(options, labelled=labelled),
             cache=cache_folder(),
@@ -427,7 +428,7 @@ def train(values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None 
             texts.update(read_captions(settings))
             told = [pair for part in data.parts.values() for pair in said(part, texts)]
             sha = hash_items([(sha, ""), *told])
-        return Data(data, sha, data.notes)
+        return Data(data, sha, data.notes, data.split)
 
     def prepare(data: Data, folder: Path, begun: dict[str, Any] | None) -> Work:
         found: ImageData = data.parts

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from regard import __version__
+from regard.data.split import Split
 from regard.errors import Mistake, choose
 from regard.files import write_atomically
 from regard.hashes import SUMS, damaged, listed, seal, unseal
@@ -73,8 +74,10 @@ class TaskSettings(LoopSettings):
     """What every task can be told, beside how to train; a task adds `model`, a family's config."""
 
     data: str | None = field(default=None, metadata={"help": "a folder or file to learn from"})
-    valid: str | None = field(default=None, metadata={"help": "a file to choose by"})
-    test: str | None = field(default=None, metadata={"help": "a file for the final score"})
+    valid: str | None = field(default=None, metadata={"help": "a file to choose by, or a share"})
+    test: str | None = field(
+        default=None, metadata={"help": "a file for the final score, or a share to hold out"}
+    )
     out: str | None = field(default=None, metadata={"help": "the run's folder"})
     init: str | None = field(default=None, metadata={"help": "a model to start from"})
     tune: str = field(default="all", metadata={"help": "of it: all, head or lora"})
@@ -173,7 +176,9 @@ def flat(settings: Any, prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def recall(folder: Path, settings: Any, data: str) -> dict[str, Any] | None:
+def recall(
+    folder: Path, settings: Any, data: str, split: Split | None = None
+) -> dict[str, Any] | None:
     """Return the recipe of a run that was begun here, or refuse settings or data that differ."""
     path = folder / "recipe.json"
     if not path.exists():
@@ -190,6 +195,11 @@ def recall(folder: Path, settings: Any, data: str) -> dict[str, Any] | None:
                 f"{folder} was begun with {key}={before[key]}, not {value}; "
                 f"give the same settings to go on, or another out= to begin anew"
             )
+    if recipe.get("data") != data and "split" not in recipe and split and split.bounds:
+        raise Mistake(
+            f"{folder} was begun by Regard {recipe.get('regard')}, which split a smaller "
+            "validation part off; go on with that version, or give another out= to begin anew"
+        )
     if recipe.get("data") != data:
         raise Mistake(
             f"{folder} was begun with other data than data={now.get('data')} holds now; "
@@ -423,6 +433,7 @@ class Data:
     parts: Any
     sha: str
     notes: list[str]
+    split: Split = field(default_factory=Split)  # what was kept from training
 
 
 def nothing(folder: Path) -> None:
@@ -472,7 +483,7 @@ def train_task(
     quiet = quiet or not distributed.is_first()
     with locked(folder) if distributed.is_first() else nullcontext():
         data = read()
-        begun = recall(folder, settings, data.sha)
+        begun = recall(folder, settings, data.sha, data.split)
         broken = set_aside(folder, quiet) if begun and distributed.is_first() else {}
         lost = not (folder / SUMS).exists() or any(name.endswith(".safetensors") for name in broken)
         distributed.wait()
@@ -495,7 +506,7 @@ def train_task(
             plan = _plan(values, settings, work.task, model, folder, started)
             for note in plan.notes:
                 tell(note, quiet)
-            begun = _begin(name, folder, settings, data.sha, work, recipe, plan)
+            begun = _begin(name, folder, settings, data, work, recipe, plan)
             count = f"{parameters(model):,} parameters{learning(model)}"
             tell(f"{count}; {begun['steps']:,} steps", quiet)
         if distributed.is_first():
@@ -572,7 +583,7 @@ def _epoch(settings: TaskSettings, task: Task) -> float | None:
 
 
 def _begin(
-    name, folder, settings, sha, work: Work, recipe: str | None, plan: Plan
+    name, folder, settings, data: Data, work: Work, recipe: str | None, plan: Plan
 ) -> dict[str, Any]:
     """Write down all that the run depends on."""
     more = {
@@ -586,5 +597,6 @@ def _begin(
         **work.facts,
         "parameters": parameters(work.model),
         "kept": hash_kept(work.model),
+        "split": data.split.to_json(),
     }
-    return write_recipe(folder, name, settings, sha, more) if distributed.is_first() else more
+    return write_recipe(folder, name, settings, data.sha, more) if distributed.is_first() else more

@@ -8,6 +8,7 @@ import numpy as np
 from PIL.Image import Image
 from torch import Tensor
 
+from regard.data.split import Split
 from regard.results import Named
 
 A = TypeVar("A")
@@ -28,6 +29,7 @@ class Runner(Generic[A]):
     model: Any  # the network, a torch.nn.Module
     device: Any
     config: dict[str, Any]
+    trained: Split | None = None  # what it was trained on, and what was held out
     settings: type  # the class of the keys that `run` takes
 
     @overload

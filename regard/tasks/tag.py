@@ -159,7 +159,9 @@ def train(values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None 
 
     def read() -> Data:
         assert settings.data is not None
-        data = load_labelled(settings.data, SentenceReader(format), valid=settings.valid)
+        data = load_labelled(
+            settings.data, SentenceReader(format), valid=settings.valid, test=settings.test
+        )
         labels = label_list([sentence.tags for sentence in data.parts["train"]], settings.data)
         data.parts["valid"] = known_only(
             data.parts["valid"],
@@ -169,7 +171,7 @@ def train(values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None 
             data.notes,
             skip_bad=settings.skip_bad,
         )
-        return Data((data, labels), data.sha, data.notes)
+        return Data((data, labels), data.sha, data.notes, data.split)
 
     def prepare(data: Data, folder: Path, begun: dict[str, Any] | None) -> Work:
         parts, labels = data.parts[0].parts, data.parts[1]

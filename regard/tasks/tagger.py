@@ -347,7 +347,13 @@ class Tagger(Runner[Tagged]):
         if how.threads:
             torch.set_num_threads(how.threads)
         format = SentenceFormat(how.column, how.encoding, how.skip_bad, how.columns)
-        data = load_labelled(how.data, SentenceReader(format), test=how.test, need=(how.part,))
+        data = load_labelled(
+            how.data,
+            SentenceReader(format),
+            test=how.test,
+            need=(how.part,),
+            trained=self.trained,
+        )
         sentences: list[Sentence] = known_only(
             data.parts[how.part],
             self.labels,
@@ -405,7 +411,7 @@ class Tagger(Runner[Tagged]):
             by_class(count(wanted, found), self.labels),
             confusion(right, best, size).tolist(),
             self._errors(sentences, right, best, chances)[: how.errors],
-            data.notes,
+            notes=data.notes,
         )
 
     def _errors(

@@ -316,10 +316,16 @@ def read_data(settings: TextSettings) -> Data:
     if OBJECTIVES[settings.objective].marks:
         assert settings.data is not None
         key = settings.columns
-        texts = load_texts(settings.data, valid=settings.valid, key=key, header=settings.header)
-        return Data(texts, texts.sha, texts.notes)
+        texts = load_texts(
+            settings.data,
+            valid=settings.valid,
+            test=settings.test,
+            key=key,
+            header=settings.header,
+        )
+        return Data(texts, texts.sha, texts.notes, texts.split)
     corpus = with_prefixes(load(settings), settings.prefix)
-    return Data(corpus, corpus_hash(corpus), corpus.notes)
+    return Data(corpus, corpus_hash(corpus), corpus.notes, corpus.split)
 
 
 def learn_tokenizers(parts: Texts | Corpus, settings: TextSettings) -> tuple[Any, Any]:

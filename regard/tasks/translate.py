@@ -466,7 +466,7 @@ def train_way(
 
     def read() -> Data:
         corpus = load(settings)
-        return Data(corpus, corpus_hash(corpus), corpus.notes)
+        return Data(corpus, corpus_hash(corpus), corpus.notes, corpus.split)
 
     def prepare(data: Data, folder: Path, begun: dict[str, Any] | None) -> Work:
         corpus: Corpus = data.parts

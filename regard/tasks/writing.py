@@ -471,7 +471,12 @@ class LanguageModel(Runner[Written]):
         if how.threads:
             torch.set_num_threads(how.threads)
         texts = load_texts(
-            how.data, test=how.test, key=how.columns, header=how.header, need=(how.part,)
+            how.data,
+            test=how.test,
+            key=how.columns,
+            header=how.header,
+            need=(how.part,),
+            trained=self.trained,
         )
         scores, seconds = score_both(
             lambda model: model._scores(texts, how), self, against, names[1]
@@ -488,7 +493,14 @@ class LanguageModel(Runner[Written]):
             **made_here(),
         }
         return Evaluation(
-            names[0], scores, size, seconds, made_with, names[1] or None, of="characters"
+            names[0],
+            scores,
+            size,
+            seconds,
+            made_with,
+            names[1] or None,
+            of="characters",
+            notes=texts.notes,
         )
 
     def _rows(self, texts: Texts, how: JudgeSettings) -> tuple[list[list[int]], bool]:

@@ -519,7 +519,7 @@ class Fit:
         if not self.quiet:
             shown = "  ".join(f"{k} {v:.4g}" for k, v in scores.items() if k != "better")
             print(f"step {step}  {shown}", file=sys.stderr)
-        if counters["best"] is None or scores["better"] > counters["best"]:
+        if self._is_better(scores):
             counters["best"], counters["best_step"] = scores["better"], step
             counters["without_gain"], counters["scores"] = 0, scores
             counters["published"] = [step]
@@ -527,6 +527,14 @@ class Fit:
             write_atomically(self.folder / "best", f"step-{step}\n")
         else:
             counters["without_gain"] += 1
+
+    def _is_better(self, scores: dict[str, float]) -> bool:
+        """Tell whether scores are the best so far; of equal ones, those with the lower loss are."""
+        best = self.counters["best"]
+        if best is None or scores["better"] != best:
+            return best is None or scores["better"] > best
+        before = self.counters["scores"].get("loss", -math.inf)
+        return scores.get("loss", math.inf) < before
 
     def _finish(self) -> None:
         """Publish the average of the last checkpoints if it is better than the best of them."""
@@ -537,7 +545,7 @@ class Fit:
             return
         mean = self._mean(steps)
         scores = self._score(mean)
-        gained = scores["better"] > self.counters["best"]
+        gained = self._is_better(scores)
         self._note(
             f"average of {len(steps)} checkpoints: {scores['better']:.4g} against "
             f"{self.counters['best']:.4g} of the best; {'taken' if gained else 'not taken'}"

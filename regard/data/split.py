@@ -1,0 +1,328 @@
+"""Which rows are kept from training to validate and to test on, by the hash of what they hold.
+
+Copies of a row (but for case and space) have one hash, so they stay in one part; rows that are
+added leave the parts of the others as they were, but for a few near a border. What was decided is
+written into recipe.json, by which a model is later judged on the rows that it has not seen.
+"""
+
+import hashlib
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from regard.errors import Mistake, choose
+
+SPACE = 2**64  # how many hashes there are
+MOST_STRATA = 1000  # labels by which rows are split evenly; of more, each has few rows
+SAMPLED = 1024  # hashes of training rows that are noted
+SEEN = 0.3  # share of training rows in data from which the held-out ones are to be picked
+
+
+def fold(text: str) -> str:
+    """Make a text that is the same for texts that differ only in case and space."""
+    return " ".join(text.casefold().split())
+
+
+def hash_text(text: str) -> int:
+    """Hash a text to 64 bits, the same on every machine and in every session."""
+    digest = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest()
+    return int.from_bytes(digest, "big")
+
+
+def keys_of(items: Sequence[Any]) -> list[int]:
+    """Return the hash of what each item is told apart by, its source."""
+    return [hash_text(fold(item.source)) for item in items]
+
+
+def share_of(value: Any, key: str = "valid") -> float | None:
+    """Return the share that valid= or test= names, if it names one and no file."""
+    try:
+        share = float(value or "")
+    except (TypeError, ValueError):
+        return None
+    if not 0 < share < 1:
+        raise Mistake(f"{key}={value} is neither a file nor a share between 0 and 1, such as 0.1")
+    return share
+
+
+def shares_of(valid: Any, test: Any) -> dict[str, float]:
+    """Return the shares that valid= and test= name, for those that do."""
+    found = {"valid": share_of(valid), "test": share_of(test, "test")}
+    shares = {part: share for part, share in found.items() if share is not None}
+    if sum(shares.values()) > 0.9:
+        raise Mistake(f"valid={valid} and test={test} leave too little to learn from")
+    return shares
+
+
+def usual_share(rows: int) -> float:
+    """Return the share to validate on: a tenth, but 200 rows where a fifth has them; 2% of many."""
+    count = min(2000.0, max(0.02 * rows, min(0.1 * rows, 500), min(0.2 * rows, 200)))
+    return max(1.0, count) / max(1, rows)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Hashes below a border are valid, and those from another on are test, for each label."""
+
+    bounds: dict[str, dict[str, int]] = field(default_factory=dict)  # part -> label -> border
+    by: str = "text"  # or whole, or end for a running text
+    sample: tuple[int, ...] = ()  # the smallest hashes of the training rows
+
+    def parts(self, keys: Sequence[int], labels: Sequence[str]) -> dict[str, list[int]]:
+        """Return which rows are of each part, by number."""
+        found: dict[str, list[int]] = {"train": [], **{part: [] for part in self.bounds}}
+        valid, test = self.bounds.get("valid", {}), self.bounds.get("test", {})
+        own = "" not in {*valid, *test}
+        label_of = _labels(keys, labels) if own else {}
+        for number, key in enumerate(keys):
+            label = label_of.get(key, "")
+            if key < valid.get(label, 0):
+                found["valid"].append(number)
+            elif key >= test.get(label, SPACE):
+                found["test"].append(number)
+            else:
+                found["train"].append(number)
+        return found
+
+    def noting(self, keys: Sequence[int]) -> "Split":
+        """Return it with a sample of the rows that are trained on."""
+        return replace(self, sample=tuple(sorted(set(keys))[:SAMPLED]))
+
+    def seen(self, keys: Sequence[int]) -> float:
+        """Return about what share of rows was trained on, as far as the sample tells."""
+        if not self.sample:
+            return 0.0
+        exact = len(self.sample) < SAMPLED
+        near = [key for key in keys if exact or key <= self.sample[-1]]
+        if len(near) < (1 if exact else 5):
+            return 0.0  # too few to tell
+        known = set(self.sample)
+        return sum(key in known for key in near) / len(near)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain values, hashes in hexadecimal."""
+        bounds = {
+            part: {label: f"{border:016x}" for label, border in some.items()}
+            for part, some in self.bounds.items()
+        }
+        return {"by": self.by, **bounds, "sample": "".join(f"{key:016x}" for key in self.sample)}
+
+    @classmethod
+    def from_json(cls, value: Any) -> "Split | None":
+        """Read what a recipe notes, or nothing where it does not."""
+        try:
+            bounds = {
+                part: {str(label): int(border, 16) for label, border in value[part].items()}
+                for part in ("valid", "test")
+                if part in value
+            }
+            text = value["sample"]
+            sample = tuple(int(text[i : i + 16], 16) for i in range(0, len(text), 16))
+            return cls(bounds, str(value["by"]), sample)
+        except (TypeError, KeyError, ValueError, AttributeError):
+            return None
+
+
+def _labels(keys: Sequence[int], labels: Sequence[str]) -> dict[int, str]:
+    """Return one label for all copies of a row, so that they stay together."""
+    found: dict[int, str] = {}
+    for key, label in zip(keys, labels, strict=True):
+        found[key] = min(found.get(key, label), label)
+    return found
+
+
+def plan_split(
+    keys: Sequence[int], labels: Sequence[str], shares: Mapping[str, float | None], where: str
+) -> Split:
+    """Settle the borders for shares of the rows of every label; a share of None is the usual one.
+
+    A border is that share of all hashes, which stays the same when rows are added; only where
+    chance gives a label far too few or too many is it put between two of its rows.
+    """
+    label_of = _labels(keys, labels)
+    if len(label_of) <= len(shares):
+        raise Mistake(
+            f"{where}: too few different rows to split a validation part off; give one with valid="
+        )
+    groups: dict[str, list[int]] = {}
+    for key in sorted(label_of):
+        groups.setdefault(label_of[key], []).append(key)
+    if len(groups) > MOST_STRATA:
+        groups = {"": sorted(label_of)}
+    every = sorted(label_of)
+    bounds: dict[str, dict[str, int]] = {}
+    taken = {label: 0 for label in groups}
+    for part, share in shares.items():
+        share = usual_share(len(label_of)) if share is None else share
+        low = part == "valid"
+        bounds[part] = {}
+        for label, group in groups.items():
+            border, count = _border(group, share, label, low, len(group) - 1 - taken[label])
+            taken[label] += count
+            bounds[part][label] = border
+        if not any(_count(group, bounds[part][label], low) for label, group in groups.items()):
+            bounds[part] = {"": every[1] if low else every[-1]}  # at least one row, of any label
+    mixed = len(bounds) > 1 and len(groups) > 1 and any("" in some for some in bounds.values())
+    if mixed:  # borders are those of labels, or of all rows, for both parts alike
+        return plan_split(keys, [""] * len(keys), shares, where)
+    return Split(bounds)
+
+
+def _count(group: Sequence[int], border: int, low: bool) -> int:
+    below = bisect_left(group, border)
+    return below if low else len(group) - below
+
+
+def _border(
+    group: Sequence[int], share: float, label: str, low: bool, most: int
+) -> tuple[int, int]:
+    """Return a border that parts a share of sorted hashes off at one end, and how many that are."""
+    wanted = share * len(group)
+    border = int(share * SPACE) if low else SPACE - int(share * SPACE)
+    count = _count(group, border, low)
+    fits = abs(count - wanted) <= max(0.99, wanted / 4) and (count > 0 or wanted < 1)
+    if fits and count <= most:
+        return border, count
+    # where a label has few rows, some get one and others none, so that in all the share is right
+    count = max(0, min(most, int(wanted + hash_text(label) / SPACE)))
+    if low:
+        return (group[count] if count else 0), count
+    return (group[len(group) - count] if count else SPACE), count
+
+
+def told_of(split: Split, sizes: Mapping[str, int], of: str) -> str:
+    """Say how many rows were split off."""
+    total = sum(sizes.values())
+    parts = [
+        f"{sizes[part]:,} to {word}"
+        for part, word in (("valid", "validate on"), ("test", "test on"))
+        if part in split.bounds
+    ]
+    files = " and ".join(f"{part}=" for part in split.bounds)
+    return (
+        f"of {total:,} {of}, {' and '.join(parts)} were split off train by hash; give your own "
+        f"with {files}"
+    )
+
+
+def held_out(
+    split: Split | None,
+    part: str,
+    keys: Sequence[int],
+    pick: Callable[[Split], dict[str, list[int]]],
+    where: str,
+    of: str,
+    notes: list[str],
+) -> list[int] | None:
+    """Return which rows of data a model may be judged on, if these are not all.
+
+    Where it was trained on much of them, these are the rows that were held out; where none were,
+    the user is told.
+    """
+    share = split.seen(keys) if split is not None else 0.0
+    if split is None or not share:
+        return None
+    found = pick(split) if split.bounds else {}
+    if share >= SEEN and found.get(part):
+        if part != "train":
+            notes.append(
+                f"{where}: the model was trained on this file; judged on the "
+                f"{len(found[part]):,} of its {len(keys):,} {of} that were held out ({part})"
+            )
+        return found[part]
+    if part != "train":
+        held = [name for name in split.bounds if found.get(name) and share >= SEEN]
+        remedy = f"; part={held[0]} judges on those held out" if held else ""
+        level = "warning" if share >= SEEN else "note"
+        notes.append(
+            f"{level}: {where}: about {share:.1%} of these {len(keys):,} {of} were trained on, so "
+            f"the scores are too good for new ones{remedy}"
+        )
+    return None
+
+
+def _by_text(items: Sequence[Any], labels: Sequence[str], make: Callable[..., Split]) -> Any:
+    keys = keys_of(items)
+    split = make(keys, labels)
+    return split.parts(keys, labels), split
+
+
+def _whole(items: Sequence[Any], labels: Sequence[str], make: Callable[..., Split]) -> Any:
+    """Hold out only texts that are part of no other; all that is part of them is in no part."""
+    split_words = [tuple(fold(item.source).split()) for item in items]
+    known = set(split_words)
+    sizes = sorted({len(words) for words in known})
+
+    def parts(words: tuple[str, ...]) -> set[tuple[str, ...]]:
+        runs = ((at, n) for n in sizes if n <= len(words) for at in range(len(words) - n + 1))
+        return {words[at : at + n] for at, n in runs} & known
+
+    inner: set[tuple[str, ...]] = set()
+    for words in sorted(known, key=len, reverse=True):
+        if words not in inner:  # else its parts are known as those of a longer one
+            inner |= parts(words) - {words}
+    outer = [i for i, words in enumerate(split_words) if words not in inner]
+    keys = keys_of([items[i] for i in outer])
+    own = [labels[i] for i in outer]
+    split = replace(make(keys, own), by="whole")
+    found = {part: [outer[i] for i in some] for part, some in split.parts(keys, own).items()}
+    held = [i for part, some in found.items() if part != "train" for i in some]
+    gone = set().union(*(parts(split_words[i]) for i in held))
+    found["train"] = [i for i, words in enumerate(split_words) if words not in gone]
+    return found, split
+
+
+# name -> how rows are split: each by itself, or with all that is part of it
+SPLITS: dict[str, Callable[..., Any]] = {"text": _by_text, "whole": _whole}
+
+
+def label_of(item: Any) -> str:
+    """Return the one label by which an item is to be split evenly, or nothing."""
+    labels = getattr(item, "labels", ())
+    return labels[0] if len(labels) == 1 else ""
+
+
+def split_rows(
+    parts: dict[str, list[Any]],
+    shares: Mapping[str, float | None],
+    of: str,
+    notes: list[str],
+    trained: Split | None = None,
+    by: str = "text",
+) -> tuple[dict[str, list[Any]], Split]:
+    """Split parts off train: as a model that was trained on it has noted, or by shares."""
+    items = parts["train"]
+    where = getattr(items[0], "where", "the data").rpartition(":")[0]
+    if trained is not None and trained.bounds and trained.seen(keys_of(items)) >= SEEN:
+        again = choose("valid_by", trained.by, SPLITS)
+        found, split = again(items, _evenly(items), lambda keys, labels: trained)
+        notes.append(f"{where}: split as when the model was trained on it")
+    else:
+
+        def make(keys: Sequence[int], labels: Sequence[str]) -> Split:
+            return plan_split(keys, labels, shares, where)
+
+        found, split = choose("valid_by", by, SPLITS)(items, _evenly(items), make)
+        notes.append(told_of(split, {part: len(some) for part, some in found.items()}, of))
+    picked = {part: [items[i] for i in some] for part, some in found.items()}
+    return {**parts, **picked}, split
+
+
+def unseen(
+    items: list[Any], part: str, trained: Split | None, where: str, of: str, notes: list[str]
+) -> list[Any]:
+    """Return the rows of a file on which a model is to be judged, and note what is to be known."""
+
+    def pick(split: Split) -> dict[str, list[int]]:
+        make = choose("valid_by", split.by, SPLITS)
+        return make(items, _evenly(items), lambda keys, labels: split)[0]
+
+    found = held_out(trained, part, keys_of(items), pick, where, of, notes)
+    return items if found is None else [items[i] for i in found]
+
+
+def _evenly(items: Sequence[Any]) -> list[str]:
+    """Return the label of each item; none where some have several."""
+    labels = [label_of(item) for item in items]
+    return labels if all(labels) else [""] * len(items)
