@@ -649,7 +649,7 @@ def test_labels_that_cannot_be_learnt_are_refused(tmp_path, content, told):
 def test_without_a_validation_part_one_is_split_off_by_hash(tmp_path):
     write_tsv(tmp_path / "all.tsv", rows(200, 1) + rows(20, 1))
     reader = ExampleReader(ExampleFormat())
-    for valid, share in ((None, 0.02), ("0.25", 0.25)):
+    for valid, share in ((None, 0.2), ("0.25", 0.25)):
         found = load_labelled(str(tmp_path / "all.tsv"), reader, valid=valid)
         train, held = ({e.text for e in found.parts[name]} for name in ("train", "valid"))
         assert not train & held and len(train | held) == len(set(dict(rows(200, 1))))

@@ -281,7 +281,7 @@ def test_pieces_are_cut_from_everywhere_and_turned_in_eight_ways(data):
 
 
 def test_train_and_valid_share_no_image_and_lose_none(data):
-    parts, notes = train_and_valid(str(data), "0.2", "refuse")
+    parts, notes, _ = train_and_valid(str(data), "0.2", None, "refuse")
     hashes = [{photo.hash for photo in parts[name]} for name in ("train", "valid")]
     assert not hashes[0] & hashes[1] and len(hashes[0] | hashes[1]) == 24
     assert any("split off" in note for note in notes)

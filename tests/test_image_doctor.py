@@ -107,7 +107,7 @@ def no_valid(photos: Path) -> None:
         (small, "small", "warning", "30 x 2"),
         (uneven, "uneven_labels", "note", "111 images of 'cat'"),
         (other_files, "note", "note", "notes.txt"),
-        (no_valid, "no_valid", "note", "split off by hash"),
+        (no_valid, "no_valid", "note", "split off train by hash"),
     ],
 )
 def test_a_planted_fault_is_found(photos: Path, fault, kind: str, level: str, where: str) -> None:

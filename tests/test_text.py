@@ -457,7 +457,7 @@ def test_loading_splits_and_says_so(tmp_path: Path) -> None:
     assert list(corpus.parts) == ["train", "valid"]
     count = len(corpus.parts["valid"])
     told = f"of 500 pairs, {count} to validate on were split off train"
-    assert count == 100 and any(told in note for note in corpus.notes)
+    assert 75 <= count <= 125 and any(told in note for note in corpus.notes)
     assert load_pairs(tmp_path, need=("valid",)).parts["valid"] == corpus.parts["valid"]
     write(tmp_path / "dev.tsv", "v\tw\n")
     corpus = load_pairs(tmp_path)
