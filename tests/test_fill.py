@@ -344,3 +344,16 @@ def test_a_model_without_words_fills_nothing_in(tmp_path, bert):
 
     with pytest.raises(Mistake, match="a model without a head for words"):
         Filler.load(tmp_path, GPT(sized("gpt", "tiny")), {})
+
+
+def test_a_text_without_a_mask_can_be_looked_at(filler, own, tmp_path, capsys):
+    seen = filler.picture("a red dog runs.")
+    assert seen.steps == [] or list(seen.steps) == []
+    assert len(seen.views) == filler.model.config.depth and "nothing to fill in" in seen.note
+    assert seen.output == "a red dog runs."
+    out = tmp_path / "seen.html"
+    assert main(["look", str(own / "run"), "a red dog runs.", f"out={out}"]) == 0
+    assert out.exists()
+    long = filler.picture("a red dog runs. " * 100)
+    assert len(long.views[0].row_tokens) == filler.longest
+    assert list(filler.picture("a red [MASK] runs.").steps)

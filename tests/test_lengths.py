@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.axes import Axes
 
 import regard
 import regard.recipes.ladder_multi30k as ladder
@@ -20,11 +21,13 @@ from regard.layers.block import BlockConfig
 from regard.models import rows
 from regard.models.folder import save_config, save_weights
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.tasks.judge import judge
+from regard.tasks.judge import bleu_metric
 from regard.tasks.lengths import (
+    FEW,
     Graded,
     Lengths,
     Row,
+    by_length,
     count_words,
     groups,
     join_pairs,
@@ -145,6 +148,26 @@ def made(tmp_path: Path, monkeypatch) -> Path:
     return tmp_path
 
 
+def test_short_sentences_have_a_bleu_and_few_are_marked(tmp_path):
+    """Sentences of two words have no run of four, and no BLEU but the effective one."""
+    pairs = [Pair(f"yes {n}", f"ja {n}", "") for n in range(FEW + 5)]
+    long = [Pair(" ".join(["a"] * 15), " ".join(["b"] * 15), "")] * 3
+    outputs = [pair.target for pair in [*pairs, *long]]
+    metrics = {"metric": bleu_metric("de"), "effective": bleu_metric("de", effective=True)}
+    told = by_length(["x"], [outputs], [], [*pairs, *long], samples=100, **metrics)
+    short, few = told.rows[1:]
+    assert short.scores[0].bleu == pytest.approx(100) and short.scores[0].half is not None
+    assert few.sentences == 3 and few.scores[0].half is None and "(few)" in str(few.scores[0])
+    assert "groups: nrefs:1|bs:100|seed:12345|case:mixed|eff:yes" in str(told)
+    drawn = []
+    monkey = pytest.MonkeyPatch()
+    with monkey.context() as patch:
+        real = Axes.plot
+        patch.setattr(Axes, "plot", lambda *a, **k: drawn.append(k) or real(*a, **k))
+        told.draw(tmp_path / "x.png")
+    assert [k["markerfacecolor"] for k in drawn if "markerfacecolor" in k] == ["white"]
+
+
 def test_bleu_of_a_length_is_that_of_its_sentences(made: Path):
     result = regard.evaluate(made / "one", data=made / "test.tsv", samples=100, lengths="5,10,20")
     outputs = [str(text) for text in Translator.run(regard.load(made / "one"), sources(PAIRS))]
@@ -153,11 +176,14 @@ def test_bleu_of_a_length_is_that_of_its_sentences(made: Path):
     assert told.rows[0].scores[0].bleu == result.scores[0].value
     for row, least, most in zip(told.rows[1:], (1, 6, 11, 21), (5, 10, 20, 99), strict=True):
         some = [i for i, p in enumerate(PAIRS) if least <= count_words(p.source) <= most]
-        expected = judge([outputs[i] for i in some], [[PAIRS[i].target for i in some]], "de")[0]
-        assert row.scores[0].bleu == expected.value
+        texts, right = [outputs[i] for i in some], [[PAIRS[i].target for i in some]]
+        expected = bleu_metric("de", effective=True).corpus_score(texts, right)
+        assert row.scores[0].bleu == expected.score
         assert row.sentences == len(some)
         assert row.words == sum(count_words(PAIRS[i].source) for i in some) / len(some)
-    assert told.rows[3].scores[0].half > 0 and told.rows[4].scores[0].half is None
+    for row in told.rows:
+        assert (row.scores[0].half is None) == (row.sentences < FEW)
+    assert "(few)" in str(result) and "eff:yes" in told.signature and "eff:no" in told.signature
     assert told.rows[1].scores[0].bleu > told.rows[4].scores[0].bleu
     assert "| 11-20 " in str(result) and "bs:100|seed:12345|case:mixed" in told.signature
     assert (made / "one" / "lengths.png").read_bytes()[:4] == b"\x89PNG"

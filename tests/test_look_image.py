@@ -25,7 +25,7 @@ from regard.tasks.encoder import Encoder
 from regard.tasks.image_classifier import ImageClassifier
 from regard.viewer import Look, Picture
 from regard.viewer.html import MOST_LAID, page
-from regard.viewer.image import filters, layouts, reconstruction, rollout, views_of
+from regard.viewer.image import clearest, filters, layouts, reconstruction, rollout, views_of
 from regard.viewer.laid import lay, on_grid, row_at, thin, token_at
 from regard.viewer.picture import Lattice
 
@@ -272,7 +272,7 @@ def test_watching_changes_no_bit(kind):
 def test_a_picture_tells_what_run_tells(photo):
     model = classifier()
     picture = model.picture(photo)
-    (answer,) = model.run(photo)
+    answer = model.run(photo)
     assert picture.output == str(answer) and picture.photo.shape == (40, 40, 3)
     told = re.findall(r"\d\.\d{4}", picture.note)
     assert told == [f"{p:.4f}" for p in sorted(model.run(photo).chances)[::-1]]
@@ -495,8 +495,10 @@ def test_the_command_line_looks_at_photos(tmp_path, photo, capsys):
 
 def test_clicking_a_patch_shows_where_it_looks(visit, photo):  # noqa: F811
     picture = classifier("deit").picture(photo)
+    view = picture.views[-2]
+    picture = replace(picture, opens=(view.name, "mean"))
     seen = visit(picture, tab="image")
-    view = picture.views[-2]  # the last layer opens, with the mean of its heads
+    assert "even: 0.0" in seen.locator(".legend").inner_text()
     values = ".detail .bars .value"
     shown = [float(value.strip("<")) for value in seen.locator(values).all_inner_texts()]
     wanted = lay(view, "class").mean(0)
@@ -522,3 +524,32 @@ def test_filters_and_reconstructions_open_as_images(visit):  # noqa: F811
     assert seen.locator(".tiles canvas").count() == 6
     assert seen.locator("figcaption").first.inner_text() == "original"
     assert json.loads(seen.locator("#data").inner_text())["pictures"][0]["across"] == 3
+
+
+def test_a_page_opens_where_there_is_something_to_see(tmp_path):
+    clothes = regard.load("fashion")
+    trousers = np.zeros((28, 28, 3), np.uint8)
+    trousers[2:27, 8:20] = 200
+    picture = clothes.picture(trousers)
+    name, head = picture.opens
+    tops = {
+        (view.name, each): float(found.max())
+        for view in picture.views
+        if view.kind != "rollout"
+        for each, found in zip(view.heads, on_grid(view, picture.spot), strict=True)
+    }
+    even = max(top for (layer, _), top in tops.items() if layer == "pool")
+    assert even < 2 / 49 and tops[name, head] > 10 / 49
+    chosen = clearest([view for view in picture.views if view.kind != "rollout"], picture.spot)
+    assert chosen == picture.opens
+
+
+def test_a_png_shows_its_scale(monkeypatch):
+    from regard.viewer import panels
+
+    words: list[str] = []
+    monkeypatch.setattr(panels, "spell", lambda text, missing: words.append(text) or text)
+    clothes = regard.load("fashion")
+    panels.draw_panels(clothes.picture(np.full((28, 28, 3), 90, np.uint8)))
+    assert any("under each map" in word for word in words) and "0" in words
+    assert any(word.endswith("even 0.02") for word in words)

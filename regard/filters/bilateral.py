@@ -17,6 +17,7 @@ from regard.filters.frame import (
     half,
     in_piece,
     near,
+    of_range,
     places,
     planes,
     positive,
@@ -41,6 +42,7 @@ def bilateral(
     leaves the Gaussian filter. The window reaches three sigma_s to each side unless told; full is
     attention over the whole image.
     """
+    of_range(planes(image), sigma_r=float(sigma_r))
     return by_guide(image, image, sigma_s, sigma_r, window)
 
 

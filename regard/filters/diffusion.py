@@ -15,6 +15,7 @@ from regard.filters.frame import (
     derivative,
     flowed,
     in_piece,
+    of_range,
     planes,
     positive,
     squares,
@@ -57,9 +58,11 @@ def perona_malik(
 ) -> Float[Tensor, "*b c h w"]:
     """Let the image spread except over edges, u_t = div(c(|grad u|) grad u).
 
-    An edge is a difference of more than k; channels share their edges (Perona and Malik 1990).
+    An edge is a difference of more than k, of values that are 0 to 1 (or 0 to 255, with a k for
+    these); channels share their edges (Perona and Malik 1990).
     """
     _check(steps, step)
+    of_range(planes(image), k=k)
     return _spread(planes(image), _conduct(k, conductance), steps, step).view(image.shape)
 
 

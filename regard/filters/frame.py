@@ -1,5 +1,6 @@
 """What filters share: images as planes, places in and around them, and the one average."""
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Literal
 
@@ -36,6 +37,28 @@ def positive(**values: float) -> None:
     for name, value in values.items():
         if not value > 0:
             raise Mistake(f"{name}={value} is too small; it must be more than 0")
+
+
+def of_range(image: Tensor, **values: float) -> None:
+    """Refuse a difference of values that cannot be meant for the range that an image has.
+
+    Values are from 0 to 1 or from 0 to 255; a difference for one of these is none for the other.
+    """
+    reach = float(image.detach().abs().max()) if image.numel() else 0.0
+    bytes_ = reach > 16  # noise may go beyond 1, but not so far
+    for name, value in values.items():
+        if math.isinf(value) or not math.isfinite(reach):
+            continue
+        if not bytes_ and max(1.0, 2 * reach) < value <= 1000:  # more is meant to ignore values
+            raise Mistake(
+                f"{name}={value:g} is more than any difference of values from 0 to 1, as they are "
+                f"here; of 0 to 255 it is {name}={value / 255:.3g}"
+            )
+        if bytes_ and value < reach / 2000:
+            raise Mistake(
+                f"{name}={value:g} is for values from 0 to 1, but these reach {reach:g}; divide "
+                f"them by 255, or write {name}={255 * value:.3g}"
+            )
 
 
 def counted(**values: int) -> None:

@@ -4,7 +4,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.filters.bilateral import Width, bilateral_weights, by_guide
-from regard.filters.frame import AutoWindow, Place
+from regard.filters.frame import AutoWindow, Place, of_range, planes
 
 
 def joint_bilateral(
@@ -19,6 +19,7 @@ def joint_bilateral(
 
     (Petschnigg et al. 2004; Eisemann and Durand 2004.)
     """
+    of_range(planes(guide, "guide"), sigma_r=float(sigma_r))
     return by_guide(image, guide, sigma_s, sigma_r, window)
 
 

@@ -17,6 +17,7 @@ from regard.filters.frame import (
     half,
     in_piece,
     near,
+    of_range,
     pad,
     planes,
     positive,
@@ -74,6 +75,7 @@ def nonlocal_means(
     attention over the whole image.
     """
     x = planes(image)
+    of_range(x, h=h)
     radius = radius_of(window)
     if radius is None:
         score, keys = patch_score(x, h, patch, distance, patch_weights, noise)

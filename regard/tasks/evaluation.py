@@ -178,6 +178,7 @@ def evaluate(
             [partial(_whole, each, run) for each in (translator, *others)],
             pairs,
             bleu_metric(language, **options),
+            effective=bleu_metric(language, **options, effective=True),
             samples=how.samples,
             borders=how.lengths,
             joined=how.joined,

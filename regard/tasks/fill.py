@@ -69,6 +69,14 @@ def train(values: Mapping[str, Any], **more: Any) -> Any:
     raise Mistake("fill has no training of its own; use: regard train language objective=masked")
 
 
+# what a picture says of no mask, of one and of more
+NOTES = (
+    "read, with nothing to fill in; write {} for a word that is to be guessed",
+    "",
+    "each mask by itself, the others still masked",
+)
+
+
 @dataclass
 class Filled(Answer):
     """A text with its masks filled in, and how likely that is; `others` come next."""
@@ -209,10 +217,13 @@ class Filler(Runner[Filled]):
             for text, some, guesses in zip(inputs, growing, told, strict=True)
         ]
 
-    def _read(self, text: str, number: int) -> _Text:
-        """Split a text into the tokens that the model reads, and find the masks among them."""
+    def _read(self, text: str, number: int, *, asked: bool = True) -> _Text:
+        """Split a text into the tokens that the model reads, and find the masks among them.
+
+        Where nothing is asked for, there need be none.
+        """
         signs = len(self.sign.findall(text))
-        if not signs and text.strip():
+        if asked and not signs and text.strip():
             raise Mistake(
                 f"text {number}: {text[:40]!r} has nothing to fill in; write {self.own} for a word"
             )
@@ -225,6 +236,8 @@ class Filler(Runner[Filled]):
             )
         room = self.longest - len(self.before) - len(self.after)
         start = 0
+        if len(ids) > room and not places:
+            ids = ids[:room]
         if len(ids) > room:  # read what is around the masks
             if places[-1] - places[0] >= room:
                 raise Mistake(f"text {number}: its masks are more than {room} pieces apart")
@@ -409,12 +422,15 @@ class Filler(Runner[Filled]):
     # Looking
 
     def picture(self, text: str, *, candidates: int = 5, **settings: Any):
-        """Fill a text in and gather where the model looked, and what else it thought of."""
+        """Fill a text in and gather where the model looked, and what else it thought of.
+
+        A text without a mask is only read.
+        """
         from regard.viewer.picture import Picture, Step, View
 
         how = self.check(settings)
-        (answer,) = self.run([text], **settings)
-        read = self._read(text, 1)
+        read = self._read(text, 1, asked=False)
+        (answer,) = self.answer([text], **settings) if read.places else (Filled(text),)
         with torch.inference_mode(), watch(self.model) as maps:
             hidden = self.model.hidden(torch.from_numpy(read.ids)[None].to(self.device))
             logs = self._logs(hidden, [read.places]).masked_fill(~self.allowed, -math.inf)
@@ -434,7 +450,7 @@ class Filler(Runner[Filled]):
             source=text,
             output=answer.text,
             alternatives=[(one.text, one.probability) for one in answer.others[: how.n_best]],
-            note="each mask by itself, the others still masked" if len(steps) > 1 else "",
+            note=NOTES[min(len(steps), 2)].format(self.own),
         )
 
 

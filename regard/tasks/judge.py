@@ -37,15 +37,23 @@ def bleu_metric(
     lowercase: bool = False,
     order: int = 4,
     force: bool = False,
+    effective: bool = False,
 ) -> BLEU:
     """Return the BLEU that suits a language, of runs of up to so many words.
 
-    It warns of spaces before full stops, unless those are known to belong there (force).
+    It warns of spaces before full stops, unless those are known to belong there (force). For few or
+    short sentences the order is the effective one: of runs as long as any output has.
     """
     tokenise = tokenise or tokenise_for(language)
     if tokenise not in BLEU.TOKENIZERS:
         raise Mistake(f"tokenise='{tokenise}' is not one of {', '.join(sorted(BLEU.TOKENIZERS))}")
-    return BLEU(lowercase=lowercase, tokenize=tokenise, max_ngram_order=order, force=force)
+    return BLEU(
+        lowercase=lowercase,
+        tokenize=tokenise,
+        max_ngram_order=order,
+        force=force,
+        effective_order=effective,
+    )
 
 
 def judge(

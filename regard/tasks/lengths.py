@@ -18,6 +18,7 @@ from regard.tasks.compared import markdown
 
 WORD = re.compile(rf"[{SPACELESS}]|[^\s{SPACELESS}]+")
 BORDERS = (10, 20, 30, 40, 50, 60)
+FEW = 30  # sentences: of fewer, BLEU is no measure of a group, and resampling no interval
 DRAWN = 2_000_000  # sentences drawn by all resamples of a row, which bounds their memory
 
 
@@ -80,13 +81,13 @@ def short_names(names: Sequence[str]) -> list[str]:
 
 
 class Graded(NamedTuple):
-    """BLEU, and how far to both sides 95% of its resamples lie; unknown of one sentence."""
+    """BLEU, and how far to both sides 95% of its resamples lie; unknown of few sentences."""
 
     bleu: float
     half: float | None
 
     def __str__(self) -> str:
-        return f"{self.bleu:.2f}" + ("" if self.half is None else f" ± {self.half:.2f}")
+        return f"{self.bleu:.2f}" + (" (few)" if self.half is None else f" ± {self.half:.2f}")
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,13 @@ class Lengths:
         ]
 
     def __str__(self) -> str:
-        return f"{markdown(self.table())}\n± 95% of resamples  {self.signature}"
+        few = f"few: under {FEW} sentences, too few to tell  " * self.has_few
+        return f"{markdown(self.table())}\n± 95% of resamples  {few}{self.signature}"
+
+    @property
+    def has_few(self) -> bool:
+        """Tell whether some group has too few sentences to be judged."""
+        return any(row.sentences < FEW for row in self.rows)
 
     def draw(self, path: str | Path) -> None:
         """Draw a curve for each model, and one of its joined sentences if there are some."""
@@ -128,15 +135,21 @@ class Lengths:
 
         lines: dict[str, list[tuple[float, Interval]]] = {}
         looks: dict[str, int] = {}
+        hollow: dict[str, list[int]] = {}
         for row in self.rows[1:]:
             joined = row.name.startswith("joined")
             for number, name in enumerate(short_names(self.models)):
                 bleu, half = row.scores[number]
                 line = name + ", joined" * joined
-                lines.setdefault(line, []).append((row.words, Interval(bleu, half, ())))
+                points = lines.setdefault(line, [])
+                if row.sentences < FEW:
+                    hollow.setdefault(line, []).append(len(points))
+                points.append((row.words, Interval(bleu, half, ())))
                 looks[line] = number + DASHED * joined
         title = "BLEU by the length of the source"
-        draw_curves(path, title, lines, ("source words", "BLEU"), log=False, looks=looks)
+        title += f"; hollow: under {FEW} sentences" if hollow else ""
+        names = ("source words", "BLEU")
+        draw_curves(path, title, lines, names, log=False, looks=looks, hollow=hollow)
 
 
 def grade(
@@ -147,7 +160,7 @@ def grade(
     references, scores = [[pair.target for pair in pairs]], []
     for some in outputs:
         told = metric.corpus_score(list(some), references, n_bootstrap=samples)
-        scores.append(Graded(told.score, told._ci if len(pairs) > 1 else None))
+        scores.append(Graded(told.score, told._ci if len(pairs) >= FEW else None))
     words = sum(count_words(pair.source) for pair in pairs) / len(pairs)
     return Row(name, len(pairs), words, scores)
 
@@ -159,6 +172,7 @@ def by_length(
     pairs: Sequence[Pair],
     metric: BLEU,
     *,
+    effective: BLEU,
     samples: int = 1000,
     borders: Sequence[int] = BORDERS,
     joined: Sequence[int] = (),
@@ -166,16 +180,18 @@ def by_length(
 ) -> Lengths:
     """Judge the outputs of models for pairs by the length of the source.
 
+    All together are judged by `metric`, groups by `effective`, the same of the effective order.
     `write` lets each model write more: the pairs are also joined to sources of so many words.
     """
     rows = [grade(metric, "all", outputs, pairs, samples)]
     for name, some in groups([pair.source for pair in pairs], borders).items():
         parts = [[each[i] for i in some] for each in outputs]
-        rows.append(grade(metric, name, parts, [pairs[i] for i in some], samples))
+        rows.append(grade(effective, name, parts, [pairs[i] for i in some], samples))
     for words in sorted(set(joined)):
         longer = join_pairs(pairs, repeat(words), *languages)
         if not longer:
             raise Mistake(f"joined={words} is more words than all sentences have together")
         told = [each([pair.source for pair in longer]) for each in write]
-        rows.append(grade(metric, f"joined {words}+", told, longer, samples))
-    return Lengths(list(models), rows, str(metric.get_signature()))
+        rows.append(grade(effective, f"joined {words}+", told, longer, samples))
+    signature = f"all: {metric.get_signature()}, groups: {effective.get_signature()}"
+    return Lengths(list(models), rows, signature)

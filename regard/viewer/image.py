@@ -21,7 +21,7 @@ from regard.models.mvit import MViT, PooledBlock
 from regard.models.resnet import GridAttention, ResNet
 from regard.models.swin import Swin
 from regard.models.vit import ViT
-from regard.viewer.laid import name_of, some
+from regard.viewer.laid import name_of, on_grid, some
 from regard.viewer.picture import Laid, Lattice, Picture, Spot, Tile, View
 
 MOST_HELD = 150_000_000  # weights, of which each takes four bytes
@@ -377,8 +377,24 @@ def _attention(model: nn.Module, maps: Maps, size: tuple[int, int], spot: Spot) 
             "this model has no attention to look at; choose view=filters, or a family such as vit, "
             "swin, mvit, local or resnet_attention"
         )
-    opens = (views[-1].name, "mean")
-    return Picture("", [*views, rollout(views, spot)], opens=opens)
+    return Picture("", [*views, rollout(views, spot)], opens=clearest(views, spot))
+
+
+def clearest(views: Sequence[View], spot: Spot) -> tuple[str, int | str]:
+    """Return the layer and head that tell places apart most, as seen from a spot.
+
+    That is the one furthest from looking everywhere alike: of least entropy, for its places.
+    """
+
+    def told(view: View) -> list[float]:
+        cells = on_grid(view, spot).reshape(len(view.heads), -1).astype(np.float64)
+        shares = cells / np.maximum(cells.sum(1, keepdims=True), 1e-30)
+        entropy = -(shares * np.log(np.maximum(shares, 1e-30))).sum(1)
+        return (1 - entropy / max(np.log(cells.shape[1]), 1e-9)).tolist()
+
+    found = [(value, view, head) for view in views for head, value in enumerate(told(view))]
+    _, view, head = max(found, key=lambda each: each[0])
+    return view.name, view.heads[head]
 
 
 def _rollout(model: nn.Module, maps: Maps, size: tuple[int, int], spot: Spot) -> Picture:

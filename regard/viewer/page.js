@@ -199,7 +199,7 @@
     const row = rowAt(laid, spot);
     const rows = row === null ? [...Array(q).keys()] : [row];
     const tokens = new Float32Array(laid.columns.names.length + cellsOf(laid.columns));
-    let error = 0, outside = 0, most = 0;
+    let error = 0, outside = 0, most = 0, inside = 0;
     for (const i of rows) {
       for (const h of heads) error = Math.max(error, largest[h * q + i] / levels / 2);
       for (let j = 0; j < k; j++) {
@@ -210,7 +210,10 @@
         }
         const token = laid.sees[shared ? j : i * k + j];
         if (token < 0) outside += weight / rows.length;
-        else tokens[token] += weight / rows.length;
+        else {
+          tokens[token] += weight / rows.length;
+          inside += 1;
+        }
       }
     }
     for (const h of heads) {
@@ -218,7 +221,9 @@
     }
     const names = laid.columns.names.length;
     const top = tokens.subarray(names).reduce((a, b) => Math.max(a, b), 0);
-    return { row, tokens, cells: tokens.subarray(names), top, most, error, outside };
+    // what each would get of a look that tells none from another
+    const even = inside ? rows.length / inside : 0;
+    return { row, tokens, cells: tokens.subarray(names), top, most, error, outside, even };
   }
 
   const HEAT = [[43, 15, 84], [140, 41, 129], [228, 80, 107], [254, 159, 109], [252, 253, 191]];
@@ -694,7 +699,9 @@
     }, canvas);
     const scale = make("canvas", { width: 256, height: 1 });
     const most = make("span");
-    const legend = make("div", { class: "legend" }, make("span", { text: "0" }), scale, most);
+    const even = make("span", { class: "even" });
+    const legend = make("div", { class: "legend" },
+      make("span", { text: "0" }), scale, most, even);
     const strip = scale.getContext("2d").createImageData(256, 1);
     for (let x = 0; x < 256; x++) strip.data.set([...heat(x / 255), 255], x * 4);
     scale.getContext("2d").putImageData(strip, 0, 0);
@@ -702,7 +709,7 @@
     const told = make("div");
     const aside = make("aside", { class: "detail", "aria-label": "Where it looks" },
       told, plainCanvas);
-    panel.append(make("div", { class: "stage" }, make("div", {}, box, legend), aside));
+    panel.append(make("div", { class: "stage" }, make("div", {}, legend, box), aside));
 
     redraw = () => {
       const { width, height } = picture.bitmap;
@@ -721,6 +728,8 @@
       paintOn(canvas.getContext("2d"), picture, view, found, ...area);
       const top = state.scale === "row" ? found.top : found.most;
       most.textContent = digits(top, found.error);
+      even.textContent = `even: ${digits(found.even, 0)}`
+        + (found.row !== null && found.top < 2 * found.even ? " (so this map says little)" : "");
       const kind = Array.isArray(state.spot) ? "place" : state.spot;
       const chosen = document.getElementById(`spot-${kind}`);
       if (chosen) chosen.checked = true;

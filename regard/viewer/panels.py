@@ -31,6 +31,7 @@ ACROSS, FEW_ACROSS = 12, 6
 TILES_ACROSS = 16
 DPI = 130
 LINE_HIGH = 0.22  # inches of a caption
+BAR_HIGH = 0.25  # inches of the scale
 MOST_PIXELS = 40_000_000
 
 
@@ -98,7 +99,8 @@ def map_rows(picture: Picture, layers: Choice, heads: Choice) -> list[list[Panel
             first += panels
         else:
             cut = [panels[at : at + ACROSS] for at in range(0, len(panels), ACROSS)]
-            groups += [[g[0]._replace(above=view.name, room=len(g)), *g[1:]] for g in cut]
+            above = f"{view.name}, even {even_share(view):.2g}"
+            groups += [[g[0]._replace(above=above, room=len(g)), *g[1:]] for g in cut]
     return fitted([[panel] for panel in first]) + fitted(groups)
 
 
@@ -148,9 +150,15 @@ def panels_of(view: View, photo: np.ndarray, spot: Spot, single: bool) -> list[P
         shown = np.sqrt(found / (top or 1.0)) if rolled else found / (top or 1.0)
         name = f"head {head}" if str(head).isdecimal() else str(head)
         caption = f"{name} ≤{top:.2g}" + (", root" if rolled else "")
-        above = view.name if single or rolled else ""
+        above = f"{view.name}, even {even_share(view):.2g}" if single or rolled else ""
         panels.append(Panel(overlay(photo, shown, view), caption, frame, above))
     return panels
+
+
+def even_share(view: View) -> float:
+    """Return what each place would get of a look that tells none from another."""
+    assert view.laid is not None
+    return 1 / max(1.0, float((view.laid.sees >= 0).sum(1).mean()))
 
 
 def caption_of(spot: Spot) -> str:
@@ -227,8 +235,10 @@ def render(picture: Picture, rows: Sequence[Sequence[Panel]]) -> bytes:
     words = [picture.title, *told, *(word for p in panels for word in (p.caption, p.above))]
     fonts, missing = fonts_for("".join(sorted(set("".join(map(show_token, words))))))
     named = [LINE_HIGH if any(panel.above for panel in row) else 0.0 for row in rows]
+    scaled = bool(picture.views)
     width = max(2 * MARGIN + most * step, 5.5)
     height = 0.5 + 0.2 * len(told) + sum(named) + len(rows) * (high + LINE_HIGH) + MARGIN
+    height += BAR_HIGH * scaled
     figure = Figure(figsize=(width, height), facecolor="white")
     FigureCanvasAgg(figure)
 
@@ -253,6 +263,13 @@ def render(picture: Picture, rows: Sequence[Sequence[Panel]]) -> bytes:
             if panel.above:
                 write(panel.above, left, upper + 0.05, panel.room * step, 8, INK)
         upper -= high + LINE_HIGH
+    if scaled:  # the scale: the same colours for all, each up to its own largest weight
+        box = (MARGIN + 0.15) / width, (upper - 0.05) / height, 1.2 / width, 0.1 / height
+        bar = figure.add_axes(box, xticks=[], yticks=[], frame_on=False)
+        bar.imshow(np.linspace(0, 1, 256)[None], cmap=HEAT, aspect="auto", extent=(0, 1, 0, 1))
+        write("0", MARGIN, upper - 0.05, 0.2, 7, SOFT)
+        text = "≤ the number under each map; even: what looking everywhere alike would give"
+        write(text, MARGIN + 1.45, upper - 0.05, width - 1.5, 7, SOFT)
     stream = BytesIO()
     dpi = min(DPI, math.sqrt(MOST_PIXELS / width / height))
     figure.savefig(stream, format="png", dpi=dpi)

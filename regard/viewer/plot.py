@@ -88,11 +88,13 @@ def draw_curves(
     trained: float | None = None,
     log: bool = True,
     looks: Mapping[str, int] | None = None,
+    hollow: Mapping[str, Sequence[int]] | None = None,
 ) -> None:
     """Draw a line through the means of each label, with bars for their intervals.
 
     Doubling x is always the same way, unless `log` is off; `trained` is marked. `looks` are the
-    numbers of the labels among LOOKS, if not as they come.
+    numbers of the labels among LOOKS, if not as they come; `hollow` the points of a label that
+    stand for too little.
     """
     names = {label: shorten(label) for label in lines}
     fonts, missing = fonts_for("".join(sorted(set("".join([title, *axes, *names.values()])))))
@@ -125,6 +127,9 @@ def draw_curves(
             elinewidth=0.8,
             capsize=2,
         )
+        for place_of in (hollow or {}).get(label, ()):
+            x, one = points[place_of]
+            place.plot(x * aside, one.mean, mark, color=colour, markerfacecolor="white", zorder=5)
     if log:
         ticks = sorted({x for points in lines.values() for x, _ in points})
         place.set_xticks(ticks, [f"{x:g}" for x in ticks])
