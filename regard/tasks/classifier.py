@@ -21,6 +21,7 @@ from regard.data.labelled import (
 from regard.decode.search import in_batches
 from regard.errors import Mistake
 from regard.settings import fill
+from regard.tasks.baseline import Baselines
 from regard.tasks.evaluation import made_here, write_outputs
 from regard.tasks.features import split_words
 from regard.tasks.labelling import (
@@ -153,6 +154,7 @@ class Classifier(Runner[Classified]):
         self.way = WAYS["several" if self.several else "one"]
         self.longest: int = config.get("max_length") or model.config.max_length
         self.device = next(model.parameters()).device
+        self.baselines: Baselines | None = None
 
     @classmethod
     def load(cls, folder: Path, model: Any, config: dict[str, Any]) -> "Classifier":
@@ -167,7 +169,9 @@ class Classifier(Runner[Classified]):
             raise Mistake(f"{folder / 'config.json'}: 'several' is no true or false")
         longest = longest_of(config, folder, model)
         reader = reader_of(config, folder, model, load_tokenizer(folder))
-        return cls(model, reader, labels, {**config, "max_length": longest})
+        found = cls(model, reader, labels, {**config, "max_length": longest})
+        found.baselines = Baselines.load(folder, len(labels))
+        return found
 
     def check(self, settings: dict[str, Any]) -> ClassifierSettings:
         """Make full settings of what a user gave."""
@@ -319,6 +323,7 @@ class Classifier(Runner[Classified]):
             table,
             self._errors(examples, wanted, found, chances)[: how.errors],
             notes=data.notes,
+            baselines={} if self.baselines is None else self.baselines.scores(texts, wanted),
         )
 
     def _outputs(

@@ -14,6 +14,7 @@ from regard.data.image import holds_images
 from regard.data.labelled import Example, ExampleFormat, ExampleReader, load_labelled
 from regard.errors import Mistake
 from regard.tasks import images
+from regard.tasks.baseline import Baselines
 from regard.tasks.classifier import Classifier, ClassifierSettings, member_logits, one_label_each
 from regard.tasks.features import split_words
 from regard.tasks.labelling import (
@@ -33,6 +34,8 @@ from regard.tasks.labelling import (
     resolve_labels,
     sampler_of,
     settle_features,
+    uneven,
+    weigh,
 )
 from regard.tasks.labels_judge import count, log_loss, macro_f1, micro_f1
 from regard.tasks.run import Data, Report, Work, save_tokenizer, settle_tokenizer, train_task
@@ -97,6 +100,9 @@ class Classification:
         """Take rows with numbers (n,) or, for several labels, a table (n, labels) of them."""
         self.settings, self.wanted = settings, wanted
         self.way = WAYS["one" if wanted.ndim == 1 else "several"]
+        several = wanted.ndim > 1
+        often = wanted.sum(0) if several else np.bincount(wanted)
+        self.weights = weigh(settings.class_weights, often, len(wanted), several)
         self.feed = Feed(rows, settings, reader, again)
         self.valid, self.judge = valid, judge
 
@@ -123,6 +129,7 @@ class Classification:
                 batch.wanted,
                 settings.label_smoothing,
                 settings.r_drop,
+                None if self.weights is None else self.weights.to(settings.device),
             )
             for member in model.everyone()
         ]
@@ -141,7 +148,8 @@ class Classification:
             "accuracy": 100 * float((wanted == found).all(1).mean()),
             "macro_f1": macro_f1(counts),
         }
-        return {**scores, "better": micro_f1(counts)}
+        balanced = self.weights is not None
+        return {**scores, "better": scores["macro_f1"] if balanced else micro_f1(counts)}
 
 
 def train(values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None = None) -> Report:
@@ -222,7 +230,9 @@ def train(values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None 
         def again(i: int, key: int) -> Row:
             return as_run.texts([texts[i]], settings.max_length, [key])[0]
 
-        wanted = judge(model).table(train, labels)
+        wanted, asked = (judge(model).table(some, labels) for some in (train, parts["valid"]))
+        data.notes.extend(uneven(wanted.sum(0), labels, settings.class_weights))
+        baselines = Baselines.learn("naive Bayes", texts, wanted)
         task = Classification(
             rows,
             wanted.astype(np.float32) if reader.several else wanted.argmax(1),
@@ -232,6 +242,11 @@ def train(values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None 
             judge=judge,
             again=again if sampler is not None else None,
         )
+
+        def save(folder: Path) -> None:
+            save_tokenizer(folder, tokenizer)
+            baselines.save(folder)
+
         return Work(
             FAMILY,
             model,
@@ -239,7 +254,8 @@ def train(values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None 
             f"{'Several of' if reader.several else 'One of'} {len(labels)} labels for a text",
             about=about,
             facts={"tokenizers": [tokenizer.sha], "labels": len(labels), "cut": cut},
-            save=lambda folder: save_tokenizer(folder, tokenizer),
+            save=save,
+            baselines=baselines.scores([example.text for example in parts["valid"]], asked),
         )
 
     return train_task(

@@ -22,6 +22,7 @@ from regard.data.image import (
 from regard.errors import Mistake, choose
 from regard.files import cache_folder
 from regard.settings import fill
+from regard.tasks.baseline import Baselines, small
 from regard.tasks.classifier import Classified
 from regard.tasks.evaluation import Evaluation, made_here, write_outputs
 from regard.tasks.image_look import ImageLookSettings, check_kind, picture_of
@@ -131,6 +132,12 @@ def read_image(image: Any, format: ImageFormat, broken: str) -> np.ndarray | str
         return str(mistake)
 
 
+def shrunk(images: Images) -> np.ndarray:
+    """Return images as the nearest mean reads them."""
+    parts = np.array_split(np.arange(len(images)), -(-len(images) // 256))
+    return np.concatenate([small(images.read(part).numpy()) for part in parts])
+
+
 class ImageClassifier(Runner[Classified | Unread]):
     """A model with its labels and the format of its images."""
 
@@ -143,6 +150,7 @@ class ImageClassifier(Runner[Classified | Unread]):
     def __init__(self, model: Any, labels: list[str], format: ImageFormat):
         self.model, self.labels, self.format = model, labels, format
         self.device = next(model.parameters()).device
+        self.baselines: Baselines | None = None
 
     @classmethod
     def load(cls, folder: Path, model: Any, config: dict[str, Any]) -> "ImageClassifier":
@@ -152,7 +160,10 @@ class ImageClassifier(Runner[Classified | Unread]):
                 f"{folder / 'config.json'}: a model without a head, which labels no images; train "
                 "one with: regard train classify init=..."
             )
-        return cls(model, labels_of(folder, model, config), format_of(folder, model, config))
+        labels = labels_of(folder, model, config)
+        found = cls(model, labels, format_of(folder, model, config))
+        found.baselines = Baselines.load(folder, len(labels))
+        return found
 
     def check(self, settings: dict[str, Any]) -> ImageRunSettings:
         """Make full settings of what a user gave."""
@@ -292,6 +303,7 @@ class ImageClassifier(Runner[Classified | Unread]):
             confusion(numbers, chances.argmax(1), number).tolist(),
             self._errors(images, numbers, chances, how.errors),
             notes=data.notes,
+            baselines={} if self.baselines is None else self.baselines.scores(shrunk(images), wanted),
         )
 
     def _theirs(self, other: Any, how: ImageEvalSettings) -> np.ndarray:

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -17,8 +18,14 @@ from regard.files import cache_folder, sha256
 from regard.models import MODELS, family
 from regard.settings import describe
 from regard.tasks import run
-from regard.tasks.image_classifier import ImageClassifier, ImageRunSettings, format_of
-from regard.tasks.labelling import label_list
+from regard.tasks.baseline import Baselines
+from regard.tasks.image_classifier import (
+    ImageClassifier,
+    ImageRunSettings,
+    format_of,
+    shrunk,
+)
+from regard.tasks.labelling import WEIGHTINGS, label_list, uneven, weigh
 from regard.tasks.labels_judge import count, log_loss, macro_f1, ones
 from regard.tasks.run import (
     Data,
@@ -39,6 +46,7 @@ NAME = "images"
 FAMILY = "vit"
 FAMILIES = ("vit", "swin", "mvit", "resnet", "local")
 ViTConfig, _ = family(FAMILY)
+SOME = 2000  # images that a baseline learns from
 
 # what a size means for training, on top of the sizes of the model
 SIZES: dict[str, dict[str, Any]] = {
@@ -103,6 +111,9 @@ class ImageSettings(SightSettings):
     mixup: float = field(default=0.0, metadata=at_least(0, "alpha of mixup; 0: none", 100))
     cutmix: float = field(default=0.0, metadata=at_least(0, "alpha of CutMix; 0: none", 100))
     label_smoothing: float = field(default=0.1, metadata=at_least(0, "spread of the target", 0.9))
+    class_weights: str = field(
+        default="none", metadata={"help": "in the loss: none, or balanced for uneven labels"}
+    )
     teacher: str | None = field(default=None, metadata={"help": "a run to learn from"})
     distil: str = field(default="hard", metadata={"help": "learn its labels, or soft: its chances"})
     distil_weight: float = field(default=0.5, metadata=at_least(0, "of what it says", 1))
@@ -144,6 +155,7 @@ def resolve(values: Mapping[str, Any]) -> ImageSettings:
     augments(settings.augment)
     choose("broken", settings.broken, BROKEN)
     choose("distil", settings.distil, DISTILS)
+    choose("class_weights", settings.class_weights, WEIGHTINGS)
     given = [key for key in ("distil", "distil_weight", "temperature") if key in values]
     if given and not settings.teacher:
         raise Mistake(f"{given[0]}= does nothing without a teacher; name a run with teacher=")
@@ -203,8 +215,9 @@ def read_images(settings: ImageSettings) -> ImageData:
 # Learning from a teacher
 
 
-def soft_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the summed cross-entropy of targets (b, labels) that sum to one."""
+def soft_loss(logits: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Return the summed cross-entropy of targets (b, labels) that sum to one, weighed by label."""
+    targets = targets if weights is None else targets * weights
     return -(targets * logits.float().log_softmax(-1)).sum()
 
 
@@ -288,6 +301,8 @@ class ImageClassification:
         self.tokens, self.valid, self.teacher = tokens, valid, teacher
         self.shuffled = Shuffled(len(train), settings.batch, settings.seed)
         self.distil = choose("distil", settings.distil, DISTILS)
+        often = np.bincount(train.labels.numpy(), minlength=len(labels))
+        self.weights = weigh(settings.class_weights, often, len(train))
         assert format.size is not None
         self.augment = Augment(
             settings.augment,
@@ -319,12 +334,13 @@ class ImageClassification:
 
     def loss(self, model: Any, batch: Batch) -> Tensor:
         """Return the summed loss of the labels, and of what the teacher says."""
+        weights = None if self.weights is None else self.weights.to(batch.targets.device)
         if batch.theirs is None:
-            return soft_loss(model(batch.images), batch.targets)
+            return soft_loss(model(batch.images), batch.targets, weights)
         one, other = two_heads(model, batch.images)
         weight = self.settings.distil_weight
         taught = self.distil(other, batch.theirs, self.settings.temperature)
-        return (1 - weight) * soft_loss(one, batch.targets) + weight * taught
+        return (1 - weight) * soft_loss(one, batch.targets, weights) + weight * taught
 
     def evaluate(self, model: Any) -> dict[str, float]:
         """Return loss, accuracy and F1 on the validation part."""
@@ -334,11 +350,12 @@ class ImageClassification:
         wanted = ones(self.valid.labels.numpy(), len(self.labels))
         found = ones(chances.argmax(1), len(self.labels))
         accuracy = 100 * float((wanted & found).any(1).mean())
+        f1 = macro_f1(count(wanted, found))
         return {
             "loss": log_loss(wanted, chances, False),
             "accuracy": accuracy,
-            "macro_f1": macro_f1(count(wanted, found)),
-            "better": accuracy,
+            "macro_f1": f1,
+            "better": accuracy if self.weights is None else f1,
         }
 
 
@@ -362,6 +379,14 @@ def build_classifier(settings: ImageSettings, format: ImageFormat, labels: list[
     else:
         config = replace(config, channels=format.channels, image=format.size)
     return build_model(settings.family, config, settings, fresh=fresh)
+
+
+def learn_baselines(train: Images, labels: int) -> Baselines:
+    """Learn what a model should beat from some of the images."""
+    rows = np.linspace(0, len(train) - 1, min(len(train), SOME)).astype(np.int64)
+    some = train.pick(rows)
+    wanted = ones(some.labels.numpy(), labels)
+    return Baselines.learn("the nearest mean image", shrunk(some), wanted)
 
 
 def train(values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None = None) -> Report:
@@ -400,6 +425,10 @@ def train(values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None 
             valid=found.parts["valid"],
             teacher=teacher,
         )
+        train, valid = found.parts["train"], found.parts["valid"]
+        often = np.bincount(train.labels.numpy(), minlength=len(labels))
+        data.notes.extend(uneven(often, labels, settings.class_weights))
+        baselines = learn_baselines(train, len(labels))
         return Work(
             settings.family,
             model,
@@ -407,6 +436,8 @@ def train(values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None 
             f"One of {len(labels)} labels for an image",
             about={"labels": labels, "image": asdict(format)},
             facts=facts,
+            save=baselines.save,
+            baselines=baselines.scores(shrunk(valid), ones(valid.labels.numpy(), len(labels))),
             dynamic=False,
         )
 

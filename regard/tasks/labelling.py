@@ -14,11 +14,10 @@ from regard.attention.positions import has_table
 from regard.data.batches import Batches, pad
 from regard.data.characters import Characters
 from regard.data.tokenize import MOST_KEPT, SPECIALS, train_tokenizer
-from regard.errors import Mistake, nearest
+from regard.errors import Mistake, choose, nearest
 from regard.models import family
 from regard.tasks import run
 from regard.tasks.features import Features, named, split_words
-from regard.tasks.labels import several_loss
 from regard.tasks.run import (
     TaskSettings,
     build_model,
@@ -49,6 +48,8 @@ SHORT = {
     "members": "model.members",
 }
 MOST_LABELS = 100_000
+MOST_WEIGHT = 100.0  # of a label in the loss
+UNEVEN = 5  # times as often: labels that the user should hear of
 WORDS = "words"  # the tokenizer of those who know words by their features alone
 
 
@@ -78,6 +79,9 @@ class LabelSettings(TaskSettings):
     max_length: int = field(default=256, metadata=at_least(8, "pieces read at once", 100_000))
     label_smoothing: float = field(default=0.1, metadata=at_least(0, "spread of the target", 0.9))
     r_drop: float = field(default=0.0, metadata=at_least(0, "weight of the R-Drop term", 100))
+    class_weights: str = field(
+        default="none", metadata={"help": "in the loss: none, or balanced for uneven labels"}
+    )
     model: BertConfig = field(default_factory=BertConfig)  # type: ignore[valid-type]
 
 
@@ -98,6 +102,7 @@ def resolve_labels(cls: type[S], values: Mapping[str, Any], head: str, of: str) 
     settings = resolve_task(cls, values, model=shape, sizes=SIZES, short=SHORT, of=of)
     model: Any = settings.model
     named(settings.features)
+    choose("class_weights", settings.class_weights, WEIGHTINGS)
     if model.members > 1 and head != "classify":
         raise Mistake(f"members={model.members} label whole texts; leave it out here")
     if settings.tokenizer == WORDS and settings.features == "none":
@@ -237,16 +242,49 @@ def labels_of(folder: Path, model: Any, config: Mapping[str, Any]) -> list[str]:
 # Losses
 
 
+def _balanced(often: np.ndarray, rows: int) -> np.ndarray:
+    """Let every label weigh alike, however rare it is; the mean over all rows is one."""
+    return rows / (len(often) * np.maximum(often, 1))
+
+
+# name -> the weight of each label in the loss, from how often it is there among so many rows
+WEIGHTINGS: dict[str, Callable[[np.ndarray, int], np.ndarray] | None] = {
+    "none": None,
+    "balanced": _balanced,
+}
+
+
+def weigh(name: str, often: np.ndarray, rows: int, several: bool = False) -> Tensor | None:
+    """Return the weights of labels in the loss; of several, those of where each is there."""
+    how = WEIGHTINGS[name]
+    if how is None:
+        return None
+    weights = (rows - often) / np.maximum(often, 1) if several else how(often, rows)
+    return torch.from_numpy(np.clip(weights, 1 / MOST_WEIGHT, MOST_WEIGHT).astype(np.float32))
+
+
+def uneven(often: np.ndarray, labels: Sequence[str], name: str) -> list[str]:
+    """Say that some labels are much rarer than others, if they are and nothing is done about it."""
+    low, high = int(often.argmin()), int(often.argmax())
+    if WEIGHTINGS[name] is not None or often[high] < UNEVEN * max(1, often[low]):
+        return []
+    return [
+        f"uneven labels: {labels[high]!r:.40} occurs {int(often[high]):,} times, "
+        f"{labels[low]!r:.40} {int(often[low]):,}; judge by macro F1, too, or set "
+        "class_weights=balanced to let each label weigh alike"
+    ]
+
+
 class Way(NamedTuple):
     """One label is right, or each by itself: the summed loss, R-Drop's distance, the chances."""
 
-    loss: Callable[[Tensor, Tensor, float], Tensor]
+    loss: Callable[[Tensor, Tensor, float, Tensor | None], Tensor]
     apart: Callable[[Tensor, Tensor], Tensor]
     chances: Callable[[Tensor], Tensor]
 
 
-def _one(logits: Tensor, wanted: Tensor, smoothing: float) -> Tensor:
-    return F.cross_entropy(logits, wanted, reduction="sum", label_smoothing=smoothing)
+def _one(logits: Tensor, wanted: Tensor, smoothing: float, weights: Tensor | None) -> Tensor:
+    return F.cross_entropy(logits, wanted, weights, reduction="sum", label_smoothing=smoothing)
 
 
 def _one_apart(a: Tensor, b: Tensor) -> Tensor:
@@ -254,8 +292,11 @@ def _one_apart(a: Tensor, b: Tensor) -> Tensor:
     return ((p.exp() - q.exp()) * (p - q)).sum()
 
 
-def _several(logits: Tensor, wanted: Tensor, smoothing: float) -> Tensor:
-    return several_loss(logits, wanted * (1 - smoothing) + smoothing / 2)
+def _several(logits: Tensor, wanted: Tensor, smoothing: float, weights: Tensor | None) -> Tensor:
+    wanted = wanted * (1 - smoothing) + smoothing / 2
+    return F.binary_cross_entropy_with_logits(
+        logits, wanted.to(logits.dtype), pos_weight=weights, reduction="sum"
+    )
 
 
 def _several_apart(a: Tensor, b: Tensor) -> Tensor:
@@ -269,14 +310,19 @@ WAYS: dict[str, Way] = {
 
 
 def label_loss(
-    way: Way, logits: Callable[[], Tensor], wanted: Tensor, smoothing: float, r_drop: float
+    way: Way,
+    logits: Callable[[], Tensor],
+    wanted: Tensor,
+    smoothing: float,
+    r_drop: float,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """Return the summed loss of labels; with R-Drop, of two passes that should say the same."""
     one = logits().float()
     if not r_drop:
-        return way.loss(one, wanted, smoothing)
+        return way.loss(one, wanted, smoothing, weights)
     two = logits().float()
-    both = way.loss(one, wanted, smoothing) + way.loss(two, wanted, smoothing)
+    both = way.loss(one, wanted, smoothing, weights) + way.loss(two, wanted, smoothing, weights)
     return both / 2 + r_drop / 4 * way.apart(one, two)
 
 

@@ -1,7 +1,7 @@
 """Scores of labels: how many are right, of which class, how surely, and where the worst are."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -154,6 +154,11 @@ class Error:
         return f"  {self.answer} ({self.probability:.2f}), but {self.right}: {text}  {self.where}"
 
 
+def tell_baseline(name: str, row: Mapping[str, float]) -> str:
+    """Say what a baseline reaches."""
+    return f"baseline, {name}: accuracy {row['accuracy']:.2f}, macro F1 {row['macro_f1']:.2f}"
+
+
 @dataclass(frozen=True, repr=False)
 class LabelEvaluation(Evaluation):
     """The scores of labels, with those of each class and the errors it was surest of."""
@@ -162,9 +167,11 @@ class LabelEvaluation(Evaluation):
     classes: list[ClassScore] = field(default_factory=list)
     confusion: list[list[int]] | None = None
     errors: list[Error] = field(default_factory=list)
+    baselines: dict[str, dict[str, float]] = field(default_factory=dict)  # on the same rows
 
     def __str__(self) -> str:
-        parts = [super().__str__(), self._classes()]
+        told = [tell_baseline(name, row) for name, row in self.baselines.items()]
+        parts = [super().__str__(), *told, self._classes()]
         if self.confusion is not None:
             parts.append(self._confusion(self.confusion))
         if self.errors:

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
@@ -407,9 +408,18 @@ def save_generation(folder: Path, generation: dict[str, Any]) -> None:
     write_atomically(folder / "generation_config.json", json.dumps(generation, indent=2) + "\n")
 
 
-def model_card(name: str, told: str, scores: dict, count: int, threads: int) -> str:
+def model_card(
+    name: str,
+    told: str,
+    scores: dict,
+    count: int,
+    threads: int,
+    baselines: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
+) -> str:
     """Write the README of a trained model: what it is, how it came about, how good it is."""
     rows = [f"| {k} | {v:.4g} |" for k, v in scores.items() if k != "better"]
+    for who, row in baselines.items():
+        rows += [f"| baseline, {who}: {k} | {v:.4g} |" for k, v in row.items()]
     return "\n".join(
         [
             f"# A model for `{name}`",
@@ -456,6 +466,7 @@ class Work:
     runs_as: str = ""  # the task that the model is run by, if not the one that trained it
     kept: Any = None  # the part of the model that the folder is of, if not all
     publish: Callable[[Path, dict[str, Tensor]], None] = save_weights  # writes all weights
+    baselines: dict[str, dict[str, float]] = field(default_factory=dict)  # what is to be beaten
 
 
 def train_task(
@@ -526,7 +537,8 @@ def train_task(
             whole = {**dict(model.named_parameters()), **weights}
             unseal(folder)
             work.publish(folder, merged(model, whole))
-            card = model_card(name, work.told, scores, parameters(model), threads)
+            count = parameters(model)
+            card = model_card(name, work.told, scores, count, threads, work.baselines)
             write_atomically(folder / "README.md", card)
             seal(folder)
 
@@ -595,6 +607,7 @@ def _begin(
         "seconds_a_step": plan.seconds_a_step,
         "seconds_a_validation": plan.seconds_a_validation,
         **work.facts,
+        "baselines": work.baselines,
         "parameters": parameters(work.model),
         "kept": hash_kept(work.model),
         "split": data.split.to_json(),

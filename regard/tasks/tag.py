@@ -11,6 +11,7 @@ from torch import Tensor
 
 from regard.data.labelled import Sentence, SentenceFormat, SentenceReader, load_labelled
 from regard.errors import choose
+from regard.tasks.baseline import Baselines
 from regard.tasks.labelling import (
     FAMILY,
     SHORT,  # noqa: F401 (the command line lists them)
@@ -28,6 +29,7 @@ from regard.tasks.labelling import (
     resolve_labels,
     sampler_of,
     settle_features,
+    weigh,
 )
 from regard.tasks.labels_judge import count, log_loss, macro_f1, micro_f1, ones
 from regard.tasks.run import Data, Report, Work, save_tokenizer, settle_tokenizer, train_task
@@ -97,6 +99,8 @@ class Tagging:
             np.array([numbers[tag] for tag in sentences[n].tags[window.tag_from : window.tag_to]])
             for _, n, window in self.parts
         ]
+        often = np.bincount(np.concatenate(self.wanted), minlength=len(numbers))
+        self.weights = weigh(settings.class_weights, often, int(often.sum()))
         again = self._again if reader.sampler is not None else None
         self.feed = Feed([part.row for part in self.parts], settings, reader, again)
 
@@ -134,6 +138,7 @@ class Tagging:
             batch.wanted,
             settings.label_smoothing,
             settings.r_drop,
+            None if self.weights is None else self.weights.to(settings.device),
         )
 
     def evaluate(self, model: Any) -> dict[str, float]:
@@ -149,7 +154,7 @@ class Tagging:
             "accuracy": micro_f1(counts),
             "macro_f1": macro_f1(counts),
         }
-        return {**scores, "better": scores["accuracy"]}
+        return {**scores, "better": scores["accuracy" if self.weights is None else "macro_f1"]}
 
 
 def train(values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None = None) -> Report:
@@ -191,20 +196,38 @@ def train(values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None 
         )
         reader = Reader(tokenizer, features, sampler_of(settings, tokenizer))
         model = build_labeller(settings, reader, labels, NAME)
+        known = {label: i for i, label in enumerate(labels)}
         task = Tagging(
             parts["train"],
             settings,
             reader,
             valid=parts["valid"],
             judge=lambda model: Tagger(model, reader, labels, about),
-            numbers={label: i for i, label in enumerate(labels)},
+            numbers=known,
         )
+        words, right = (
+            {
+                part: [one for sentence in parts[part] for one in getattr(sentence, side)]
+                for part in ("train", "valid")
+            }
+            for side in ("words", "tags")
+        )
+        table = {
+            part: ones([known[tag] for tag in tags], len(labels)) for part, tags in right.items()
+        }
+        usual = "the commonest tag of each word"
+        baselines = Baselines.learn(usual, words["train"], table["train"])
         windows = len(task.parts) - len(parts["train"])
         if windows:
             data.notes.append(
                 f"some sentences are longer than max_length={settings.max_length} pieces and are "
                 f"read in overlapping windows ({windows:,} more than sentences)"
             )
+
+        def save(folder: Path) -> None:
+            save_tokenizer(folder, tokenizer)
+            baselines.save(folder)
+
         return Work(
             FAMILY,
             model,
@@ -212,7 +235,8 @@ def train(values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None 
             f"One of {len(labels)} tags for each word",
             about=about,
             facts={"tokenizers": [tokenizer.sha], "labels": len(labels)},
-            save=lambda folder: save_tokenizer(folder, tokenizer),
+            save=save,
+            baselines=baselines.scores(words["valid"], table["valid"]),
         )
 
     return train_task(

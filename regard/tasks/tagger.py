@@ -22,6 +22,7 @@ from regard.data.labelled import (
 from regard.decode.search import in_batches
 from regard.errors import Mistake, choose
 from regard.settings import fill
+from regard.tasks.baseline import Baselines
 from regard.tasks.evaluation import made_here, write_outputs
 from regard.tasks.features import split_words
 from regard.tasks.labelling import (
@@ -249,6 +250,7 @@ class Tagger(Runner[Tagged]):
         self.join: str = config.get("join", "first")
         self.longest: int = config.get("max_length") or model.config.max_length
         self.device = next(model.parameters()).device
+        self.baselines: Baselines | None = None
 
     @classmethod
     def load(cls, folder: Path, model: Any, config: dict[str, Any]) -> "Tagger":
@@ -265,7 +267,9 @@ class Tagger(Runner[Tagged]):
             raise Mistake(f"{path}: 'join' is {join!r:.40}; choose from {', '.join(JOINS)}")
         longest = longest_of(config, folder, model)
         reader = reader_of(config, folder, model, load_tokenizer(folder))
-        return cls(model, reader, labels, {**config, "max_length": longest})
+        found = cls(model, reader, labels, {**config, "max_length": longest})
+        found.baselines = Baselines.load(folder, len(labels))
+        return found
 
     def check(self, settings: dict[str, Any]) -> TaggerSettings:
         """Make full settings of what a user gave."""
@@ -412,7 +416,15 @@ class Tagger(Runner[Tagged]):
             confusion(right, best, size).tolist(),
             self._errors(sentences, right, best, chances)[: how.errors],
             notes=data.notes,
+            baselines=self._baselines(words, wanted),
         )
+
+    def _baselines(
+        self, words: Sequence[Sequence[str]], wanted: np.ndarray
+    ) -> dict[str, dict[str, float]]:
+        if self.baselines is None:
+            return {}
+        return self.baselines.scores([word for some in words for word in some], wanted)
 
     def _errors(
         self,

@@ -1,0 +1,204 @@
+"""Baselines beside the score, and the weights of labels that are uneven."""
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import regard
+from regard.errors import Mistake
+from regard.tasks import baseline
+from regard.tasks.baseline import COMMONEST, FILE, Baselines, small
+from regard.tasks.images import soft_loss
+from regard.tasks.labelling import WAYS, label_loss, uneven, weigh
+from regard.tasks.labels_judge import ones
+
+BAYES, USUAL, NEAREST = baseline.KINDS
+
+
+def by_hand(texts, numbers, labels, asked):
+    """Multinomial naive Bayes over the words and pairs that a text has, in a loop."""
+
+    def grams(text):
+        words = text.lower().split()
+        return {*words, *(f"{a} {b}" for a, b in zip(words, words[1:], strict=False))}
+
+    every = set().union(*map(grams, texts))
+    found = []
+    for text in asked:
+        chances = []
+        for label in range(labels):
+            own = [grams(t) for t, n in zip(texts, numbers, strict=True) if n == label]
+            total = sum(len(some) for some in own) + len(every)
+            chance = math.log((len(own) + 1) / (len(texts) + labels))
+            for gram in grams(text) & every:
+                chance += math.log((sum(gram in some for some in own) + 1) / total)
+            chances.append(chance)
+        found.append(chances.index(max(chances)))
+    return found
+
+
+def test_naive_bayes_is_that_of_the_textbook():
+    chance = np.random.default_rng(0)
+    words = [f"w{i}" for i in range(30)]
+    texts, numbers = [], chance.integers(0, 3, 120)
+    for n in numbers:
+        texts.append(" ".join(words[int(i)] for i in (chance.integers(0, 14, 6) + 10 * n) % 30))
+    learnt = Baselines.learn(BAYES, texts[:80], ones(numbers[:80], 3))
+    scores = learnt.scores(texts[80:], ones(numbers[80:], 3))
+    answers = np.array(by_hand(texts[:80], numbers[:80], 3, texts[80:]))
+    assert scores[BAYES]["accuracy"] == pytest.approx(100 * (answers == numbers[80:]).mean())
+    assert scores[BAYES]["accuracy"] > scores[COMMONEST]["accuracy"]
+    most = np.bincount(numbers[:80]).argmax()
+    assert scores[COMMONEST]["accuracy"] == pytest.approx(100 * (numbers[80:] == most).mean())
+
+
+def test_the_commonest_tag_of_a_word_and_of_rare_words():
+    words = ["the", "dog", "the", "cat", "run", "run", "run", "fox", "a"]
+    tags = np.array([0, 1, 0, 1, 1, 2, 2, 1, 0])
+    learnt = Baselines.learn(USUAL, words, ones(tags, 3))
+    scores = learnt.scores(["the", "run", "unheard"], ones([0, 2, 1], 3))
+    assert scores[USUAL]["accuracy"] == 100
+    assert scores[COMMONEST]["accuracy"] == pytest.approx(100 / 3)
+
+
+def test_the_nearest_mean_image():
+    chance = np.random.default_rng(0)
+    numbers = chance.integers(0, 2, 60)
+    images = chance.integers(0, 60, (60, 3, 20, 20)).astype(np.uint8)
+    images[numbers == 1, :, :, 10:] += 100
+    vectors = small(images)
+    assert vectors.shape == (60, 3 * 16 * 16) and 0 <= vectors.min() < vectors.max() <= 1
+    whole = small(np.full((1, 1, 20, 20), 255, np.uint8))
+    assert np.allclose(whole, 1)
+    learnt = Baselines.learn(NEAREST, vectors[:40], ones(numbers[:40], 2))
+    assert learnt.scores(vectors[40:], ones(numbers[40:], 2))[NEAREST]["accuracy"] == 100
+
+
+def test_several_labels_have_the_commonest_answer():
+    wanted = np.array([[1, 1, 0], [1, 1, 0], [0, 0, 1]], dtype=bool)
+    learnt = Baselines.learn(BAYES, ["a", "b", "c"], wanted)
+    scores = learnt.scores(["a", "b", "c"], wanted)
+    assert list(scores) == [COMMONEST]
+    assert scores[COMMONEST]["accuracy"] == pytest.approx(200 / 3)
+
+
+@pytest.mark.parametrize("kind", [*baseline.KINDS, ""])
+def test_baselines_are_read_as_they_were_written(tmp_path, kind):
+    inputs = {NEAREST: small(np.zeros((2, 1, 4, 4), np.uint8))}.get(kind, ["so", "not so"])
+    learnt = Baselines.learn(kind, inputs, ones([0, 1], 2)) if kind else Baselines(np.ones(2, bool))
+    learnt.save(tmp_path)
+    again = Baselines.load(tmp_path, 2)
+    assert again is not None
+    assert again.scores(inputs, ones([0, 1], 2)) == learnt.scores(inputs, ones([0, 1], 2))
+    with pytest.raises(Mistake, match="not the baselines of 3 labels; remove it"):
+        Baselines.load(tmp_path, 3)
+    (tmp_path / FILE).write_bytes(b"\x08\0\0\0\0\0\0\0{]      ")
+    with pytest.raises(Mistake, match=FILE):
+        Baselines.load(tmp_path, 2)
+    (tmp_path / FILE).unlink()
+    assert Baselines.load(tmp_path, 2) is None
+
+
+# Weights of labels
+
+
+def test_balanced_weights_let_every_label_weigh_alike():
+    often = np.array([90, 10])
+    weights = weigh("balanced", often, 100)
+    assert weights is not None and weigh("none", often, 100) is None
+    assert torch.allclose(weights * torch.tensor(often), torch.tensor([50.0, 50.0]))
+    logits, wanted = torch.randn(8, 2), torch.tensor([0, 1, 1, 0, 0, 0, 1, 0])
+    each = torch.nn.functional.cross_entropy(logits, wanted, reduction="none")
+    loss = label_loss(WAYS["one"], lambda: logits, wanted, 0.0, 0.0, weights)
+    assert torch.allclose(loss, (each * weights[wanted]).sum())
+    images = soft_loss(logits, torch.eye(2)[wanted], weights)
+    assert torch.allclose(images, loss)
+    tables = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
+    several = weigh("balanced", np.array([1, 25]), 100, several=True)
+    assert several is not None and torch.allclose(several, torch.tensor([99.0, 3.0]))
+    found = label_loss(WAYS["several"], lambda: logits[:2], tables, 0.0, 0.0, several)
+    by_hand = -(several * tables * logits[:2].sigmoid().log()).sum()
+    by_hand = by_hand - ((1 - tables) * (-logits[:2]).sigmoid().log()).sum()
+    assert torch.allclose(found, by_hand, atol=1e-5)
+
+
+def test_uneven_labels_are_told():
+    often, labels = np.array([100, 10]), ["common", "rare"]
+    (note,) = uneven(often, labels, "none")
+    assert "'common' occurs 100 times, 'rare' 10" in note and "class_weights=balanced" in note
+    assert not uneven(often, labels, "balanced")
+    assert not uneven(np.array([40, 10]), labels, "none")
+
+
+# In training and judging
+
+TINY = {
+    "depth": 1,
+    "width": 16,
+    "heads": 2,
+    "ffn_width": 16,
+    "steps": 4,
+    "threads": 1,
+    "quiet": True,
+}
+
+
+def texts(path, rows=120):
+    chance = np.random.default_rng(0)
+    lines = []
+    for i in range(rows):
+        label = "bad" if i % 10 == 0 else "good"
+        own = "awful dreadful" if label == "bad" else "fine lovely"
+        lines.append(f"{own} film number {chance.integers(99)}\t{label}\n")
+    path.write_text("".join(lines))
+    return path
+
+
+def photos(folder):
+    for i in range(24):
+        place = folder / ("light" if i % 2 else "dark")
+        place.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (16, 16), (200 * (i % 2) + i,) * 3).save(place / f"{i}.png")
+    return folder
+
+
+def words(path):
+    rows = [f"the\tDET\ndog\tNOUN\nruns\tVERB\n{i}\tNUM\n" for i in range(80)]
+    path.write_text("\n".join(rows) + "\n")
+    return path
+
+
+CASES = {
+    "classify": (texts, BAYES, {"pieces": 300, "batch_tokens": 200}),
+    "tag": (words, USUAL, {"pieces": 300, "batch_tokens": 100, "valid": "0.2"}),
+    "images": (photos, NEAREST, {"patch": 4, "batch": 8, "valid": "0.3"}),
+}
+
+
+@pytest.mark.parametrize("task", CASES)
+def test_baselines_stand_beside_the_score(task, tmp_path, capsys):
+    write, kind, more = CASES[task]
+    data, out = write(tmp_path / "data.tsv"), tmp_path / "out"
+    settings = {**TINY, **more, "class_weights": "balanced"}
+    regard.train(task, data=data, out=out, **settings)
+    told = json.loads((out / "recipe.json").read_text())["baselines"]
+    assert list(told) == [COMMONEST, kind] and told[kind]["accuracy"] == 100
+    card = (out / "README.md").read_text()
+    assert f"| baseline, {kind}: accuracy | 100 |" in card
+    judged: Any = regard.evaluate(out, data=data, part="train" if task == "images" else "test")
+    assert list(judged.baselines) == [COMMONEST, kind]
+    assert judged.to_dict()["baselines"][kind]["accuracy"] == 100
+    assert f"baseline, {kind}: accuracy 100.00, macro F1 100.00" in str(judged)
+
+
+def test_uneven_labels_are_told_in_training(tmp_path, capsys):
+    settings = {**TINY, **CASES["classify"][2], "steps": 1, "quiet": False}
+    regard.train("classify", data=texts(tmp_path / "t.tsv"), out=tmp_path / "out", **settings)
+    assert "uneven labels: 'good' occurs" in capsys.readouterr().err
+    with pytest.raises(Mistake, match="unknown class_weights 'even'"):
+        regard.train("classify", data=tmp_path / "t.tsv", class_weights="even", **settings)
