@@ -303,7 +303,9 @@ class ImageClassifier(Runner[Classified | Unread]):
             confusion(numbers, chances.argmax(1), number).tolist(),
             self._errors(images, numbers, chances, how.errors),
             notes=data.notes,
-            baselines={} if self.baselines is None else self.baselines.scores(shrunk(images), wanted),
+            baselines={}
+            if self.baselines is None
+            else self.baselines.scores(shrunk(images), wanted),
         )
 
     def _theirs(self, other: Any, how: ImageEvalSettings) -> np.ndarray:
