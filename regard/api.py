@@ -585,7 +585,7 @@ def _export_huggingface(
         model, config, tokenizers = _import(folder)
     else:
         model, config = load_folder(folder)
-        reads_text = "image" not in config
+        reads_text = "image" not in config or hasattr(model, "texts")
         tokenizers = load_any_tokenizers(folder) if reads_text else (None, None)
     with making(out) as partial:
         sizes: dict[str, Any] = {"dtype": dtype, "max_shard": max_shard}

@@ -43,6 +43,7 @@ BENDS = {
     "relu": lambda x: x.clamp(min=0),
     "gelu": gauss,
     "gelu_tanh": gauss_tanh,
+    "gelu_quick": lambda x: x / (1 + torch.exp(-1.702 * x)),
     "swish": swish,
     "swiglu": swish,
     "geglu": gauss,

@@ -83,6 +83,7 @@ def _captioned(config: Any, batch: int, size: int) -> tuple[Tensor, ...]:
 # it is, and how to make it
 Read = tuple[str, Callable[[Any], int], str, str, Callable[..., tuple[Tensor, ...]]]
 READS: dict[str, Read] = {
+    "vision": ("image", lambda config: config.image, "image", "images", _captioned),
     "sight": ("image", lambda config: config.image, "image", "images", _captioned),
     "image": ("image", lambda config: config.image, "image", "images", _images),
     "direction": ("length", lambda c: min(c.max_length, SHORT), "pair", "pairs", _pair),

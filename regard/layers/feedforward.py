@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -41,11 +42,18 @@ class GatedFeedForward(nn.Module):
 # the error function of Gauss's curve by a hyperbolic tangent, as GPT-2 has it
 gelu_tanh = partial(F.gelu, approximate="tanh")
 
+
+def gelu_quick(x: Tensor) -> Tensor:
+    """Return x sigmoid(1.702 x), as CLIP has it."""
+    return x * torch.sigmoid(1.702 * x)
+
+
 # name -> (class, activation)
 FEED_FORWARDS: dict[str, tuple[type[nn.Module], Callable]] = {
     "relu": (FeedForward, F.relu),
     "gelu": (FeedForward, F.gelu),
     "gelu_tanh": (FeedForward, gelu_tanh),
+    "gelu_quick": (FeedForward, gelu_quick),
     "swish": (FeedForward, F.silu),
     "swiglu": (GatedFeedForward, F.silu),
     "geglu": (GatedFeedForward, F.gelu),

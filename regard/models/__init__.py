@@ -18,6 +18,7 @@ MODELS: dict[str, tuple[str, str, str]] = {
     "ladder": ("regard.models.ladder", "LadderConfig", "Ladder"),
     "bert": ("regard.models.bert", "BertConfig", "Bert"),
     "vit": ("regard.models.vit", "ViTConfig", "ViT"),
+    "clip": ("regard.models.clip", "ClipConfig", "Clip"),
     "resnet": ("regard.models.resnet", "ResNetConfig", "ResNet"),
     "swin": ("regard.models.swin", "SwinConfig", "Swin"),
     "mvit": ("regard.models.mvit", "MViTConfig", "MViT"),

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
@@ -11,7 +12,14 @@ from torch.nn import functional as F
 from regard.attention.dropout import dropout
 from regard.attention.positions import ALIASES, Position, build_position
 from regard.errors import Mistake, choose
-from regard.layers.block import BlockConfig, build_block, build_final_norm, share, size
+from regard.layers.block import (
+    BlockConfig,
+    build_block,
+    build_final_norm,
+    build_norm,
+    share,
+    size,
+)
 from regard.layers.depth import rising
 from regard.layers.heads import Attentive
 from regard.layers.patches import Convolutions, EarlyConvolutions, Patches, grid_at
@@ -39,6 +47,7 @@ class ViTConfig:
     pool: str = "first"
     drop_path: float = share(0.0)
     start: str = "normal"
+    embed_norm: str = "none"
 
 
 # name -> width, heads, feed-forward width and depth of the published models
@@ -156,6 +165,7 @@ PLACES: dict[str, Callable[[ViTConfig, tuple[int, int]], Position]] = {
 
 STEMS: dict[str, Callable[[int, int, int], Patches | Convolutions | EarlyConvolutions]] = {
     "patches": Patches,
+    "patches_nobias": partial(Patches, bias=False),
     "convolution": Convolutions,
     "early": EarlyConvolutions,
 }
@@ -261,6 +271,9 @@ class ViT(nn.Module):
         self.tokens = nn.Embedding(config.tokens, block.width) if config.tokens else None
         name = ALIASES.get(config.position, config.position)
         self.position = choose("position", name, PLACES)(config, made_for)
+        self.embed_norm = nn.Identity()
+        if config.embed_norm != "none":
+            self.embed_norm = build_norm(replace(block, norm=config.embed_norm))
         self.blocks = nn.ModuleList(
             build_block(block, self.position, path)
             for path in rising(config.drop_path, config.depth)
@@ -283,7 +296,7 @@ class ViT(nn.Module):
             x = torch.cat([self.tokens.weight.to(x.dtype).expand(len(x), -1, -1), x], 1)
         height, width = self.grid((images.shape[2], images.shape[3]))
         at = grid_at(height, width, self.config.tokens, images.device)
-        x = self.position.embed(x, at)
+        x = self.embed_norm(self.position.embed(x, at))
         return dropout(x, self.config.block.dropout, self.training), at
 
     def encode(

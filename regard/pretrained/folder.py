@@ -84,7 +84,7 @@ def import_folder(
     except Mistake as mistake:
         raise Mistake(f"{folder}: {mistake}") from None
     tokenizers: tuple[Any, Any] = (None, None)
-    if format.reads == "text":
+    if format.reads != "images":
         tokenizers = read(folder)
         _fits(folder, settings, tokenizers)
     config = {
@@ -133,7 +133,8 @@ def _about(folder: Path, theirs: Mapping[str, Any], task: str, settings: Any) ->
     if task in ("classify", "tag"):
         return {"labels": _labels(theirs)}
     if task == "embed":
-        return _pooling(folder, settings.max_length)
+        last = {"pooling": "last"} if theirs.get("model_type") == "clip_text_model" else {}
+        return {**last, **_pooling(folder, settings.max_length)}
     if task == "translate" and (folder / "tokenizer_config.json").is_file():
         settings = read_object(folder / "tokenizer_config.json")
         sides = {"from": settings.get("source_lang"), "to": settings.get("target_lang")}

@@ -16,6 +16,7 @@ PLAIN = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
+    "quick_gelu": "gelu_quick",
     "gelu": "gelu",
     "relu": "relu",
     "silu": "swish",

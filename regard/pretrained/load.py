@@ -154,8 +154,7 @@ def to_theirs(
             shared.setdefault(rule.theirs[0], [None] * whole)[number] = tensor
             continue
         count = len(rule.theirs)
-        rows = rule.rows or (len(tensor) // count,) * count
-        parts = tensor.split(rows) if count > 1 else [tensor]
+        parts = tensor.split(rule.rows or len(tensor) // count) if count > 1 else [tensor]
         for name, part in zip(rule.theirs, parts, strict=True):
             theirs[name] = CHANGES[rule.change].write(part, config).contiguous()
     return theirs | {name: torch.cat(cast(list, parts)) for name, parts in shared.items()}

@@ -60,6 +60,8 @@ CHANGES: dict[str, Change] = {
     "skip2": Change(lambda x, config: x[2:], _after_two),
     # a vector written as a matrix of one row
     "row": Change(lambda x, config: x.flatten(), lambda x, config: x.unsqueeze(0)),
+    # a matrix of one row written as a vector
+    "row_of": Change(lambda x, config: x.unsqueeze(0), lambda x, config: x.flatten()),
     "bloom_qkv": Change(_by_head, _by_part),
     # a convolution whose patches do not overlap is a product with them
     "patches": Change(lambda x, config: x.flatten(1), _as_convolution),
@@ -94,7 +96,7 @@ class Format:
     prefix: str = ""  # of their base model's keys, there or not
     settle: Callable[[Any], Any] = lambda config: config  # the same model in the plainest words
     holds: Callable[[Any, str], bool] = lambda config, architecture: True  # which of their classes
-    reads: str = "text"  # or images, which have no tokenizer
+    reads: str = "text"  # or images, which have no tokenizer, or both
 
 
 # model_type -> the module whose FORMATS has it; imported only when asked for
@@ -124,6 +126,9 @@ FORMATS: dict[str, str] = {
     "bart": "regard.pretrained.seq2seq",
     "marian": "regard.pretrained.seq2seq",
     "dinov2": "regard.pretrained.dino",
+    "clip": "regard.pretrained.clip",
+    "clip_text_model": "regard.pretrained.clip",
+    "clip_vision_model": "regard.pretrained.clip",
     "vit": "regard.pretrained.vision",
     "deit": "regard.pretrained.vision",
     "vit_mae": "regard.pretrained.vision",

@@ -26,7 +26,7 @@ from regard.tasks.runners import Answer, Runner
 from regard.tasks.translator import setting
 
 NAME = "embed"
-FAMILIES = ("bert", "gpt")
+FAMILIES = ("bert", "gpt", "clip")
 
 
 def _last(x: Tensor, lengths: Tensor) -> Tensor:
@@ -165,7 +165,10 @@ class Embedder(Runner[Embedded | Similar]):
         return self._check(fill(EmbedSettings, {**self._own(), **settings}))
 
     def _own(self) -> dict[str, Any]:
-        return {key: self.config[key] for key in ("pooling", "normalise") if key in self.config}
+        # the last token of a text is where CLIP learned to meet images
+        usual = {"pooling": "last"} if self.config["family"] == "clip" else {}
+        told = {key: self.config[key] for key in ("pooling", "normalise") if key in self.config}
+        return {**usual, **told}
 
     def _check(self, how: Any) -> Any:
         choose("pooling", how.pooling, POOLINGS)

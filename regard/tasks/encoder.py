@@ -154,11 +154,15 @@ class Encoder(Runner[Embedded | Classified | Unread]):
     @property
     def trained_by(self) -> str:
         """Return what it was trained by: mae, simmim, simclr, clip, or nothing that is known."""
+        if hasattr(self.model, "texts"):
+            return "clip"
         told = self.config.get("pretraining")
         return str(told.get("by", "")) if isinstance(told, dict) else ""
 
     def whole(self) -> Any:
         """Return the encoder within what it was trained by, which paints or compares."""
+        if hasattr(self.model, "texts"):
+            return self.model
         if self.folder is None or "pretraining" not in self.config:
             raise Mistake("what this encoder was trained with is not known; only its vectors are")
         read = import_rest if is_foreign(self.folder) else load_rest
