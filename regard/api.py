@@ -452,27 +452,15 @@ def filter(
 def doctor(data: Any, /, *, quiet: bool = True, **settings: Any) -> "Examined":
     """Examine data before training: faults with their remedy, and what a size will cost.
 
-    Keys: `regard doctor --help`.
+    Data for any task, in files or in memory; `task=` says which, else their looks do. At most some
+    thousand rows are looked at, unless full=True. Further keys: `regard doctor --help`.
     """
-    from regard.data.doctor import examine
-    from regard.data.image import holds_images
-    from regard.data.image_doctor import examine_images
     from regard.data.memory import on_disk
     from regard.settings import fill
-    from regard.tasks.forecast import DoctorSettings, Examined, forecast, forecast_images
+    from regard.tasks.forecast import DoctorSettings, examine_any
 
-    how, data = fill(DoctorSettings, stored(settings)), found_data(on_disk(data))
-    rest = {"columns": how.columns, "valid": how.valid, "test": how.test}
-    pictures = holds_images(data)
-    if pictures and (how.source or how.target):
-        raise Mistake(f"{data}: from= and to= are for texts, these are images; leave them out")
-    if pictures:
-        report = examine_images(data, quiet=quiet, **rest)
-    else:
-        report = examine(data, source=how.source, target=how.target, **rest)
-    train = report.parts.get("train")
-    told = forecast_images if pictures else forecast
-    return Examined(report, told(report, how.size) if train else None)
+    how = fill(DoctorSettings, stored(settings))
+    return examine_any(str(found_data(on_disk(data))), how, quiet)
 
 
 def import_model(folder: Place, /, *, out: Place | None = None, **settings: Any) -> Saved:

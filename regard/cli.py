@@ -326,6 +326,7 @@ VERBS = {
         (
             "regard doctor folder from=en to=de",
             "regard doctor photos size=small",
+            "regard doctor reviews.csv task=classify columns=body,team",
         ),
         ("regard.tasks.forecast", "DoctorSettings"),
     ),

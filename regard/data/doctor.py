@@ -4,19 +4,21 @@ Each file is read once and never given up for a bad line. What must be compared 
 of a part (copies, leaks, lengths) is kept as one number a row, so ten million pairs fit in memory.
 """
 
+import os
 import re
 from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import combinations
+from itertools import combinations, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from regard.data.lines import Fault
-from regard.data.split import fold, usual_share
+from regard.data.split import fold, shares_of, usual_share
+from regard.data.table import kind_of
 from regard.data.text import PairReader, Part, find_parts
 from regard.errors import Mistake
 
@@ -49,12 +51,14 @@ class Counts:
     source_words: int = 0
     target_words: int = 0
     longest: int = 0  # characters of the longer side of the longest pair
+    total: int = 0  # about how many there are, where not all were looked at
 
     def __str__(self) -> str:
         each = max(self.pairs, 1)
         return (
             f"{self.pairs:>10,} pairs  {self.source_characters / each:6.1f} and "
             f"{self.target_characters / each:.1f} characters on average, longest {self.longest:,}"
+            + (f"; about {self.total:,} in all" if self.total > self.pairs else "")
             + (f", {self.bad:,} bad rows" if self.bad else "")
         )
 
@@ -69,6 +73,7 @@ class ImageCounts:
     sizes: int  # how many different ones
     image: int
     channels: int
+    total: int = 0  # how many there are, where not all were looked at
 
     def __str__(self) -> str:
         classes = f"{len(self.classes):,} class{'es' * (len(self.classes) != 1)}"
@@ -76,6 +81,7 @@ class ImageCounts:
             f"{self.images:>10,} images of {classes}, "
             f"{'grey' if self.channels == 1 else 'colour'}, {self.image} x {self.image}"
             + (f" from {self.sizes:,} sizes" if self.sizes > 1 else "")
+            + (f"; {self.total:,} in all" if self.total > self.images else "")
             + (f", {plural(self.bad, 'bad file')}" if self.bad else "")
         )
 
@@ -87,7 +93,8 @@ class Report:
     data: str
     source: str | None = None
     target: str | None = None
-    parts: dict[str, Counts] | dict[str, ImageCounts] = field(default_factory=dict)
+    parts: Any = field(default_factory=dict)  # name -> its counts
+    taken: str = ""  # for which task, and why
     findings: list[Finding] = field(default_factory=list)
 
     @property
@@ -102,7 +109,7 @@ class Report:
     def lines(self) -> list[str]:
         """Return the report as lines for a terminal."""
         languages = f" ({self.source} to {self.target})" if self.source and self.target else ""
-        lines = [f"{self.data}{languages}"]
+        lines = [f"{self.data}{languages}"] + ([self.taken] if self.taken else [])
         width = max(map(len, self.parts), default=0)
         lines += [f"  {name:{width}}  {part}" for name, part in self.parts.items()]
         for finding in self.findings:
@@ -230,13 +237,13 @@ class Rows:
         first, count = self.faults.get(key, (fault, 0))
         self.faults[key] = first, count + 1
 
-    def read(self, reader: PairReader, part: Part) -> None:
-        """Read all pairs, going on after every fault that leaves something to read."""
+    def read(self, reader: PairReader, part: Part, most: int | None = None) -> None:
+        """Read all or so many pairs, going on after every fault that leaves something to read."""
         counts = self.counts
         files = (part.path, part.target_path or part.path)
         reader.on_bad = self.add
         try:
-            for pair in reader:
+            for pair in islice(reader, most):
                 line = int(pair.where.rpartition(":")[2])
                 sides = pair.source, pair.target
                 folded = fold(pair.source), fold(pair.target)
@@ -268,6 +275,10 @@ class Rows:
             fault = Fault("unreadable", path, what, remedy or "mend the file")
             self.faults["unreadable", path] = fault, 1
         counts.bad = reader.dropped
+        counts.total = counts.pairs
+        if counts.pairs == most:
+            sizes = counts.source_characters + counts.target_characters
+            counts.total = rows_about(part.path, counts.pairs, sizes, part.target_path)
 
     def _mark(self, kind: str, path: Path, line: int, text: str) -> None:
         self.add(Fault(kind, f"{path}:{line}", excerpt(text), ""))
@@ -302,6 +313,18 @@ def excerpt(text: str, most: int = 60) -> str:
 def plural(count: int, word: str) -> str:
     """Return a count with its word: 1 row, 2 rows."""
     return f"{count:,} {word}{'s' * (count != 1)}"
+
+
+def rows_about(path: Path, rows: int, characters: int, other: Path | None = None) -> int:
+    """Return about how many rows a file has, from those that were read of it."""
+    if kind_of(path) == "parquet" and path.suffix == ".parquet":
+        from pyarrow import parquet
+
+        return parquet.read_metadata(path).num_rows
+    if path.is_dir() or path.suffix in (".gz", ".xz"):
+        return rows  # at least
+    size = sum(os.path.getsize(file) for file in (path, other) if file)
+    return max(rows, round(rows * size / max(1, characters + 2 * rows)))
 
 
 def no_valid(rows: int) -> str:
@@ -494,9 +517,17 @@ def examine(
     columns: str | Sequence[str | int] | None = None,
     valid: str | Path | None = None,
     test: str | Path | None = None,
+    header: bool | None = None,
+    most: int | None = None,
 ) -> Report:
-    """Look over all parts of a set of data and report what is wrong, where, and the remedy."""
-    files = find_parts(data, source=source, target=target, valid=valid, test=test)
+    """Look over all parts of a set of data and report what is wrong, where, and the remedy.
+
+    Of each part, only so many rows are looked at as `most` says.
+    """
+    shares = shares_of(valid, test)
+    given = {"valid": valid, "test": test}
+    named = {name: None if name in shares else path for name, path in given.items()}
+    files = find_parts(data, source=source, target=target, **named)
     if not files:
         raise Mistake(f"{data}: no train, valid or test part in it; name a file of the folder")
     report = Report(str(data), source, target)
@@ -509,11 +540,12 @@ def examine(
             part.path,
             target_path=part.target_path,
             columns=None if part.target_path else columns,
+            header=header,
             source=report.source or part.source,
             target=report.target or part.target,
         )
         rows = Rows(name, part)
-        rows.read(reader, part)
+        rows.read(reader, part, most)
         report.source, report.target = reader.source, reader.target
         counts[name] = rows.counts
         parts.append(rows)
@@ -532,8 +564,8 @@ def examine(
         # Two test sets may share what they like.
         if earlier.name in ("train", "valid"):
             report.findings += leak_findings(earlier, later)
-    if "train" in files and "valid" not in files:
-        what = no_valid(counts["train"].pairs)
+    if "train" in files and "valid" not in (*files, *shares):
+        what = no_valid(counts["train"].total)
         remedy = "nothing, or give your own with valid="
         report.findings.append(Finding("note", what, str(data), remedy, "no_valid"))
     report.findings.sort(key=lambda finding: LEVELS.index(finding.level))

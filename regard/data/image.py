@@ -334,6 +334,7 @@ class Shelf:
         self.notes: list[str] = []
         self.bad: list[str] = []  # why each file that was left out cannot be read
         self.sizes: set[tuple[int, int]] = set()
+        self.total = 0  # how many there were, if only some were looked at
         self.grey = array is not None and array.shape[1] == 1
         if array is not None:
             self.sizes = {(array.shape[3], array.shape[2])}
@@ -481,6 +482,7 @@ class ImageOptions:
     labelled: bool = True  # else images alone will do
     mosaics: bool = True  # else each file is one image, whatever its name
     header: bool | None = None  # whether a table has one
+    most: int | None = None  # files to look at, spread over all
 
 
 BROKEN = {"refuse": None, "skip": None}
@@ -701,12 +703,12 @@ def holds_images(data: Any) -> bool:
     if not data or not isinstance(data, str | os.PathLike):
         return False
     try:
-        return bool(_kinds(Path(data)))
+        return bool(kind_of_set(Path(data)))
     except (OSError, Mistake):
         return False
 
 
-def _kinds(path: Path) -> str:
+def kind_of_set(path: Path) -> str:
     """Return which kind of set lies at a path, or nothing."""
     if path.is_file():
         if IDX.search(path.name):
@@ -765,7 +767,7 @@ def find_images(path: Path, options: ImageOptions) -> dict[str, Read]:
     """Find the parts of a set and what reads each."""
     if not path.exists():
         raise Mistake(missing(path))
-    kind = _kinds(path)
+    kind = kind_of_set(path)
     if kind == "idx":
         return _find_idx(path if path.is_dir() else path.parent)
     if kind == "mosaics" and options.mosaics:
@@ -883,6 +885,9 @@ def _read_table(path: Path, options: ImageOptions) -> Shelf:
 
 def _examined(files: Sequence[tuple[str, str]], options: ImageOptions, notes: list[str]) -> Shelf:
     """Hash files and look at their headers."""
+    every = len(files)
+    if options.most and every > options.most:
+        files = [files[i * every // options.most] for i in range(options.most)]
     total = 0
     for path, _ in files:
         if os.path.exists(path):
@@ -919,6 +924,7 @@ def _examined(files: Sequence[tuple[str, str]], options: ImageOptions, notes: li
     shelf.sizes = {size for size, _, _ in seen}
     shelf.grey = all(grey for _, grey, _ in seen)
     shelf.bad = bad
+    shelf.total = every
     if moving := sum(moves for _, _, moves in seen):
         notes.append(f"{moving:,} animated images: of each, the first frame is read")
     shelf.notes = notes

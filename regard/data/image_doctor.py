@@ -21,10 +21,13 @@ def examine_images(
     columns: str | None = None,
     valid: str | None = None,
     test: str | None = None,
+    header: bool | None = None,
+    labelled: bool = True,
+    most: int | None = None,
     quiet: bool = True,
 ) -> Report:
     """Look over all parts of a set of images and report what is wrong, where, and the remedy."""
-    options = ImageOptions(columns, broken="skip")
+    options = ImageOptions(columns, broken="skip", labelled=labelled, header=header, most=most)
     readers, shares = find_image_parts(data, valid, test, options)
     if not readers:
         raise Mistake(f"{data}: no train, valid or test part in it; name a folder of it")
@@ -34,6 +37,7 @@ def examine_images(
     format = ImageFormat()
     for name in (part for part in ("train", "valid", "test") if part in readers):
         shelf = readers[name](options)
+        total = max(shelf.total, len(shelf))
         found += [Finding("note", note, data, MEANT, "note") for note in shelf.notes]
         shelf = _readable(name, shelf, quiet)
         if shelf.bad:
@@ -49,16 +53,17 @@ def examine_images(
         format = settle(format, shelf, told)
         assert format.size is not None and format.channels is not None
         found += [Finding("note", note, data, MEANT, "sizes") for note in told]
-        classes = dict(Counter(item.label for item in shelf.items).most_common())
+        classes = Counter(item.label for item in shelf.items if labelled)
+        classes = dict(classes.most_common())
         sizes = len(shelf.bad), classes, len(shelf.sizes), format.size, format.channels
-        counts[name], shelves[name] = ImageCounts(len(shelf), *sizes), shelf
+        counts[name], shelves[name] = ImageCounts(len(shelf), *sizes, total), shelf
         found += _small_findings(name, shelf, data) + _copy_findings(name, shelf)
-    if "train" in counts:
+    if "train" in counts and labelled:
         found += _class_findings(data, shelves, counts)
     for earlier, later in combinations(shelves, 2):
         found += _leak_findings(earlier, shelves[earlier], later, shelves[later])
     if "train" in counts and "valid" not in (*readers, *shares):
-        what = no_valid(counts["train"].images)
+        what = no_valid(counts["train"].total)
         remedy = "nothing, or give your own with valid="
         found.append(Finding("note", what, data, remedy, "no_valid"))
     found.sort(key=lambda finding: LEVELS.index(finding.level))

@@ -100,6 +100,7 @@ class ExampleReader:
     """Reads texts and labels from a table, or from lines such as `NUM:date When was ...`."""
 
     of = "texts with labels"
+    most: int | None = None  # rows to read, if not all
 
     def __init__(self, format: ExampleFormat):
         self.format = format
@@ -137,6 +138,8 @@ class ExampleReader:
                 faults.bad(number, bad.what, bad.remedy)
                 continue
             found.append(Example(text, tuple(dict.fromkeys(labels)), f"{path}:{number}"))
+            if len(found) == self.most:
+                break
         notes += [*table.notes, *faults.notes, *pairs.notes]
         return found
 
@@ -214,6 +217,7 @@ class SentenceReader:
     """Reads words and tags from CoNLL-U, columns with blank lines between, or a table of lists."""
 
     of = "words with tags"
+    most: int | None = None  # sentences to read, if not all
 
     def __init__(self, format: SentenceFormat):
         self.format = format
@@ -240,6 +244,8 @@ class SentenceReader:
             bad = False
 
         for number, value, fault in table:
+            if len(found) == self.most:
+                break
             if fault is None and value is None:
                 close()
                 continue

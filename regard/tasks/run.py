@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -469,6 +470,17 @@ class Work:
     baselines: dict[str, dict[str, float]] = field(default_factory=dict)  # what is to be beaten
 
 
+rehearsing: ContextVar[bool] = ContextVar("rehearsing", default=False)
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """All that a training would begin with, while `rehearsing`."""
+
+    settings: Any
+    work: Work
+
+
 def train_task(
     name: str,
     values: Mapping[str, Any],
@@ -478,7 +490,7 @@ def train_task(
     prepare: Callable[[Data, Path, dict[str, Any] | None], Work],
     recipe: str | None = None,
     quiet: bool = False,
-) -> Report:
+) -> Any:
     """Train a task in a folder, or go on with a run that was begun there.
 
     `values` are the settings as the user wrote them. `prepare` gets the data, the folder and the
@@ -499,6 +511,8 @@ def train_task(
         lost = not (folder / SUMS).exists() or any(name.endswith(".safetensors") for name in broken)
         distributed.wait()
         work = prepare(data, folder, begun)
+        if rehearsing.get():
+            return Rehearsed(settings, work)
         model = work.model
         kept = hash_kept(model)
         if begun is not None and begun.get("kept") != kept:
