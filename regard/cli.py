@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any, BinaryIO
 
 from regard import __version__
-from regard.errors import Mistake, choose
+from regard.errors import Mistake, choose, printable
 from regard.settings import describe, parse
 
 CHUNK = 512  # lines read before they are answered, which bounds memory for input of any length
@@ -689,7 +689,7 @@ def as_data(value: Any) -> Any:
 def refuse(message: str) -> int:
     """Say in one line what is wrong."""
     leave_stdout()
-    print(f"regard: {' '.join(message.splitlines())}", file=sys.stderr)
+    print(f"regard: {printable(message)}", file=sys.stderr)
     return 2
 
 

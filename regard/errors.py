@@ -7,8 +7,24 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
+def printable(text: str) -> str:
+    """Return a text as one line in which nothing but what can be seen reaches a terminal.
+
+    Control characters, halves of characters and marks that turn the direction are written as
+    Python writes them.
+    """
+    if text.isprintable():
+        return text
+    text = text.replace("\r\n", "\n").replace("\n", " ").replace("\t", " ")
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 class Mistake(Exception):
     """A user's mistake, told in one line: the value, what was expected, and the remedy."""
+
+    def __init__(self, message: str):
+        """Take the line, which may quote what a file says."""
+        super().__init__(printable(str(message)))
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
@@ -23,5 +39,5 @@ def choose(kind: str, name: str, table: Mapping[str, T]) -> T:
         return table[name]
     names = sorted(table)
     raise Mistake(
-        f"unknown {kind} '{name}'; choose from {', '.join(names)}.{nearest(str(name), names)}"
+        f"unknown {kind} '{name!s:.60}'; choose from {', '.join(names)}.{nearest(str(name), names)}"
     )

@@ -2,12 +2,14 @@
 
 import errno
 import hashlib
+import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from regard.errors import Mistake
 
@@ -113,6 +115,17 @@ def making(folder: str | Path) -> Iterator[Path]:
         raise refuse(error, folder) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def parse_json(data: bytes | str) -> Any:
+    """Read JSON from outside, in which no whole number is longer than any that could be meant."""
+    return json.loads(data, parse_int=_whole_number)
+
+
+def _whole_number(digits: str) -> int:
+    if len(digits) > 20:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
 
 
 def sha256(path: str | Path) -> str:

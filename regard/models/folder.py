@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from regard.errors import Mistake
-from regard.files import refuse, write_atomically
+from regard.files import parse_json, refuse, write_atomically
 from regard.hashes import remedy, verify
 from regard.models import MODELS, PRETRAINERS, family, pretrainer
 from regard.settings import fill
@@ -41,7 +41,7 @@ def read_json(path: Path) -> dict[str, Any]:
     if len(data) > MOST_JSON:
         raise Mistake(f"{path}: over {MOST_JSON >> 20} MB; expected a small JSON file")
     try:
-        value = json.loads(data)
+        value = parse_json(data)
     except (ValueError, RecursionError) as error:
         raise Mistake(f"{path}: not JSON ({str(error)[:100]})") from error
     if not isinstance(value, dict):

@@ -79,7 +79,10 @@ class ForeignTokenizer:
         inner = json.dumps(file, ensure_ascii=False)
         told = json.dumps({"regard_tokenizer": KIND, "about": _told(about)}, ensure_ascii=False)
         self.text = f'{told[:-1]}, "tokenizer": {inner}}}\n'
-        self.sha = hashlib.sha256(self.text.encode()).hexdigest()
+        try:
+            self.sha = hashlib.sha256(self.text.encode()).hexdigest()
+        except UnicodeEncodeError:
+            raise Mistake("half a character in it; expected UTF-8") from None
         self.library = _library(inner, file["added_tokens"])
         self._lock = threading.Lock()
         if about.names is None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from regard.errors import Mistake
-from regard.files import refuse
+from regard.files import parse_json, refuse
 
 MOST_BYTES = 40 * 2**20
 MOST_VALUES = 6_000_000  # in a JSON file, which bounds what its parts take in memory
@@ -111,7 +111,7 @@ def read_object(path: Path) -> dict[str, Any]:
     if sum(data.count(mark) for mark in b",[{:") > MOST_VALUES:
         raise Mistake(f"{path}: over {MOST_VALUES:,} values; expected a smaller file")
     try:
-        value = json.loads(data)
+        value = parse_json(data)
     except (ValueError, RecursionError) as error:
         raise Mistake(f"{path}: not JSON ({str(error)[:100]})") from error
     if not isinstance(value, dict):

@@ -280,7 +280,11 @@ def read_prepared(folder: str | Path, image: int, channels: int) -> dict[str, An
         facts["fit"] = "crop"
     if size is not None and theirs.get("do_resize", True) is not False:
         facts["size"] = _side(size, path)
-    facts["resample"] = RESAMPLES.get(theirs.get("resample", 2), "bilinear")
+    resample = 2 if theirs.get("resample") is None else theirs["resample"]
+    if type(resample) is not int or resample not in RESAMPLES:
+        known = ", ".join(f"{number} ({name})" for number, name in RESAMPLES.items())
+        raise Mistake(f"{path}: resample={str(resample)[:40]} is not supported; known are {known}")
+    facts["resample"] = RESAMPLES[resample]
     if theirs.get("do_normalize", True) is not False:
         for ours, key in (("mean", "image_mean"), ("std", "image_std")):
             values = theirs.get(key, [0.5] * channels)
@@ -294,7 +298,7 @@ def read_prepared(folder: str | Path, image: int, channels: int) -> dict[str, An
 
 
 def _near(value: Any, right: float) -> bool:
-    return isinstance(value, int | float) and abs(value - right) < 1e-6
+    return isinstance(value, int | float) and abs(value) < 1 and abs(value - right) < 1e-6
 
 
 def _side(size: Any, path: Path) -> int:

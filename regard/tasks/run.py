@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from regard import __version__
 from regard.data.split import Split
-from regard.errors import Mistake, choose
+from regard.errors import Mistake, choose, printable
 from regard.files import write_atomically
 from regard.hashes import SUMS, damaged, listed, seal, unseal
 from regard.layers.convolution import statistics
@@ -237,7 +237,7 @@ def use_threads(threads: int | None) -> int:
 def tell(message: str, quiet: bool = False) -> None:
     """Say something to the user beside the results."""
     if not quiet:
-        print(message, file=sys.stderr, flush=True)
+        print("\n".join(map(printable, message.split("\n"))), file=sys.stderr, flush=True)
 
 
 def shorten(values: Mapping[str, Any]) -> str:
