@@ -2,15 +2,16 @@
 
     python bench/fuzz_folders.py [--quick] [--count 20000] [--seed 1] [--only llama,vit] [--jobs 2]
 
-Each case changes something in a sound folder (a public checkpoint of any format, or one of ours), an
-image or a table of texts, as chance has it, and reads it as a user would. It may be read or refused.
-It is an error if anything else than a `Mistake` comes out of it, if it takes over 5 s of processor
-time, or if what is said holds anything that cannot be printed. A case can be repeated: its number
-and the seed say all about it.
+Each case changes something in a sound folder (a public checkpoint of any format, or one of ours),
+an image or a table of texts, as chance has it, and reads it as a user would. It may be read or
+refused. It is an error if anything else than a `Mistake` comes out of it, if it takes over 5 s of
+processor time, or if what is said holds anything that cannot be printed. A case can be repeated:
+its number and the seed say all about it.
 """
 
 import argparse
 import contextlib
+import copy
 import io
 import json
 import multiprocessing
@@ -44,13 +45,53 @@ BYTES = 3 * 2**30  # of memory beyond what is there when all is imported
 SAID = 4000  # letters that a message may have
 TEXT = "the king and a ring"
 ODD: list[Any] = [None, True, False, 0, 1, -1, 2, 3, 7, 255, 2**31, 2**31 - 1, 2**53, 2**63, 10**18]
-ODD += [-(2**63), 10**400, 0.5, -0.0, 1e-320, 1e308, float("inf"), float("nan"), 1e9, 4096, 10**5, 10**6, 2**24]
+ODD += [
+    -(2**63),
+    10**400,
+    0.5,
+    -0.0,
+    1e-320,
+    1e308,
+    float("inf"),
+    float("nan"),
+    1e9,
+    4096,
+    10**5,
+    10**6,
+    2**24,
+]
 ODD += ["", "x", "gelu", "0", "\x1b[31mred", "\x1b]0;title\x07", "\ud800", "a\udc80b", "‮evil", "\0"]
-ODD += ["../../etc/passwd", "/dev/zero", "a" * 20_000, "a\nb\r\tc", "\u2028", "é" * 300, "{}", "%s%n"]
-ODD += [[], {}, [[]], [None], ["x"], {"x": 1}, [1, 2], [3, 3], [10**9] * 3, {"type": "x"}, [0.5] * 9]
+ODD += [
+    "../../etc/passwd",
+    "/dev/zero",
+    "a" * 20_000,
+    "a\nb\r\tc",
+    "\u2028",
+    "é" * 300,
+    "{}",
+    "%s%n",
+]
+ODD += [
+    [],
+    {},
+    [[]],
+    [None],
+    ["x"],
+    {"x": 1},
+    [1, 2],
+    [3, 3],
+    [10**9] * 3,
+    {"type": "x"},
+    [0.5] * 9,
+]
 
 
 # ---- what is done to a file
+
+
+def odd(chance: random.Random) -> Any:
+    """Return something that is seldom meant."""
+    return copy.deepcopy(chance.choice(ODD))
 
 
 def places(value: Any, path: tuple = ()) -> Iterator[tuple]:
@@ -73,7 +114,7 @@ def change_json(value: Any, chance: random.Random) -> Any:
         way = chance.choice(ways)
         if not way:
             if chance.random() < 0.02:
-                return chance.choice(ODD)
+                return odd(chance)
             continue
         inner = value
         for key in way[:-1]:
@@ -82,20 +123,22 @@ def change_json(value: Any, chance: random.Random) -> Any:
         act = chance.random()
         number = inner[last]
         if act < 0.45:
-            inner[last] = chance.choice(ODD)
+            inner[last] = odd(chance)
         elif act < 0.65 and isinstance(number, int | float) and abs(number) < 1e30:
-            inner[last] = chance.choice([number + 1, number - 1, -number, number * 2, number * 1000])
+            inner[last] = chance.choice(
+                [number + 1, number - 1, -number, number * 2, number * 1000]
+            )
         elif act < 0.7 and isinstance(number, str):
-            inner[last] = number + str(chance.choice(ODD))
+            inner[last] = number + str(odd(chance))
         elif act < 0.8:
             if isinstance(inner, list):
                 inner.pop(last)
             else:
                 del inner[last]
         elif act < 0.9 and isinstance(inner, dict):
-            inner[str(chance.choice(ODD))] = chance.choice(ODD)
+            inner[str(odd(chance))] = odd(chance)
         elif act < 0.95:
-            deep: Any = chance.choice(ODD)
+            deep: Any = odd(chance)
             for _ in range(chance.choice((2, 50, 3000))):
                 deep = [deep]
             inner[last] = deep
@@ -117,9 +160,9 @@ def to_json(value: Any) -> str:
         sys.setrecursionlimit(limit)
 
 
-def change_bytes(data: bytes, chance: random.Random) -> bytes:
+def change_bytes(whole: bytes, chance: random.Random) -> bytes:
     """Flip, cut, repeat or put in some bytes."""
-    data = bytearray(data)
+    data = bytearray(whole)
     for _ in range(chance.choice((1, 1, 2, 8))):
         at = chance.randrange(len(data) + 1)
         act = chance.randrange(6)
@@ -134,8 +177,7 @@ def change_bytes(data: bytes, chance: random.Random) -> bytes:
         elif act == 4 and at < len(data):
             data[at] = chance.choice((0, 9, 10, 13, 27, 34, 127, 128, 255))
         else:
-            odd = str(chance.choice(ODD)).encode("utf-8", "surrogatepass")
-            data[at:at] = odd[:200]
+            data[at:at] = str(odd(chance)).encode("utf-8", "surrogatepass")[:200]
     return bytes(data)
 
 
@@ -191,7 +233,9 @@ def fuzz_folder(seed: Path, chance: random.Random, place: Path) -> None:
     """Change a folder of a model and use it."""
     folder = copied(seed, place / "m")
     files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != "SHA256SUMS")
-    weight = [8 if p.name == "config.json" else 1 if p.suffix != ".safetensors" else 2 for p in files]
+    weight = [
+        8 if p.name == "config.json" else 1 if p.suffix != ".safetensors" else 2 for p in files
+    ]
     for _ in range(chance.choice((1, 1, 1, 2))):
         path = chance.choices(files, weight)[0]
         if path.is_file() and not path.is_symlink():
@@ -277,7 +321,8 @@ def write_texts(home: Path) -> list[Path]:
     kinds = {
         "a.tsv": "".join(f"{a}\t{b}\n" for a, b in ROWS),
         "b.tsv": "text\tlabel\n" + "".join(f"{a}\t{b}\n" for a, b in ROWS),
-        "c.csv": "text,label\n" + "".join(f'"{a.replace(chr(34), chr(34) * 2)}",{b}\n' for a, b in ROWS),
+        "c.csv": "text,label\n"
+        + "".join(f'"{a.replace(chr(34), chr(34) * 2)}",{b}\n' for a, b in ROWS),
         "d.jsonl": "".join(json.dumps({"text": a, "label": b}) + "\n" for a, b in ROWS),
         "e.jsonl": "".join(json.dumps({"src": a, "tgt": b}) + "\n" for a, b in ROWS),
         "f.txt": "".join(f"{a}\n" for a, _ in ROWS),
@@ -326,7 +371,10 @@ def sound(home: Path, only: set[str], each: int) -> list[Case]:
                 parity.make(format, model_type, number, seed)
             folders.append(seed)
             ours = home / f"{kind}ours-{model_type}-{number}"
-            with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+            with (
+                contextlib.redirect_stderr(io.StringIO()),
+                contextlib.redirect_stdout(io.StringIO()),
+            ):
                 if number < 2 and command(["import", str(seed), f"out={ours}"]) == 0:
                     folders.append(ours)
     for seed in folders:
@@ -400,7 +448,9 @@ def run(cases: list[Case], seed: int, count: int, jobs: int, show: bool = True) 
         take()
         for child, at, numbers in list(running):
             number = int(at[0])
-            hangs = child.is_alive() and number >= 0 and processor_time(child.pid) - at[1] > 3 * SECONDS
+            hangs = (
+                child.is_alive() and number >= 0 and processor_time(child.pid) - at[1] > 3 * SECONDS
+            )
             if hangs:
                 child.kill()
             if hangs or not child.is_alive():

@@ -5,6 +5,7 @@ from difflib import get_close_matches
 from typing import TypeVar
 
 T = TypeVar("T")
+LONGEST = 3000  # letters of a message
 
 
 def printable(text: str) -> str:
@@ -23,8 +24,9 @@ class Mistake(Exception):
     """A user's mistake, told in one line: the value, what was expected, and the remedy."""
 
     def __init__(self, message: str):
-        """Take the line, which may quote what a file says."""
-        super().__init__(printable(str(message)))
+        """Take the line, which may quote what a file says, however long."""
+        line = printable(str(message))
+        super().__init__(line if len(line) <= LONGEST else f"{line[:2000]} ... {line[-900:]}")
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -13,6 +13,8 @@ from typing import Any
 
 from regard.errors import Mistake
 
+MOST_LEVELS = 100  # of JSON within JSON
+
 
 def refuse(error: OSError, path: str | Path) -> Mistake:
     """Turn what the system said about a file into a mistake a user can read."""
@@ -118,8 +120,15 @@ def making(folder: str | Path) -> Iterator[Path]:
 
 
 def parse_json(data: bytes | str) -> Any:
-    """Read JSON from outside, in which no whole number is longer than any that could be meant."""
-    return json.loads(data, parse_int=_whole_number)
+    """Read JSON from outside, in which nothing is deeper and no number longer than can be meant."""
+    value = json.loads(data, parse_int=_whole_number)
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(MOST_LEVELS):
+        inner = (part.values() if isinstance(part, dict) else part for part in level)
+        level = [one for part in inner for one in part if isinstance(one, dict | list)]
+        if not level:
+            return value
+    raise ValueError(f"over {MOST_LEVELS} levels deep")
 
 
 def _whole_number(digits: str) -> int:

@@ -1,6 +1,7 @@
 """Hostile and broken checkpoint folders: one clear line, exit code 2, in little time and memory."""
 
 import base64
+import contextlib
 import json
 import os
 import select
@@ -16,9 +17,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from regard.errors import Mistake
 from regard.layers.block import BlockConfig
 from regard.models.gpt import GPT, GPTConfig
 from regard.pretrained.folder import export_weights
+from regard.pretrained.vision import read_prepared
 from regard.pretrained.vocabulary import read_tokenizers
 
 SECONDS = 10
@@ -497,6 +500,15 @@ TABLE: dict[str, tuple[Callable[[], None], str]] = {
         tokenizer(added_tokens=[{"id": 10**6 - 1, "content": "x"}]),
         f"the tokenizer has {len(PIECES) + 1} pieces",
     ),
+    "an escape in a name": (
+        config(model_type="\x1b[31mllama\x1b]0;x\x07"),
+        r"unknown model_type '\x1b[31mllama\x1b]0;x\x07'",
+    ),
+    "half a character in a name": (config(model_type="a\udc80"), r"model_type 'a\udc80'"),
+    "a mark that turns the text": (config(hidden_act="\u202eulis"), r"\u202eulis"),
+    "a name of many letters": (config(model_type="a" * 10**6), f"'{'a' * 60}'; choose"),
+    "a number of many digits": (config(hidden_size=10**400), "a number of 401 digits"),
+    "levels upon levels": (config(x=json.loads("[" * 500 + "]" * 500)), "over 100 levels deep"),
     "settings that are a list": (put("tokenizer_config.json", "[]"), "expected a JSON object"),
     "a vocab.txt that is no text": (
         only(gone("tokenizer.json"), put("vocab.txt", b"\xff\xfe\0a\n")),
@@ -603,6 +615,7 @@ def spoilt_about(**changes: Any) -> Callable[[], None]:
         (spoilt_about(specials={"bos": 5000}), "5000"),
         (spoilt_about(names=[1], numbers=[0]), "'names' are no list"),
         (spoilt_about(names=["a"], numbers=[0]), "numbers"),
+        (spoilt_about(names=["\ud800"], numbers=[0]), "half a character in it"),
         (cut("tokenizer.json", 0.5), "not JSON"),
     ],
 )
@@ -615,3 +628,65 @@ def test_an_imported_folder_that_was_tampered_with_is_refused(
     monkeypatch.chdir(folder)
     spoil()
     assert message in judge(server, ["run", str(folder), "a", "temperature=0", "max_length=2"])
+
+
+@pytest.mark.parametrize("key", ["resample", "size", "image_mean", "rescale_factor", "crop_size"])
+def test_preparing_images_is_told_in_words_that_belong_there(key, tmp_path):
+    odd = [None, [], {}, [[]], {"height": []}, "x", True, 10**18, -1, 1e308, [10**18] * 3, 0.5]
+    for value in odd:
+        told = {"do_center_crop": key == "crop_size", key: value}
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps(told))
+        with contextlib.suppress(Mistake):
+            made = read_prepared(tmp_path, 32, 3)
+            assert 0 < made["size"] <= 4096 and isinstance(made["resample"], str)
+    for value in (4, 5, [], {}, "x", 0.5):  # Pillow has more ways than we do
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps({"resample": value}))
+        with pytest.raises(Mistake, match="resample=.* is not supported; known are 0 .nearest."):
+            read_prepared(tmp_path, 32, 3)
+
+
+def test_only_what_can_be_seen_is_told():
+    told = str(Mistake("a\x1b[31m\ud800\u202eb\r\n\tc é 漢 \x9b"))
+    assert told == r"a\x1b[31m\ud800\u202eb  c é 漢 \x9b" and told.isprintable()
+    assert str(Mistake(told)) == told  # a mistake may quote another
+    assert len(str(Mistake("x" * 10**6))) < 4000
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is told by Linux")
+def test_chance_finds_nothing_but_mistakes(tmp_path, monkeypatch):
+    """A small part of bench/fuzz_folders.py, the same on every run."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "bench"))
+    fuzz = pytest.importorskip("fuzz_folders")
+    monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
+    only = {"images", "texts", "llama", "t5", "vit"}
+    cases = fuzz.sound(tmp_path, only, 1)
+    assert fuzz.run(cases, seed=7, count=80, jobs=1, show=False) == []
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is told by Linux")
+def test_a_case_that_goes_wrong_is_found(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "bench"))
+    fuzz = pytest.importorskip("fuzz_folders")
+    monkeypatch.setattr(fuzz, "SECONDS", 0.2)
+
+    def endless(chance, place):
+        while True:
+            pass
+
+    def crash(chance, place):
+        os.kill(os.getpid(), 9)
+
+    def loud(chance, place):
+        print("regard: \x1b[31m", file=sys.stderr)
+
+    def wrong(chance, place):
+        raise TypeError("x")
+
+    for act, told in (
+        (endless, "does not end"),
+        (crash, "ended the process with -9"),
+        (loud, "not one printable line"),
+        (wrong, "TypeError: x"),
+    ):
+        found = fuzz.run([("it", act)], seed=1, count=2, jobs=1, show=False)
+        assert len(found) == 2 and all(told in said for _, _, said in found)

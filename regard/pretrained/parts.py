@@ -5,7 +5,6 @@ Everything is checked here before the library, which trusts its input, sees any 
 
 import base64
 import binascii
-import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
