@@ -54,6 +54,12 @@ def find_model(name: str | Path) -> Path:
     shipped = starters()
     if str(name) in shipped and not Path(name).is_dir():
         return shipped[str(name)]
+    path = Path(name)
+    alone = path.is_dir() and not (path / "config.json").exists()
+    if (path.suffix == ".gguf" and path.is_file()) or (alone and any(path.glob("*.gguf"))):
+        from regard.pretrained.shards import import_first
+
+        raise import_first(path)
     if not Path(name).is_dir():
         raise Mistake(
             f"no model '{name}': neither a folder nor a starter ({', '.join(shipped) or 'none'})."
@@ -464,19 +470,31 @@ def doctor(data: Any, /, *, quiet: bool = True, **settings: Any) -> "Examined":
 
 
 def import_model(folder: Place, /, *, out: Place | None = None, **settings: Any) -> Saved:
-    """Write a public checkpoint (a folder of Hugging Face's kind) as a folder of Regard's."""
+    """Write a public checkpoint as a folder of Regard's.
+
+    It is a folder of Hugging Face's kind, whose weights may also be in pytorch_model.bin, or a GGUF
+    file; both are read by a process of their own with little memory and time.
+    """
+    from regard.pretrained.others import readable
+
+    if settings:
+        raise Mistake(f"unknown key '{min(settings)}'; known is out")
+    if out is None:
+        raise Mistake("out is missing; add out=FOLDER for the imported model")
+    if not Path(folder).exists():
+        raise Mistake(f"{folder}: no such folder; expected one with config.json and weights")
+    with readable(folder) as source:
+        return _take_over(source, out)
+
+
+def _take_over(folder: Path, out: Place) -> Saved:
+    """Write a folder with config.json and safetensors as one of Regard's."""
     from regard.files import making, write_atomically
     from regard.hashes import seal
     from regard.models.folder import save_config, save_parts, save_weights
     from regard.pretrained.folder import is_foreign, read_generation, write_json
     from regard.tasks.tokenizer import save_any_tokenizers
 
-    if settings:
-        raise Mistake(f"unknown key '{min(settings)}'; known is out")
-    if out is None:
-        raise Mistake("out is missing; add out=FOLDER for the imported model")
-    if not Path(folder).is_dir():
-        raise Mistake(f"{folder}: no such folder; expected one with config.json and weights")
     if not is_foreign(folder):
         read_json(Path(folder) / "config.json")
         raise Mistake(f"{folder}: its config.json names no model_type; expected that of others")

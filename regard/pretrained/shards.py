@@ -36,7 +36,8 @@ SIZES = {
 }
 FLOATS = ("F64", "F32", "F16", "BF16")
 # weights that are written in a way that can run code, or in that of another tool
-OTHERS = ("pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack")
+BIN, BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+OTHERS = ("tf_model.h5", "flax_model.msgpack")
 
 
 @dataclass(frozen=True)
@@ -116,14 +117,25 @@ def open_weights(folder: str | Path) -> Weights:
     return Weights(entries)
 
 
+def import_first(path: Path) -> Mistake:
+    """Say that weights have to be taken over before they are used."""
+    kind = "a GGUF file" if path.suffix == ".gguf" else "no safetensors, but other weights"
+    return Mistake(
+        f"{path}: {kind}, which only import reads; run: regard import {path} out=FOLDER, and then "
+        "use that"
+    )
+
+
 def _missing(folder: Path) -> Mistake:
     """Say how to get at weights that are there in another form."""
+    if any((folder / name).exists() for name in (BIN, BIN_INDEX)) or [*folder.glob("*.gguf")]:
+        return import_first(folder)
     found = [name for name in OTHERS if (folder / name).exists()]
     if not found:
         return Mistake(f"{folder}: no weights; expected {NAME} or {INDEX} with its files")
     return Mistake(
-        f"{folder}: only {found[0]}, which is not read as it can run code; convert it once with "
-        f"transformers where you trust it: AutoModel.from_pretrained('{folder}')"
+        f"{folder}: only {found[0]}, which is not read; convert it once with "
+        f"transformers: AutoModel.from_pretrained('{folder}')"
         ".save_pretrained('NEW'), with the class that config.json names for AutoModel"
     )
 

@@ -1,0 +1,307 @@
+"""GGUF files as folders of transformers' kind: metadata, names and tokenizers in its words."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.errors import Mistake, choose
+from regard.pretrained import spm
+from regard.pretrained.folder import write_json
+from regard.pretrained.parts import read_object
+from regard.pretrained.shards import Weights, read_header, write_shards
+
+Words = Mapping[str, Any]
+LLAMA = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "model.layers.{}.input_layernorm",
+    "ffn_norm": "model.layers.{}.post_attention_layernorm",
+    "attn_q": "model.layers.{}.self_attn.q_proj",
+    "attn_k": "model.layers.{}.self_attn.k_proj",
+    "attn_v": "model.layers.{}.self_attn.v_proj",
+    "attn_output": "model.layers.{}.self_attn.o_proj",
+    "ffn_gate": "model.layers.{}.mlp.gate_proj",
+    "ffn_up": "model.layers.{}.mlp.up_proj",
+    "ffn_down": "model.layers.{}.mlp.down_proj",
+}
+QWEN3 = {
+    **LLAMA,
+    "attn_q_norm": "model.layers.{}.self_attn.q_norm",
+    "attn_k_norm": "model.layers.{}.self_attn.k_norm",
+}
+GPT2 = {
+    "token_embd": "transformer.wte",
+    "position_embd": "transformer.wpe",
+    "output_norm": "transformer.ln_f",
+    "output": "lm_head",
+    "attn_norm": "transformer.h.{}.ln_1",
+    "ffn_norm": "transformer.h.{}.ln_2",
+    "attn_qkv": "transformer.h.{}.attn.c_attn",
+    "attn_output": "transformer.h.{}.attn.c_proj",
+    "ffn_up": "transformer.h.{}.mlp.c_fc",
+    "ffn_down": "transformer.h.{}.mlp.c_proj",
+}
+# general.architecture -> the name of each tensor
+NAMES = {"llama": LLAMA, "qwen2": LLAMA, "qwen3": QWEN3, "gpt2": GPT2}
+CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+}
+# keys below the architecture -> theirs in config.json
+KEYS = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "rope.freq_base": "rope_theta",
+}
+GPT2_KEYS = {
+    "context_length": "n_positions",
+    "embedding_length": "n_embd",
+    "block_count": "n_layer",
+    "feed_forward_length": "n_inner",
+    "attention.head_count": "n_head",
+    "attention.layer_norm_epsilon": "layer_norm_epsilon",
+}
+# that say nothing which these do not, or are compared with them
+OTHERS = ("vocab_size", "attention.value_length", "rope.dimension_count")
+SCALING = {"rope.scaling.type": "rope_type", "rope.scaling.factor": "factor"}
+TRANSPOSED = ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
+
+
+def as_folder(raw: Path, folder: Path) -> None:
+    """Write config.json, weights and tokenizer for what the reader of a GGUF file has written."""
+    told = read_object(raw.with_suffix(".json"))
+    kind = str(told.get("general.architecture"))
+    choose("general.architecture", kind[:60], NAMES)
+    tensors = Weights(read_header(raw))
+    config = _config(told, kind, tensors)
+    write_json(folder / "config.json", config)
+    if not any((folder / name).exists() for name in ("tokenizer.json", *spm_files())):
+        _write_tokenizer(told, kind, folder)
+    write_shards(
+        folder, {_name(name, kind): _lay(name, x, kind, config) for name, x in _kept(tensors)}
+    )
+
+
+def spm_files() -> tuple[str, ...]:
+    """Return the other files in which a tokenizer may lie beside the model."""
+    return ("vocab.json", "tokenizer.model")
+
+
+def _kept(tensors: Weights) -> Any:
+    return ((name, tensors[name]) for name in tensors if name != "rope_freqs.weight")
+
+
+def _config(told: Words, kind: str, tensors: Weights) -> dict[str, Any]:
+    """Say what the model is in the words of transformers; a key that is not known is refused."""
+    keys = GPT2_KEYS if kind == "gpt2" else KEYS
+    given = {
+        key.removeprefix(f"{kind}."): x for key, x in told.items() if key.startswith(f"{kind}.")
+    }
+    for key in given:
+        if key not in keys and key not in OTHERS and (kind == "gpt2" or key not in SCALING):
+            raise Mistake(f"{kind}.{key}={given[key]!s:.40} is not supported")
+    for key in keys:
+        if key not in given and key not in (
+            "attention.key_length",
+            "rope.freq_base",
+            "attention.head_count_kv",
+        ):
+            raise Mistake(f"{kind}.{key} is missing; the file is damaged or too old")
+    theirs = {keys[key]: value for key, value in given.items() if key in keys}
+    for key, value in theirs.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise Mistake(f"{key}={value!s:.40} is not a number")
+    table = tensors.shapes.get("token_embd.weight", (0,))
+    if kind != "gpt2":
+        theirs |= _turned(given, theirs, tensors)
+    if kind == "llama":
+        for part in ("attention", "mlp"):
+            names = {"attention": "attn_q", "mlp": "ffn_up"}
+            theirs[f"{part}_bias"] = f"blk.0.{names[part]}.bias" in tensors
+    if kind == "qwen3":
+        theirs["attention_bias"] = "blk.0.attn_q.bias" in tensors
+    ids = {
+        f"{role}_token_id": told[f"tokenizer.ggml.{key}_token_id"]
+        for role, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))
+        if isinstance(told.get(f"tokenizer.ggml.{key}_token_id"), int)
+    }
+    return {
+        "model_type": kind,
+        "architectures": [CLASSES[kind]],
+        "vocab_size": table[0],
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        **theirs,
+        **ids,
+    }
+
+
+def _turned(given: Words, theirs: Words, tensors: Weights) -> dict[str, Any]:
+    """Say how heads are sized and how far rotary positions reach."""
+    heads, width = theirs["num_attention_heads"], theirs["hidden_size"]
+    if not isinstance(heads, int) or not isinstance(width, int) or heads < 1:
+        raise Mistake(f"attention.head_count={heads} with embedding_length={width}")
+    size = theirs.get("head_dim", width // heads)
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if given.get(key, size) != size:
+            raise Mistake(f"{key}={given[key]!s:.40} is not supported; only {size} is")
+    made: dict[str, Any] = {"head_dim": size, "num_key_value_heads": heads, "rope_theta": 10_000.0}
+    made |= {key: theirs[key] for key in made if key in theirs}
+    scaling = {"rope_type": "default"}
+    if given.get("rope.scaling.type", "none") != "none":
+        if given["rope.scaling.type"] != "linear":
+            raise Mistake(f"rope.scaling.type={given['rope.scaling.type']!s:.40} is not supported")
+        scaling = {"rope_type": "linear", "factor": given.get("rope.scaling.factor")}
+    if "rope_freqs.weight" in tensors:
+        scaling = _llama3(tensors["rope_freqs.weight"], size, made["rope_theta"])
+    return {**made, "rope_parameters": {**scaling, "rope_theta": made["rope_theta"]}}
+
+
+def _llama3(factors: Tensor, size: int, base: float) -> dict[str, Any]:
+    """Find the setting of LLaMA 3 by which rates are divided by these factors."""
+    rates = base ** -(torch.arange(0, size, 2, dtype=torch.float64) / size)
+    turns = 8192 * rates / (2 * torch.pi)
+    for factor in (8.0, 32.0, 16.0, 4.0, 2.0):
+        keep = ((turns - 1) / 3).clamp(0, 1)
+        right = 1 / ((1 - keep) / factor + keep)
+        if factors.shape == right.shape and torch.allclose(factors.double(), right, rtol=1e-4):
+            return {
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192,
+            }
+    raise Mistake("rope_freqs.weight stretches positions in a way that is not known")
+
+
+def _name(name: str, kind: str) -> str:
+    """Return what a tensor is called by transformers."""
+    found = re.fullmatch(r"(?:blk\.(\d{1,4})\.)?([a-z_]+)\.(weight|bias)", name)
+    if found is None or found[2] not in NAMES[kind]:
+        raise Mistake(f"a tensor {name!r:.60}, which {kind} does not have")
+    theirs = NAMES[kind][found[2]]
+    if ("{}" in theirs) != (found[1] is not None):
+        raise Mistake(f"a tensor {name!r:.60}, which {kind} does not have")
+    return f"{theirs.format(found[1])}.{found[3]}"
+
+
+def _lay(name: str, x: Tensor, kind: str, config: Words) -> Tensor:
+    """Lay a tensor as transformers has it: rotary pairs as halves, GPT-2's matrices by columns."""
+    part = name.split(".")[-2]
+    if kind == "gpt2" and part in TRANSPOSED and x.ndim == 2:
+        return x.mT.contiguous()
+    if kind == "llama" and part in ("attn_q", "attn_k"):
+        heads = config["num_attention_heads" if part == "attn_q" else "num_key_value_heads"]
+        if not isinstance(heads, int) or heads < 1 or len(x) % (2 * heads):
+            raise Mistake(f"{name} has {len(x)} rows, which {heads!s:.20} heads do not share")
+        return x.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2).contiguous()
+    return x
+
+
+# ---- tokenizers
+
+GPT2_SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+LLAMA3_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN_SPLIT = LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
+# tokenizer.ggml.pre -> how a text is cut, whether it is normalised, whether known words stay whole
+SPLITS: dict[str, tuple[str, bool, bool]] = {
+    "gpt-2": (GPT2_SPLIT, False, False),
+    "llama-bpe": (LLAMA3_SPLIT, False, True),
+    "qwen2": (QWEN_SPLIT, True, False),
+}
+REMEDY = "put the model's tokenizer.json and tokenizer_config.json beside it and import the folder"
+
+
+def _write_tokenizer(told: Words, kind: str, folder: Path) -> None:
+    """Write the tokenizer that the metadata describe, if that can be done exactly."""
+    pieces, types = (told.get(f"tokenizer.ggml.{key}") for key in ("tokens", "token_type"))
+    if not isinstance(pieces, list) or not isinstance(types, list) or len(pieces) != len(types):
+        raise Mistake(f"it has no tokenizer; {REMEDY}")
+    ways = {"gpt2": _byte_level, "llama": _sentence_pieces}
+    way = told.get("tokenizer.ggml.model")
+    if not isinstance(way, str) or way not in ways:
+        raise Mistake(f"tokenizer.ggml.model={way!s:.40} cannot be rebuilt exactly; {REMEDY}")
+    file = ways[way](told, list(map(str, pieces)), types)
+    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    roles = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+    for role, key in roles.items():
+        number = told.get(f"tokenizer.ggml.{key}_token_id")
+        if isinstance(number, int) and 0 <= number < len(pieces):
+            settings[f"{role}_token"] = pieces[number]
+    for role, usual in (
+        ("bos", way == "llama" or told.get("tokenizer.ggml.pre") == "llama-bpe"),
+        ("eos", False),
+    ):
+        flag = told.get(f"tokenizer.ggml.add_{role}_token", usual)
+        settings[f"add_{role}_token"] = flag if isinstance(flag, bool) else usual
+    if isinstance(template := told.get("tokenizer.chat_template"), str):
+        settings["chat_template"] = template
+    write_json(folder / "tokenizer.json", file)
+    write_json(folder / "tokenizer_config.json", settings)
+
+
+def _byte_level(told: Words, pieces: list[str], types: list[Any]) -> dict[str, Any]:
+    """Describe a byte-level BPE tokenizer."""
+    name = told.get("tokenizer.ggml.pre")
+    if not isinstance(name, str) or name not in SPLITS:
+        raise Mistake(f"tokenizer.ggml.pre={name!s:.40} cannot be rebuilt exactly; {REMEDY}")
+    split, normal, whole = SPLITS[name]
+    bytes_only = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
+    cut = {"type": "Split", "pattern": {"Regex": split}, "behavior": "Isolated", "invert": False}
+    return {
+        "version": "1.0",
+        "added_tokens": [
+            spm.special(i, piece) | {"special": kind == spm.CONTROL}
+            for i, (piece, kind) in enumerate(zip(pieces, types, strict=True))
+            if kind in (spm.CONTROL, spm.USER)
+        ],
+        "normalizer": {"type": "NFC"} if normal else None,
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [cut, bytes_only | {"use_regex": False}],
+        },
+        "decoder": bytes_only | {"use_regex": True},
+        "model": {
+            "type": "BPE",
+            "vocab": {piece: i for i, piece in enumerate(pieces)},
+            "merges": told.get("tokenizer.ggml.merges"),
+            "ignore_merges": whole,
+        },
+    }
+
+
+def _sentence_pieces(told: Words, pieces: list[str], types: list[Any]) -> dict[str, Any]:
+    """Describe a SentencePiece BPE tokenizer with bytes for what it has no piece for."""
+    scores = told.get("tokenizer.ggml.scores")
+    if not isinstance(scores, list) or len(scores) != len(pieces):
+        raise Mistake(f"its tokenizer has no scores; {REMEDY}")
+    if "tokenizer.ggml.precompiled_charsmap" in told:
+        raise Mistake(f"tokenizer.ggml.precompiled_charsmap cannot be rebuilt exactly; {REMEDY}")
+    found = spm.Pieces(
+        [(piece, float(s), k) for piece, s, k in zip(pieces, scores, types, strict=True)],
+        spm.BPE,
+        byte_fallback=spm.BYTE in types,
+        prefix=told.get("tokenizer.ggml.add_space_prefix", True) is True,
+        tidy=told.get("tokenizer.ggml.remove_extra_whitespaces", False) is True,
+    )
+    if len(found.of(spm.UNKNOWN)) != 1:
+        raise Mistake(f"its tokenizer has not one piece for what is unknown; {REMEDY}")
+    return spm.as_parts(found)

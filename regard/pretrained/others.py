@@ -1,0 +1,140 @@
+"""Weights in the files of other tools, which are made safetensors once, on import.
+
+Such files are read by a process of its own with little memory and time (`child.py`).
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from regard.errors import Mistake
+from regard.pretrained.folder import read_foreign, write_json
+from regard.pretrained.gguf import as_folder
+from regard.pretrained.parts import read_object
+from regard.pretrained.shards import (
+    BIN,
+    BIN_INDEX,
+    INDEX,
+    MOST_SHARDS,
+    NAME,
+    read_header,
+)
+
+PLAIN_BIN = re.compile(r"[\w-][\w.-]*\.bin")
+PROGRAM = Path(__file__).with_name("child.py")
+SLOWEST = 10 * 2**20  # bytes a second
+SPARE = 2**29  # bytes of memory
+SECONDS = 120
+
+
+@contextmanager
+def readable(path: str | Path) -> Iterator[Path]:
+    """Give a folder with config.json and safetensors for what a user wants to import."""
+    path = Path(path)
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise Mistake(f"{path}: not a folder; expected one with config.json, or a .gguf file")
+        way, files = _ungguf, [path]
+    elif any((path / name).exists() for name in (NAME, INDEX)) or not path.is_dir():
+        yield path
+        return
+    elif any((path / name).exists() for name in (BIN, BIN_INDEX)):
+        read_foreign(path)  # before anything takes long
+        way, files = _unpickle, _bins(path)
+    elif found := sorted(path.glob("*.gguf"))[:2]:
+        if len(found) > 1:
+            raise Mistake(f"{path}: {found[0].name} and {found[1].name}; import one of them")
+        way, files = _ungguf, found
+    else:
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="regard-import-") as home:
+        made = Path(home) / "folder"
+        made.mkdir()
+        try:
+            for file in path.iterdir() if path.is_dir() else ():
+                if file not in files and file.name != BIN_INDEX:
+                    (made / file.name).symlink_to(file.resolve())
+            way(files, made)
+            yield made
+        except Mistake as mistake:
+            raise Mistake(str(mistake).replace(str(made), str(path))) from None
+
+
+def _bins(folder: Path) -> list[Path]:
+    """Return the files of pickled weights."""
+    if (folder / BIN).exists():
+        return [folder / BIN]
+    names = read_object(folder / BIN_INDEX).get("weight_map")
+    files = sorted(set(map(str, names.values()))) if isinstance(names, dict) else []
+    if not 0 < len(files) <= MOST_SHARDS or not all(map(PLAIN_BIN.fullmatch, files)):
+        raise Mistake(f"{folder / BIN_INDEX}: no weight_map with .bin files in the same folder")
+    return [folder / file for file in files]
+
+
+def _unpickle(files: list[Path], made: Path) -> None:
+    """Write pickled weights as safetensors with an index."""
+    count = len(files)
+    targets = [made / f"model-{n:05}-of-{count:05}.safetensors" for n in range(1, count + 1)]
+    _read("bin", files, targets)
+    places: dict[str, str] = {}
+    for file, target in zip(files, targets, strict=True):
+        for key in read_header(target):
+            if key in places:
+                raise Mistake(f"{file}: {key} is in another file too")
+            places[key] = target.name
+    write_json(made / INDEX, {"metadata": {}, "weight_map": places})
+
+
+def _ungguf(files: list[Path], made: Path) -> None:
+    """Write a GGUF file's weights, config and, unless there is one, tokenizer as a folder."""
+    raw = made / "raw.safetensors"
+    _read("gguf", files, [raw])
+    try:
+        as_folder(raw, made)
+    except Mistake as mistake:
+        raise Mistake(f"{files[0]}: {mistake}") from None
+    for name in (raw, raw.with_suffix(".json")):
+        name.unlink()
+
+
+def _read(way: str, sources: list[Path], targets: list[Path]) -> None:
+    """Let a process of its own read files, or say why it could not."""
+    for source in sources:
+        if not source.is_file():  # a pipe or a device could be read forever
+            raise Mistake(f"{source}: no such file, or none that could be read")
+    sizes = [source.stat().st_size for source in sources]
+    most, seconds = 8 * max(sizes) + SPARE, SECONDS + sum(sizes) // SLOWEST
+    words = [sys.executable, "-I", str(PROGRAM), way, str(most), str(seconds), str(most)]
+    for source, target in zip(sources, targets, strict=True):
+        words += [str(source.resolve()), str(target)]
+    shown = sources[0] if len(sources) == 1 else sources[0].parent
+    try:
+        done = subprocess.run(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=5 * seconds,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise Mistake(f"{shown}: not read within {5 * seconds} s; it may be damaged") from None
+    lines = done.stdout.decode(errors="replace").splitlines() or [""]
+    try:
+        told = json.loads(lines[-1])
+        wrong, shown = told["wrong"], sources[told["file"]]
+    except (ValueError, KeyError, TypeError, IndexError):
+        wrong = f"its reader ended with {done.returncode}, by too much memory or time or by damage"
+    if wrong == "missing gguf":
+        raise Mistake(f"{shown}: needs the package gguf; install it by pip install regard[gguf]")
+    if wrong is not None:
+        wrong = "".join(c if c.isprintable() else "?" for c in str(wrong))[:300]
+        raise Mistake(f"{shown}: {wrong}")
