@@ -369,7 +369,7 @@ TABLE: dict[str, tuple[Callable[[], None], str]] = {
     ),
     # the files of weights
     "no weights": (gone("model.safetensors"), "no weights; expected model.safetensors"),
-    "only pickled weights": (pickled, "only pytorch_model.bin, which is not read as it can run"),
+    "only pickled weights": (pickled, "it names open, which is no part of weights"),
     "a folder for weights": (
         only(gone("model.safetensors"), lambda: os.mkdir("model.safetensors")),
         "not a file",
