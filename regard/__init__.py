@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from regard.layers.norm import NORMS
     from regard.layers.residual import RESIDUALS
     from regard.models import MODELS
+    from regard.native import fast
 
 __version__ = "0.1.0"
 
@@ -42,6 +43,7 @@ HOMES = {
     "train": "regard.api",
     "attend": "regard.attention.attend",
     "watch": "regard.attention.watch",
+    "fast": "regard.native",
     "Mistake": "regard.errors",
     "SCORES": "regard.attention.scores",
     "POSITIONS": "regard.attention.positions",
@@ -65,6 +67,7 @@ __all__ = [
     "doctor",
     "evaluate",
     "export",
+    "fast",
     "filter",
     "import_model",
     "load",

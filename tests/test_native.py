@@ -6,6 +6,8 @@ import multiprocessing
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,11 +21,11 @@ from regard.attention.positions import build_position
 from regard.attention.watch import watch
 from regard.decode.search import greedy
 from regard.errors import Mistake
-from regard.layers import parts
+from regard.layers import run
 from regard.layers.block import BlockConfig, EncoderBlock
-from regard.layers.stack import Stack
+from regard.layers.run import run_blocks
 from regard.models.gpt import GPT, GPTConfig
-from regard.native import functions
+from regard.native import fast, functions
 from regard.training.optim import build_optimiser
 
 needs = pytest.mark.skipif(native.library() is None, reason="there is no compiler here")
@@ -33,6 +35,14 @@ def far(x: Tensor, y: Tensor) -> float:
     """Return the largest difference as a share of the largest number."""
     x, y = x.detach().double(), y.detach().double()
     return float((x - y).abs().max() / y.abs().max().clamp_min(1e-6))
+
+
+@contextmanager
+def no_plain_block(monkeypatch) -> Iterator[None]:
+    """Fail where PyTorch runs a block instead of a kernel."""
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "one_pass", lambda: pytest.fail("no kernel took the blocks"))
+        yield
 
 
 def mask_of(name: str, b: int, l: int) -> Mask | None:
@@ -68,8 +78,8 @@ def test_a_block_and_its_gradients_equal_pytorchs(case, monkeypatch):
         nn.init.normal_(p, std=0.2)
     x, at = torch.randn(b, l, 64, requires_grad=True), torch.arange(l).unsqueeze(-1)
     mask, grad = mask_of(looks, b, l), torch.randn(b, l, 64)
-    y = parts.learn([block], x, at, mask, None)
-    assert y is not None
+    with fast(block), no_plain_block(monkeypatch):
+        y = run_blocks([block], x, at=at, mask=mask)
     found = torch.autograd.grad(y, [x, *block.parameters()], grad)
     plain = copy.deepcopy(block).double()  # which no kernel takes
     x64 = x.detach().double().requires_grad_()
@@ -77,7 +87,9 @@ def test_a_block_and_its_gradients_equal_pytorchs(case, monkeypatch):
     wanted = torch.autograd.grad(y64, [x64, *plain.parameters()], grad.double())
     assert far(y, y64) < 2e-6
     assert max(far(one, two) for one, two in zip(found, wanted, strict=True)) < 5e-6
-    again = torch.autograd.grad(block(x, at=at, mask=mask), [x, *block.parameters()], grad)
+    with fast(block), no_plain_block(monkeypatch):
+        y = run_blocks([block], x, at=at, mask=mask)
+    again = torch.autograd.grad(y, [x, *block.parameters()], grad)
     assert all(torch.equal(one, two) for one, two in zip(found, again, strict=True))
 
 
@@ -96,8 +108,11 @@ def test_attention_and_its_gradients_equal_pytorchs(shape, biased):
         bias = torch.randn(b, 1, rows, keys)
         bias[torch.rand(bias.shape) < 0.3] = -torch.inf
         bias[0, 0, 2] = -torch.inf  # who sees nothing gets zeros
-    y = functions.attend(q, k, v, bias, 0.3, False)
+    look = nn.Identity()
+    with fast(look):
+        y = functions.attend(look, q, k, v, bias, 0.3, False)
     assert y is not None
+    assert functions.attend(look, q, k, v, bias, 0.3, False) is None
     grad = torch.randn_like(y)
     found = torch.autograd.grad(y, (q, k, v), grad)
     doubles = [x.detach().double().requires_grad_() for x in (q, k, v)]
@@ -114,12 +129,15 @@ def test_attention_and_its_gradients_equal_pytorchs(shape, biased):
 @needs
 def test_what_is_not_a_number_is_left_to_those_who_know_where_it_may_go():
     q, k, v = (torch.randn(1, 2, 60, 16, requires_grad=True) for _ in range(3))
-    assert functions.attend(q, k, v, None, 0.25, True) is not None
+    look = nn.Identity()
+    with fast(look):
+        assert functions.attend(look, q, k, v, None, 0.25, True) is not None
     bad = v.detach().clone()
     bad[0, 0, 59] = torch.nan
     bad.requires_grad_()
-    assert functions.attend(q, k, bad, None, 0.25, True) is None
-    y = attend(q, k, bad, mask=Causal())
+    with fast(look):
+        assert functions.attend(look, q, k, bad, None, 0.25, True) is None
+        y = attend(q, k, bad, mask=Causal(), watch=look)
     assert y[0, :, :59].isfinite().all()
     assert y[0, 0, 59].isnan().all()
 
@@ -152,7 +170,7 @@ MODELS = [
 @pytest.mark.parametrize("rows", [1, 2, 5])
 @pytest.mark.parametrize("made", MODELS, ids=str)
 @torch.inference_mode()
-def test_a_step_in_writing_equals_reading_all(made, rows, columns):
+def test_a_step_in_writing_equals_reading_all(made, rows, columns, monkeypatch):
     model, plain = small(**made), small(**made).double()
     if columns:
         for m in model.modules():
@@ -161,10 +179,10 @@ def test_a_step_in_writing_equals_reading_all(made, rows, columns):
     ids = torch.randint(3, 97, (rows, 30))
     lengths = torch.tensor([11, 7, 11, 9, 3])[:rows]
     state = model.start(ids[:, :11], lengths, capacity=20)
-    assert state.stack is not None
     for step in range(16):
         place = (lengths - 1 + step).view(-1, 1)
-        logits, state = model.step(ids.gather(1, place), state)
+        with fast(model), no_plain_block(monkeypatch):
+            logits, state = model.step(ids.gather(1, place), state)
         for row in range(rows):
             text = ids[row : row + 1, : int(place[row]) + 1]
             wanted = plain(text)[0, -1]
@@ -176,21 +194,16 @@ def test_watching_changes_no_bit_and_sees_true_weights():
     model = small(position="rotary", norm="rms", feed_forward="swiglu")
     ids = torch.randint(3, 97, (2, 6))
     lengths = torch.tensor([6, 4])
-    plain = greedy(model, ids, lengths, max_length=9, eos=-1, begin=ids[:, -1])
-    with watch(model) as seen:
+    with fast(model):
+        plain = greedy(model, ids, lengths, max_length=9, eos=-1, begin=ids[:, -1])
+    with fast(model), watch(model) as seen:
         watched = greedy(model, ids, lengths, max_length=9, eos=-1, begin=ids[:, -1])
     assert plain == watched
     last = seen["blocks.1.attention"]
     weights = last[:, :, -1]
     assert torch.allclose(weights.sum(-1), torch.ones(2, 4), atol=1e-5)
-    os.environ["REGARD_NATIVE"] = "0"
-    try:
-        native.load.cache_clear()
-        with watch(model) as without:
-            greedy(model, ids, lengths, max_length=9, eos=-1, begin=ids[:, -1])
-    finally:
-        del os.environ["REGARD_NATIVE"]
-        native.load.cache_clear()
+    with watch(model) as without:
+        greedy(model, ids, lengths, max_length=9, eos=-1, begin=ids[:, -1])
     assert torch.allclose(without["blocks.1.attention"][:, :, -1], weights, atol=1e-5)
 
 
@@ -198,9 +211,9 @@ def test_watching_changes_no_bit_and_sees_true_weights():
 def test_who_listens_to_a_part_is_heard():
     model, heard = small(), []
     model.blocks[1].feed_forward.register_forward_hook(lambda *_: heard.append(1))
-    with torch.inference_mode():
-        assert Stack.of(list(model.blocks), model.norm) is None
-    greedy(model, torch.randint(3, 97, (1, 4)), max_length=3, eos=-1, begin=torch.tensor([5]))
+    ids = torch.randint(3, 97, (1, 4))
+    with fast(model):
+        greedy(model, ids, max_length=3, eos=-1, begin=torch.tensor([5]))
     assert len(heard) == 4
 
 
@@ -209,6 +222,13 @@ def test_the_likeliest_token_is_the_first_of_the_largest():
     x = torch.randn(3, 9001)
     x[1, 8999] = x[1, 40] = 7.0
     x[2, :5000] = -torch.inf
+    assert native.likeliest(x) is None
+    with fast(nn.Identity()):
+        check_likeliest(x)
+
+
+def check_likeliest(x: Tensor) -> None:
+    """Compare with PyTorch."""
     token, likely = native.likeliest(x)
     assert token.tolist() == x.argmax(1).tolist()
     assert token[1] == 40
@@ -235,7 +255,8 @@ def test_adamw_moves_as_pytorchs_does():
         for model, optimiser in ((one, ours), (other, theirs)):
             optimiser.zero_grad()
             model(x).square().sum().backward()
-            optimiser.step()
+            with fast(model):
+                optimiser.step()
     pairs = zip(one.parameters(), other.parameters(), strict=True)
     assert max(far(p, q) for p, q in pairs) < 1e-5
     assert all(float(ours.state[p]["step"]) == 20 for p in one.parameters())
@@ -245,8 +266,9 @@ def test_adamw_moves_as_pytorchs_does():
 def test_the_length_of_gradients():
     tensors = [torch.randn(40000), torch.randn(3, 7), torch.randn(())]
     wanted = math.sqrt(sum(float(x.double().square().sum()) for x in tensors))
-    assert native.length(tensors) == pytest.approx(wanted, rel=1e-6)
-    assert math.isnan(native.length([torch.tensor([1.0, torch.nan])]))
+    with fast(nn.Identity()):
+        assert native.length(tensors) == pytest.approx(wanted, rel=1e-6)
+        assert math.isnan(native.length([torch.tensor([1.0, torch.nan])]))
 
 
 ASK = "from regard import native; print(native.library() is not None)"

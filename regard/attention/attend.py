@@ -2,15 +2,17 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch._C._functorch import peek_interpreter_stack
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from regard.attention.dropout import dropout as drop
-from regard.attention.masks import Mask
+from regard.attention.masks import Given, Mask
 from regard.attention.scores import SCORES, Score
 from regard.attention.watch import watcher
 from regard.errors import Mistake, choose
@@ -65,7 +67,7 @@ def attend(
     *,
     score: str | Score = "dot",
     bias: Float[Tensor, "..."] | None = None,
-    mask: Mask | None = None,
+    mask: Mask | Bool[Tensor, "..."] | None = None,
     normalise: str | Tensor | Callable[[Tensor], Tensor] = "softmax",
     dropout: float = 0.0,
     add_values: Callable[[Tensor], Tensor] | None = None,
@@ -75,7 +77,8 @@ def attend(
 
     The first leading axis is the batch, the others are heads; keys and values may have fewer heads
     than queries if those divide theirs. The bias broadcasts to (*heads, q, k). A row that may look
-    nowhere gives zeros, and what stands at a masked place never matters. `normalise` is a name, a
+    nowhere gives zeros, and what stands at a masked place never matters. A mask may be a boolean
+    tensor that broadcasts to (*heads, q, k), True where one may look. `normalise` is a name, a
     function of scores, or given weights. `add_values` returns what else is added to the average,
     from the weights (b, h, q, k). `watch` is the module on whose behalf this is asked.
     """
@@ -83,8 +86,10 @@ def attend(
         score = _named(score, q.shape[-1])
     flat, lead = q.ndim == 4, q.shape[:-2]
     q, k, v = _fitted(_four(q), _four(k), _four(v))
+    shape = (*lead, q.shape[-2], k.shape[-2])
     if bias is not None:
-        bias = _four_bias(bias, (*lead, q.shape[-2], k.shape[-2])).to(q.dtype)
+        bias = _broadcast("bias", bias, shape).to(q.dtype)
+    mask = as_mask(mask, shape)
     given, normal = None, softmax
     if isinstance(normalise, Tensor):
         given = _four(normalise.expand(*lead, *normalise.shape[-2:]))
@@ -94,7 +99,7 @@ def attend(
         normal = choose("normaliser", normalise, NORMALISERS)() if named else normalise
         plain = dropout > 0 or add_values is not None or not hasattr(score, "prepare")
         if normal is softmax and not plain:
-            out = _fused(q, k, v, score, bias, mask)
+            out = _fused(q, k, v, score, bias, mask, watch)
         else:
             out, weights = _plain(q, k, v, score, bias, mask, normal, dropout, add_values)
             given = None if normal is softmax else weights  # a draw cannot be drawn again
@@ -148,16 +153,29 @@ def _fitted(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-def _four_bias(bias: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Lay a bias that broadcasts to a shape out as (b, h, q, k), any of them possibly one."""
+def as_mask(mask: Any, shape: tuple[int, ...]) -> Mask | None:
+    """Make a mask of a boolean tensor that broadcasts to the scores; refuse anything else."""
+    if mask is None or isinstance(mask, Mask):
+        return mask
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        told = f"a tensor of {mask.dtype}" if isinstance(mask, Tensor) else f"{mask!r:.60}"
+        raise Mistake(
+            f"mask is {told}; expected a mask such as Causal(), or a boolean tensor that is True "
+            "where one may look (what is added to scores goes into bias)"
+        )
+    return Given(_broadcast("mask", mask, shape))
+
+
+def _broadcast(what: str, x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Lay what broadcasts to a shape out as (b, h, q, k), any of them possibly one."""
     try:
-        bias.expand(shape)
+        x.expand(shape)
     except RuntimeError:
         raise Mistake(
-            f"a bias {tuple(bias.shape)} does not broadcast to the scores {shape}"
+            f"a {what} {tuple(x.shape)} does not broadcast to the scores {shape}"
         ) from None
-    bias = bias[(None,) * (len(shape) - bias.ndim)]
-    return _four(bias.expand(-1, *shape[1:-2], -1, -1) if len(shape) > 4 else bias)
+    x = x[(None,) * (len(shape) - x.ndim)]
+    return _four(x.expand(-1, *shape[1:-2], -1, -1) if len(shape) > 4 else x)
 
 
 def _grouped(x: Tensor, heads: int) -> Tensor:
@@ -178,7 +196,7 @@ def _slice(bias: Tensor, rows: slice, columns: slice) -> Tensor:
 
 
 def _fused(
-    q: Tensor, k: Tensor, v: Tensor, score, bias: Tensor | None, mask: Mask | None
+    q: Tensor, k: Tensor, v: Tensor, score, bias: Tensor | None, mask: Mask | None, of: object
 ) -> Tensor:
     """Attend by PyTorch's kernel, in memory linear in the length."""
     ready_q, ready_k, key_bias, scale = score.prepare(q, k)
@@ -194,7 +212,7 @@ def _fused(
     ) -> Tensor:
         if few and not causal and k.stride(-1) != 1:
             return _few(q, k, v, extra, scale)
-        if not causal and (out := native_attend(q, k, v, extra, scale, False)) is not None:
+        if not causal and (out := native_attend(of, q, k, v, extra, scale, False)) is not None:
             return out
         # a CPU's kernel has no gradient of a bias, and PyTorch's way around is slower than this
         if extra is not None and extra.requires_grad and q.device.type == "cpu":
@@ -209,7 +227,7 @@ def _fused(
     queries, keys, training = q.shape[-2], k.shape[-2], torch.is_grad_enabled()
     # something masked may be NaN, and the kernel multiplies it by a zero weight, or its gradient
     if extra_bias is None and queries > 1 and mask.aligned(queries, keys):
-        if (out := native_attend(ready_q, ready_k, v, None, scale, True)) is not None:
+        if (out := native_attend(of, ready_q, ready_k, v, None, scale, True)) is not None:
             return out
         out = kernel(ready_q, ready_k, v, None, causal=True)
         # the last row sees every key, but not that one is infinite if its score is -inf
@@ -261,9 +279,15 @@ def _few(q: Tensor, k: Tensor, v: Tensor, extra: Tensor | None, scale: float) ->
 
 
 def _finite(x: Tensor) -> bool:
-    """Tell whether there is neither NaN nor infinity in x; a compiled graph cannot ask."""
-    unknown = x.is_meta or torch.compiler.is_compiling()
-    return unknown or math.isfinite(x.detach().sum(dtype=torch.float32).item())
+    """Tell whether there is neither NaN nor infinity in x; a compiled graph or vmap cannot ask."""
+    if x.is_meta or torch.compiler.is_compiling():
+        return True
+    try:
+        return math.isfinite(x.detach().sum(dtype=torch.float32).item())
+    except RuntimeError:
+        if peek_interpreter_stack() is None:
+            raise
+        return True
 
 
 def _full(bias: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:

@@ -4,10 +4,10 @@ True means may look. Positions are an int (they count up from it) or coordinates
 or (b, l, c); tiles broadcast to (b, h, q, k).
 """
 
-from functools import cached_property
-
 import torch
 from torch import Tensor
+
+from regard.attention.once import once
 
 At = Tensor | int
 
@@ -47,27 +47,23 @@ class Mask:
 
     __rand__ = __and__
 
-    @cached_property
-    def _additive(self) -> dict:
-        return {}
-
     def additive(self, rows: slice, columns: slice, like: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return 0 where one may look and -inf elsewhere, and the rows that may look nowhere.
 
         Those rows get 0 throughout, so that no NaN arises in them or in their gradient; the caller
-        blanks them. The last answer is kept, since all layers of a model ask the same.
+        blanks them. All layers of a model ask the same, so it is computed once a forward pass.
         """
-        key = (rows.start, rows.stop, columns.start, columns.stop, like.dtype, like.device)
-        key += (torch.is_inference_mode_enabled(),)  # what is made there cannot be trained with
-        if key not in self._additive:
-            self._additive.clear()
+
+        def make() -> tuple[Tensor, Tensor | None]:
             tile = self.tile(rows, columns).to(like.device)
             blind = ~tile.any(-1, keepdim=True)
             blind = blind if blind.is_meta or bool(blind.any()) else None
             bias = torch.zeros(tile.shape, dtype=like.dtype, device=like.device)
             bias = bias.masked_fill_(~tile if blind is None else ~(tile | blind), float("-inf"))
-            self._additive[key] = bias, blind
-        return self._additive[key]
+            return bias, blind
+
+        ends = rows.start, rows.stop, columns.start, columns.stop
+        return once(make, self, ends=ends, dtype=like.dtype, device=like.device)
 
 
 class Both(Mask):
@@ -102,7 +98,12 @@ class _Placed(Mask):
         return self.allowed(*_grid(_part(self.q_at, rows), _part(self.k_at, columns)))
 
     def _counted(self) -> int | None:
-        """Return how far queries are ahead of keys if both just count up."""
+        """Return how far queries are ahead of keys if both just count up.
+
+        Of a class from elsewhere nobody knows: it may allow other pairs than what it is made from.
+        """
+        if type(self).__module__ != __name__:
+            return None
         if isinstance(self.q_at, int) and isinstance(self.k_at, int):
             return self.q_at - self.k_at
         return None
@@ -191,6 +192,19 @@ class Document(Mask):
         """Compare the documents' numbers."""
         q, k = _grid(self.q[..., rows].unsqueeze(-1), self.k[..., columns].unsqueeze(-1))
         return (q == k).all(-1)
+
+
+class Given(Mask):
+    """True where one may look, in a table that broadcasts to (b, h, q, k)."""
+
+    def __init__(self, table: Tensor):
+        self.table = table
+        self.by_query = table.shape[-2] > 1
+
+    def tile(self, rows: slice, columns: slice) -> Tensor:
+        """Cut a part out of the table."""
+        part = self.table if self.table.shape[-2] == 1 else self.table[..., rows, :]
+        return part if part.shape[-1] == 1 else part[..., columns]
 
 
 class Padding(Mask):

@@ -5,11 +5,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Num
+from jaxtyping import Bool, Float, Num
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.module import _has_any_global_hook
 
-from regard.attention.attend import attend
+from regard.attention.attend import as_mask, attend
 from regard.attention.masks import Mask
 from regard.attention.positions import Position
 from regard.attention.scores import build_score
@@ -121,6 +122,20 @@ class Cache:
             self._at = [at[move.rows]]
 
 
+def is_linear(linear: nn.Module) -> bool:
+    """Tell whether a module is W x + b and nothing else, so that a part of W is a part of it."""
+    kind, own = type(linear), vars(linear)
+    return (
+        isinstance(linear, nn.Linear)
+        and kind.forward is nn.Linear.forward
+        and kind.__call__ is nn.Module.__call__
+        and "forward" not in own
+        and not (linear._forward_hooks or linear._forward_pre_hooks)
+        and not (linear._backward_hooks or linear._backward_pre_hooks)
+        and not _has_any_global_hook()
+    )
+
+
 class MultiHead(nn.Module):
     """Attention in several subspaces at once: concat(head_1, ..., head_h) W_O.
 
@@ -155,9 +170,17 @@ class MultiHead(nn.Module):
         self.out = nn.Linear(heads * head_width, width, bias=bias if out_bias is None else out_bias)
         self.score = build_score(score, head_width, heads) if isinstance(score, str) else score
         self.position = position or Position()
-        self.turns = type(self.position).rotate is not Position.rotate
-        # whether the positions of all keys are asked for
-        self.compares = type(self.position).bias is not Position.bias or self.position.adds_values
+
+    @property
+    def turns(self) -> bool:
+        """Tell whether positions turn queries and keys."""
+        return getattr(self.position.rotate, "__func__", None) is not Position.rotate
+
+    @property
+    def compares(self) -> bool:
+        """Tell whether the positions of all keys are asked for."""
+        own = getattr(self.position.bias, "__func__", None) is not Position.bias
+        return own or self.position.adds_values
 
     def _split(self, x: Tensor, heads: int) -> Tensor:
         return x.view(*x.shape[:-1], heads, self.head_width).transpose(1, 2)
@@ -168,22 +191,28 @@ class MultiHead(nn.Module):
 
     def read(self, memory: Tensor) -> Memory:
         """Project what is to be looked at to keys and values."""
-        first = self.heads * self.head_width
-        bias = None if self.qkv.bias is None else self.qkv.bias[first:]
-        k, v = F.linear(memory, self.qkv.weight[first:], bias).chunk(2, dim=-1)
+        first, last = self.heads, self.heads + 2 * self.kv_heads
+        k, v = self._some(memory, first, last).chunk(2, dim=-1)
         return Memory(self._split(k, self.kv_heads), self._split(v, self.kv_heads))
 
     def _ask(self, x: Tensor) -> Tensor:
-        first = self.heads * self.head_width
-        bias = None if self.qkv.bias is None else self.qkv.bias[:first]
-        return self._split(F.linear(x, self.qkv.weight[:first], bias), self.heads)
+        return self._split(self._some(x, 0, self.heads), self.heads)
+
+    def _some(self, x: Tensor, first: int, last: int) -> Tensor:
+        """Project to some of the heads of queries, keys and values: by their rows of the matrix.
+
+        A matrix of another kind, or one that somebody listens to, projects to all of them.
+        """
+        some = slice(first * self.head_width, last * self.head_width)
+        if not is_linear(self.qkv):
+            return self.qkv(x)[..., some]
+        weight, bias = self.qkv.weight, self.qkv.bias
+        return F.linear(x, weight[some], None if bias is None else bias[some])
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return what vectors (l, w) would be as queries and as keys, (h, l, d)."""
         both = [self.heads, self.kv_heads]
-        last = sum(both) * self.head_width
-        bias = None if self.qkv.bias is None else self.qkv.bias[:last]
-        qk = self._split(F.linear(x, self.qkv.weight[:last], bias).unsqueeze(0), sum(both))
+        qk = self._split(self._some(x, 0, sum(both)).unsqueeze(0), sum(both))
         q, k = qk.squeeze(0).split(both)
         return q, k
 
@@ -194,7 +223,7 @@ class MultiHead(nn.Module):
         *,
         at: Num[Tensor, "... q c"] | None = None,
         memory_at: Num[Tensor, "... k c"] | None = None,
-        mask: Mask | None = None,
+        mask: Mask | Bool[Tensor, "..."] | None = None,
         bias: Float[Tensor, "..."] | None = None,
         cache: Cache | None = None,
     ) -> Float[Tensor, "b q w"]:
@@ -224,6 +253,7 @@ class MultiHead(nn.Module):
         add_values = None
         if cache is not None and memory_at is not None:
             k, v = cache.append(k, v, memory_at)
+        mask = as_mask(mask, (*q.shape[:-1], k.shape[-2]))
         if self.compares and at is not None and memory_at is not None:
             memory_at = memory_at if cache is None else cache.at
             assert memory_at is not None

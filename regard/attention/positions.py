@@ -8,13 +8,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.attention.masks import Mask
+from regard.attention.once import once
 from regard.errors import Mistake, choose
 
 T = TypeVar("T")
@@ -78,27 +79,6 @@ class PerLayer(Position):
 def of_layer(position: Position) -> Position:
     """Return the position of the next layer: the stack's, or a fresh one."""
     return position.make() if isinstance(position, PerLayer) else position
-
-
-class Last:
-    """The last answer and what it was asked for: all layers of a model ask for the same `at`."""
-
-    def __init__(self) -> None:
-        self.kept: tuple[tuple, Tensor, Any] | None = None
-
-    def __call__(self, make: Callable[[Tensor], T], at: Tensor, *more: object) -> T:
-        """Return make(at), from memory if the very same was asked before."""
-        if torch.compiler.is_compiling():
-            return make(at)
-        key = (*more, 0 if at.is_inference() else at._version)
-        kept = self.kept  # once, since another thread may change it
-        if kept is None or kept[1] is not at or kept[0] != key:
-            with torch.inference_mode(False):  # what is made there cannot be trained with
-                kept = self.kept = key, at, make(at)
-        return kept[2]
-
-    def __reduce__(self):
-        return Last, ()
 
 
 class Table:
@@ -291,8 +271,7 @@ class Rotary(Position):
         if scaling.kind == "llama3" and scaling.high <= scaling.low:
             raise Mistake(f"llama3 scaling needs high={scaling.high} above low={scaling.low}")
         self.base, self.scaling = base, scaling
-        self.tables: dict[int, Table] = {}
-        self.last = Last()
+        self.tables: dict[tuple, Table] = {}
 
     @property
     def stretch(self) -> float:
@@ -314,15 +293,17 @@ class Rotary(Position):
 
     def rotate(self, x: Tensor, at: Tensor) -> Tensor:
         """Turn each pair by its angle."""
-        cos, sin = self.last(partial(self._both, x.dtype, x.shape[-1]), at, x.dtype, x.shape[-1])
+        both = partial(self._both, x.dtype, x.shape[-1], at)
+        cos, sin = once(both, self, at, dtype=x.dtype, width=x.shape[-1])
         return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
     def turns(self, dtype: torch.dtype, width: int, at: Tensor) -> Tensor:
         """Return cos, cos, -sin and sin at each coordinate (..., c), (..., c, 2 * width / c)."""
         each = _each(width, at)
-        if each not in self.tables:
-            self.tables[each] = Table(partial(self._turns, each))
-        return self.tables[each](at, dtype)
+        key = each, self.base, self.scaling  # which may be set anew at any time
+        if key not in self.tables:
+            self.tables[key] = Table(partial(self._turns, each))
+        return self.tables[key](at, dtype)
 
     def _both(self, dtype: torch.dtype, width: int, at: Tensor) -> tuple[Tensor, Tensor]:
         """Return cos and sin for both sides of each pair, the sine of the first side negative."""

@@ -7,6 +7,7 @@ depends on no neighbour in its batch.
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise
@@ -164,8 +165,10 @@ def in_batches(
     else:
         threads = torch.get_num_threads()
         try:
+            # each knows what was set here for the work as a whole, such as who watches
+            known = [copy_context() for _ in work]
             with ThreadPoolExecutor(workers, "", torch.set_num_threads, (1,)) as pool:
-                done = list(pool.map(function, work))
+                done = list(pool.map(lambda here, some: here.run(function, some), known, work))
         finally:
             torch.set_num_threads(threads)  # the workers' choice reached the matrix library, too
     found = {

@@ -16,7 +16,6 @@ from regard.errors import choose
 from regard.layers.depth import drop_path
 from regard.layers.feedforward import FEED_FORWARDS
 from regard.layers.norm import NORMS
-from regard.layers.parts import learn
 from regard.layers.residual import RESIDUALS, PostNorm, PreNorm
 
 
@@ -124,8 +123,6 @@ class EncoderBlock(nn.Module):
         cache: Cache | None = None,
     ) -> Tensor:
         """Pass (b, l, w) through both sublayers."""
-        if cache is None and (y := learn([self], x, at, mask, bias)) is not None:
-            return y
         look = lambda x: self.attention(x, at=at, mask=mask, bias=bias, cache=cache)  # noqa: E731
         x = self.around_attention(x, look)
         return self.around_feed_forward(x, self.feed_forward)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from regard.attention.multihead import is_linear
 from regard.errors import Mistake
 from regard.layers.convolution import ConvNorm
 
@@ -81,6 +82,10 @@ class Patches(nn.Module):
         return self.project(cut.permute(0, 2, 4, 1, 3, 5).reshape(len(images), h, w, -1))
 
     def _convolution(self, images: Tensor) -> Tensor:
+        if not is_linear(self.project):
+            patches = F.unfold(images, self.patch, padding=self.padding, stride=self.stride)
+            grid = self.grid((images.shape[2], images.shape[3]))
+            return self.project(patches.mT).unflatten(1, grid)
         weight = self.project.weight.unflatten(1, (self.channels, self.patch, self.patch))
         made = F.conv2d(images, weight, self.project.bias, self.stride, self.padding)
         return made.permute(0, 2, 3, 1)

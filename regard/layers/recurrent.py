@@ -14,11 +14,13 @@ from torch.nn import functional as F
 from regard.attention.attend import Sample, attend
 from regard.attention.dropout import dropout
 from regard.attention.masks import Mask, Padding
+from regard.attention.multihead import is_linear
 from regard.attention.scores import Additive, Bilinear, Dot, Gaussian
 from regard.attention.watch import as_one
 from regard.errors import Mistake, choose
 from regard.layers.block import share, size
 
+Given = Callable[[Tensor], Tensor]  # from what is known of a word to what a cell is given
 Parts = tuple[Tensor, ...]  # what a cell remembers, each (r, w); what it says comes first
 
 
@@ -87,7 +89,11 @@ class LSTM(Cell):
     def step(self, given: Tensor, state: Parts) -> Parts:
         """Forget, take up, and say."""
         h, c = state
-        i, f, g, o = torch.addmm(given, h, self.past.weight.t()).chunk(4, -1)
+        if is_linear(self.past) and self.past.bias is None:
+            all_four = torch.addmm(given, h, self.past.weight.t())
+        else:
+            all_four = given + self.past(h)
+        i, f, g, o = all_four.chunk(4, -1)
         c = torch.addcmul(f.sigmoid() * c, i.sigmoid(), g.tanh())
         return o.sigmoid() * c.tanh(), c
 
@@ -476,11 +482,22 @@ class RecurrentDecoder(nn.Module):
             x, state.parts[i] = cell(dropout(x, self.drop, self.training), state.parts[i])
         return x
 
-    def known(self, words: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-        """Return what the lowest cell is given by all words, and the matrix for the rest."""
+    def known(self, words: Tensor) -> tuple[tuple[Tensor, ...], Callable[[Tensor], Given]]:
+        """Return what is known of all words, and what adds the rest that the lowest cell is given.
+
+        Part of the product is done for all words at once, if the matrix is nothing but one.
+        """
         given = self.cell.given
+        if not is_linear(given):
+            beside = lambda x: lambda one: given(torch.cat([one, x], -1))  # noqa: E731
+            return words.unbind(1), beside
         of_words, rest = given.weight.split([self.width, given.in_features - self.width], 1)
-        return F.linear(words, of_words, given.bias).unbind(1), rest
+
+        def add(x: Tensor) -> Given:
+            same = F.linear(x, rest)
+            return lambda one: one + same
+
+        return F.linear(words, of_words, given.bias).unbind(1), add
 
 
 def _fixed(
@@ -489,10 +506,10 @@ def _fixed(
     """Give every word the same context: the bottleneck (Cho et al. 2014)."""
     given, rest = decoder.known(words)
     _, context = state.parts[-1]
-    same = F.linear(context, rest)
+    same = rest(context)
     cell, parts, said = decoder.cell, state.parts[0], []
     for one in given:
-        parts = cell.step(one + same, parts)
+        parts = cell.step(same(one), parts)
         said.append(parts[0])
     state.parts[0] = parts
     top = decoder.above(torch.stack(said, 1), state)
@@ -508,7 +525,7 @@ def _before(
     with as_one(decoder.cross):
         for one in given:
             context = decoder.look(parts[0].unsqueeze(1), state, draws).squeeze(1)
-            parts = cell.step(torch.addmm(one, context, rest.t()), parts)
+            parts = cell.step(rest(context)(one), parts)
             said.append(parts[0])
             seen.append(context)
     state.parts[0] = parts
@@ -534,7 +551,7 @@ def _input_feeding(
     with as_one(decoder.cross):
         for one, word in zip(given, words.split(1, 1), strict=True):
             last, context = state.parts[-1]
-            state.parts[0] = decoder.cell.step(torch.addmm(one, last, rest.t()), state.parts[0])
+            state.parts[0] = decoder.cell.step(rest(last)(one), state.parts[0])
             top = decoder.above(state.parts[0][0].unsqueeze(1), state)
             now = decoder.readout(top, word, decoder.look(top, state, draws)).squeeze(1)
             state.parts[-1] = now, context

@@ -1,6 +1,7 @@
 """A stack of blocks that reads one token of each text at a time, as one call of a kernel."""
 
 import ctypes
+import math
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any, cast
@@ -13,10 +14,18 @@ from regard.attention.attend import tell
 from regard.attention.masks import Mask
 from regard.attention.multihead import Cache
 from regard.attention.watch import watcher
-from regard.layers.block import EncoderBlock
+from regard.layers.exact import Parts, pair, plain, readable, take_apart
 from regard.layers.norm import RMSNorm
-from regard.layers.parts import Parts, added, pair, plain, readable, take_apart
 from regard.native.functions import laid
+
+
+def added(mask: Mask | None, bias: Tensor | None, like: Tensor, keys: int) -> Tensor | None:
+    """Return what a mask and a bias add to the scores of (b, q, w), blind rows -inf throughout."""
+    if mask is None:
+        return bias
+    extra, blind = mask.additive(slice(0, like.shape[1]), slice(0, keys), like)
+    extra = extra if blind is None else extra.masked_fill(blind, -torch.inf)
+    return extra if bias is None else extra + bias
 
 
 class _Shape(ctypes.Structure):
@@ -35,13 +44,7 @@ class _Step(ctypes.Structure):
 class Stack:
     """Blocks whose weights a kernel reads where they lie."""
 
-    def __init__(
-        self,
-        blocks: Sequence[EncoderBlock],
-        norm: nn.Module,
-        parts: Sequence[Parts],
-        library: ctypes.CDLL,
-    ):
+    def __init__(self, blocks: Sequence[Any], norm: nn.Module, parts: Sequence[Parts]):
         first = parts[0]
         self.blocks, self.position, self.norm = blocks, first.position, norm
         # so that their memory stays, whatever becomes of the model
@@ -50,32 +53,37 @@ class Stack:
         self.shape = _Shape(len(blocks), *first[2:8], centred, first.eps, first.scale)
         rows = [[*map(native.address, part.weights), part.columns] for part in parts]
         self.layers = torch.tensor(rows, dtype=torch.int64)
-        self.kernel = library.regard_write
-        self.places = (ctypes.c_void_p * (2 * len(blocks)))()
 
     @classmethod
     def of(cls, blocks: Sequence[nn.Module], norm: nn.Module) -> "Stack | None":
-        """Return the stack of blocks that a norm ends, if there is a kernel for all of them."""
-        if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+        """Return the stack of blocks that a norm ends, if they are alike and known exactly."""
+        parts = [part for block in blocks if (part := take_apart(block, False)) is not None]
+        if not parts or len(parts) < len(blocks) or type(norm) is not parts[0].norm:
             return None
-        parts = [part for block in blocks if (part := _apart(block)) is not None]
-        if not parts or len(parts) < len(blocks) or not plain(norm):
+        first, (weight, shift) = parts[0], pair(norm)
+        ends = plain(norm) and cast(Any, norm).eps == first.eps
+        ends = ends and readable(weight, (first.width,))
+        if not ends or not (shift is None or readable(shift, (first.width,))):
             return None
-        first = parts[0]
-        ends = type(norm) is first.norm and cast(Any, norm).eps == first.eps
-        if not ends or not all(map(readable, pair(norm))):
-            return None
-        library = native.kernels()
-        if library is None or any(part[2:] != first[2:] for part in parts):
-            return None
-        return cls(cast(Sequence[EncoderBlock], blocks), norm, parts, library)
+        # of the numbers that must be alike, how matrices are laid is none
+        return cls(blocks, norm, parts) if all(part[2:] == first[2:] for part in parts) else None
 
     def __call__(
-        self, x: Tensor, at: Tensor, mask: Mask | None, bias: Tensor | None, caches: list[Cache]
-    ) -> Tensor:
-        """Pass (b, t, w) through all blocks, each of them adding to its cache, and the norm."""
+        self,
+        library: ctypes.CDLL,
+        x: Tensor,
+        at: Tensor,
+        mask: Mask | None,
+        bias: Tensor | None,
+        caches: list[Cache],
+    ) -> Tensor | None:
+        """Pass (b, t, w) through all blocks, each of them adding to its cache, and the norm.
+
+        Returns nothing, and leaves the caches as they were, if a number is not finite.
+        """
         shape, (b, t, _), past = self.shape, x.shape, caches[0].length
         h, d, keys = shape.heads, shape.head_width, past + t
+        before = [list(cache._at) for cache in caches]
         for cache in caches:
             cache.take(t, at)
         extra = added(mask, bias, x, keys)
@@ -89,34 +97,30 @@ class Stack:
             extra = laid(extra, b, h, t, keys)
             step.bias = extra.data_ptr()
             step.bias_b, step.bias_h, step.bias_t = extra.stride()[:3]
+        places = (ctypes.c_void_p * (2 * len(caches)))()
         for i, place in enumerate(chain((c.k for c in caches), (c.v for c in caches))):
-            self.places[i] = place.data_ptr()
-        x = x.clone(memory_format=torch.contiguous_format)
+            places[i] = place.data_ptr()
+        y = x.clone(memory_format=torch.contiguous_format)
         q = x.new_empty(len(caches), b, t, h, d)
         room = shape.width + (2 * h + 2 * shape.kv_heads) * d + 2 * shape.ffn_width
         scratch = x.new_empty(b * t * room + b * shape.kv_heads * (keys + 16))
-        half = ctypes.sizeof(self.places) // 2
-        values = ctypes.byref(self.places, half)
-        self.kernel(
+        values = ctypes.byref(places, ctypes.sizeof(places) // 2)
+        library.regard_write(
             ctypes.byref(shape),
             self.layers.data_ptr(),
             ctypes.byref(step),
-            self.places,
+            places,
             values,
-            x.data_ptr(),
+            y.data_ptr(),
             q.data_ptr(),
             scratch.data_ptr(),
         )
+        if not math.isfinite(y.sum().item()):
+            for cache, was in zip(caches, before, strict=True):
+                cache.length, cache._at = past, was
+            return None
         if watcher() is not None:
             for block, cache, asked in zip(self.blocks, caches, q, strict=True):
                 look = block.attention
                 tell(look, asked.transpose(1, 2), cache.k[:, :, :keys], look.score, bias, mask)
-        return x
-
-
-def _apart(block: nn.Module) -> Parts | None:
-    """Take a block that is not trained apart, if nobody listens to it."""
-    if type(block) is not EncoderBlock or block.training or not plain(block):
-        return None
-    around: list[nn.Module] = [block.around_attention, block.around_feed_forward]
-    return take_apart(block.attention, block.feed_forward, around)
+        return y

@@ -1,11 +1,14 @@
 """The logits of all tokens, quick for the rows of a step in writing too."""
 
 from threading import Lock
-from weakref import WeakKeyDictionary
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from regard.layers.exact import plain
+from regard.native import Scope, scope, seen_through
 
 # For every product MKL lays out weights anew. Where they are as large, and rows about as many as a
 # layout is for, it pays to do that once; with fewer or more rows the plain product is as fast.
@@ -13,9 +16,9 @@ LARGE = 2**22
 FEWEST, ROWS = 9, 16
 # No more weights than this are held a second time.
 MOST_BYTES = 2**30
+# A layout costs about as much as it saves in so many steps.
+STEPS = 8
 
-# of each head: the state of its weights, and the weights as they are laid
-_laid_out: "WeakKeyDictionary[Head, tuple[tuple[int, int], Tensor]]" = WeakKeyDictionary()
 _one_at_a_time = Lock()
 
 
@@ -33,32 +36,43 @@ class Head(nn.Linear):
         return y[:rows].view(*x.shape[:-1], -1)
 
     def _lay_out(self, x: Tensor) -> Tensor | None:
-        """Return the weights as MKL likes them, or nothing where that cannot be or does not pay."""
-        weight = self._parameters.get("weight")  # nothing where it is computed, as by LoRA
+        """Return the weights as MKL likes them, or nothing where that cannot be or does not pay.
+
+        That is done only where weights cannot change, and only for a head without hooks.
+        """
+        weight, found = self._parameters.get("weight"), scope(self)
         if (
-            weight is None
+            found is None
+            or found.copies is None
+            or type(self) is not Head
+            or type(weight) is not nn.Parameter
             or weight.numel() < LARGE
             or torch.is_grad_enabled()
             or weight.is_inference()
             or not x.dtype == weight.dtype == torch.float32
             or not x.device == weight.device == torch.device("cpu")
-            or torch.is_autocast_enabled("cpu")
-            or torch.compiler.is_compiling()
+            or seen_through()
             or not torch.backends.mkl.is_available()
+            or not plain(self)
         ):
             return None
-        state = weight.data_ptr(), weight._version
-        before, laid_out = _laid_out.get(self, (None, None))
-        if before == state:
-            return laid_out
         with _one_at_a_time:
-            _laid_out.pop(self, None)
-            if held() + weight.nbytes > MOST_BYTES:
-                return None
-            plain = weight.detach().contiguous()
-            laid_out = torch.ops.mkl._mkl_reorder_linear_weight(plain, ROWS)
-            _laid_out[self] = state, laid_out
-            return laid_out
+            return self._laid_out(found, weight)
+
+    def _laid_out(self, found: Scope, weight: Tensor) -> Tensor | None:
+        """Return the weights laid out in a scope, once they were asked for often enough."""
+        assert found.copies is not None
+        known = found.copies.get(id(self), Laid())
+        state = weight.data_ptr(), weight._version
+        if known.out is not None and known.state == state:
+            return known.out
+        room = held(found) - known.bytes + weight.nbytes <= MOST_BYTES
+        out = None
+        if room and known.steps + 1 >= STEPS:
+            out = torch.ops.mkl._mkl_reorder_linear_weight(weight.detach().contiguous(), ROWS)
+        size = 0 if out is None else weight.nbytes
+        found.copies[id(self)] = Laid(known.steps + 1, state, out, size)
+        return out
 
 
 class CappedHead(Head):
@@ -77,6 +91,15 @@ class CappedHead(Head):
         return self(x)
 
 
-def held() -> int:
+class Laid(NamedTuple):
+    """Weights as they are laid out, once they were asked for in so many steps."""
+
+    steps: int = 0
+    state: tuple[int, int] = (0, 0)
+    out: Tensor | None = None
+    bytes: int = 0
+
+
+def held(found: Scope) -> int:
     """Return how many bytes of weights are held a second time."""
-    return sum(head.weight.nbytes for head in _laid_out)
+    return sum(one.bytes for one in (found.copies or {}).values() if isinstance(one, Laid))

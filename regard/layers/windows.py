@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from regard.attention.masks import Document, Mask
 from regard.attention.multihead import MultiHead
-from regard.attention.positions import Last, Position, Rotary
+from regard.attention.once import once
+from regard.attention.positions import Position, Rotary
 from regard.errors import Mistake, choose
 from regard.layers.patches import grid_at
 
@@ -153,7 +154,6 @@ class Offsets(Position):
     def __init__(self, heads: int, window: int):
         super().__init__()
         self.heads, self.window = heads, window
-        self.last = Last()
 
     def each(self) -> Float[Tensor, "n h"]:
         """Return the bias of every offset, row by row."""
@@ -167,7 +167,7 @@ class Offsets(Position):
 
     def bias(self, q, k, q_at, k_at, mask=None, project=None) -> Tensor | None:
         """Return the bias of the offsets in a window, (h, q, k)."""
-        rows = self.last(self._rows, q_at)
+        rows = once(lambda: self._rows(q_at), q_at, window=self.window, heads=self.heads)
         return self.each().T.gather(1, rows).view(self.heads, len(q_at), len(k_at))
 
 

@@ -30,6 +30,7 @@ from regard.layers.feedforward import FEED_FORWARDS
 from regard.layers.heads import Classify, NoHead, TokenClassify, Transform, VocabularyHead
 from regard.layers.norm import NORMS
 from regard.layers.residual import PreNorm
+from regard.layers.run import run_blocks
 from regard.layers.start import STARTS
 from regard.models.gpt import windowed, within
 
@@ -350,9 +351,8 @@ class Bert(nn.Module):
         near, window = mask, self.config.window
         if window is not None and window < ids.shape[1]:
             near = Sliding(window) & mask
-        for i, block in enumerate(self.blocks):
-            x = block(x, at=at, mask=near if i in self.near else mask, bias=shared)
-        return self.norm(x)
+        masks = [near if i in self.near else mask for i in range(len(self.blocks))]
+        return run_blocks(self.blocks, x, norm=self.norm, at=at, mask=masks, bias=shared)
 
     def forward(
         self,

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from regard.attention.attend import softmax
 from regard.attention.masks import Causal
+from regard.attention.once import one_pass
 from regard.attention.positions import build_position, of_layer
 from regard.errors import Mistake, choose
 from regard.layers.block import BlockConfig, DecoderBlock, build_final_norm, build_norm, size
@@ -263,8 +264,9 @@ class TransformerDecoder(nn.Module):
         causal = Causal()
         x = self.embed(target, at)
         shared = self.embed.position.shared(at, at, causal)
-        for block in self.blocks:
-            x = block(x, memory, at=at, mask=causal, bias=shared)
+        with one_pass():
+            for block in self.blocks:
+                x = block(x, memory, at=at, mask=causal, bias=shared)
         return self.norm(x)
 
     def start(self, memory: Float[Tensor, "b s w"], *, hypotheses: int, capacity: int) -> State:
@@ -279,8 +281,10 @@ class TransformerDecoder(nn.Module):
         at, everything, mask = state.take(ids.shape[1])
         x = self.embed(ids.reshape(state.sentences, -1), at)
         shared = self.embed.position.shared(at, everything, mask)
-        for block, memory, cache in zip(self.blocks, state.memories, state.caches, strict=True):
-            x = block(x, memory, at=at, mask=mask, bias=shared, cache=cache)
+        layers = zip(self.blocks, state.memories, state.caches, strict=True)
+        with one_pass():
+            for block, memory, cache in layers:
+                x = block(x, memory, at=at, mask=mask, bias=shared, cache=cache)
         return self.norm(x).view(*ids.shape, -1), state
 
 

@@ -22,8 +22,7 @@ from regard.layers.block import (
     size,
 )
 from regard.layers.embed import RoundedEmbed
-from regard.layers.parts import learn
-from regard.layers.stack import Stack
+from regard.layers.run import run_blocks
 from regard.layers.start import STARTS
 from regard.layers.vocabulary import CappedHead, Head
 from regard.models.state import State, take_caches
@@ -246,10 +245,19 @@ def sized(name: str, row: str = "gpt2") -> GPTConfig:
     return replace(config, depth=depth, block=block, max_length=LENGTH, window=window)
 
 
+def _none(lengths: Tensor) -> None:
+    """Read nothing of a prompt in both directions."""
+
+
+def _whole(lengths: Tensor) -> Tensor:
+    """Read all of a prompt in both directions."""
+    return lengths
+
+
 # name -> how much of prompts of some lengths is read in both directions
 PROMPTS: dict[str, Callable[[Tensor], Tensor | None]] = {
-    "causal": lambda lengths: None,
-    "bidirectional": lambda lengths: lengths,
+    "causal": _none,
+    "bidirectional": _whole,
 }
 
 
@@ -322,7 +330,7 @@ class GPT(nn.Module):
         if at is None:
             at = torch.arange(ids.shape[1], device=ids.device).unsqueeze(-1)
         masks = self._masks(ids.shape[1], documents, prefix)
-        return self._read(ids, at, at, masks, [None] * len(self.blocks))
+        return self._read(ids, at, at, masks)
 
     def _read(
         self,
@@ -330,20 +338,13 @@ class GPT(nn.Module):
         at: Tensor,
         everything: Tensor,
         masks: Sequence[Mask | None],
-        caches: Sequence[Cache | None],
-        stack: Stack | None = None,
+        caches: Sequence[Cache] | None = None,
     ) -> Tensor:
         """Pass tokens through all blocks, with the keys that stand before them."""
         x, mask = self.embed(ids, at), masks[0]
         shared = self.embed.position.shared(at, everything, mask)
-        if stack is not None:
-            return stack(x, at, mask, shared, cast(list[Cache], caches))
-        same = caches[0] is None and all(one is mask for one in masks)
-        if same and (y := learn(list(self.blocks), x, at, mask, shared)) is not None:
-            return self.norm(y)
-        for block, cache, mask in zip(self.blocks, caches, masks, strict=True):
-            x = block(x, at=at, mask=mask, bias=shared, cache=cache)
-        return self.norm(x)
+        rest = {"norm": self.norm, "at": at, "mask": masks, "bias": shared, "caches": caches}
+        return run_blocks(self.blocks, x, **rest)
 
     def _masks(
         self, length: int, documents: Tensor | None, prefix: Tensor | None
@@ -398,21 +399,18 @@ class GPT(nn.Module):
             self._read(source[:, :-1], at, at, masks, caches)
         # what one layer no longer sees, another may
         window = self.config.window if len(self.near) == len(self.blocks) else None
-        plain = hypotheses == 1 and self.cache is Cache and (window is not None or not self.near)
-        stack = Stack.of(list(self.blocks), self.norm) if plain else None
-        return self.state(caches, hypotheses, capacity, prompts=prompts, window=window, stack=stack)
+        return self.state(caches, hypotheses, capacity, prompts=prompts, window=window)
 
     def step(
         self, ids: Int[Tensor, "b l"], state: State
     ) -> tuple[Float[Tensor, "b l vocab"], State]:
         """Read the next tokens of all hypotheses and return the logits after each."""
         at, everything, mask = state.take(ids.shape[1])
-        stack = state.stack if ids.shape[1] == 1 else None
         near, window = mask, self.config.window
         if self.near and state.window is None and everything.shape[-2] > cast(int, window):
             near = Sliding(cast(int, window), at, everything) & mask
         masks, tokens = self._by_layer(mask, near), ids.reshape(state.sentences, -1)
-        x = self._read(tokens, at, everything, masks, state.caches, stack)
+        x = self._read(tokens, at, everything, masks, state.caches)
         return self.head.write(x).view(*ids.shape, -1), state
 
 

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from regard.errors import Mistake, choose
 from regard.layers.block import BlockConfig, build_block, build_final_norm, size
 from regard.layers.patches import grid_at
+from regard.layers.run import run_blocks
 from regard.layers.start import STARTS
 from regard.models.vit import Grid, ViT
 
@@ -188,9 +189,8 @@ class MAE(Painter):
         grid = grid.gather(1, back[..., None].expand_as(grid))
         x = torch.cat([x[:, : self.before], grid], 1) + self.position.over(self.size(images))
         at = grid_at(*self.size(images), self.before, images.device)
-        for block in self.blocks:
-            x = block(x, at=at)
-        return Painted(self.paint(self.norm(x))[:, self.before :], back >= kept)
+        x = run_blocks(self.blocks, x, norm=self.norm, at=at)
+        return Painted(self.paint(x)[:, self.before :], back >= kept)
 
 
 @dataclass(frozen=True)

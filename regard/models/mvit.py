@@ -214,6 +214,11 @@ class GridAdded(nn.Module):
         return x + self.places.over(grid)
 
 
+def _alone(y: Tensor, q: Tensor) -> Tensor:
+    """Return the average without the queries."""
+    return y
+
+
 # name -> what is added to the first tokens, and the bias of a layer
 PLACES: dict[str, tuple[Callable[..., nn.Module], Callable[..., Decomposed | Placeless]]] = {
     "decomposed": (lambda *sizes: AsIs(), Decomposed),
@@ -222,8 +227,8 @@ PLACES: dict[str, tuple[Callable[..., nn.Module], Callable[..., Decomposed | Pla
 }
 # name -> what becomes of the average y, with the pooled queries q
 RESIDUALS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "query": lambda y, q: y + q,
-    "none": lambda y, q: y,
+    "query": torch.add,
+    "none": _alone,
 }
 # norm -> that of keys: what it adds to all of them alike would change no weight
 KEY_NORMS = {"layer": "layer_nobias"}

@@ -13,6 +13,7 @@ from regard.layers.block import BlockConfig, EncoderBlock, share, size
 from regard.layers.convolution import ConvNorm, relu, unbent
 from regard.layers.depth import drop_path, rising
 from regard.layers.patches import check_images, grid_at
+from regard.layers.run import run_blocks
 from regard.models.vit import build_place
 
 
@@ -164,7 +165,8 @@ class GridAttention(nn.Module):
         height, width = x.shape[2:]
         at = grid_at(height, width, 0, x.device)
         tokens = self.position.embed(x.permute(0, 2, 3, 1).flatten(1, 2), at)
-        return self.block(tokens, at=at).unflatten(1, (height, width)).permute(0, 3, 1, 2)
+        tokens = run_blocks([self.block], tokens, at=at)
+        return tokens.unflatten(1, (height, width)).permute(0, 3, 1, 2)
 
 
 def _spread(depth: int, attention: int) -> list[bool]:

@@ -6,7 +6,6 @@ from torch import Tensor
 from regard.attention.masks import Causal, Mask, Padding, Sliding
 from regard.attention.multihead import Cache, Memory, Move, MultiHead
 from regard.errors import Mistake
-from regard.layers.stack import Stack
 
 # Decoding takes memory for this many keys at first.
 ROOM = 128
@@ -46,8 +45,7 @@ class State:
     parted, `seen` is None: all see all.
 
     The caches may hold a prompt already; `prompts` (b) are then the numbers of its real tokens,
-    which differ from sentence to sentence. Nobody looks further back than a `window`. A `stack`, if
-    there is one, reads one token of each text at a time for all layers.
+    which differ from sentence to sentence. Nobody looks further back than a `window`.
     """
 
     def __init__(
@@ -60,11 +58,9 @@ class State:
         mask: Mask | None = None,
         prompts: Tensor | None = None,
         window: int | None = None,
-        stack: Stack | None = None,
     ):
         self.caches, self.memories, self.mask = caches, memories or [], mask
         self.hypotheses, self.capacity, self.window = hypotheses, capacity, window
-        self.stack = stack
         self.length = 0  # tokens of each hypothesis that have been read
         self.seen: Tensor | None = None
         columns = caches[0].length

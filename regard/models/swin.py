@@ -15,6 +15,7 @@ from regard.layers.depth import rising
 from regard.layers.heads import Attentive, Max, Mean
 from regard.layers.norm import LayerNorm
 from regard.layers.patches import Patches, check_images, grid_at
+from regard.layers.run import run_blocks
 from regard.layers.start import STARTS
 from regard.layers.windows import WINDOW_POSITIONS, Windows
 
@@ -199,9 +200,7 @@ class Stage(nn.Module):
     def forward(self, x: Float[Tensor, "b y x w"]) -> Float[Tensor, "b y2 x2 w2"]:
         """Pass a grid of tokens through all blocks, and merge it."""
         at = grid_at(x.shape[1], x.shape[2], 0, x.device)
-        for block in self.blocks:
-            x = block(x, at=at)
-        return self.merge(x)
+        return self.merge(run_blocks(self.blocks, x, at=at))
 
 
 def stage_block(config: SwinConfig, number: int) -> BlockConfig:

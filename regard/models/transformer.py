@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.attention.masks import Causal, Mask, Padding
+from regard.attention.once import one_pass
 from regard.attention.positions import Position, build_position, of_layer
 from regard.errors import Mistake, choose
 from regard.layers.block import (
@@ -19,6 +20,7 @@ from regard.layers.block import (
     size,
 )
 from regard.layers.embed import Embed
+from regard.layers.run import run_blocks
 from regard.layers.start import STARTS
 from regard.layers.vocabulary import Head
 from regard.models.state import State, take_caches
@@ -186,9 +188,8 @@ class Transformer(nn.Module):
         at = torch.arange(source.shape[1], device=source.device).unsqueeze(-1)
         x = self.source(source, at)
         shared = self.source.position.shared(at, at, mask)
-        for block in self.encoder:
-            x = block(x, at=at, mask=mask, bias=shared)
-        return self.encoder_norm(x)
+        rest = {"norm": self.encoder_norm, "at": at, "mask": mask, "bias": shared}
+        return run_blocks(self.encoder, x, **rest)
 
     def hidden(
         self,
@@ -205,8 +206,9 @@ class Transformer(nn.Module):
         causal = Causal()
         x = self.target(target, at)
         shared = self.target.position.shared(at, at, causal)
-        for block in self.decoder:
-            x = block(x, memory, at=at, mask=causal, memory_mask=mask, bias=shared)
+        with one_pass():
+            for block in self.decoder:
+                x = block(x, memory, at=at, mask=causal, memory_mask=mask, bias=shared)
         return self.before_head(self.decoder_norm(x))
 
     def forward(
@@ -242,7 +244,10 @@ class Transformer(nn.Module):
         at, everything, mask = state.take(ids.shape[1])
         x = self.target(ids.reshape(state.sentences, -1), at)
         shared = self.target.position.shared(at, everything, mask)
-        for block, memory, cache in zip(self.decoder, state.memories, state.caches, strict=True):
-            x = block(x, memory, at=at, mask=mask, memory_mask=state.mask, bias=shared, cache=cache)
+        rest = {"at": at, "mask": mask, "memory_mask": state.mask, "bias": shared}
+        with one_pass():
+            layers = zip(self.decoder, state.memories, state.caches, strict=True)
+            for block, memory, cache in layers:
+                x = block(x, memory, **rest, cache=cache)
         x = self.before_head(self.decoder_norm(x))
         return self.head.write(x).view(*ids.shape, -1), state

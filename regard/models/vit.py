@@ -23,6 +23,7 @@ from regard.layers.block import (
 from regard.layers.depth import rising
 from regard.layers.heads import Attentive
 from regard.layers.patches import Convolutions, EarlyConvolutions, Patches, grid_at
+from regard.layers.run import run_blocks
 from regard.layers.start import STARTS
 
 
@@ -303,9 +304,7 @@ class ViT(nn.Module):
         self, tokens: Float[Tensor, "b l w"], at: Int[Tensor, "... l 2"]
     ) -> Float[Tensor, "b l w"]:
         """Let tokens look at each other, be they all of an image's or some."""
-        for block in self.blocks:
-            tokens = block(tokens, at=at)
-        return self.norm(tokens)
+        return run_blocks(self.blocks, tokens, norm=self.norm, at=at)
 
     def features(self, images: Float[Tensor, "b c y x"]) -> Float[Tensor, "b l w"]:
         """Return the last vectors: those of the tokens before the grid, then row by row."""

@@ -2,7 +2,8 @@
 
 The sources lie beside this file. They are compiled for the processor at hand at their first use,
 which takes a few seconds, and kept in REGARD_CACHE or the user's cache. REGARD_NATIVE=0 goes
-without.
+without. No kernel runs unless somebody has switched kernels on for a model by `fast`: training and
+running models from the command line or by regard.train and regard.load(...).run do.
 """
 
 import ctypes
@@ -15,20 +16,26 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from functools import cache
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from functools import cache, wraps
 from pathlib import Path
 from threading import Lock
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack
+from torch.autograd import forward_ad
 
 from regard.errors import Mistake
 from regard.files import alone, cache_folder, replacing, write_atomically
 from regard.processor import about
 
+P = ParamSpec("P")
+T = TypeVar("T")
 HERE = Path(__file__).resolve().parent
 FLAGS = ["-O3", "-march=native", "-mprefer-vector-width=512", "-fno-math-errno"]
 FLAGS += ["-Wno-psabi", "-fopenmp", "-fPIC"]
@@ -36,8 +43,6 @@ FLAGS += ["-Wno-psabi", "-fopenmp", "-fPIC"]
 PATIENCE = 120
 # One that failed is not asked again for a day, in seconds: the disk may have been full.
 FAILED_FOR = 24 * 3600
-# So many logits are looked through at once; the kernel takes a little of the stack for each row.
-MOST_LOGITS = 2**28
 
 
 # name of a kernel -> what it takes: an address (p), a whole number (l) or a fraction (d)
@@ -51,6 +56,8 @@ KERNELS = {
     "regard_block": "pppppppp",
     "regard_block_back": "ppppppppppl",
 }
+# tensors without behaviour of their own
+PLAIN = (Tensor, torch.nn.Parameter)
 TYPES = {"p": ctypes.c_void_p, "l": ctypes.c_long, "d": ctypes.c_double}
 
 
@@ -86,11 +93,74 @@ def load() -> ctypes.CDLL | None:
         return None
 
 
-def kernels() -> ctypes.CDLL | None:
-    """Return the kernels, unless somebody must see each operation: a compiler, or who counts."""
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
-        return None
-    return library()
+class Scope:
+    """Where kernels are switched on: for the modules of a model, as they are now."""
+
+    def __init__(self, model: Any, frozen: bool):
+        # held, so that no other object gets the number of one of them
+        module = model if hasattr(model, "modules") else getattr(model, "model", None)
+        if module is None:
+            raise Mistake(f"{model!r:.60} is no model; give a module, or what regard.load returned")
+        self.modules = list(module.modules())
+        self.members = frozenset(map(id, self.modules))
+        self.plans: dict[object, Any] = {}  # what kernels have made of blocks, checked at each use
+        # weights laid out anew, only where nobody changes weights: by the module's number
+        self.copies: dict[int, Any] | None = {} if frozen else None
+
+
+_SCOPE: ContextVar[Scope | None] = ContextVar("fast", default=None)
+
+
+@contextmanager
+def fast(model: Any, on: bool = True, *, frozen: bool = False) -> Iterator[None]:
+    """Let kernels compute what they know exactly of a model, while the block runs.
+
+    Everything else (own classes and functions, hooks, parametrizations, other dtypes or devices,
+    adapters, ...) is found out at each call and left to PyTorch. `on=False` switches kernels off
+    inside. `frozen=True` promises that no weight changes inside, so that weights may be laid out
+    anew once.
+    """
+    token = _SCOPE.set(Scope(model, frozen) if on else None)
+    try:
+        yield
+    finally:
+        _SCOPE.reset(token)
+
+
+def fast_run(method: Callable[P, T]) -> Callable[P, T]:
+    """Let kernels compute for a runner's model while it answers: nobody changes weights then."""
+
+    @wraps(method)
+    def run(*words: P.args, **settings: P.kwargs) -> T:
+        runner: Any = words[0]
+        with fast(runner.model, frozen=True):
+            return method(*words, **settings)
+
+    return run
+
+
+def scope(of: object = None) -> Scope | None:
+    """Return where kernels are switched on, if they are: for a module, if one is given."""
+    found = _SCOPE.get()
+    return found if found is None or of is None or id(of) in found.members else None
+
+
+def seen_through() -> bool:
+    """Tell whether somebody must see each operation: a compiler, a mode, a transform, a tracer."""
+    return bool(
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or peek_interpreter_stack() is not None
+        or forward_ad._current_level >= 0
+        or torch._C._get_tracing_state() is not None
+        or torch.is_autocast_enabled("cpu")
+    )
+
+
+def kernels(of: object = None) -> ctypes.CDLL | None:
+    """Return the kernels where they are switched on, unless somebody must see each operation."""
+    return None if scope(of) is None or seen_through() else library()
 
 
 def _loaded(name: str) -> str | None:
@@ -151,13 +221,10 @@ def _run(command: list[str]) -> None:
 
 def likeliest(logits: Tensor) -> tuple[Tensor, Tensor] | None:
     """Return the first likeliest token of each row (b, n) and its log-probability, if it can."""
-    plain = logits.dtype == torch.float32 and logits.is_cpu and logits.is_contiguous()
-    made = kernels() if plain else None
+    made = kernels() if _flat(logits) else None
     if made is None:
         return None
     rows, count = logits.shape
-    if logits.numel() > MOST_LOGITS:
-        return None
     best = torch.empty(rows, dtype=torch.int64)
     likely = torch.empty(rows)
     made.regard_likeliest(logits.data_ptr(), rows, count, best.data_ptr(), likely.data_ptr())
@@ -166,7 +233,10 @@ def likeliest(logits: Tensor) -> tuple[Tensor, Tensor] | None:
 
 def _flat(*tensors: Tensor) -> bool:
     """Tell whether kernels can go through tensors number by number."""
-    return all(x.dtype == torch.float32 and x.is_cpu and x.is_contiguous() for x in tensors)
+    return all(
+        type(x) in PLAIN and x.dtype == torch.float32 and x.is_cpu and x.is_contiguous()
+        for x in tensors
+    )
 
 
 def address(x: Tensor | None) -> int:
@@ -206,7 +276,7 @@ def adamw(
     """
     made = kernels()
     p, g, m, v, steps, rates, decays = zip(*rows, strict=True)
-    if made is None or not _flat(*p, *g):
+    if made is None or not _flat(*p, *g, *m, *v):
         return False
     numbers = ctypes.c_double * len(rows)
     rate = numbers(*(lr / (1 - beta1**n) for lr, n in zip(rates, steps, strict=True)))
@@ -214,4 +284,5 @@ def adamw(
     far = numbers(*((1 - beta2**n) ** -0.5 for n in steps))
     places = [addresses(x) for x in (p, g, m, v)]
     made.regard_adamw(len(rows), *places, _sizes(p), rate, keep, far, beta1, beta2, eps)
+    torch.autograd.graph.increment_version([*p, *m, *v])  # as every change in place does
     return True

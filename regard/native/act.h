@@ -12,9 +12,10 @@ INLINE vec inverse(vec x) {
   return y + y * (1.0f - x * y);
 }
 
+/* far below, where it is less than 10^-26, it is nothing: what it is multiplied by may be large */
 INLINE vec sigmoid(vec x) {
   vec y = power_of_e(-x);
-  return inverse(1.0f + pick(y > 1e30f, all(1e30f), y));
+  return pick(x < -60.0f, (vec){0}, inverse(1.0f + pick(y > 1e30f, all(1e30f), y)));
 }
 
 /* act(x), and its slope if that is asked for */
@@ -38,7 +39,8 @@ INLINE vec bend(long act, vec x, vec *rise) {
   vec z = act == SILU ? x : 1.5957691216f * (x + 0.044715f * x * x * x), s = sigmoid(z);
   if (rise) {
     vec by = act == SILU ? all(1.0f) : 1.5957691216f * (1.0f + 0.134145f * x * x);
-    *rise = s + x * s * (1.0f - s) * by;
+    vec steep = s * (1.0f - s);
+    *rise = s + pick(steep == 0, (vec){0}, x * steep * by);
   }
   return x * s;
 }

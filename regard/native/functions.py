@@ -4,15 +4,17 @@ Each returns nothing where its kernel cannot be used; the caller then does it by
 """
 
 import ctypes
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._autograd import _top_saved_tensors_default_hooks
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
-from regard.native import address, addresses, kernels
+from regard.errors import Mistake
+from regard.native import PLAIN, address, addresses, kernels
 
 # A thread takes so many rows through a block at once: what it makes of them fits its cache.
 ROWS = 128
@@ -23,13 +25,33 @@ LONGEST = 256
 SHORTEST = 48
 
 
-def _kernels(*tensors: Tensor) -> ctypes.CDLL | None:
-    """Return the kernels, if they can work on these tensors, whose gradients are wanted."""
-    if not torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+def _kernels(of: object, *tensors: Tensor) -> ctypes.CDLL | None:
+    """Return the kernels, if they can work on these tensors, whose gradients are wanted.
+
+    Whoever packs what autograd keeps, as torch.utils.checkpoint does, gets it from PyTorch: it is
+    unpacked, or computed again, where kernels may be switched off.
+    """
+    if not torch.is_grad_enabled() or _top_saved_tensors_default_hooks(True):
         return None
-    if any(x.dtype != torch.float32 or not x.is_cpu for x in tensors):
+    if any(x.dtype != torch.float32 or not x.is_cpu or type(x) not in PLAIN for x in tensors):
         return None
-    return kernels()
+    return kernels(of)
+
+
+def _once() -> None:
+    """Refuse to be differentiated twice."""
+    if torch.is_grad_enabled():
+        raise Mistake(
+            "kernels have no second derivatives; compute these outside of regard.fast, or set "
+            "REGARD_NATIVE=0"
+        )
+
+
+def _in_rows(x: Any) -> Any:
+    """Return a tensor, if there is one, with the numbers of a row side by side, as kernels read."""
+    if x is None or (x.stride(-1) == 1 and x.dtype == torch.float32 and x.is_cpu):
+        return x
+    return x.to("cpu", torch.float32).contiguous()
 
 
 def laid(bias: Tensor, *shape: int) -> Tensor:
@@ -38,60 +60,71 @@ def laid(bias: Tensor, *shape: int) -> Tensor:
     return bias if bias.stride(-1) == 1 else bias.contiguous()
 
 
+def _sizes(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, causal: bool):
+    """Return shapes and steps in memory as the kernel of attention takes them."""
+    b, h, rows, d = q.shape
+    steps = [*q.stride()[:3], *k.stride()[:3], *v.stride()[:3]]
+    steps += [0, 0, 0] if bias is None else bias.stride()[:3]
+    return [b, h, k.shape[1], rows, k.shape[2], d, int(causal), *steps, *out.stride()[:3]]
+
+
 class _Attend(Function):
     """softmax(scale q k' + bias) v for queries (b, h, q, d)."""
 
     @staticmethod
     def forward(ctx: Any, q, k, v, bias, scale, causal, made):  # noqa: D102
         b, h, rows, d = q.shape
-        steps = [*q.stride()[:3], *k.stride()[:3], *v.stride()[:3]]
-        steps += [0, 0, 0] if bias is None else bias.stride()[:3]
         # laid so that heads stand side by side, as they are wanted next
         out = q.new_empty(b, rows, h, d).transpose(1, 2)
         spread, sound = q.new_empty(b, h, rows, 2), torch.empty(1, dtype=torch.int64)
-        sizes = [b, h, k.shape[1], rows, k.shape[2], d, int(causal), *steps, *out.stride()[:3]]
-        places = [q.data_ptr(), k.data_ptr(), v.data_ptr(), address(bias), scale]
         made.regard_attend(
-            (ctypes.c_long * 40)(*sizes),
-            *places,
-            out.data_ptr(),
-            spread.data_ptr(),
-            sound.data_ptr(),
+            (ctypes.c_long * 40)(*_sizes(q, k, v, bias, out, causal)),
+            *(q.data_ptr(), k.data_ptr(), v.data_ptr(), address(bias), scale),
+            *(out.data_ptr(), spread.data_ptr(), sound.data_ptr()),
         )
         ctx.save_for_backward(q, k, v, bias, out, spread)
-        ctx.rest = sizes, scale, made
+        ctx.rest = scale, causal, made
         ctx.mark_non_differentiable(sound)
         return out, sound
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads):  # noqa: D102  # pyright: ignore
-        q, k, v, bias, out, spread = ctx.saved_tensors
-        sizes, scale, made = ctx.rest
-        grad = grads[0] if grads[0].stride(-1) == 1 else grads[0].contiguous()
+        _once()
+        q, k, v, bias, out, spread = map(_in_rows, ctx.saved_tensors)
+        (scale, causal, made), grad = ctx.rest, _in_rows(grads[0])
         # laid as they were projected, heads side by side
         dq, dk, dv = (x.new_empty(x.transpose(1, 2).shape).transpose(1, 2) for x in (q, k, v))
         steps = [*grad.stride()[:3], *dq.stride()[:3], *dk.stride()[:3], *dv.stride()[:3]]
         made.regard_attend_back(
-            (ctypes.c_long * 40)(*sizes, *steps),
+            (ctypes.c_long * 40)(*_sizes(q, k, v, bias, out, causal), *steps),
             *(q.data_ptr(), k.data_ptr(), v.data_ptr(), address(bias), scale),
-            *(x.data_ptr() for x in (out, spread, grad, dq, dk, dv)),
+            *(x.data_ptr() for x in (out, spread.contiguous(), grad, dq, dk, dv)),
         )
         return dq, dk, dv, None, None, None, None
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, causal: bool
+    of: object,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    scale: float,
+    causal: bool,
 ) -> Tensor | None:
-    """Attend as PyTorch's kernel does, if texts are short and all numbers are finite."""
-    made = _kernels(q, k, v)
+    """Attend for a module as PyTorch's kernel does, if texts are short and all is finite."""
+    made = None if of is None else _kernels(of, q, k, v)
+    if made is None:
+        return None
     fits = q.shape[-1] == v.shape[-1] and max(q.shape[-2], k.shape[-2]) <= LONGEST
     fits = fits and min(q.shape[-2], k.shape[-2]) >= SHORTEST
-    if made is None or not fits or not (q.requires_grad or k.requires_grad or v.requires_grad):
+    if not fits or not (q.requires_grad or k.requires_grad or v.requires_grad):
         return None
-    if bias is not None and (bias.requires_grad or bias.dtype != q.dtype or not bias.is_cpu):
+    if bias is not None and (
+        bias.requires_grad or bias.dtype != q.dtype or not bias.is_cpu or type(bias) not in PLAIN
+    ):
         return None
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    q, k, v = map(_in_rows, (q, k, v))
     bias = None if bias is None else laid(bias, *q.shape[:3], k.shape[2])
     out, sound = _Attend.apply(q, k, v, bias, scale, causal, made)
     return out if sound.item() else None
@@ -111,44 +144,46 @@ class _Blocks(Function):
     """Blocks on top of each other: x + look(norm(x)), then x + think(norm(x))."""
 
     @staticmethod
-    def forward(ctx: Any, n: Sizes, made, turn, bias, x, *weights):  # noqa: D102
-        rows, depth = n.b * n.l, len(weights) // WEIGHTS
-        gated = weights[8] is not None
-        sizes = [(n.h + 2 * n.g) * n.d, n.h * n.d, 2 * n.h, n.w, n.f * gated, n.f, 2, 2]
-        kept = x.new_empty(depth, rows * sum(sizes))
+    def forward(ctx: Any, n: Sizes, made, watched, turn, bias, x, *weights):  # noqa: D102
+        depth = len(weights) // WEIGHTS
+        kept = [x.new_empty(sum(_kept(n, weights))) for _ in range(depth)]
         xs = [x, *(torch.empty_like(x) for _ in range(depth))]
         sound, all_sound = torch.empty(1, dtype=torch.int64), True
-        shared = ctypes.byref(n), address(turn), address(bias)
-        ctx.places = []
         for i in range(depth):
-            own = addresses(weights[i * WEIGHTS : (i + 1) * WEIGHTS])
-            starts = [rows * end * 4 + kept[i].data_ptr() for end in accumulate([0, *sizes[:-1]])]
-            places = shared[0], own, xs[i].data_ptr(), *shared[1:], (ctypes.c_void_p * 8)(*starts)
+            places = _places(n, turn, bias, xs[i], kept[i], weights[i * WEIGHTS :][:WEIGHTS])
             made.regard_block(*places, xs[i + 1].data_ptr(), sound.data_ptr())
             all_sound = all_sound and bool(sound.item())
-            ctx.places.append(places)
-        ctx.save_for_backward(kept, turn, bias, *xs[:-1], *weights)
-        alive = [w.detach() for w in weights if w is not None]  # whatever becomes of the model
-        ctx.rest = n, made, depth, alive
+            if not all_sound:
+                break
+        ctx.save_for_backward(turn, bias, *kept, *xs[:-1], *weights)
+        ctx.rest = n, made, depth
         ctx.set_materialize_grads(False)
-        qkv = kept[:, : rows * sizes[0]]
-        ctx.mark_non_differentiable(qkv)
-        return xs[-1], qkv if all_sound else None
+        y = xs[-1] if all_sound else torch.empty(0)
+        qkv = torch.stack([one[: _kept(n, weights)[0]] for one in kept]) if watched else None
+        if qkv is not None:
+            ctx.mark_non_differentiable(qkv)
+        return y, qkv
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads):  # noqa: D102  # pyright: ignore
-        n, made, depth, _ = ctx.rest
-        x, weights = ctx.saved_tensors[3], ctx.saved_tensors[3 + depth :]
+        _once()
+        n, made, depth = ctx.rest
+        if grads[0] is None:
+            return (None,) * (6 + depth * WEIGHTS)
+        turn, bias, *saved = ctx.saved_tensors  # as whoever kept them gives them back
+        turn, bias = _in_rows(turn), _in_rows(bias)
+        saved: list[Any] = [None if one is None else _flat(one) for one in saved]
+        kept, xs, weights = saved[:depth], saved[depth : 2 * depth], saved[2 * depth :]
         grad, found = grads[0].contiguous(), []
         for i in reversed(range(depth)):
             some = weights[i * WEIGHTS : (i + 1) * WEIGHTS]
             sizes = [0 if one is None else one.numel() for one in some]
             ends = zip(sizes, accumulate(sizes), strict=True)
             starts = (ctypes.c_long * WEIGHTS)(*(end - size if size else -1 for size, end in ends))
-            sums, dx = x.new_empty(torch.get_num_threads(), sum(sizes)), torch.empty_like(x)
+            sums, dx = grad.new_empty(torch.get_num_threads(), sum(sizes)), torch.empty_like(grad)
             places = grad.data_ptr(), dx.data_ptr(), sums.data_ptr()
-            made.regard_block_back(*ctx.places[i], *places, starts, sum(sizes))
+            own = _places(n, turn, bias, xs[i], kept[i], some)
+            made.regard_block_back(*own, *places, starts, sum(sizes))
             parts = zip(sums[0].split(sizes), some, strict=True)
             found = [
                 *(
@@ -158,16 +193,52 @@ class _Blocks(Function):
                 *found,
             ]
             grad = dx
-        return None, None, None, None, grad, *found
+        return None, None, None, None, None, grad, *found
+
+
+def _kept(n: Sizes, weights: Sequence[Tensor | None]) -> list[int]:
+    """Return how many numbers of each kind a block keeps for the way back, as in train.c."""
+    gated = weights[8] is not None
+    each = [(n.h + 2 * n.g) * n.d, n.h * n.d, 2 * n.h, n.w, n.f * gated, n.f, 2, 2]
+    return [n.b * n.l * size for size in each]
+
+
+def _places(n: Sizes, turn: Any, bias: Any, x: Tensor, kept: Tensor, weights: Sequence[Any]):
+    """Return where all is that a kernel reads of a block, both on the way there and back."""
+    if turn is not None:
+        n.turn_b, n.turn_l = turn.stride(0) if turn.ndim == 3 else 0, turn.stride(-2)
+    if bias is not None:
+        n.bias_b, n.bias_h, n.bias_q = bias.stride()[:3]
+    ends = accumulate([0, *_kept(n, weights)[:-1]])
+    starts = (ctypes.c_void_p * 8)(*(kept.data_ptr() + 4 * end for end in ends))
+    own = addresses(weights)
+    return ctypes.byref(n), own, x.data_ptr(), address(turn), address(bias), starts
+
+
+def _flat(x: Tensor) -> Tensor:
+    """Return a tensor as a kernel reads it, whatever a hook has made of it."""
+    ready = x.dtype == torch.float32 and x.is_cpu and x.is_contiguous()
+    return x if ready else x.to("cpu", torch.float32).contiguous()
 
 
 def blocks(
-    n: Sizes, x: Tensor, weights: list[Tensor | None], turn: Tensor | None, bias: Tensor | None
-) -> tuple[Tensor, Tensor] | None:
-    """Pass x through blocks; return it, and all queries, keys and values (n, b, l, heads, d)."""
-    made = _kernels(x)
+    of: object,
+    n: Sizes,
+    x: Tensor,
+    weights: list[Tensor | None],
+    turn: Tensor | None,
+    bias: Tensor | None,
+    watched: bool = False,
+) -> tuple[Tensor, Tensor | None] | None:
+    """Pass x through blocks, if all numbers stay finite.
+
+    Returns it, and if somebody watches all queries, keys and values (n, b, l, heads, d).
+    """
+    made = _kernels(of, x)
     if made is None:
         return None
     n.some = max(1, -(-ROWS // n.l))
-    y, qkv = _Blocks.apply(n, made, turn, bias, x, *weights)  # pyright: ignore
-    return None if qkv is None else (y, qkv.view(-1, n.b, n.l, n.h + 2 * n.g, n.d))
+    y, qkv = _Blocks.apply(n, made, watched, turn, bias, x, *weights)  # pyright: ignore
+    if not y.numel():
+        return None
+    return y, None if qkv is None else qkv.view(-1, n.b, n.l, n.h + 2 * n.g, n.d)

@@ -1,4 +1,6 @@
 /* A step of AdamW for many tensors, and how long their gradients are together. */
+#include <stdlib.h>
+
 #include "vector.h"
 
 enum { PART = 16384 };
@@ -19,8 +21,8 @@ static long pieces(const long *sizes, long count, Piece *to) {
 /* the sum of all squares, in an order that no number of threads changes */
 void regard_squares(long count, const float *const *x, const long *sizes, double *sum) {
   long n = pieces(sizes, count, 0);
-  Piece each[n];
-  double sums[n];
+  Piece *each = malloc((n + 1) * sizeof(Piece));
+  double *sums = malloc((n + 1) * sizeof(double));
   pieces(sizes, count, each);
 #pragma omp parallel for schedule(static)
   for (long i = 0; i < n; i++) {
@@ -32,6 +34,8 @@ void regard_squares(long count, const float *const *x, const long *sizes, double
   }
   *sum = 0;
   for (long i = 0; i < n; i++) *sum += sums[i];
+  free(sums);
+  free(each);
 }
 
 /* p falls by rate[i], after it has decayed by keep[i]; far[i] is 1 / sqrt(1 - beta2^t) */
@@ -39,7 +43,7 @@ void regard_adamw(long count, float *const *p, const float *const *g, float *con
                   float *const *v, const long *sizes, const double *rate, const double *keep,
                   const double *far, double beta1, double beta2, double eps) {
   long n = pieces(sizes, count, 0);
-  Piece each[n];
+  Piece *each = malloc((n + 1) * sizeof(Piece));
   pieces(sizes, count, each);
 #pragma omp parallel for schedule(static)
   for (long i = 0; i < n; i++) {
@@ -56,4 +60,5 @@ void regard_adamw(long count, float *const *p, const float *const *g, float *con
       to[j] = to[j] * stay - by * mean[j] / (sqrtf(square[j]) * wide + least);
     }
   }
+  free(each);
 }

@@ -1,4 +1,6 @@
 /* The likeliest of many tokens, and how likely it is. */
+#include <stdlib.h>
+
 #include "vector.h"
 
 enum { PART = 4096 };
@@ -6,7 +8,7 @@ enum { PART = 4096 };
 /* for rows of logits: where the first largest is, and its log-probability */
 void regard_likeliest(const float *logits, long rows, long count, long *best, float *likely) {
   long parts = (count + PART - 1) / PART;
-  float tops[rows * parts], sums[rows * parts];
+  float *tops = malloc((2 * rows * parts + 1) * sizeof(float)), *sums = tops + rows * parts;
 #pragma omp parallel for schedule(static)
   for (long part = 0; part < rows * parts; part++) {
     long first = part % parts * PART, some = count - first < PART ? count - first : PART, c = 0;
@@ -38,4 +40,5 @@ void regard_likeliest(const float *logits, long rows, long count, long *best, fl
     best[i] = place < count ? place : 0;
     likely[i] = top[which] == -INFINITY ? NAN : -logf(sum);
   }
+  free(tops);
 }

@@ -16,7 +16,8 @@ static inline void norm(const float *x, const float *weight, const float *shift,
     }
 #pragma omp simd reduction(+ : square)
     for (long c = 0; c < w; c++) square += (x[c] - mean) * (x[c] - mean);
-    float by = 1.0f / sqrtf(square / w + eps);
+    /* what is too large to be squared must not become nothing */
+    float by = square < INFINITY ? 1.0f / sqrtf(square / w + eps) : NAN;
     if (shift)
 #pragma omp simd
       for (long c = 0; c < w; c++) y[c] = (x[c] - mean) * by * weight[c] + shift[c];

@@ -119,18 +119,23 @@ INLINE long sight(const Sizes *n, long row) {
   return n->causal && row + 1 < n->k ? row + 1 : n->k;
 }
 
-/* scores of eight queries, their bias added */
-static void scores(const Sizes *n, const float *q, const float *turned, const float *bias,
+/* scores of eight queries, their bias added; tells whether they were finite before */
+static int scores(const Sizes *n, const float *q, const float *turned, const float *bias,
                    float scale, float *s, long row) {
   long keys = up(n->k), seen = up(sight(n, row + 7));
+  vec sums = {0};
   strips(q + row * up(n->d), up(n->d), 1, turned, keys, s, keys, seen, 0, up(n->d), 0);
   for (long i = 0; i < 8; i++) {
     const float *more = bias && row + i < n->q ? bias + (row + i) * n->bias_q : 0;
-    for (long j = 0; j < seen; j += LANES)
-      store(s + i * keys + j, load(s + i * keys + j) * scale);
+    for (long j = 0; j < seen; j += LANES) {
+      vec x = load(s + i * keys + j) * scale;
+      store(s + i * keys + j, x);
+      sums += x * 0.0f;
+    }
     if (more)
       for (long j = 0; j < sight(n, row + i); j++) s[i * keys + j] += more[j];
   }
+  return total(sums) == 0.0f;
 }
 
 /* memory for one group of heads, forward and back */
@@ -143,7 +148,7 @@ INLINE long room_back(const Sizes *n) {
   return (6 * keys + 4 * queries) * wide + 2 * queries * keys;
 }
 
-/* the heads that share keys and values: tells whether these are finite */
+/* the heads that share keys and values: tells whether these and their scores are finite */
 static int attend(const Sizes *n, long b, long group, const float *q, const float *k,
                   const float *v, const float *bias, float scale, float *out, float *spread,
                   float *own_k) {
@@ -157,7 +162,7 @@ static int attend(const Sizes *n, long b, long group, const float *q, const floa
     const float *plus = bias ? bias + b * n->bias_b + head * n->bias_h : 0;
     take(q + b * n->q_b + head * n->q_h, n->q_l, own_q, n->q, n->d);
     for (long row = 0; row < queries; row += 8) {
-      scores(n, own_q, turned, plus, scale, s, row);
+      good &= scores(n, own_q, turned, plus, scale, s, row);
       for (long i = 0; i < 8; i++) {
         long seen = row + i < n->q ? sight(n, row + i) : 0, full = up(sight(n, row + 7));
         float *w = s + i * keys;
@@ -379,6 +384,13 @@ static Sizes heads_of(const Block *n) {
                  .dq_h = d, .dq_l = each, .dk_h = d, .dk_l = each, .dv_h = d, .dv_l = each};
 }
 
+static int finite_rows(const float *x, long count) {
+  float sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (long c = 0; c < count; c++) sum += x[c] * 0.0f;
+  return sum == 0.0f;
+}
+
 void regard_block(const Block *n, const Weights *p, const float *x, const float *turn,
                   const float *bias, const Kept *kept, float *y, long *sound) {
   int good = 1;
@@ -427,6 +439,7 @@ void regard_block(const Block *n, const Weights *p, const float *x, const float 
         bend_rows(n->act, inner, p->inner_bias, active, 0, rows, f);
       begin(to, middle, p->outer_bias, rows, w);
       product(rows, w, f, active, 0, p->outer, 1, 1.0f, to);
+      good &= finite_rows(to, rows * w); /* what is not finite before is not finite here */
     }
     free(own);
   }

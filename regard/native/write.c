@@ -157,7 +157,7 @@ static void turned(const float *x, const float *by, float *y, long d) {
 INLINE void look(long d, const float *q, const float *k, const float *v, const float *bias,
                  float scale, float *weights, float *y, long keys) {
   float most = -INFINITY, sum = 0;
-  int broken = 0;
+  int broken = 0, open = 0;
   for (long j = 0; j < keys; j++) {
     vec sums = {0};
     float dot = 0;
@@ -166,11 +166,15 @@ INLINE void look(long d, const float *q, const float *k, const float *v, const f
     dot = total(sums);
     for (; c < d; c++) dot += q[c] * k[j * d + c];
     dot = dot * scale + (bias ? bias[j] : 0.0f);
-    if (bias && bias[j] == -INFINITY) dot = -INFINITY; /* whatever stands there */
+    if (bias && bias[j] == -INFINITY)
+      dot = -INFINITY; /* whatever stands there */
+    else
+      open = 1;
     weights[j] = dot;
     most = dot > most ? dot : most;
     broken |= dot != dot;
   }
+  broken |= open && most == -INFINITY; /* too far below to be told apart */
   for (long j = 0; j < d; j++) y[j] = broken ? NAN : 0.0f;
   if (broken || most == -INFINITY) return;
   for (long j = 0; j < keys; j += LANES) {
@@ -182,12 +186,12 @@ INLINE void look(long d, const float *q, const float *k, const float *v, const f
   for (; c + LANES <= d; c += LANES) {
     vec sums = {0};
     for (long j = 0; j < keys; j++)
-      if (weights[j] != 0) sums += weights[j] * load(v + j * d + c);
+      if (!bias || bias[j] != -INFINITY) sums += weights[j] * load(v + j * d + c);
     store(y + c, sums * share);
   }
   for (; c < d; c++) {
     for (long j = 0; j < keys; j++)
-      if (weights[j] != 0) y[c] += weights[j] * v[j * d + c];
+      if (!bias || bias[j] != -INFINITY) y[c] += weights[j] * v[j * d + c];
     y[c] *= share;
   }
 }

@@ -27,6 +27,7 @@ from regard.decode.search import Hypothesis
 from regard.errors import Mistake, choose
 from regard.files import cache_folder
 from regard.interval import paired
+from regard.native import fast_run
 from regard.settings import fill
 from regard.tasks.cider import SIGNATURE, cider
 from regard.tasks.evaluation import Evaluation, made_here, write_outputs
@@ -199,6 +200,7 @@ class Describer(Runner[Caption]):
             )
         return how
 
+    @fast_run
     def answer(self, inputs: list[Any], *, first: int = 0, **settings: Any) -> list[Caption]:
         """Caption images: paths, open images, or arrays (h, w, 3) of bytes."""
         how = self.check(settings)
@@ -257,6 +259,7 @@ class Describer(Runner[Caption]):
         answers[0].others = answers[1:]
         return answers[0]
 
+    @fast_run
     def captions_of(self, images: Images, how: CaptionRunSettings) -> list[str]:
         """Return the best caption of each image of a part."""
         places = np.arange(len(images))
@@ -320,6 +323,7 @@ class Describer(Runner[Caption]):
         )
         return data, told_of(data.parts[how.part], how)
 
+    @fast_run
     def evaluate(
         self,
         settings: dict[str, Any],

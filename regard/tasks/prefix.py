@@ -69,6 +69,10 @@ class Prefixed:
         """Return what the decoder has learnt."""
         return self.model.parameters()
 
+    def modules(self) -> Iterator[nn.Module]:
+        """Return all parts of the decoder."""
+        return self.model.modules()
+
     def named_modules(self) -> Iterator[tuple[str, Any]]:
         """Name each attention by what its target rows do with the source."""
         for number, block in enumerate(self.model.blocks):

@@ -16,6 +16,7 @@ from regard.data.tokenize import Tokenizer
 from regard.decode import search
 from regard.decode.search import Hypothesis, in_batches
 from regard.errors import Mistake, choose
+from regard.native import fast_run
 from regard.settings import fill
 from regard.tasks.runners import Answer, Runner
 from regard.tasks.tokenizer import load_any_tokenizers, save_any_tokenizers
@@ -221,6 +222,7 @@ class Translator(Runner[Translated]):
             raise Mistake(f"n_best={how.n_best} is more than beam={how.beam}; widen the beam")
         return how
 
+    @fast_run
     def answer(self, inputs: list[Any], *, first: int = 0, **settings: Any) -> list[Translated]:
         """Translate texts; `first` is the number of the first line, which seeds random draws."""
         how = self.check(settings)
@@ -348,6 +350,7 @@ class Translator(Runner[Translated]):
 
     # Judging and aligning given texts
 
+    @fast_run
     def score(self, pairs: Sequence[tuple[str, str]], **settings: Any) -> list[Translated]:
         """Tell how likely the model finds given translations, and align them if asked."""
         how = self.check(settings)
@@ -498,6 +501,7 @@ class Translator(Runner[Translated]):
             targets += b
         return Alignment(sources, targets, sorted(links))
 
+    @fast_run
     def evaluate(self, settings: dict[str, Any], **more: Any) -> Any:
         """Judge the translations of a test set."""
         from regard.tasks.evaluation import evaluate

@@ -19,6 +19,7 @@ from regard.data.documents import Texts, encode_running, hash_texts, load_texts,
 from regard.decode import search
 from regard.decode.search import in_batches
 from regard.errors import Mistake, choose
+from regard.native import fast_run
 from regard.pretrained.talk import check_chat
 from regard.settings import fill
 from regard.tasks import chat
@@ -218,6 +219,7 @@ class LanguageModel(Runner[Written]):
         talk = isinstance(inputs, list) and inputs and all(isinstance(x, dict) for x in inputs)
         return bool(talk) or super().is_one(inputs)
 
+    @fast_run
     def answer(
         self, inputs: list[Any], *, first: int = 0, on_text: OnText | None = None, **settings: Any
     ) -> list[Written]:
@@ -457,6 +459,7 @@ class LanguageModel(Runner[Written]):
         spans = stretches(offsets, context)
         return stretch_loss(self.model, ids, spans, tokens) if len(spans) else (0.0, 0)
 
+    @fast_run
     def evaluate(
         self,
         settings: dict[str, Any],

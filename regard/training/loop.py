@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from regard.errors import Mistake, choose
 from regard.files import refuse, write_atomically
 from regard.memory import reuse_memory
+from regard.native import fast
 from regard.processor import half_precision
 from regard.training import checkpoint as keep
 from regard.training import distributed
@@ -207,7 +208,8 @@ def measure(
         time.perf_counter() - started < patience and number < 60
     ):
         begun = time.perf_counter()
-        one_step(model, task, settings, optimiser, 7919 * number + 13, 0.0)
+        with fast(model):
+            one_step(model, task, settings, optimiser, 7919 * number + 13, 0.0)
         times.append(time.perf_counter() - begun)
         number += 1
     step = sum(times[2:]) / len(times[2:])
@@ -415,6 +417,7 @@ class Fit:
         first = distributed.is_first()
         ended = self._is_over()
         with (
+            fast(self.model),
             _board(None if ended or not first else self.folder, counters["step"]) as board,
             Stopper() as stopper,
             open(self.folder / "metrics.jsonl" if first else os.devnull, "a") as metrics,

@@ -38,6 +38,10 @@ SCHEDULES: dict[str, Callable[[int, int, int], float]] = {
 }
 
 
+# settings of a group that a kernel takes for all weights alike
+SHARED = ("betas", "eps", "amsgrad", "maximize")
+
+
 class Adam(AdamW):
     """PyTorch's AdamW, which a kernel does for all weights at once where there is one."""
 
@@ -57,7 +61,9 @@ class Adam(AdamW):
         ]
         first = some[0][1]
         beta1, beta2 = first["betas"]
-        if native.adamw(rows, beta1, beta2, first["eps"]):
+        alike = all(group[key] == first[key] for _, group, _ in some for key in SHARED)
+        plain = alike and closure is None and not (first["amsgrad"] or first["maximize"])
+        if plain and native.adamw(rows, beta1, beta2, first["eps"]):
             for count in counts:
                 count += 1
         else:
