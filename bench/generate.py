@@ -33,6 +33,7 @@ from transformers import (  # noqa: E402
 
 from regard.decode.search import greedy  # noqa: E402
 from regard.memory import reuse_memory  # noqa: E402
+from regard.native import fast  # noqa: E402
 from regard.pretrained.folder import import_folder  # noqa: E402
 
 PROMPT = 16  # tokens, the shortest
@@ -63,7 +64,8 @@ def by_regard(folder: Path) -> Act:
 
     def write(ids: Tensor, lengths: Tensor, tokens: int) -> list[list[int]]:
         last = ids[torch.arange(len(ids)), lengths - 1]
-        found = greedy(model, ids, lengths, max_length=tokens, begin=last, eos=-1)
+        with fast(model, frozen=True):  # as `regard run` does
+            found = greedy(model, ids, lengths, max_length=tokens, begin=last, eos=-1)
         return [one.ids for (one,) in found]
 
     return write

@@ -140,6 +140,7 @@ def regard() -> Step:
     from regard.data.documents import load_texts
     from regard.memory import reuse_memory
     from regard.models import family
+    from regard.native import fast
     from regard.tasks.language import NextToken, resolve
     from regard.training import distributed
     from regard.training.loop import one_step
@@ -178,6 +179,9 @@ def regard() -> Step:
     optimiser = build_optimiser(model, lr=RATE)
     reuse_memory()  # as the loop does before its first step
     count = 0
+
+    switched_on = fast(model)  # as the loop does
+    switched_on.__enter__()
 
     def step() -> float:
         nonlocal count

@@ -42,6 +42,7 @@ from regard.data.tokenize import Tokenizer, train_tokenizer  # noqa: E402
 from regard.layers.block import BlockConfig  # noqa: E402
 from regard.memory import reuse_memory  # noqa: E402
 from regard.models.transformer import Transformer, TransformerConfig  # noqa: E402
+from regard.native import fast  # noqa: E402
 from regard.tasks.translate import Batch, make_batch, translation_loss  # noqa: E402
 from regard.training import distributed  # noqa: E402
 from regard.training.loop import LoopSettings, one_step  # noqa: E402
@@ -93,7 +94,8 @@ class Trainer:
     def step(self, batch: Batch) -> float:
         """Train on a batch and return its loss."""
         given = Given(batch)
-        loss, _, _, taken = one_step(self.model, given, self.settings, self.optimiser, 0, RATE)
+        with fast(self.model):  # as the loop does
+            loss, _, _, taken = one_step(self.model, given, self.settings, self.optimiser, 0, RATE)
         assert taken
         return loss
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,6 @@ from regard.attention.masks import Mask
 from regard.attention.once import once
 from regard.errors import Mistake, choose
 
-T = TypeVar("T")
 Project = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 # Tables of sines take memory for at most this many numbers; what lies beyond is computed anew.
