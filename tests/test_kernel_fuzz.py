@@ -433,7 +433,11 @@ def trained(model: GPT, folder: Path) -> list[Tensor]:
     how = {"steps": 3, "valid_every": 3, "publish": lambda *_: None, "quiet": True}
     Fit(model.train(), Letters(), settings, folder, **how).run()
     named = {name: p.detach() for name, p in model.named_parameters()}
-    shifts = {name: p.chunk(3)[::2] for name, p in named.items() if name.endswith("qkv.bias")}
+    shifts = {
+        name: p.chunk(3)[::2]
+        for name, p in named.items()
+        if "qkv" in name and name.endswith("bias")
+    }
     return [torch.cat(shifts[name]) if name in shifts else p for name, p in named.items()]
 
 
@@ -501,6 +505,23 @@ def test_what_was_changed_for_all_is_what_runs(name, kind, tmp_path):
             change(model)
 
         check(once, kind, tmp_path)
+
+
+@needs
+@pytest.mark.parametrize("merged", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_lora_of_peft_is_what_runs(kind, merged, tmp_path):
+    peft = pytest.importorskip("peft")
+
+    def change(model: GPT) -> None:
+        how = {"r": 2, "target_modules": ["qkv", "outer"], "init_lora_weights": False}
+        wrapped = peft.get_peft_model(model, peft.LoraConfig(**how))
+        if merged:
+            wrapped.merge_adapter()
+        for p in model.parameters():  # peft lets nothing else learn
+            p.requires_grad_(True)
+
+    check(change, kind, tmp_path)
 
 
 @needs

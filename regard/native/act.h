@@ -5,7 +5,7 @@ enum { RELU, GELU, GELU_TANH, SILU };
 
 /* 1 / x for x from 1 to 10^30: a guess by its bits, made better three times; a division is slower */
 INLINE vec inverse(vec x) {
-  vec y = (vec)(0x7ef311c7 - (whole)x);
+  vec y = (vec)(0x7ef311c7u - (bits)x);
   y *= 2.0f - x * y;
   y *= 2.0f - x * y;
   y *= 2.0f - x * y;

@@ -4,6 +4,7 @@
 typedef float vec __attribute__((vector_size(64)));
 typedef float loose __attribute__((vector_size(64), aligned(4)));
 typedef int whole __attribute__((vector_size(64)));
+typedef unsigned bits __attribute__((vector_size(64))); /* whose sums may pass the end */
 typedef float half_vec __attribute__((vector_size(32)));
 typedef float quarter_vec __attribute__((vector_size(16)));
 
@@ -37,7 +38,7 @@ INLINE vec power_of_e(vec x) {
   whole none = x < all(-87.3f);
   x = pick(x > all(88.7f), all(88.7f), x);
   vec n = x * 1.44269504f + 12582912.0f; /* rounded to a whole number by its own size */
-  whole power = (whole)n - (whole)all(12582912.0f);
+  bits power = (bits)n - (bits)all(12582912.0f);
   n -= 12582912.0f;
   vec r = x - n * 0.693359375f + n * 2.12194440e-4f;
   vec y = r * 1.9875691500e-4f + 1.3981999507e-3f;
@@ -46,6 +47,6 @@ INLINE vec power_of_e(vec x) {
   y = y * r + 1.6666665459e-1f;
   y = y * r + 5.0000001201e-1f;
   y = y * r * r + r + 1.0f;
-  y = pick(none, (vec){0}, (vec)((whole)y + (power << 23)));
+  y = pick(none, (vec){0}, (vec)((bits)y + (power << 23)));
   return pick(x == x, y, x);
 }
