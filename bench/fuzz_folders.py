@@ -417,7 +417,7 @@ def work(cases: list[Case], seed: int, numbers: range, at: Any, found: Any) -> N
     for number in numbers:
         chance = random.Random(f"{seed} {number}")
         kind, act = chance.choice(cases)
-        at[0], at[1] = number, time.process_time()
+        at[:] = number, time.process_time(), time.time()
         if wrong := wrong_with(kind, act, chance):
             found.put((number, kind, wrong))
     at[0] = -1
@@ -440,7 +440,7 @@ def run(cases: list[Case], seed: int, count: int, jobs: int, show: bool = True) 
     while todo or running:
         while todo and len(running) < jobs:
             numbers = todo.pop()
-            at = fork.Array("d", [-2.0, 0.0])
+            at = fork.Array("d", [-2.0, 0.0, time.time()])
             child = fork.Process(target=work, args=(cases, seed, numbers, at, found), daemon=True)
             child.start()
             running.append((child, at, numbers))
@@ -448,9 +448,9 @@ def run(cases: list[Case], seed: int, count: int, jobs: int, show: bool = True) 
         take()
         for child, at, numbers in list(running):
             number = int(at[0])
-            hangs = (
-                child.is_alive() and number >= 0 and processor_time(child.pid) - at[1] > 3 * SECONDS
-            )
+            took = processor_time(child.pid) - at[1]
+            waits = time.time() - at[2] > 12 * SECONDS and took < SECONDS / 5  # for a pipe, say
+            hangs = child.is_alive() and number >= 0 and (waits or took > 3 * SECONDS)
             if hangs:
                 child.kill()
             if hangs or not child.is_alive():

@@ -119,6 +119,12 @@ def making(folder: str | Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
+def plain_file(path: str | Path) -> None:
+    """Refuse what is there and no file: a pipe could be waited for, a device read, forever."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise Mistake(f"{path}: not a file")
+
+
 def parse_json(data: bytes | str) -> Any:
     """Read JSON from outside, in which nothing is deeper and no number longer than can be meant."""
     value = json.loads(data, parse_int=_whole_number)

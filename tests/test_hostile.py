@@ -9,6 +9,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -652,6 +653,19 @@ def test_only_what_can_be_seen_is_told():
     assert len(str(Mistake("x" * 10**6))) < 4000
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_nobody_waits_for_a_pipe(name, server, model, tmp_path):
+    """Neither in a public checkpoint nor in a folder of ours."""
+    assert server[0].ask("import", str(model), f"out={tmp_path / 'ours'}")[0] == 0
+    shutil.copytree(model, tmp_path / "theirs")
+    for folder in (tmp_path / "ours", tmp_path / "theirs"):
+        (folder / "SHA256SUMS").unlink(missing_ok=True)
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+        told = judge(server, ["run", str(folder), "a"])
+        assert name in told or "no such file" in told
+
+
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is told by Linux")
 def test_chance_finds_nothing_but_mistakes(tmp_path, monkeypatch):
     """A small part of bench/fuzz_folders.py, the same on every run."""
@@ -673,6 +687,9 @@ def test_a_case_that_goes_wrong_is_found(tmp_path, monkeypatch):
         while True:
             pass
 
+    def asleep(chance, place):
+        time.sleep(60)
+
     def crash(chance, place):
         os.kill(os.getpid(), 9)
 
@@ -684,6 +701,7 @@ def test_a_case_that_goes_wrong_is_found(tmp_path, monkeypatch):
 
     for act, told in (
         (endless, "does not end"),
+        (asleep, "does not end"),
         (crash, "ended the process with -9"),
         (loud, "not one printable line"),
         (wrong, "TypeError: x"),

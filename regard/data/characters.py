@@ -9,7 +9,7 @@ import numpy as np
 
 from regard.data.tokenize import MOST_PIECES, SPECIALS, visible
 from regard.errors import Mistake
-from regard.files import refuse, write_atomically
+from regard.files import plain_file, refuse, write_atomically
 
 KIND = "characters"
 MOST_BYTES = 16 * 2**20
@@ -46,6 +46,7 @@ class Characters:
     @classmethod
     def load(cls, path: str | Path) -> "Characters":
         """Read a vocabulary that Regard has saved, or say what is wrong with the file."""
+        plain_file(path)
         try:
             with open(path, "rb") as file:
                 data = file.read(MOST_BYTES + 1)

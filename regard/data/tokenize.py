@@ -15,7 +15,7 @@ import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
 from regard.errors import Mistake, choose
-from regard.files import refuse, write_atomically
+from regard.files import plain_file, refuse, write_atomically
 
 SPECIALS = ["<pad>", "<s>", "</s>", "<unk>"]
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]  # for characters outside the vocabulary
@@ -72,6 +72,7 @@ class Tokenizer:
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
         """Read a tokenizer that Regard has saved, or say what is wrong with the file."""
+        plain_file(path)
         try:
             with open(path, "rb") as file:
                 data = file.read(MOST_BYTES + 1)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from regard.errors import Mistake
-from regard.files import parse_json, refuse, write_atomically
+from regard.files import parse_json, plain_file, refuse, write_atomically
 from regard.hashes import remedy, verify
 from regard.models import MODELS, PRETRAINERS, family, pretrainer
 from regard.settings import fill
@@ -31,9 +31,8 @@ MOST_JSON = 16 * 2**20
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file that may have been tampered with."""
+    plain_file(path)
     try:
-        if path.exists() and not path.is_file():  # a pipe could be read forever
-            raise Mistake(f"{path}: not a file")
         with open(path, "rb") as file:
             data = file.read(MOST_JSON + 1)
     except OSError as error:
@@ -196,6 +195,7 @@ def _read_weights(
             f"{folder / 'config.json'}: asks for {total:,} parameters; too many to be meant"
         )
     path = folder / name
+    plain_file(path)
     try:
         if path.stat().st_size <= 8 * total + MOST_JSON:  # else it cannot fit, and is not read
             verify(folder, name)

@@ -13,6 +13,7 @@ from safetensors.numpy import save
 
 from regard.errors import Mistake
 from regard.files import write_atomically
+from regard.hashes import verify
 from regard.tasks.features import split_words
 from regard.tasks.labels_judge import count, macro_f1, ones, percent
 
@@ -196,6 +197,7 @@ class Baselines:
             return None
         if path.stat().st_size > MOST_BYTES:
             raise Mistake(f"{path}: larger than {MOST_BYTES:,} bytes; remove it")
+        verify(folder, FILE)
         try:
             with safe_open(path, "numpy") as file:
                 kind = (file.metadata() or {}).get("kind", "")

@@ -7,7 +7,7 @@ from typing import Any
 
 from regard.data.characters import Characters
 from regard.data.tokenize import SPACELESS, SPECIALS, Tokenizer
-from regard.files import write_atomically
+from regard.files import plain_file, write_atomically
 from regard.pretrained import spm
 from regard.pretrained.folder import is_foreign, write_json
 from regard.pretrained.foreign import ForeignTokenizer, Frame
@@ -21,6 +21,7 @@ OURS = "regard_tokenizer.json"  # beside another tool's tokenizer.json, in a mod
 
 def load_tokenizer_file(path: Path) -> Any:
     """Read one file that Regard has written."""
+    plain_file(path)
     try:
         with open(path, "rb") as file:
             head = file.read(100)
