@@ -671,6 +671,7 @@ def test_every_row_has_the_named_sizes(row: str):
                 heads=config.block.heads,
                 kv_heads=config.block.kv_heads,
                 ffn_width=config.block.ffn_width,
+                head_width=config.block.head_width,
             ),
             max_length=config.max_length,
             window=config.window,

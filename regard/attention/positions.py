@@ -322,6 +322,11 @@ class PartRotary(Rotary):
         self.part = self.exact + self.exact % 2
         if self.part > head_width:
             raise Mistake(f"rotary positions need an even head_width, not {head_width}")
+        if self.exact % 2 and self.scaling.kind == "yarn":
+            raise Mistake(
+                f"yarn counts pairs, but position_share={share} turns {self.exact} of {head_width} "
+                "channels of a head; choose a share that turns an even number"
+            )
 
     def rates(self, width: int, device: torch.device | None = None) -> Tensor:
         """Return how far each pair turns, by the part as it was before it was made even."""

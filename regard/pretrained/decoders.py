@@ -41,6 +41,14 @@ def _whole(theirs: Words, key: str, default: int) -> int:
     return value
 
 
+def _object(theirs: Words, key: str) -> Words:
+    """Return an object of theirs, empty where there is none."""
+    value = theirs.get(key) or {}
+    if not isinstance(value, Mapping):
+        raise Mistake(f"{key}={str(value)[:40]} is not an object")
+    return value
+
+
 def _windows(theirs: Words, window: Any, depth: int, usual: Any) -> dict[str, Any]:
     """Return the window and the layers that have it, `usual(i)` telling where no list does."""
     kinds = theirs.get("layer_types")
@@ -335,16 +343,16 @@ def _read_gemma3(theirs: Words, architecture: str) -> GPTConfig:
     depth = _whole(theirs, "num_hidden_layers", 26)
     period = max(1, _whole(theirs, "sliding_window_pattern", 6))
     near = _windows(theirs, theirs.get("sliding_window", 4096), depth, lambda i: (i + 1) % period)
-    given = theirs.get("rope_parameters") or {}
-    given = given if isinstance(given, Mapping) else {}
+    given = _object(theirs, "rope_parameters")
+    local, far = (_object(given, kind) for kind in (NEAR, FAR))
     length = {"max_position_embeddings": theirs.get("max_position_embeddings", 131072)}
-    local = read_rotary({**length, "rope_parameters": given.get(NEAR) or {}})
-    if local["scaling.kind"] != "none":
-        raise Mistake(f"rope_type={local['scaling.kind']} of {NEAR} is not supported; only default")
-    far = {**(given.get(FAR) or {}), **(theirs.get("rope_scaling") or {})}
+    kind = read_rotary({**length, "rope_parameters": local})["scaling.kind"]
+    if kind != "none":
+        raise Mistake(f"rope_type={kind} of {NEAR} is not supported; only default is")
+    far = {**far, **_object(theirs, "rope_scaling")}
     base = theirs.get("rope_theta", 1e6)
     rotary = read_rotary({**length, "rope_theta": base, "rope_parameters": far})
-    local_base = (given.get(NEAR) or {}).get("rope_theta", theirs.get("rope_local_base_freq", 1e4))
+    local_base = local.get("rope_theta", theirs.get("rope_local_base_freq", 1e4))
     parts = {
         **GEMMA_PARTS,
         **rotary,
