@@ -364,3 +364,70 @@ def test_training_on_rows_in_memory_goes_on(tmp_path: Path, monkeypatch):
         regard.train("classify", data=rows[:50], **how, **SMALL)
     scores = regard.evaluate(str(tmp_path / "run"), data=rows[:10], columns="body,team")
     assert scores.sentences == 10
+
+
+# Images in tables
+
+
+def test_images_in_parquet_are_images(tmp_path: Path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from PIL import Image
+    from pyarrow import parquet
+
+    from regard.data.image import holds_images, load_images
+
+    def packed(i: int) -> bytes:
+        file = io.BytesIO()
+        Image.new("RGB", (8, 8), (i, 2 * i, 0)).save(file, "PNG")
+        return file.getvalue()
+
+    features = {"label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}
+    note = {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
+    images = [{"bytes": packed(i), "path": None} for i in range(40)]
+    table = pyarrow.table({"image": images, "label": [i % 2 for i in range(40)]})
+    path = tmp_path / "train.parquet"
+    parquet.write_table(table.replace_schema_metadata(note), path)
+    assert holds_images(str(path)) and holds_images(str(tmp_path))
+    data = load_images(str(tmp_path))
+    assert data.classes == ["cat", "dog"] and sum(map(len, data.parts.values())) == 40
+    first = data.parts["train"]
+    number = int(first.where(0).rpartition(":")[2]) - 1
+    assert first.read([0])[0, :, 0, 0].tolist() == [number, 2 * number, 0]
+    assert first.labels[0] == number % 2
+    bad = pyarrow.table({"image": [{"bytes": b"no image", "path": ""}], "label": ["a"]})
+    parquet.write_table(bad, path)
+    assert "train.parquet:1" in mistake(lambda: load_images(str(path)))
+
+
+# Hostile files
+
+
+def test_damaged_tables_are_read_or_refused_in_one_line(tmp_path: Path):
+    table = arrow_table()
+    import random
+
+    import pyarrow
+    from pyarrow import feather, parquet
+
+    parquet.write_table(table, tmp_path / "a.parquet")
+    feather.write_feather(table, tmp_path / "a.feather")
+    with pyarrow.ipc.new_stream(str(tmp_path / "a.arrow"), table.schema) as stream:
+        stream.write_table(table)
+    (tmp_path / "a.csv").write_text(as_csv(ROWS, ";"))
+    (tmp_path / "b.csv").write_bytes(as_csv(ROWS, "\t").encode("utf-16"))
+    chance = random.Random(5)
+    for path in sorted(tmp_path.iterdir()):
+        whole = path.read_bytes()
+        for _ in range(60):
+            data = bytearray(whole)
+            for _ in range(chance.randint(1, 4)):
+                at = chance.randrange(len(data))
+                data[at : at + chance.choice((0, 1, 9))] = chance.randbytes(
+                    chance.choice((0, 1, 3))
+                )
+            path.write_bytes(bytes(data))
+            for read in (lambda at: list(Table(at)), examples, load_texts):
+                try:
+                    read(path)
+                except Mistake as refused:
+                    assert "\n" not in str(refused)

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from io import BytesIO
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,8 +24,9 @@ from regard.data.labelled import ExampleFormat, ExampleReader, find_labelled
 from regard.data.lines import missing, opened
 from regard.data.split import Split, keys_of, shares_of, split_rows, unseen
 from regard.data.store import Table, build_table, store_key
+from regard.data.table import BadRow, is_folder, is_saved
 from regard.data.table import Table as Rows
-from regard.data.text import PARTS, PairReader
+from regard.data.text import PARTS, KeyRow, PairReader, parse_columns
 from regard.errors import Mistake, choose, nearest
 from regard.files import refuse
 
@@ -218,8 +220,12 @@ def open_image(source: Any, name: str = "") -> Image.Image:
         return source
     if isinstance(source, np.ndarray | Tensor):
         return _from_array(np.asarray(source), name or "the array")
-    name = name or str(source)
+    name = name or _name(source)
     try:
+        if isinstance(source, bytes):
+            if not 0 < len(source) <= MOST_BYTES:
+                raise Broken(f"{name}: {len(source):,} bytes; expected an image")
+            return _bounded(Image.open(BytesIO(source), formats=FORMATS), name)
         path = Path(source)
         if not path.is_file():
             if path.is_dir():
@@ -244,6 +250,11 @@ def open_image(source: Any, name: str = "") -> Image.Image:
         raise Broken(f"{name}: no image ({' '.join(str(error).split())[:80]})") from None
     except Exception as error:  # a decoder stumbles over noise in many ways
         raise Broken(f"{name}: a broken image ({type(error).__name__})") from None
+    return _bounded(image, name)
+
+
+def _bounded(image: Image.Image, name: str) -> Image.Image:
+    """Refuse an open image that is too large to decode, or has nothing in it."""
     if image.width * image.height > MOST_PIXELS:
         image.close()
         raise too_large(name, image.width * image.height)
@@ -330,7 +341,8 @@ class Shelf:
 
     def __init__(self, items: list[Item], array: np.ndarray | None = None):
         self.items, self.array = items, array
-        self.paths = [] if array is not None else [item.where for item in items]
+        # where each is, or what a table has of it
+        self.paths: list[str | bytes] = [] if array is not None else [i.where for i in items]
         self.notes: list[str] = []
         self.bad: list[str] = []  # why each file that was left out cannot be read
         self.sizes: set[tuple[int, int]] = set()
@@ -349,7 +361,9 @@ class Shelf:
 
     def open(self, i: int) -> Image.Image:
         """Open image i."""
-        return open_image(self.paths[i] if self.array is None else self.array[i].transpose(1, 2, 0))
+        if self.array is not None:
+            return open_image(self.array[i].transpose(1, 2, 0))
+        return open_image(self.paths[i], self.items[i].where)
 
     def whole(self, format: ImageFormat) -> np.ndarray | None:
         """Return all images (n, c, h, w), if they lie in memory as the format wants them."""
@@ -401,7 +415,10 @@ class Images:
         rows = self.rows[np.asarray(indices, dtype=np.int64)]
         if self.pixels is not None:
             return torch.from_numpy(self.pixels[rows])
-        found = _mapped(lambda i: self.format.read(self.shelf.paths[i]), rows.tolist())
+        shelf = self.shelf
+        found = _mapped(
+            lambda i: self.format.read(shelf.paths[i], shelf.items[i].where), rows.tolist()
+        )
         return torch.from_numpy(np.stack(list(found)))
 
     def where(self, i: int) -> str:
@@ -710,7 +727,7 @@ def holds_images(data: Any) -> bool:
 
 def kind_of_set(path: Path) -> str:
     """Return which kind of set lies at a path, or nothing."""
-    if path.is_file():
+    if path.is_file() or is_saved(path):
         if IDX.search(path.name):
             return "idx"
         if _is_image(path.name):
@@ -748,8 +765,16 @@ def _lists_images(path: Path) -> bool:
 
 def _names_image(value: Any) -> bool:
     cells = value.values() if isinstance(value, dict) else value
+    if any(_packed(cell) for cell in cells):
+        return True
     names = (cell.strip() for cell in cells if isinstance(cell, str))
     return any(Path(name).suffix.lower() in SUFFIXES for name in names)
+
+
+def _packed(cell: Any) -> bytes | None:
+    """Return the bytes of an image that a cell of a table holds, as datasets keeps them."""
+    found = cell.get("bytes") if isinstance(cell, dict) else cell
+    return found if isinstance(found, bytes) else None
 
 
 PART = "|".join(word for words in PARTS.values() for word in words)
@@ -773,7 +798,7 @@ def find_images(path: Path, options: ImageOptions) -> dict[str, Read]:
     if kind == "mosaics" and options.mosaics:
         return _find_mosaics(path)
     if kind == "table":
-        if path.is_file():
+        if not is_folder(path):
             return {"train": lambda options: _read_table(path, options)}
         tables = {name: files for name, files in find_labelled(path).items() if files}
         return {name: _one_table(path, name, files) for name, files in tables.items()}
@@ -870,8 +895,11 @@ def _one_table(folder: Path, name: str, files: list[Path]) -> Read:
 
 
 def _read_table(path: Path, options: ImageOptions) -> Shelf:
-    """Read a table of paths, from the table's own folder on, and labels."""
+    """Read a table of paths, from the table's own folder on, or of images, and labels."""
     notes: list[str] = []
+    first = next((row.value for row in Rows(path) if row.value is not None), None)
+    if isinstance(first, dict) and any(map(_packed, first.values())):
+        return _read_packed(path, first, options)
     if options.labelled:
         format = ExampleFormat(options.columns, "fine", header=options.header)
         rows = ExampleReader(format).read(path, notes)
@@ -881,6 +909,48 @@ def _read_table(path: Path, options: ImageOptions) -> Shelf:
         found = [(source, "") for source in dict.fromkeys(pair.source for pair in pairs)]
     files = [(str(path.parent / name), label) for name, label in found]
     return _examined(files, options, notes)
+
+
+def _read_packed(path: Path, first: dict[str, Any], options: ImageOptions) -> Shelf:
+    """Read a table that holds images themselves, and labels."""
+    names = parse_columns(options.columns) or (None, None)
+    image = names[0] or next(key for key, cell in first.items() if _packed(cell))
+    label = names[1] or next((key for key in first if key in LABELS), None)
+    if options.labelled and label is None:
+        raise Mistake(
+            f"{path}: which column is the label? Found {', '.join(first)}; set columns={image},NAME"
+        )
+    row, total = KeyRow(PairReader(path)), 0
+    shelf = Shelf([])
+    for number, value, _ in Rows(path):
+        shelf.total = number
+        if not isinstance(value, dict) or (options.most and len(shelf) >= options.most):
+            continue
+        where, data = f"{path}:{number}", _packed(value.get(image)) or b""
+        try:
+            with open_image(data, where) as opened_image:
+                shelf.sizes.add(opened_image.size)
+                grey = opened_image.mode in GREY
+            text = row.side(value, (str(label),)).strip() if options.labelled else ""
+        except BadRow as bad:
+            raise Mistake(f"{where}: {bad.what}; {bad.remedy}") from None
+        except Broken as mistake:
+            if options.broken == "refuse":
+                raise Broken(f"{mistake}; or leave such rows out: broken=skip") from None
+            shelf.bad.append(str(mistake))
+            continue
+        if options.labelled and not text:
+            raise Mistake(f"{where}: the label is empty; fill it or remove the row")
+        total += len(data)
+        if total > MOST_STORED:
+            raise Mistake(f"{where}: the images so far take over {MOST_STORED >> 30} GB; use fewer")
+        shelf.grey = grey and (shelf.grey or not shelf.items)
+        shelf.items.append(Item(where, text, hashlib.sha256(data).hexdigest()[:32]))
+        shelf.paths.append(data)
+    return shelf
+
+
+LABELS = ("label", "labels", "class", "category", "target")
 
 
 def _examined(files: Sequence[tuple[str, str]], options: ImageOptions, notes: list[str]) -> Shelf:

@@ -326,6 +326,9 @@ def _records(
 # Parquet and Arrow
 
 
+DAMAGE = (ValueError, RuntimeError, KeyError, TypeError, OverflowError, SystemError, MemoryError)
+
+
 def _arrow() -> Any:
     try:
         import pyarrow
@@ -409,12 +412,13 @@ def _columnar(
                 schema, parts = batches(source)
                 names = _class_names(schema.metadata, path.parent)
                 for part in parts:
+                    part.validate(full=True)  # pyarrow itself trusts the offsets of a file
                     for value in part.to_pylist():
                         number += 1
                         for key, known in names.items():
                             value[key] = _named(value.get(key), known)
                         yield Row(number, value)
-        except (arrow.ArrowException, OSError, ValueError, RuntimeError, KeyError) as error:
+        except (arrow.ArrowException, OSError, *DAMAGE) as error:
             if isinstance(error, Mistake):
                 raise
             told = " ".join(str(error).split())[:120]

@@ -202,7 +202,11 @@ def _some_images(task: str) -> Callable[..., tuple[str, int]]:
             name = f"{item.label.replace('/', '_')}/{number}" if labelled else str(number)
             path = place / "images" / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            if shelf.array is None:
+            source = shelf.paths[i] if shelf.array is None else ""
+            if isinstance(source, bytes):
+                path = path.with_suffix(".png")  # what is in it decides
+                path.write_bytes(source)
+            elif shelf.array is None:
                 path = path.with_suffix(Path(item.where).suffix)
                 os.symlink(os.path.abspath(item.where), path)
             else:
