@@ -174,9 +174,11 @@ PARTS = {
 ENDS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 ENDS |= {"transformer.wte": "token_embd", "transformer.wpe": "position_embd"}
 ENDS |= {"transformer.ln_f": "output_norm"}
+LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10_000.0}
 # model_type -> the class, and its odd settings
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", {**SIZES, "num_key_value_heads": 2, "rope_theta": 500.0}),
+    "llama, further": ("LlamaForCausalLM", {**SIZES, "rope_parameters": LINEAR}),
     "llama, tied": ("LlamaForCausalLM", {**SIZES, "tie_word_embeddings": True, "head_dim": 8}),
     "llama, llama3": (
         "LlamaForCausalLM",
@@ -248,6 +250,8 @@ def write_gguf(path: Path, model: Any, way: str = "F32", tokenizer: Any = None) 
         writer.add_key_length(size)
         writer.add_value_length(size)
         writer.add_rope_dimension_count(size)
+        if config.rope_parameters["rope_type"] == "linear":  # which is what a factor alone means
+            writer.add_rope_scaling_factor(4.0)
         if config.rope_parameters["rope_type"] == "llama3":
             rates = 500_000.0 ** -(np.arange(0, size, 2) / size)
             keep = np.clip((8192 * rates / (2 * np.pi) - 1) / 3, 0, 1)

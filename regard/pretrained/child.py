@@ -7,12 +7,14 @@ any other file of weights. Its last line says what went wrong, if anything did.
 import json
 import re
 import sys
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 KINDS = ("F32", "F16", "BF16", "Q8_0")  # of the tensors of a GGUF file
 MOST_VALUES = 3_000_000  # of its metadata
+MOST_BYTES = 2**29  # of what is written at once
 
 
 class Refused(Exception):
@@ -35,7 +37,8 @@ def bound(memory: int, seconds: int, bytes_written: int) -> None:
     for which, most in limits.items():
         hard = resource.getrlimit(which)[1]
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(which, (most, most))
+        with suppress(ValueError, OSError):  # of which this system has no such limit
+            resource.setrlimit(which, (most, most))
 
 
 def unpickle(source: Path, target: Path) -> None:
@@ -64,7 +67,7 @@ def unpickle(source: Path, target: Path) -> None:
 
 
 def ungguf(source: Path, target: Path) -> None:
-    """Write the tensors of a GGUF file as safetensors, and its metadata beside them as JSON."""
+    """Write the tensors of a GGUF file as safetensors, some in each, and its metadata as JSON."""
     import numpy
     from gguf import GGUFReader
     from gguf.quants import dequantize
@@ -88,11 +91,15 @@ def ungguf(source: Path, target: Path) -> None:
     if len({tensor.name for tensor in reader.tensors}) != len(reader.tensors):
         raise Refused("a tensor is there twice")
     target.with_suffix(".json").write_text(json.dumps(told))
-    tensors = {
-        tensor.name: dequantize(tensor.data, tensor.tensor_type).astype(numpy.float32, order="C")
-        for tensor in reader.tensors
-    }
-    save_file(tensors, target)
+    tensors: dict[str, Any] = {}
+    number = 0
+    for tensor in reader.tensors:
+        x = dequantize(tensor.data, tensor.tensor_type).astype(numpy.float32, order="C")
+        if tensors and x.nbytes + sum(one.nbytes for one in tensors.values()) > MOST_BYTES:
+            save_file(tensors, target.with_name(f"{number:05}-{target.name}"))
+            tensors, number = {}, number + 1
+        tensors[tensor.name] = x
+    save_file(tensors, target.with_name(f"{number:05}-{target.name}"))
 
 
 @cache

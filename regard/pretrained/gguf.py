@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from regard.errors import Mistake, choose
 from regard.pretrained import spm
 from regard.pretrained.folder import write_json
 from regard.pretrained.parts import read_object
-from regard.pretrained.shards import Weights, read_header, write_shards
+from regard.pretrained.shards import INDEX, Weights, read_header
 
 Words = Mapping[str, Any]
 LLAMA = {
@@ -75,33 +76,35 @@ GPT2_KEYS = {
     "attention.layer_norm_epsilon": "layer_norm_epsilon",
 }
 # that say nothing which these do not, or are compared with them
-OTHERS = ("vocab_size", "attention.value_length", "rope.dimension_count")
+OTHERS = ("vocab_size", "attention.value_length", "rope.dimension_count", "tensor_data_layout")
+OTHERS += ("rope.scaling.finetuned",)
 SCALING = {"rope.scaling.type": "rope_type", "rope.scaling.factor": "factor"}
+FREQS = "rope_freqs.weight"
+BESIDE = ("tokenizer.json", "vocab.json", "tokenizer.model")  # files in which a tokenizer may lie
 TRANSPOSED = ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
 
 
 def as_folder(raw: Path, folder: Path) -> None:
     """Write config.json, weights and tokenizer for what the reader of a GGUF file has written."""
-    told = read_object(raw.with_suffix(".json"))
+    told = read_object(raw / "raw.json")
     kind = str(told.get("general.architecture"))
     choose("general.architecture", kind[:60], NAMES)
-    tensors = Weights(read_header(raw))
-    config = _config(told, kind, tensors)
+    files = [read_header(path) for path in sorted(raw.glob("*.safetensors"))]
+    config = _config(told, kind, Weights({name: e for file in files for name, e in file.items()}))
     write_json(folder / "config.json", config)
-    if not any((folder / name).exists() for name in ("tokenizer.json", *spm_files())):
-        _write_tokenizer(told, kind, folder)
-    write_shards(
-        folder, {_name(name, kind): _lay(name, x, kind, config) for name, x in _kept(tensors)}
-    )
-
-
-def spm_files() -> tuple[str, ...]:
-    """Return the other files in which a tokenizer may lie beside the model."""
-    return ("vocab.json", "tokenizer.model")
-
-
-def _kept(tensors: Weights) -> Any:
-    return ((name, tensors[name]) for name in tensors if name != "rope_freqs.weight")
+    if not any((folder / name).exists() for name in BESIDE):
+        _write_tokenizer(told, folder)
+    places: dict[str, str] = {}
+    for number, file in enumerate(files, 1):  # one after the other, as each takes its memory
+        tensors = {
+            _name(name, kind): _lay(name, x, kind, config)
+            for name, x in Weights(file).items()
+            if name != FREQS
+        }
+        path = folder / f"model-{number:05}-of-{len(files):05}.safetensors"
+        save_file(tensors, path)
+        places |= dict.fromkeys(tensors, path.name)
+    write_json(folder / INDEX, {"metadata": {}, "weight_map": places})
 
 
 def _config(told: Words, kind: str, tensors: Weights) -> dict[str, Any]:
@@ -138,6 +141,9 @@ def _config(told: Words, kind: str, tensors: Weights) -> dict[str, Any]:
         for role, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))
         if isinstance(told.get(f"tokenizer.ggml.{key}_token_id"), int)
     }
+    turn = told.get("tokenizer.ggml.eot_token_id")
+    if isinstance(turn, int) and turn != ids.get("eos_token_id", turn):
+        ids["eos_token_id"] = [ids["eos_token_id"], turn]
     return {
         "model_type": kind,
         "architectures": [CLASSES[kind]],
@@ -161,13 +167,14 @@ def _turned(given: Words, theirs: Words, tensors: Weights) -> dict[str, Any]:
             raise Mistake(f"{key}={given[key]!s:.40} is not supported; only {size} is")
     made: dict[str, Any] = {"head_dim": size, "num_key_value_heads": heads, "rope_theta": 10_000.0}
     made |= {key: theirs[key] for key in made if key in theirs}
-    scaling = {"rope_type": "default"}
-    if given.get("rope.scaling.type", "none") != "none":
-        if given["rope.scaling.type"] != "linear":
-            raise Mistake(f"rope.scaling.type={given['rope.scaling.type']!s:.40} is not supported")
-        scaling = {"rope_type": "linear", "factor": given.get("rope.scaling.factor")}
-    if "rope_freqs.weight" in tensors:
-        scaling = _llama3(tensors["rope_freqs.weight"], size, made["rope_theta"])
+    scaling: dict[str, Any] = {"rope_type": "default"}
+    way, factor = given.get("rope.scaling.type", "linear"), given.get("rope.scaling.factor", 0)
+    if way not in ("none", "linear"):
+        raise Mistake(f"rope.scaling.type={way!s:.40} is not supported; only linear is")
+    if way == "linear" and factor not in (0, 1):  # which is what llama.cpp takes it for
+        scaling = {"rope_type": "linear", "factor": factor}
+    if FREQS in tensors:
+        scaling = _llama3(tensors[FREQS], size, made["rope_theta"])
     return {**made, "rope_parameters": {**scaling, "rope_theta": made["rope_theta"]}}
 
 
@@ -186,7 +193,7 @@ def _llama3(factors: Tensor, size: int, base: float) -> dict[str, Any]:
                 "high_freq_factor": 4.0,
                 "original_max_position_embeddings": 8192,
             }
-    raise Mistake("rope_freqs.weight stretches positions in a way that is not known")
+    raise Mistake(f"{FREQS} stretches positions in a way that is not known")
 
 
 def _name(name: str, kind: str) -> str:
@@ -227,10 +234,11 @@ SPLITS: dict[str, tuple[str, bool, bool]] = {
     "llama-bpe": (LLAMA3_SPLIT, False, True),
     "qwen2": (QWEN_SPLIT, True, False),
 }
+UNUSED = 5  # a type of pieces
 REMEDY = "put the model's tokenizer.json and tokenizer_config.json beside it and import the folder"
 
 
-def _write_tokenizer(told: Words, kind: str, folder: Path) -> None:
+def _write_tokenizer(told: Words, folder: Path) -> None:
     """Write the tokenizer that the metadata describe, if that can be done exactly."""
     pieces, types = (told.get(f"tokenizer.ggml.{key}") for key in ("tokens", "token_type"))
     if not isinstance(pieces, list) or not isinstance(types, list) or len(pieces) != len(types):
@@ -281,7 +289,11 @@ def _byte_level(told: Words, pieces: list[str], types: list[Any]) -> dict[str, A
         "decoder": bytes_only | {"use_regex": True},
         "model": {
             "type": "BPE",
-            "vocab": {piece: i for i, piece in enumerate(pieces)},
+            "vocab": {
+                piece: i
+                for i, (piece, kind) in enumerate(zip(pieces, types, strict=True))
+                if kind != UNUSED
+            },
             "merges": told.get("tokenizer.ggml.merges"),
             "ignore_merges": whole,
         },
@@ -293,8 +305,8 @@ def _sentence_pieces(told: Words, pieces: list[str], types: list[Any]) -> dict[s
     scores = told.get("tokenizer.ggml.scores")
     if not isinstance(scores, list) or len(scores) != len(pieces):
         raise Mistake(f"its tokenizer has no scores; {REMEDY}")
-    if "tokenizer.ggml.precompiled_charsmap" in told:
-        raise Mistake(f"tokenizer.ggml.precompiled_charsmap cannot be rebuilt exactly; {REMEDY}")
+    if "tokenizer.ggml.precompiled_charsmap" in told or spm.USER in types:
+        raise Mistake(f"a character map or pieces of a user cannot be rebuilt exactly; {REMEDY}")
     found = spm.Pieces(
         [(piece, float(s), k) for piece, s, k in zip(pieces, scores, types, strict=True)],
         spm.BPE,

@@ -6,6 +6,7 @@ Such files are read by a process of its own with little memory and time (`child.
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -60,11 +61,19 @@ def readable(path: str | Path) -> Iterator[Path]:
         try:
             for file in path.iterdir() if path.is_dir() else ():
                 if file not in files and file.name != BIN_INDEX:
-                    (made / file.name).symlink_to(file.resolve())
+                    _link(made / file.name, file)
             way(files, made)
             yield made
         except Mistake as mistake:
             raise Mistake(str(mistake).replace(str(made), str(path))) from None
+
+
+def _link(made: Path, file: Path) -> None:
+    """Let a file or folder be found in another place, by a copy where there are no links."""
+    try:
+        made.symlink_to(file.resolve())
+    except OSError:
+        shutil.copytree(file, made) if file.is_dir() else shutil.copy(file, made)
 
 
 def _bins(folder: Path) -> list[Path]:
@@ -94,14 +103,14 @@ def _unpickle(files: list[Path], made: Path) -> None:
 
 def _ungguf(files: list[Path], made: Path) -> None:
     """Write a GGUF file's weights, config and, unless there is one, tokenizer as a folder."""
-    raw = made / "raw.safetensors"
-    _read("gguf", files, [raw])
+    raw = made.with_name("raw")
+    raw.mkdir()
+    _read("gguf", files, [raw / "raw.safetensors"])
     try:
         as_folder(raw, made)
     except Mistake as mistake:
         raise Mistake(f"{files[0]}: {mistake}") from None
-    for name in (raw, raw.with_suffix(".json")):
-        name.unlink()
+    shutil.rmtree(raw)
 
 
 def _read(way: str, sources: list[Path], targets: list[Path]) -> None:
@@ -110,7 +119,7 @@ def _read(way: str, sources: list[Path], targets: list[Path]) -> None:
         if not source.is_file():  # a pipe or a device could be read forever
             raise Mistake(f"{source}: no such file, or none that could be read")
     sizes = [source.stat().st_size for source in sources]
-    most, seconds = 8 * max(sizes) + SPARE, SECONDS + sum(sizes) // SLOWEST
+    most, seconds = 12 * max(sizes) + SPARE, SECONDS + sum(sizes) // SLOWEST
     words = [sys.executable, "-I", str(PROGRAM), way, str(most), str(seconds), str(most)]
     for source, target in zip(sources, targets, strict=True):
         words += [str(source.resolve()), str(target)]
