@@ -1,15 +1,18 @@
 """All that the command line does, as functions."""
 
+import re
 from dataclasses import dataclass
 from functools import partial
 from importlib import resources
 from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from regard import __version__
 from regard.data.split import Split
 from regard.errors import Mistake, nearest
-from regard.models.folder import load_folder, read_json
+from regard.models.folder import WEIGHTS, load_folder, read_json
 from regard.recipes import RECIPES, data_folder, found_data, recipe
 from regard.results import Named
 from regard.tasks import TASKS, runner, trainer
@@ -65,7 +68,23 @@ def find_model(name: str | Path) -> Path:
             f"no model '{name}': neither a folder nor a starter ({', '.join(shipped) or 'none'})."
             + nearest(str(name), shipped)
         )
+    check_finished(Path(name))
     return Path(name)
+
+
+def check_finished(folder: Path) -> None:
+    """Refuse a folder in which a training has not come to a model, and say how to go on."""
+    if not any(path.name != ".lock" for path in folder.iterdir()):
+        raise Mistake(f"{folder}: an empty folder; train a model into it with out={folder}")
+    begun = (folder / "recipe.json").exists()
+    if begun and not all((folder / name).exists() for name in ("config.json", WEIGHTS)):
+        told = read_json(folder / "recipe.json")
+        what = told.get("recipe") or told.get("task")
+        what = f" {what}" if isinstance(what, str) and what.isidentifier() else ""
+        raise Mistake(
+            f"{folder}: its training has not come to a first validation, so there is no model yet; "
+            f"give the same command again to go on: regard train{what} ... out={folder}"
+        )
 
 
 @overload
@@ -174,6 +193,7 @@ def train(
     size: str | None = None,
     minutes: float | None = None,
     steps: int | None = None,
+    epochs: float | None = None,
     lr: float | None = None,
     batch_tokens: int | None = None,
     dropout: float | None = None,
@@ -194,7 +214,7 @@ def train(
     out             the run's folder, runs/TASK if not said; the model is loaded from there
     init            a model to start from: a folder or a starter
     size            tiny, small, base or big
-    minutes, steps  how long to train; minutes are measured and turned into steps
+    minutes, steps, epochs  how long to train; minutes are measured and turned into steps
     lr              the peak of the learning rate
     batch_tokens    tokens of a step (tasks on images take batch, their number)
     dropout, seed   as everywhere
@@ -209,7 +229,7 @@ def train(
     name, as in report["loss"].
     """
     settings |= given(data=data, valid=valid, test=test, out=out, init=init, size=size)
-    settings |= given(minutes=minutes, steps=steps, lr=lr, batch_tokens=batch_tokens)
+    settings |= given(minutes=minutes, steps=steps, epochs=epochs, lr=lr, batch_tokens=batch_tokens)
     settings |= given(dropout=dropout, seed=seed, device=device)
     task, values, followed = plan(task_or_recipe, settings)
     return trainer(task).train(values, quiet=quiet, recipe=followed)
@@ -617,6 +637,22 @@ class Listing(dict):
         return "\n".join(f"{name:{width}}  {line}" for name, line in self.items())
 
 
+class Promises(Listing):
+    """Recipes with what each promises: what it is, how long it takes, and what it gives."""
+
+    def __str__(self) -> str:
+        width = max(map(len, self), default=0)
+        wide = max(60, min(get_terminal_size((100, 24)).columns, 120)) - width - 2
+        lines = []
+        for name, told in self.items():
+            body, *parts = re.split(r" (?=(?:Command|Takes|Gives): )", told)
+            first = re.split(r"(?<=[.:]) ", body)[0]
+            shown = [first, *(part for part in parts if not part.startswith("Command"))]
+            rows = [row for part in shown for row in wrap(part, wide, subsequent_indent="       ")]
+            lines += [f"{name if n == 0 else '':{width}}  {row}" for n, row in enumerate(rows)]
+        return "\n".join([*lines, "", "regard train NAME [data=...] follows one; --json tells all"])
+
+
 def models() -> Listing:
     """List the starters and the families that can be built."""
     from regard.models import MODELS, family
@@ -631,6 +667,6 @@ def models() -> Listing:
     return Listing({**shipped, **families})
 
 
-def recipes() -> Listing:
+def recipes() -> Promises:
     """List the recipes with what they promise."""
-    return Listing({name: " ".join((recipe(name).__doc__ or "").split()) for name in RECIPES})
+    return Promises({name: " ".join((recipe(name).__doc__ or "").split()) for name in RECIPES})

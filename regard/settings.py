@@ -20,6 +20,92 @@ TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0"
 FEW = 100  # letters of key names that still fit into a one-line mistake
 
 
+# what people call a key elsewhere -> what it is here, the first that there is
+ALIASES: dict[str, tuple[str, ...]] = {
+    "learning_rate": ("lr",),
+    "rate": ("lr",),
+    "batch_size": ("batch_tokens", "batch", "batch_rows"),
+    "batch": ("batch_tokens", "batch_rows"),
+    "per_device_train_batch_size": ("batch_tokens", "batch"),
+    "gpu": ("device",),
+    "cuda": ("device",),
+    "num_workers": ("threads",),
+    "workers": ("threads",),
+    "max_steps": ("steps",),
+    "train_steps": ("steps",),
+    "num_train_epochs": ("epochs",),
+    "num_epochs": ("epochs",),
+    "max_epochs": ("epochs",),
+    "time": ("minutes",),
+    "lr_scheduler": ("schedule",),
+    "scheduler": ("schedule",),
+    "lr_scheduler_type": ("schedule",),
+    "warmup_steps": ("warmup",),
+    "optim": ("optimiser",),
+    "optimizer": ("optimiser",),
+    "wd": ("weight_decay",),
+    "max_grad_norm": ("clip",),
+    "grad_clip": ("clip",),
+    "clip_norm": ("clip",),
+    "gradient_accumulation_steps": ("accumulate",),
+    "grad_accum": ("accumulate",),
+    "early_stopping": ("patience",),
+    "eval_steps": ("valid_every",),
+    "eval_every": ("valid_every",),
+    "fp16": ("dtype",),
+    "bf16": ("dtype",),
+    "precision": ("dtype",),
+    "world_size": ("processes",),
+    "random_seed": ("seed",),
+    "dataset": ("data",),
+    "train_file": ("data",),
+    "input": ("data",),
+    "validation": ("valid",),
+    "dev": ("valid",),
+    "output": ("out", "outputs"),
+    "output_dir": ("out",),
+    "save_dir": ("out",),
+    "pretrained": ("init",),
+    "checkpoint": ("init",),
+    "resume": ("init",),
+    "d_model": ("width",),
+    "hidden_size": ("width",),
+    "n_embd": ("width",),
+    "embed_dim": ("width",),
+    "dim": ("width",),
+    "n_layer": ("depth",),
+    "n_layers": ("depth",),
+    "num_layers": ("depth",),
+    "layers": ("depth",),
+    "n_head": ("heads",),
+    "n_heads": ("heads",),
+    "num_heads": ("heads",),
+    "vocab_size": ("pieces",),
+    "max_len": ("max_length",),
+    "max_seq_length": ("max_length", "context"),
+    "max_new_tokens": ("max_length",),
+    "block_size": ("context",),
+    "seq_len": ("context", "max_length"),
+    "num_beams": ("beam",),
+    "beam_size": ("beam",),
+    "image_size": ("image",),
+    "img_size": ("image",),
+    "source_lang": ("from",),
+    "src_lang": ("from",),
+    "target_lang": ("to",),
+    "tgt_lang": ("to",),
+    "architecture": ("family", "like"),
+    "arch": ("family", "like"),
+}
+# and where the value is another, too, what to write
+WRITE = {"device": "cuda", "dtype": "bfloat16"}
+ASIDE = {
+    "num_workers": "batches are made in the training itself, so there are no workers",
+    "workers": "batches are made in the training itself, so there are no workers",
+    "resume": "the same command with the same out= goes on by itself",
+}
+
+
 class Unfit(Exception):
     """A value that does not fit its type; the message says what would."""
 
@@ -165,6 +251,12 @@ def _unknown(key: str, keys: list[str]) -> Mistake:
     close = [known for known in keys if known.rpartition(".")[2] == last]
     close = close or get_close_matches(key.lower(), keys, n=1, cutoff=0.6)
     text = f"unknown key '{key}'"
+    usual = key.lower().replace("-", "_")
+    meant = [known for known in ALIASES.get(usual, ()) if known in keys]
+    if meant:
+        example = f", such as {meant[0]}={WRITE[meant[0]]}" if meant[0] in WRITE else ""
+        aside = f" ({ASIDE[usual]})" if usual in ASIDE else ""
+        return Mistake(f"{text}; here it is '{meant[0]}'{example}{aside}")
     if close:
         text += f"; did you mean '{close[0]}'?"
     listed = ", ".join(keys)

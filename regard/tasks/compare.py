@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import signal
-import sys
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -184,9 +183,12 @@ def train_one(job: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def train_here(jobs: Sequence[dict[str, Any]]) -> Generator[tuple[dict[str, Any], Any]]:
+def train_here(
+    jobs: Sequence[dict[str, Any]], begin: Callable[[dict[str, Any]], None]
+) -> Generator[tuple[dict[str, Any], Any]]:
     """Yield each job with its result, done in this process; stop when one was interrupted."""
     for job in jobs:
+        begin(job)
         result = train_one(job)
         yield job, result
         if not result["finished"] and "failed" not in result:
@@ -249,8 +251,7 @@ def compare(
         before = remember(out)
         for job in jobs:
             made.runs.append(describe_run(job, before.get((job["name"], job["seed"]))))
-        talks = not quiet and sys.stderr.isatty()
-        train_all(made, jobs, how.parallel, not talks)
+        train_all(made, jobs, how.parallel, quiet)
         made.keep(out)
     return made
 
@@ -311,10 +312,14 @@ def train_all(made: Compared, jobs: Sequence[dict[str, Any]], parallel: int, qui
     done = len(jobs) - len(todo)
     tell(f"{len(jobs)} runs in {made.out}" + (f", {done} of them done" * bool(done)), quiet)
     started, ended = time.perf_counter(), 0
+
+    def begin(job: dict[str, Any]) -> None:
+        tell(f"{name_of(job)}: begins", quiet)
+
     results = (
-        work("regard.tasks.compare:train_one", todo, min(parallel, len(todo)))
+        work("regard.tasks.compare:train_one", todo, min(parallel, len(todo)), begin)
         if parallel > 1 and len(todo) > 1
-        else train_here(todo)
+        else train_here(todo, begin)
     )
     try:
         with closing(results):

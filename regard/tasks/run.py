@@ -245,6 +245,11 @@ def shorten(values: Mapping[str, Any]) -> str:
     return " ".join(f"{key}={value}" for key, value in values.items())
 
 
+def steps_of(count: int) -> str:
+    """Say how many steps."""
+    return f"{count:,} step{'s' * (count != 1)}"
+
+
 @dataclass(frozen=True)
 class Report(Scored):
     """How a training went: where the model is, how far it came, and its scores by name."""
@@ -271,7 +276,7 @@ class Report(Scored):
     def __str__(self) -> str:
         told = ", ".join(f"{k} {v:.4g}" for k, v in self.scores.items() if k != "better")
         if self.finished:
-            return f"{self.folder}: finished after {self.step:,} steps" + (
+            return f"{self.folder}: finished after {steps_of(self.step)}" + (
                 f"; {told}" if told else ""
             )
         return (
@@ -533,7 +538,7 @@ def train_task(
                 tell(note, quiet)
             begun = _begin(name, folder, settings, data, work, recipe, plan)
             count = f"{parameters(model):,} parameters{learning(model)}"
-            tell(f"{count}; {begun['steps']:,} steps", quiet)
+            tell(f"{count}; {steps_of(begun['steps'])}", quiet)
         if distributed.is_first():
             task = work.runs_as or name
             about = {**origin(settings.init), **work.about}

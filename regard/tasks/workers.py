@@ -73,8 +73,10 @@ class Worker:
         self.errors.close()
 
 
-def work(function: str, jobs: Sequence[Job], count: int) -> Generator[tuple[Job, Any]]:
-    """Yield each job with its result, as they are done by so many workers.
+def work(
+    function: str, jobs: Sequence[Job], count: int, begin: Callable[[Job], None] = lambda job: None
+) -> Generator[tuple[Job, Any]]:
+    """Yield each job with its result, as they are done by so many workers; `begin` is told of each.
 
     Ctrl-C asks the workers to leave their jobs in order, yields what they come to, and is raised.
     """
@@ -89,6 +91,7 @@ def work(function: str, jobs: Sequence[Job], count: int) -> Generator[tuple[Job,
                     if not free:
                         workers.append(Worker(function))
                         continue
+                    begin(waiting[-1])
                     free[0].give(waiting.pop())
                 done = ready(workers)
             except KeyboardInterrupt:

@@ -9,8 +9,8 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -148,6 +148,7 @@ def mix(*parts: int | str) -> int:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keep a second training out of the folder."""
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = open(folder / ".lock", "w")  # noqa: SIM115
@@ -162,7 +163,21 @@ def locked(folder: Path) -> Iterator[None]:
             ) from None
         for stale in folder.glob(".*.tmp"):  # a kill in the middle of a write leaves one
             stale.unlink(missing_ok=True)
-        yield
+        try:
+            yield
+        except BaseException:
+            _leave_no_trace(folder, made)
+            raise
+
+
+def _leave_no_trace(folder: Path, made: Sequence[Path]) -> None:
+    """Remove folders that were made for what came to nothing, if nothing was written there."""
+    if folder not in made or [path.name for path in folder.iterdir()] != [".lock"]:
+        return
+    with suppress(OSError):
+        (folder / ".lock").unlink()
+        for place in made:
+            place.rmdir()
 
 
 class Stopper:
@@ -423,6 +438,7 @@ class Fit:
             open(self.folder / "metrics.jsonl" if first else os.devnull, "a") as metrics,
             Progress("train", self.steps, quiet=self.quiet, done=counters["step"]) as bar,
         ):
+            self.left = bar.left
             self.model.train()
             while not ended:
                 n = counters["step"]
@@ -521,7 +537,8 @@ class Fit:
             board(f"valid/{name}", value, step)
         if not self.quiet:
             shown = "  ".join(f"{k} {v:.4g}" for k, v in scores.items() if k != "better")
-            print(f"step {step}  {shown}", file=sys.stderr)
+            told = f"step {step:,} of {self.steps:,}  {shown}  {self.left()}"
+            print(told.rstrip(), file=sys.stderr, flush=True)
         if self._is_better(scores):
             counters["best"], counters["best_step"] = scores["better"], step
             counters["without_gain"], counters["scores"] = 0, scores
