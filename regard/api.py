@@ -76,7 +76,7 @@ def check_finished(folder: Path) -> None:
     """Refuse a folder in which a training has not come to a model, and say how to go on."""
     if not any(path.name != ".lock" for path in folder.iterdir()):
         raise Mistake(f"{folder}: an empty folder; train a model into it with out={folder}")
-    begun = (folder / "recipe.json").exists()
+    begun = (folder / "recipe.json").exists() and not (folder / "README.md").exists()
     if begun and not all((folder / name).exists() for name in ("config.json", WEIGHTS)):
         told = read_json(folder / "recipe.json")
         what = told.get("recipe") or told.get("task")
