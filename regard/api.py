@@ -147,16 +147,14 @@ def load(name_or_folder: Place, /, device: str = "cpu", task: str | None = None)
     to name it in `task` lets a type checker know it too, and task="embed" takes its vectors
     instead. One input to run() gives one answer, a list of inputs a list of answers.
     """
-    from regard.pretrained.folder import is_foreign, read_generation
+    from regard.pretrained.folder import is_foreign
 
     folder = find_model(name_or_folder)
     if is_foreign(folder):
         model, config, _ = _import(folder, device)
-        config["generation"] = read_generation(folder, config["task"])
     else:
         model, config = load_folder(folder, device)
-        path = folder / "generation_config.json"
-        config["generation"] = read_json(path) if path.exists() else {}
+        config["generation"] = _generation(folder)
     if not isinstance(config["task"], str) or config["task"] not in TASKS:
         raise Mistake(f"{folder}: unknown task {config['task']!r}; choose from {', '.join(TASKS)}")
     if task not in (None, config["task"], "embed"):
@@ -512,14 +510,14 @@ def _take_over(folder: Path, out: Place) -> Saved:
     from regard.files import making, write_atomically
     from regard.hashes import seal
     from regard.models.folder import save_config, save_parts, save_weights
-    from regard.pretrained.folder import is_foreign, read_generation, write_json
+    from regard.pretrained.folder import is_foreign, write_json
     from regard.tasks.tokenizer import save_any_tokenizers
 
     if not is_foreign(folder):
         read_json(Path(folder) / "config.json")
         raise Mistake(f"{folder}: its config.json names no model_type; expected that of others")
     model, config, tokenizers = _import(Path(folder))
-    known = ("regard_format", "family", "task", "model")
+    known = ("regard_format", "family", "task", "model", "generation")
     about = {key: value for key, value in config.items() if key not in known}
     with making(out) as partial:
         save_weights(partial, dict(model.named_parameters()))
@@ -527,7 +525,7 @@ def _take_over(folder: Path, out: Place) -> Saved:
             save_parts(partial, dict(_whole(Path(folder), model, config).named_parameters()))
         if tokenizers[0] is not None:  # a model that reads images has none
             save_any_tokenizers(partial, tokenizers)
-            write_json(partial / "generation_config.json", read_generation(folder, config["task"]))
+            write_json(partial / "generation_config.json", config.get("generation", {}))
         write_atomically(partial / "README.md", _card(config, model))
         save_config(partial, model, name=config["family"], task=config["task"], about=about)
         seal(partial)
@@ -552,9 +550,18 @@ def _card(config: dict[str, Any], model: Any) -> str:
 def _import(folder: Path, device: str = "cpu") -> tuple[Any, dict[str, Any], tuple[Any, Any]]:
     """Read a public checkpoint, or one that we have exported."""
     from regard.pretrained.folder import import_folder
+    from regard.pretrained.generation import read_generation
     from regard.tasks.tokenizer import load_any_tokenizers
 
-    return import_folder(folder, device, load_any_tokenizers)
+    model, config, tokenizers = import_folder(folder, device, load_any_tokenizers)
+    config["generation"] = read_generation(folder, config["task"])
+    return model, config, tokenizers
+
+
+def _generation(folder: Path) -> dict[str, Any]:
+    """Return how a model of ours writes by default."""
+    path = folder / "generation_config.json"
+    return read_json(path) if path.exists() else {}
 
 
 # format -> the settings it takes beside out
@@ -611,6 +618,7 @@ def _export_huggingface(
         model, config, tokenizers = _import(folder)
     else:
         model, config = load_folder(folder)
+        config["generation"] = _generation(folder)
         reads_text = "image" not in config or hasattr(model, "texts")
         tokenizers = load_any_tokenizers(folder) if reads_text else (None, None)
     with making(out) as partial:

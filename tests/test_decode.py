@@ -11,6 +11,7 @@ from hypothesis import settings as effort
 from hypothesis import strategies as st
 from torch import Tensor
 
+from regard.decode.rules import Given, Rules, checked
 from regard.decode.search import (
     EOS,
     PENALTIES,
@@ -25,7 +26,6 @@ from regard.decode.search import (
     keep_top_k,
     keep_top_p,
     penalty,
-    repetition,
     sample,
     score,
 )
@@ -220,7 +220,8 @@ def test_adjustments_do_what_they_say():
     logits = torch.tensor([[2.0, -1.0, 0.5, 0.0]])
     written = torch.tensor([[0, 1, 0]])
     assert forbid(2, 3)(logits.clone(), written).tolist() == [[2.0, -1.0, -inf, -inf]]
-    assert repetition(2.0)(logits, written).tolist() == [[1.0, -2.0, 0.5, 0.0]]
+    again = Rules({"repetition_penalty": 2.0}, Given([EOS], [[2]]))  # the prompt counts, too
+    assert again(logits, written, torch.tensor([0])).tolist() == [[1.0, -2.0, 0.25, 0.0]]
     assert at_least(3)(logits.clone(), written).tolist() == logits.tolist()
     assert at_least(4)(logits.clone(), written).tolist() == [[2.0, -1.0, -inf, 0.0]]
     found = beam(Chain(8), sources(8), n_best=5, adjust=[at_least(5), forbid(0, 1)], max_length=9)
@@ -445,7 +446,8 @@ MISTAKES = {
     "beam=0": lambda c, s: beam(c, s, beam=0),
     "n_best=6": lambda c, s: beam(c, s, n_best=6),
     "patience=0": lambda c, s: beam(c, s, patience=0),
-    "alpha=-1": lambda c, s: beam(c, s, alpha=-1),
+    "alpha=inf": lambda c, s: beam(c, s, alpha=inf),
+    "unknown stopping 'erly'": lambda c, s: beam(c, s, stopping="erly"),
     "unknown length_penalty 'avarage'": lambda c, s: beam(c, s, length_penalty="avarage"),
     "max_length=0": lambda c, s: beam(c, s, max_length=0),
     "3 values of max_length": lambda c, s: beam(c, s, max_length=[1, 2, 3]),
@@ -458,7 +460,9 @@ MISTAKES = {
     "min_p=1.5": lambda c, s: sample(c, s, min_p=1.5),
     "samples=0": lambda c, s: sample(c, s, samples=0),
     "3 line numbers": lambda c, s: sample(c, s, lines=[1, 2, 3]),
-    "repetition penalty 0": lambda c, s: repetition(0),
+    "repetition_penalty=0": lambda c, s: checked({"repetition_penalty": 0}, VOCAB),
+    "unknown rule 'min_lenght'": lambda c, s: checked({"min_lenght": 3}, VOCAB),
+    "bad_words_ids=5; expected a token": lambda c, s: checked({"bad_words_ids": [[5]]}, VOCAB),
     "1 texts": lambda c, s: score(c, s, None, [[3]]),
     "0 tokens": lambda c, s: in_batches([1], [1], list, tokens=0),
 }

@@ -361,7 +361,7 @@ def test_weights_that_do_not_fit_are_named_at_once(kind: str):
     "change,words",
     [
         ({"position": "rotary"}, "position='rotary'"),
-        ({"tie": "none"}, "tie='none'"),
+        ({"tie": "embeddings"}, "tie='embeddings'"),
         ({"block": {"feed_forward": "swiglu"}}, "feed_forward"),
         ({"block": {"norm": "rms"}}, "block.norm='rms'"),
     ],

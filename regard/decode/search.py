@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from regard import native
 from regard.attention.watch import watcher
+from regard.decode.rules import Rules
 from regard.decode.writer import Writer
 from regard.errors import Mistake, choose
 from regard.memory import reuse_memory
@@ -30,10 +31,13 @@ LONGEST = 512
 # Given texts are read this many tokens at a time, to bound the memory of the logits.
 SPAN = 64
 
+# when a beam has found enough: ours, and those of transformers
+STOPPINGS = ("patience", "early", "length", "never")
+
 T = TypeVar("T")
 U = TypeVar("U")
 # A change of logits (b, vocab), in place or not, that knows the tokens written so far (b, t).
-Adjust = Callable[[Tensor, Tensor], Tensor]
+Adjust = Callable[[Tensor, Tensor], Tensor] | Rules
 # How many tokens a text may have: for all, for each sentence, or (None) by its source's length.
 Limit = int | Sequence[int] | Tensor | None
 # Is told the number of a sentence and the token just written for it; True ends the text there.
@@ -63,8 +67,8 @@ def penalty(name: str, alpha: float | None = None) -> Callable:
     """Return the divisor of a log-probability as a function of how many tokens it is the sum of."""
     divisor, usual = choose("length_penalty", name, PENALTIES)
     alpha = usual if alpha is None else alpha
-    if not 0 <= alpha < inf:
-        raise Mistake(f"alpha={alpha} is not a number from 0 on; 0 means no length penalty")
+    if not -inf < alpha < inf:
+        raise Mistake(f"alpha={alpha} is not a number; 0 means no length penalty")
     return lambda length: divisor(length, alpha)
 
 
@@ -77,18 +81,6 @@ def at_least(length: int, eos: int = EOS) -> Adjust:
     """Do not end before a text has this many tokens."""
     go_on = forbid(eos)
     return lambda logits, written: go_on(logits, written) if written.shape[1] < length else logits
-
-
-def repetition(strength: float) -> Adjust:
-    """Make every token that was written already less likely (Keskar et al. 2019)."""
-    if not strength > 0:
-        raise Mistake(f"repetition penalty {strength} is not above 0; 1 changes nothing")
-
-    def adjust(logits: Tensor, written: Tensor) -> Tensor:
-        old = logits.gather(1, written)
-        return logits.scatter(1, written, torch.where(old > 0, old / strength, old * strength))
-
-    return adjust
 
 
 def keep_top_k(count: int) -> Adjust:
@@ -179,6 +171,30 @@ def in_batches(
     return [found[i] for i in range(len(items))]
 
 
+def usual_limit(length: int) -> int:
+    """Return how many tokens are written at most for a source of so many."""
+    return min(LONGEST, 10 + length + length // 2)
+
+
+def _adjusted(logits: Tensor, adjust: Sequence[Adjust], written: Tensor, number: Tensor) -> Tensor:
+    """Change logits (rows, vocab) after what was written in each row."""
+    for change in adjust:
+        if isinstance(change, Rules):
+            each = number.repeat_interleave(len(logits) // len(number))
+            logits = change(logits, written, each)
+        else:
+            logits = change(logits, written)
+    return logits
+
+
+def _is_end(tokens: Tensor, eos: int, ends: Sequence[int]) -> Tensor:
+    """Tell which tokens end a text."""
+    found = tokens == eos
+    for end in ends:
+        found = found | (tokens == end)
+    return found
+
+
 class _Plan:
     """For each sentence: how long its text may become, and how it must begin."""
 
@@ -197,7 +213,7 @@ class _Plan:
         if max_length is None:
             read = [source.shape[1]] * count if lengths is None else lengths.tolist()
             pairs = zip(read, prefix, strict=True)
-            limit = [min(LONGEST, 10 + n + n // 2) + len(ids) for n, ids in pairs]
+            limit = [usual_limit(n) + len(ids) for n, ids in pairs]
         else:
             limit = (
                 [max_length] * count if isinstance(max_length, int) else list(map(int, max_length))
@@ -245,10 +261,10 @@ class _Finished:
             raise Mistake("the model answers with numbers that are not finite; is it damaged?")
         self.texts[sentence].append((score, ids, passed))
 
-    def bar(self, sentence: int) -> float:
-        """Return the score that a text must beat to be among the best."""
+    def bar(self, sentence: int, best: int) -> float:
+        """Return the score that a text must beat to be among so many best."""
         scores = sorted((score for score, *_ in self.texts[sentence]), reverse=True)
-        return scores[self.n_best - 1] if len(scores) >= self.n_best else -inf
+        return scores[best - 1] if len(scores) >= best else -inf
 
     def told(self, ordered: bool) -> list[list[Hypothesis]]:
         """Return the texts of each sentence, as they came or the best first."""
@@ -356,12 +372,16 @@ def beam(
     length_penalty: str = "average",
     alpha: float | None = None,
     patience: float = 1.0,
+    stopping: str = "patience",
+    on: str = "logits",
+    renormalise: bool = False,
     max_length: Limit = None,
     prefix: Sequence[Sequence[int]] | None = None,
     adjust: Sequence[Adjust] = (),
     begin: Tensor | None = None,
     bos: int = BOS,
     eos: int = EOS,
+    ends: Sequence[int] = (),
 ) -> list[list[Hypothesis]]:
     """Write the texts of highest score that a beam finds for each sentence, best first.
 
@@ -369,7 +389,12 @@ def beam(
     them finishes a text, and the best `beam` others go on. A sentence is done when patience * beam
     texts are finished (Kasai et al. 2022; inf never gives up), or when none still open can become
     one of the best: a log-probability only falls, and no divisor exceeds that of max_length.
+    Other ways of `stopping`, as transformers has them, wait for `beam` texts: early stops there,
+    length goes on while the best open text, as long as it is, beats the worst of them, and never
+    while it could as long as it may become. Changes are made `on` logits or on logprobs, which may
+    be renormalised. Tokens of `ends` end a text as eos does, and stay in it.
     """
+    choose("stopping", stopping, dict.fromkeys(STOPPINGS))
     if beam < 1:
         raise Mistake(f"beam={beam} leaves nothing to follow; choose 1 or more")
     if not 1 <= n_best <= beam:
@@ -379,6 +404,10 @@ def beam(
     divisor = penalty(length_penalty, alpha)
     # where length earns nothing, finished and open texts compare directly: no need to give up
     enough = inf if divisor(2) == 1 else max(n_best, round(min(patience * beam, 1e9)))
+    if stopping != "patience":
+        enough = beam if stopping == "early" else inf
+    ranked = n_best if stopping == "patience" else beam  # among whom a text must come
+    kept = max(2, 2 + len(ends)) * beam
     plan = _Plan(source, lengths, max_length, prefix, eos)
     count, device = source.shape[0], source.device
     finished = _Finished(count, divisor, n_best)
@@ -397,19 +426,23 @@ def beam(
         logits = logits[:, -1]
         forced = plan.force(step, logits)
         before = written.flatten(0, 1)
-        for change in adjust:
-            logits = change(logits, before)
+        if on == "logits":
+            logits = _adjusted(logits, adjust, before, number)
         logprobs = _logprobs(logits)
+        if on == "logprobs":
+            logprobs = _adjusted(logprobs, adjust, before, number)
+        if renormalise:
+            logprobs = logprobs.log_softmax(1)
         so_far = passed[..., -1] if step else logprobs.new_zeros(count, 1)
         logprobs = logprobs.view(*so_far.shape, -1)
-        scores, parents, tokens = _continuations(logprobs, so_far, 2 * beam)
+        scores, parents, tokens = _continuations(logprobs, so_far, kept)
         if forced is not None:  # one way only
             must, token, likely = forced
-            first = F.pad((so_far + likely)[:, :1], (0, 2 * beam - 1), value=-inf)
+            first = F.pad((so_far + likely)[:, :1], (0, kept - 1), value=-inf)
             scores, tokens = torch.where(must, first, scores), torch.where(must, token, tokens)
             parents = parents.masked_fill(must, 0)
 
-        ended = tokens == eos
+        ended = _is_end(tokens, eos, ends)
         last = plan.limit == step + 1
         finishing = (ended | last.unsqueeze(1)) & (scores != -inf) & ~done.unsqueeze(1)
         rows, places = finishing[:, :beam].nonzero(as_tuple=True)
@@ -424,7 +457,7 @@ def beam(
                 strict=True,
             ):
                 finished.add(sentence, text if token == eos else [*text, token], [*likely, score])
-            bar[rows] = bar.new_tensor([finished.bar(sentence) for sentence in sentences])
+            bar[rows] = bar.new_tensor([finished.bar(sentence, ranked) for sentence in sentences])
             many = [len(finished.texts[sentence]) >= enough for sentence in sentences]
             done[rows] = done.new_tensor(many)
 
@@ -435,7 +468,9 @@ def beam(
         past = parents.unsqueeze(-1).expand(-1, -1, step)
         written = torch.cat([written.gather(1, past), tokens.unsqueeze(-1)], dim=2)
         passed = torch.cat([passed.gather(1, past), scores.unsqueeze(-1)], dim=2)
-        done |= last | (scores[:, 0] / divisor(plan.limit) <= bar)
+        now, most = divisor(step + 1), divisor(plan.limit)
+        reach = most.clamp(min=now) if stopping in ("patience", "never") else now
+        done |= last | (scores[:, 0] / reach <= bar)
         if (stay := _stay(done)) is not None:
             if len(stay) == 0:
                 break
@@ -466,6 +501,7 @@ def _follow(
     on_token: OnToken | None,
     bos: int,
     eos: int,
+    ends: Sequence[int] = (),
 ) -> list[list[Hypothesis]]:
     """Write some texts for each sentence token by token, with no second thoughts."""
     count, device = source.shape[0], source.device
@@ -486,8 +522,7 @@ def _follow(
             state.select(ids.new_zeros(count, texts))
         forced = plan.force(step, logits)
         before = written.flatten(0, 1)
-        for change in adjust:
-            logits = change(logits, before)
+        logits = _adjusted(logits, adjust, before, number)
         token, likely = (x.view(ended.shape) for x in pick(logits, before, step, number))
         if forced is not None:
             must, one, how = forced
@@ -495,7 +530,7 @@ def _follow(
         so_far = passed[..., -1] if step else 0.0
         written = torch.cat([written, token.unsqueeze(-1)], dim=2)
         passed = torch.cat([passed, (so_far + likely).unsqueeze(-1)], dim=2)
-        ended |= token == eos
+        ended |= _is_end(token, eos, ends)
         done = ended.all(1) | (plan.limit == step + 1)
         if on_token is not None:
             pairs = zip(number.tolist(), token[:, 0].tolist(), strict=True)
@@ -508,8 +543,10 @@ def _follow(
             number[rows].tolist(), written[rows].tolist(), passed[rows].tolist(), strict=True
         ):
             for text, values in zip(its_ids, its_passed, strict=True):
-                end = text.index(eos) if eos in text else len(text)
-                finished.add(sentence, text[:end], values[: end + 1])
+                over = (place for place, one in enumerate(text) if one == eos or one in ends)
+                end = next(over, len(text))
+                kept = end if end == len(text) or text[end] == eos else end + 1
+                finished.add(sentence, text[:kept], values[: end + 1])
         if len(stay) == 0:
             break
         state.keep(stay)
@@ -533,12 +570,13 @@ def greedy(
     on_token: OnToken | None = None,
     bos: int = BOS,
     eos: int = EOS,
+    ends: Sequence[int] = (),
 ) -> list[list[Hypothesis]]:
     """Write for each sentence the one text that takes the likeliest token at each step."""
     plan = _Plan(source, lengths, max_length, prefix, eos)
 
     divisor = penalty(length_penalty, alpha)
-    rest = adjust, begin, on_token, bos, eos
+    rest = adjust, begin, on_token, bos, eos, ends
     return _follow(writer, source, lengths, plan, _likeliest, 1, divisor, *rest)
 
 
@@ -563,6 +601,7 @@ def sample(
     on_token: OnToken | None = None,
     bos: int = BOS,
     eos: int = EOS,
+    ends: Sequence[int] = (),
 ) -> list[list[Hypothesis]]:
     """Write texts for each sentence by drawing token after token, in the order they were drawn.
 
@@ -602,7 +641,7 @@ def sample(
         return token, logprobs.gather(1, token)
 
     divisor = penalty(length_penalty, alpha)
-    rest = adjust, begin, on_token, bos, eos
+    rest = adjust, begin, on_token, bos, eos, ends
     return _follow(writer, source, lengths, plan, pick, samples, divisor, *rest)
 
 

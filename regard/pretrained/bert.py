@@ -25,6 +25,13 @@ TASKS = {
     "ForTokenClassification": "tag",
 }
 PRETRAINED = {**TASKS, "ForPreTraining": "fill"}
+HARMLESS = (
+    *("directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers"),
+    *("pooler_size_per_head", "pooler_type", "type_vocab_size", "embedding_size"),
+    *("down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks"),
+    *("pooler_hidden_size", "attention_head_size", "legacy", "z_steps", "augmentation"),
+    *("is_decoder", "conv_act", "conv_groups"),
+)
 HEADS = {"embed": "none", "fill": "words", "classify": "classify", "tag": "tag"}
 Words = Mapping[str, Any]
 Names = Mapping[str, str | tuple[str, ...]]  # our part -> theirs, `~` standing for the base model
@@ -587,7 +594,7 @@ def _rules(dialect: Dialect, config: BertConfig, architecture: str) -> list[Rule
             if dialect.bias:
                 change("head.out.bias", theirs=dialect.bias[:1], also=(*dialect.bias[1:], *bias))
         else:
-            change("head.out.bias", also=dialect.bias)
+            change("head.out.bias", instead=dialect.bias)
     return list(rules.values())
 
 
@@ -602,6 +609,7 @@ FORMATS = {
         ignored=(r"position_ids$", r"(^|\.)pooler\.", *dialect.ignored),
         prefix=dialect.prefix,
         settle=settle,
+        harmless=HARMLESS,
     )
     for model_type, dialect in DIALECTS.items()
 }

@@ -14,25 +14,29 @@ from regard.errors import Mistake, choose
 from regard.files import write_atomically
 from regard.models import family
 from regard.models.folder import FORMAT, give_weights, hollow
+from regard.pretrained.generation import FILE, write_generation
+from regard.pretrained.generation import KNOWN as GENERATION
 from regard.pretrained.load import (
     architecture,
     compare,
     convert,
     find_format,
     fitting,
+    shortened,
     to_theirs,
     unlike,
 )
 from regard.pretrained.mae import PAINTS, decoder_told, export_rest
 from regard.pretrained.parts import read_object
 from regard.pretrained.shards import open_weights, write_shards
-from regard.pretrained.tables import FORMATS, Format
+from regard.pretrained.tables import FORMATS, HARMLESS, Format
 from regard.pretrained.talk import read_chat, write_chat
 from regard.pretrained.vision import PREPARED, read_prepared, write_prepared
 from regard.pretrained.vocabulary import read_tokenizers
 
 MOST_LABELS = 1_000_000
 LONGEST_LABEL = 200
+UNKNOWN = 3  # the id of <unk> in our own tokenizers
 WRITES = ("running", "context")  # what a model of running text was trained on, for our own eyes
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -53,9 +57,28 @@ def read_foreign(folder: str | Path) -> tuple[Format, str, Any]:
     try:
         format = find_format(theirs.get("model_type"))
         named = _architecture(format, theirs.get("architectures"))
-        return format, named, format.read_config(theirs, named)
+        settings = format.read_config(theirs, named)
+        _known(format, theirs, settings, named)
+        return format, named, settings
     except Mistake as mistake:
         raise Mistake(f"{path}: {mistake}") from None
+
+
+def _known(format: Format, theirs: Mapping[str, Any], settings: Any, named: str) -> None:
+    """Refuse keys that we do not know: an answer may depend on them.
+
+    We know those that we would write ourselves for the same model, and those that change nothing.
+    """
+    written = format.write_config(format.settle(settings), format.architectures[named])
+    known = {*written, *HARMLESS, *GENERATION, *format.harmless}
+    for key, value in theirs.items():
+        if key in known or key[:1] == "_" or key.startswith("regard_"):
+            continue
+        if value not in (None, False, [], {}, ""):
+            raise Mistake(
+                f"{key!r:.60}={shortened(value)} is not known; "
+                "take it out if no answer depends on it"
+            )
 
 
 def import_folder(
@@ -128,9 +151,21 @@ def _about(folder: Path, theirs: Mapping[str, Any], task: str, settings: Any) ->
     """Return what a task wants to know beside the model."""
     if task in ("images", "pretrain"):
         labels = {"labels": _labels(theirs)} if task == "images" else {}
+        kind = _problem(theirs)
+        if labels and (kind not in ("", ONE) or len(labels["labels"]) == 1):
+            raise Mistake(
+                f"problem_type={kind or None} with {len(labels['labels'])} labels is not supported "
+                "for images; only one of several labels is"
+            )
         image = read_prepared(folder, settings.image, settings.channels)
         return {**labels, "image": image, **decoder_told(theirs)}
-    if task in ("classify", "tag"):
+    if task == "classify":
+        labels, kind = _labels(theirs), _problem(theirs)
+        if kind == VALUE and len(labels) > 1:
+            raise Mistake(f"problem_type={kind} with {len(labels)} labels; only 1 is supported")
+        told = {"problem_type": kind} if kind else {}
+        return {"labels": labels, "several": kind == SEVERAL, **told}
+    if task == "tag":
         return {"labels": _labels(theirs)}
     if task == "embed":
         last = {"pooling": "last"} if theirs.get("model_type") == "clip_text_model" else {}
@@ -144,6 +179,19 @@ def _about(folder: Path, theirs: Mapping[str, Any], task: str, settings: Any) ->
         talk = read_chat(folder)
         return found if talk is None else {**found, "chat": talk}
     return {}
+
+
+# their words for what the logits of labels mean
+ONE, SEVERAL = "single_label_classification", "multi_label_classification"
+VALUE = "regression"
+
+
+def _problem(theirs: Mapping[str, Any]) -> str:
+    """Return what the logits of labels mean, or nothing if the config does not tell."""
+    kind = theirs.get("problem_type")
+    if kind not in (None, ONE, SEVERAL, VALUE):
+        raise Mistake(f"problem_type={kind!r:.40}; expected one of {ONE}, {SEVERAL}, {VALUE}")
+    return kind or ""
 
 
 def _labels(theirs: Mapping[str, Any]) -> list[str]:
@@ -196,22 +244,6 @@ def _pooling(folder: Path, most: int) -> dict[str, Any]:
     return found
 
 
-def read_generation(folder: str | Path, task: str) -> dict[str, Any]:
-    """Return how a public checkpoint wants to be decoded, as far as we have words for it."""
-    path = Path(folder) / "generation_config.json"
-    theirs = read_object(path) if path.is_file() else {}
-    found: dict[str, Any] = {}
-    beams = theirs.get("num_beams")
-    if task in ("translate", "text") and isinstance(beams, int) and 1 <= beams <= 100:
-        found["beam"] = int(beams)
-    if task == "language" and theirs.get("do_sample") is True:
-        for key, most in (("temperature", 100), ("top_k", 10**6), ("top_p", 1), ("min_p", 1)):
-            value = theirs.get(key)
-            if isinstance(value, int | float) and 0 < value <= most:
-                found[key] = value
-    return found
-
-
 # ---- and out
 
 
@@ -255,17 +287,27 @@ def export_weights(
     if isinstance(labels, list):
         theirs["id2label"] = {str(number): label for number, label in enumerate(labels)}
         theirs["label2id"] = {label: number for number, label in enumerate(labels)}
+        kind = config.get("problem_type", SEVERAL if config.get("several") is True else None)
+        theirs |= {"problem_type": kind} if kind else {}
     if task == "language":  # which transformers keeps and does not ask
         theirs |= {f"regard_{key}": config[key] for key in WRITES if key in config}
     write_json(folder / "config.json", theirs | ids)
     if task in ("language", "text", "translate"):
-        write_json(folder / "generation_config.json", ids)
+        told = write_generation(config.get("generation") or {}, _never(tokenizers[1], task))
+        write_json(folder / FILE, {**ids, **told})
     write_chat(folder, config)
     if "pooling" in config:
         _write_pooling(folder, config, model.config.block.width)
     if isinstance(config.get("image"), dict):
         write_json(folder / PREPARED, write_prepared(config["image"]))
     return format.model_type
+
+
+def _never(tokenizer: Any, task: str) -> list[int]:
+    """Return the tokens that a model with a tokenizer of ours never writes."""
+    if hasattr(tokenizer, "frame"):
+        return []
+    return [tokenizer.pad, tokenizer.bos, UNKNOWN]
 
 
 def _write_pooling(folder: Path, config: Mapping[str, Any], width: int) -> None:

@@ -158,7 +158,7 @@ MISTRAL_KEYS = (
 def read_mistral(theirs: Mapping[str, Any], architecture: str = "") -> GPTConfig:
     """Return our config for a MistralConfig."""
     choose("hidden_act", str(theirs.get("hidden_act", "silu")), GATED)
-    parts = {**LLAMA_PARTS, **read_rotary(theirs), "block.bias": False}
+    parts = {**LLAMA_PARTS, **read_rotary(theirs, 4096 * 32), "block.bias": False}
     theirs = {"num_key_value_heads": 8, **theirs}
     return read_keys(GPTConfig, theirs, MISTRAL_KEYS, parts, {"model_type": "mistral"})
 
@@ -189,24 +189,43 @@ ROTARY: dict[str, dict[str, str]] = {
 }
 
 
-def read_rotary(theirs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return base and scaling, as transformers 5 writes them or as those before did."""
+# beside those of ROTARY; None or what has no effect is let through
+ROTARY_KEYS = ("rope_type", "type", "rope_theta", "truncate", "mscale", "mscale_all_dim")
+
+
+def read_rotary(theirs: Mapping[str, Any], length: int = 2048) -> dict[str, Any]:
+    """Return base and scaling, as transformers 5 writes them or as those before did.
+
+    `length` is how far a model reaches where its file does not tell.
+    """
     given = theirs.get("rope_scaling") or theirs.get("rope_parameters") or {}
     if not isinstance(given, Mapping):
         raise Mistake(f"rope_parameters={given!r} is not an object")
     kind = str(given.get("rope_type", given.get("type", "default")))
     kind = "none" if kind == "default" else kind
     keys = choose("rope_type", kind, ROTARY)
+    known = {*ROTARY_KEYS, *(key for each in ROTARY.values() for key in each)}
+    part = given.get("partial_rotary_factor", theirs.get("partial_rotary_factor"))
+    if part not in (None, 1):
+        raise Mistake(f"partial_rotary_factor={part!r:.40} is not supported; only 1 is")
+    for key, value in given.items():
+        if key not in known and key != "partial_rotary_factor" and value is not None:
+            raise Mistake(f"{key!r:.40} in rope_parameters is not supported; leave it out")
     values = {ours: given[key] for key, ours in keys.items() if given.get(key) is not None}
     if "original_length" in keys.values():
-        values.setdefault("original_length", theirs.get("max_position_embeddings", 2048))
+        values.setdefault("original_length", theirs.get("max_position_embeddings", length))
+        if theirs.get("original_max_position_embeddings") is not None:  # it comes first in theirs
+            values["original_length"] = theirs["original_max_position_embeddings"]
     if "factor" in keys and "factor" not in values:
         raise Mistake(f"rope_type={kind} has no factor; write by how much it reaches further")
     if given.get("truncate", True) is not True:
         raise Mistake(f"truncate={given['truncate']} is not supported; only true is")
     mscale = given.get("mscale"), given.get("mscale_all_dim")
-    if kind == "yarn" and mscale != (None, None) and "attention_factor" not in values:
+    if kind == "yarn" and all(mscale) and "attention_factor" not in values:  # 0 is as none
         values["attention_factor"] = _deepseek(values["factor"], *mscale)
+    for key in ("beta_fast", "beta_slow"):
+        if values.get(key) == 0:
+            del values[key]
     base = given.get("rope_theta", theirs.get("rope_theta", 10_000.0))
     scaling = {f"scaling.{key}": value for key, value in values.items()}
     return {"position_base": base, "scaling.kind": kind, **scaling}
@@ -313,6 +332,11 @@ BLOOM_KEYS = (
     Key("block.attention_dropout", "attention_dropout", 0.0),
 )
 BLOOM_PARTS = {"position": "alibi", "embed_norm": "layer", "block.feed_forward": "gelu_tanh"}
+BLOOM_HARMLESS = (
+    *("n_embed", "num_attention_heads", "num_hidden_layers", "n_inner", "slow_but_exact"),
+    *("attention_softmax_in_fp32", "bias_dropout_fusion", "masked_softmax_fusion"),
+    *("offset_alibi", "skip_bias_add", "skip_bias_add_qkv"),
+)
 BLOOM_FIXED = {"model_type": "bloom", "apply_residual_connection_post_layernorm": False}
 
 
@@ -324,6 +348,11 @@ def read_bloom(theirs: Mapping[str, Any], architecture: str = "") -> GPTConfig:
         "num_hidden_layers": "n_layer",
     }
     theirs = {**theirs, **{new: theirs[old] for old, new in older.items() if old in theirs}}
+    if theirs.get("slow_but_exact") and theirs.get("pretraining_tp", 1) not in (None, 1):
+        raise Mistake(
+            f"slow_but_exact with pretraining_tp={theirs['pretraining_tp']!r:.40} is not "
+            "supported; only pretraining_tp=1 is"
+        )
     width = theirs.get("hidden_size", 64)
     inner = 4 * width if isinstance(width, int) else width
     parts = {**BLOOM_PARTS, "block.ffn_width": inner}
@@ -362,6 +391,7 @@ FORMATS = {
         write_gpt2,
         gpt2_rules,
         ignored=(r"\.attn\.(bias|masked_bias)$",),
+        harmless=("n_ctx", "predict_special_tokens", "reorder_and_upcast_attn"),
         prefix="transformer.",
         settle=settle,
     ),
@@ -373,6 +403,7 @@ FORMATS = {
         write_llama,
         llama_rules,
         ignored=(r"rotary_emb\.inv_freq$",),
+        harmless=("rope_scaling", "original_max_position_embeddings", "partial_rotary_factor"),
         prefix="model.",
         settle=settle,
     ),
@@ -384,6 +415,7 @@ FORMATS = {
         write_mistral,
         llama_rules,
         ignored=(r"rotary_emb\.inv_freq$",),
+        harmless=("rope_scaling", "original_max_position_embeddings", "partial_rotary_factor"),
         prefix="model.",
         settle=settle,
     ),
@@ -395,6 +427,7 @@ FORMATS = {
         write_bloom,
         bloom_rules,
         prefix="transformer.",
+        harmless=BLOOM_HARMLESS,
         settle=settle,
     ),
 }

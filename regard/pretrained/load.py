@@ -48,7 +48,7 @@ def read_keys(
     """
     for key, value in fixed.items():
         if theirs.get(key, value) != value:
-            raise Mistake(f"{key}={_short(theirs[key])} is not supported; only {value} is")
+            raise Mistake(f"{key}={shortened(theirs[key])} is not supported; only {value} is")
     values, short = dict(parts), {}
     for key in keys:
         value = theirs.get(key.theirs, key.default)
@@ -69,7 +69,8 @@ def write_keys(config: Any, keys: Iterable[Key], fixed: Mapping[str, Any]) -> di
     return theirs
 
 
-def _short(value: Any) -> str:
+def shortened(value: Any) -> str:
+    """Write a value in few letters."""
     text = repr(value)
     return text if len(text) <= 40 else text[:37] + "..."
 
@@ -118,7 +119,7 @@ def _setting(config: Any, key: str) -> str:
     value = config
     for part in key.split("."):
         value = getattr(value, part, None)
-    return f"{key}={_short(value)}"
+    return f"{key}={shortened(value)}"
 
 
 def architecture(format: Format, task: str | None = None, config: Any = None) -> str:
@@ -172,11 +173,10 @@ def compare(
     """
     ghost = weights_of(format, config)
     wanted = to_theirs(format, config, ghost, named)
-    also = {
-        other: rule.theirs[0]
-        for rule, _ in _ruled(format, config, ghost, named)
-        for other in rule.also
-    }
+    also: dict[str, list[str]] = {}
+    for rule, _ in _ruled(format, config, ghost, named):
+        for other in (*rule.also, *rule.instead):
+            also.setdefault(other, []).append(rule.theirs[0])
     known: dict[str, str] = {}
     unknown: list[str] = []
     own: dict[str, str] = {}
@@ -188,14 +188,16 @@ def compare(
             twice += [name] if found in own else []
             own[found] = name
         elif found is not None:
-            known.setdefault(also[found], name)
+            for wanting in also[found]:
+                known.setdefault(wanting, name)
         elif not any(re.search(pattern, name) for pattern in format.ignored):
             unknown.append(name)
     known |= own  # rather than under a name that it shares
     # a weight of its own may be absent where it is the same as another one (T5's head)
-    for other, name in also.items():
-        if name not in known and other in known:
-            known[name] = known[other]
+    for other, names in also.items():
+        for name in names:
+            if name not in known and other in known:
+                known[name] = known[other]
     wrong = [f"missing {name}" for name in wanted if name not in known]
     wrong += [f"unknown {name}" for name in unknown]
     wrong += [f"{name} is there with and without its prefix" for name in twice]
@@ -221,12 +223,29 @@ def convert(
     ours: dict[str, Tensor] = {}
     ghost = weights_of(format, config)
     for name, (rule, like) in zip(ghost, _ruled(format, config, ghost, named), strict=True):
+        _agree(format, rule, theirs, known)
         change, (number, whole) = CHANGES[rule.change].read, rule.part
         parts = [change(theirs[known[part]], config) for part in rule.theirs]
         joined = parts[0] if len(parts) == 1 else torch.cat(parts)
         joined = joined.chunk(whole)[number] if whole > 1 else joined
         ours[name] = joined.reshape(like.shape).contiguous()
     return ours
+
+
+def _agree(
+    format: Format, rule: Rule, theirs: Mapping[str, Tensor], known: Mapping[str, str]
+) -> None:
+    """Refuse a weight that is there twice, and not the same: which of them is meant is unclear."""
+    for other in rule.also:
+        place = known[rule.theirs[0]]
+        for spelling in {other, format.prefix + other, other.removeprefix(format.prefix)}:
+            if spelling == place or spelling not in theirs or spelling in known.values():
+                continue
+            if not torch.equal(theirs[spelling], theirs[place]):
+                raise Mistake(
+                    f"{spelling} and {place} differ, though the config says that they are the "
+                    "same; set tie_word_embeddings to false in config.json if they are not"
+                )
 
 
 def weights_of(format: Format, config: Any) -> dict[str, Tensor]:
@@ -255,4 +274,5 @@ def _rule(name: str, rules: Mapping[str, Rule], model_type: str) -> Rule:
         rule,
         theirs=tuple(n.format(found[1]) for n in rule.theirs),
         also=tuple(n.format(found[1]) for n in rule.also),
+        instead=tuple(n.format(found[1]) for n in rule.instead),
     )

@@ -60,6 +60,8 @@ T5_KEYS = (
     Key("block.dropout", "dropout_rate", 0.1),
 )
 FIXED = {"normalize_before": False, "add_final_layer_norm": False}
+SIDES_HARMLESS = ("num_hidden_layers", "normalize_embedding", "static_position_embeddings")
+SIDES_HARMLESS += ("extra_pos_embeddings", "add_bias_logits")
 T5_FIXED = {"relative_attention_num_buckets": 32, "relative_attention_max_distance": 128}
 
 
@@ -97,12 +99,20 @@ def read_sides(
     return read_keys(TransformerConfig, theirs, keys, _parts(row, keys, **changes), FIXED)
 
 
+def _tied(theirs: Mapping[str, Any]) -> bool:
+    """Tell whether the head is the table of the target's embeddings."""
+    tied = theirs.get("tie_word_embeddings")
+    if tied not in (None, True, False):
+        raise Mistake(f"tie_word_embeddings={tied!r:.40} is neither true nor false")
+    return tied is not False
+
+
 def write_sides(config: TransformerConfig, keys: Iterable[Key], **more: Any) -> dict[str, Any]:
     """Return the config of BART or Marian for one of ours."""
     both = {
         "decoder_attention_heads": config.block.heads,
         "decoder_ffn_dim": config.block.ffn_width,
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": config.tie in ("all", "target"),
         "forced_eos_token_id": None,
     }
     return _write(config, keys, ACTIVATIONS, {**FIXED, **both, **more})
@@ -115,9 +125,13 @@ def side_rules(config: TransformerConfig) -> list[Rule]:
         also = (*tables, "lm_head.weight")
         table = [Rule("source.tokens.weight", ("model.shared.weight",), also=also)]
     else:
+        # transformers 4 wrote a table that both sides share even where the head has its own
+        shared = ("model.shared.weight",)
+        also = ("lm_head.weight",) if config.tie == "target" else ()
         table = [
-            Rule("source.tokens.weight", tables[:1]),
-            Rule("target.tokens.weight", tables[1:], also=("lm_head.weight",)),
+            Rule("source.tokens.weight", tables[:1], instead=shared),
+            Rule("target.tokens.weight", tables[1:], also=also, instead=shared),
+            Rule("head.weight", ("lm_head.weight",)),
         ]
     table.append(Rule("head.bias", ("final_logits_bias",), "row"))
     for side in ("encoder", "decoder"):
@@ -139,8 +153,14 @@ def side_rules(config: TransformerConfig) -> list[Rule]:
 def read_marian(theirs: Mapping[str, Any], architecture: str = "") -> TransformerConfig:
     """Return our config for one of transformers' MarianConfig."""
     shared = theirs.get("share_encoder_decoder_embeddings", True)
-    target = theirs.get("decoder_vocab_size") or theirs.get("vocab_size") or 58101
-    tie = "all" if shared else "target"
+    source = theirs.get("vocab_size") or 58101
+    target = theirs.get("decoder_vocab_size") or source
+    if shared and target != source:
+        raise Mistake(
+            f"decoder_vocab_size={target!r:.40} but vocab_size={source!r:.40}; only one size can "
+            "be read where share_encoder_decoder_embeddings is true"
+        )
+    tie = ("all" if shared else "target") if _tied(theirs) else "none"
     return read_sides("marian", MARIAN_KEYS, theirs, target_vocab=target, tie=tie)
 
 
@@ -171,7 +191,8 @@ def read_bart(theirs: Mapping[str, Any], architecture: str = "") -> TransformerC
     """
     vocab = theirs.get("vocab_size") or 50265
     bias = architecture != "BartModel"
-    return read_sides("bart", BART_KEYS, theirs, target_vocab=vocab, head_bias=bias)
+    tie = "all" if _tied(theirs) else "none"
+    return read_sides("bart", BART_KEYS, theirs, target_vocab=vocab, head_bias=bias, tie=tie)
 
 
 def write_bart(config: TransformerConfig, task: str = "text") -> dict[str, Any]:
@@ -203,7 +224,7 @@ def read_t5(theirs: Mapping[str, Any], architecture: str = "") -> TransformerCon
     Whether the head is scaled is told by a key of its own since transformers 5, and before by
     whether it is tied; where it is not, as in 1.1, there may be a head of its own.
     """
-    tied = theirs.get("tie_word_embeddings") is not False
+    tied = _tied(theirs)
     scaled = theirs.get("scale_decoder_outputs", tied)
     depth = theirs.get("num_decoder_layers")
     dropout = theirs.get("dropout_rate", 0.1)
@@ -211,7 +232,7 @@ def read_t5(theirs: Mapping[str, Any], architecture: str = "") -> TransformerCon
     changes = {
         "target_vocab": theirs.get("vocab_size", 32128),
         "decoder_depth": theirs.get("num_layers", 6) if depth is None else depth,
-        "tie": "all" if scaled else "embeddings",
+        "tie": "all" if scaled and tied else "embeddings",
         "scale_head": scaled,
         "block.attention_dropout": dropout,
         "block.ffn_dropout": dropout,
@@ -264,7 +285,7 @@ def t5_rules(config: TransformerConfig, architecture: str) -> list[Rule]:
     head = () if config.tie == "embeddings" else ("lm_head.weight",)
     table = [
         Rule("source.tokens.weight", ("shared.weight",), also=(*tables, *head)),
-        Rule("head.weight", ("lm_head.weight",), also=("shared.weight",)),
+        Rule("head.weight", ("lm_head.weight",), instead=("shared.weight",)),
     ]
     sides = {
         "encoder": ("attention", "feed_forward"),
@@ -303,6 +324,7 @@ FORMATS = {
         write_t5,
         t5_rules,
         ignored=(r"EncDecAttention\.relative_attention_bias\.weight$",),
+        harmless=("dense_act_fn", "is_gated_act"),
     ),
     "mt5": Format(
         "mt5",
@@ -322,6 +344,7 @@ FORMATS = {
         bart_rules,
         ignored=(r"^(model\.)?(encoder|decoder)\.version$",),
         prefix="model.",
+        harmless=SIDES_HARMLESS,
     ),
     "marian": Format(
         "marian",
@@ -331,5 +354,6 @@ FORMATS = {
         write_marian,
         marian_rules,
         ignored=(r"embed_positions\.weight$",),
+        harmless=SIDES_HARMLESS,
     ),
 }

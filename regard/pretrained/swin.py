@@ -14,7 +14,7 @@ from regard.models.swin import SwinConfig, side
 from regard.pretrained.gpt import PLAIN
 from regard.pretrained.load import read_keys, write_keys
 from regard.pretrained.tables import Format, Key, Rule, linear
-from regard.pretrained.vision import COUNT, told
+from regard.pretrained.vision import COUNT, HARMLESS, told
 
 Words = Mapping[str, Any]
 
@@ -192,6 +192,7 @@ FORMATS = {
         prefix=dialect.prefix,
         settle=_plain,
         reads="images",
+        harmless=HARMLESS,
     )
     for model_type, dialect in DIALECTS.items()
 }

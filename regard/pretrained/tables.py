@@ -13,8 +13,9 @@ class Rule:
     """One of our weights and where it stands in theirs; `{}` is the number of a layer.
 
     Several of theirs are joined along the rows: evenly, unless `rows` tells how many each has.
-    `also` are names under which the same weight may be written once more, or instead. Where theirs
-    holds several of ours, `part` is which of how many equal parts of its rows is this one.
+    `also` are names under which the same weight may be written once more, or instead: two that
+    differ are refused. `instead` are names that are read only where its own is missing. Where
+    theirs holds several of ours, `part` is which of how many equal parts of its rows is this one.
     """
 
     ours: str
@@ -22,6 +23,7 @@ class Rule:
     change: str = "same"
     rows: tuple[int, ...] = ()
     also: tuple[str, ...] = ()
+    instead: tuple[str, ...] = ()
     part: tuple[int, int] = (0, 1)
 
 
@@ -97,6 +99,91 @@ class Format:
     settle: Callable[[Any], Any] = lambda config: config  # the same model in the plainest words
     holds: Callable[[Any, str], bool] = lambda config, architecture: True  # which of their classes
     reads: str = "text"  # or images, which have no tokenizer, or both
+    harmless: tuple[str, ...] = ()  # keys of their config that change no answer
+
+
+# keys of any config.json that change no answer of a model in use
+HARMLESS = frozenset(
+    [
+        "architectures",
+        "model_type",
+        "transformers_version",
+        "torch_dtype",
+        "dtype",
+        "tokenizer_class",
+        "processor_class",
+        "auto_map",
+        "is_encoder_decoder",
+        "id2label",
+        "label2id",
+        "num_labels",
+        "problem_type",
+        "finetuning_task",
+        "task_specific_params",
+        "tie_encoder_decoder",
+        "tie_word_embeddings",
+        "name",
+        "language",
+        "license",
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+        "sep_token_id",
+        "cls_token_id",
+        "mask_token_id",
+        "unk_token_id",
+        "decoder_start_token_id",
+        "use_cache",
+        "cache_implementation",
+        "gradient_checkpointing",
+        "torchscript",
+        "use_bfloat16",
+        "return_dict",
+        "output_attentions",
+        "output_hidden_states",
+        "output_past",
+        "attn_implementation",
+        "pruned_heads",
+        "chunk_size_feed_forward",
+        "initializer_range",
+        "initializer_factor",
+        "init_std",
+        "init_method",
+        "layerdrop",
+        "encoder_layerdrop",
+        "decoder_layerdrop",
+        "layer_drop",
+        "vocab_file",
+        "model_max_length",
+        "xla_device",
+        "classifier_dropout",
+        "classif_dropout",
+        "cls_dropout",
+        "pooler_dropout",
+        "summary_first_dropout",
+        "hidden_dropout_prob",
+        "attention_probs_dropout_prob",
+        "hidden_dropout",
+        "attention_dropout",
+        "dropout",
+        "activation_dropout",
+        "embd_pdrop",
+        "resid_pdrop",
+        "attn_pdrop",
+        "dropout_rate",
+        "embed_dropout",
+        "max_position_embeddings",
+        "pretraining_tp",
+        "unsloth_version",
+        "unsloth_fixed",
+        "adapters",
+        "prefix",
+        "summary_activation",
+        "summary_proj_to_labels",
+        "summary_type",
+        "summary_use_proj",
+    ]
+)
 
 
 # model_type -> the module whose FORMATS has it; imported only when asked for

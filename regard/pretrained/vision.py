@@ -77,6 +77,12 @@ KEYS = (
     Key("block.attention_dropout", "attention_probs_dropout_prob", 0.0),
 )
 FIXED = {"qkv_bias": True}
+HARMLESS = (
+    *("encoder_stride", "pooler_output_size", "pooler_act", "mask_ratio", "norm_pix_loss"),
+    *("decoder_num_attention_heads", "decoder_hidden_size", "decoder_num_hidden_layers"),
+    *("decoder_intermediate_size", "out_features", "out_indices", "stage_names"),
+    *("drop_path_rate", "image_size", "num_layers", "hidden_size", "path_norm"),
+)
 COUNT = Key("labels", "num_labels", 2)
 
 _LAYER = "~encoder.layer.{}"
@@ -167,6 +173,7 @@ FORMATS = {
         settle=_settle,
         holds=partial(_holds, dialect),
         reads="images",
+        harmless=HARMLESS,
     )
     for model_type, dialect in DIALECTS.items()
 }
@@ -248,6 +255,7 @@ FORMATS["resnet"] = Format(
     prefix="resnet.",
     settle=_settle_resnet,
     reads="images",
+    harmless=HARMLESS,
 )
 
 # ---- how images are prepared

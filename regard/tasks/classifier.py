@@ -21,9 +21,15 @@ from regard.data.labelled import (
 from regard.decode.search import in_batches
 from regard.errors import Mistake
 from regard.settings import fill
+<<<<<<< HEAD
 from regard.tasks.baseline import Baselines
 from regard.tasks.evaluation import made_here, write_outputs
+=======
+from regard.tasks.embed import pearson, spearman
+from regard.tasks.evaluation import Evaluation, made_here
+>>>>>>> 43f836e (Checkpoints: heads of their own, activations of heads, YaRN, labels and every way to generate are honoured or refused by name)
 from regard.tasks.features import split_words
+from regard.tasks.judge import Score
 from regard.tasks.labelling import (
     WAYS,
     Read,
@@ -140,7 +146,26 @@ class Classified(Answer):
         return {**found, "cut": True} if self.cut else found
 
 
-class Classifier(Runner[Classified]):
+@dataclass(frozen=True)
+class Valued(Answer):
+    """The number that a model with one label gives to a text: its logit as it is."""
+
+    value: float
+    cut: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.value:.6g}"
+
+    def lines(self, how: ClassifierSettings) -> Iterator[str]:
+        """Write the number."""
+        yield str(self)
+
+    def record(self, how: ClassifierSettings) -> dict[str, Any]:
+        """Return the fields of a JSON line."""
+        return {"value": self.value, **({"cut": True} if self.cut else {})}
+
+
+class Classifier(Runner[Classified | Valued]):
     """A model with its tokenizer and its labels."""
 
     task = "classify"
@@ -151,7 +176,8 @@ class Classifier(Runner[Classified]):
         self.model, self.reader, self.labels, self.config = model, reader, labels, config
         self.tokenizer = reader.tokenizer
         self.several = config.get("several") is True
-        self.way = WAYS["several" if self.several else "one"]
+        self.valued = len(labels) == 1 and not self.several
+        self.way = WAYS["several" if self.several else "value" if self.valued else "one"]
         self.longest: int = config.get("max_length") or model.config.max_length
         self.device = next(model.parameters()).device
         self.baselines: Baselines | None = None
@@ -187,8 +213,10 @@ class Classifier(Runner[Classified]):
             )
         return how
 
-    def answer(self, inputs: list[Any], *, first: int = 0, **settings: Any) -> list[Classified]:
-        """Label texts."""
+    def answer(
+        self, inputs: list[Any], *, first: int = 0, **settings: Any
+    ) -> list[Classified | Valued]:
+        """Label texts, or give each a number where the model has one label only."""
         how = self.check(settings)
         for text in inputs:
             if not isinstance(text, str):
@@ -198,6 +226,8 @@ class Classifier(Runner[Classified]):
         chances, cut = self.chances(inputs, how)
         if any(cut):
             tell(f"{sum(cut)} of {len(inputs)} texts were cut at {self._most(how)} pieces")
+        if self.valued:
+            return [Valued(float(row[0]), was) for row, was in zip(chances, cut, strict=True)]
         return [
             Classified(self.labels, row, self.choose(row, how.threshold), self.several, was)
             for row, was in zip(chances, cut, strict=True)
@@ -251,7 +281,7 @@ class Classifier(Runner[Classified]):
         *,
         against: "Classifier | None" = None,
         names: tuple[str, str] = ("model", ""),
-    ) -> LabelEvaluation:
+    ) -> Evaluation:
         """Label a test set and judge the labels."""
         how = fill(ClassifierEvalSettings, {**self._own(), **settings})
         if how.data is None:
@@ -268,9 +298,15 @@ class Classifier(Runner[Classified]):
                 how.header,
             )
         )
+<<<<<<< HEAD
         data = load_labelled(
             how.data, reader, test=how.test, need=(how.part,), trained=self.trained
         )
+=======
+        data = load_labelled(how.data, reader, test=how.test, need=(how.part,))
+        if self.valued:
+            return self._judge_values(data, how, against, names)
+>>>>>>> 43f836e (Checkpoints: heads of their own, activations of heads, YaRN, labels and every way to generate are honoured or refused by name)
         examples = known_only(
             data.parts[how.part],
             self.labels,
@@ -326,6 +362,7 @@ class Classifier(Runner[Classified]):
             baselines={} if self.baselines is None else self.baselines.scores(texts, wanted),
         )
 
+<<<<<<< HEAD
     def _outputs(
         self, examples: Sequence[Example], chances: np.ndarray, threshold: float
     ) -> list[dict[str, Any]]:
@@ -336,6 +373,34 @@ class Classifier(Runner[Classified]):
             told = {"prediction": str(answer), "probability": answer.probability}
             rows.append({"text": example.text, "label": ",".join(example.labels), **told})
         return rows
+=======
+    def _judge_values(
+        self, data: Any, how: ClassifierEvalSettings, against: Any, names: tuple[str, str]
+    ) -> Evaluation:
+        """Compare the numbers of a test set with those that are right."""
+        if against is not None:
+            raise Mistake("against= compares labels, and this model gives numbers; leave it out")
+        examples: list[Example] = data.parts[how.part]
+        right = np.array([_number(example) for example in examples])
+        started = time.perf_counter()
+        found = self.chances([example.text for example in examples], how)[0][:, 0].astype(float)
+        seconds = time.perf_counter() - started
+        signature = f"texts:{len(examples)}"
+        scores = [
+            Score("Spearman", spearman(found, right), signature, 4),
+            Score("Pearson", pearson(found, right), signature, 4),
+            Score("mean squared error", float(((found - right) ** 2).mean()), signature, 4),
+        ]
+        made_with = {
+            "data": how.data,
+            "part": how.part,
+            "data_hash": hash_items(examples),
+            "tokenizers": [self.tokenizer.sha],
+            "max_length": self._most(how),
+            **made_here(),
+        }
+        return Evaluation(names[0], scores, len(examples), seconds, made_with, of="texts")
+>>>>>>> 43f836e (Checkpoints: heads of their own, activations of heads, YaRN, labels and every way to generate are honoured or refused by name)
 
     def _own(self) -> dict[str, Any]:
         """Return how the labels of the model's own data were read."""
@@ -397,6 +462,9 @@ class Classifier(Runner[Classified]):
             pooled = weights.shape[1] != len(pieces) or "blocks." not in name
             rows = ["text"] * weights.shape[1] if pooled else pieces
             views.append(View(name, weights, rows, pieces, "cross" if pooled else "self"))
+        if self.valued:
+            value = str(Valued(float(chances[0])))
+            return Picture(title=text, views=views, source=text, output=value, note=value)
         answer = Classified(self.labels, chances, self.choose(chances, how.threshold), self.several)
         order = answer._ranked()[:candidates]
         told = ", ".join(f"{self.labels[i]} {chances[i]:.4f}" for i in order)
@@ -410,6 +478,18 @@ class Classifier(Runner[Classified]):
             ],
             note=f"probabilities: {told}",
         )
+
+
+def _number(example: Example) -> float:
+    """Return the number that is right for a text."""
+    try:
+        (told,) = example.labels
+        return float(told)
+    except ValueError as error:
+        raise Mistake(
+            f"{example.where}: {','.join(example.labels)!r:.60} is no number, which is what this "
+            "model gives to a text"
+        ) from error
 
 
 def one_label_each(examples: Sequence[Example], several: bool) -> None:

@@ -21,7 +21,7 @@ from regard.tasks.judge import Comparison, Score, bleu_metric, tokenise_for
 from regard.tasks.lengths import BORDERS, Lengths, by_length
 from regard.tasks.run import tell
 from regard.tasks.scores_text import Bleu
-from regard.tasks.translator import RunSettings, Translator
+from regard.tasks.translator import RunSettings, Translator, own_settings
 
 
 @dataclass(frozen=True)
@@ -256,8 +256,7 @@ def made_here() -> dict[str, Any]:
 
 def _own(translator: Translator) -> dict[str, Any]:
     """Return the model's own defaults of decoding."""
-    own = translator.config.get("generation", {})
-    return {key: value for key, value in own.items() if key != "alignment_head"}
+    return own_settings(translator.config)
 
 
 def _hash(pairs: Any) -> str:

@@ -306,6 +306,12 @@ def _several_apart(a: Tensor, b: Tensor) -> Tensor:
 WAYS: dict[str, Way] = {
     "one": Way(_one, _one_apart, lambda logits: logits.softmax(-1)),
     "several": Way(_several, _several_apart, torch.sigmoid),
+    # a number, such as how well an answer fits a question, which is the only logit itself
+    "value": Way(
+        lambda logits, wanted, smoothing: F.mse_loss(logits, wanted, reduction="sum"),
+        lambda a, b: (a - b).square().sum(),
+        lambda logits: logits,
+    ),
 }
 
 

@@ -14,6 +14,7 @@ from regard.data.batches import pad
 from regard.data.text import join_sentences, split_sentences
 from regard.data.tokenize import Tokenizer
 from regard.decode import search
+from regard.decode.rules import Given, Ways
 from regard.decode.search import Hypothesis, in_batches
 from regard.errors import Mistake, choose
 from regard.native import fast_run
@@ -48,6 +49,12 @@ def begin_of(tokenizer: Any) -> int:
     return getattr(tokenizer, "begin", tokenizer.bos)
 
 
+def own_settings(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a model's own defaults of writing, without what is no setting."""
+    told = config.get("generation", {})
+    return {key: value for key, value in told.items() if key not in ("alignment_head", "rules")}
+
+
 def setting(default: Any, help: str, **bounds: float) -> Any:
     """Describe a setting."""
     return field(default=default, metadata={"help": help, **bounds})
@@ -59,7 +66,7 @@ class RunSettings:
 
     beam: int = setting(5, "hypotheses followed; 1 is greedy", min=1, max=1000)
     length_penalty: str = setting("average", "average, gnmt or none")
-    alpha: float | None = setting(None, "exponent of the length penalty", min=0, max=10)
+    alpha: float | None = setting(None, "exponent of the length penalty", min=-10, max=10)
     max_length: int | None = setting(None, "longest answer in pieces", min=1, max=10_000)
     n_best: int = setting(1, "answers a line", min=1, max=1000)
     scores: bool = setting(False, "tell the score of each answer")
@@ -163,12 +170,17 @@ class Translator(Runner[Translated]):
         self.source_tokenizer, self.target_tokenizer = source, target
         self.tokenizer = target
         self.device = next(model.parameters()).device
-        self.begin, (self.before, self.after) = begin_of(target), around(source)
+        self.before, self.after = around(source)
+        vocab = getattr(model.config, "target_vocab", target.vocab)
+        rules = config.get("generation", {}).get("rules")
+        self.ways = Ways(rules, target.eos, vocab, begin_of(target))
+        self.begin = self.ways.begin
+        self.positions: int | None = None
         self.longest = LONGEST_PART
         # tokens that no answer has; what a checkpoint's own tokenizer calls special is up to it
-        ours = [] if hasattr(target, "frame") else [target.bos, getattr(target, "unk", 3)]
-        spare = range(target.vocab, getattr(model.config, "target_vocab", target.vocab))
-        self.forbidden = [target.pad, *ours, *spare]
+        bare = hasattr(target, "frame")
+        ours = [] if bare else [target.pad, target.bos, getattr(target, "unk", 3)]
+        self.forbidden = [*ours, *range(target.vocab, vocab)]
 
     @classmethod
     def load(cls, folder: Path, model: Any, config: dict[str, Any]) -> "Translator":
@@ -187,8 +199,8 @@ class Translator(Runner[Translated]):
         for key in ("from", "to"):
             if not isinstance(config.get(key), str | None):
                 raise Mistake(f"{folder / 'config.json'}: '{key}' is {config[key]!r:.40}, not text")
-        made = cls(model, source, target, config)
         try:
+            made = cls(model, source, target, config)
             made.check({})
             made._alignment_head()
         except Mistake as mistake:
@@ -211,7 +223,10 @@ class Translator(Runner[Translated]):
 
     def check(self, settings: dict[str, Any]) -> RunSettings:
         """Make full settings of what a user gave, with the model's own defaults."""
-        own = {k: v for k, v in self.config.get("generation", {}).items() if k != "alignment_head"}
+        own = own_settings(self.config)
+        if self.ways.longest is not None:  # with the token after which it begins
+            longest = max(1, self.ways.longest - 1)
+            own.setdefault("max_length", min(longest, (self.positions or longest + 1) - 1))
         how = fill(self.settings, {**own, **settings})
         choose("length_penalty", how.length_penalty, search.PENALTIES)
         if how.alignments not in ALIGNMENTS:
@@ -284,9 +299,10 @@ class Translator(Runner[Translated]):
                 "alpha": how.alpha,
                 "max_length": how.max_length,
                 "prefix": prefix,
-                "adjust": [search.forbid(*self.forbidden)],
+                "adjust": [search.forbid(*self.forbidden), *self._rules(real, how)],
                 "bos": self.begin,
-                "eos": self.target_tokenizer.eos,
+                "eos": self.ways.eos,
+                "ends": self.ways.ends,
             }
             if how.draws:
                 found = search.sample(
@@ -305,11 +321,16 @@ class Translator(Runner[Translated]):
             elif how.beam == 1:
                 found = search.greedy(self.model, ids, lengths, **rest)
             else:
-                found = search.beam(
-                    self.model, ids, lengths, beam=how.beam, n_best=how.n_best, **rest
-                )
+                rest |= {"beam": how.beam, "n_best": how.n_best, **self.ways.beam()}
+                found = search.beam(self.model, ids, lengths, **rest)
         answers = iter(found)
         return [next(answers) if s.ids else [] for s in some]
+
+    def _rules(self, some: list[_Sentence], how: RunSettings) -> list[search.Adjust]:
+        """Return the checkpoint's own rules for some sentences."""
+        limits = [how.max_length or search.usual_limit(len(s.ids)) + len(s.prefix) for s in some]
+        given = Given(self.ways.all_ends, [[self.begin]] * len(some), [s.ids for s in some], limits)
+        return list(self.ways.changes(given))
 
     def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         ids, lengths = pad([np.asarray(row, dtype=np.int64) for row in rows], 0)

@@ -17,6 +17,7 @@ from regard.attention.watch import watch
 from regard.data.batches import pad
 from regard.data.documents import Texts, encode_running, hash_texts, load_texts, stretches
 from regard.decode import search
+from regard.decode.rules import Given, Ways
 from regard.decode.search import in_batches
 from regard.errors import Mistake, choose
 from regard.native import fast_run
@@ -29,6 +30,7 @@ from regard.tasks.judge import Score
 from regard.tasks.language import stretch_loss
 from regard.tasks.run import load_tokenizer
 from regard.tasks.runners import Answer, Runner
+from regard.tasks.translator import own_settings
 from regard.training.loop import mix
 
 OnText = Callable[[str], None]
@@ -51,13 +53,13 @@ class WriteSettings:
     top_k: int | None = setting(None, "draw among so many", min=1)
     top_p: float | None = setting(None, "draw among the likeliest with this mass", min=0, max=1)
     min_p: float | None = setting(None, "draw above this share of the likeliest", min=0, max=1)
-    repetition_penalty: float = setting(1.0, "against what was written", min=0.01, max=100)
+    repetition_penalty: float = setting(1.0, "against what a text has", min=0.001, max=1000)
     seed: int = setting(1, "of the draws", min=0)
     stop: str = setting("", "text that ends the answer")
     echo: bool = setting(True, "begin the answer with the text that was given")
     beam: int = setting(1, "hypotheses followed; above 1 nothing is drawn", min=1, max=1000)
     length_penalty: str = setting("average", "average, gnmt or none")
-    alpha: float | None = setting(None, "exponent of the length penalty", min=0, max=10)
+    alpha: float | None = setting(None, "exponent of the length penalty", min=-10, max=10)
     n_best: int = setting(1, "answers a line", min=1, max=1000)
     scores: bool = setting(False, "tell the score of each answer")
     forced: bool = setting(False, "write nothing: tell how likely each text is")
@@ -126,6 +128,7 @@ class _Row:
 
     line: int
     prompt: list[int]
+    limit: int  # tokens that may be written
     rank: int = 0  # among the answers to one line
     ids: list[int] = field(default_factory=list)
     steps: list[float] = field(default_factory=list)
@@ -170,7 +173,11 @@ class LanguageModel(Runner[Written]):
         self.model, self.tokenizer, self.config = model, tokenizer, config
         self.device = next(model.parameters()).device
         self.window = config.get("context") or model.config.max_length
-        self.ends = getattr(tokenizer, "ends", (tokenizer.eos,))
+        rules = config.get("generation", {}).get("rules")
+        ends = list(getattr(tokenizer, "ends", (tokenizer.eos,)))
+        told = None if rules is None else {"eos_token_id": ends, **rules}
+        self.ways = Ways(told, tokenizer.eos, model.config.vocab)
+        self.ends = self.ways.all_ends
 
     @classmethod
     def load(cls, folder: Path, model: Any, config: dict[str, Any]) -> "LanguageModel":
@@ -190,8 +197,8 @@ class LanguageModel(Runner[Written]):
             config = {**config, "chat": check_chat(config["chat"])} if "chat" in config else config
         except Mistake as mistake:
             raise Mistake(f"{folder / 'config.json'}: {mistake}") from None
-        made = cls(model, tokenizer, config)
         try:
+            made = cls(model, tokenizer, config)
             made.check({})
         except Mistake as mistake:
             raise Mistake(f"{folder / 'generation_config.json'}: {mistake}") from None
@@ -199,7 +206,10 @@ class LanguageModel(Runner[Written]):
 
     def check(self, settings: dict[str, Any]) -> WriteSettings:
         """Make full settings of what a user gave, with the model's own defaults."""
-        how = fill(WriteSettings, {**self.config.get("generation", {}), **settings})
+        own = own_settings(self.config)
+        if "repetition_penalty" in self.ways.rules:
+            own["repetition_penalty"] = self.ways.rules["repetition_penalty"]
+        how = fill(WriteSettings, {**own, **settings})
         choose("length_penalty", how.length_penalty, search.PENALTIES)
         if how.template is None:
             how = replace(how, template="own" if "chat" in self.config else "plain")
@@ -236,7 +246,10 @@ class LanguageModel(Runner[Written]):
         if any(isinstance(text, list) for text in inputs):
             how = replace(how, chat=True)
         given = [self._prompt(text, how) for text in inputs]
-        rows = [_Row(first + i, ids) for i, (_, ids) in enumerate(given)]
+        whole = "max_length" not in settings and "max_length" not in own_settings(self.config)
+        rows = [
+            _Row(first + i, ids, self._limit(ids, how, whole)) for i, (_, ids) in enumerate(given)
+        ]
         stop = how.stop or (chat.stop_of(how.template) if how.chat else "")
         teller = None
         if on_text is not None:
@@ -247,7 +260,7 @@ class LanguageModel(Runner[Written]):
         def write(some: list[_Row]) -> list[list[_Row]]:
             return self._write(some, how, stop, teller)
 
-        lengths = [len(row.prompt) + how.max_length for row in rows]
+        lengths = [len(row.prompt) + row.limit for row in rows]
         workers = torch.get_num_threads() if self.device.type == "cpu" else 1
         most = min(how.batch_rows, max(1, -(-len(rows) // workers)))
         done = in_batches(rows, lengths, write, tokens=how.batch_tokens, rows=most, workers=workers)
@@ -258,6 +271,17 @@ class LanguageModel(Runner[Written]):
         if teller is not None:
             teller.finish(told[0].completion)
         return told
+
+    def _limit(self, prompt: list[int], how: WriteSettings, whole: bool) -> int:
+        """Return how many tokens may come after a prompt; a checkpoint may tell it with that."""
+        if not whole or self.ways.longest is None:
+            return how.max_length
+        if self.ways.longest <= len(prompt):
+            raise Mistake(
+                f"a text of {len(prompt)} tokens has no room to go on, as the model's own "
+                f"max_length is {self.ways.longest}; set max_length="
+            )
+        return self.ways.longest - len(prompt)
 
     def _text(self, text: Any) -> str:
         if not isinstance(text, str):
@@ -323,7 +347,7 @@ class LanguageModel(Runner[Written]):
             for (place, _), texts in zip(waiting, found, strict=True):
                 for row in texts:
                     ended = len(row.steps) > len(row.ids) or self._is_over(row.ids, stop)
-                    if ended or len(row.ids) >= how.max_length:
+                    if ended or len(row.ids) >= row.limit:
                         answers[place].append(row)
                     else:
                         later.append((place, row))
@@ -336,13 +360,13 @@ class LanguageModel(Runner[Written]):
         """Write as much of some texts as fits into the window."""
         prompts, most = [], []
         for row in rows:
-            left = how.max_length - len(row.ids)
+            left = row.limit - len(row.ids)
             read = max(self.window - left + 1, self.window // 2)
             prompts.append((row.prompt + row.ids)[-read:])
             most.append(min(left, self.window - len(prompts[-1]) + 1))
             if how.beam > 1 and most[-1] < left:
                 raise Mistake(
-                    f"max_length={how.max_length} does not fit into the {self.window} tokens that "
+                    f"max_length={row.limit} does not fit into the {self.window} tokens that "
                     f"the model reads at once; with a beam choose up to {self.window // 2}"
                 )
         ids, lengths = self._padded(prompts)
@@ -359,15 +383,17 @@ class LanguageModel(Runner[Written]):
         rest: dict[str, Any] = {
             "max_length": most,
             "begin": ids.gather(1, lengths.unsqueeze(1) - 1).squeeze(1),
-            "adjust": self._adjust(how),
-            "eos": self.tokenizer.eos,
+            "adjust": self._adjust(rows, most, how),
+            "eos": self.ways.eos,
+            "ends": self.ways.ends,
             "length_penalty": how.length_penalty,
             "alpha": how.alpha,
         }
         if how.beam > 1:
-            found = search.beam(self.model, ids, lengths, beam=how.beam, n_best=how.n_best, **rest)
+            rest |= {"beam": how.beam, "n_best": how.n_best, **self.ways.beam()}
+            found = search.beam(self.model, ids, lengths, **rest)
         else:
-            if samples == 1 and (stop or teller is not None or len(self.ends) > 1):
+            if samples == 1 and (stop or teller is not None):
                 rest["on_token"] = on_token
             found = search.sample(
                 self.model,
@@ -384,22 +410,27 @@ class LanguageModel(Runner[Written]):
             )
         return [
             [
-                _Row(row.line, row.prompt, row.rank + k, row.ids + h.ids, row.steps + h.steps)
+                replace(row, rank=row.rank + k, ids=row.ids + h.ids, steps=row.steps + h.steps)
                 for k, h in enumerate(some)
             ]
             for row, some in zip(rows, found, strict=True)
         ]
 
-    def _adjust(self, how: WriteSettings) -> list[search.Adjust]:
-        """Return what is changed of the logits."""
+    def _adjust(self, rows: list[_Row], most: list[int], how: WriteSettings) -> list[search.Adjust]:
+        """Return what is changed of the logits of some texts, which may get so many tokens."""
         tokenizer = self.tokenizer
         never = list(range(tokenizer.vocab, self.model.config.vocab))  # they have no spelling
         if not hasattr(tokenizer, "frame"):  # our own, which texts never hold inside
             never += [tokenizer.pad, tokenizer.bos, UNKNOWN]
-        changes = [search.forbid(*never)] if never else []
-        if how.repetition_penalty != 1:
-            changes.append(search.repetition(how.repetition_penalty))
-        return changes
+        changes: list[search.Adjust] = [search.forbid(*never)] if never else []
+        before = [row.prompt + row.ids for row in rows]
+        # none but the last of several turns comes to an end
+        limits = [
+            n if len(row.ids) + n >= row.limit else -1 for row, n in zip(rows, most, strict=True)
+        ]
+        earlier = [len(row.ids) for row in rows]
+        given = Given(self.ends, before, [row.prompt for row in rows], limits, earlier)
+        return [*changes, *self.ways.changes(given, repetition_penalty=how.repetition_penalty)]
 
     def _is_over(self, ids: list[int], stop: str) -> bool:
         """Tell whether a text ends here, by a token or by the text that was to stop it."""
@@ -575,7 +606,7 @@ class LanguageModel(Runner[Written]):
         written = ""
         ids = prompt[-self.window :]
         if not how.forced:
-            row, *rest = self._write([_Row(0, prompt)], how, how.stop)[0]
+            row, *rest = self._write([_Row(0, prompt, how.max_length)], how, how.stop)[0]
             others = [self._told(shown, [one], how.stop, how) for one in rest]
             written = self._completion(prompt, row.ids)
             end = [self.tokenizer.eos] if len(row.steps) > len(row.ids) else []

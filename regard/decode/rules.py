@@ -1,0 +1,393 @@
+"""Changes of logits by the rules that a checkpoint brings: what may not be said, or not again.
+
+They have the names, the order and the meaning that transformers gives them in
+generation_config.json, so that the same texts come out. A rule sees all tokens of a text, those it
+was begun with too.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import inf, isfinite
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.errors import Mistake
+
+MOST_IDS = 100_000  # in one rule
+LONGEST = 10_000_000  # length that a rule may speak of
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the rules of a batch stand on, sentence by sentence."""
+
+    ends: Sequence[int]  # tokens that end a text
+    before: Sequence[Sequence[int]]  # tokens that each text was begun with
+    read: Sequence[Sequence[int]] = ()  # tokens of each source, or the prompt
+    limits: Sequence[int] = ()  # how many tokens may be written
+    earlier: Sequence[int] = ()  # how many of `before` were written, too
+
+
+@dataclass
+class Now:
+    """Where writing stands: which sentence each row is of, and what was written in it."""
+
+    given: Given
+    number: list[int]
+    written: Tensor
+
+    @property
+    def step(self) -> int:
+        """Return how many tokens were written."""
+        return self.written.shape[1]
+
+    def new(self) -> list[int]:
+        """Return how many tokens of each row were written, now or earlier."""
+        earlier = self.given.earlier or [0] * len(self.given.before)
+        return [earlier[n] + self.step for n in self.number]
+
+    @cached_property
+    def tokens(self) -> list[list[int]]:
+        """Return all tokens of each row, those it was begun with too."""
+        pairs = zip(self.number, self.written.tolist(), strict=True)
+        return [[*self.given.before[n], *row] for n, row in pairs]
+
+
+Change = Callable[[Tensor, Now], Tensor]
+
+
+def _mask(scores: Tensor, rows: Sequence[int], ids: Sequence[int]) -> Tensor:
+    """Make tokens impossible in some rows."""
+    if rows:
+        scores[torch.tensor(rows).unsqueeze(1), torch.tensor(ids)] = -inf
+    return scores
+
+
+def repetition_penalty(strength: float) -> Change:
+    """Make every token that a text has already less likely (Keskar et al. 2019)."""
+
+    def change(scores: Tensor, now: Now) -> Tensor:
+        seen = torch.zeros_like(scores, dtype=torch.bool)
+        for row, tokens in zip(seen, now.tokens, strict=True):
+            row[torch.tensor(tokens, dtype=torch.long)] = True
+        weaker = torch.where(scores < 0, scores * strength, scores / strength)
+        return torch.where(seen, weaker, scores)
+
+    return change
+
+
+def _follow_ups(tokens: Sequence[int], size: int) -> dict[tuple[int, ...], list[int]]:
+    """Return what has come after each run of size - 1 tokens."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for start in range(len(tokens) - size + 1):
+        *first, last = tokens[start : start + size]
+        found.setdefault(tuple(first), []).append(last)
+    return found
+
+
+def no_repeat_ngram_size(size: int) -> Change:
+    """Let no run of so many tokens come twice (Paulus et al. 2017)."""
+
+    def change(scores: Tensor, now: Now) -> Tensor:
+        for row, tokens in enumerate(now.tokens):
+            if len(tokens) + 1 >= size:
+                last = tuple(tokens[len(tokens) + 1 - size :])
+                scores[row, _follow_ups(tokens, size).get(last, [])] = -inf
+        return scores
+
+    return change
+
+
+def encoder_no_repeat_ngram_size(size: int) -> Change:
+    """Let no run of so many tokens of the source be said."""
+
+    def change(scores: Tensor, now: Now) -> Tensor:
+        for row, (n, tokens) in enumerate(zip(now.number, now.tokens, strict=True)):
+            if len(tokens) + 1 >= size:
+                last = tuple(tokens[len(tokens) + 1 - size :])
+                scores[row, _follow_ups(now.given.read[n], size).get(last, [])] = -inf
+        return scores
+
+    return change
+
+
+def sequence_bias(pairs: Sequence[tuple[Sequence[int], float]]) -> Change:
+    """Make runs of tokens more or less likely: the last of them, where the others came before."""
+
+    def change(scores: Tensor, now: Now) -> Tensor:
+        more = torch.zeros_like(scores)
+        for run, bias in pairs:
+            *first, last = run
+            for row, tokens in enumerate(now.tokens):
+                if not first or (len(run) <= len(tokens) and tokens[-len(first) :] == first):
+                    more[row, last] += bias
+        return scores + more
+
+    return change
+
+
+def bad_words_ids(runs: Sequence[Sequence[int]]) -> Change:
+    """Let no such run of tokens be said; the end of a text is none."""
+
+    def change(scores: Tensor, now: Now) -> Tensor:
+        real = [(run, -inf) for run in runs if list(run) not in ([end] for end in now.given.ends)]
+        return sequence_bias(real)(scores, now)
+
+    return change
+
+
+def min_length(length: int) -> Change:
+    """Do not end before a text has so many tokens, those it was begun with too."""
+
+    def change(scores: Tensor, now: Now) -> Tensor:
+        short = [
+            row for row, n in enumerate(now.number) if len(now.given.before[n]) + now.step < length
+        ]
+        return _mask(scores, short, now.given.ends)
+
+    return change
+
+
+def min_new_tokens(length: int) -> Change:
+    """Do not end before so many tokens were written."""
+
+    def change(scores: Tensor, now: Now) -> Tensor:
+        rows = [row for row, count in enumerate(now.new()) if count < length]
+        return _mask(scores, rows, now.given.ends)
+
+    return change
+
+
+def _only(scores: Tensor, rows: Sequence[int], ids: Sequence[int]) -> Tensor:
+    """Make all but some tokens impossible, and these certain."""
+    for row in rows:
+        scores[row] = -inf
+        scores[row, ids] = 0.0
+    return scores
+
+
+def forced_bos_token_id(number: int) -> Change:
+    """Begin with a token, where there is only the one after which every text begins."""
+
+    def change(scores: Tensor, now: Now) -> Tensor:
+        first = [
+            row for row, n in enumerate(now.number) if len(now.given.before[n]) + now.step == 1
+        ]
+        return _only(scores, first, [number])
+
+    return change
+
+
+def forced_eos_token_id(ids: Sequence[int]) -> Change:
+    """End with a token where a text is as long as it may be."""
+
+    def change(scores: Tensor, now: Now) -> Tensor:
+        last = [row for row, n in enumerate(now.number) if now.given.limits[n] == now.step + 1]
+        return _only(scores, last, ids)
+
+    return change
+
+
+def exponential_decay_length_penalty(told: tuple[int, float]) -> Change:
+    """Make the end likelier and likelier after so many tokens."""
+    start, factor = told
+
+    def change(scores: Tensor, now: Now) -> Tensor:
+        ends = list(now.given.ends)
+        for row, count in enumerate(now.new()):
+            if count > start:
+                scores[row, ends] += scores[row, ends].abs() * (factor ** (count - start) - 1)
+        return scores
+
+    return change
+
+
+def suppress_tokens(ids: Sequence[int]) -> Change:
+    """Never say these tokens."""
+    return lambda scores, now: _mask(scores, range(len(scores)), ids)
+
+
+def begin_suppress_tokens(ids: Sequence[int], forced: bool = False) -> Change:
+    """Do not begin with these tokens; where the first one is forced, that is the second."""
+
+    def change(scores: Tensor, now: Now) -> Tensor:
+        first = [
+            row
+            for row, (n, count) in enumerate(zip(now.number, now.new(), strict=True))
+            if count == int(forced and len(now.given.before[n]) <= 1)
+        ]
+        return _mask(scores, first, ids)
+
+    return change
+
+
+# ---- what a file may say
+
+
+def _refuse(value: Any, expected: str) -> Mistake:
+    return Mistake(f"{value!r:.60}; expected {expected}")
+
+
+def _number(value: Any, low: float, high: float) -> float:
+    good = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    if not good or not low <= value <= high:
+        raise _refuse(value, f"a number from {low:g} to {high:g}")
+    return value
+
+
+def _count(value: Any, vocab: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LONGEST:
+        raise _refuse(value, f"a number from 0 to {LONGEST:,}")
+    return value
+
+
+def _id(value: Any, vocab: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < vocab:
+        raise _refuse(value, f"a token from 0 to {vocab - 1}")
+    return value
+
+
+def _ids(value: Any, vocab: int) -> list[int]:
+    if not isinstance(value, list) or len(value) > MOST_IDS:
+        raise _refuse(value, f"a list of at most {MOST_IDS:,} tokens")
+    return [_id(one, vocab) for one in value]
+
+
+def _some(value: Any, vocab: int) -> list[int]:
+    """Let through a token, or a list of them."""
+    return _ids(value if isinstance(value, list) else [value], vocab)
+
+
+def _runs(value: Any, vocab: int) -> list[list[int]]:
+    if not isinstance(value, list) or len(value) > 1000 or not all(value):
+        raise _refuse(value, "a list of at most 1,000 runs of tokens")
+    return [_ids(run, vocab) for run in value]
+
+
+def _biases(value: Any, vocab: int) -> list[tuple[list[int], float]]:
+    pairs = isinstance(value, list) and all(isinstance(p, list) and len(p) == 2 for p in value)
+    if not pairs or len(value) > 1000 or not all(run for run, _ in value):
+        raise _refuse(value, "a list of at most 1,000 runs of tokens, each with a number")
+    return [(_ids(run, vocab), _number(bias, -1e9, 1e9)) for run, bias in value]
+
+
+def _decay(value: Any, vocab: int) -> tuple[int, float]:
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        raise _refuse(value, "a number of tokens and a factor")
+    return _count(value[0], vocab), _number(value[1], 0.001, 100)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a value is checked, with the size of the vocabulary, and what it does."""
+
+    check: Callable[[Any, int], Any]
+    change: Callable[[Any], Change] | None = None  # or nothing that is done to logits
+
+
+RULES: dict[str, Rule] = {
+    "sequence_bias": Rule(_biases, sequence_bias),
+    "repetition_penalty": Rule(lambda x, vocab: _number(x, 0.001, 1000), repetition_penalty),
+    "no_repeat_ngram_size": Rule(_count, no_repeat_ngram_size),
+    "encoder_no_repeat_ngram_size": Rule(_count, encoder_no_repeat_ngram_size),
+    "bad_words_ids": Rule(_runs, bad_words_ids),
+    "min_length": Rule(_count, min_length),
+    "min_new_tokens": Rule(_count, min_new_tokens),
+    "forced_bos_token_id": Rule(_id, forced_bos_token_id),
+    "forced_eos_token_id": Rule(_some, forced_eos_token_id),
+    "exponential_decay_length_penalty": Rule(_decay, exponential_decay_length_penalty),
+    "suppress_tokens": Rule(_ids, suppress_tokens),
+    "begin_suppress_tokens": Rule(_ids, begin_suppress_tokens),
+    # what these say is no change of logits
+    "eos_token_id": Rule(_some),
+    "decoder_start_token_id": Rule(_id),
+    "max_length": Rule(_count),
+    "renormalize_logits": Rule(lambda x, vocab: x is True),
+    "early_stopping": Rule(lambda x, vocab: x if x == "never" else x is True),
+}
+NOTHING: dict[str, Any] = {"repetition_penalty": 1, "no_repeat_ngram_size": 0, "min_length": 0}
+NOTHING |= {"encoder_no_repeat_ngram_size": 0, "min_new_tokens": 0}
+
+
+def checked(told: Any, vocab: int) -> dict[str, Any]:
+    """Return the rules that a file tells, each checked, without those that change nothing."""
+    if not isinstance(told, Mapping):
+        raise Mistake(f"'rules' are {told!r:.40}; expected an object")
+    found: dict[str, Any] = {}
+    for key, value in told.items():
+        if key not in RULES:
+            raise Mistake(f"unknown rule {key!r:.40}; known are {', '.join(RULES)}")
+        try:
+            found[key] = RULES[key].check(value, vocab)
+        except Mistake as mistake:
+            raise Mistake(f"{key}={mistake}") from None
+    return checked_again(found)
+
+
+class Ways:
+    """What a checkpoint's rules mean for writing, or how we write if it has none.
+
+    `told` are rules as a file has them, None for a model of our own.
+    """
+
+    def __init__(self, told: Any, eos: int, vocab: int, begin: int = 0):
+        self.foreign = told is not None
+        self.rules = checked({} if told is None else told, vocab)
+        self.begin: int = self.rules.get("decoder_start_token_id", begin)
+        self.all_ends: list[int] = self.rules.get("eos_token_id", [eos])
+        self.eos = eos if eos in self.all_ends else -1  # which no token is
+        self.ends = [end for end in self.all_ends if end != eos]
+        self.longest: int | None = self.rules.get("max_length")
+
+    def beam(self) -> dict[str, Any]:
+        """Return how a beam is followed."""
+        if not self.foreign:
+            return {}
+        early = self.rules.get("early_stopping", False)
+        stopping = "never" if early == "never" else "early" if early else "length"
+        again = self.rules.get("renormalize_logits", False)
+        return {"stopping": stopping, "on": "logprobs", "renormalise": again}
+
+    def changes(self, given: Given, **others: Any) -> "list[Rules]":
+        """Return the rules as changes of logits, with others beside or instead of them."""
+        found = Rules(checked_again({**self.rules, **others}), given)
+        return [found] if found else []
+
+
+def checked_again(rules: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out what changes nothing."""
+    return {key: value for key, value in rules.items() if value != NOTHING.get(key)}
+
+
+@dataclass
+class Rules:
+    """Checked rules as one change of logits, which is told which sentence each row is of."""
+
+    told: Mapping[str, Any]
+    given: Given
+    changes: list[Change] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.changes = []
+        for key, rule in RULES.items():
+            if key not in self.told or rule.change is None:
+                continue
+            value = self.told[key]
+            if key == "begin_suppress_tokens":
+                forced = "forced_bos_token_id" in self.told
+                self.changes.append(begin_suppress_tokens(value, forced))
+            else:
+                self.changes.append(rule.change(value))
+
+    def __bool__(self) -> bool:
+        return bool(self.changes)
+
+    def __call__(self, logits: Tensor, written: Tensor, number: Tensor) -> Tensor:
+        """Change the logits (rows, vocab) of rows with these tokens, of sentences by number."""
+        now = Now(self.given, number.tolist(), written)
+        for change in self.changes:
+            logits = change(logits, now)
+        return logits

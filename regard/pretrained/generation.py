@@ -1,0 +1,203 @@
+"""How a public checkpoint wants its texts to be written: generation_config.json, in and out.
+
+Each setting is honoured, or it is refused by its name; one that is not known is refused too.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from regard.decode.rules import RULES
+from regard.errors import Mistake
+from regard.pretrained.parts import read_object
+
+FILE = "generation_config.json"
+# settings that change no text, or that say what another setting says
+HARMLESS = frozenset(
+    [
+        "_from_model_config",
+        "transformers_version",
+        "bos_token_id",
+        "pad_token_id",
+        "use_cache",
+        "cache_implementation",
+        "cache_config",
+        "max_cache_len",
+        "return_legacy_cache",
+        "compile_config",
+        "disable_compile",
+        "continuous_batching_config",
+        "low_memory",
+        "output_attentions",
+        "output_hidden_states",
+        "output_scores",
+        "output_logits",
+        "return_dict_in_generate",
+        "remove_invalid_values",
+        "prefill_chunk_size",
+        # guesses of another model that are checked: only how fast it is
+        "is_assistant",
+        "num_assistant_tokens",
+        "num_assistant_tokens_schedule",
+        "assistant_confidence_threshold",
+        "assistant_early_exit",
+        "assistant_ensemble_weight",
+        "assistant_lookbehind",
+        "target_lookbehind",
+        "max_matching_ngram_size",
+        "prompt_lookup_num_tokens",
+        "speculation_type",
+        "use_mtp",
+    ]
+)
+# settings that are honoured elsewhere than by a rule
+READ = ("num_beams", "num_return_sequences", "length_penalty", "max_new_tokens", "do_sample")
+DRAWS = {"temperature": 100.0, "top_k": 10**6, "top_p": 1.0, "min_p": 1.0}
+# settings that we do not have, and the values at which they do nothing
+NONE: dict[str, tuple[Any, ...]] = {
+    "num_beam_groups": (1,),
+    "diversity_penalty": (0,),
+    "penalty_alpha": (0,),
+    "encoder_repetition_penalty": (1,),
+    "guidance_scale": (1,),
+    "constraints": (),
+    "force_words_ids": (),
+    "watermarking_config": (),
+    "stop_strings": ([],),
+    "max_time": (),
+    "dola_layers": (),
+    "token_healing": (False,),
+    "forced_decoder_ids": ([],),
+}
+# and those of drawing, which do nothing where nothing is drawn
+NONE_DRAWN = {"typical_p": (1,), "epsilon_cutoff": (0,), "eta_cutoff": (0,), "top_h": ()}
+KNOWN = {*HARMLESS, *READ, *DRAWS, *NONE, *NONE_DRAWN, *RULES}
+# what a config means that does not say it, where there is no generation_config.json
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "bart": {"forced_eos_token_id": 2},
+    "marian": {"forced_eos_token_id": 0},
+    "pegasus": {"forced_eos_token_id": 1},
+}
+BEAMS = 100
+USUAL_TOP_K = 50  # of transformers, where a file draws and does not tell
+
+
+def read_generation(folder: str | Path, task: str) -> dict[str, Any]:
+    """Return how a public checkpoint wants to be decoded, in our words and as rules."""
+    if task not in ("language", "text", "translate"):
+        return {}
+    path = Path(folder) / FILE
+    config = Path(folder) / "config.json"
+    if path.is_file():
+        theirs = read_object(path)
+        unknown = [key for key in theirs if key not in KNOWN and theirs[key] is not None]
+        unknown = [key for key in unknown if not key.startswith("regard_")]
+        if unknown:
+            raise Mistake(
+                f"{path}: {unknown[0]!r:.40} is not known; leave it out if no text depends on it"
+            )
+    else:  # as older checkpoints have it
+        path, theirs = config, read_object(config)
+        theirs = {**DEFAULTS.get(str(theirs.get("model_type")), {}), **theirs}
+    theirs = {key: value for key, value in theirs.items() if value is not None}
+    try:
+        return _read(theirs, task)
+    except Mistake as mistake:
+        raise Mistake(f"{path}: {mistake}") from None
+
+
+def _read(theirs: Mapping[str, Any], task: str) -> dict[str, Any]:
+    draws = theirs.get("do_sample") is True
+    for key, same in (NONE | NONE_DRAWN if draws else NONE).items():
+        if key in theirs and theirs[key] not in same:
+            raise Mistake(f"{key}={theirs[key]!r:.40} is not supported; leave it out")
+    found: dict[str, Any] = {}
+    beams = _whole(theirs, "num_beams", 1, BEAMS)
+    if beams is not None:
+        found["beam"] = beams
+    if draws and beams not in (None, 1):
+        raise Mistake(
+            f"do_sample=true with num_beams={beams} is not supported; only one of them is"
+        )
+    if (count := _whole(theirs, "num_return_sequences", 1, BEAMS)) not in (None, 1):
+        found["n_best"] = count
+    if "length_penalty" in theirs:
+        found |= {"length_penalty": "average", "alpha": _number(theirs, "length_penalty", -10, 10)}
+    if (most := _whole(theirs, "max_new_tokens", 1, 10**6)) is not None:
+        found["max_length"] = most
+    if draws:
+        usual = {"temperature": 1.0, "top_k": USUAL_TOP_K}
+        for key, high in DRAWS.items():
+            value = usual.get(key)
+            if key in theirs:
+                whole = key == "top_k"
+                value = _whole(theirs, key, 0, high) if whole else _number(theirs, key, 0, high)
+            if value is not None and (value or key in ("temperature", "min_p")):
+                found[key] = value
+    elif task == "language" and (theirs.get("do_sample") is False or (beams or 1) > 1):
+        found["temperature"] = 0.0
+    rules = {key: theirs[key] for key in RULES if key in theirs}
+    if most is not None:
+        rules.pop("max_length", None)  # which it overrides
+    for key in ("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence_bias"):
+        if rules.get(key) == []:
+            del rules[key]
+    return {**found, "rules": rules}
+
+
+def _number(theirs: Mapping[str, Any], key: str, low: float, high: float) -> float:
+    value = theirs[key]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise Mistake(f"{key}={value!r:.40}; expected a number from {low:g} to {high:g}")
+    return value
+
+
+def _whole(theirs: Mapping[str, Any], key: str, low: int, high: float) -> int | None:
+    if key not in theirs:
+        return None
+    value = _number(theirs, key, low, high)
+    if value != int(value):
+        raise Mistake(f"{key}={value!r:.40} is not a whole number")
+    return int(value)
+
+
+def write_generation(generation: Mapping[str, Any], never: list[int]) -> dict[str, Any]:
+    """Return their words for how a model of ours writes; tokens of `never` are no part of texts.
+
+    Where it came from a checkpoint, that is what this said.
+    """
+    how = {key: value for key, value in generation.items() if value is not None}
+    theirs: dict[str, Any] = dict(how.get("rules") or {})
+    if "rules" not in how:
+        # ours leaves such tokens out before it computes probabilities
+        theirs |= {"suppress_tokens": never, "renormalize_logits": True} if never else {}
+        theirs["early_stopping"] = "never" if how.get("alpha") == 0 else True
+    if how.get("length_penalty", "average") == "gnmt":
+        raise Mistake(
+            "length_penalty=gnmt has no counterpart in generation_config.json; "
+            "write average there before you export"
+        )
+    if "beam" in how:
+        theirs["num_beams"] = how["beam"]
+    if how.get("n_best", 1) > 1:
+        theirs["num_return_sequences"] = how["n_best"]
+    if how.get("length_penalty") == "none":
+        theirs["length_penalty"] = 0.0
+    elif "alpha" in how:
+        theirs["length_penalty"] = float(how["alpha"])
+    if "max_length" in how:
+        theirs["max_new_tokens"] = how["max_length"]
+    if how.get("temperature") is not None:
+        theirs["do_sample"] = how["temperature"] > 0
+        if theirs["do_sample"]:
+            theirs["temperature"] = float(how["temperature"])
+            theirs["top_k"] = how.get("top_k") or 0
+            theirs |= {key: how[key] for key in ("top_p", "min_p") if key in how}
+    if how.get("repetition_penalty", 1) != 1:
+        theirs["repetition_penalty"] = how["repetition_penalty"]
+    if how.get("stop"):
+        raise Mistake(
+            f"stop={how['stop']!r:.40} has no counterpart in generation_config.json; "
+            "leave it out there before you export"
+        )
+    return theirs
