@@ -562,7 +562,7 @@ def test_what_is_written_is_as_likely_as_it_says(name, request):
     ids = model.encode("The dog")
     for settings in ({"temperature": 0}, {"temperature": 1.0, "seed": 3}, {"beam": 3}):
         how = model.check({"max_length": 5, **settings})
-        (row,) = model._write([_Row(0, ids)], how, "")[0]
+        (row,) = model._write([_Row(0, ids, how.max_length)], how, "")[0]
         whole = torch.tensor([[*ids, *row.ids]])
         with torch.no_grad():
             logits = model.model(whole[:, :-1])[0].double()

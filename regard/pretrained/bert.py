@@ -30,7 +30,9 @@ HARMLESS = (
     *("pooler_size_per_head", "pooler_type", "type_vocab_size", "embedding_size"),
     *("down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks"),
     *("pooler_hidden_size", "attention_head_size", "legacy", "z_steps", "augmentation"),
-    *("is_decoder", "conv_act", "conv_groups"),
+    *("is_decoder", "conv_act", "conv_groups", "tie_weights_", "global_rope_theta"),
+    *("local_rope_theta", "reference_compile", "repad_logits_with_grad", "sparse_prediction"),
+    *("sparse_pred_ignore_index", "deterministic_flash_attn"),
 )
 HEADS = {"embed": "none", "fill": "words", "classify": "classify", "tag": "tag"}
 Words = Mapping[str, Any]

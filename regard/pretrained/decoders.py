@@ -386,9 +386,17 @@ def _settle_gemma3(config: GPTConfig) -> GPTConfig:
     return config
 
 
+# keys that are read under other names, or that transformers does not read
+HARMLESS = (
+    *("rope_scaling", "original_max_position_embeddings", "rotary_pct", "rotary_emb_base"),
+    *("max_window_layers", "use_sliding_window", "sliding_window_pattern", "rope_local_base_freq"),
+    *("hidden_act", "hidden_activation", "rope_theta"),
+)
+
+
 def _format(model_type: str, name: str, read: Any, write: Any, rules: Any, **more: Any) -> Format:
     """Describe one of these formats, which all have one class for writing."""
-    named = {"prefix": "model.", "settle": settle, **more}
+    named = {"prefix": "model.", "settle": settle, "harmless": HARMLESS, **more}
     ignored = (r"rotary_emb\.inv_freq$", r"attention\.(bias|masked_bias)$")
     classes = {f"{name}ForCausalLM": "language"}
     return Format(model_type, classes, "gpt", read, write, rules, ignored=ignored, **named)

@@ -29,7 +29,7 @@ from regard.pretrained.load import (
 from regard.pretrained.mae import PAINTS, decoder_told, export_rest
 from regard.pretrained.parts import read_object
 from regard.pretrained.shards import open_weights, write_shards
-from regard.pretrained.tables import FORMATS, HARMLESS, Format
+from regard.pretrained.tables import FORMATS, HARMLESS, HARMLESS_LIKE, Format
 from regard.pretrained.talk import read_chat, write_chat
 from regard.pretrained.vision import PREPARED, read_prepared, write_prepared
 from regard.pretrained.vocabulary import read_tokenizers
@@ -72,7 +72,7 @@ def _known(format: Format, theirs: Mapping[str, Any], settings: Any, named: str)
     written = format.write_config(format.settle(settings), format.architectures[named])
     known = {*written, *HARMLESS, *GENERATION, *format.harmless}
     for key, value in theirs.items():
-        if key in known or key[:1] == "_" or key.startswith("regard_"):
+        if key in known or HARMLESS_LIKE.search(key):
             continue
         if value not in (None, False, [], {}, ""):
             raise Mistake(

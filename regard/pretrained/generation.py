@@ -171,7 +171,8 @@ def write_generation(generation: Mapping[str, Any], never: list[int]) -> dict[st
     if "rules" not in how:
         # ours leaves such tokens out before it computes probabilities
         theirs |= {"suppress_tokens": never, "renormalize_logits": True} if never else {}
-        theirs["early_stopping"] = "never" if how.get("alpha") == 0 else True
+        if how.get("beam", 1) > 1:
+            theirs["early_stopping"] = "never" if how.get("alpha") == 0 else True
     if how.get("length_penalty", "average") == "gnmt":
         raise Mistake(
             "length_penalty=gnmt has no counterpart in generation_config.json; "

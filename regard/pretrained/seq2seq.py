@@ -334,6 +334,7 @@ FORMATS = {
         write_mt5,
         t5_rules,
         ignored=(r"EncDecAttention\.relative_attention_bias\.weight$",),
+        harmless=("dense_act_fn", "is_gated_act"),
     ),
     "bart": Format(
         "bart",

@@ -1,5 +1,6 @@
 """How public checkpoints name things: a format is a table of their weights and config keys."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -145,45 +146,19 @@ HARMLESS = frozenset(
         "attn_implementation",
         "pruned_heads",
         "chunk_size_feed_forward",
-        "initializer_range",
-        "initializer_factor",
-        "init_std",
-        "init_method",
-        "layerdrop",
-        "encoder_layerdrop",
-        "decoder_layerdrop",
-        "layer_drop",
         "vocab_file",
         "model_max_length",
         "xla_device",
-        "classifier_dropout",
-        "classif_dropout",
-        "cls_dropout",
-        "pooler_dropout",
-        "summary_first_dropout",
-        "hidden_dropout_prob",
-        "attention_probs_dropout_prob",
-        "hidden_dropout",
-        "attention_dropout",
-        "dropout",
-        "activation_dropout",
-        "embd_pdrop",
-        "resid_pdrop",
-        "attn_pdrop",
-        "dropout_rate",
-        "embed_dropout",
         "max_position_embeddings",
         "pretraining_tp",
         "unsloth_version",
         "unsloth_fixed",
         "adapters",
         "prefix",
-        "summary_activation",
-        "summary_proj_to_labels",
-        "summary_type",
-        "summary_use_proj",
     ]
 )
+# and how they begin or what is in them: how a model starts, and what is left out in training
+HARMLESS_LIKE = re.compile(r"^_|^regard_|^init|^summary_|drop")
 
 
 # model_type -> the module whose FORMATS has it; imported only when asked for
