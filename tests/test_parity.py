@@ -14,7 +14,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import regard
+from regard.decode import rules
 from regard.errors import Mistake
+from regard.pretrained import generation
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 import parity  # noqa: E402
@@ -157,7 +159,7 @@ def test_several_labels_stay_several(tmp_path: Path):
     ours, logits = classifier(tmp_path, num_labels=4, problem_type="multi_label_classification")
     chances = torch.stack([torch.tensor(answer.chances) for answer in ours.run(parity.TEXTS)])
     torch.testing.assert_close(chances, logits.sigmoid(), atol=1e-5, rtol=0)
-    assert any(len(answer.label) != 1 for answer in ours.run(parity.TEXTS))
+    assert all(isinstance(answer.label, list) for answer in ours.run(parity.TEXTS))
     regard.import_model(tmp_path / "theirs", out=str(tmp_path / "ours"))
     regard.export(str(tmp_path / "ours"), format="huggingface", out=str(tmp_path / "out"))
     config = json.loads((tmp_path / "out" / "config.json").read_text())
@@ -216,6 +218,10 @@ def test_a_way_to_generate_that_is_not_known_is_refused_by_name(
     with pytest.raises(Mistake) as refused:
         regard.load(tmp_path)
     assert message in str(refused.value)
+
+
+def test_the_rules_that_are_read_are_those_that_are_known():
+    assert set(generation.RULES) == set(rules.RULES)
 
 
 def test_older_checkpoints_tell_it_in_config_json(tmp_path: Path):

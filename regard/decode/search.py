@@ -72,7 +72,7 @@ def penalty(name: str, alpha: float | None = None) -> Callable:
     return lambda length: divisor(length, alpha)
 
 
-def forbid(*ids: int) -> Adjust:
+def forbid(*ids: int) -> Callable[[Tensor, Tensor], Tensor]:
     """Never write these tokens."""
     return lambda logits, written: logits.index_fill_(1, logits.new_tensor(ids).long(), -inf)
 

@@ -169,6 +169,7 @@ FORMATS = {
         _write,
         _rules,
         ignored=IDS,
+        harmless=("logit_scale_init_value", "projection_dim"),
         reads="both",
     ),
     "clip_text_model": Format(
@@ -179,6 +180,7 @@ FORMATS = {
         _write_text,
         _text_rules,
         ignored=IDS,
+        harmless=("logit_scale_init_value", "projection_dim"),
         prefix="text_model.",
         settle=settle,
     ),
@@ -190,6 +192,7 @@ FORMATS = {
         _write_vision,
         _vision_rules,
         ignored=IDS,
+        harmless=("logit_scale_init_value", "projection_dim"),
         prefix="vision_model.",
         reads="images",
     ),

@@ -7,11 +7,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from regard.decode.rules import RULES
 from regard.errors import Mistake
 from regard.pretrained.parts import read_object
 
 FILE = "generation_config.json"
+# settings that stay as they are: the rules of regard.decode.rules, which checks them
+RULES = (
+    *("sequence_bias", "repetition_penalty", "no_repeat_ngram_size"),
+    *("encoder_no_repeat_ngram_size", "bad_words_ids", "min_length", "min_new_tokens"),
+    *("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty"),
+    *("suppress_tokens", "begin_suppress_tokens", "eos_token_id", "decoder_start_token_id"),
+    *("max_length", "renormalize_logits", "early_stopping"),
+)
 # settings that change no text, or that say what another setting says
 HARMLESS = frozenset(
     [

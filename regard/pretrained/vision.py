@@ -82,6 +82,7 @@ HARMLESS = (
     *("decoder_num_attention_heads", "decoder_hidden_size", "decoder_num_hidden_layers"),
     *("decoder_intermediate_size", "out_features", "out_indices", "stage_names"),
     *("drop_path_rate", "image_size", "num_layers", "hidden_size", "path_norm"),
+    *("apply_layernorm", "reshape_hidden_states", "layerscale_value"),
 )
 COUNT = Key("labels", "num_labels", 2)
 

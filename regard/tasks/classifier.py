@@ -21,13 +21,9 @@ from regard.data.labelled import (
 from regard.decode.search import in_batches
 from regard.errors import Mistake
 from regard.settings import fill
-<<<<<<< HEAD
 from regard.tasks.baseline import Baselines
-from regard.tasks.evaluation import made_here, write_outputs
-=======
 from regard.tasks.embed import pearson, spearman
-from regard.tasks.evaluation import Evaluation, made_here
->>>>>>> 43f836e (Checkpoints: heads of their own, activations of heads, YaRN, labels and every way to generate are honoured or refused by name)
+from regard.tasks.evaluation import Evaluation, made_here, write_outputs
 from regard.tasks.features import split_words
 from regard.tasks.judge import Score
 from regard.tasks.labelling import (
@@ -298,15 +294,11 @@ class Classifier(Runner[Classified | Valued]):
                 how.header,
             )
         )
-<<<<<<< HEAD
         data = load_labelled(
             how.data, reader, test=how.test, need=(how.part,), trained=self.trained
         )
-=======
-        data = load_labelled(how.data, reader, test=how.test, need=(how.part,))
         if self.valued:
             return self._judge_values(data, how, against, names)
->>>>>>> 43f836e (Checkpoints: heads of their own, activations of heads, YaRN, labels and every way to generate are honoured or refused by name)
         examples = known_only(
             data.parts[how.part],
             self.labels,
@@ -362,7 +354,6 @@ class Classifier(Runner[Classified | Valued]):
             baselines={} if self.baselines is None else self.baselines.scores(texts, wanted),
         )
 
-<<<<<<< HEAD
     def _outputs(
         self, examples: Sequence[Example], chances: np.ndarray, threshold: float
     ) -> list[dict[str, Any]]:
@@ -373,7 +364,7 @@ class Classifier(Runner[Classified | Valued]):
             told = {"prediction": str(answer), "probability": answer.probability}
             rows.append({"text": example.text, "label": ",".join(example.labels), **told})
         return rows
-=======
+
     def _judge_values(
         self, data: Any, how: ClassifierEvalSettings, against: Any, names: tuple[str, str]
     ) -> Evaluation:
@@ -385,6 +376,12 @@ class Classifier(Runner[Classified | Valued]):
         started = time.perf_counter()
         found = self.chances([example.text for example in examples], how)[0][:, 0].astype(float)
         seconds = time.perf_counter() - started
+        if how.outputs:
+            rows = zip(examples, found.tolist(), strict=True)
+            write_outputs(
+                how.outputs,
+                [{"text": e.text, "label": e.labels[0], "prediction": x} for e, x in rows],
+            )
         signature = f"texts:{len(examples)}"
         scores = [
             Score("Spearman", spearman(found, right), signature, 4),
@@ -400,7 +397,6 @@ class Classifier(Runner[Classified | Valued]):
             **made_here(),
         }
         return Evaluation(names[0], scores, len(examples), seconds, made_with, of="texts")
->>>>>>> 43f836e (Checkpoints: heads of their own, activations of heads, YaRN, labels and every way to generate are honoured or refused by name)
 
     def _own(self) -> dict[str, Any]:
         """Return how the labels of the model's own data were read."""
