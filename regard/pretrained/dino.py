@@ -9,7 +9,7 @@ from regard.models.vit import ViTConfig
 from regard.pretrained.gpt import PLAIN
 from regard.pretrained.load import read_keys, write_keys
 from regard.pretrained.tables import Format, Key, Rule, linear
-from regard.pretrained.vision import COUNT, KEYS, told
+from regard.pretrained.vision import COUNT, HARMLESS, KEYS, told
 
 TASKS = {"Dinov2ForImageClassification": "images", "Dinov2Model": "pretrain"}
 USUAL = {"image": 224, "patch": 14, "block.norm_eps": 1e-6}
@@ -118,5 +118,6 @@ FORMATS = {
         settle=_settle,
         holds=lambda config, name: (name == "Dinov2Model") == (not config.labels),
         reads="images",
+        harmless=HARMLESS,
     )
 }
