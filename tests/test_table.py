@@ -154,6 +154,13 @@ def test_a_header_is_known_by_the_numbers_below(tmp_path: Path):
     assert examples(path, columns="words,team")[0] == [("a long text", "red")] * 9
 
 
+def test_labels_before_their_texts_are_asked_about(tmp_path: Path):
+    path = tmp_path / "a.tsv"
+    path.write_text(as_csv([(b, a) for a, b in UNKNOWN], "\t"))
+    assert "Set columns=, such as columns=2,1" in mistake(lambda: examples(path))
+    assert examples(path, columns="2,1")[0] == UNKNOWN
+
+
 def test_a_rare_label_first_is_no_header(tmp_path: Path):
     path = tmp_path / "a.tsv"
     rows = [("I want my money back, now!", "refund"), *UNKNOWN]

@@ -141,6 +141,13 @@ class ExampleReader:
             if len(found) == self.most:
                 break
         notes += [*table.notes, *faults.notes, *pairs.notes]
+        texts, labels = len({e.text for e in found}), len({e.labels for e in found})
+        swapped = 3 * texts <= len(found) < 2 * labels and len(found) >= 20
+        if swapped and format.columns is None:
+            raise Mistake(
+                f"{path}: {labels:,} different labels for {texts:,} different texts; do the labels "
+                "stand first? Set columns=, such as columns=2,1"
+            )
         return found
 
     def _parser(self, table: Table, value: Any, pairs: PairReader) -> Callable[[Any, int], Any]:

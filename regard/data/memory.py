@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from regard.data.table import name_labels
 from regard.data.text import PARTS
 from regard.errors import Mistake
 from regard.files import cache_folder, replacing
@@ -73,7 +74,8 @@ def _lines(data: Any, digest: Any, name: str) -> Iterator[str]:
             line = json.dumps({str(key): _plain(value) for key, value in row.items()})
         except (TypeError, ValueError, RecursionError) as error:
             raise Mistake(
-                f"row {number} of data holds what is no text, number or list ({error})"
+                f"row {number} of data holds what is no text, number or list ({error}); of images, "
+                "give files, Parquet or the folder of a saved dataset"
             ) from None
         digest.update(line.encode() + b"\n")
         yield line + "\n"
@@ -110,13 +112,14 @@ def _is_column(values: Any) -> bool:
 
 def _dataset_rows(data: Any) -> Iterator[dict[str, Any]]:
     """Yield the rows of a dataset, with labels by their names."""
-    names = {key: getattr(feature, "names", None) for key, feature in data.features.items()}
+    names = {}
+    for key, feature in data.features.items():
+        while hasattr(feature, "feature"):  # of a list
+            feature = feature.feature
+        if known := getattr(feature, "names", None):
+            names[key] = list(known)
     for row in data:
-        found = dict(row)
-        for key, known in names.items():
-            if known and isinstance(found.get(key), int):
-                found[key] = known[found[key]] if 0 <= found[key] < len(known) else None
-        yield found
+        yield {**row, **{key: name_labels(row[key], known) for key, known in names.items()}}
 
 
 def _with_names(row: Any, number: int) -> Mapping[str, Any]:

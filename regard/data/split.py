@@ -9,6 +9,7 @@ import hashlib
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from heapq import nsmallest
 from typing import Any
 
 from regard.errors import Mistake, choose
@@ -87,7 +88,7 @@ class Split:
 
     def noting(self, keys: Sequence[int]) -> "Split":
         """Return it with a sample of the rows that are trained on."""
-        return replace(self, sample=tuple(sorted(set(keys))[:SAMPLED]))
+        return replace(self, sample=tuple(nsmallest(SAMPLED, set(keys))))
 
     def seen(self, keys: Sequence[int]) -> float:
         """Return about what share of rows was trained on, as far as the sample tells."""

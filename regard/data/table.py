@@ -416,7 +416,7 @@ def _columnar(
                     for value in part.to_pylist():
                         number += 1
                         for key, known in names.items():
-                            value[key] = _named(value.get(key), known)
+                            value[key] = name_labels(value.get(key), known)
                         yield Row(number, value)
         except (arrow.ArrowException, OSError, *DAMAGE) as error:
             if isinstance(error, Mistake):
@@ -446,9 +446,10 @@ def _class_names(metadata: Any, folder: Path) -> dict[str, list[str]]:
     return found
 
 
-def _named(value: Any, names: list[str]) -> Any:
+def name_labels(value: Any, names: list[str]) -> Any:
+    """Return the names of labels that are numbers, in lists too; a number without one is none."""
     if isinstance(value, list):
-        return [_named(one, names) for one in value]
+        return [name_labels(one, names) for one in value]
     if isinstance(value, int) and not isinstance(value, bool):
         return names[value] if 0 <= value < len(names) else None
     return value
