@@ -513,3 +513,22 @@ def test_the_recipes_for_small_images_train_attention_models(
     assert learned(model) < 1_000_000
     assert looking > (counted.multiply_adds - counted.modules["stem"]) / 2
     assert looking > counted.multiply_adds / 2  # even if what makes tokens counts as well
+
+
+def test_the_vector_of_a_photo_equals_dinov2s(tmp_path: Path):
+    theirs = foreign("Dinov2Model", num_channels=3)
+    theirs.save_pretrained(tmp_path / "theirs")
+    sizes = {"size": {"shortest_edge": 28}, "crop_size": {"height": 24, "width": 24}}
+    told = {**PREPARED, **sizes, "do_center_crop": True, "resample": 3}
+    told["image_processor_type"] = "BitImageProcessor"
+    (tmp_path / "theirs" / "preprocessor_config.json").write_text(json.dumps(told))
+    pixels = np.random.default_rng(0).integers(0, 256, (61, 40, 3), dtype=np.uint8)
+    reader = transformers.AutoImageProcessor.from_pretrained(tmp_path / "theirs", backend="pil")
+    with torch.no_grad():
+        seen = reader(Image.fromarray(pixels), return_tensors="pt")["pixel_values"]
+        right = theirs(seen).pooler_output[0].numpy()
+    regard.import_model(tmp_path / "theirs", out=tmp_path / "ours")
+    regard.export(tmp_path / "ours", format="huggingface", out=tmp_path / "again")
+    for name in ("theirs", "ours", "again"):
+        (found,) = regard.load(tmp_path / name).run([pixels])
+        assert np.abs(found.vector - right).max() < 2e-5 * max(1, np.abs(right).max())
