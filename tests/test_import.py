@@ -227,3 +227,10 @@ def test_a_wrong_call_is_refused_in_one_line(words, message, tmp_path, monkeypat
     told = capsys.readouterr().err
     assert message in told and told.count("\n") == 1
     assert not (tmp_path / "x").exists()
+
+
+def test_a_length_without_a_bound_is_a_number_like_any_other(tmp_path):
+    checkpoint("GPT2LMHeadModel", tmp_path / "theirs")
+    path = tmp_path / "theirs" / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": int(1e30)}))
+    assert regard.load(tmp_path / "theirs").run(["a"], max_length=2)
