@@ -12,7 +12,8 @@ from PIL import Image
 import regard
 from regard.errors import Mistake
 from regard.tasks import baseline
-from regard.tasks.baseline import COMMONEST, FILE, Baselines, small
+from regard.tasks.baseline import COMMONEST, FILE, Baselines, small, worth_of_order
+from regard.tasks.classify import BAG, ORDER, of_texts, suited
 from regard.tasks.images import soft_loss
 from regard.tasks.labelling import WAYS, label_loss, uneven, weigh
 from regard.tasks.labels_judge import ones
@@ -202,3 +203,71 @@ def test_uneven_labels_are_told_in_training(tmp_path, capsys):
     assert "uneven labels: 'good' occurs" in capsys.readouterr().err
     with pytest.raises(Mistake, match="unknown class_weights 'even'"):
         regard.train("classify", data=tmp_path / "t.tsv", class_weights="even", **settings)
+
+
+# Few texts
+
+
+def reviews(path, rows=300, seed=0):
+    """Texts whose words lean to their label, none of them for sure."""
+    chance = np.random.default_rng(seed)
+    lines = []
+    for _ in range(rows):
+        label = int(chance.integers(2))
+        lean = chance.random(12) < 0.65
+        words = chance.integers(0, 40, 12) * 2 + np.where(lean, label, 1 - label)
+        lines.append(" ".join(f"{chr(97 + w % 26)}{chr(97 + w // 26)}ord" for w in words))
+        lines[-1] += f"\t{'good' if label else 'bad'}\n"
+    path.write_text("".join(lines))
+    return path
+
+
+def test_few_texts_begin_where_naive_bayes_ends(tmp_path):
+    """Without learning, a model that begins by counts is as good as naive Bayes, or nearly so."""
+    data, held = reviews(tmp_path / "t.tsv", 600), reviews(tmp_path / "held.tsv", 400, seed=1)
+    found = {}
+    for name in ("naive_bayes", "random"):
+        out = tmp_path / name
+        still = {"steps": 1, "lr": 0.0, "valid": held, "threads": 1, "quiet": True}
+        regard.train("classify", data=data, out=out, embeddings=name, pieces=300, **still)
+        judged: Any = regard.evaluate(out, data=held)
+        found[name] = judged.scores[0].value
+    bayes = judged.baselines[BAYES]["accuracy"]
+    assert bayes > 60 and found["naive_bayes"] > bayes - 5
+    assert found["random"] < 60
+
+
+BAGS = ["good film", "film good", "bad film", "film bad"] * 30
+ORDERS = ["a b c", "c b a", "a b d", "d b a"] * 30
+RIGHT = {"bag": np.array([0, 0, 1, 1] * 30), "order": np.array([0, 1, 0, 1] * 30)}
+
+
+def test_what_order_is_worth_is_seen_in_naive_bayes():
+    assert worth_of_order(BAGS, RIGHT["bag"], 2) == 0
+    assert worth_of_order(ORDERS, RIGHT["order"], 2) > 40
+
+
+def test_defaults_follow_the_texts():
+    def of(texts=BAGS, right=RIGHT["bag"], **values):
+        found = suited({"data": "x", **values}, texts, right)
+        assert {key: found[key] for key in values} == values
+        return {key: value for key, value in found.items() if key not in ("data", *values)}
+
+    assert of() == BAG and of(ORDERS, RIGHT["order"]) == ORDER
+    assert of([*BAGS] * 100, np.tile(RIGHT["bag"], 100)) == {}
+    assert of(init="x") == of(like="bert") == {}
+    assert not {"depth", "width", "lr"} & set(of(size="tiny"))
+    assert "epochs" not in of(steps=10)
+    assert of(minutes=2) == BAG
+    assert not {"tokenizer", "embeddings"} & set(of(pieces=300))
+    assert "dropout" not in suited({"model.block.dropout": 0.5}, BAGS, RIGHT["bag"])
+    settings = of_texts({**of(), "data": "x"})
+    assert settings.epochs == BAG["epochs"] and settings.steps is None
+
+
+@pytest.mark.parametrize("key", ["init", "like"])
+def test_only_a_new_model_begins_by_counts(key):
+    model = {"init": "nowhere", "like": "bert"}[key]
+    match = "embeddings=naive_bayes is for a new model" if key == "like" else "nowhere"
+    with pytest.raises(Mistake, match=match):
+        of_texts({"data": "x", "embeddings": "naive_bayes", key: model})

@@ -1,6 +1,6 @@
 """Classifying: from texts with labels to a model that labels texts; images go to their task."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -12,9 +12,9 @@ from torch import Tensor
 
 from regard.data.image import holds_images
 from regard.data.labelled import Example, ExampleFormat, ExampleReader, load_labelled
-from regard.errors import Mistake
+from regard.errors import Mistake, choose
 from regard.tasks import images
-from regard.tasks.baseline import Baselines
+from regard.tasks.baseline import Baselines, worth_of_order
 from regard.tasks.classifier import Classifier, ClassifierSettings, member_logits, one_label_each
 from regard.tasks.features import split_words
 from regard.tasks.labelling import (
@@ -39,9 +39,10 @@ from regard.tasks.labelling import (
 )
 from regard.tasks.labels_judge import count, log_loss, macro_f1, micro_f1
 from regard.tasks.run import Data, Report, Work, save_tokenizer, settle_tokenizer, train_task
-from regard.training.loop import at_least
+from regard.training.loop import at_least, mix
 
 NAME = "classify"
+NOISE, SURE = 0.3, 3.0  # of embeddings that begin by counts, and of the head above them
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,53 @@ class ClassifySettings(LabelSettings):
     threshold: float = field(
         default=0.5, metadata=at_least(0, "of a label where there are several", 1)
     )
+    embeddings: str = field(
+        default="random", metadata={"help": "begin at random, or by naive_bayes for few texts"}
+    )
+
+
+FEW = 10_000  # texts, for which other settings are better; chosen on parts of SST-2 and TREC
+WORTH = 1.0  # percent that order is worth to naive Bayes where it tells something
+# where the order of words tells little, a small model that begins as naive Bayes
+BAG: dict[str, Any] = {
+    "tokenizer": "unigram",
+    "pieces": 4000,
+    "embeddings": "naive_bayes",
+    "depth": 1,
+    "width": 64,
+    "heads": 2,
+    "ffn_width": 128,
+    "lr": 0.001,
+    "dropout": 0.3,
+    "head_dropout": 0.3,
+    "word_dropout": 0.2,
+    "ema": 0.99,
+    "epochs": 3,
+}
+# where it tells more, one that learns it
+ORDER: dict[str, Any] = {"tokenizer": "unigram", "pieces": 2000, "ema": 0.99, "epochs": 10}
+# who says one of these has an opinion on all of them
+TOGETHER = (
+    ("tokenizer", "pieces", "features", "embeddings", "bpe_dropout"),
+    ("size", "depth", "width", "heads", "ffn_width", "lr"),
+    ("steps", "epochs"),
+)
+
+
+def suited(values: Mapping[str, Any], texts: Sequence[str], numbers: np.ndarray) -> dict[str, Any]:
+    """Add what suits few texts with labels of some numbers to what a user said."""
+    said = {key for key, value in values.items() if value is not None}
+    said |= {key for key, long in SHORT.items() if long in said}
+    if len(texts) > FEW or said & {"init", "like"}:
+        return dict(values)
+    for some in TOGETHER:
+        if said & set(some):
+            said |= set(some)
+    if not set(BAG) - said:
+        return dict(values)
+    worth = worth_of_order(texts, numbers, int(numbers.max()) + 1)
+    few = ORDER if worth > WORTH or not {"embeddings", "width"}.isdisjoint(said) else BAG
+    return {**values, **{key: value for key, value in few.items() if key not in said}}
 
 
 def resolve(values: Mapping[str, Any]) -> ClassifySettings | images.ImageSettings:
@@ -70,7 +118,50 @@ def resolve(values: Mapping[str, Any]) -> ClassifySettings | images.ImageSetting
 
 def of_texts(values: Mapping[str, Any]) -> ClassifySettings:
     """Make full settings of what a user gave for texts."""
-    return resolve_labels(ClassifySettings, values, "classify", "texts and labels")
+    settings = resolve_labels(ClassifySettings, values, "classify", "texts and labels")
+    choose("embeddings", settings.embeddings, EMBEDDINGS)
+    if settings.embeddings != "random" and (settings.init or settings.like):
+        raise Mistake(
+            f"embeddings={settings.embeddings} is for a new model of the usual kind; "
+            "leave it out with init= or like="
+        )
+    return settings
+
+
+def begin_by_counts(
+    model: Any, rows: Sequence[Row], wanted: np.ndarray, settings: ClassifySettings
+) -> None:
+    """Let a new model begin as naive Bayes over tokens, as far as its parts let it.
+
+    Of its vector, a token has in the direction of each label how much likelier it is there, and
+    noise in all others; the head reads these directions of the mean.
+    """
+    labels = wanted.shape[1]
+    generator = torch.Generator().manual_seed(mix(settings.seed, "embeddings"))
+    often = np.ones((model.config.vocab, labels))  # Laplace's rule
+    for row, right in zip(rows, wanted, strict=True):
+        often[np.unique(row.ids)] += right
+    logs = np.log(often / often.sum(0))
+    logs = np.clip(logs - logs.mean(1, keepdims=True), -3, 3)
+    with torch.no_grad():
+        for one in model.everyone():
+            table, head = one.embed.tokens.weight, one.head.out.weight
+            width = table.shape[1]
+            if labels > width // 2 or head.shape[1] != width:
+                return
+            ways = torch.randn(width, labels, generator=generator)
+            ways = torch.linalg.qr(ways - ways.mean(0)).Q.T  # a norm takes the mean away
+            noise = NOISE * torch.randn(table.shape, generator=generator)
+            begun = noise - noise @ ways.T @ ways + torch.from_numpy(logs).float() @ ways
+            table.copy_(begun)
+            head.copy_(SURE * ways)
+
+
+# name -> what becomes of the weights of a new model, given texts and their labels
+EMBEDDINGS: dict[str, Callable[[Any, Sequence[Row], np.ndarray, ClassifySettings], None]] = {
+    "random": lambda model, rows, wanted, settings: None,
+    "naive_bayes": begin_by_counts,
+}
 
 
 class Batch(NamedTuple):
@@ -194,6 +285,13 @@ def train(values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None 
             one_label_each(part, reader.several)
         return Data((data, labels), data.sha, data.notes, data.split)
 
+    whole = read()
+    if recipe is None and not reader.several:
+        numbers = {label: n for n, label in enumerate(whole.parts[1])}
+        train = whole.parts[0].parts["train"]
+        right = np.array([numbers[example.labels[0]] for example in train])
+        settings = of_texts(suited(values, [example.text for example in train], right))
+
     def prepare(data: Data, folder: Path, begun: dict[str, Any] | None) -> Work:
         parts, labels = data.parts[0].parts, data.parts[1]
         train: list[Example] = parts["train"]
@@ -233,6 +331,7 @@ def train(values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None 
         wanted, asked = (judge(model).table(some, labels) for some in (train, parts["valid"]))
         data.notes.extend(uneven(wanted.sum(0), labels, settings.class_weights))
         baselines = Baselines.learn("naive Bayes", texts, wanted)
+        EMBEDDINGS[settings.embeddings](model, rows, wanted, settings)
         task = Classification(
             rows,
             wanted.astype(np.float32) if reader.several else wanted.argmax(1),
@@ -259,5 +358,5 @@ def train(values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None 
         )
 
     return train_task(
-        NAME, values, settings, read=read, prepare=prepare, recipe=recipe, quiet=quiet
+        NAME, values, settings, read=lambda: whole, prepare=prepare, recipe=recipe, quiet=quiet
     )
