@@ -621,7 +621,7 @@ INNER = "data/train/down/0.png"
 TABLE = {
     # pictures to label
     "no such photo": (fine, ["run", "model", "b.png"], "b.png: no such file. Did you mean 'a.png'"),
-    "a folder for a photo": (fine, ["run", "model", "data"], "data: is a folder; expected an"),
+    "a folder without photos": (fine, ["run", "model", "model"], "model: no image in this folder"),
     "an empty photo": (put("a.png", ""), RUN, "a.png: empty; expected an image"),
     "text for a photo": (put("a.png", "hello"), RUN, "a.png: no image, or a broken one; expected"),
     "a photo cut short": (cut("a.png", 0.6), RUN, "a.png: broken or cut short"),
