@@ -153,7 +153,8 @@ class Additive(nn.Module):
 SCORES = {
     "dot": lambda width: Dot(),
     "product": lambda width: Dot(1.0),  # T5, whose weights begin small instead
-    "disentangled": lambda width: Dot((3 * width) ** -0.5),  # DeBERTa: one of three like it
+    # DeBERTa: one of three like it; a head of no width is refused later, by name
+    "disentangled": lambda width: Dot((3 * max(width, 1)) ** -0.5),
     "capped": lambda width: Capped(),
     "cosine": lambda width: Cosine(),
     "gaussian": lambda width: Gaussian(),
