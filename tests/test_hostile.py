@@ -440,7 +440,7 @@ TABLE: dict[str, tuple[Callable[[], None], str]] = {
     "a vocabulary of 10^18": (config(vocab_size=10**18), "1000000000000000000 is too large"),
     "more width than weights": (config(hidden_size=2**16), "do not fit the config"),
     "a layer more than weights": (config(num_hidden_layers=3), "missing model.layers.2."),
-    "many layers more than weights": (config(num_hidden_layers=1000), "missing model.layers.2."),
+    "many layers more than weights": (config(num_hidden_layers=1000), "asks for 1,000 layers"),
     "no heads": (config(num_attention_heads=0), "num_attention_heads=0"),
     "heads that do not divide": (config(num_attention_heads=6, head_dim=None), "heads"),
     "a width in words": (config(hidden_size="wide"), "hidden_size='wide'"),

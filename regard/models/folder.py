@@ -27,6 +27,9 @@ REST = "pretraining.safetensors"  # what an encoder of images was trained with a
 ENCODER = "encoder."  # how the names of its weights begin there
 MOST_PARAMETERS = 20_000_000_000
 MOST_JSON = 16 * 2**20
+# what comes of a config whose values are of kinds that nobody expects
+STRANGE = (TypeError, ValueError, KeyError, IndexError, AttributeError)
+STRANGE += (ArithmeticError, RecursionError, RuntimeError)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -133,18 +136,44 @@ def load_folder(folder: Path, device: str = "cpu") -> tuple[nn.Module, dict[str,
             f"{folder / 'config.json'}: unknown family {config['family']!r}; "
             f"choose from {', '.join(sorted(MODELS))}"
         )
-    config_class, model_class = family(config["family"])
+    config_class, _ = family(config["family"])
     if not isinstance(config["model"], dict):
         raise Mistake(f"{folder / 'config.json'}: 'model' is not an object")
     settings = fill(config_class, config["model"], where=str(folder / "config.json"))
-    try:
-        with hollow():
-            model = model_class(settings)
-    except Mistake as mistake:
-        raise Mistake(f"{folder / 'config.json'}: {mistake}") from None
+    with _reading(folder, WEIGHTS) as path, safe_open(path, framework="pt") as file:
+        count = len(file.keys())
+    model = build_hollow(config["family"], settings, folder / "config.json", count)
     wanted = dict(model.named_parameters())
     give_weights(model, _read_weights(folder, WEIGHTS, wanted, device))
     return model.eval(), config
+
+
+def build_hollow(name: str, settings: Any, path: Path, weights: int) -> nn.Module:
+    """Build a model of a family that has so many weights, or say what is wrong in its config.
+
+    Layers are built one by one, so more than the weights can be of are not even begun.
+    """
+    layers = _layers(dataclasses.asdict(settings))
+    if layers > 2 * weights + 8:  # some models share their weights between layers
+        raise Mistake(f"{path}: asks for {layers:,} layers, of only {weights:,} weights")
+    try:
+        with hollow():
+            return family(name)[1](settings)
+    except Mistake as mistake:
+        raise Mistake(f"{path}: {mistake}") from None
+    except STRANGE as error:
+        raise Mistake(f"{path}: sizes that do not fit each other ({error!r:.100})") from error
+
+
+def _layers(settings: dict[str, Any]) -> int:
+    """Return how many layers a config asks for, all that it holds taken together."""
+    count = 0
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            count += _layers(value)
+        elif key.endswith(("depth", "depths")):
+            count += sum(value) if isinstance(value, list | tuple) else value
+    return count
 
 
 def load_rest(folder: Path, encoder: nn.Module, told: Any) -> Any:
@@ -194,14 +223,21 @@ def _read_weights(
         raise Mistake(
             f"{folder / 'config.json'}: asks for {total:,} parameters; too many to be meant"
         )
-    path = folder / name
-    plain_file(path)
-    try:
+    with _reading(folder, name) as path:
         if path.stat().st_size <= 8 * total + MOST_JSON:  # else it cannot fit, and is not read
             verify(folder, name)
         with safe_open(path, framework="pt", device=device) as file:
             _compare(path, {name: list(p.shape) for name, p in wanted.items()}, file)
             return {name: file.get_tensor(name).to(torch.float32) for name in wanted}
+
+
+@contextmanager
+def _reading(folder: Path, name: str) -> Iterator[Path]:
+    """Say what is wrong with a file of weights while it is read."""
+    path = folder / name
+    plain_file(path)
+    try:
+        yield path
     except OSError as error:
         raise refuse(error, path) from error
     except (SafetensorError, struct.error, ValueError) as error:

@@ -12,8 +12,7 @@ from torch import nn
 
 from regard.errors import Mistake, choose
 from regard.files import write_atomically
-from regard.models import family
-from regard.models.folder import FORMAT, give_weights, hollow
+from regard.models.folder import FORMAT, STRANGE, build_hollow, give_weights
 from regard.pretrained.generation import FILE, write_generation
 from regard.pretrained.generation import KNOWN as GENERATION
 from regard.pretrained.load import (
@@ -62,6 +61,8 @@ def read_foreign(folder: str | Path) -> tuple[Format, str, Any]:
         return format, named, settings
     except Mistake as mistake:
         raise Mistake(f"{path}: {mistake}") from None
+    except STRANGE as error:
+        raise Mistake(f"{path}: not a config of this model_type ({error!r:.100})") from error
 
 
 def _known(format: Format, theirs: Mapping[str, Any], settings: Any, named: str) -> None:
@@ -95,13 +96,8 @@ def import_folder(
     path = folder / "config.json"
     theirs = read_object(path)
     format, named, settings = read_foreign(folder)
-    _, model_class = family(format.family)
-    try:
-        with hollow():
-            model = model_class(settings)
-    except Mistake as mistake:
-        raise Mistake(f"{path}: {mistake}") from None
     weights = open_weights(folder)
+    model = build_hollow(format.family, settings, path, len(weights.shapes))
     try:
         known = compare(format, settings, weights.shapes, named)
     except Mistake as mistake:
