@@ -8,6 +8,7 @@ from itertools import chain
 from operator import is_
 from types import FunctionType
 from typing import Any, NamedTuple, cast
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -203,6 +204,7 @@ class Print:
     """
 
     def __init__(self, roots: Sequence[nn.Module]):
+        self.checked: WeakSet[Any] = WeakSet()  # what was found the same for
         modules = dict.fromkeys(m for root in roots for m in root.modules())
         self.modules, self.kinds = list(modules), list(map(type, modules))
         self.own = [vars(module) for module in modules]
@@ -225,6 +227,10 @@ class Print:
         some = self.tensors
         asked = (type, Tensor.data_ptr, Tensor.stride, _dtype, _requires_grad)
         return [list(map(ask, some)) for ask in asked]
+
+    def unheard(self) -> bool:
+        """Tell whether nobody listens to one of the modules, or to all."""
+        return not any(self.hooks) and not torch_module._has_any_global_hook()
 
     def same(self) -> bool:
         """Tell whether nothing but numbers has changed."""

@@ -71,14 +71,26 @@ def _by_kernel(
     return _write(blocks, x, norm, at, mask, bias, caches)
 
 
-def _taken(name: str, modules: Sequence[nn.Module], take: Callable[[], Any]) -> Any:
-    """Return what a kernel has made of modules, made anew if anything but numbers has changed."""
+def _taken(
+    name: str, modules: Sequence[nn.Module], take: Callable[[], Any], during: object = None
+) -> Any:
+    """Return what a kernel has made of modules, made anew if anything but numbers has changed.
+
+    Where a model is frozen that is looked at once for each text (`during` its cache lives), and
+    then only whether somebody has begun to listen.
+    """
     found = native.scope(modules[0])
-    if found is None or not untouched() or native.seen_through():
+    if found is None or native.seen_through():
         return None
     key = (name, *map(id, modules))
     known, told = found.plans.get(key, (None, None))
+    if told is not None and found.copies is not None and during in told.checked:
+        return known if told.unheard() else None
+    if not untouched():
+        return None
     if told is not None and told.same():
+        if during is not None:
+            told.checked.add(during)
         return known
     known = take()
     found.plans[key] = (known, Print(modules)) if known is not None else (None, None)
@@ -161,7 +173,8 @@ def _write(
         or not all(map(_ready, caches))
     ):
         return None
-    stack: Stack | None = _taken("write", [*blocks, norm], lambda: Stack.of(blocks, norm))
+    take = lambda: Stack.of(blocks, norm)  # noqa: E731
+    stack: Stack | None = _taken("write", [*blocks, norm], take, first)
     made = None if stack is None else native.kernels(blocks[0])
     if made is None or stack is None or stack.shape.width != x.shape[-1]:
         return None

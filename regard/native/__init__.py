@@ -117,8 +117,8 @@ def fast(model: Any, on: bool = True, *, frozen: bool = False) -> Iterator[None]
 
     Everything else (own classes and functions, hooks, parametrizations, other dtypes or devices,
     adapters, ...) is found out at each call and left to PyTorch. `on=False` switches kernels off
-    inside. `frozen=True` promises that no weight changes inside, so that weights may be laid out
-    anew once.
+    inside. `frozen=True` promises that nobody changes the model inside: then it is looked at once
+    for each text that is written, and weights may be laid out anew.
     """
     token = _SCOPE.set(Scope(model, frozen) if on else None)
     try:

@@ -27,9 +27,14 @@ void regard_squares(long count, const float *const *x, const long *sizes, double
 #pragma omp parallel for schedule(static)
   for (long i = 0; i < n; i++) {
     const float *from = x[each[i].tensor] + each[i].first;
-    float all = 0;
-#pragma omp simd reduction(+ : all)
-    for (long j = 0; j < each[i].count; j++) all += from[j] * from[j];
+    double all = 0; /* of short stretches, so that little is lost however a compiler adds up */
+    for (long start = 0; start < each[i].count; start += 256) {
+      long end = start + 256 < each[i].count ? start + 256 : each[i].count;
+      float some = 0;
+#pragma omp simd reduction(+ : some)
+      for (long j = start; j < end; j++) some += from[j] * from[j];
+      all += some;
+    }
     sums[i] = all;
   }
   *sum = 0;
