@@ -78,9 +78,10 @@ def _by_bayes(texts: Sequence[str], tables: Arrays, labels: int) -> np.ndarray:
 
 
 def _likeliest(rows: Sequence[np.ndarray], tables: Arrays) -> np.ndarray:
-    found = []
+    found, keys = [], tables["keys"]
     for row in rows:
-        known = np.intersect1d(row, tables["keys"], return_indices=True)[2]
+        place = np.searchsorted(keys, row)
+        known = place[keys[np.minimum(place, len(keys) - 1)] == row] if len(keys) else place[:0]
         found.append(np.argmax(tables["prior"] + tables["weights"][known].sum(0)))
     return np.array(found, dtype=np.int64)
 
