@@ -14,8 +14,9 @@ import transformers
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
+from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
-from regard.attention.positions import Disentangled, Distances
+from regard.attention.positions import Disentangled, Distances, LearnedT5
 from regard.attention.watch import watch
 from regard.errors import Mistake
 from regard.models.bert import ROWS, Bert, BertConfig, sized
@@ -300,6 +301,25 @@ def test_distances_fall_into_the_buckets_of_deberta(buckets: int, span: int):
     assert len(right.unique()) > buckets
 
 
+def test_distances_fall_into_the_buckets_of_mpnet():
+    distance = torch.arange(-400, 400)
+    right = MPNetEncoder.relative_position_bucket(-distance)
+    position = LearnedT5(8, 2, 4, bidirectional=True)
+    assert torch.equal(position.distances.bucket(distance), right) and len(right.unique()) == 31
+
+
+def test_what_tells_replaced_tokens_is_read_as_vectors():
+    config = transformers.ElectraConfig(**{**SIZES, "embedding_size": 20})
+    theirs = large(transformers.ElectraForPreTraining(config))
+    ours, given = read(theirs), texts(theirs)  # type: ignore[arg-type]
+    assert find_format("electra").architectures["ElectraForPreTraining"] == "embed"
+    with torch.no_grad():
+        right = theirs.electra(**given).last_hidden_state  # type: ignore[operator]
+        found = ours(given["input_ids"], torch.tensor(LENGTHS), types=given["token_type_ids"])
+    real = given["attention_mask"].bool()
+    torch.testing.assert_close(found[real], right[real], atol=1e-4, rtol=0)
+
+
 def test_disentangled_scores_are_the_three_products_of_the_paper():
     torch.manual_seed(0)
     config = replace(ROWS["deberta"], vocab=9, depth=1, distances=Distances(4, 0), head="none")
@@ -423,6 +443,7 @@ def test_rows_have_the_published_sizes(row: str, count: int):
         ("modernbert", "rope_parameters", {"rope_theta": 1e4}),
         ("modernbert", "rope_parameters", {FULL: {"rope_theta": "far"}}),
         ("modernbert", "local_attention", "all"),
+        ("modernbert", "head_dim", 8),
         ("modernbert", "num_hidden_layers", 10**9),
     ],
 )

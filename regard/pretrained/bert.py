@@ -422,6 +422,9 @@ def _near_and_far(theirs: Words) -> dict[str, Any]:
         bases.append(float(base))
     choose("classifier_pooling", str(theirs.get("classifier_pooling", "cls")), _POOLS)
     choose("classifier_activation", str(theirs.get("classifier_activation", "gelu")), PLAIN)
+    width, heads = _number(theirs, "hidden_size", 768), _number(theirs, "num_attention_heads", 12)
+    if _number(theirs, "head_dim", size := width // max(1, heads)) != size:
+        raise Mistake(f"head_dim={theirs['head_dim']} is not supported; only {size} is")
     bias = theirs.get("mlp_bias", False)
     return {
         "window": _number(theirs, "local_attention", 128) // 2 + 1 if near else None,

@@ -27,7 +27,7 @@ from regard.pretrained.load import (
 )
 from regard.pretrained.mae import PAINTS, decoder_told, export_rest
 from regard.pretrained.parts import read_object
-from regard.pretrained.shards import open_weights, write_shards
+from regard.pretrained.shards import import_first, open_weights, write_shards
 from regard.pretrained.tables import FORMATS, HARMLESS, HARMLESS_LIKE, Format
 from regard.pretrained.talk import read_chat, write_chat
 from regard.pretrained.vision import PREPARED, read_prepared, write_prepared
@@ -43,6 +43,8 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 def is_foreign(folder: str | Path) -> bool:
     """Tell whether a folder holds a public checkpoint rather than a model of Regard's."""
     path = Path(folder) / "config.json"
+    if Path(folder).suffix == ".gguf" and Path(folder).is_file():
+        raise import_first(Path(folder))
     if not path.is_file():
         return False
     config = read_object(path)
