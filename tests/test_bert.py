@@ -21,7 +21,7 @@ from regard.attention.watch import watch
 from regard.errors import Mistake
 from regard.models.bert import ROWS, Bert, BertConfig, sized
 from regard.pretrained.bert import DIALECTS
-from regard.pretrained.folder import export_weights, import_folder
+from regard.pretrained.folder import export_weights, import_folder, read_foreign
 from regard.pretrained.load import (
     architecture,
     find_format,
@@ -567,3 +567,52 @@ def test_what_a_file_leaves_out_means_what_it_means_to_transformers(model_type: 
         # what they have no default for, or one that is made of others
         if getattr(theirs, key.theirs, None) is not None:
             assert getattr(theirs, key.theirs) == key.default, key.theirs
+
+
+# what the first files of these families say beside their sizes
+PUBLISHED: dict[str, dict] = {
+    "distilbert": {
+        "tie_weights_": True,
+        "sinusoidal_pos_embds": True,
+        "qa_dropout": 0.1,
+        "finetuning_task": "sst-2",
+        "output_past": True,
+    },
+    "electra": {
+        "summary_activation": "gelu",
+        "summary_use_proj": True,
+        "summary_type": "first",
+        "position_embedding_type": "absolute",
+    },
+    "mpnet": {"relative_attention_num_buckets": 32, "gradient_checkpointing": False},
+    "xlm-roberta": {"output_past": True, "position_embedding_type": "absolute", "use_cache": True},
+    "camembert": {"output_past": True, "bos_token_id": 5, "eos_token_id": 6},
+    "modernbert": {
+        "global_attn_every_n_layers": 3,
+        "global_rope_theta": 160000.0,
+        "local_rope_theta": 10000.0,
+        "layer_norm_eps": 1e-05,
+        "position_embedding_type": "absolute",
+        "initializer_cutoff_factor": 2.0,
+        "deterministic_flash_attn": False,
+        "reference_compile": None,
+        "repad_logits_with_grad": False,
+        "sparse_pred_ignore_index": -100,
+        "sparse_prediction": True,
+        "cls_token_id": 3,
+    },
+}
+
+
+@pytest.mark.parametrize("model_type", PUBLISHED)
+def test_what_published_files_say_is_known(model_type: str, tmp_path):
+    config = transformers.AutoConfig.for_model(model_type).to_dict()
+    config |= PUBLISHED[model_type] | {"model_type": model_type, "no_such_setting": 3}
+    config["rope_parameters"] = config["layer_types"] = None
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    with pytest.raises(Mistake, match="no_such_setting"):
+        read_foreign(tmp_path)
+    del config["no_such_setting"]
+    path.write_text(json.dumps(config))
+    assert read_foreign(tmp_path)[0].model_type == model_type

@@ -32,7 +32,10 @@ HARMLESS = (
     *("pooler_hidden_size", "attention_head_size", "legacy", "z_steps", "augmentation"),
     *("is_decoder", "conv_act", "conv_groups", "tie_weights_", "global_rope_theta"),
     *("local_rope_theta", "reference_compile", "repad_logits_with_grad", "sparse_prediction"),
-    *("sparse_pred_ignore_index", "deterministic_flash_attn"),
+    *("sparse_pred_ignore_index", "deterministic_flash_attn", "sinusoidal_pos_embds"),
+    # read or compared by a dialect that says it otherwise, or not read by transformers itself
+    *("global_attn_every_n_layers", "rope_scaling", "head_dim", "layer_norm_eps"),
+    *("position_embedding_type", "hidden_size", "num_attention_heads", "num_hidden_layers"),
 )
 HEADS = {"embed": "none", "fill": "words", "classify": "classify", "tag": "tag"}
 Words = Mapping[str, Any]
