@@ -370,7 +370,7 @@ def sound(home: Path, only: set[str], each: int) -> list[Case]:
         for number in range(each):
             seed = home / f"{format.kind}-{model_type.replace('/', '-')}-{number}"
             with parity.calm():
-                parity.make(format, model_type, number, seed)
+                parity.make(model_type, number, seed)
             folders.append(seed)
             ours = home / f"{format.kind}-ours-{model_type}-{number}"
             with (
