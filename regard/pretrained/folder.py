@@ -108,12 +108,15 @@ def import_folder(
     if format.reads != "images":
         tokenizers = read(folder)
         _fits(folder, settings, tokenizers)
+    task = format.architectures[named]
+    if task == "text" and theirs.get("regard_task") == "translate":  # one that we exported
+        task = "translate"
     config = {
         "regard_format": FORMAT,
         "family": format.family,
-        "task": format.architectures[named],
+        "task": task,
         "imported": {"model_type": format.model_type, "architecture": named},
-        **_about(folder, theirs, format.architectures[named], settings),
+        **_about(folder, theirs, task, settings),
         "model": dataclasses.asdict(settings),
     }
     tensors = convert(format, settings, weights, known, named)
@@ -168,6 +171,9 @@ def _about(folder: Path, theirs: Mapping[str, Any], task: str, settings: Any) ->
     if task == "embed":
         last = {"pooling": "last"} if theirs.get("model_type") == "clip_text_model" else {}
         return {**last, **_pooling(folder, settings.max_length)}
+    if task == "translate" and "regard_task" in theirs:
+        sides = {key: theirs.get(f"regard_{key}") for key in ("from", "to")}
+        return {key: value for key, value in sides.items() if isinstance(value, str)}
     if task == "translate" and (folder / "tokenizer_config.json").is_file():
         settings = read_object(folder / "tokenizer_config.json")
         sides = {"from": settings.get("source_lang"), "to": settings.get("target_lang")}
@@ -278,6 +284,7 @@ def export_weights(
                 "only a model that came in this format can be written in it"
             )
     tensors = to_theirs(format, model.config, dict(model.named_parameters()), named)
+    tensors |= format.more(model.config)
     sizes = {} if max_shard is None else {"max_shard": max_shard}
     write_shards(folder, {name: x.detach().to(kind) for name, x in tensors.items()}, **sizes)
     theirs |= {"architectures": [named], "dtype": dtype}
@@ -287,6 +294,19 @@ def export_weights(
         theirs["label2id"] = {label: number for number, label in enumerate(labels)}
         kind = config.get("problem_type", SEVERAL if config.get("several") is True else None)
         theirs |= {"problem_type": kind} if kind else {}
+    if task == "translate" and format.architectures[named] == "text":
+        theirs["regard_task"] = task
+        theirs |= {f"regard_{side}": config[side] for side in ("from", "to") if config.get(side)}
+    if task == "tag" and config.get("join", "first") != "first":
+        raise Mistake(
+            f"join={config['join']} has no counterpart: others label a word by its first piece; "
+            "train with join=first to export"
+        )
+    if config.get("features", "none") != "none":
+        raise Mistake(
+            f"features={config['features']!r:.40} have no counterpart in a public format; "
+            "train with features=none to export"
+        )
     if task == "language":  # which transformers keeps and does not ask
         theirs |= {f"regard_{key}": config[key] for key in WRITES if key in config}
     write_json(folder / "config.json", theirs | ids)

@@ -97,7 +97,7 @@ def fitting(name: str, config: Any, task: str) -> tuple[Format, dict[str, Any]]:
     nearest: list[tuple[int, str]] = []
     for model_type in FORMATS:
         format = find_format(model_type)
-        if format.family != name or task not in format.architectures.values():
+        if format.family != name or not _serves(format, task):
             continue
         try:
             settled = format.settle(config)
@@ -122,12 +122,22 @@ def _setting(config: Any, key: str) -> str:
     return f"{key}={shortened(value)}"
 
 
+def _named(format: Format, task: str) -> bool:
+    """Tell whether one of a format's classes is for a task."""
+    return task in format.architectures.values()
+
+
+def _serves(format: Format, task: str) -> bool:
+    """Tell whether a format has a class for a task; to translate is to answer texts with texts."""
+    return _named(format, task) or (task == "translate" and _named(format, "text"))
+
+
 def architecture(format: Format, task: str | None = None, config: Any = None) -> str:
     """Return the name of their class for a task and, if it is given, our config; or the usual."""
     for theirs, ours in format.architectures.items():
         if config is not None and not format.holds(config, theirs):
             continue
-        if task is None or ours == task:
+        if task is None or ours == task or not _named(format, task) and _serves(format, task):
             return theirs
     raise Mistake(f"{format.model_type} has no model for {task}")
 

@@ -4,6 +4,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from regard.attention.positions import sinusoids
 from regard.errors import Mistake, choose
 from regard.models.transformer import ROWS, TransformerConfig
 from regard.pretrained.load import read_keys, write_keys
@@ -215,6 +219,57 @@ def bart_rules(config: TransformerConfig, architecture: str) -> list[Rule]:
     return table
 
 
+# Pegasus, whose norms come first: our own translators are written as such
+
+
+def read_pegasus(theirs: Mapping[str, Any], architecture: str = "") -> TransformerConfig:
+    """Return our config for one of transformers' PegasusConfig.
+
+    Two keys of ours tell what transformers reads from the weights: how sines and cosines lie, and
+    that there is no bias of the head.
+    """
+    layout = theirs.get("regard_position_layout", "halves")
+    choose("regard_position_layout", str(layout), dict.fromkeys(("halves", "pairs")))
+    changes = {
+        "target_vocab": theirs.get("vocab_size") or 50265,
+        "tie": "all" if _tied(theirs) else "none",
+        "position_layout": layout,
+        "head_bias": theirs.get("regard_head_bias", True) is not False,
+    }
+    return read_sides("transformer", BART_KEYS, theirs, **changes)
+
+
+def write_pegasus(config: TransformerConfig, task: str = "text") -> dict[str, Any]:
+    """Return transformers' PegasusConfig for one of ours."""
+    own: dict[str, Any] = {"regard_position_layout": config.position_layout}
+    return write_sides(
+        config,
+        BART_KEYS,
+        architectures=["PegasusForConditionalGeneration"],
+        model_type="pegasus",
+        regard_head_bias=config.head_bias,
+        **own,
+    )
+
+
+def pegasus_rules(config: TransformerConfig, architecture: str) -> list[Rule]:
+    """Name all weights."""
+    table = side_rules(config)
+    for side in ("encoder", "decoder"):
+        table += linear(f"{side}_norm", f"model.{side}.layer_norm")
+    return table
+
+
+def pegasus_positions(config: TransformerConfig) -> dict[str, Tensor]:
+    """Return the sinusoids, which transformers takes from the file."""
+    at = torch.arange(config.max_length).unsqueeze(-1)
+    table = sinusoids(at, config.block.width, config.position_base, config.position_layout)
+    return {
+        f"model.{side}.embed_positions.weight": table.float().clone()
+        for side in ("encoder", "decoder")
+    }
+
+
 # T5
 
 
@@ -356,5 +411,16 @@ FORMATS = {
         marian_rules,
         ignored=(r"embed_positions\.weight$",),
         harmless=SIDES_HARMLESS,
+    ),
+    "pegasus": Format(
+        "pegasus",
+        {"PegasusForConditionalGeneration": "text"},
+        "transformer",
+        read_pegasus,
+        write_pegasus,
+        pegasus_rules,
+        ignored=(r"embed_positions\.weight$",),
+        harmless=SIDES_HARMLESS,
+        more=pegasus_positions,
     ),
 }

@@ -101,6 +101,7 @@ class Format:
     holds: Callable[[Any, str], bool] = lambda config, architecture: True  # which of their classes
     reads: str = "text"  # or images, which have no tokenizer, or both
     harmless: tuple[str, ...] = ()  # keys of their config that change no answer
+    more: Callable[[Any], dict[str, Tensor]] = lambda config: {}  # of theirs that we compute
 
 
 # keys of any config.json that change no answer of a model in use
@@ -187,6 +188,7 @@ FORMATS: dict[str, str] = {
     "mt5": "regard.pretrained.seq2seq",
     "bart": "regard.pretrained.seq2seq",
     "marian": "regard.pretrained.seq2seq",
+    "pegasus": "regard.pretrained.seq2seq",
     "dinov2": "regard.pretrained.dino",
     "clip": "regard.pretrained.clip",
     "clip_text_model": "regard.pretrained.clip",

@@ -57,7 +57,7 @@ class TagSettings(LabelSettings):
     columns: str | None = field(
         default=None, metadata={"help": "of a table: the lists of words and of tags"}
     )
-    join: str = field(default="mean", metadata={"help": "of a word's pieces: first or mean"})
+    join: str = field(default="first", metadata={"help": "of a word's pieces: first or mean"})
 
 
 def resolve(values: Mapping[str, Any]) -> TagSettings:

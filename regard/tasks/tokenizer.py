@@ -7,6 +7,7 @@ from typing import Any
 
 from regard.data.characters import Characters
 from regard.data.tokenize import SPACELESS, SPECIALS, Tokenizer
+from regard.errors import Mistake
 from regard.files import plain_file, write_atomically
 from regard.pretrained import spm
 from regard.pretrained.folder import is_foreign, write_json
@@ -77,16 +78,19 @@ def export_tokenizers(folder: Path, pair: tuple[Any, Any], config: Mapping[str, 
         _write(folder, source.file, source.about.frame, source.names, names, source.about.clean)
     else:
         names = {"pad": SPECIALS[0], "bos": SPECIALS[1], "eos": SPECIALS[2], "unk": SPECIALS[3]}
-        _write(folder, _own(source), _own_frame(source, config["task"]), SPECIALS, names, False)
+        running = config["task"] == "language" and config.get("running") is True
+        frame = _own_frame(source, config["task"])
+        _write(folder, _own(source, running), frame, SPECIALS, names, False)
         source.save(folder / OURS)
 
 
 def _export_sides(folder: Path, source: Any, target: Any, config: Mapping[str, Any]) -> None:
-    """Write Marian's pair of SentencePiece models, or what only we can read."""
+    """Write Marian's pair of SentencePiece models."""
     if not isinstance(source, ForeignTokenizer) or not isinstance(target, ForeignTokenizer):
-        for side, tokenizer in zip(SIDES, (source, target), strict=True):
-            tokenizer.save(folder / f"{side}_tokenizer.json")
-        return
+        raise Mistake(
+            "no public format holds two tokenizers of ours, one for each language; "
+            "train with vocabularies=joint to export"
+        )
     vocabularies = []
     for side, tokenizer in zip(SIDES, (source, target), strict=True):
         write_atomically(folder / f"{side}.spm", spm.write_pieces(tokenizer.file))
@@ -151,8 +155,11 @@ def _own_frame(tokenizer: Any, task: str) -> Frame:
     return Frame()
 
 
-def _own(tokenizer: Any) -> dict[str, Any]:
-    """Describe one of our tokenizers as the library's tokenizer.json."""
+def _own(tokenizer: Any, running: bool = False) -> dict[str, Any]:
+    """Describe one of our tokenizers as the library's tokenizer.json.
+
+    In the midst of a running text there is no unseen space before a text.
+    """
     told = json.loads(tokenizer.text)
     if isinstance(tokenizer, Characters):
         vocab = {piece: n for n, piece in enumerate([*SPECIALS, *tokenizer.characters])}
@@ -160,6 +167,8 @@ def _own(tokenizer: Any) -> dict[str, Any]:
         parts = dict.fromkeys(("truncation", "padding", "normalizer", "pre_tokenizer"))
         rest = {"added_tokens": [], "decoder": {"type": "Fuse"}, "model": model}
         return {"version": "1.0", **parts, **rest}
+    if running:
+        return told
     # the unseen space before a text
     space = {"Regex": rf"\A(?=[^{SPACELESS}])"}
     return {**told, "normalizer": {"type": "Replace", "pattern": space, "content": " "}}
