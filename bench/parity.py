@@ -508,6 +508,19 @@ FORMATS: dict[str, Format] = {
             "share_encoder_decoder_embeddings": [False],
         },
     ),
+    "pegasus": Format("text", ("PegasusForConditionalGeneration",), SIDES, ODD_SIDES),
+    "esm": Format(
+        "encoder",
+        heads("Esm", *LABELLING),
+        {**WIDTHS, "position_embedding_type": "rotary", "emb_layer_norm_before": True},
+        {
+            **{k: v for k, v in ODD_ENCODER.items() if k != "type_vocab_size"},
+            "emb_layer_norm_before": [False, None],
+            "token_dropout": [True],
+            "position_embedding_type": ["absolute"],
+            "rope_theta": [500.0],
+        },
+    ),
     "vit": Format("images", heads("ViT", "ForImageClassification", "Model"), VIT, ODD_VIT),
     "deit": Format(
         "images",

@@ -265,3 +265,81 @@ def test_drawing_as_a_checkpoint_wants(tmp_path: Path):
 def test_some_draws_are_equal_or_refused(model_type: str):
     counted = parity.sweep(model_type, 2)
     assert counted["wrong"] == 0
+
+
+# ---- our own models, exported and read again
+
+
+PAIRS = [(f"the dog {n} ran home", f"der hund {n} lief heim") for n in range(60)]
+QUICK: dict[str, Any] = {"steps": 12, "valid_every": 12, "pieces": 320, "quiet": True}
+
+
+def exported(task: str, home: Path, text: str, **settings: Any) -> tuple[Any, Any]:
+    """Train a default model for a moment and export it; return it, and what we read again."""
+    (home / "data.tsv").write_text(text)
+    how = {"data": str(home / "data.tsv"), "out": str(home / "run"), **QUICK, **settings}
+    regard.train(task, **how)
+    regard.export(str(home / "run"), format="huggingface", out=str(home / "out"))
+    return regard.load(str(home / "run")), regard.load(str(home / "out"))
+
+
+def test_a_default_translator_is_the_same_after_export(tmp_path: Path):
+    ours, again = exported("translate", tmp_path, "\n".join("\t".join(p) for p in PAIRS))
+    texts = ["the dog 3 ran home", "home the dog", "ran 77"]
+    right = [str(answer) for answer in ours.run(texts, max_length=12)]
+    assert again.task == "translate"
+    assert [str(answer) for answer in again.run(texts, max_length=12)] == right
+    with parity.calm():
+        theirs: Any = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out").eval()
+        words = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+        found = []
+        for text in texts:
+            given = words(text, return_tensors="pt", return_token_type_ids=False)
+            found.append(theirs.generate(**given, max_new_tokens=12)[0])
+        source = words(texts[0], return_tensors="pt")["input_ids"]
+        target = torch.tensor([[1, 9, 270, 280]])
+        with torch.no_grad():
+            one = theirs(source, decoder_input_ids=target).logits
+            two = ours.model(source, target)
+    assert [words.decode(ids, skip_special_tokens=True) for ids in found] == right
+    assert not parity.differ(two, one)
+
+
+def test_a_default_tagger_is_the_same_after_export(tmp_path: Path):
+    text = "\n\n".join(f"the\tD\ndogged{n}\tN\nrunning\tV" for n in range(40))
+    ours, again = exported("tag", tmp_path, text)
+    some = ["the dogged7 running", "running the unheardof the"]
+    assert [str(a) for a in again.run(some)] == [str(a) for a in ours.run(some)]
+    with parity.calm():
+        theirs: Any = transformers.AutoModelForTokenClassification.from_pretrained(tmp_path / "out")
+        ids = torch.tensor([[1, 262, 270, 280, 2]])
+        with torch.no_grad():
+            assert not parity.differ(ours.model(ids), theirs.eval()(ids).logits)
+
+
+def test_a_tagger_that_joins_pieces_is_refused(tmp_path: Path):
+    text = "\n\n".join(f"the\tD\ndog{n}\tN\nran\tV" for n in range(40))
+    with pytest.raises(Mistake, match="join=mean has no counterpart"):
+        exported("tag", tmp_path, text, join="mean")
+
+
+def test_running_text_has_no_unseen_space(tmp_path: Path):
+    (tmp_path / "text.txt").write_text("Row your boat. Gently down the stream.\n" * 100)
+    how = {**QUICK, "data": str(tmp_path / "text.txt"), "out": str(tmp_path / "run"), "steps": 2}
+    regard.train("language", **{**how, "valid_every": 2})
+    regard.export(str(tmp_path / "run"), format="huggingface", out=str(tmp_path / "out"))
+    words = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    ours = regard.load(str(tmp_path / "run"))
+    for text in ("Row your", "down", " the"):
+        assert words(text)["input_ids"] == ours.encode(text)
+
+
+@pytest.mark.parametrize(
+    "name,message",
+    [("en-zh", "nearest is pegasus, but for tie='target'"), ("fashion", "stem='early'")],
+)
+def test_a_starter_that_no_format_holds_is_refused_by_name(name: str, message: str, tmp_path: Path):
+    with pytest.raises(Mistake) as refused:
+        regard.export(name, format="huggingface", out=str(tmp_path / "out"))
+    assert message in str(refused.value)
+    regard.export("shakespeare", format="huggingface", out=str(tmp_path / "out"))

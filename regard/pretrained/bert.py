@@ -513,6 +513,49 @@ MODERNBERT = Dialect(
     write=_layer_types,
 )
 
+# norms before their parts and turned positions: our own taggers are written as such
+_ESM = "~encoder.layer.{}"
+ESM = Dialect(
+    "Esm",
+    "esm.",
+    (
+        *_keys(33, without=("type_vocab_size",)),
+        Key("block.norm_eps", "layer_norm_eps", 1e-12),
+        Key("max_length", "max_position_embeddings", 1026),
+        Key("position_base", "rope_theta", 10_000.0),
+        Key("head_dropout", "classifier_dropout", 0.1),
+        Key("embed_norm", "emb_layer_norm_before", False, {True: "layer", False: "none"}),
+    ),
+    {
+        "position_embedding_type": "rotary",
+        "token_dropout": False,
+        "is_folding_model": False,
+        "is_decoder": False,
+        "add_cross_attention": False,
+    },
+    {"position": "rotary", "types": 0, "pool": "roberta", "block.order": "pre"},
+    {
+        "embed.tokens": "~embeddings.word_embeddings",
+        "embed.norm": "~embeddings.layer_norm",
+        "blocks.{}.attention.qkv": _trio(f"{_ESM}.attention.self.{{}}".replace("{}", "{{}}", 1)),
+        "blocks.{}.attention.out": f"{_ESM}.attention.output.dense",
+        "blocks.{}.around_attention.norm": f"{_ESM}.attention.LayerNorm",
+        "blocks.{}.feed_forward.inner": f"{_ESM}.intermediate.dense",
+        "blocks.{}.feed_forward.outer": f"{_ESM}.output.dense",
+        "blocks.{}.around_feed_forward.norm": f"{_ESM}.LayerNorm",
+        "norm": "~encoder.emb_layer_norm_after",
+    },
+    {
+        "head.transform": "lm_head.dense",
+        "head.norm": "lm_head.layer_norm",
+        "head.out": "lm_head.decoder",
+    },
+    {"head.pool.dense": "classifier.dense", "head.out": "classifier.out_proj"},
+    ("lm_head.bias",),
+    acts={"gelu": "gelu"},
+    least_types=0,
+    ignored=(r"inv_freq$", r"contact_head\.", r"embeddings\.position_embeddings\."),
+)
 DIALECTS = {
     "bert": BERT,
     "roberta": ROBERTA,
@@ -524,6 +567,7 @@ DIALECTS = {
     "electra": ELECTRA,
     "mpnet": MPNET,
     "modernbert": MODERNBERT,
+    "esm": ESM,
 }
 
 
@@ -542,6 +586,8 @@ def _read(dialect: Dialect, theirs: Words, architecture: str) -> BertConfig:
 
 def settle(config: BertConfig) -> BertConfig:
     """Say the same in the plainest words: a head's activation, and what layers see."""
+    if config.head != "classify":  # nothing is pooled
+        config = replace(config, pool="first")
     acts = [FEED_FORWARDS.get(name) for name in (config.head_act, config.block.feed_forward)]
     if acts[0] is not None and acts[1] is not None and acts[0][1] is acts[1][1]:
         config = replace(config, head_act="same")

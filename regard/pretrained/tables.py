@@ -184,6 +184,7 @@ FORMATS: dict[str, str] = {
     "electra": "regard.pretrained.bert",
     "mpnet": "regard.pretrained.bert",
     "modernbert": "regard.pretrained.bert",
+    "esm": "regard.pretrained.bert",
     "t5": "regard.pretrained.seq2seq",
     "mt5": "regard.pretrained.seq2seq",
     "bart": "regard.pretrained.seq2seq",

@@ -52,6 +52,7 @@ FRAMES: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[int, ...]]] = {
     "t5": ENDED,
     "mt5": ENDED,
     "marian": (("A", "eos"), ("A", "B", "eos"), (0, 0, 0)),
+    "pegasus": (("A", "eos"), ("A", "B", "eos"), (0, 0, 0)),
     "llama": BEGUN,
     "mistral": BEGUN,
     "gemma": BEGUN,
@@ -79,7 +80,7 @@ BYTES: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str]] = {
     ),
 }
 # after what a decoder begins to write, where config.json does not tell
-BEGINS = {"t5": "pad", "mt5": "pad", "bart": "eos", "marian": "pad"}
+BEGINS = {"pegasus": "pad", "t5": "pad", "mt5": "pad", "bart": "eos", "marian": "pad"}
 SPM = ("spiece.model", "spm.model", "tokenizer.model", "sentencepiece.bpe.model")
 # what stands before the pieces of a SentencePiece model, the first of which are then left out
 BEFORE: dict[str, tuple[tuple[str, ...], int]] = {
@@ -160,6 +161,8 @@ def _read_file(source: Source, path: Path) -> Pair:
 
 def _read_wordpiece(source: Source, path: Path) -> Pair:
     """Read BERT's list of pieces."""
+    if source.model_type == "esm":
+        raise Mistake("ESM's list of amino acids is not supported; only tokenizer.json is")
     vocab = {piece.rstrip(): i for i, piece in enumerate(read_text(path).rstrip("\n").split("\n"))}
     normalizer = {
         "type": "BertNormalizer",
@@ -213,6 +216,8 @@ def _read_bytes(source: Source, path: Path) -> Pair:
 
 def _read_spm(source: Source, path: Path) -> Pair:
     """Read a SentencePiece model with what each family does around it."""
+    if source.model_type == "pegasus":
+        raise Mistake("Pegasus counts these pieces otherwise; write its tokenizer.json beside it")
     found = spm.read_pieces(path)
     if source.model_type in ("t5", "mt5"):
         extra = count(source.settings.get("extra_ids", 100))
