@@ -586,8 +586,6 @@ def _read(dialect: Dialect, theirs: Words, architecture: str) -> BertConfig:
 
 def settle(config: BertConfig) -> BertConfig:
     """Say the same in the plainest words: a head's activation, and what layers see."""
-    if config.head != "classify":  # nothing is pooled
-        config = replace(config, pool="first")
     acts = [FEED_FORWARDS.get(name) for name in (config.head_act, config.block.feed_forward)]
     if acts[0] is not None and acts[1] is not None and acts[0][1] is acts[1][1]:
         config = replace(config, head_act="same")
@@ -597,6 +595,12 @@ def settle(config: BertConfig) -> BertConfig:
     layers = None if len(near) == config.depth else tuple(sorted(near))
     base = config.position_base if config.near_base is None else config.near_base
     return replace(config, window_layers=layers, near_base=base)
+
+
+def _settle_esm(config: BertConfig) -> BertConfig:
+    """Leave out how to pool for a head that pools nothing: our taggers say it, too."""
+    config = settle(config)
+    return config if config.head == "classify" else replace(config, pool=ESM.parts["pool"])
 
 
 def _write(dialect: Dialect, model_type: str, config: BertConfig, task: str) -> dict[str, Any]:
@@ -662,7 +666,7 @@ FORMATS = {
         partial(_rules, dialect),
         ignored=(r"position_ids$", r"(^|\.)pooler\.", *dialect.ignored),
         prefix=dialect.prefix,
-        settle=settle,
+        settle=_settle_esm if dialect is ESM else settle,
         harmless=HARMLESS,
     )
     for model_type, dialect in DIALECTS.items()
