@@ -189,7 +189,7 @@ from typing_extensions import reveal_type
 translator = regard.load("en-zh")
 reveal_type(translator.run("How are you?"))
 reveal_type(translator.run(["How are you?"]))
-reveal_type(regard.load("runs/mine", task="classify").run("good").label)
+reveal_type(regard.load("runs/mine", task="tag").run("good").tags)
 reveal_type(regard.train("translate", data="pairs.tsv"))
 reveal_type(regard.evaluate("en-zh", data="pairs.tsv"))
 with regard.watch(translator) as maps:
@@ -199,7 +199,7 @@ regard.train("translate", minutes="long")
 SEEN = [
     '"Translated"',
     '"list[Translated]"',
-    '"str | list[str]"',
+    '"Sequence[str]"',
     '"Report"',
     '"Evaluation"',
     '"Tensor"',

@@ -141,7 +141,7 @@ def test_one_label_is_a_number(problem: str | None, tmp_path: Path):
     values = torch.tensor([answer.value for answer in answers])
     torch.testing.assert_close(values, logits[:, 0], atol=1e-4, rtol=0)
     assert str(answers[0]) == f"{answers[0].value:.6g}"
-    assert answers[0].record(ours.check({})) == {"value": answers[0].value}
+    assert answers[0].record(ours.check({})) == {"prediction": answers[0].value}
     rows = [f"{text}\t{value}" for text, value in zip(parity.TEXTS, values.tolist(), strict=True)]
     (tmp_path / "test.tsv").write_text("\n".join(["text\tlabel", *rows]))
     told = ours.evaluate({"data": str(tmp_path / "test.tsv")})

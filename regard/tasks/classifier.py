@@ -158,7 +158,7 @@ class Valued(Answer):
 
     def record(self, how: ClassifierSettings) -> dict[str, Any]:
         """Return the fields of a JSON line."""
-        return {"value": self.value, **({"cut": True} if self.cut else {})}
+        return {"prediction": self.value, **({"cut": True} if self.cut else {})}
 
 
 class Classifier(Runner[Classified | Valued]):
