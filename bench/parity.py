@@ -948,7 +948,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=60, help="configurations of each format")
     parser.add_argument("--show", action="store_true", help="tell what is refused, too")
     options = parser.parse_args()
-    count = 4 if options.quick else options.count
+    count = 2 if options.quick else options.count
     torch.set_num_threads(1)
     total: Counter = Counter()
     chosen = options.only.split(",") if options.only else list(FORMATS)
