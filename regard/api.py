@@ -561,7 +561,10 @@ def _import(folder: Path, device: str = "cpu") -> tuple[Any, dict[str, Any], tup
 def _generation(folder: Path) -> dict[str, Any]:
     """Return how a model of ours writes by default."""
     path = folder / "generation_config.json"
-    return read_json(path) if path.exists() else {}
+    told = read_json(path) if path.exists() else {}
+    if not isinstance(rules := told.get("rules", {}), dict | None):
+        raise Mistake(f"{path}: 'rules' are {rules!r:.40}; expected an object")
+    return told
 
 
 # format -> the settings it takes beside out

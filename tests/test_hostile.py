@@ -617,6 +617,7 @@ def spoilt_about(**changes: Any) -> Callable[[], None]:
         (spoilt_about(names=[1], numbers=[0]), "'names' are no list"),
         (spoilt_about(names=["a"], numbers=[0]), "numbers"),
         (spoilt_about(names=["\ud800"], numbers=[0]), "half a character in it"),
+        (put("generation_config.json", {"rules": [1]}), "'rules' are [1]; expected an object"),
         (cut("tokenizer.json", 0.5), "not JSON"),
     ],
 )
