@@ -62,7 +62,7 @@ Change = Callable[[Tensor, Now], Tensor]
 def _mask(scores: Tensor, rows: Sequence[int], ids: Sequence[int]) -> Tensor:
     """Make tokens impossible in some rows."""
     if rows:
-        scores[torch.tensor(rows).unsqueeze(1), torch.tensor(ids)] = -inf
+        scores[torch.tensor(rows).unsqueeze(1), torch.tensor(ids, dtype=torch.long)] = -inf
     return scores
 
 
