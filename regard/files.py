@@ -93,8 +93,12 @@ def alone(path: str | Path) -> Iterator[None]:
 
 def write_atomically(path: str | Path, data: bytes | str) -> None:
     """Write a whole file under a temporary name, make it durable, and rename it into place."""
+    try:
+        data = data.encode() if isinstance(data, str) else data
+    except UnicodeEncodeError:
+        raise Mistake(f"{path}: half a character in what is to be written") from None
     with replacing(path) as temporary:
-        temporary.write_bytes(data.encode() if isinstance(data, str) else data)
+        temporary.write_bytes(data)
 
 
 @contextmanager
