@@ -539,14 +539,14 @@ class Fit:
             shown = "  ".join(f"{k} {v:.4g}" for k, v in scores.items() if k != "better")
             told = f"step {step:,} of {self.steps:,}  {shown}  {self.left()}"
             print(told.rstrip(), file=sys.stderr, flush=True)
+        # a lower loss at the same score is the better model, but no reason to be patient for longer
+        gained = counters["best"] is None or scores["better"] > counters["best"]
+        counters["without_gain"] = 0 if gained else counters["without_gain"] + 1
         if self._is_better(scores):
             counters["best"], counters["best_step"] = scores["better"], step
-            counters["without_gain"], counters["scores"] = 0, scores
-            counters["published"] = [step]
+            counters["scores"], counters["published"] = scores, [step]
             self.publish(self.averaged or dict(self.named), scores)
             write_atomically(self.folder / "best", f"step-{step}\n")
-        else:
-            counters["without_gain"] += 1
 
     def _is_better(self, scores: dict[str, float]) -> bool:
         """Tell whether scores are the best so far; of equal ones, those with the lower loss are."""
