@@ -302,7 +302,7 @@ def test_patience_ends_a_run_that_gains_nothing(tmp_path):
     one, _ = fit(tmp_path, Points(scores=[1, 2, 0, 1.9, 2, 7]), steps=100, patience=3)
     outcome = one.run()
     assert (outcome.step, outcome.finished) == (20, True)
-    assert (tmp_path / "best").read_text() == "step-8\n"
+    assert (tmp_path / "best").read_text() == "step-20\n"  # as good as step 8, with less loss
     again, published = fit(tmp_path, Points(), steps=100, patience=3)
     assert (again.run().step, published) == (20, [])
 
