@@ -334,12 +334,73 @@ def test_running_text_has_no_unseen_space(tmp_path: Path):
         assert words(text)["input_ids"] == ours.encode(text)
 
 
-@pytest.mark.parametrize(
-    "name,message",
-    [("en-zh", "nearest is pegasus, but for tie='target'"), ("fashion", "stem='early'")],
-)
-def test_a_starter_that_no_format_holds_is_refused_by_name(name: str, message: str, tmp_path: Path):
+def written(out: Path, texts: list[str], **settings: Any) -> list[str]:
+    """Return what transformers writes for texts, as the folder says."""
+    with parity.calm():
+        theirs: Any = transformers.AutoModelForSeq2SeqLM.from_pretrained(out).eval()
+        words = transformers.AutoTokenizer.from_pretrained(out)
+        given = words(texts, return_tensors="pt", padding=True)
+        done = theirs.generate(**given, **settings)
+    return words.batch_decode(done, skip_special_tokens=True)
+
+
+def test_the_starter_with_two_vocabularies_is_the_same_after_export(tmp_path: Path):
+    out = tmp_path / "out"
+    regard.export("en-zh", format="huggingface", out=out)
+    texts = [
+        "How are you today?",
+        "He's 3 days late & tired.",
+        "<s> no </s> <to>x",
+        "x",
+        "naïve 🎉",
+    ]
+    ours: Any = regard.load("en-zh")
+    again: Any = regard.load(out)
+    for beam in (1, 5):
+        how: dict[str, Any] = {"beam": beam, "max_length": 24, "split": False}
+        right = [str(answer) for answer in ours.run(texts, **how)]
+        assert written(out, texts, num_beams=beam, max_new_tokens=24) == right
+        assert [str(answer) for answer in again.run(texts, **how)] == right
+    assert written(out, texts[:1]) == [str(ours.run(texts[:1])[0])]  # as the folder says
+    assert again.check({}) == ours.check({})
+    pair = [f"{texts[0]}\t你今天怎么样？"]
+    assert again.run(pair, forced=True)[0].score == ours.run(pair, forced=True)[0].score
+    assert str(again.run(texts[:1], alignments="pharaoh")[0].alignment) == str(
+        ours.run(texts[:1], alignments="pharaoh")[0].alignment
+    )
+    theirs: Any = transformers.AutoModelForSeq2SeqLM.from_pretrained(out).eval()
+    source, target = torch.tensor([[300, 301, 2]]), torch.tensor([[1, 400, 500]])
+    with torch.no_grad():
+        found = theirs(source, decoder_input_ids=target + 4000).logits
+        assert not parity.differ(ours.model(source, target), found[..., 4000:])
+    assert found[..., :4000].max() < -1e8  # a row of what is read is never written
+
+
+def test_vocabularies_of_two_sizes_come_back_and_go_out_again(tmp_path: Path):
+    text = "\n".join("\t".join(pair) for pair in PAIRS)
+    both = {"vocabularies": "separate", "tokenizer": "unigram"}
+    ours, again = exported("translate", tmp_path, text, **both)
+    shape = ours.model.config
+    assert shape.source_vocab != shape.target_vocab and again.model.config == shape
+    regard.import_model(tmp_path / "out", out=tmp_path / "in")
+    regard.export(tmp_path / "in", format="huggingface", out=tmp_path / "twice")
+    texts = ["the dog 3 ran home", "🎉 77", "<to>der ran"]
+    right = [str(answer) for answer in ours.run(texts, max_length=9, split=False)]
+    for name in ("out", "in", "twice"):
+        found = regard.load(tmp_path / name).run(texts, max_length=9, split=False)
+        assert [str(answer) for answer in found] == right
+    for name in ("out", "twice"):
+        assert written(tmp_path / name, texts, max_new_tokens=9) == right
+    path = tmp_path / "out" / "config.json"
+    config = json.loads(path.read_text())
+    for wrong in ([5, 5], [-1, 3], "two", [config["vocab_size"]]):
+        path.write_text(json.dumps({**config, "regard_vocabularies": wrong}))
+        with pytest.raises(Mistake, match="expected two sizes whose sum is vocab_size"):
+            regard.load(tmp_path / "out")
+
+
+def test_a_starter_that_no_format_holds_is_refused_by_name(tmp_path: Path):
     with pytest.raises(Mistake) as refused:
-        regard.export(name, format="huggingface", out=str(tmp_path / "out"))
-    assert message in str(refused.value)
+        regard.export("fashion", format="huggingface", out=str(tmp_path / "out"))
+    assert "stem='early'" in str(refused.value)
     regard.export("shakespeare", format="huggingface", out=str(tmp_path / "out"))

@@ -13,7 +13,15 @@ from torch import nn
 from regard.errors import Mistake, choose
 from regard.files import write_atomically
 from regard.models.folder import FORMAT, STRANGE, build_hollow, give_weights
-from regard.pretrained.generation import FILE, write_generation
+from regard.pretrained.generation import (
+    FILE,
+    HEAD,
+    LONGEST,
+    USUAL,
+    shifted,
+    vocabularies,
+    write_generation,
+)
 from regard.pretrained.generation import KNOWN as GENERATION
 from regard.pretrained.load import (
     architecture,
@@ -311,8 +319,14 @@ def export_weights(
         theirs |= {f"regard_{key}": config[key] for key in WRITES if key in config}
     write_json(folder / "config.json", theirs | ids)
     if task in ("language", "text", "translate"):
-        told = write_generation(config.get("generation") or {}, _never(tokenizers[1], task))
-        write_json(folder / FILE, {**ids, **told})
+        how = config.get("generation") or {}
+        told = write_generation(how, _never(tokenizers[1], task))
+        if task == "translate" and not {"max_length", "max_new_tokens"} & set(told):
+            told |= {"max_new_tokens": LONGEST, USUAL: True}  # others would stop after 20
+        if isinstance(how.get("alignment_head"), str):
+            told[HEAD] = how["alignment_head"]
+        sizes = vocabularies(theirs)
+        write_json(folder / FILE, {**ids, **shifted(told, sizes[0] if sizes else 0)})
     write_chat(folder, config)
     if "pooling" in config:
         _write_pooling(folder, config, model.config.block.width)
@@ -369,6 +383,8 @@ def _ids(theirs: Mapping[str, Any], tokenizers: tuple[Any, Any]) -> dict[str, An
         ids["eos_token_id"] = list(ends)
     if theirs.get("is_encoder_decoder"):
         ids["decoder_start_token_id"] = getattr(target, "begin", target.bos)
+    if sizes := vocabularies(theirs):  # padding is that of what is read
+        ids = {key: n + sizes[0] if key != "pad_token_id" else n for key, n in ids.items()}
     return ids
 
 

@@ -11,6 +11,11 @@ from regard.errors import Mistake
 from regard.pretrained.parts import read_object
 
 FILE = "generation_config.json"
+# of config.json: how many rows of one table are of what is read, and of what is written after them
+VOCABULARIES = "regard_vocabularies"
+USUAL = "regard_usual_limit"  # the longest answer follows from the source, where we write it
+HEAD = "regard_alignment_head"
+LONGEST = 256  # tokens of an answer, for others
 # settings that stay as they are: the rules of regard.decode.rules, which checks them
 RULES = (
     *("sequence_bias", "repetition_penalty", "no_repeat_ngram_size"),
@@ -89,6 +94,43 @@ BEAMS = 100
 USUAL_TOP_K = 50  # of transformers, where a file draws and does not tell
 
 
+def vocabularies(theirs: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return how many pieces the two languages have that share a table, if they do."""
+    told = theirs.get(VOCABULARIES)
+    if told is None:
+        return None
+    good = isinstance(told, list) and len(told) == 2
+    good = good and all(type(size) is int and size > 0 for size in told)
+    if not good or sum(told) != theirs.get("vocab_size"):
+        raise Mistake(
+            f"{VOCABULARIES}={told!r:.40}; expected two sizes whose sum is vocab_size="
+            f"{theirs.get('vocab_size')!r:.40}"
+        )
+    return told[0], told[1]
+
+
+# settings that name tokens
+TOKENS = (
+    *("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "eos_token_id"),
+    *("forced_bos_token_id", "forced_eos_token_id", "decoder_start_token_id"),
+)
+
+
+def shifted(rules: Mapping[str, Any], by: int) -> dict[str, Any]:
+    """Return rules whose tokens are in a table after or before so many others."""
+
+    def shift(value: Any, key: str) -> Any:
+        if isinstance(value, list):
+            return [shift(one, key) for one in value]
+        if type(value) is not int or value + by < 0:
+            raise Mistake(f"{key}={value!r:.40} is no token that this model writes")
+        return value + by
+
+    if by and rules.get("sequence_bias"):
+        raise Mistake("sequence_bias is not supported with two vocabularies; leave it out")
+    return {key: shift(x, key) if by and key in TOKENS else x for key, x in rules.items()}
+
+
 def read_generation(folder: str | Path, task: str) -> dict[str, Any]:
     """Return how a public checkpoint wants to be decoded, in our words and as rules."""
     if task not in ("language", "text", "translate"):
@@ -107,8 +149,15 @@ def read_generation(folder: str | Path, task: str) -> dict[str, Any]:
         path, theirs = config, read_object(config)
         theirs = {**DEFAULTS.get(str(theirs.get("model_type")), {}), **theirs}
     theirs = {key: value for key, value in theirs.items() if value is not None}
+    if not isinstance(told := theirs.get(HEAD), str | None):
+        raise Mistake(f"{path}: {HEAD}={told!r:.40} is no text")
+    if theirs.get(USUAL) is True:
+        theirs.pop("max_new_tokens", None)
     try:
-        return _read(theirs, task)
+        found = _read(theirs, task)
+        if sizes := vocabularies(read_object(config)):
+            found["rules"] = shifted(found["rules"], -sizes[0])
+        return found | ({"alignment_head": told} if told else {})
     except Mistake as mistake:
         raise Mistake(f"{path}: {mistake}") from None
 

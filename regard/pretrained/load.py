@@ -237,7 +237,8 @@ def convert(
         change, (number, whole) = CHANGES[rule.change].read, rule.part
         parts = [change(theirs[known[part]], config) for part in rule.theirs]
         joined = parts[0] if len(parts) == 1 else torch.cat(parts)
-        joined = joined.chunk(whole)[number] if whole > 1 else joined
+        if whole > 1:
+            joined = (joined.split(rule.rows) if rule.rows else joined.chunk(whole))[number]
         ours[name] = joined.reshape(like.shape).contiguous()
     return ours
 

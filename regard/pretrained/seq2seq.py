@@ -10,6 +10,7 @@ from torch import Tensor
 from regard.attention.positions import sinusoids
 from regard.errors import Mistake, choose
 from regard.models.transformer import ROWS, TransformerConfig
+from regard.pretrained.generation import VOCABULARIES, vocabularies
 from regard.pretrained.load import read_keys, write_keys
 from regard.pretrained.tables import Format, Key, Rule, linear
 
@@ -66,6 +67,8 @@ T5_KEYS = (
 FIXED = {"normalize_before": False, "add_final_layer_norm": False}
 SIDES_HARMLESS = ("num_hidden_layers", "normalize_embedding", "static_position_embeddings")
 SIDES_HARMLESS += ("extra_pos_embeddings", "add_bias_logits")
+TABLES = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
+NEVER = -1e9  # the bias of a token that is not written
 T5_FIXED = {"relative_attention_num_buckets": 32, "relative_attention_max_distance": 128}
 
 
@@ -124,7 +127,7 @@ def write_sides(config: TransformerConfig, keys: Iterable[Key], **more: Any) -> 
 
 def side_rules(config: TransformerConfig) -> list[Rule]:
     """Name the weights that BART and Marian share."""
-    tables = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
+    tables = TABLES
     if config.tie == "all":
         also = (*tables, "lm_head.weight")
         table = [Rule("source.tokens.weight", ("model.shared.weight",), also=also)]
@@ -225,24 +228,32 @@ def bart_rules(config: TransformerConfig, architecture: str) -> list[Rule]:
 def read_pegasus(theirs: Mapping[str, Any], architecture: str = "") -> TransformerConfig:
     """Return our config for one of transformers' PegasusConfig.
 
-    Two keys of ours tell what transformers reads from the weights: how sines and cosines lie, and
-    that there is no bias of the head.
+    Three keys of ours tell what transformers reads from the weights: how sines and cosines lie,
+    that there is no bias of the head, and how many rows of one table are of each language.
     """
+    vocab = theirs.get("vocab_size") or 50265
+    source, target = vocabularies(theirs) or (vocab, vocab)
+    tied = _tied(theirs)
+    tie = "none" if not tied else "all" if VOCABULARIES not in theirs else "target"
     layout = theirs.get("regard_position_layout", "halves")
     choose("regard_position_layout", str(layout), dict.fromkeys(("halves", "pairs")))
     changes = {
-        "target_vocab": theirs.get("vocab_size") or 50265,
-        "tie": "all" if _tied(theirs) else "none",
+        "target_vocab": target,
+        "tie": tie,
         "position_layout": layout,
         "head_bias": theirs.get("regard_head_bias", True) is not False,
     }
-    return read_sides("transformer", BART_KEYS, theirs, **changes)
+    return read_sides("transformer", BART_KEYS, {**theirs, "vocab_size": source}, **changes)
 
 
 def write_pegasus(config: TransformerConfig, task: str = "text") -> dict[str, Any]:
     """Return transformers' PegasusConfig for one of ours."""
     own: dict[str, Any] = {"regard_position_layout": config.position_layout}
-    return write_sides(
+    if config.tie == "target":
+        if config.head_bias:
+            raise Mistake("head_bias=True with two vocabularies")
+        own[VOCABULARIES] = [config.source_vocab, config.target_vocab]
+    theirs = write_sides(
         config,
         BART_KEYS,
         architectures=["PegasusForConditionalGeneration"],
@@ -250,24 +261,38 @@ def write_pegasus(config: TransformerConfig, task: str = "text") -> dict[str, An
         regard_head_bias=config.head_bias,
         **own,
     )
+    return theirs | ({"vocab_size": sum(own[VOCABULARIES])} if VOCABULARIES in own else {})
 
 
 def pegasus_rules(config: TransformerConfig, architecture: str) -> list[Rule]:
     """Name all weights."""
     table = side_rules(config)
+    if config.tie == "target":  # the rows of one table, which everything of theirs shares
+        parts = (config.source_vocab, config.target_vocab)
+        whole, *also = ("model.shared.weight", *TABLES, "lm_head.weight")
+        own = [
+            Rule(f"{side}.tokens.weight", (whole,), rows=parts, also=tuple(also), part=(n, 2))
+            for n, side in enumerate(("source", "target"))
+        ]
+        table = [rule for rule in table if not rule.ours.endswith(".tokens.weight")] + own
     for side in ("encoder", "decoder"):
         table += linear(f"{side}_norm", f"model.{side}.layer_norm")
     return table
 
 
-def pegasus_positions(config: TransformerConfig) -> dict[str, Tensor]:
-    """Return the sinusoids, which transformers takes from the file."""
+def pegasus_more(config: TransformerConfig) -> dict[str, Tensor]:
+    """Return what transformers takes from the file: the sinusoids, and what is never written."""
     at = torch.arange(config.max_length).unsqueeze(-1)
     table = sinusoids(at, config.block.width, config.position_base, config.position_layout)
-    return {
+    found = {
         f"model.{side}.embed_positions.weight": table.float().clone()
         for side in ("encoder", "decoder")
     }
+    if config.tie == "target":  # rows of what is read are never written
+        bias = torch.zeros(1, config.source_vocab + config.target_vocab)
+        bias[:, : config.source_vocab] = NEVER
+        found["final_logits_bias"] = bias
+    return found
 
 
 # T5
@@ -419,8 +444,8 @@ FORMATS = {
         read_pegasus,
         write_pegasus,
         pegasus_rules,
-        ignored=(r"embed_positions\.weight$",),
+        ignored=(r"embed_positions\.weight$", r"^final_logits_bias$"),
         harmless=SIDES_HARMLESS,
-        more=pegasus_positions,
+        more=pegasus_more,
     ),
 }

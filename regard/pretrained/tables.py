@@ -16,7 +16,8 @@ class Rule:
     Several of theirs are joined along the rows: evenly, unless `rows` tells how many each has.
     `also` are names under which the same weight may be written once more, or instead: two that
     differ are refused. `instead` are names that are read only where its own is missing. Where
-    theirs holds several of ours, `part` is which of how many equal parts of its rows is this one.
+    theirs holds several of ours, `part` is which of how many parts of its rows is this one, evenly
+    unless `rows` tells.
     """
 
     ours: str

@@ -12,11 +12,15 @@ from regard.files import plain_file, write_atomically
 from regard.pretrained import spm
 from regard.pretrained.folder import is_foreign, write_json
 from regard.pretrained.foreign import ForeignTokenizer, Frame
+from regard.pretrained.generation import vocabularies
+from regard.pretrained.parts import read_object
 from regard.pretrained.vocabulary import read_tokenizers
 
 # how a file of ours begins -> what it holds
 KINDS: dict[str, Any] = {"characters": Characters, "foreign": ForeignTokenizer}
 SIDES = ("source", "target")
+TARGET = "<to>"  # before pieces of what is written, where they are beside those of what is read
+OWN_NAMES = dict(zip(("pad", "bos", "eos", "unk"), SPECIALS, strict=True))
 OURS = "regard_tokenizer.json"  # beside another tool's tokenizer.json, in a model that we exported
 
 
@@ -60,8 +64,12 @@ def save_any_tokenizers(folder: Path, pair: tuple[Any, Any]) -> None:
     else:
         # one of a start that was broken off would be taken for that of both sides
         (folder / "tokenizer.json").unlink(missing_ok=True)
-        for side, tokenizer in zip(SIDES, pair, strict=True):
-            tokenizer.save(folder / f"{side}_tokenizer.json")
+        _save_sides(folder, pair)
+
+
+def _save_sides(folder: Path, pair: tuple[Any, Any]) -> None:
+    for side, tokenizer in zip(SIDES, pair, strict=True):
+        tokenizer.save(folder / f"{side}_tokenizer.json")
 
 
 # ---- for other tools
@@ -77,35 +85,76 @@ def export_tokenizers(folder: Path, pair: tuple[Any, Any], config: Mapping[str, 
         names.pop("begin", None)
         _write(folder, source.file, source.about.frame, source.names, names, source.about.clean)
     else:
-        names = {"pad": SPECIALS[0], "bos": SPECIALS[1], "eos": SPECIALS[2], "unk": SPECIALS[3]}
         running = config["task"] == "language" and config.get("running") is True
         frame = _own_frame(source, config["task"])
-        _write(folder, _own(source, running), frame, SPECIALS, names, False)
+        _write(
+            folder, _own(source, running), frame, SPECIALS, OWN_NAMES, False, _own_settings(config)
+        )
         source.save(folder / OURS)
 
 
 def _export_sides(folder: Path, source: Any, target: Any, config: Mapping[str, Any]) -> None:
-    """Write Marian's pair of SentencePiece models."""
+    """Write Marian's pair of SentencePiece models, or two of ours as one."""
+    if vocabularies(read_object(folder / "config.json")):
+        _export_joined(folder, source, target, config)
+        return
     if not isinstance(source, ForeignTokenizer) or not isinstance(target, ForeignTokenizer):
         raise Mistake(
             "no public format holds two tokenizers of ours, one for each language; "
             "train with vocabularies=joint to export"
         )
-    vocabularies = []
+    tables = []
     for side, tokenizer in zip(SIDES, (source, target), strict=True):
         write_atomically(folder / f"{side}.spm", spm.write_pieces(tokenizer.file))
         named = {name: n for n, name in enumerate(tokenizer.names) if name is not None}
-        vocabularies.append(named)
-    write_json(folder / "vocab.json", vocabularies[0])
-    apart = vocabularies[0] != vocabularies[1]
+        tables.append(named)
+    write_json(folder / "vocab.json", tables[0])
+    apart = tables[0] != tables[1]
     if apart:
-        write_json(folder / "target_vocab.json", vocabularies[1])
+        write_json(folder / "target_vocab.json", tables[1])
     settings: dict[str, Any] = {"tokenizer_class": "MarianTokenizer", "separate_vocabs": apart}
     settings |= {"source_lang": config.get("from"), "target_lang": config.get("to")}
     for role in ("pad", "eos", "unk"):
         number = getattr(target, role)
         settings[f"{role}_token"] = None if number is None else target.names[number]
     write_json(folder / "tokenizer_config.json", settings)
+
+
+def _export_joined(folder: Path, source: Any, target: Any, config: Mapping[str, Any]) -> None:
+    """Write two tokenizers as one that reads as the first and joins pieces as the second.
+
+    The pieces of the second have names that no word can spell.
+    """
+    if isinstance(source, ForeignTokenizer) or isinstance(target, ForeignTokenizer):
+        raise Mistake("no public format holds these two tokenizers; train with vocabularies=joint")
+    file, other = _own(source), _own(target)
+    model, names = file["model"], [TARGET + piece for piece in _pieces(other["model"])]
+    if model["type"] == "BPE":
+        more = {name: source.vocab + n for n, name in enumerate(names)}
+        vocab = {**model["vocab"], **more}
+    else:
+        least = min(score for _, score in model["vocab"])
+        vocab = [*model["vocab"], *([name, least] for name in names)]
+    bare = {"type": "Replace", "pattern": {"String": TARGET}, "content": ""}
+    parts = other["decoder"].get("decoders", [other["decoder"]])
+    kind = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    added = [
+        {"id": source.vocab + n, "content": names[n], **kind, "special": True}
+        for n in range(len(SPECIALS))
+    ]
+    file |= {"model": {**model, "vocab": vocab}, "added_tokens": added}
+    file |= {"decoder": {"type": "Sequence", "decoders": [bare, *parts]}}
+    frame = _own_frame(source, config["task"])
+    _write(folder, file, frame, SPECIALS, OWN_NAMES, False, _own_settings(config))
+    _save_sides(folder, (source, target))
+
+
+def _pieces(model: Mapping[str, Any]) -> list[str]:
+    """Return the pieces of a vocabulary in the order of their ids."""
+    vocab = model["vocab"]
+    return (
+        sorted(vocab, key=vocab.get) if isinstance(vocab, dict) else [piece for piece, _ in vocab]
+    )
 
 
 def _write(
@@ -115,6 +164,7 @@ def _write(
     pieces: Any,
     names: Mapping[str, str | None],
     clean: bool,
+    more: Mapping[str, Any] | None = None,
 ) -> None:
     """Write tokenizer.json with what stands around a text, and tokenizer_config.json."""
     whole = {**file, "post_processor": _template(frame, pieces)}
@@ -123,7 +173,16 @@ def _write(
     suffix = file["model"].get("end_of_word_suffix") == "</w>"
     settings["tokenizer_class"] = "CLIPTokenizer" if suffix else "PreTrainedTokenizerFast"
     settings["clean_up_tokenization_spaces"] = clean
-    write_json(folder / "tokenizer_config.json", settings)
+    write_json(folder / "tokenizer_config.json", {**settings, **(more or {})})
+
+
+def _own_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Say what a model of ours reads, and that a text which spells a special token has none."""
+    told: dict[str, Any] = {} if config["task"] == "language" else {"split_special_tokens": True}
+    model = config.get("model")
+    if not isinstance(model, Mapping) or not model.get("types"):
+        told["model_input_names"] = ["input_ids", "attention_mask"]
+    return told
 
 
 def _template(frame: Frame, pieces: Any) -> dict[str, Any]:
