@@ -38,6 +38,16 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def make_folder(folder: Path, mode: int = 0o777) -> None:
+    """Make a folder and those above it, also while others make or delete them."""
+    for turn in range(1000):
+        try:
+            return folder.mkdir(mode, parents=True, exist_ok=True)
+        except (FileNotFoundError, FileExistsError):  # it was deleted while it was made
+            if turn == 999 or (folder.exists() and not folder.is_dir()):
+                raise
+
+
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
     """Give a temporary name to write to, which takes the place of the path once all went well."""
@@ -45,7 +55,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
     # two containers that share a folder may both be process 1
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         yield temporary
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
@@ -67,7 +77,7 @@ def alone(path: str | Path) -> Iterator[None]:
     path = Path(path)
     for _ in range(10_000):
         try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folder(path.parent, 0o700)
             file = open(path, "w")  # noqa: SIM115
         except FileNotFoundError:  # the folder was deleted in between
             continue

@@ -254,7 +254,7 @@ def test_noise_is_taken_out_of_images_that_were_never_seen(trained, tmp_path):
 
 
 def test_a_batch_depends_on_the_seed_and_its_number_alone(data):
-    parts, _ = train_and_valid(str(data), "0.1", "refuse")
+    parts, *_ = train_and_valid(str(data), "0.1", None, "refuse")
     settings = denoise.resolve({"data": str(data), **FAST})
     one, two = (Denoising(parts["train"], parts["valid"], settings) for _ in range(2))
     for n in (5, 0, 5):

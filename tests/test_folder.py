@@ -185,7 +185,7 @@ def test_a_trillion_parameters_are_refused(folder, changes):
         (("model", "block", "width"), True, "block.width=True"),
         (("model", "block", "width"), [16], "block.width=[16]"),
         (("model", "block", "width"), -16, "block.width=-16 is too small"),
-        (("model", "block", "width"), 10**30, "a number of 31 digits"),
+        (("model", "block", "width"), 10**30, "not a whole number of at most 63 bits"),
         (("model", "block", "width"), 10**18, "block.width"),
         (("model", "encoder_depth"), 1000, "asks for 1,001 layers, of only 35 weights"),
         (("model", "block", "heads"), 0, "block.heads=0 is too small"),
@@ -283,9 +283,13 @@ def test_weights_of_other_names_or_shapes_are_refused(folder):
 
 
 def test_missing_files_are_named(folder):
-    for name in ("tokenizer.json", "model.safetensors", "config.json"):
+    for name in ("tokenizer.json", "model.safetensors"):
         (folder / name).unlink()
         assert name in refused(folder)
+    (folder / "config.json").unlink()
+    assert "an empty folder" in refused(folder)
+    (folder / "notes.txt").touch()
+    assert "config.json" in refused(folder)
 
 
 def test_weights_that_are_a_folder_are_refused(folder):

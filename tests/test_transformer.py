@@ -136,10 +136,11 @@ def test_a_norm_is_its_formula(name: str):
         "layer": lambda: (x - mean) / (var + 1e-3).sqrt(),
         "layer_nobias": lambda: (x - mean) / (var + 1e-3).sqrt(),
         "rms": lambda: x / (x.square().mean(-1, keepdim=True) + 1e-3).sqrt(),
+        "rms_plus1": lambda: x / (x.square().mean(-1, keepdim=True) + 1e-3).sqrt(),
         "lecture": lambda: (x - mean) / ((var * 7 / 6).sqrt() + 1e-3),
     }[name]()
     state = norm.state_dict()
-    expected = bare * state["weight"] + state.get("bias", 0.0)
+    expected = bare * (state["weight"] + (name == "rms_plus1")) + state.get("bias", 0.0)
     torch.testing.assert_close(norm(x), expected, atol=1e-12, rtol=0)
 
 

@@ -450,7 +450,7 @@ def test_what_cannot_be_read_is_refused_by_name(key: str, value):
         ({"position": "rotary"}, "position"),
         ({"stem": "convolution"}, "stem"),
         ({"tokens": 0, "pool": "mean"}, "tokens"),
-        ({"block": replace(ViTConfig().block, feed_forward="swiglu")}, "feed_forward"),
+        ({"block": replace(ViTConfig().block, feed_forward="geglu")}, "feed_forward"),
     ],
 )
 def test_what_no_format_holds_is_refused_by_name(changes: dict, word: str):

@@ -11,10 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -184,16 +180,20 @@ def _places(model: nn.Module | None, where: list[str]) -> Iterator[None]:
     if model is None:
         yield
         return
-    names = {id(module): name for name, module in model.named_modules()}
-    enter = register_module_forward_pre_hook(
-        lambda module, _: where.append(names.get(id(module), ""))
-    )
-    leave = register_module_forward_hook(lambda *_: (where.pop(), None)[1], always_call=True)
+    handles = []
+    for name, module in model.named_modules():
+        if (
+            type(module) is nn.Linear
+        ):  # some take a part of its matrix, unless somebody listens to it
+            continue
+        enter = module.register_forward_pre_hook(lambda *_, name=name: where.append(name))
+        leave = module.register_forward_hook(lambda *_: (where.pop(), None)[1], always_call=True)
+        handles += [enter, leave]
     try:
         yield
     finally:
-        enter.remove()
-        leave.remove()
+        for handle in handles:
+            handle.remove()
 
 
 def count(

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from regard.errors import Mistake
-from regard.files import refuse, replacing, write_atomically
+from regard.files import make_folder, refuse, replacing, write_atomically
 
 FORMAT = 1
 NOTE = "store.json"  # written last: a folder without it holds no store
@@ -223,7 +223,7 @@ def _room(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     """
     for _ in range(100):
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
             if not np.prod(shape):
                 path.touch()
                 return np.zeros(shape, np.uint8)

@@ -39,7 +39,7 @@ class BlockConfig:
     kv_heads: int | None = size(None, 2**14)
     head_width: int | None = size(None, 2**16)
     norm: str = "layer"
-    norm_eps: float = 1e-5
+    norm_eps: float = field(default=1e-5, metadata={"min": 0.0, "max": 1.0})
     order: str = "pre"
     feed_forward: str = "relu"
     score: str = "dot"

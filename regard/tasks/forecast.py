@@ -249,6 +249,7 @@ WAYS: dict[str, _Way] = {
 
 def examine_any(data: str, how: DoctorSettings, quiet: bool = True) -> Examined:
     """Look over data for a task, told or taken by their looks, and forecast its training."""
+    choose("size", how.size, dict.fromkeys(("tiny", "small", "base", "big")))
     languages = bool(how.source or how.target)
     pictures = os.path.exists(data) and holds_images(data)
     if pictures and languages:
