@@ -5,6 +5,7 @@ The sweep itself is bench/parity.py; here are some of its draws, and what once w
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from safetensors.torch import load_file, save_file
 import regard
 from regard.decode import rules
 from regard.errors import Mistake
-from regard.pretrained import generation
+from regard.models.bert import Bert, BertConfig
+from regard.pretrained import generation, mean
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 import parity  # noqa: E402
@@ -323,6 +325,65 @@ def test_a_tagger_that_joins_pieces_is_refused(tmp_path: Path):
         exported("tag", tmp_path, text, join="mean")
 
 
+TOPICS = [
+    f"{word} in the {n} {place}\t{label}"
+    for n in range(20)
+    for word, place, label in (("bread", "oven", "food"), ("a goal", "game", "sport"))
+]
+MORE = ["a goal in the oven", "🎉", "<s> bread </s>", "bread in the game " * 99]
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_default_classifier_is_the_same_after_export(several: bool, tmp_path: Path):
+    more = [*TOPICS, "bread and a game\tfood,sport"] if several else TOPICS
+    settings = {"separator": ","} if several else {}
+    ours, again = exported("classify", tmp_path, "\n".join(more), **settings)
+    assert ours.model.config.pool == "mean"
+    right = ours.run(MORE)
+    assert [str(answer) for answer in again.run(MORE)] == [str(answer) for answer in right]
+    with parity.calm():
+        auto = transformers.AutoModelForSequenceClassification
+        theirs: Any = auto.from_pretrained(tmp_path / "out").eval()
+        words = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+        given = words(MORE, return_tensors="pt", padding=True, truncation=True)
+        with torch.no_grad():
+            logits = theirs(**given).logits
+    chances = logits.sigmoid() if several else logits.softmax(-1)
+    for answer, row, other in zip(right, chances.numpy(), again.run(MORE), strict=True):
+        assert answer.chances == pytest.approx(row, abs=1e-5)
+        assert answer.chances == pytest.approx(other.chances, abs=1e-5)
+    with pytest.raises(Mistake, match="dtype=float16 is too coarse"):
+        regard.export(
+            tmp_path / "run", format="huggingface", out=tmp_path / "half", dtype="float16"
+        )
+
+
+@pytest.mark.parametrize("loud", [1e-3, 1.0, 30.0])
+@pytest.mark.parametrize("eps,network", [(1e-5, "gelu"), (1e-12, "gelu_tanh"), (1e-3, "swish")])
+def test_the_mean_of_modernbert_is_ours_for_any_weights(loud: float, eps: float, network: str):
+    block = replace(BertConfig().block, width=16, heads=2, ffn_width=24, order="pre")
+    block = replace(block, norm_eps=eps, feed_forward=network)
+    small = {"vocab": 50, "depth": 2, "types": 0, "position": "rotary", "labels": 5}
+    config = replace(BertConfig(), **small, head="classify", pool="mean", block=block)
+    torch.manual_seed(0)
+    ours = Bert(config).eval()
+    with torch.no_grad():
+        for x in ours.parameters():
+            x.add_(loud * torch.randn_like(x))
+    alike = mean.with_gates(config)
+    assert alike is not None
+    ids, lengths = torch.randint(0, 50, (6, 9)), torch.tensor([9, 1, 4, 9, 2, 7])
+    with torch.no_grad():
+        assert not parity.differ(mean.as_modernbert(ours, alike)(ids, lengths), ours(ids, lengths))
+    with pytest.raises(Mistake, match="only for less than the width; train with pool=roberta"):
+        mean.with_gates(replace(config, labels=16))
+
+
+def test_a_classifier_that_no_format_holds_is_refused_by_name(tmp_path: Path):
+    with pytest.raises(Mistake, match="nearest is esm, but for pool='attention'"):
+        exported("classify", tmp_path, "\n".join(TOPICS), pool="attention")
+
+
 def test_running_text_has_no_unseen_space(tmp_path: Path):
     (tmp_path / "text.txt").write_text("Row your boat. Gently down the stream.\n" * 100)
     how = {**QUICK, "data": str(tmp_path / "text.txt"), "out": str(tmp_path / "run"), "steps": 2}
@@ -402,5 +463,8 @@ def test_vocabularies_of_two_sizes_come_back_and_go_out_again(tmp_path: Path):
 def test_a_starter_that_no_format_holds_is_refused_by_name(tmp_path: Path):
     with pytest.raises(Mistake) as refused:
         regard.export("fashion", format="huggingface", out=str(tmp_path / "out"))
-    assert "stem='early'" in str(refused.value)
+    assert str(refused.value) == (
+        "no public format holds this vit; nearest is deit, but for stem='early', "
+        "tokens=0, pool='attention'; one trained with like=vit alone can be exported"
+    )
     regard.export("shakespeare", format="huggingface", out=str(tmp_path / "out"))

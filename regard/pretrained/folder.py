@@ -12,6 +12,7 @@ from torch import nn
 
 from regard.errors import Mistake, choose
 from regard.files import write_atomically
+from regard.models.bert import BertConfig
 from regard.models.folder import FORMAT, STRANGE, build_hollow, give_weights
 from regard.pretrained.generation import (
     FILE,
@@ -34,6 +35,7 @@ from regard.pretrained.load import (
     unlike,
 )
 from regard.pretrained.mae import PAINTS, decoder_told, export_rest
+from regard.pretrained.mean import as_modernbert, with_gates
 from regard.pretrained.parts import read_object
 from regard.pretrained.shards import import_first, open_weights, write_shards
 from regard.pretrained.tables import FORMATS, HARMLESS, HARMLESS_LIKE, Format
@@ -45,6 +47,7 @@ MOST_LABELS = 1_000_000
 LONGEST_LABEL = 200
 UNKNOWN = 3  # the id of <unk> in our own tokenizers
 WRITES = ("running", "context")  # what a model of running text was trained on, for our own eyes
+READ_AT_ONCE, CUT = ("classify", "tag"), "max_length"  # tasks that cut long texts, and where
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -173,9 +176,9 @@ def _about(folder: Path, theirs: Mapping[str, Any], task: str, settings: Any) ->
         if kind == VALUE and len(labels) > 1:
             raise Mistake(f"problem_type={kind} with {len(labels)} labels; only 1 is supported")
         told = {"problem_type": kind} if kind else {}
-        return {"labels": labels, "several": kind == SEVERAL, **told}
+        return {"labels": labels, "several": kind == SEVERAL, **told, **_cut(theirs)}
     if task == "tag":
-        return {"labels": _labels(theirs)}
+        return {"labels": _labels(theirs), **_cut(theirs)}
     if task == "embed":
         last = {"pooling": "last"} if theirs.get("model_type") == "clip_text_model" else {}
         return {**last, **_pooling(folder, settings.max_length)}
@@ -191,6 +194,12 @@ def _about(folder: Path, theirs: Mapping[str, Any], task: str, settings: Any) ->
         talk = read_chat(folder)
         return found if talk is None else {**found, "chat": talk}
     return {}
+
+
+def _cut(theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return where a model that we exported cuts texts, if it says so."""
+    key = f"regard_{CUT}"
+    return {CUT: theirs[key]} if key in theirs else {}
 
 
 # their words for what the logits of labels mean
@@ -282,7 +291,19 @@ def export_weights(
         write_json(folder / "config.json", theirs | {"architectures": [PAINTS], "dtype": dtype})
         write_json(folder / PREPARED, write_prepared(config["image"]))
         return str(theirs["model_type"])
-    format, theirs = _format(config, model.config, task)
+    try:
+        format, theirs = _format(config, model.config, task)
+    except Mistake:
+        alike = with_gates(model.config) if isinstance(model.config, BertConfig) else None
+        if alike is None:
+            raise
+        if dtype == "float16":
+            raise Mistake(
+                "dtype=float16 is too coarse for the head of a classifier with pool=mean; "
+                "choose float32 or bfloat16"
+            ) from None
+        format, theirs = fitting(str(config["family"]), alike, task)
+        model = as_modernbert(model, alike)
     named = architecture(format, task, model.config)
     ids = _ids(theirs, tokenizers) if format.reads == "text" else {}
     for key, number in ids.items():
@@ -315,6 +336,8 @@ def export_weights(
             f"features={config['features']!r:.40} have no counterpart in a public format; "
             "train with features=none to export"
         )
+    if task in READ_AT_ONCE and CUT in config:
+        theirs[f"regard_{CUT}"] = config[CUT]
     if task == "language":  # which transformers keeps and does not ask
         theirs |= {f"regard_{key}": config[key] for key in WRITES if key in config}
     write_json(folder / "config.json", theirs | ids)

@@ -20,6 +20,8 @@ from regard.settings import fill
 FREE = re.compile(r"start|drop_path|.*dropout")
 # A setting that a format has no word for is as bad as so many that it has otherwise.
 REFUSAL = 3
+# family -> what makes a model whose parts public formats have
+INSTEAD = {"vit": "like=vit", "bert": "like=bert", "gpt": "like=gpt2"}
 
 
 def find_format(model_type: Any) -> Format:
@@ -112,7 +114,8 @@ def fitting(name: str, config: Any, task: str) -> tuple[Format, dict[str, Any]]:
             nearest.append((REFUSAL, f"{model_type}, but for {mistake}"))
     if not nearest:
         raise Mistake(f"no public format holds a {name} for {task}; export another model")
-    raise Mistake(f"no public format holds this {name}; nearest is {min(nearest)[1]}")
+    remedy = f"; one trained with {INSTEAD[name]} alone can be exported" if name in INSTEAD else ""
+    raise Mistake(f"no public format holds this {name}; nearest is {min(nearest)[1]}{remedy}")
 
 
 def _setting(config: Any, key: str) -> str:

@@ -20,7 +20,7 @@ from regard.pretrained.vocabulary import read_tokenizers
 KINDS: dict[str, Any] = {"characters": Characters, "foreign": ForeignTokenizer}
 SIDES = ("source", "target")
 TARGET = "<to>"  # before pieces of what is written, where they are beside those of what is read
-OWN_NAMES = dict(zip(("pad", "bos", "eos", "unk"), SPECIALS, strict=True))
+OWN_NAMES: dict[str, str | None] = dict(zip(("pad", "bos", "eos", "unk"), SPECIALS, strict=True))
 OURS = "regard_tokenizer.json"  # beside another tool's tokenizer.json, in a model that we exported
 
 
@@ -152,9 +152,9 @@ def _export_joined(folder: Path, source: Any, target: Any, config: Mapping[str, 
 def _pieces(model: Mapping[str, Any]) -> list[str]:
     """Return the pieces of a vocabulary in the order of their ids."""
     vocab = model["vocab"]
-    return (
-        sorted(vocab, key=vocab.get) if isinstance(vocab, dict) else [piece for piece, _ in vocab]
-    )
+    if isinstance(vocab, list):
+        return [piece for piece, _ in vocab]
+    return sorted(vocab, key=lambda piece: vocab[piece])
 
 
 def _write(
@@ -180,6 +180,8 @@ def _own_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Say what a model of ours reads, and that a text which spells a special token has none."""
     told: dict[str, Any] = {} if config["task"] == "language" else {"split_special_tokens": True}
     model = config.get("model")
+    if config["task"] in ("classify", "tag") and "max_length" in config:
+        told["model_max_length"] = config["max_length"]
     if not isinstance(model, Mapping) or not model.get("types"):
         told["model_input_names"] = ["input_ids", "attention_mask"]
     return told
