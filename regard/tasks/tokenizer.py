@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from regard.data.characters import Characters
-from regard.data.tokenize import SPACELESS, SPECIALS, Tokenizer
+from regard.data.tokenize import FIRST, SPACELESS, SPECIALS, Tokenizer
 from regard.errors import Mistake
 from regard.files import plain_file, write_atomically
 from regard.pretrained import spm
 from regard.pretrained.folder import is_foreign, write_json
-from regard.pretrained.foreign import ForeignTokenizer, Frame
+from regard.pretrained.foreign import LETTERS, ForeignTokenizer, Frame
 from regard.pretrained.generation import vocabularies
 from regard.pretrained.parts import read_object
 from regard.pretrained.vocabulary import read_tokenizers
@@ -19,7 +19,9 @@ from regard.pretrained.vocabulary import read_tokenizers
 # how a file of ours begins -> what it holds
 KINDS: dict[str, Any] = {"characters": Characters, "foreign": ForeignTokenizer}
 SIDES = ("source", "target")
-TARGET = "<to>"  # before pieces of what is written, where they are beside those of what is read
+# before pieces and bytes of what is written, where they are beside those of what is read
+TARGET, TARGET_BYTE = "<to>", "<byte>"
+BYTE_LEVEL = ("add_prefix_space", "trim_offsets", "use_regex")  # settings that joining does not ask
 OWN_NAMES: dict[str, str | None] = dict(zip(("pad", "bos", "eos", "unk"), SPECIALS, strict=True))
 OURS = "regard_tokenizer.json"  # beside another tool's tokenizer.json, in a model that we exported
 
@@ -123,38 +125,49 @@ def _export_sides(folder: Path, source: Any, target: Any, config: Mapping[str, A
 def _export_joined(folder: Path, source: Any, target: Any, config: Mapping[str, Any]) -> None:
     """Write two tokenizers as one that reads as the first and joins pieces as the second.
 
-    The pieces of the second have names that no word can spell.
+    The pieces of the second have names that no word can spell, with bytes in letters: so what is no
+    character comes out as we show it.
     """
-    if isinstance(source, ForeignTokenizer) or isinstance(target, ForeignTokenizer):
+    if not isinstance(source, Tokenizer) or not isinstance(target, Tokenizer):
         raise Mistake("no public format holds these two tokenizers; train with vocabularies=joint")
     file, other = _own(source), _own(target)
-    model, names = file["model"], [TARGET + piece for piece in _pieces(other["model"])]
+    model, names = file["model"], _target_names(other["model"])
     if model["type"] == "BPE":
         more = {name: source.vocab + n for n, name in enumerate(names)}
         vocab = {**model["vocab"], **more}
     else:
         least = min(score for _, score in model["vocab"])
         vocab = [*model["vocab"], *([name, least] for name in names)]
-    bare = {"type": "Replace", "pattern": {"String": TARGET}, "content": ""}
-    parts = other["decoder"].get("decoders", [other["decoder"]])
+    parts: list[dict[str, Any]] = [
+        {"type": "Replace", "pattern": {"String": prefix}, "content": ""}
+        for prefix in (TARGET, TARGET_BYTE)
+    ]
+    parts += [dict.fromkeys(BYTE_LEVEL, True) | {"type": "ByteLevel"}]
+    parts += [{"type": "Strip", "content": " ", "start": 1, "stop": 0}]
     kind = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     added = [
         {"id": source.vocab + n, "content": names[n], **kind, "special": True}
         for n in range(len(SPECIALS))
     ]
     file |= {"model": {**model, "vocab": vocab}, "added_tokens": added}
-    file |= {"decoder": {"type": "Sequence", "decoders": [bare, *parts]}}
+    file |= {"decoder": {"type": "Sequence", "decoders": parts}}
     frame = _own_frame(source, config["task"])
     _write(folder, file, frame, SPECIALS, OWN_NAMES, False, _own_settings(config))
     _save_sides(folder, (source, target))
 
 
-def _pieces(model: Mapping[str, Any]) -> list[str]:
-    """Return the pieces of a vocabulary in the order of their ids."""
-    vocab = model["vocab"]
+def _target_names(model: Mapping[str, Any]) -> list[str]:
+    """Return names of all pieces in the order of their ids, with each byte as a letter."""
+    vocab, letters = model["vocab"], {byte: letter for letter, byte in LETTERS.items()}
     if isinstance(vocab, list):
-        return [piece for piece, _ in vocab]
-    return sorted(vocab, key=lambda piece: vocab[piece])
+        pieces = [piece for piece, _ in vocab]
+    else:
+        pieces = sorted(vocab, key=lambda piece: vocab[piece])
+    names = [TARGET + piece for piece in SPECIALS]
+    names += [TARGET_BYTE + letters[byte] for byte in range(256)]
+    for piece in pieces[len(FIRST) :]:
+        names.append(TARGET + "".join(letters[byte] for byte in piece.encode()))
+    return names
 
 
 def _write(
@@ -178,7 +191,8 @@ def _write(
 
 def _own_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Say what a model of ours reads, and that a text which spells a special token has none."""
-    told: dict[str, Any] = {} if config["task"] == "language" else {"split_special_tokens": True}
+    writes = config["task"] in ("language", "fill")  # whose texts may be begun or masked by them
+    told: dict[str, Any] = {} if writes else {"split_special_tokens": True}
     model = config.get("model")
     if config["task"] in ("classify", "tag") and "max_length" in config:
         told["model_max_length"] = config["max_length"]
