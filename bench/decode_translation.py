@@ -60,7 +60,7 @@ def test_lines(language: str | None, count: int) -> tuple[list[str], list[str]]:
 
 def by_regard(name: str) -> Act:
     """Translate as `regard run` does, but line by line as the others do."""
-    loaded = regard.load(name)
+    loaded: Any = regard.load(name)
 
     def translate(lines: list[str], rows: int) -> list[str]:
         found = loaded.run(
@@ -75,7 +75,7 @@ def by_ctranslate2(name: str, folder: str, kind: str, layout: tuple[int, int]) -
     """Translate by CTranslate2: some batches at once, each on so many threads."""
     import ctranslate2
 
-    loaded = regard.load(name)
+    loaded: Any = regard.load(name)
     batches, threads = layout
     engine = ctranslate2.Translator(
         folder, device="cpu", compute_type=kind, inter_threads=batches, intra_threads=threads
@@ -189,7 +189,7 @@ def as_transformers(model: Any) -> Any:
 
 def by_transformers(name: str) -> Act:
     """Return what translates lines by transformers' generate, sorted by length, in batches."""
-    loaded = regard.load(name)
+    loaded: Any = regard.load(name)
     model = as_transformers(loaded.model)
     source, target = loaded.source_tokenizer, loaded.target_tokenizer
 
@@ -292,7 +292,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     trained = HERE.parent / "runs" / "multi30k_en_de"
     name = options.model or (str(trained) if (trained / "config.json").exists() else "en-zh")
-    loaded = regard.load(name)
+    loaded: Any = regard.load(name)
     language = loaded.config.get("to")
     lines, references = test_lines(language, options.sentences)
     size = sum(p.numel() for p in loaded.model.parameters())

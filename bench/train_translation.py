@@ -170,6 +170,10 @@ class Given:
         """Return the batch."""
         return self.only
 
+    def epoch(self) -> float:
+        """Return how many batches there are."""
+        return 1.0
+
     def count(self, batch: Batch) -> tuple[int, int]:
         """Return its target tokens, and all of its tokens."""
         return batch.tokens, batch.read

@@ -325,7 +325,6 @@ VERBS = {
         "examine data before training: its faults, and what time and memory it will take",
         (
             "regard doctor folder from=en to=de",
-            "regard doctor photos size=small",
             "regard doctor reviews.csv task=classify columns=body,team",
         ),
         ("regard.tasks.forecast", "DoctorSettings"),

@@ -308,7 +308,7 @@ WAYS: dict[str, Way] = {
     "several": Way(_several, _several_apart, torch.sigmoid),
     # a number, such as how well an answer fits a question, which is the only logit itself
     "value": Way(
-        lambda logits, wanted, smoothing: F.mse_loss(logits, wanted, reduction="sum"),
+        lambda logits, wanted, smoothing, weights: F.mse_loss(logits, wanted, reduction="sum"),
         lambda a, b: (a - b).square().sum(),
         lambda logits: logits,
     ),
