@@ -340,6 +340,7 @@ def test_a_default_classifier_is_the_same_after_export(several: bool, tmp_path: 
     ours, again = exported("classify", tmp_path, "\n".join(more), **settings)
     assert ours.model.config.pool == "mean"
     right = ours.run(MORE)
+    assert again.model.config == ours.model.config  # what ModernBERT has more is taken off again
     assert [str(answer) for answer in again.run(MORE)] == [str(answer) for answer in right]
     with parity.calm():
         auto = transformers.AutoModelForSequenceClassification
@@ -375,6 +376,16 @@ def test_the_mean_of_modernbert_is_ours_for_any_weights(loud: float, eps: float,
     ids, lengths = torch.randint(0, 50, (6, 9)), torch.tensor([9, 1, 4, 9, 2, 7])
     with torch.no_grad():
         assert not parity.differ(mean.as_modernbert(ours, alike)(ids, lengths), ours(ids, lengths))
+    theirs = mean.as_modernbert(ours, alike)
+    assert mean.from_modernbert(theirs).config == config
+    with torch.no_grad():
+        theirs.blocks[1].feed_forward.inner.bias[3] = 2.0  # trained on: a gate is open wider
+    assert mean.from_modernbert(theirs) is theirs
+    for name, value in (("head.out.weight", 3e38), ("norm.bias", 3e38), ("norm.weight", 1e30)):
+        theirs = mean.as_modernbert(ours, alike)
+        with torch.no_grad():
+            theirs.get_parameter(name).fill_(value)
+        assert mean.from_modernbert(theirs) is theirs
     with pytest.raises(Mistake, match="only for less than the width; train with pool=roberta"):
         mean.with_gates(replace(config, labels=16))
 

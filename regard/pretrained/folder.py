@@ -35,7 +35,7 @@ from regard.pretrained.load import (
     unlike,
 )
 from regard.pretrained.mae import PAINTS, decoder_told, export_rest
-from regard.pretrained.mean import as_modernbert, with_gates
+from regard.pretrained.mean import as_modernbert, from_modernbert, with_gates
 from regard.pretrained.parts import read_object
 from regard.pretrained.shards import import_first, open_weights, write_shards
 from regard.pretrained.tables import FORMATS, HARMLESS, HARMLESS_LIKE, Format
@@ -132,6 +132,9 @@ def import_folder(
     }
     tensors = convert(format, settings, weights, known, named)
     give_weights(model, {name: tensor.to(device) for name, tensor in tensors.items()})
+    if format.model_type == "modernbert":  # one that we exported, perhaps
+        model = from_modernbert(model).to(device)
+        config["model"] = dataclasses.asdict(model.config)
     return model.eval(), config, tokenizers
 
 

@@ -17,6 +17,7 @@ from regard.models.bert import Bert, BertConfig
 GATES = {"gelu": "geglu", "gelu_tanh": "geglu_tanh", "swish": "swiglu"}
 # so far below the epsilon of a norm, it divides all vectors by the same number
 SMALL = 1e-5
+MOST = 1e12  # logits that are taken
 
 
 def with_gates(config: BertConfig) -> BertConfig | None:
@@ -92,7 +93,50 @@ def _linear(head: Tensor, norm: Tensor, bias: Tensor, config: BertConfig) -> tup
     matrix[: len(head)] = head.double()
     matrix[len(head)] = -head.double().sum(0)
     # no vector after the last norm is longer than this
-    longest = sqrt(len(norm)) * float(norm.abs().max()) + float(bias.norm())
+    longest = sqrt(len(norm)) * float(norm.abs().max()) + float(bias.double().norm())
     most = max(1e-6, longest * float(matrix.norm(dim=1).max()))
+    if most > MOST:
+        raise Mistake(f"the head's logits may be as large as {most:.0e}, which no norm holds")
     scale = 2.0 ** ceil(log2(2 * most / SMALL))
     return (matrix * (2 * sqrt(eps) / scale)).float(), scale  # of something small, gelu is the half
+
+
+@torch.no_grad()
+def from_modernbert(model: Any) -> Any:
+    """Return the plain model that a ModernBERT was made of, or the ModernBERT if it is another."""
+    config = model.config
+    plain = {gated: network for network, gated in GATES.items()}.get(config.block.feed_forward)
+    if (config.head, config.pool, config.transform) != ("classify", "mean", "dense"):
+        return model
+    if plain is None or config.depth < 2 or config.labels >= config.block.width:
+        return model
+    block = replace(config.block, feed_forward=plain)
+    told = {"first_norm": "same", "transform": "none", "transform_bias": True, "head_act": "same"}
+    ours = replace(config, depth=config.depth - 1, block=block, **told)
+    if with_gates(ours) is None:
+        return model
+    theirs = model.state_dict()
+    out = theirs["head.out.weight"]
+    scale = float(out[0, 0])
+    if not torch.equal(out, torch.zeros_like(out).fill_diagonal_(scale)) or block.norm_eps <= 0:
+        return model
+    found, weights = Bert(ours).eval(), {}
+    for name in found.state_dict():
+        first, *rest = name.split(".")
+        place = (
+            ".".join(["blocks", str(int(rest[0]) + 1), *rest[1:]]) if first == "blocks" else name
+        )
+        weights[name] = theirs[place.replace("feed_forward.inner", "feed_forward.gate")]
+    large = theirs["head.transform.dense.weight"][: config.labels].double()
+    weights["head.out.weight"] = (large * (scale / (2 * sqrt(block.norm_eps)))).float()
+    found.load_state_dict(weights)
+    try:
+        again = as_modernbert(found, config).state_dict()
+    except Mistake:
+        return model
+    head = "head.transform.dense.weight"  # rounded twice
+    same = all(torch.equal(x, theirs[name]) for name, x in again.items() if name != head)
+    near = torch.allclose(
+        again[head], theirs[head], rtol=1e-4, atol=1e-4 * float(large.abs().max())
+    )
+    return found if same and near else model
