@@ -60,10 +60,11 @@ class Format:
     """One kind of checkpoint: its classes, small sizes, and what may be odd about it.
 
     `odd` gives for a key the values that are tried; a key of several settings, such as a pair of
-    sizes that belong together, has dicts as values. `change` alters a model after it was drawn.
+    sizes that belong together, has dicts as values, and a dot leads into a config within another.
+    `change` alters a model after it was drawn.
     """
 
-    kind: str  # language, text, encoder or images
+    kind: str  # language, text, encoder, images or both (texts and images)
     classes: tuple[str, ...]
     sizes: Words
     odd: dict[str, list]
@@ -236,6 +237,18 @@ def own_head(model: Any, chance: random.Random) -> None:
         model.lm_head.weight = nn.Parameter(nn.init.normal_(head, std=0.4))
         model.config.tie_word_embeddings = False
 
+
+CLIP = {"hidden_size": 16, "intermediate_size": 20}
+CLIP |= {"num_hidden_layers": 2, "num_attention_heads": 2}
+ODD_CLIP: dict[str, list] = {
+    "hidden_act": ACTIVATIONS,
+    "hidden_size": [24, 8],
+    "intermediate_size": [8, 33],
+    "num_hidden_layers": [1, 3],
+    "num_attention_heads": [1, 4],
+    "layer_norm_eps": [1e-3],
+    "attention_dropout": [0.1],
+}
 
 FORMATS: dict[str, Format] = {
     "gpt2": Format(
@@ -563,6 +576,29 @@ FORMATS: dict[str, Format] = {
         SWIN,
         {**ODD_SWIN, "pretrained_window_sizes": [[4, 4], [5, 3]]},
     ),
+    "clip": Format(
+        "both",
+        ("CLIPModel",),
+        {
+            "projection_dim": 10,
+            **{f"text_config.{key}": value for key, value in CLIP.items()},
+            **{f"vision_config.{key}": value for key, value in CLIP.items()},
+            "text_config.max_position_embeddings": 24,
+            "vision_config.image_size": 16,
+            "vision_config.patch_size": 8,
+        },
+        {
+            "projection_dim": [7, 16],
+            "logit_scale_init_value": [1.0],
+            **{f"text_config.{key}": value for key, value in ODD_CLIP.items()},
+            **{f"vision_config.{key}": value for key, value in ODD_CLIP.items()},
+            "text_config.eos_token_id": [9, 2],
+            "text_config.max_position_embeddings": [12, 77],
+            "vision_config.image_size": [24, 21],
+            "vision_config.patch_size": [4, 5],
+            "vision_config.num_channels": [1],
+        },
+    ),
 }
 
 # ---- ways to generate, as generation_config.json has them
@@ -609,6 +645,15 @@ def draw(odd: dict[str, list], most: int, chance: random.Random) -> Words:
     return settings
 
 
+def nested(settings: Words) -> Words:
+    """Put what stands behind a dot into a config within another."""
+    made: Words = {}
+    for key, value in settings.items():
+        outer, _, inner = key.rpartition(".")
+        (made.setdefault(outer, {}) if outer else made)[inner] = value
+    return made
+
+
 def tokenizer() -> Any:
     """Return a small byte-level tokenizer with the special tokens of all formats."""
     ids = {piece: number for number, piece in enumerate(PIECES)}
@@ -624,7 +669,12 @@ def tokenizer() -> Any:
 def write_tokenizer(folder: Path, kind: str) -> None:
     """Write the tokenizer, with what stands around a text in a format of some kind."""
     made, names = tokenizer()
-    around = {"encoder": "<s> $A </s>", "text": "$A </s>", "language": "<s> $A"}[kind]
+    around = {
+        "both": "<s> $A </s>",
+        "encoder": "<s> $A </s>",
+        "text": "$A </s>",
+        "language": "<s> $A",
+    }[kind]
     pair = around.replace("$A", "$A </s> $B" if kind != "language" else "$A $B")
     made.post_processor = tokenizers.processors.TemplateProcessing(
         single=around, pair=pair, special_tokens=[("<s>", 0), ("</s>", 2)]
@@ -669,10 +719,12 @@ def write(
     """Write a random model of a class, with odd settings and ways to generate, as a folder."""
     format, cls = FORMATS[model_type], getattr(transformers, name)
     settings = format.sizes | odd
+    around = "text_config." if format.kind == "both" else ""
     if format.kind != "images":
-        settings |= {"vocab_size": len(PIECES), **TOKENS}
+        words = {"vocab_size": len(PIECES), **TOKENS}
+        settings = {f"{around}{key}": value for key, value in words.items()} | settings
     torch.manual_seed(seed)
-    model = cls(cls.config_class(**settings)).eval()
+    model = cls(cls.config_class(**nested(settings))).eval()
     format.change(model, random.Random(seed))
     enlarge(model, format.scale, seed)
     model.save_pretrained(folder)
@@ -705,16 +757,22 @@ def calm() -> Iterator[None]:
 def batch(format: Format, config: Any) -> Words:
     """Return a batch with padding, or images."""
     rand = torch.Generator().manual_seed(1)
-    if format.kind == "images":
-        side = getattr(config, "image_size", 32)
+    pictures = getattr(config, "vision_config", config)
+    seen: Words = {}
+    if format.kind in ("images", "both"):
+        side = getattr(pictures, "image_size", 32)
         side = side if isinstance(side, int) else side[0]
-        return {"pixels": torch.randn(2, config.num_channels, side, side, generator=rand)}
+        seen = {"pixels": torch.randn(2, pictures.num_channels, side, side, generator=rand)}
+    if format.kind == "images":
+        return seen
     lengths = torch.tensor(LENGTHS)
     keep = torch.arange(max(LENGTHS)) < lengths.unsqueeze(1)
     ids, target = torch.randint(5, len(PIECES), (2, *keep.shape), generator=rand)
     kinds = max(1, getattr(config, "type_vocab_size", 0) or 0)
     types = torch.randint(0, kinds, keep.shape, generator=rand)
-    return {
+    if format.kind == "both":
+        ids[range(len(LENGTHS)), lengths - 1] = config.text_config.eos_token_id
+    return seen | {
         "ids": ids.masked_fill(~keep, TOKENS["pad_token_id"]),
         "keep": keep,
         "lengths": lengths,
@@ -740,6 +798,8 @@ def their_logits(format: Format, model: Any, given: Words) -> Tensor:
         last = out.last_hidden_state
         return last.flatten(2).mT if last.ndim == 4 else last
     mask = given["keep"].long()
+    if format.kind == "both":
+        return model(given["ids"], given["pixels"], attention_mask=mask).logits_per_image
     if format.kind == "text":
         out = model(given["ids"], attention_mask=mask, decoder_input_ids=given["target"])
         return out.logits if hasattr(out, "logits") else out.last_hidden_state
@@ -759,6 +819,9 @@ def our_logits(format: Format, model: Any, given: Words, base: bool) -> Iterator
         yield model.features(given["pixels"]) if base else model(given["pixels"])
         return
     ids, lengths, keep = given["ids"], given["lengths"], given["keep"]
+    if format.kind == "both":
+        yield model(given["pixels"], ids, lengths)
+        return
     if format.kind == "text":
         target = given["target"]
         if base:
@@ -846,7 +909,7 @@ def same_as(
     outcome: Outcome, stage: str, format: Format, folder: Path, right: Tensor, told: Words
 ) -> Any:
     """Compare what Regard makes of a folder with what is right; return it, or None if refused."""
-    base = is_base(told["class"]) and format.kind != "encoder"
+    base = is_base(told["class"]) and format.kind not in ("encoder", "both")
     try:
         runner = regard.load(folder)
     except regard.Mistake as mistake:
