@@ -12,6 +12,8 @@ the machine is faster in one minute than in the next. A ratio above 1 means that
 """
 
 import argparse
+import atexit
+import contextlib
 import multiprocessing
 import os
 import socket
@@ -180,8 +182,7 @@ def regard() -> Step:
     reuse_memory()  # as the loop does before its first step
     count = 0
 
-    switched_on = fast(model)  # as the loop does
-    switched_on.__enter__()
+    HELD.enter_context(fast(model))  # as the loop does
 
     def step() -> float:
         nonlocal count
@@ -191,6 +192,8 @@ def regard() -> Step:
     return step
 
 
+HELD = contextlib.ExitStack()  # for as long as the process lives
+atexit.register(HELD.close)
 COMPILING: list[float] = []  # seconds, of a process
 SIDES = {"eager": eager, "gpt2": gpt2, "regard": regard}
 

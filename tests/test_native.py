@@ -344,6 +344,15 @@ def test_a_compiler_that_failed_is_not_asked_again(tmp_path: Path, monkeypatch):
         native._built()
 
 
+def test_a_compiler_whose_machine_failed_is_asked_again(tmp_path: Path, monkeypatch):
+    said = "internal compiler error: File size limit exceeded signal terminated program cc1"
+    for name, value in compiler(tmp_path / "own", f"echo '{said}' >&2; exit 4").items():
+        monkeypatch.setenv(name, value)
+    for _ in range(2):
+        with pytest.raises(subprocess.CalledProcessError):
+            native._built()
+
+
 def test_a_machine_without_a_compiler_goes_without(tmp_path: Path):
     assert ask(REGARD_NATIVE="0") == "False"
     assert ask(PATH="", REGARD_CACHE=str(tmp_path)) == "False"

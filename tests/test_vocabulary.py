@@ -625,9 +625,9 @@ def test_save_then_load_is_the_identity(made, kind, tmp_path):
 @pytest.mark.parametrize("kind", [*KINDS, *TRAINED])
 def test_an_exported_tokenizer_is_the_same_to_transformers_and_to_us(made, kind, tmp_path):
     pair = read_tokenizers(made(kind))
-    export_tokenizers(tmp_path, pair, {"task": "text"})
     config = (made(kind) / "config.json").read_bytes()
     (tmp_path / "config.json").write_bytes(config)
+    export_tokenizers(tmp_path, pair, {"task": "text"})
     compare(pair[0], auto(tmp_path))
     for before, after in zip(pair, load_any_tokenizers(tmp_path), strict=True):
         assert after.encode_batch(TEXTS) == before.encode_batch(TEXTS)

@@ -43,6 +43,8 @@ FLAGS += ["-Wno-psabi", "-fopenmp", "-fPIC"]
 PATIENCE = 120
 # One that failed is not asked again for a day, in seconds: the disk may have been full.
 FAILED_FOR = 24 * 3600
+# What a compiler says when it was the machine that failed, which may be well a moment later.
+FOR_NOW = (b"No space left", b"terminated program", b"Cannot allocate memory", b"out of memory")
 
 
 # name of a kernel -> what it takes: an address (p), a whole number (l) or a fraction (d)
@@ -210,7 +212,8 @@ def _compile(compiler: str, sources: list[Path], made: Path) -> None:
             _run([compiler, "-shared", *objects, "-o", str(new)])
     except subprocess.SubprocessError as error:
         said = getattr(error, "stderr", None) or b""
-        write_atomically(failed, (said.strip() or str(error).encode())[-2000:] + b"\n")
+        if not any(words in said for words in FOR_NOW):
+            write_atomically(failed, (said.strip() or str(error).encode())[-2000:] + b"\n")
         raise
 
 
