@@ -322,7 +322,7 @@ def _speed(model: Any, task: Any, settings: Any) -> tuple[float, float]:
     optimiser = build_optimiser(model, lr=1e-4)
     times, reads = [], []
     started = time.perf_counter()
-    for n in range(6):
+    for n in range(4):
         begun = time.perf_counter()
         _, _, read, _ = one_step(model, task, settings, optimiser, n, 1e-4)
         times.append(time.perf_counter() - begun)
