@@ -4,8 +4,8 @@
 
 Each case changes something in a sound folder (a public checkpoint of any format, or one of ours),
 an image or a table of texts, as chance has it, and reads it as a user would. It may be read or
-refused. It is an error if anything else than a `Mistake` comes out of it, if it takes over 5 s of
-processor time, or if what is said holds anything that cannot be printed. A case can be repeated:
+refused. It is an error if anything else than a `UsageError` comes out of it, if it takes over 5 s
+of processor time, or if what is said holds anything that cannot be printed. A case can be repeated:
 its number and the seed say all about it.
 """
 
@@ -307,7 +307,7 @@ def quietly(read: Callable[[], Any]) -> None:
     """Read something; what is refused is told as the command line tells it."""
     try:
         read()
-    except regard.Mistake as mistake:
+    except regard.UsageError as mistake:
         print(f"regard: {mistake}", file=sys.stderr)
 
 

@@ -11,8 +11,8 @@ enlarged so that logits spread, is written as a folder, and four things are aske
 - export: what Regard writes again gives transformers the same logits and texts;
 - again: and Regard, too.
 
-Each is equal, refused by name (a `Mistake`), or wrong; only the last is an error. A format is a row
-of FORMATS: to add one, add a row.
+Each is equal, refused by name (a `UsageError`), or wrong; only the last is an error. A format is a
+row of FORMATS: to add one, add a row.
 """
 
 import argparse
@@ -912,7 +912,7 @@ def same_as(
     base = is_base(told["class"]) and format.kind not in ("encoder", "both")
     try:
         runner = regard.load(folder)
-    except regard.Mistake as mistake:
+    except regard.UsageError as mistake:
         outcome.refused["load" if stage == "logits" else stage] = str(mistake)
         return None
     for found in our_logits(format, runner.model, told["given"], base):
@@ -921,7 +921,7 @@ def same_as(
     for beam, texts in told["texts"].items():
         try:
             ours = our_texts(format, runner, beam)
-        except regard.Mistake as mistake:
+        except regard.UsageError as mistake:
             outcome.refused[f"{stage} beam={beam}"] = str(mistake)
             continue
         if ours != texts:
@@ -949,7 +949,7 @@ def judge(outcome: Outcome, model_type: str, folder: Path, name: str) -> None:
     out = folder.with_name(f"{folder.name}-exported")
     try:
         regard.export(str(folder), format="huggingface", out=str(out))
-    except regard.Mistake as mistake:
+    except regard.UsageError as mistake:
         outcome.refused["export"] = str(mistake)
         return
     named = json.loads((out / "config.json").read_text())["architectures"][0]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from regard.attention.positions import POSITIONS
     from regard.attention.scores import SCORES
     from regard.attention.watch import watch
-    from regard.errors import Mistake
+    from regard.errors import UsageError
     from regard.layers.feedforward import FEED_FORWARDS
     from regard.layers.norm import NORMS
     from regard.layers.residual import RESIDUALS
@@ -44,7 +44,7 @@ HOMES = {
     "attend": "regard.attention.attend",
     "watch": "regard.attention.watch",
     "fast": "regard.native",
-    "Mistake": "regard.errors",
+    "UsageError": "regard.errors",
     "SCORES": "regard.attention.scores",
     "POSITIONS": "regard.attention.positions",
     "NORMS": "regard.layers.norm",
@@ -60,7 +60,7 @@ __all__ = [
     "POSITIONS",
     "RESIDUALS",
     "SCORES",
-    "Mistake",
+    "UsageError",
     "attend",
     "compare",
     "cost",

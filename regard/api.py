@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from regard import __version__
 from regard.data.split import Split
-from regard.errors import Mistake, nearest
+from regard.errors import UsageError, nearest
 from regard.models.folder import WEIGHTS, load_folder, read_json
 from regard.recipes import RECIPES, data_folder, found_data, recipe
 from regard.results import Named
@@ -64,7 +64,7 @@ def find_model(name: str | Path) -> Path:
 
         raise import_first(path)
     if not Path(name).is_dir():
-        raise Mistake(
+        raise UsageError(
             f"no model '{name}': neither a folder nor a starter ({', '.join(shipped) or 'none'})."
             + nearest(str(name), shipped)
         )
@@ -75,13 +75,13 @@ def find_model(name: str | Path) -> Path:
 def check_finished(folder: Path) -> None:
     """Refuse a folder in which a training has not come to a model, and say how to go on."""
     if not any(path.name != ".lock" for path in folder.iterdir()):
-        raise Mistake(f"{folder}: an empty folder; train a model into it with out={folder}")
+        raise UsageError(f"{folder}: an empty folder; train a model into it with out={folder}")
     begun = (folder / "recipe.json").exists() and not (folder / "README.md").exists()
     if begun and not all((folder / name).exists() for name in ("config.json", WEIGHTS)):
         told = read_json(folder / "recipe.json")
         what = told.get("recipe") or told.get("task")
         what = f" {what}" if isinstance(what, str) and what.isidentifier() else ""
-        raise Mistake(
+        raise UsageError(
             f"{folder}: its training has not come to a first validation, so there is no model yet; "
             f"give the same command again to go on: regard train{what} ... out={folder}"
         )
@@ -156,9 +156,11 @@ def load(name_or_folder: Place, /, device: str = "cpu", task: str | None = None)
         model, config = load_folder(folder, device)
         config["generation"] = _generation(folder)
     if not isinstance(config["task"], str) or config["task"] not in TASKS:
-        raise Mistake(f"{folder}: unknown task {config['task']!r}; choose from {', '.join(TASKS)}")
+        raise UsageError(
+            f"{folder}: unknown task {config['task']!r}; choose from {', '.join(TASKS)}"
+        )
     if task not in (None, config["task"], "embed"):
-        raise Mistake(f"task={task}: {folder} can run for {config['task']} or embed")
+        raise UsageError(f"task={task}: {folder} can run for {config['task']} or embed")
     made = runner(task or config["task"]).load(folder, model, config)
     made.name, made.family = str(name_or_folder), config["family"]
     if (folder / "recipe.json").exists():
@@ -175,7 +177,7 @@ def model_task(name_or_folder: str | Path) -> str:
         return load(folder).task
     task = read_json(folder / "config.json").get("task")
     if not isinstance(task, str) or task not in TASKS:
-        raise Mistake(f"{folder}: unknown task {task!r:.40}; choose from {', '.join(TASKS)}")
+        raise UsageError(f"{folder}: unknown task {task!r:.40}; choose from {', '.join(TASKS)}")
     return task
 
 
@@ -279,7 +281,7 @@ def task_of(name: str) -> str:
     if name in RECIPES:
         return recipe(name).TASK
     if name not in TASKS:
-        raise Mistake(
+        raise UsageError(
             f"unknown task or recipe '{name}'; choose from {', '.join(sorted(TASKS))}, or what "
             f"regard recipes lists.{nearest(name, [*TASKS, *RECIPES])}"
         )
@@ -358,7 +360,7 @@ def evaluate(
         other = other.split(",")
     others = other if isinstance(other, list) else [other]
     if len(others) > 1 and not getattr(loaded, "takes_several", False):
-        raise Mistake(f"against= names {len(others)} models; one of {loaded.task} takes one")
+        raise UsageError(f"against= names {len(others)} models; one of {loaded.task} takes one")
     found = [load(one, task=task) if isinstance(one, str | Path) else one for one in others]
     names = (str(model) if folder else "model", *("" if x is None else str(x) for x in others))
     result = loaded.evaluate(settings, against=found if len(found) > 1 else found[0], names=names)
@@ -496,11 +498,11 @@ def import_model(folder: Place, /, *, out: Place | None = None, **settings: Any)
     from regard.pretrained.others import readable
 
     if settings:
-        raise Mistake(f"unknown key '{min(settings)}'; known is out")
+        raise UsageError(f"unknown key '{min(settings)}'; known is out")
     if out is None:
-        raise Mistake("out is missing; add out=FOLDER for the imported model")
+        raise UsageError("out is missing; add out=FOLDER for the imported model")
     if not Path(folder).exists():
-        raise Mistake(f"{folder}: no such folder; expected one with config.json and weights")
+        raise UsageError(f"{folder}: no such folder; expected one with config.json and weights")
     with readable(folder) as source:
         return _take_over(source, out)
 
@@ -515,7 +517,7 @@ def _take_over(folder: Path, out: Place) -> Saved:
 
     if not is_foreign(folder):
         read_json(Path(folder) / "config.json")
-        raise Mistake(f"{folder}: its config.json names no model_type; expected that of others")
+        raise UsageError(f"{folder}: its config.json names no model_type; expected that of others")
     model, config, tokenizers = _import(Path(folder))
     known = ("regard_format", "family", "task", "model", "generation")
     about = {key: value for key, value in config.items() if key not in known}
@@ -563,7 +565,7 @@ def _generation(folder: Path) -> dict[str, Any]:
     path = folder / "generation_config.json"
     told = read_json(path) if path.exists() else {}
     if not isinstance(rules := told.get("rules", {}), dict | None):
-        raise Mistake(f"{path}: 'rules' are {rules!r:.40}; expected an object")
+        raise UsageError(f"{path}: 'rules' are {rules!r:.40}; expected an object")
     return told
 
 
@@ -581,20 +583,22 @@ def export(
     `format` is huggingface (with dtype, and max_shard in MB) or ctranslate2 (with quantization).
     """
     if format not in EXPORTS:
-        raise Mistake(f"format={format}; choose from {', '.join(sorted(EXPORTS))}")
+        raise UsageError(f"format={format}; choose from {', '.join(sorted(EXPORTS))}")
     if out is None:
-        raise Mistake("out is missing; add out=FOLDER for the exported model")
+        raise UsageError("out is missing; add out=FOLDER for the exported model")
     unknown = set(settings) - set(EXPORTS[format])
     if unknown:
         known = ", ".join(("format", "out", *EXPORTS[format]))
-        raise Mistake(f"unknown key '{min(unknown)}'; known are {known}")
+        raise UsageError(f"unknown key '{min(unknown)}'; known are {known}")
     if format == "huggingface":
         return _export_huggingface(find_model(model), out, **settings)
     from regard.pretrained.ctranslate2 import export_ctranslate2
 
     loaded: Any = load(model)
     if loaded.task != "translate":
-        raise Mistake(f"CTranslate2 takes a model for translate from us, not one for {loaded.task}")
+        raise UsageError(
+            f"CTranslate2 takes a model for translate from us, not one for {loaded.task}"
+        )
     place = export_ctranslate2(
         loaded.model,
         loaded.source_tokenizer,
@@ -615,7 +619,7 @@ def _export_huggingface(
 
     if max_shard is not None:
         if not str(max_shard).isdecimal() or not 0 < int(max_shard) <= 10**6:
-            raise Mistake(f"max_shard={max_shard}; expected MB of a file, such as 5000")
+            raise UsageError(f"max_shard={max_shard}; expected MB of a file, such as 5000")
         max_shard = int(max_shard) * 10**6
     if is_foreign(folder):
         model, config, tokenizers = _import(folder)

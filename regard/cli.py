@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any, BinaryIO
 
 from regard import __version__
-from regard.errors import Mistake, choose, printable
+from regard.errors import UsageError, lookup, printable
 from regard.settings import describe, parse
 
 CHUNK = 512  # lines read before they are answered, which bounds memory for input of any length
@@ -38,22 +38,22 @@ class Call:
         """Return exactly the plain words that are named, or refuse."""
         if len(self.words) < len(names):
             missing = names[len(self.words)]
-            raise Mistake(f"{missing} is missing; add it, or see --help for examples")
+            raise UsageError(f"{missing} is missing; add it, or see --help for examples")
         if len(self.words) > len(names):
             extra = self.words[len(names)]
-            raise Mistake(f"unexpected word '{extra}'; settings are written key=value")
+            raise UsageError(f"unexpected word '{extra}'; settings are written key=value")
         return self.words
 
     def nothing(self) -> None:
         """Refuse any word and any setting."""
         self.only()
         for key in self.settings:
-            raise Mistake(f"unknown key '{key}'; there is nothing to set")
+            raise UsageError(f"unknown key '{key}'; there is nothing to set")
 
     def first(self, name: str) -> tuple[str, list[str]]:
         """Return the first plain word and the rest, or refuse."""
         if not self.words:
-            raise Mistake(f"{name} is missing; add it, or see --help for examples")
+            raise UsageError(f"{name} is missing; add it, or see --help for examples")
         return self.words[0], self.words[1:]
 
 
@@ -76,9 +76,9 @@ def run(call: Call) -> None:
     model = regard.load(name, task=call.settings.pop("task", None))
     try:
         model.check(call.settings)  # a wrong setting is refused before the first line is read
-    except Mistake as mistake:
+    except UsageError as mistake:
         hint = " (text that holds a = goes after --)" if "unknown key" in str(mistake) else ""
-        raise Mistake(f"{mistake}{hint}") from None
+        raise UsageError(f"{mistake}{hint}") from None
     live = hasattr(model, "say") and sys.stdout.isatty() and not call.json  # token by token
     if not texts:
         if live and sys.stdin.isatty():
@@ -135,12 +135,12 @@ def run_path(model: Any, path: str, kind: str, call: Call, number: int) -> int:
             )
             if not found:
                 ends = ", ".join(sorted(SUFFIXES))
-                raise Mistake(f"{path}: no image in this folder; expected files in {ends}")
+                raise UsageError(f"{path}: no image in this folder; expected files in {ends}")
             some = [found[start : start + CHUNK] for start in range(0, len(found), CHUNK)]
             parts: Any = (([(name, None) for name in part], None) for part in some)
             return print_answers(model, parts, call, number, named=True)
     if kind == "folder":
-        raise Mistake(f"{path} is a folder; name files whose lines are to be read{as_text}")
+        raise UsageError(f"{path} is a folder; name files whose lines are to be read{as_text}")
     if not call.quiet:
         what = "rows" if suffix in TABLES else "lines"
         print(f"{path}: its {what} are answered{as_text}", file=sys.stderr, flush=True)
@@ -152,7 +152,7 @@ def run_path(model: Any, path: str, kind: str, call: Call, number: int) -> int:
 
 def print_answers(
     model: Any,
-    parts: Iterable[tuple[list[Input], Mistake | None]],
+    parts: Iterable[tuple[list[Input], UsageError | None]],
     call: Call,
     number: int = 0,
     *,
@@ -175,7 +175,7 @@ def train(call: Call) -> None:
 
     (name,) = call.only("TASK or RECIPE")
     if "quiet" in call.settings:
-        raise Mistake("unknown key 'quiet'; write --quiet")
+        raise UsageError("unknown key 'quiet'; write --quiet")
     tell(regard.train(name, quiet=call.quiet, **call.settings), call)
 
 
@@ -185,7 +185,7 @@ def compare(call: Call) -> None:
 
     (name,) = call.only("TASK or RECIPE")
     if "quiet" in call.settings:
-        raise Mistake("unknown key 'quiet'; write --quiet")
+        raise UsageError("unknown key 'quiet'; write --quiet")
     tell(regard.compare(name, quiet=call.quiet, **call.settings), call)
 
 
@@ -203,7 +203,7 @@ def look(call: Call) -> None:
 
     name, texts = call.first("MODEL")
     if not texts:
-        raise Mistake('TEXT is missing; write for example: regard look en-zh "How are you?"')
+        raise UsageError('TEXT is missing; write for example: regard look en-zh "How are you?"')
     tell(regard.look(name, texts, **call.settings), call)
 
 
@@ -231,7 +231,7 @@ def filter_photo(call: Call) -> None:
     from regard.tasks.filtering import SETTINGS
 
     name, _ = call.first("FILTER")
-    choose("filter", name, SETTINGS)
+    lookup("filter", name, SETTINGS)
     _, photo = call.only("FILTER", "PHOTO")
     tell(regard.filter(name, photo, quiet=call.quiet, **call.settings), call)
 
@@ -439,7 +439,7 @@ def main(argv: list[str] | None = None) -> int:
         code = act(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
         return code
-    except Mistake as mistake:
+    except UsageError as mistake:
         return refuse(str(mistake))
     except KeyboardInterrupt:
         leave_stdout()
@@ -464,7 +464,7 @@ def act(words: list[str]) -> int:
     """Find the verb and do it, or show the page that was asked for; return the exit code."""
     for word in words:
         if not word.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in word):
-            raise Mistake(f"{word!r} is not UTF-8; convert it with: iconv -f latin1 -t utf-8")
+            raise UsageError(f"{word!r} is not UTF-8; convert it with: iconv -f latin1 -t utf-8")
     end = words.index("--") if "--" in words else len(words)
     flags = {word for word in words[:end] if word in ("--help", "-h", "--json", "--quiet")}
     version = "--version" in words[:end]
@@ -474,12 +474,12 @@ def act(words: list[str]) -> int:
     elif not words:
         print(front_page())
     elif flags & {"--help", "-h"}:
-        verb = choose("verb", words[0], VERBS)
+        verb = lookup("verb", words[0], VERBS)
         print(page(words, verb), flush=True)  # at once: to know the keys, torch is imported
         if settings := keys_of(words, verb):
             print("\n" + keys(settings))
     else:
-        verb = choose("verb", words[0], VERBS)
+        verb = lookup("verb", words[0], VERBS)
         plain, settings = parse(words[1:])
         literal = max(0, words.count("--") and len(words) - words.index("--") - 1)
         return verb.act(Call(plain, settings, "--json" in flags, "--quiet" in flags, literal)) or 0
@@ -515,7 +515,7 @@ def keys_of(words: list[str], verb: Verb) -> type | None:
     if words[0] == "filter" and name:
         from regard.tasks.filtering import SETTINGS
 
-        return choose("filter", name, SETTINGS)
+        return lookup("filter", name, SETTINGS)
     if words[0] == "train" and name in TASKS:
         return getattr(import_module(TASKS[name].trains), TASKS[name].settings)
     if words[0] in ("run", "look", "eval") and name:
@@ -543,7 +543,7 @@ def keys(settings: type) -> str:
 
 def chunks(
     file: BinaryIO, size: int, name: str = "standard input"
-) -> Iterator[tuple[list[Input], Mistake | None]]:
+) -> Iterator[tuple[list[Input], UsageError | None]]:
     """Read lines, or JSON lines, a chunk at a time; what is wrong comes after the lines before it.
 
     The first line decides which of the two they are.
@@ -563,11 +563,11 @@ def chunks(
                 yield chunk, None
                 chunk, letters = [], 0
         yield chunk, None
-    except Mistake as mistake:
+    except UsageError as mistake:
         yield chunk, mistake
 
 
-def table_chunks(path: str, size: int) -> Iterator[tuple[list[Input], Mistake | None]]:
+def table_chunks(path: str, size: int) -> Iterator[tuple[list[Input], UsageError | None]]:
     """Read the rows of a table a chunk at a time; what is wrong comes after those before it."""
     from regard.data.table import Table
 
@@ -576,13 +576,13 @@ def table_chunks(path: str, size: int) -> Iterator[tuple[list[Input], Mistake | 
     try:
         for row in Table(path):
             if row.fault is not None:
-                raise Mistake(row.fault.message)
+                raise UsageError(row.fault.message)
             if row.value is None:
                 continue
             if isinstance(row.value, list) and header is None:
                 header = [cell.strip() for cell in row.value]
                 if not set(header) & set(INPUTS):
-                    raise Mistake(
+                    raise UsageError(
                         f"{path}: no column of its first row is named {' or '.join(INPUTS)}; name "
                         "the one to read, or give its texts as lines"
                     )
@@ -593,7 +593,7 @@ def table_chunks(path: str, size: int) -> Iterator[tuple[list[Input], Mistake | 
                 yield chunk, None
                 chunk = []
         yield chunk, None
-    except Mistake as mistake:
+    except UsageError as mistake:
         yield chunk, mistake
 
 
@@ -610,9 +610,9 @@ def read_record(line: str, where: str) -> tuple[Any, dict[str, Any]]:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise Mistake(f"{where}: not JSON, as the first line is ({error})") from None
+        raise UsageError(f"{where}: not JSON, as the first line is ({error})") from None
     if not isinstance(record, dict):
-        raise Mistake(f"{where}: {line[:40]!r} is no JSON object, as the first line is")
+        raise UsageError(f"{where}: {line[:40]!r} is no JSON object, as the first line is")
     return text_of(record, where)
 
 
@@ -623,7 +623,7 @@ def text_of(record: dict[str, Any], where: str) -> tuple[Any, dict[str, Any]]:
             return record[field], record
     if isinstance(record.get("messages"), list):
         return record["messages"], record
-    raise Mistake(f"{where}: no text; name it {', '.join(INPUTS[:-1])} or {INPUTS[-1]}")
+    raise UsageError(f"{where}: no text; name it {', '.join(INPUTS[:-1])} or {INPUTS[-1]}")
 
 
 def answers(

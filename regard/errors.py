@@ -20,7 +20,7 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
-class Mistake(Exception):
+class UsageError(Exception):
     """A user's mistake, told in one line: the value, what was expected, and the remedy."""
 
     def __init__(self, message: str):
@@ -35,11 +35,11 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return f" Did you mean '{close[0]}'?" if close else ""
 
 
-def choose(kind: str, name: str, table: Mapping[str, T]) -> T:
+def lookup(kind: str, name: str, table: Mapping[str, T]) -> T:
     """Look a name up in a table of parts, or refuse it with the nearest match."""
     if name in table:
         return table[name]
     names = sorted(table)
-    raise Mistake(
+    raise UsageError(
         f"unknown {kind} '{name!s:.60}'; choose from {', '.join(names)}.{nearest(str(name), names)}"
     )

@@ -11,16 +11,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from regard.errors import Mistake
+from regard.errors import UsageError
 
 MOST_LEVELS = 100  # of JSON within JSON
 
 
-def refuse(error: OSError, path: str | Path) -> Mistake:
+def refuse(error: OSError, path: str | Path) -> UsageError:
     """Turn what the system said about a file into a mistake a user can read."""
     if isinstance(error, FileExistsError):  # a file stands where a folder is wanted
-        return Mistake(f"{path}: not a directory")
-    return Mistake(f"{path}: {(error.strerror or str(error)).lower()}")
+        return UsageError(f"{path}: not a directory")
+    return UsageError(f"{path}: {(error.strerror or str(error)).lower()}")
 
 
 def cache_folder() -> Path:
@@ -106,7 +106,7 @@ def write_atomically(path: str | Path, data: bytes | str) -> None:
     try:
         data = data.encode() if isinstance(data, str) else data
     except UnicodeEncodeError:
-        raise Mistake(f"{path}: half a character in what is to be written") from None
+        raise UsageError(f"{path}: half a character in what is to be written") from None
     with replacing(path) as temporary:
         temporary.write_bytes(data)
 
@@ -117,7 +117,7 @@ def making(folder: str | Path) -> Iterator[Path]:
     folder = Path(folder)
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise Mistake(f"{folder}: is there already and not empty; choose another out=")
+            raise UsageError(f"{folder}: is there already and not empty; choose another out=")
         folder.parent.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     except OSError as error:
@@ -136,7 +136,7 @@ def making(folder: str | Path) -> Iterator[Path]:
 def plain_file(path: str | Path) -> None:
     """Refuse what is there and no file: a pipe could be waited for, a device read, forever."""
     if os.path.exists(path) and not os.path.isfile(path):
-        raise Mistake(f"{path}: not a file")
+        raise UsageError(f"{path}: not a file")
 
 
 def parse_json(data: bytes | str) -> Any:

@@ -6,7 +6,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.files import refuse, sha256, write_atomically
 
 SUMS = "SHA256SUMS"
@@ -46,7 +46,7 @@ def listed(folder: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for number, line in enumerate(data.decode(errors="replace").removesuffix("\n").split("\n"), 1):
         if not (match := LINE.fullmatch(line)) or number > MOST_LINES:
-            raise Mistake(
+            raise UsageError(
                 f"{path}:{number}: {line[:40]!r} is no SHA-256 and name; {remedy(folder)}"
             )
         found[match[2]] = match[1]
@@ -63,13 +63,13 @@ def verify(folder: Path, name: str | None = None) -> None:
     while hashes := listed(folder):
         small = {n: h for n, h in hashes.items() if not n.endswith(WEIGHTS)}
         if name is None and sum(map(_size, map(folder.joinpath, small))) > MOST_BYTES:
-            raise Mistake(f"{folder / SUMS}: names files of over {MOST_BYTES >> 20} MB")
+            raise UsageError(f"{folder / SUMS}: names files of over {MOST_BYTES >> 20} MB")
         asked = small if name is None else {n: h for n, h in hashes.items() if n == name}
         wrong = damaged(folder, asked)
         if not wrong:
             return
         if listed(folder) == hashes:  # else it was published again meanwhile
-            raise Mistake(
+            raise UsageError(
                 f"{folder / wrong[0]}: damaged, or not as it was published (see {SUMS}); "
                 f"{remedy(folder)}. If it was changed on purpose, delete its line in {SUMS}"
             )

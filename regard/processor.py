@@ -12,7 +12,7 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.files import cache_folder, write_atomically
 
 PATIENCE = 120  # seconds until a child that says nothing is given up
@@ -103,6 +103,6 @@ def half_precision(dtype: str) -> str | None:
         return f"no answer in {PATIENCE} seconds"
     except OSError as error:
         return f"no process to try it in: {error.strerror}"
-    with suppress(Mistake):
+    with suppress(UsageError):
         write_atomically(kept, json.dumps({"trouble": found}) + "\n")
     return found

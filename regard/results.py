@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
 
-from regard.errors import Mistake, nearest
+from regard.errors import UsageError, nearest
 
 
 class Named:
@@ -18,7 +18,7 @@ class Named:
         if name not in self:
             what, known = type(self).__name__, self.keys()
             more = " (run gives a list of answers for a list)" if isinstance(name, int) else ""
-            raise Mistake(
+            raise UsageError(
                 f"{what} has no {name!r}{more}; choose from {', '.join(known)}."
                 + nearest(str(name), known)
             )

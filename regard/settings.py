@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from regard.errors import Mistake
+from regard.errors import UsageError
 
 C = TypeVar("C")
 
@@ -133,16 +133,16 @@ def parse(words: list[str]) -> tuple[list[str], dict[str, str]]:
             if value is None:
                 value = next(rest, None)
             if value is None or value.startswith("--"):
-                raise Mistake(f"{word} has no value; write {key}=VALUE")
+                raise UsageError(f"{word} has no value; write {key}=VALUE")
         elif match := SETTING.fullmatch(word):
             key, value = match[1], match[2]
         elif re.match(r"-[A-Za-z]", word) and not re.search(r"\s", word):
-            raise Mistake(f"unknown option '{word}'; settings are key=value, text goes after --")
+            raise UsageError(f"unknown option '{word}'; settings are key=value, text goes after --")
         else:
             plain.append(word)
             continue
         if key in values:
-            raise Mistake(f"{key} is given twice: '{values[key]}' and '{value}'; keep one")
+            raise UsageError(f"{key} is given twice: '{values[key]}' and '{value}'; keep one")
         values[key] = value
     return plain, values
 
@@ -167,15 +167,15 @@ def fill(
         longer = short.get(key, key)
         for long in (longer,) if isinstance(longer, str) else longer:
             if long in given:
-                raise Mistake(f"{key} is given twice, also as {said[long]}; keep one")
+                raise UsageError(f"{key} is given twice, also as {said[long]}; keep one")
             given[long], said[long] = value, key
     try:
         return _fill(cls, given, base, "", [*short, *(row.key for row in describe(cls))])
-    except Mistake as mistake:
+    except UsageError as mistake:
         text = str(mistake)
         long = text.partition("=")[0]
         text = said.get(long, long) + text.removeprefix(long)
-        raise Mistake(f"{where}: {text}" if where else text) from None
+        raise UsageError(f"{where}: {text}" if where else text) from None
 
 
 def describe(cls: type, prefix: str = "", base: Any = None) -> Iterator[Setting]:
@@ -205,7 +205,9 @@ def _fill(cls: type, values: Mapping[str, Any], base: Any, prefix: str, known: l
             raise _unknown(prefix + str(key), known)
         inner = given.setdefault(field.name, {})
         if tail in inner:
-            raise Mistake(f"{prefix}{key} is given twice, also as {prefix}{_key(field)}; keep one")
+            raise UsageError(
+                f"{prefix}{key} is given twice, also as {prefix}{_key(field)}; keep one"
+            )
         inner[tail] = value
 
     built: dict[str, Any] = {}
@@ -221,7 +223,7 @@ def _fill(cls: type, values: Mapping[str, Any], base: Any, prefix: str, known: l
             whole, parts, default = _whole(inner, optional, parts, default, key)
             built[field.name] = _fill(inner, parts, default, key + ".", known) if whole else None
         elif not parts:
-            raise Mistake(f"{key} is missing; add {key}=...")
+            raise UsageError(f"{key} is missing; add {key}=...")
         else:
             built[field.name] = _convert(hints[field.name], parts[""], key, field.metadata)
     return cls(**built)
@@ -243,10 +245,10 @@ def _whole(
     if optional and not parts and (value is None or str(value).lower() == "none"):
         return False, {}, None
     keys = ", ".join(row.key for row in describe(cls, key + "."))
-    raise Mistake(f"{key}={_quote(value)} has parts of its own; set one of {keys}")
+    raise UsageError(f"{key}={_quote(value)} has parts of its own; set one of {keys}")
 
 
-def _unknown(key: str, keys: list[str]) -> Mistake:
+def _unknown(key: str, keys: list[str]) -> UsageError:
     last = key.rpartition(".")[2]
     close = [known for known in keys if known.rpartition(".")[2] == last]
     close = close or get_close_matches(key.lower(), keys, n=1, cutoff=0.6)
@@ -256,7 +258,7 @@ def _unknown(key: str, keys: list[str]) -> Mistake:
     if meant:
         example = f", such as {meant[0]}={WRITE[meant[0]]}" if meant[0] in WRITE else ""
         aside = f" ({ASIDE[usual]})" if usual in ASIDE else ""
-        return Mistake(f"{text}; here it is '{meant[0]}'{example}{aside}")
+        return UsageError(f"{text}; here it is '{meant[0]}'{example}{aside}")
     if close:
         text += f"; did you mean '{close[0]}'?"
     listed = ", ".join(keys)
@@ -266,14 +268,14 @@ def _unknown(key: str, keys: list[str]) -> Mistake:
         text += f" Keys: {listed}" if close else f"; keys are {listed}"
     elif not close:
         text += "; --help lists the keys"
-    return Mistake(text)
+    return UsageError(text)
 
 
 def _convert(hint: Any, value: Any, key: str, metadata: Mapping[str, Any]) -> Any:
     try:
         result = _fit(hint, value)
     except Unfit as unfit:
-        raise Mistake(f"{key}={_quote(value)} is not {unfit}") from None
+        raise UsageError(f"{key}={_quote(value)} is not {unfit}") from None
     numbers = result if isinstance(result, tuple | list) else (result,)
     for number in numbers:
         if isinstance(number, int | float) and not isinstance(number, bool):
@@ -291,7 +293,7 @@ def _check_bounds(number: float, key: str, metadata: Mapping[str, Any]) -> None:
         limit = metadata.get(name)
         if limit is not None and not holds(limit):
             size = "small" if name in ("min", "above") else "large"
-            raise Mistake(f"{key}={number} is too {size}; it must be {words} {limit}")
+            raise UsageError(f"{key}={number} is too {size}; it must be {words} {limit}")
 
 
 def _fit(hint: Any, value: Any) -> Any:

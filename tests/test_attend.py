@@ -19,7 +19,7 @@ from regard.attention.dropout import add_dropped, dropout
 from regard.attention.masks import Causal, Document, Mask, Padding, Prefix, Sliding, Window
 from regard.attention.multihead import Cache, MultiHead
 from regard.attention.scores import SCORES, Additive, Bilinear, Cosine, Dot, Gaussian, Score
-from regard.errors import Mistake
+from regard.errors import UsageError
 
 attend = jaxtyped(typechecker=beartype)(core.attend)  # shapes in signatures hold while testing
 Allowed = Callable[[int, int, int], bool]  # may query i of sentence b look at key j?
@@ -502,7 +502,7 @@ def test_a_mask_serves_in_and_out_of_training():
     ],
 )
 def test_what_does_not_fit_is_a_mistake(wrong: Callable):
-    with pytest.raises(Mistake, match=r"^.*$"):  # one line
+    with pytest.raises(UsageError, match=r"^.*$"):  # one line
         wrong(torch.zeros(4, 4, 6, 8))
 
 

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 import regard
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.tasks import baseline
 from regard.tasks.baseline import COMMONEST, FILE, Baselines, small, worth_of_order
 from regard.tasks.classify import BAG, ORDER, of_texts, suited
@@ -96,10 +96,10 @@ def test_baselines_are_read_as_they_were_written(tmp_path, kind):
     again = Baselines.load(tmp_path, 2)
     assert again is not None
     assert again.scores(inputs, ones([0, 1], 2)) == learnt.scores(inputs, ones([0, 1], 2))
-    with pytest.raises(Mistake, match="not the baselines of 3 labels; remove it"):
+    with pytest.raises(UsageError, match="not the baselines of 3 labels; remove it"):
         Baselines.load(tmp_path, 3)
     (tmp_path / FILE).write_bytes(b"\x08\0\0\0\0\0\0\0{]      ")
-    with pytest.raises(Mistake, match=FILE):
+    with pytest.raises(UsageError, match=FILE):
         Baselines.load(tmp_path, 2)
     (tmp_path / FILE).unlink()
     assert Baselines.load(tmp_path, 2) is None
@@ -201,7 +201,7 @@ def test_uneven_labels_are_told_in_training(tmp_path, capsys):
     settings = {**TINY, **CASES["classify"][2], "steps": 1, "quiet": False}
     regard.train("classify", data=texts(tmp_path / "t.tsv"), out=tmp_path / "out", **settings)
     assert "uneven labels: 'good' occurs" in capsys.readouterr().err
-    with pytest.raises(Mistake, match="unknown class_weights 'even'"):
+    with pytest.raises(UsageError, match="unknown class_weights 'even'"):
         regard.train("classify", data=tmp_path / "t.tsv", class_weights="even", **settings)
 
 
@@ -269,5 +269,5 @@ def test_defaults_follow_the_texts():
 def test_only_a_new_model_begins_by_counts(key):
     model = {"init": "nowhere", "like": "bert"}[key]
     match = "embeddings=naive_bayes is for a new model" if key == "like" else "nowhere"
-    with pytest.raises(Mistake, match=match):
+    with pytest.raises(UsageError, match=match):
         of_texts({"data": "x", "embeddings": "naive_bayes", key: model})

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from regard.data.batches import Batches, pad
 from regard.data.store import Store, Table, build_store, build_table, store_key
 from regard.data.tokenize import train_tokenizer
-from regard.errors import Mistake
+from regard.errors import UsageError
 
 DATA = Path(os.environ.get("REGARD_DATA", "../shared/data"))
 
@@ -103,11 +103,11 @@ def test_a_plan_is_fast():
 def test_what_batches_refuse():
     columns = lengths(10)
     for wrong in ([], [np.array([])], [columns[0], columns[1][:5]]):
-        with pytest.raises(Mistake):
+        with pytest.raises(UsageError):
             Batches(wrong, 100, 1)
-    with pytest.raises(Mistake, match="batch_tokens=0"):
+    with pytest.raises(UsageError, match="batch_tokens=0"):
         Batches(columns, 0, 1)
-    with pytest.raises(Mistake, match="rows"):
+    with pytest.raises(UsageError, match="rows"):
         Batches(columns, 10, 1, max_rows=0)
     with pytest.raises(IndexError):
         Batches(columns, 100, 1)[-1]
@@ -171,11 +171,11 @@ def test_a_store_is_rebuilt_in_place(tmp_path):
 
 
 def test_what_a_store_refuses(tmp_path):
-    with pytest.raises(Mistake, match="no examples"):
+    with pytest.raises(UsageError, match="no examples"):
         build_store(tmp_path / "a", [])
-    with pytest.raises(Mistake, match="row 2 has 1 columns"):
+    with pytest.raises(UsageError, match="row 2 has 1 columns"):
         build_store(tmp_path / "b", [([1], [2]), ([1],)])
-    with pytest.raises(Mistake, match="no such file"):
+    with pytest.raises(UsageError, match="no such file"):
         Store.open(tmp_path / "none")
 
 
@@ -196,7 +196,7 @@ def test_what_a_store_refuses(tmp_path):
 def test_a_broken_store_is_refused(tmp_path, name, data):
     build_store(tmp_path, [([1, 2],), ([3],)])
     (tmp_path / name).write_bytes(data)
-    with pytest.raises(Mistake, match="a broken store"):
+    with pytest.raises(UsageError, match="a broken store"):
         Store.open(tmp_path)
 
 
@@ -205,11 +205,11 @@ def test_truncated_ids_and_wild_offsets_are_refused(tmp_path):
     ids = tmp_path / "0.ids.npy"
     whole = ids.read_bytes()
     ids.write_bytes(whole[:-2])
-    with pytest.raises(Mistake, match="broken store"):
+    with pytest.raises(UsageError, match="broken store"):
         Store.open(tmp_path)
     ids.write_bytes(whole)
     np.save(tmp_path / "0.offsets.npy", np.array([0, 10**12, 5]))
-    with pytest.raises(Mistake, match="offsets"):
+    with pytest.raises(UsageError, match="offsets"):
         Store.open(tmp_path)
 
 
@@ -220,13 +220,13 @@ def _build(folder: Path, kind: str) -> None:
         if kind == "table":
             try:
                 table = Table.open(folder, (4, 2, 3))
-            except Mistake:
+            except UsageError:
                 table = build_table(folder, (4, 2, 3), [image[0], "gone", *image[2:]])
             assert table.gaps == [1] and np.array_equal(table.rows[2:], image[2:])
             continue
         try:
             store = Store.open(folder)
-        except Mistake:
+        except UsageError:
             store = build_store(folder, iter(rows))
         assert [(store[0][i].tolist(), store[1][i].tolist()) for i in range(3)] == rows
 
@@ -256,9 +256,9 @@ def test_a_missing_image_is_no_deleted_cache(tmp_path):
         try:
             (tmp_path / "missing").read_bytes()
         except OSError as error:
-            raise Mistake("missing: no such file") from error
+            raise UsageError("missing: no such file") from error
 
-    with pytest.raises(Mistake, match="missing"):
+    with pytest.raises(UsageError, match="missing"):
         build_table(tmp_path / "t", (2, 2, 3), rows())
 
 

@@ -18,7 +18,7 @@ from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
 from regard.attention.positions import Disentangled, Distances, LearnedT5
 from regard.attention.watch import watch
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.models.bert import ROWS, Bert, BertConfig, sized
 from regard.pretrained.bert import DIALECTS
 from regard.pretrained.folder import export_weights, import_folder, read_foreign
@@ -451,7 +451,7 @@ def test_what_cannot_be_read_is_refused_by_name(model_type: str, key: str, value
     _, changes = KINDS[model_type.removesuffix("-v2")]
     config = {**SIZES, **changes, "model_type": model_type, key: value}
     format = find_format(model_type)
-    with pytest.raises(Mistake) as told, torch.device("meta"):
+    with pytest.raises(UsageError) as told, torch.device("meta"):
         Bert(format.read_config(config, architecture(format)))
     words = {"position_buckets": "buckets", "norm_rel_ebd": "norm", "hidden_size": "width"}
     words |= {"max_relative_positions": "span", "id2label": "labels", "n_heads": "heads"}
@@ -469,7 +469,7 @@ def test_what_no_format_holds_is_refused_by_name():
         ({"block": replace(ROWS["bert"].block, order="pre")}, "order"),
     ):
         task = "classify" if change.get("head") == "classify" else "fill"
-        with pytest.raises(Mistake, match=word):
+        with pytest.raises(UsageError, match=word):
             fitting("bert", replace(ROWS["bert"], **change), task)
 
 
@@ -479,7 +479,7 @@ def test_a_tokenizer_from_whose_padding_roberta_would_miscount_is_refused(tmp_pa
         model = Bert(replace(sized("tiny", row), vocab=41, head="classify"))
         tokenizer = SimpleNamespace(**{**ids, "pad": pad})
         config = {"family": "bert", "task": "classify"}
-        with nullcontext() if right else pytest.raises(Mistake, match="pad_token_id=1"):
+        with nullcontext() if right else pytest.raises(UsageError, match="pad_token_id=1"):
             export_weights(model, config, (tokenizer, tokenizer), tmp_path)
 
 
@@ -489,7 +489,7 @@ def test_wrong_weights_are_named_in_one_message():
     del weights["bert.pooler.dense.bias"]
     weights["bert.adapter.weight"] = torch.zeros(2)
     weights["classifier.weight"] = torch.zeros(9, 48)
-    with pytest.raises(Mistake) as told:
+    with pytest.raises(UsageError) as told:
         read(theirs, weights)
     for part in ("missing bert.pooler.dense.bias", "unknown bert.adapter.weight", "[9, 48]"):
         assert part in str(told.value)
@@ -512,12 +512,12 @@ def test_files_of_older_days_are_read():
 
 
 def test_a_narrow_table_has_no_disentangled_positions():
-    with pytest.raises(Mistake, match="inner_width=64"):
+    with pytest.raises(UsageError, match="inner_width=64"):
         Bert(replace(sized("tiny", "deberta"), inner_width=64))
 
 
 def test_types_need_a_table():
-    with pytest.raises(Mistake, match="types"):
+    with pytest.raises(UsageError, match="types"):
         ids = torch.zeros(1, 3).long()
         Bert(replace(sized("tiny"), types=0))(ids, types=ids)
 
@@ -611,7 +611,7 @@ def test_what_published_files_say_is_known(model_type: str, tmp_path):
     config["rope_parameters"] = config["layer_types"] = None
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config))
-    with pytest.raises(Mistake, match="no_such_setting"):
+    with pytest.raises(UsageError, match="no_such_setting"):
         read_foreign(tmp_path)
     del config["no_such_setting"]
     path.write_text(json.dumps(config))

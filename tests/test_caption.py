@@ -20,7 +20,7 @@ import regard
 from regard.attention.watch import watch
 from regard.cli import main
 from regard.data.image import ImageFormat
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.layers.block import BlockConfig
 from regard.layers.convolution import statistics
 from regard.layers.recurrent import CellConfig
@@ -137,7 +137,7 @@ def test_neighbours_and_the_other_captions_of_an_image_never_matter(model: Any):
     for i in range(6):
         close(model(some[i // 2 : i // 2 + 1], texts[i : i + 1])[0], together[i])
     assert together.std() > 0.1
-    with pytest.raises(Mistake, match="5 captions of 3 images"):
+    with pytest.raises(UsageError, match="5 captions of 3 images"):
         model.hidden(some, captions(5))
 
 
@@ -266,9 +266,9 @@ def test_hard_attention_learns_from_its_own_caption_only():
 
 
 def test_a_config_that_names_no_encoder_is_refused():
-    with pytest.raises(Mistake, match="encoder.resnet is none"):
+    with pytest.raises(UsageError, match="encoder.resnet is none"):
         Captioner(CaptionerConfig(EncoderConfig(family="resnet")))
-    with pytest.raises(Mistake, match="Did you mean 'swin'"):
+    with pytest.raises(UsageError, match="Did you mean 'swin'"):
         EncoderConfig.of("swim", VIT)
 
 
@@ -644,7 +644,7 @@ def test_where_each_word_looked_is_drawn_and_true(run: Path, photos: Path, tmp_p
     given = describer.picture(name, caption="a disc that is green")
     assert given.output == "a disc that is green"
     assert describer.picture(name, view="attention").views[0].name == "blocks.0.attention"
-    with pytest.raises(Mistake, match="nothing to look at"):
+    with pytest.raises(UsageError, match="nothing to look at"):
         describer.picture(name, caption=" ")
 
 
@@ -680,7 +680,7 @@ def test_the_brightest_place_of_the_picture_is_the_one_looked_at_most():
 def test_mistakes_are_told_in_one_line(photos: Path, run: Path, settings: dict, told: str):
     if "init" in settings:
         settings = {**settings, "init": str(run)}
-    with pytest.raises(Mistake, match=told):
+    with pytest.raises(UsageError, match=told):
         resolve({"data": str(photos), **settings})
 
 
@@ -688,7 +688,7 @@ def test_data_without_captions_are_refused(run: Path, photos: Path, tmp_path: Pa
     (tmp_path / "a").mkdir()
     for n in range(4):
         photo("red", "top", n).save(tmp_path / "a" / f"{n}.png")
-    with pytest.raises(Mistake, match="no table of images and captions"):
+    with pytest.raises(UsageError, match="no table of images and captions"):
         train(tmp_path, tmp_path / "out")
     assert main(["eval", str(run), f"data={tmp_path}", "part=train"]) == 2
     assert "no captions of these images" in capsys.readouterr().err
@@ -725,5 +725,5 @@ def test_flickr8k_has_five_captions_of_each_photo(real_data: Path):
 
 def test_a_describer_refuses_a_model_of_another_family(tmp_path: Path):
     other = family("vit")[1](VIT)
-    with pytest.raises(Mistake, match="expected captioner"):
+    with pytest.raises(UsageError, match="expected captioner"):
         Describer.load(tmp_path, other, {"image": vars(ImageFormat(12, 3))})

@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 
 import regard
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.pretrained.talk import read_chat
 from regard.pretrained.vocabulary import read_tokenizers
 from regard.tasks import chat_template
@@ -135,7 +135,7 @@ def test_a_folders_template_is_applied_as_transformers_does(name: str, talk: str
     try:
         right = theirs.apply_chat_template(plain, add_generation_prompt=True)["input_ids"]
     except Exception as error:
-        with pytest.raises(Mistake, match=str(error)[:20]):
+        with pytest.raises(UsageError, match=str(error)[:20]):
             encode_own(messages, told, tokenizer)
         return
     assert encode_own(messages, told, tokenizer) == right
@@ -171,16 +171,16 @@ def test_wherever_the_template_is_written_it_is_found(tmp_path: Path):
     file.write_text("four")
     assert read_chat(tmp_path) == {"template": "four", "tokens": {}}
     file.write_bytes(b"\xff")
-    with pytest.raises(Mistake, match="chat_template.jinja: not UTF-8"):
+    with pytest.raises(UsageError, match="chat_template.jinja: not UTF-8"):
         read_chat(tmp_path)
     file.write_text("x" * 300_000)
-    with pytest.raises(Mistake, match="expected a smaller file"):
+    with pytest.raises(UsageError, match="expected a smaller file"):
         read_chat(tmp_path)
     file.unlink()
     other.unlink()
     for wrong in ("7", '{"a": 1}', '"\\ud800"'):
         config.write_text(f'{{"chat_template": {wrong}}}')
-        with pytest.raises(Mistake, match=r"tokenizer_config.json: chat_template"):
+        with pytest.raises(UsageError, match=r"tokenizer_config.json: chat_template"):
             read_chat(tmp_path)
 
 
@@ -213,7 +213,7 @@ def test_a_hostile_template_is_refused_in_one_line(name: str, monkeypatch):
     try:
         text = chat_template.render(HOSTILE[name], [Message("user", "x")], {})
         assert text == ""  # what is forbidden there is nothing
-    except Mistake as mistake:
+    except UsageError as mistake:
         assert "\n" not in str(mistake) and str(mistake).isprintable()
         assert "the folder's chat template" in str(mistake)
     assert time.monotonic() - began < 5

@@ -19,7 +19,7 @@ import regard
 from regard.cli import main
 from regard.data.labelled import ExampleFormat, ExampleReader, load_labelled
 from regard.data.tokenize import train_tokenizer
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.layers.heads import POOLERS
 from regard.models.bert import Bert, sized
 from regard.tasks import classify, tag
@@ -199,9 +199,9 @@ def test_members_learn_each_by_itself_and_say_their_mean(data, tmp_path):
     assert not torch.allclose(said[0], said[1]) and not torch.allclose(said[1], said[2])
     names = [v.name for v in regard.load(tmp_path / "three").picture("a red dog").views]
     assert names == [f"{m}blocks.0.attention" for m in ("", "members.0.", "members.1.")]
-    with pytest.raises(Mistake, match="members=2 label whole texts"):
+    with pytest.raises(UsageError, match="members=2 label whole texts"):
         tag.resolve({"data": "x", "members": 2})
-    with pytest.raises(Mistake, match="is one encoder, not 3; train with members=1"):
+    with pytest.raises(UsageError, match="is one encoder, not 3; train with members=1"):
         regard.export(out, format="huggingface", out=str(tmp_path / "theirs"))
 
 
@@ -231,7 +231,7 @@ def test_lines_and_records_say_the_same(classifier):
     assert chances == sorted(chances, reverse=True)
     assert chances == pytest.approx(list(record["probabilities"].values()), abs=1e-4)
     assert record["probability"] == record["probabilities"]["GREEN"]
-    with pytest.raises(Mistake, match="n_best=4 is more than the 3 labels"):
+    with pytest.raises(UsageError, match="n_best=4 is more than the 3 labels"):
         classifier.check({"n_best": 4})
 
 
@@ -417,7 +417,7 @@ def test_features_seen_once_are_nothing_and_a_folder_gives_them_back(tmp_path):
         {"known": [str(n) for n in range(100_001)]},
     ):
         (tmp_path / "features.json").write_text(json.dumps({**json.loads(both.text), **change}))
-        with pytest.raises(Mistake, match=r"features\.json"):
+        with pytest.raises(UsageError, match=r"features\.json"):
             Features.load(tmp_path)
 
 
@@ -438,7 +438,7 @@ def test_words_known_by_their_features_alone_are_learnt_and_unheard_ones_are_all
     seen = np.concatenate([r.types[1:-1, 0] > 0 for r in hides[0][1]])
     assert seen.mean() == pytest.approx(0.5, abs=0.1)
     for wrong in ({"features": "none"}, {"bpe_dropout": 0.1}):
-        with pytest.raises(Mistake, match="tokenizer=words"):
+        with pytest.raises(UsageError, match="tokenizer=words"):
             regard.train("classify", data=str(data), out=out, quiet=True, **{**settings, **wrong})
 
 
@@ -568,14 +568,14 @@ def test_labels_of_questions_are_coarse_or_fine(tmp_path):
     assert "read as Latin-1" in notes[0]
     assert read(path, labels="fine")[0][0][1] == ("NUM:date",)
     assert read(path, encoding="latin1")[1] == []
-    with pytest.raises(Mistake, match=r"q\.label:1: not UTF-8"):
+    with pytest.raises(UsageError, match=r"q\.label:1: not UTF-8"):
         read(path, encoding="utf-8")
 
 
 def test_a_broken_line_in_utf8_does_not_make_it_latin(tmp_path):
     path = tmp_path / "a.tsv"
     path.write_bytes("schön\ta\n".encode() + b"sch\xf6n\tb\n")
-    with pytest.raises(Mistake, match=r"a\.tsv:2: not UTF-8 \(byte 0xf6"):
+    with pytest.raises(UsageError, match=r"a\.tsv:2: not UTF-8 \(byte 0xf6"):
         read(path)
     found, notes, _ = read(path, skip_bad=True)
     assert found == [("schön", ("a",))] and "1 bad row" in notes[-1]
@@ -610,7 +610,7 @@ def test_several_labels_come_as_lists_or_with_a_separator(tmp_path):
 def test_a_bad_line_is_told_with_its_file_and_number(tmp_path, name, content, told):
     path = tmp_path / name
     path.write_text(content)
-    with pytest.raises(Mistake, match=told):
+    with pytest.raises(UsageError, match=told):
         read(path)
 
 
@@ -618,7 +618,7 @@ def test_labels_that_train_does_not_know_are_refused_with_the_nearest(tmp_path):
     write_tsv(tmp_path / "train.tsv", rows(40, 1))
     write_tsv(tmp_path / "valid.tsv", [("a red dog", "RED"), ("a dog", "GREN")])
     settings = {**SMALL, "steps": 1, "data": str(tmp_path), "quiet": True}
-    with pytest.raises(Mistake, match=r"valid\.tsv:2: label 'GREN' does not occur in train"):
+    with pytest.raises(UsageError, match=r"valid\.tsv:2: label 'GREN' does not occur in train"):
         regard.train("classify", out=str(tmp_path / "a"), **settings)
     report = regard.train("classify", out=str(tmp_path / "b"), skip_bad=True, **settings)
     assert report.finished
@@ -626,7 +626,7 @@ def test_labels_that_train_does_not_know_are_refused_with_the_nearest(tmp_path):
 
 def test_a_test_label_that_the_model_does_not_know_is_refused(classifier, tmp_path):
     write_tsv(tmp_path / "test.tsv", [("a red dog", "RED"), ("a dog", "purple")])
-    with pytest.raises(Mistake, match=r"test\.tsv:2: label 'purple' is none of the model's"):
+    with pytest.raises(UsageError, match=r"test\.tsv:2: label 'purple' is none of the model's"):
         classifier.evaluate({"data": str(tmp_path)})
     result = classifier.evaluate({"data": str(tmp_path), "skip_bad": True})
     assert result.sentences == 1 and result.made_with["left_out"] == 1
@@ -642,7 +642,7 @@ def test_a_test_label_that_the_model_does_not_know_is_refused(classifier, tmp_pa
 def test_labels_that_cannot_be_learnt_are_refused(tmp_path, content, told):
     (tmp_path / "train.tsv").write_text(content)
     write_tsv(tmp_path / "valid.tsv", [("x", "a")])
-    with pytest.raises(Mistake, match=told):
+    with pytest.raises(UsageError, match=told):
         regard.train("classify", data=str(tmp_path), out=str(tmp_path / "run"), quiet=True)
 
 
@@ -671,7 +671,7 @@ def test_a_split_by_whole_texts_leaves_no_part_of_them_in_train(tmp_path):
     assert not any(f" {text} " in f" {other} " for text in train for other in held)
     left = {t for t in [*whole, *parts] if not any(f" {t} " in f" {other} " for other in held)}
     assert set(train) == left
-    with pytest.raises(Mistake, match="unknown valid_by 'hole'.*whole"):
+    with pytest.raises(UsageError, match="unknown valid_by 'hole'.*whole"):
         load_labelled(str(tmp_path / "all.tsv"), reader, valid="0.2", by="hole")
 
 
@@ -691,7 +691,7 @@ def test_a_folder_that_lies_about_its_labels_is_refused(trained, tmp_path):
             if path.suffix in (".json", ".safetensors"):
                 (folder / path.name).write_bytes(path.read_bytes())
         (folder / "config.json").write_text(json.dumps({**config, **change}))
-        with pytest.raises(Mistake, match=told):
+        with pytest.raises(UsageError, match=told):
             regard.load(folder)
 
 

@@ -102,7 +102,7 @@ def raising(error: BaseException):
         (RuntimeError("[enforce fail] can't allocate memory: 1 TB"), 2, "regard: out of memory;"),
         (OSError(28, "No space left on device", "a.bin"), 2, "regard: a.bin: no space left"),
         (OSError(27, "File too large"), 2, "regard: file too large; make room"),
-        (regard.Mistake("two\nlines"), 2, "regard: two lines\n"),
+        (regard.UsageError("two\nlines"), 2, "regard: two lines\n"),
     ],
 )
 def test_what_is_no_bug_ends_without_a_traceback(monkeypatch, capsys, error, code, message):
@@ -211,7 +211,7 @@ def test_the_first_line_decides_whether_lines_are_json():
 
 
 def test_the_package_is_imported_in_milliseconds_and_without_torch():
-    code = "import sys, regard; print(*sys.modules); dir(regard); from regard import Mistake"
+    code = "import sys, regard; print(*sys.modules); dir(regard); from regard import UsageError"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert not HEAVY & set(loaded.stdout.split())
     assert loaded.returncode == 0

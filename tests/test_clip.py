@@ -12,7 +12,7 @@ from test_vocabulary import clip as tokenizer_files
 from test_vocabulary import write
 
 import regard
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.models.clip import Clip, ClipConfig, sized
 from regard.pretrained.folder import import_folder
 from regard.pretrained.load import find_format
@@ -174,7 +174,7 @@ def test_each_side_may_come_alone(tmp_path: Path):
     ],
 )
 def test_a_config_that_cannot_be_read_is_a_mistake(changes: dict[str, Any], words: str):
-    with pytest.raises(Mistake, match=words):
+    with pytest.raises(UsageError, match=words):
         find_format("clip").read_config({"model_type": "clip", **changes}, "CLIPModel")
 
 

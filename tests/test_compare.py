@@ -23,7 +23,7 @@ from torch.nn import functional as F
 import regard
 from regard import cli
 from regard.api import plan
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.interval import critical, interval, paired, within
 from regard.models import sized
 from regard.models.gpt import GPT
@@ -185,9 +185,9 @@ def test_commas_vary_a_key_unless_they_belong_to_it(home, tmp_path):
     (tmp_path / "a,b").mkdir()
     assert options("data", str(tmp_path / "a,b"), lists) == [str(tmp_path / "a,b")]
     assert options("data", "a,b", lists) == ["a", "b"]
-    with pytest.raises(Mistake, match="an empty value"):
+    with pytest.raises(UsageError, match="an empty value"):
         options("position", "none,,rotary", lists)
-    with pytest.raises(Mistake, match="twice"):
+    with pytest.raises(UsageError, match="twice"):
         options("position", "none,none", lists)
 
 
@@ -225,15 +225,15 @@ def test_several_keys_make_a_grid_with_a_folder_for_each():
 )
 def test_what_is_wrong_is_refused_before_anything_is_trained(home, tmp_path, more, said):
     out = tmp_path / "lab"
-    with pytest.raises(Mistake, match=said):
+    with pytest.raises(UsageError, match=said):
         regard.compare("translate", **pairs(home, out, **{"seeds": 2, **more}))
     assert not out.exists()
 
 
 def test_unknown_names_are_refused():
-    with pytest.raises(Mistake, match="Did you mean 'translate'"):
+    with pytest.raises(UsageError, match="Did you mean 'translate'"):
         regard.compare("translat", lr="1,2")
-    with pytest.raises(Mistake, match="no training of its own"):
+    with pytest.raises(UsageError, match="no training of its own"):
         regard.compare("embed", lr="1,2")
 
 
@@ -345,7 +345,7 @@ def test_what_is_finished_is_not_trained_again_and_more_can_be_added(
     out = shutil.copytree(whole, tmp_path / "lab")
     more = regard.compare("translate", **pairs(home, out, position="none,rotary,alibi"))
     assert steps.count == 2 * TINY["steps"] and more.to_dict()["finished"]
-    with pytest.raises(Mistake, match="begun with steps=4, not 5"):
+    with pytest.raises(UsageError, match="begun with steps=4, not 5"):
         regard.compare("translate", **pairs(home, whole, steps=5))
 
 
@@ -397,7 +397,7 @@ def test_a_run_that_diverges_is_told_and_the_others_go_on(home, tmp_path, monkey
     given = pairs(home, tmp_path / "lab")
 
     def diverge():
-        raise Mistake("the loss is not finite")
+        raise UsageError("the loss is not finite")
 
     Steps(monkeypatch, 6, diverge)  # in the second run
     made = regard.compare("translate", **given)
@@ -415,13 +415,13 @@ def test_runs_on_other_data_are_not_mixed(home, tmp_path):
     regard.compare("translate", **{**given, "seeds": 1})
     for name in ("train.en", "train.de"):
         (data / name).write_text((data / name).read_text() + "one more\n")
-    with pytest.raises(Mistake, match="learnt from other data"):
+    with pytest.raises(UsageError, match="learnt from other data"):
         regard.compare("translate", **given)
 
 
 def test_results_that_are_not_ours_are_refused(home, tmp_path):
     (tmp_path / "results.json").write_text('{"runs": [1]}')
-    with pytest.raises(Mistake, match="not written by compare"):
+    with pytest.raises(UsageError, match="not written by compare"):
         regard.compare("translate", **pairs(home, tmp_path))
 
 

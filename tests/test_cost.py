@@ -14,7 +14,7 @@ from regard.costs.count import count, pretend
 from regard.costs.machine import Machine, machine
 from regard.costs.model import READS, Reading, build, named, rows
 from regard.costs.report import binary, block_of, cost, forward, learned, looked, training
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.models import MODELS, family, sized
 from regard.tasks.run import learning, parameters
 
@@ -219,7 +219,7 @@ def test_every_name_has_a_cost():
         kind, config = named(name)
         assert any(hasattr(config, key) for key in READS)
         assert kind in MODELS
-    with pytest.raises(Mistake, match="Did you mean 'vit_b16'"):
+    with pytest.raises(UsageError, match="Did you mean 'vit_b16'"):
         named("vit_b61")
 
 
@@ -260,9 +260,9 @@ def test_a_public_checkpoint_is_counted_without_its_weights(tmp_path):
     ],
 )
 def test_wrong_wishes_are_refused(name, settings, words):
-    with pytest.raises(Mistake, match=words):
+    with pytest.raises(UsageError, match=words):
         regard.cost(name, **settings)
-    with pytest.raises(Mistake, match="no model"):
+    with pytest.raises(UsageError, match="no model"):
         regard.cost(nn.Linear(2, 2))
 
 

@@ -11,7 +11,7 @@ import torch
 from regard.data.batches import pad
 from regard.data.tokenize import train_tokenizer
 from regard.decode import search
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.layers.block import BlockConfig
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.pretrained.ctranslate2 import export_ctranslate2
@@ -185,28 +185,28 @@ def test_what_ctranslate2_cannot_hold_is_refused_by_name(
     change, word, ctranslate2, tokenizer, tmp_path
 ):
     model = build(replace(SMALL, block=replace(BLOCK, **change)), tokenizer, tokenizer)
-    with pytest.raises(Mistake, match=word):
+    with pytest.raises(UsageError, match=word):
         export_ctranslate2(model, tokenizer, tokenizer, tmp_path / "exported")
     assert not any(tmp_path.iterdir())
 
 
 def test_mistakes_are_told(ctranslate2, tokenizer, tmp_path, monkeypatch):
     model = build(SMALL, tokenizer, tokenizer)
-    with pytest.raises(Mistake, match="unknown quantization 'int9'.*'int8'"):
+    with pytest.raises(UsageError, match="unknown quantization 'int9'.*'int8'"):
         export_ctranslate2(model, tokenizer, tokenizer, tmp_path / "exported", "int9")
     larger = train_tokenizer([WORDS, WORDS[::-1]] * 2, vocab=500)
-    with pytest.raises(Mistake, match=f"{larger.vocab} target pieces, the model only"):
+    with pytest.raises(UsageError, match=f"{larger.vocab} target pieces, the model only"):
         export_ctranslate2(model, tokenizer, larger, tmp_path / "exported")
-    with pytest.raises(Mistake, match="takes a transformer from us, not a linear"):
+    with pytest.raises(UsageError, match="takes a transformer from us, not a linear"):
         export_ctranslate2(torch.nn.Linear(2, 2), tokenizer, tokenizer, tmp_path / "exported")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "precious").write_text("mine")
-    with pytest.raises(Mistake, match="not empty"):
+    with pytest.raises(UsageError, match="not empty"):
         export_ctranslate2(model, tokenizer, tokenizer, tmp_path / "full")
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(Mistake, match="file"):
+    with pytest.raises(UsageError, match="file"):
         export_ctranslate2(model, tokenizer, tokenizer, tmp_path / "file" / "exported")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "full"]
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
-    with pytest.raises(Mistake, match=r"pip install regard\[ctranslate2\]"):
+    with pytest.raises(UsageError, match=r"pip install regard\[ctranslate2\]"):
         export_ctranslate2(model, tokenizer, tokenizer, tmp_path / "exported")

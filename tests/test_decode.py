@@ -29,7 +29,7 @@ from regard.decode.search import (
     sample,
     score,
 )
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.models.transformer import Transformer, TransformerConfig, sized
 
 VOCAB = 5
@@ -470,7 +470,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize("message", MISTAKES)
 def test_mistakes_are_told_in_one_line(message):
-    with pytest.raises(Mistake, match=message) as told:
+    with pytest.raises(UsageError, match=message) as told:
         MISTAKES[message](Chain(), sources(2))
     assert "\n" not in str(told.value)
 
@@ -479,7 +479,7 @@ def test_a_broken_model_is_told():
     chain = Chain()
     chain.table.fill_(torch.nan)
     for write in (greedy, beam, sample):
-        with pytest.raises(Mistake, match="not finite"):
+        with pytest.raises(UsageError, match="not finite"):
             write(chain, sources(2))
 
 

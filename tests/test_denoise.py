@@ -17,7 +17,7 @@ import regard
 import regard.attention.multihead as multihead
 from regard.attention.watch import watch
 from regard.cli import main
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.filters.quality import psnr
 from regard.layers.block import BlockConfig
 from regard.models.denoiser import Denoiser, DenoiserConfig, mirrored, noise_level
@@ -198,9 +198,9 @@ def test_the_level_of_noise_is_found_where_an_image_is_smooth(level: int):
 
 
 def test_names_and_sizes_that_mean_nothing_are_refused():
-    with pytest.raises(Mistake, match="windows"):
+    with pytest.raises(UsageError, match="windows"):
         Denoiser(replace(SMALL, look="window"))
-    with pytest.raises(Mistake, match="sees nothing"):
+    with pytest.raises(UsageError, match="sees nothing"):
         Denoiser(replace(SMALL, window=1))
 
 
@@ -486,6 +486,6 @@ def test_a_model_of_another_family_is_refused(tmp_path):
     vit = ViT(ViTConfig(labels=2, image=8, patch=4, depth=1, block=replace(BLOCK, ffn_width=8)))
     save_config(tmp_path, vit, name="vit", task="denoise", about={})
     save_weights(tmp_path, dict(vit.named_parameters()))
-    with pytest.raises(Mistake, match="cannot denoise"):
+    with pytest.raises(UsageError, match="cannot denoise"):
         regard.load(tmp_path)
     assert ImageDenoiser.task == "denoise"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from regard.data.doctor import Finding, Report, examine
-from regard.errors import Mistake
+from regard.errors import UsageError
 
 DATA = Path(os.environ.get("REGARD_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
@@ -205,12 +205,12 @@ def test_labels_are_not_taken_for_translations(folder: Path) -> None:
 
 def test_mistakes_of_the_user_stay_mistakes(folder: Path) -> None:
     for settings in ({"columns": "0,1"}, {"valid": "nope.tsv"}, {"source": "en", "target": "en"}):
-        with pytest.raises(Mistake):
+        with pytest.raises(UsageError):
             examine(folder, **settings)
-    with pytest.raises(Mistake, match="no such file"):
+    with pytest.raises(UsageError, match="no such file"):
         examine(folder / "nothing")
     (folder / "empty").mkdir()
-    with pytest.raises(Mistake, match="no train, valid or test part"):
+    with pytest.raises(UsageError, match="no train, valid or test part"):
         examine(folder / "empty")
     assert found(examine(folder, columns="a,b"), "unreadable").level == "error"
 

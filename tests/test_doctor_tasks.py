@@ -11,7 +11,7 @@ from PIL import Image
 import regard
 from regard.cli import main
 from regard.data.guess import guess_task
-from regard.errors import Mistake
+from regard.errors import UsageError
 
 UPOS = ("NOUN", "VERB")
 WORDS = ["the", "dog", "sees", "a", "cat", "and", "runs", "home", "fast", "now"]
@@ -86,7 +86,7 @@ def test_any_data_are_examined_for_their_task(tmp_path: Path, kind: str, task: s
 def test_a_task_that_is_told_is_looked_at(tmp_path: Path):
     found = regard.doctor(put(tmp_path, "pairs.tsv"), task="language", columns="1")
     assert found.task == "language" and "taken for" not in str(found)
-    with pytest.raises(Mistake, match="unknown task 'nonsense'"):
+    with pytest.raises(UsageError, match="unknown task 'nonsense'"):
         regard.doctor(put(tmp_path, "pairs.tsv"), task="nonsense")
     found = regard.doctor(put(tmp_path, "photos"), task="pretrain")
     assert found.task == "pretrain" and found.forecast is not None
@@ -140,5 +140,5 @@ def test_aligned_files_are_pairs(tmp_path: Path):
     for name in ("train.en", "train.de"):
         (tmp_path / name).write_text("".join(sentence(i) + "\n" for i in range(30)))
     assert guess_task(str(tmp_path)).task == "translate"
-    with pytest.raises(Mistake, match="no such file"):
+    with pytest.raises(UsageError, match="no such file"):
         guess_task(str(tmp_path / "nothing"))

@@ -13,7 +13,7 @@ import transformers
 
 import regard
 from regard.cli import main
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.models import sized
 from regard.models.bert import Bert
 from regard.models.folder import save_config, save_weights
@@ -160,7 +160,7 @@ def test_any_encoder_and_any_decoder_embeds_if_asked(tmp_path, family, about):
 
 def test_a_decoder_is_not_asked_for_its_first_token(tmp_path):
     model = regard.load(write_own(tmp_path / "own", "gpt"), task="embed")
-    with pytest.raises(Mistake, match="pooling=first is what every text begins with"):
+    with pytest.raises(UsageError, match="pooling=first is what every text begins with"):
         model.run(TEXTS, pooling="first")
     assert vectors(model, TEXTS, pooling="last").shape == (len(TEXTS), 128)
 
@@ -168,9 +168,9 @@ def test_a_decoder_is_not_asked_for_its_first_token(tmp_path):
 def test_a_model_runs_as_its_own_task_or_embeds(folder, tmp_path):
     own = write_own(tmp_path / "own", "gpt")
     assert regard.load(own).task == "language" and regard.load(own, task="embed").task == "embed"
-    with pytest.raises(Mistake, match="task=tag: .* can run for language or embed"):
+    with pytest.raises(UsageError, match="task=tag: .* can run for language or embed"):
         regard.load(own, task="tag")
-    with pytest.raises(Mistake, match="family transformer, which makes no vectors"):
+    with pytest.raises(UsageError, match="family transformer, which makes no vectors"):
         regard.load("en-zh", task="embed")
 
 
@@ -202,7 +202,7 @@ def test_import_keeps_how_vectors_are_made(tmp_path):
     assert np.array_equal(vectors(ours, TEXTS), vectors(theirs, TEXTS))
     parts.append({"type": "sentence_transformers.models.Dense"})
     (folder / "modules.json").write_text(json.dumps(parts))
-    with pytest.raises(Mistake, match="a part Dense, which is not supported"):
+    with pytest.raises(UsageError, match="a part Dense, which is not supported"):
         regard.load(folder)
 
 
@@ -217,7 +217,7 @@ def test_import_keeps_how_vectors_are_made(tmp_path):
     ],
 )
 def test_a_folder_that_lies_is_refused(tmp_path, about, message):
-    with pytest.raises(Mistake, match=message) as told:
+    with pytest.raises(UsageError, match=message) as told:
         regard.load(write_own(tmp_path / "own", "bert", **about), task="embed")
     assert "config.json" in str(told.value)
 
@@ -258,7 +258,7 @@ def test_looking_shows_every_layer(folder, tmp_path):
 
 
 def test_there_is_nothing_to_train():
-    with pytest.raises(Mistake, match="regard train language objective=masked"):
+    with pytest.raises(UsageError, match="regard train language objective=masked"):
         regard.train("embed", data="x")
 
 
@@ -331,19 +331,19 @@ def test_files_of_judged_pairs(tmp_path, kind):
 def test_bad_files_of_pairs_are_told_by_line(tmp_path):
     path = tmp_path / "test.tsv"
     path.write_text("a\tb\t1\nc\td\tmuch\n")
-    with pytest.raises(Mistake, match=r"test.tsv:2: the score 'much' is no number"):
+    with pytest.raises(UsageError, match=r"test.tsv:2: the score 'much' is no number"):
         ScoredReader().read(path, [])
     notes = []
     assert len(ScoredReader(skip_bad=True).read(path, notes)) == 1
     assert "test.tsv:2" in notes[-1]
     path.write_text("a\tb\t1\nc\td\tinf\n")
-    with pytest.raises(Mistake, match="'inf' is no number"):
+    with pytest.raises(UsageError, match="'inf' is no number"):
         ScoredReader().read(path, [])
     path = tmp_path / "test.jsonl"
     path.write_text('{"a": "x", "b": "y", "score": 1}\n')
-    with pytest.raises(Mistake, match="no two texts and score among the keys a, b, score"):
+    with pytest.raises(UsageError, match="no two texts and score among the keys a, b, score"):
         ScoredReader().read(path, [])
-    with pytest.raises(Mistake, match="columns=1,2 is not three columns"):
+    with pytest.raises(UsageError, match="columns=1,2 is not three columns"):
         ScoredReader("1,2")
 
 
@@ -363,7 +363,7 @@ def test_evaluate_correlates_cosines_with_scores(folder, tmp_path):
     assert "4 pairs" in str(result) and "pooling:mean" in str(result)
     both = regard.evaluate(model, data=str(path), against=folder, pooling="first")
     assert len(both.scores) == 4 and both.scores[0].value == both.scores[2].value
-    with pytest.raises(Mistake, match="data is missing"):
+    with pytest.raises(UsageError, match="data is missing"):
         regard.evaluate(model)
 
 

@@ -12,7 +12,7 @@ import transformers
 
 import regard
 from regard.cli import main
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.tasks.fill import Filler, FillSettings
 
 WORDS = ["a", "an", "the", "dog", "cat", "runs", "sleeps", "##ing", "##s", "on", "mat", "red", "."]
@@ -180,7 +180,7 @@ def test_no_special_token_is_ever_an_answer(bert, filler):
         words = [one.words[0] for one in (answer, *answer.others)]
         assert not {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<s>", "<unk>"} & set(words)
         assert len(words) == count and int(model.allowed.sum()) <= model.tokenizer.vocab - 4
-    with pytest.raises(Mistake, match="n_best=1000 is more than the words"):
+    with pytest.raises(UsageError, match="n_best=1000 is more than the words"):
         regard.load(bert).run("a [MASK]", n_best=1000)
 
 
@@ -237,15 +237,17 @@ def test_a_long_text_is_read_around_its_masks(bert):
     part = model.tokenizer.frame(ids[at - 7 : at + 7])
     right = chances(model, part, 8)
     assert answer.probability == pytest.approx(float(right[model.allowed].max()), rel=1e-4)
-    with pytest.raises(Mistake, match="text 1: its masks are more than 14 pieces apart"):
+    with pytest.raises(UsageError, match="text 1: its masks are more than 14 pieces apart"):
         model.run(f"[MASK] {before} [MASK]")
 
 
 def test_a_text_without_a_mask_is_told_by_its_number(bert):
     model = regard.load(bert)
-    with pytest.raises(Mistake, match=r"text 12: 'a dog' has nothing to fill in; write \[MASK\]"):
+    with pytest.raises(
+        UsageError, match=r"text 12: 'a dog' has nothing to fill in; write \[MASK\]"
+    ):
         model.run(["a [MASK]", "a dog"], first=10)
-    with pytest.raises(Mistake, match="7 is no text"):
+    with pytest.raises(UsageError, match="7 is no text"):
         model.run([7])
 
 
@@ -271,7 +273,7 @@ def test_lines_and_json_lines(bert, monkeypatch, capsys, tmp_path):
 
 
 def test_there_is_nothing_to_train():
-    with pytest.raises(Mistake, match="regard train language objective=masked"):
+    with pytest.raises(UsageError, match="regard train language objective=masked"):
         regard.train("fill", data="x")
 
 
@@ -308,9 +310,9 @@ def test_evaluate_is_the_validation_of_the_training(own):
 def test_evaluate_judges_public_checkpoints_too(bert, own):
     result = regard.evaluate(bert, data=str(own), part="valid", against=bert)
     assert len(result.scores) == 6 and result.scores[0].value == result.scores[3].value
-    with pytest.raises(Mistake, match="context=64 is more than the 16 places"):
+    with pytest.raises(UsageError, match="context=64 is more than the 16 places"):
         regard.evaluate(bert, data=str(own), part="valid", context=64)
-    with pytest.raises(Mistake, match="data is missing"):
+    with pytest.raises(UsageError, match="data is missing"):
         regard.evaluate(bert)
 
 
@@ -334,7 +336,7 @@ def test_a_folder_that_lies_is_refused(own, tmp_path, context):
     shutil.copytree(own / "run", folder, ignore=shutil.ignore_patterns("checkpoints", "SHA*"))
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "context": context}))
-    with pytest.raises(Mistake, match="config.json: 'context' is"):
+    with pytest.raises(UsageError, match="config.json: 'context' is"):
         regard.load(folder)
 
 
@@ -342,7 +344,7 @@ def test_a_model_without_words_fills_nothing_in(tmp_path, bert):
     from regard.models import sized
     from regard.models.gpt import GPT
 
-    with pytest.raises(Mistake, match="a model without a head for words"):
+    with pytest.raises(UsageError, match="a model without a head for words"):
         Filler.load(tmp_path, GPT(sized("gpt", "tiny")), {})
 
 

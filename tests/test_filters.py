@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
 from regard.cli import main
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.filters import FILTERS, WEIGHTS
 from regard.filters.bilateral import bilateral
 from regard.filters.bilateral import exact as exact_bilateral
@@ -293,7 +293,7 @@ def test_unstable_steps_are_refused(act):
     image = random(1, 6, 6)
     assert act(image, steps=200, step=0.25).max() <= image.max()  # never more than there was
     for step in (0.26, 0.0, -0.1, math.nan):
-        with pytest.raises(Mistake, match="not stable; expected more than 0 and at most 0.25"):
+        with pytest.raises(UsageError, match="not stable; expected more than 0 and at most 0.25"):
             act(image, step=step)
 
 
@@ -371,7 +371,7 @@ def test_a_guide_that_is_the_image_gives_the_bilateral_filter():
     blank = torch.zeros(1, 9, 9, dtype=torch.float64)
     blurred = gaussian(image, sigma=3.0, window=19)
     assert torch.allclose(joint_bilateral(image, guide=blank), blurred)
-    with pytest.raises(Mistake, match="expected the same height and width"):
+    with pytest.raises(UsageError, match="expected the same height and width"):
         joint_bilateral(image, guide=random(1, 9, 8))
 
 
@@ -406,7 +406,7 @@ def test_filters_can_be_trained_through():
     ],
 )
 def test_mistakes_are_told(call, told):
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UsageError) as caught:
         call(random(1, 6, 6))
     assert told in str(caught.value)
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import regard
 from regard.attention.positions import Distances
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.layers.lora import LowRank, adapt, adapters, matrices, merged
 from regard.models import family, sized
 from regard.models.bert import ROWS
@@ -110,9 +110,9 @@ def test_names_are_chosen_by_pattern():
 
 
 def test_a_pattern_that_fits_nothing_is_refused_with_the_nearest():
-    with pytest.raises(Mistake, match=r"lora_on='\*.qvk' fits no matrix.*Did you mean '\*.qkv'"):
+    with pytest.raises(UsageError, match=r"lora_on='\*.qvk' fits no matrix.*Did you mean '\*.qkv'"):
         adapt(build("bert"), "*.qvk", 2, 4.0)
-    with pytest.raises(Mistake, match=r"Did you mean 'blocks.1.attention.out'"):
+    with pytest.raises(UsageError, match=r"Did you mean 'blocks.1.attention.out'"):
         adapt(build("bert"), "*.qkv,block.1.attention.out", 2, 4.0)
 
 
@@ -272,7 +272,7 @@ def test_a_run_does_not_go_on_from_other_weights(home, tmp_path):
     other["embed.tokens.weight"] += 1
     save_file(other, init / "model.safetensors")
     (init / "SHA256SUMS").unlink()
-    with pytest.raises(Mistake, match="was begun with other weights than init="):
+    with pytest.raises(UsageError, match="was begun with other weights than init="):
         tune(home, "classify", str(init), tmp_path / "run", tune="head")
 
 
@@ -396,7 +396,7 @@ def test_what_makes_no_sense_is_refused_before_anything_is_learnt(
 ):
     given = {**TUNED, "data": str(home / ("labels.tsv" if task == "classify" else "text.txt"))}
     given |= {"init": str(home / init)} if init else {}
-    with pytest.raises(Mistake, match=message):
+    with pytest.raises(UsageError, match=message):
         regard.train(task, quiet=True, out=str(tmp_path / "run"), **{**given, **settings})
     assert not (tmp_path / "run" / "recipe.json").exists()
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import regard
 from regard.data.tokenize import train_tokenizer
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.layers.block import BlockConfig
 from regard.models.folder import load_folder, read_json, save_config, save_weights
 from regard.models.transformer import Transformer, TransformerConfig
@@ -122,7 +122,7 @@ def folder(good, tmp_path) -> Path:
 def refused(folder: Path) -> str:
     """Load a folder that must be refused in one line, quickly and for little memory."""
     started, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(Mistake) as mistake:
+    with pytest.raises(UsageError) as mistake:
         regard.load(folder)
     assert time.process_time() - started < 5
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KB
@@ -242,7 +242,7 @@ def test_a_config_without_end_is_not_read_to_its_end(tmp_path):
     path = tmp_path / "config.json"
     with open(path, "wb") as file:
         file.truncate(10 * 2**30)  # sparse
-    with pytest.raises(Mistake, match="over 16 MB"):
+    with pytest.raises(UsageError, match="over 16 MB"):
         read_json(path)
 
 
@@ -322,7 +322,7 @@ def test_a_tokenizer_with_more_pieces_than_the_model_is_refused(folder):
 )
 def test_wrong_ways_to_generate_are_refused(folder, generation):
     (folder / "generation_config.json").write_text(generation)
-    with pytest.raises(Mistake) as mistake:
+    with pytest.raises(UsageError) as mistake:
         regard.load(folder).run(["a dog"], max_length=3, alignments="pharaoh")
     assert "\n" not in str(mistake.value) and "generation_config.json" in str(mistake.value)
 
@@ -339,14 +339,14 @@ def test_a_good_way_to_generate_is_followed(folder):
 LIMITED = """
 import resource, sys
 import regard
-from regard.errors import Mistake
+from regard.errors import UsageError
 regard.load  # torch is imported by now
 size = 400 << 20
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + size, used + size))
 try:
     regard.load(sys.argv[1])
-except Mistake as mistake:
+except UsageError as mistake:
     print(mistake)
 """
 

@@ -9,7 +9,7 @@ import pytest
 
 import regard
 from regard.cli import main
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.settings import ALIASES, describe
 from regard.tasks import TASKS, trainer
 from regard.tasks.run import Report
@@ -48,7 +48,7 @@ def test_keys_of_other_tools_are_answered_by_the_right_key(table, capsys, typed,
 def test_epochs_are_understood_and_batches_of_images_are_counted(capsys):
     known = {row.key for row in describe(trainer("classify").ClassifySettings)}
     assert "epochs" in known
-    with pytest.raises(Mistake, match="here it is 'batch'"):
+    with pytest.raises(UsageError, match="here it is 'batch'"):
         trainer("images").resolve({"data": "x", "batch_size": 3})
 
 

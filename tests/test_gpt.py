@@ -17,7 +17,7 @@ from torch.nn import functional as F
 import regard.models.state as states
 from regard.attention.positions import POSITIONS, RotaryScaling
 from regard.decode import search
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.layers.block import BlockConfig
 from regard.models.gpt import GPT, ROWS, SIZES, GPTConfig, sized, within
 from regard.pretrained.load import find_format, fitting, to_ours, to_theirs
@@ -409,10 +409,10 @@ def test_older_files_are_understood():
     for name, tensor in to_ours(form, config, weights).items():
         assert torch.equal(tensor, right[name])
     again = {**weights, "transformer.ln_f.weight": weights["ln_f.weight"]}
-    with pytest.raises(Mistake, match="ln_f.weight is there with and without its prefix"):
+    with pytest.raises(UsageError, match="ln_f.weight is there with and without its prefix"):
         to_ours(form, config, again)
     weights["head_only.weight"] = weights.pop("lm_head.weight")
-    with pytest.raises(Mistake, match="unknown head_only.weight"):
+    with pytest.raises(UsageError, match="unknown head_only.weight"):
         to_ours(form, config, weights)
 
 
@@ -448,7 +448,7 @@ BROKEN: dict[str, tuple[str, dict[str, Any], str]] = {
 @pytest.mark.parametrize("broken", BROKEN)
 def test_a_config_that_cannot_be_read_is_a_mistake(broken: str):
     model_type, changes, words = BROKEN[broken]
-    with pytest.raises(Mistake, match=words) as mistake:
+    with pytest.raises(UsageError, match=words) as mistake:
         find_format(model_type).read_config({"model_type": model_type, **changes}, "")
     assert "\n" not in str(mistake.value)
 
@@ -462,9 +462,9 @@ def test_a_config_that_cannot_be_read_is_a_mistake(broken: str):
     ],
 )
 def test_what_no_format_holds_is_named(change: dict[str, Any], words: str):
-    with pytest.raises(Mistake, match=words):
+    with pytest.raises(UsageError, match=words):
         fitting("gpt", replace(sized("tiny"), **change), "language")
-    with pytest.raises(Mistake, match="order='parallel'"):
+    with pytest.raises(UsageError, match="order='parallel'"):
         fitting("gpt", sized("tiny", "palm"), "language")
 
 
@@ -622,7 +622,7 @@ def test_a_prefix_is_read_both_ways_and_the_rest_is_not():
         for row, n in enumerate(prefix.tolist()):
             full = both(ids[row : row + 1], prefix=prefix[row : row + 1])[0]
             close(together[row], full[n : n + 2])
-    with pytest.raises(Mistake, match="documents or prefix, not both"):
+    with pytest.raises(UsageError, match="documents or prefix, not both"):
         model(ids, prefix=prefix, documents=torch.zeros_like(ids))
 
 
@@ -651,9 +651,9 @@ def test_memory_of_a_window_does_not_grow(monkeypatch):
 def test_an_empty_prompt_is_a_mistake():
     model = small()
     for source, lengths in ((texts(2, 0), None), (texts(2, 3), torch.tensor([2, 0]))):
-        with pytest.raises(Mistake, match="empty prompt"):
+        with pytest.raises(UsageError, match="empty prompt"):
             model.start(source, lengths)
-    with pytest.raises(Mistake, match="past the 32 learned"):
+    with pytest.raises(UsageError, match="past the 32 learned"):
         model(texts(1, 33))
 
 
@@ -682,7 +682,7 @@ def test_every_row_has_the_named_sizes(row: str):
         with torch.device("meta"):
             numbers.append(sum(p.numel() for p in GPT(config).parameters()))
     assert numbers == sorted(numbers)
-    with pytest.raises(Mistake, match="Did you mean 'llama'"):
+    with pytest.raises(UsageError, match="Did you mean 'llama'"):
         sized("tiny", "lama")
 
 

@@ -13,7 +13,7 @@ import pytest
 import regard
 from regard import hashes
 from regard.api import starters
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.files import sha256, write_atomically
 from regard.hashes import SUMS, seal, verify
 
@@ -60,7 +60,7 @@ def test_every_flipped_bit_is_noticed(place):
     for name in [*names, *["generation_config.json", SUMS] * 20]:
         path = out / name
         whole = flip(path, draw.randrange(8 * path.stat().st_size))
-        with pytest.raises(Mistake) as found:
+        with pytest.raises(UsageError) as found:
             regard.load(out)
         assert f"{out / name}" in str(found.value) or name == SUMS
         path.write_bytes(whole)
@@ -70,13 +70,13 @@ def test_every_flipped_bit_is_noticed(place):
 def test_what_is_told(place):
     out = place / "out"
     flip(out / "model.safetensors", 8 * (out / "model.safetensors").stat().st_size - 3)
-    with pytest.raises(Mistake) as found:
+    with pytest.raises(UsageError) as found:
         regard.load(out)
     told = str(found.value)
     assert told.startswith(f"{out / 'model.safetensors'}: damaged, or not as it was published")
     assert "give its regard train command again to publish it again from its checkpoint" in told
     shutil.rmtree(out / "checkpoints")
-    with pytest.raises(Mistake, match="copy it again from where it came"):
+    with pytest.raises(UsageError, match="copy it again from where it came"):
         regard.load(out)
 
 
@@ -102,7 +102,7 @@ def test_what_people_may_change(place):
     regard.load(out)
     generation = json.loads((out / "generation_config.json").read_text())
     (out / "generation_config.json").write_text(json.dumps({**generation, "top_k": 7}))
-    with pytest.raises(Mistake, match="changed on purpose, delete its line in SHA256SUMS"):
+    with pytest.raises(UsageError, match="changed on purpose, delete its line in SHA256SUMS"):
         regard.load(out)
     lines = (out / SUMS).read_text().splitlines(keepends=True)
     (out / SUMS).write_text("".join(line for line in lines if "generation" not in line))
@@ -131,7 +131,7 @@ def test_the_same_command_publishes_again(place, capsys):
     for nonsense in ("nonsense\n", ""):
         (out / SUMS).write_text(nonsense)
         told = f"SHA256SUMS:1: {nonsense.strip()!r} is no SHA-256 and name"
-        with pytest.raises(Mistake, match=told):
+        with pytest.raises(UsageError, match=told):
             regard.load(out)
         train(place)
         assert (out / SUMS).read_bytes() == before[SUMS]
@@ -165,7 +165,7 @@ def test_without_a_checkpoint_it_says_so(place):
     (last / "manifest.json").write_text(json.dumps(manifest))
     train(place)  # nothing is lost yet
     (out / "model.safetensors").unlink()
-    with pytest.raises(Mistake, match="damaged or missing, so its weights cannot be published"):
+    with pytest.raises(UsageError, match="damaged or missing, so its weights cannot be published"):
         train(place)
 
 
@@ -175,7 +175,7 @@ def test_a_tokenizer_of_other_data_is_no_remedy(place, monkeypatch):
     learn = language.learn_tokenizer
     monkeypatch.setattr(language, "learn_tokenizer", lambda texts, how: learn(["other"], how))
     flip(place / "out" / "tokenizer.json", 99)
-    with pytest.raises(Mistake, match="tokenizer.json: was damaged and cannot be made again"):
+    with pytest.raises(UsageError, match="tokenizer.json: was damaged and cannot be made again"):
         train(place)
 
 
@@ -189,7 +189,7 @@ def test_the_starters_are_as_they_were_made(name, tmp_path):
     assert "install Regard again" in hashes.remedy(folder)
     weights = tmp_path / name / "model.safetensors"
     flip(weights, 8 * weights.stat().st_size // 2)
-    with pytest.raises(Mistake, match="model.safetensors: damaged"):
+    with pytest.raises(UsageError, match="model.safetensors: damaged"):
         regard.load(tmp_path / name)
 
 
@@ -217,18 +217,18 @@ def test_hostile_lists(tmp_path):
     zeros = "0" * 64
     for text in (f"{zeros}  ../config.json\n", f"{zeros} a.json\n", "\0\n", "x" * 10**6 + "\n"):
         (tmp_path / SUMS).write_text(text)
-        with pytest.raises(Mistake, match="SHA256SUMS:1"):
+        with pytest.raises(UsageError, match="SHA256SUMS:1"):
             verify(tmp_path)
     (tmp_path / SUMS).write_text("".join(f"{zeros}  {n}\n" for n in range(10**4)))
-    with pytest.raises(Mistake, match="SHA256SUMS:1001"):
+    with pytest.raises(UsageError, match="SHA256SUMS:1001"):
         verify(tmp_path)
     os.mkfifo(tmp_path / "pipe.json")
     os.truncate(os.open(tmp_path / "huge.json", os.O_CREAT | os.O_WRONLY), 2**40)
     (tmp_path / SUMS).write_text(f"{zeros}  pipe.json\n")
-    with pytest.raises(Mistake, match="pipe.json: damaged"):
+    with pytest.raises(UsageError, match="pipe.json: damaged"):
         verify(tmp_path)
     (tmp_path / SUMS).write_text(f"{zeros}  huge.json\n")
-    with pytest.raises(Mistake, match="over 1024 MB"):
+    with pytest.raises(UsageError, match="over 1024 MB"):
         verify(tmp_path)
 
 

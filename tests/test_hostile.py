@@ -18,7 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.layers.block import BlockConfig
 from regard.models.gpt import GPT, GPTConfig
 from regard.pretrained.folder import export_weights
@@ -638,20 +638,20 @@ def test_preparing_images_is_told_in_words_that_belong_there(key, tmp_path):
     for value in odd:
         told = {"do_center_crop": key == "crop_size", key: value}
         (tmp_path / "preprocessor_config.json").write_text(json.dumps(told))
-        with contextlib.suppress(Mistake):
+        with contextlib.suppress(UsageError):
             made = read_prepared(tmp_path, 32, 3)
             assert 0 < made["size"] <= 4096 and isinstance(made["resample"], str)
     for value in (4, 5, [], {}, "x", 0.5):  # Pillow has more ways than we do
         (tmp_path / "preprocessor_config.json").write_text(json.dumps({"resample": value}))
-        with pytest.raises(Mistake, match="resample=.* is not supported; known are 0 .nearest."):
+        with pytest.raises(UsageError, match="resample=.* is not supported; known are 0 .nearest."):
             read_prepared(tmp_path, 32, 3)
 
 
 def test_only_what_can_be_seen_is_told():
-    told = str(Mistake("a\x1b[31m\ud800\u202eb\r\n\tc é 漢 \x9b"))
+    told = str(UsageError("a\x1b[31m\ud800\u202eb\r\n\tc é 漢 \x9b"))
     assert told == r"a\x1b[31m\ud800\u202eb  c é 漢 \x9b" and told.isprintable()
-    assert str(Mistake(told)) == told  # a mistake may quote another
-    assert len(str(Mistake("x" * 10**6))) < 4000
+    assert str(UsageError(told)) == told  # a mistake may quote another
+    assert len(str(UsageError("x" * 10**6))) < 4000
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])

@@ -41,7 +41,7 @@ from regard.data.image import (
     read_idx,
 )
 from regard.data.store import Table, build_table
-from regard.errors import Mistake
+from regard.errors import UsageError
 
 
 def photo(height: int = 6, width: int = 9, channels: int = 3, seed: int = 0) -> np.ndarray:
@@ -313,7 +313,7 @@ def test_broken_files_are_named_or_left_out_with_their_number(tmp_path):
     cut.write_bytes(cut.read_bytes()[:300])
     noise.write_bytes(b"no picture")
     for cache in (None, tmp_path / "cache"):
-        with pytest.raises(Mistake, match=r"b/002.png: no image, or a broken one.*broken=skip"):
+        with pytest.raises(UsageError, match=r"b/002.png: no image, or a broken one.*broken=skip"):
             load_images(str(home), need=("train",), cache=cache)
         options = ImageOptions(broken="skip")
         data = load_images(str(home), need=("train",), options=options, cache=cache)
@@ -323,7 +323,7 @@ def test_broken_files_are_named_or_left_out_with_their_number(tmp_path):
         assert any("1 files that cannot be read left out" in note for note in data.notes)
         assert any("1 broken images of the train part left out" in note for note in data.notes)
     noise.unlink()
-    with pytest.raises(Mistake, match=r"a/001.png: broken or cut short.*broken=skip"):
+    with pytest.raises(UsageError, match=r"a/001.png: broken or cut short.*broken=skip"):
         load_images(str(home), need=("train",), cache=tmp_path / "cache")
 
 
@@ -369,7 +369,7 @@ def test_mosaics_are_cut_row_by_row(tmp_path):
     train = data.parts["train"]
     assert torch.equal(train.read(range(6)), torch.from_numpy(tiles.transpose(0, 3, 1, 2)))
     assert train.labels.tolist() == [0] * 6 + [1] * 6
-    with pytest.raises(Mistake, match="cannot be cut into tiles of 5; set tile="):
+    with pytest.raises(UsageError, match="cannot be cut into tiles of 5; set tile="):
         load_images(str(tmp_path), need=("train",), options=ImageOptions(tile=5))
 
 
@@ -453,10 +453,10 @@ def test_a_table_gives_back_its_rows_and_knows_its_gaps(tmp_path):
     again = Table.open(tmp_path / "t", (4, 2, 3))
     assert np.array_equal(again.rows[[0, 2, 3]], rows[[0, 2, 3]])
     assert not build_table(tmp_path / "e", (4, 0), ["gone", *rows[1:]]).rows.size
-    with pytest.raises(Mistake, match="a broken store"):
+    with pytest.raises(UsageError, match="a broken store"):
         Table.open(tmp_path / "t", (5, 2, 3))
     (tmp_path / "t" / "store.json").write_text("[")
-    with pytest.raises(Mistake, match="a broken store"):
+    with pytest.raises(UsageError, match="a broken store"):
         Table.open(tmp_path / "t", (4, 2, 3))
 
 
@@ -641,9 +641,9 @@ def test_the_smallest_images_go_through_everything(size):
 
 def test_names_of_changes_are_known_or_refused():
     assert augments("none") == [] and len(augments("flip+crop")) == 2
-    with pytest.raises(Mistake, match="unknown augment 'flipp'.*Did you mean 'flip'"):
+    with pytest.raises(UsageError, match="unknown augment 'flipp'.*Did you mean 'flip'"):
         augments("flipp")
-    with pytest.raises(Mistake, match="has a name twice"):
+    with pytest.raises(UsageError, match="has a name twice"):
         augments("flip+flip")
 
 
@@ -658,5 +658,5 @@ def test_idx_files_that_lie_are_refused(tmp_path):
         (b"\0\0\x08\x01" + struct.pack(">I", 5) + bytes(6), "there are more"),
     ):
         path.write_bytes(data)
-        with pytest.raises(Mistake, match=told):
+        with pytest.raises(UsageError, match=told):
             read_idx(path)

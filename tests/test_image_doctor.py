@@ -11,7 +11,7 @@ from PIL import Image
 
 import regard
 from regard.data.image_doctor import examine_images
-from regard.errors import Mistake
+from regard.errors import UsageError
 from tests.test_doctor import DATA, found
 
 
@@ -124,7 +124,7 @@ def test_all_faults_at_once(photos: Path) -> None:
         fault(photos)
     kinds = {finding.kind for finding in examine_images(str(photos)).findings}
     assert kinds >= {"broken", "unknown_label", "small", "note"}
-    with pytest.raises(Mistake, match="broken=skip"):  # as training would
+    with pytest.raises(UsageError, match="broken=skip"):  # as training would
         regard.train("images", data=str(photos), out=str(photos.parent / "run"), steps=1)
 
 
@@ -142,10 +142,10 @@ def test_the_whole_of_it_with_a_forecast(photos: Path) -> None:
     assert told["healthy"] and told["parts"]["train"]["classes"] == {"cat": 10, "dog": 10}
     assert told["forecast"]["of"] == "images" and told["forecast"]["a_second"] > 0
     assert "images/s" in str(examined)
-    with pytest.raises(Mistake, match="these are images"):
+    with pytest.raises(UsageError, match="these are images"):
         languages: dict[str, Any] = {"from": "en", "to": "de"}
         regard.doctor(str(photos), **languages)
-    with pytest.raises(Mistake):
+    with pytest.raises(UsageError):
         regard.doctor(str(photos), valid="nowhere")
 
 

@@ -13,7 +13,7 @@ from test_vocabulary import KINDS, TEXTS, TRAINED, write
 
 import regard
 from regard.cli import main
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.pretrained.folder import import_folder
 from regard.pretrained.shards import open_weights, write_shards
 
@@ -174,7 +174,7 @@ def test_a_sentence_embedder_stays_one(tmp_path):
 def test_a_folder_that_is_there_is_not_written_over(tmp_path):
     checkpoint("GPT2LMHeadModel", tmp_path / "theirs")
     before = (tmp_path / "theirs" / "config.json").read_bytes()
-    with pytest.raises(Mistake, match="is there already and not empty; choose another out="):
+    with pytest.raises(UsageError, match="is there already and not empty; choose another out="):
         regard.import_model(tmp_path / "theirs", out=str(tmp_path / "theirs"))
     assert (tmp_path / "theirs" / "config.json").read_bytes() == before
 
@@ -185,7 +185,7 @@ def test_a_folder_that_is_there_is_not_written_over(tmp_path):
 )
 def test_ctranslate2_gets_no_model_that_it_would_misread(name, message, tmp_path):
     checkpoint(name, tmp_path / "theirs")
-    with pytest.raises(Mistake, match=message):
+    with pytest.raises(UsageError, match=message):
         regard.export(str(tmp_path / "theirs"), format="ctranslate2", out=str(tmp_path / "out"))
 
 

@@ -11,7 +11,7 @@ from sacrebleu.metrics.bleu import BLEU
 
 import regard
 from regard.data.tokenize import train_tokenizer
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.files import sha256, write_atomically
 from regard.layers.block import BlockConfig
 from regard.models.folder import save_config, save_weights
@@ -62,9 +62,9 @@ def test_settings_of_a_score_stand_in_its_signature():
 
 
 def test_wrong_ways_to_judge():
-    with pytest.raises(Mistake, match="tokenise='14a' is not one of"):
+    with pytest.raises(UsageError, match="tokenise='14a' is not one of"):
         judge(GUESSES, [ENGLISH], tokenise="14a")
-    with pytest.raises(Mistake, match="nothing to judge"):
+    with pytest.raises(UsageError, match="nothing to judge"):
         judge([], [[]])
 
 

@@ -16,7 +16,7 @@ from regard import native
 from regard.attention.attend import attend
 from regard.attention.masks import Causal, Padding
 from regard.attention.multihead import MultiHead
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.layers.block import BlockConfig, EncoderBlock
 from regard.layers.run import run_blocks
 from regard.native import fast
@@ -159,13 +159,13 @@ def test_second_derivatives_are_refused_by_name():
     model = build().train()
     with fast(model):
         loss = Letters().loss(model, Letters().batch(0))
-        with pytest.raises(Mistake, match="regard.fast.*REGARD_NATIVE=0"):
+        with pytest.raises(UsageError, match="regard.fast.*REGARD_NATIVE=0"):
             torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
     look = nn.Identity()
     q = torch.randn(1, 2, 60, 16, requires_grad=True)
     with fast(look):
         y = attend(q, q, q, mask=Causal(), watch=look)
-        with pytest.raises(Mistake, match="regard.fast"):
+        with pytest.raises(UsageError, match="regard.fast"):
             torch.autograd.grad(y.sum(), q, create_graph=True)
 
 

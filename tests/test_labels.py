@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 from torch import Tensor
 
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.models.bert import Bert, sized
 from regard.tasks.labels import (
     Bags,
@@ -107,7 +107,7 @@ def test_labels_of_alike_texts_fall_together():
 def test_clusters_are_even(count: int, clusters: int, seed: int):
     vectors = torch.randn(count, 4, generator=torch.Generator().manual_seed(seed))
     if clusters > count:
-        with pytest.raises(Mistake, match="clusters"):
+        with pytest.raises(UsageError, match="clusters"):
             cluster(vectors, clusters)
         return
     sizes = torch.bincount(cluster(vectors, clusters, seed=seed), minlength=clusters)

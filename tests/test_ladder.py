@@ -10,7 +10,7 @@ from torch import Tensor
 import regard
 from regard.attention.masks import Causal
 from regard.attention.watch import watch
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.layers.block import BlockConfig
 from regard.models.gpt import GPT, GPTConfig
 from regard.models.ladder import (
@@ -194,7 +194,7 @@ def test_rungs_differ_in_nothing_but_their_attention():
     ],
 )
 def test_what_a_rung_cannot_be_is_refused(changes, message):
-    with pytest.raises(Mistake, match=message):
+    with pytest.raises(UsageError, match=message):
         Ladder(replace(SMALL, **changes))
 
 
@@ -204,9 +204,9 @@ def test_the_task_takes_a_family_and_a_rung():
     settings = resolve({"data": "x", "family": "ladder", "rung": "keys_values"})
     assert settings.model.rung == "keys_values" and type(settings.model) is LadderConfig
     assert resolve({"data": "x", "family": "ladder", "like": "heads"}).model.rung == "heads"
-    with pytest.raises(Mistake, match="unknown key 'rung'"):
+    with pytest.raises(UsageError, match="unknown key 'rung'"):
         resolve({"data": "x", "rung": "heads"})
-    with pytest.raises(Mistake, match="unknown family 'ladder'; choose from bert"):
+    with pytest.raises(UsageError, match="unknown family 'ladder'; choose from bert"):
         resolve({"data": "x", "family": "ladder", "objective": "masked"})
 
 

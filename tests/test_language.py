@@ -20,7 +20,7 @@ from regard.data.characters import Characters
 from regard.data.documents import Crops, Packed, encode_running, load_texts, stretches
 from regard.data.store import Column
 from regard.data.tokenize import Tokenizer, train_tokenizer
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.tasks import chat, language
 from regard.tasks.language import MaskedTokens, NextToken, Words, resolve
 from regard.tasks.prefix import Prefixed, PrefixTranslator
@@ -150,7 +150,7 @@ def test_a_folder_of_texts_holds_a_document_each(tmp_path):
 )
 def test_a_bad_text_is_refused_with_its_place(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(Mistake) as mistake:
+    with pytest.raises(UsageError) as mistake:
         load_texts(tmp_path / name)
     assert message in str(mistake.value) and "\n" not in str(mistake.value)
 
@@ -201,7 +201,7 @@ def test_characters_spell_a_text_and_give_it_back(tmp_path):
 )
 def test_characters_that_were_tampered_with_are_refused(tmp_path, told):
     (tmp_path / "tokenizer.json").write_text(told)
-    with pytest.raises(Mistake, match="not a tokenizer saved by Regard"):
+    with pytest.raises(UsageError, match="not a tokenizer saved by Regard"):
         Characters.load(tmp_path / "tokenizer.json")
 
 
@@ -426,7 +426,7 @@ def test_a_run_that_broke_off_goes_on_as_if_nothing_had_happened(home, tmp_path,
     ours, theirs = (load_file(f / "model.safetensors") for f in (broken, whole))
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    with pytest.raises(Mistake, match="was begun with context=16, not 8"):
+    with pytest.raises(UsageError, match="was begun with context=16, not 8"):
         regard.train("language", quiet=True, out=broken, **settings | {"context": 8})
 
 
@@ -440,7 +440,7 @@ def test_init_starts_from_the_weights_and_the_tokenizer(home, model, tmp_path):
     files = [folder / "tokenizer.json" for folder in (tmp_path, home / "characters")]
     assert files[0].read_bytes() == files[1].read_bytes()
     settings["context"] = 64
-    with pytest.raises(Mistake, match="context=64 is more than the model's max_length=16"):
+    with pytest.raises(UsageError, match="context=64 is more than the model's max_length=16"):
         regard.train(
             "language", quiet=True, out=tmp_path / "b", init=str(home / "characters"), **settings
         )
@@ -470,7 +470,7 @@ def test_every_position_just_works(home, tmp_path, position):
 )
 def test_what_cannot_be_trained_is_refused_in_one_line(home, tmp_path, settings, message):
     values = {**SMALL, "data": str(home / "text.txt"), "steps": 1, **settings}
-    with pytest.raises(Mistake, match=message) as mistake:
+    with pytest.raises(UsageError, match=message) as mistake:
         regard.train("language", quiet=True, out=str(tmp_path / "x"), **values)
     assert "\n" not in str(mistake.value)
 
@@ -594,7 +594,7 @@ def test_given_texts_are_judged(model):
     ],
 )
 def test_how_not_to_write(model, settings, message):
-    with pytest.raises(Mistake, match=message):
+    with pytest.raises(UsageError, match=message):
         model.run("The", **settings)
 
 
@@ -620,7 +620,7 @@ def test_a_folder_that_was_tampered_with_is_refused(home, model, tmp_path, file,
     if message is None:  # fewer pieces than rows do no harm
         regard.load(tmp_path)
         return
-    with pytest.raises(Mistake, match=message) as mistake:
+    with pytest.raises(UsageError, match=message) as mistake:
         regard.load(tmp_path)
     assert file.partition(".")[0] in str(mistake.value)
 
@@ -642,7 +642,7 @@ def test_a_model_is_judged_as_it_was_validated(home, model):
     assert both.scores[0].value == both.scores[3].value
     shorter = regard.evaluate(model, data=data, part="valid", context=4)
     assert shorter.scores[0].value > scores["loss"].value
-    with pytest.raises(Mistake, match="context=64 is more than the 16 places"):
+    with pytest.raises(UsageError, match="context=64 is more than the 16 places"):
         regard.evaluate(model, data=data, context=64)
 
 
@@ -726,7 +726,7 @@ def test_no_message_can_spell_a_mark():
     ],
 )
 def test_a_bad_conversation_is_refused(given, message):
-    with pytest.raises(Mistake, match=message):
+    with pytest.raises(UsageError, match=message):
         chat.read_messages(given)
 
 
@@ -830,7 +830,7 @@ def test_the_source_is_read_both_ways_and_the_target_one_way(prefixed):
 
 
 def test_a_decoder_alone_has_one_vocabulary(home, prefixed, tmp_path):
-    with pytest.raises(Mistake, match="vocabularies=separate; one stack reads both"):
+    with pytest.raises(UsageError, match="vocabularies=separate; one stack reads both"):
         regard.train(
             "prefix", data=str(home / "pairs"), out=str(tmp_path / "x"), vocabularies="separate"
         )
@@ -924,5 +924,5 @@ def test_a_model_of_running_text_stays_one_when_it_is_exported(home, tmp_path):
         assert str(other.run("The", **how)) == str(ours.run("The", **how))
     path = tmp_path / "theirs" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"regard_context": 2**60}))
-    with pytest.raises(Mistake, match="'context' is"):
+    with pytest.raises(UsageError, match="'context' is"):
         regard.load(tmp_path / "theirs")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.attention.positions import Position, build_position
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.layers.block import BLOCKS, BlockConfig, build_block, build_final_norm
 from regard.layers.embed import Embed
 from regard.layers.feedforward import FEED_FORWARDS
@@ -96,7 +96,7 @@ def test_a_block_is_its_order(order: str):
         right = norms[1](y + think(y))
     close(block(x, at=at), right)
     assert isinstance(build_final_norm(config), nn.Identity) == (order == "post")
-    with pytest.raises(Mistake, match="Did you mean 'parallel'"):
+    with pytest.raises(UsageError, match="Did you mean 'parallel'"):
         build_block(replace(config, order="paralel"))
 
 

@@ -15,7 +15,7 @@ import regard.recipes.ladder_multi30k as ladder
 from regard.costs.model import build
 from regard.data.text import Corpus, Pair
 from regard.data.tokenize import train_tokenizer
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.interval import Interval
 from regard.layers.block import BlockConfig
 from regard.models import rows
@@ -237,18 +237,18 @@ def test_several_models_stand_side_by_side(made: Path):
     ],
 )
 def test_what_cannot_be_told_by_length_is_refused(made: Path, settings, message):
-    with pytest.raises(Mistake, match=message):
+    with pytest.raises(UsageError, match=message):
         regard.evaluate(made / "one", data=made / "test.tsv", **settings)
 
 
 def test_a_translator_is_judged_against_translators(made: Path):
-    with pytest.raises(Mistake, match="against= names a model that does not translate"):
+    with pytest.raises(UsageError, match="against= names a model that does not translate"):
         regard.evaluate(made / "one", data=made / "test.tsv", against="shakespeare")
 
 
 def test_only_translators_are_judged_against_several(tmp_path: Path):
     (tmp_path / "text.txt").write_text("To be, or not to be. " * 20)
-    with pytest.raises(Mistake, match="against= names 2 models; one of language takes one"):
+    with pytest.raises(UsageError, match="against= names 2 models; one of language takes one"):
         name = "shakespeare"
         regard.evaluate(name, data=tmp_path / "text.txt", part="train", against=f"{name},{name}")
 

@@ -74,11 +74,11 @@ def test_one_input_gives_one_answer_and_a_list_a_list(translator):
     assert str(one) == one.text == one["text"] == some[0].text and len(some) == 2
     assert [a.text for a in translator.run(iter(["Yes."]))] == [some[1].text]
     assert translator.run([]) == []
-    with pytest.raises(regard.Mistake, match="list of answers for a list"):
+    with pytest.raises(regard.UsageError, match="list of answers for a list"):
         one[0]
-    with pytest.raises(regard.Mistake, match="text"):
+    with pytest.raises(regard.UsageError, match="text"):
         one["txt"]
-    with pytest.raises(regard.Mistake, match="5 is no text"):
+    with pytest.raises(regard.UsageError, match="5 is no text"):
         translator.run(5)
     assert "score" in one and "nothing" not in one and dict(one)["text"] == one.text
     clothes = regard.load("fashion")
@@ -108,7 +108,7 @@ def test_scores_are_found_by_name():
     assert result["accuracy"] == 87.5 == result["Accuracy"] and result["macro_f1"] == 80.0
     assert result["macro F1"] == 80.0 and result["sentences"] == 8 and "macro_f1" in result
     assert repr(result) == "LabelEvaluation(accuracy=87.5, macro_f1=80)"
-    with pytest.raises(regard.Mistake, match="choose from accuracy, macro_f1.*'accuracy'"):
+    with pytest.raises(regard.UsageError, match="choose from accuracy, macro_f1.*'accuracy'"):
         result["acuracy"]
     report = Report("runs/mine", 10, 10, True, {"loss": 1.5, "bleu": 20.0, "better": 20.0})
     assert report["bleu"] == 20.0 and report["folder"] == "runs/mine"
@@ -174,9 +174,9 @@ def test_batches_in_threads_are_watched_in_order():
 def test_nothing_seen_is_said_with_its_reason(translator):
     with regard.watch(translator) as maps:
         pass
-    with pytest.raises(regard.Mistake, match="nothing attended.*within the with block"):
+    with pytest.raises(regard.UsageError, match="nothing attended.*within the with block"):
         maps["decoder.0.cross"]
-    with pytest.raises(regard.Mistake, match="no model"), regard.watch("en-zh"):
+    with pytest.raises(regard.UsageError, match="no model"), regard.watch("en-zh"):
         pass
 
 

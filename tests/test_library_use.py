@@ -14,7 +14,7 @@ import regard
 from regard.attention.attend import attend
 from regard.attention.masks import Causal, Padding
 from regard.attention.multihead import MultiHead
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.layers.block import BLOCKS, BlockConfig, EncoderBlock
 from regard.models import MODELS, family, sized
 
@@ -134,9 +134,9 @@ def test_leading_axes_of_a_boolean_mask():
 )
 def test_what_is_no_mask_is_refused(mask, told):
     x = torch.randn(1, 2, 5, 8)
-    with pytest.raises(Mistake, match=told):
+    with pytest.raises(UsageError, match=told):
         attend(x, x, x, mask=mask)
-    with pytest.raises(Mistake, match=told):
+    with pytest.raises(UsageError, match=told):
         MultiHead(16, 2)(torch.randn(1, 5, 16), mask=mask)
 
 

@@ -12,7 +12,7 @@ import regard.models.local as local
 from regard.attention.attend import attend
 from regard.attention.masks import Sliding
 from regard.attention.watch import watch
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.layers.convolution import statistics
 from regard.layers.patches import grid_at
 from regard.models import sized
@@ -227,10 +227,10 @@ def test_it_learns_what_a_pixel_cannot_tell():
     ],
 )
 def test_a_wrong_config_is_refused_in_words(config: LocalConfig, words: str):
-    with pytest.raises(Mistake, match=words):
+    with pytest.raises(UsageError, match=words):
         Local(config)
 
 
 def test_wrong_images_are_refused_in_words():
-    with pytest.raises(Mistake, match="3 channels"):
+    with pytest.raises(UsageError, match="3 channels"):
         Local(TINY)(torch.zeros(1, 1, 12, 12))

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.viewer import Look, Picture, Step, View, choose_views, save
 from regard.viewer.html import MOST, pack, page
 from regard.viewer.picture import readable, show_token
@@ -172,7 +172,7 @@ def test_heads_are_chosen_by_number_and_keep_their_names():
     ],
 )
 def test_a_wrong_choice_says_what_there_is(layers, heads, said):
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UsageError) as caught:
         choose_views(translation(), layers, heads)
     assert said in str(caught.value) and "\n" not in str(caught.value)
 
@@ -183,7 +183,7 @@ def test_a_view_refuses_weights_that_do_not_fit_its_tokens():
     with pytest.raises(ValueError, match="none of them empty"):
         View("a", np.ones((1, 0, 0)), [], [])
     for bad in (np.nan, np.inf, -0.1):
-        with pytest.raises(Mistake, match="finite and not negative"):
+        with pytest.raises(UsageError, match="finite and not negative"):
             View("a", np.full((1, 1, 1), bad), ["x"], ["y"])
 
 
@@ -263,7 +263,7 @@ def test_a_long_text_takes_few_bytes_and_too_long_a_one_is_refused():
     assert len(text) < weights.size
     huge = View("a", np.ones((1, 1, 1)), ["x"], ["y"])
     object.__setattr__(huge, "weights", np.broadcast_to(np.float32(0), (1, 1, MOST + 1)))
-    with pytest.raises(Mistake, match="choose some with layers= and heads="):
+    with pytest.raises(UsageError, match="choose some with layers= and heads="):
         page(Picture("huge", [huge]))
 
 
@@ -344,9 +344,9 @@ def test_too_many_heat_maps_are_refused():
     from regard.viewer.png import draw
 
     view = View("a", np.ones((300, 1, 1)), ["x"], ["y"])
-    with pytest.raises(Mistake, match="300 heat maps are too many"):
+    with pytest.raises(UsageError, match="300 heat maps are too many"):
         draw(Picture("many", [view]), heads="all")
-    with pytest.raises(Mistake, match="no attention to draw"):
+    with pytest.raises(UsageError, match="no attention to draw"):
         draw(Picture("none"))
 
 
@@ -370,10 +370,10 @@ def test_the_suffix_says_how_to_save(tmp_path):
 def test_what_cannot_be_saved_is_refused_in_one_line(tmp_path, name):
     for folder in ("folder.html", "folder.png"):
         (tmp_path / folder).mkdir()
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UsageError) as caught:
         save(translation(), tmp_path / name, "decoder.1.cross", "0")
     assert "\n" not in str(caught.value)
-    with pytest.raises(Mistake, match="a .png holds one picture"):
+    with pytest.raises(UsageError, match="a .png holds one picture"):
         save([translation(), translation()], tmp_path / "two.png")
 
 

@@ -18,7 +18,7 @@ import regard
 from regard.attention.watch import watch
 from regard.cli import main
 from regard.data.image import ImageFormat
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.models import family, pretrainer, sized
 from regard.models.folder import save_config, save_weights
 from regard.tasks.encoder import Encoder
@@ -316,20 +316,20 @@ def test_a_pixel_of_the_photo_is_found_where_it_is_cropped_stretched_or_padded(p
 )
 def test_what_is_wrong_is_told_in_one_line(photo, tmp_path, monkeypatch, settings, said):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(Mistake, match=said) as caught:
+    with pytest.raises(UsageError, match=said) as caught:
         regard.look(classifier(), photo, **{"out": "a.html", **settings})
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "a.html").exists()
 
 
 def test_what_cannot_be_looked_at_is_refused(tmp_path, photo):
-    with pytest.raises(Mistake, match="has no attention to look at; choose view=filters"):
+    with pytest.raises(UsageError, match="has no attention to look at; choose view=filters"):
         name, size = "resnet", sized("resnet", "tiny", "resnet")
         model = family(name)[1](replace(size, labels=3)).eval()
         ImageClassifier(model, LABELS, ImageFormat(32, 3)).picture(photo)
-    with pytest.raises(Mistake, match=r"no\.png"):
+    with pytest.raises(UsageError, match=r"no\.png"):
         classifier().picture(str(tmp_path / "no.png"))
-    with pytest.raises(Mistake, match="is no image"):
+    with pytest.raises(UsageError, match="is no image"):
         classifier().picture(7)
 
 
@@ -456,9 +456,9 @@ def test_an_encoder_shows_where_it_looks_and_what_it_paints(photo, monkeypatch):
     model = family("vit")[1](config).eval()
     encoder = Encoder(model, ImageFormat(32, 3))
     assert [view.name for view in encoder.picture(photo).views][-1] == "rollout"
-    with pytest.raises(Mistake, match="is not known; only its vectors are"):
+    with pytest.raises(UsageError, match="is not known; only its vectors are"):
         encoder.picture(photo, view="rebuilt")
-    with pytest.raises(Mistake, match="unknown view 'masked'; choose from .*rebuilt"):
+    with pytest.raises(UsageError, match="unknown view 'masked'; choose from .*rebuilt"):
         encoder.picture(photo, view="masked")
     block = replace(config.block, width=48, ffn_width=96)
     monkeypatch.setattr(encoder, "whole", lambda: mae(model, pretrainer("mae")[0](block=block)))

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import regard.models.mvit as mvit
 from regard.attention.attend import attend
 from regard.attention.watch import watch
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.layers.block import BlockConfig
 from regard.models import sized
 from regard.models.mvit import Decomposed, MViT, MViTConfig, PoolHeads, PoolLargest
@@ -312,5 +312,5 @@ def test_ours_equals_theirs(name: str):
     ],
 )
 def test_a_wrong_config_is_refused_in_words(config: MViTConfig, words: str):
-    with pytest.raises(Mistake, match=words):
+    with pytest.raises(UsageError, match=words):
         MViT(config)

@@ -20,7 +20,7 @@ from regard.attention.masks import Causal, Document, Mask, Padding
 from regard.attention.positions import build_position
 from regard.attention.watch import watch
 from regard.decode.search import greedy
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.layers import run
 from regard.layers.block import BlockConfig, EncoderBlock
 from regard.layers.run import run_blocks
@@ -332,7 +332,7 @@ def test_a_compiler_that_failed_is_not_asked_again(tmp_path: Path, monkeypatch):
     with pytest.raises(subprocess.CalledProcessError):
         native._built()
     before = calls(own)
-    with pytest.raises(Mistake, match="failed: cannot"):
+    with pytest.raises(UsageError, match="failed: cannot"):
         native._built()
     assert calls(own) == before
     (kept,) = (own / "cache").iterdir()

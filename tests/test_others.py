@@ -19,7 +19,7 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 import regard
 from regard.cli import main
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.pretrained import child
 from regard.pretrained.gguf import LLAMA3_SPLIT, QWEN_SPLIT
 from regard.tasks.tokenizer import load_any_tokenizers
@@ -80,7 +80,7 @@ def test_only_import_reads_pickled_weights(tmp_path, capsys):
     pickled(tmp_path / "theirs")
     folder = tmp_path / "theirs"
     for use in (regard.load, lambda folder: regard.load(folder).run("a")):
-        with pytest.raises(Mistake, match=f"regard import {folder} out=FOLDER"):
+        with pytest.raises(UsageError, match=f"regard import {folder} out=FOLDER"):
             use(folder)
     assert main(["run", str(folder), "a text"]) == 2
     assert f"regard import {folder} out=FOLDER" in capsys.readouterr().err
@@ -127,7 +127,7 @@ def test_hostile_pickles_are_refused_in_one_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for value, words in ((Evil(), "posix.system"), ({"a": Wide.tensor()}, "memory")):
         torch.save(value, path)
-        with pytest.raises(Mistake) as told:
+        with pytest.raises(UsageError) as told:
             regard.import_model(tmp_path / "theirs", out=tmp_path / "ours")
         assert words in str(told.value) and str(path) in str(told.value)
         assert str(told.value).isprintable() and len(str(told.value)) < 400
@@ -138,7 +138,7 @@ def test_hostile_pickles_are_refused_in_one_line(tmp_path, monkeypatch):
 def test_damaged_pickles_are_refused_in_one_line(tmp_path, data):
     pickled(tmp_path / "theirs")
     (tmp_path / "theirs" / "pytorch_model.bin").write_bytes(data)
-    with pytest.raises(Mistake) as told:
+    with pytest.raises(UsageError) as told:
         regard.import_model(tmp_path / "theirs", out=tmp_path / "ours")
     assert str(told.value).isprintable() and len(str(told.value)) < 400
 
@@ -147,7 +147,7 @@ def test_an_index_that_leads_out_of_the_folder_is_refused(tmp_path):
     pickled(tmp_path / "theirs", 2)
     index = {"weight_map": {"a": "../pytorch_model.bin"}}
     (tmp_path / "theirs" / "pytorch_model.bin.index.json").write_text(json.dumps(index))
-    with pytest.raises(Mistake, match="no weight_map with .bin files in the same folder"):
+    with pytest.raises(UsageError, match="no weight_map with .bin files in the same folder"):
         regard.import_model(tmp_path / "theirs", out=tmp_path / "ours")
 
 
@@ -407,7 +407,7 @@ def test_tokenizer_files_beside_a_gguf_file_are_taken(tmp_path, library):
     folder = tmp_path / "theirs"
     folder.mkdir()
     write_gguf(folder / "model.gguf", model_of("gpt2", 450))
-    with pytest.raises(Mistake, match="no tokenizer; put the model's tokenizer.json"):
+    with pytest.raises(UsageError, match="no tokenizer; put the model's tokenizer.json"):
         regard.import_model(folder, out=tmp_path / "ours")
     (folder / "tokenizer.json").write_text(library.to_str())
     regard.import_model(folder, out=tmp_path / "ours")
@@ -420,11 +420,11 @@ def test_only_import_reads_gguf(tmp_path, capsys, library):
     path = tmp_path / "model.gguf"
     write_gguf(path, model_of("gpt2", 450), "F32", write_bpe(library, "gpt-2"))
     for given in (path, tmp_path):
-        with pytest.raises(Mistake, match=f"regard import {given} out=FOLDER"):
+        with pytest.raises(UsageError, match=f"regard import {given} out=FOLDER"):
             regard.load(given)
     text = tmp_path / "text.txt"
     text.write_text("a row of words\n" * 50)
-    with pytest.raises(Mistake, match=f"regard import {path} out=FOLDER"):
+    with pytest.raises(UsageError, match=f"regard import {path} out=FOLDER"):
         regard.train("language", data=text, init=path, out=tmp_path / "run", steps=1)
     assert main(["run", str(path), "a"]) == 2
     assert "regard import" in capsys.readouterr().err
@@ -467,7 +467,7 @@ def test_what_cannot_be_read_of_gguf_is_refused_by_name(tmp_path, kind, library)
             change(writer, None)
 
     write_gguf(path, model_of("llama", 450), "F16", put)
-    with pytest.raises(Mistake) as told:
+    with pytest.raises(UsageError) as told:
         regard.import_model(path, out=tmp_path / "ours")
     assert words in str(told.value) and str(path) in str(told.value)
     assert len(str(told.value)) < 400 and not (tmp_path / "ours").exists()
@@ -480,9 +480,9 @@ def test_damaged_gguf_files_are_refused_in_one_line(tmp_path, library):
     count = data[:16] + b"\xff" * 8 + data[24:]
     for broken in (b"GGUF", data[: len(data) // 2], count, b"x" + data[1:]):
         path.write_bytes(broken)
-        with pytest.raises(Mistake) as told:
+        with pytest.raises(UsageError) as told:
             regard.import_model(path, out=tmp_path / "ours")
         assert str(told.value).isprintable() and len(str(told.value)) < 400
     shutil.copy(__file__, tmp_path / "model.txt")
-    with pytest.raises(Mistake, match="expected one with config.json, or a .gguf file"):
+    with pytest.raises(UsageError, match="expected one with config.json, or a .gguf file"):
         regard.import_model(tmp_path / "model.txt", out=tmp_path / "ours")

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import regard
 from regard.decode import rules
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.models.bert import Bert, BertConfig
 from regard.pretrained import generation, mean
 
@@ -99,7 +99,7 @@ def test_what_is_not_honoured_is_refused_by_name(message: str, tmp_path: Path):
     parity.write(model_type, CLASSES[model_type], {"num_labels": 3}, {}, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, **told}))
-    with pytest.raises(Mistake) as refused:
+    with pytest.raises(UsageError) as refused:
         regard.load(tmp_path)
     assert message in str(refused.value)
 
@@ -107,7 +107,7 @@ def test_what_is_not_honoured_is_refused_by_name(message: str, tmp_path: Path):
 def test_images_have_one_label_of_several(tmp_path: Path):
     odd = {"num_labels": 3, "problem_type": "multi_label_classification"}
     parity.write("vit", CLASSES["vit"], odd, {}, tmp_path)
-    with pytest.raises(Mistake, match="problem_type=multi_label_classification with 3 labels"):
+    with pytest.raises(UsageError, match="problem_type=multi_label_classification with 3 labels"):
         regard.load(tmp_path)
 
 
@@ -118,7 +118,7 @@ def test_two_tables_that_should_be_one_are_refused(tmp_path: Path):
     save_file({**weights, "lm_head.weight": table.clone()}, tmp_path / "model.safetensors")
     regard.load(tmp_path)  # the same once more does no harm
     save_file({**weights, "lm_head.weight": table + 1}, tmp_path / "model.safetensors")
-    with pytest.raises(Mistake, match="lm_head.weight and model.embed_tokens.weight differ"):
+    with pytest.raises(UsageError, match="lm_head.weight and model.embed_tokens.weight differ"):
         regard.load(tmp_path)
 
 
@@ -150,7 +150,7 @@ def test_one_label_is_a_number(problem: str | None, tmp_path: Path):
     assert {score.name for score in told.scores} >= {"Pearson", "mean squared error"}
     assert told.scores[-1].value < 1e-6 and told.scores[1].value == pytest.approx(1)
     (tmp_path / "test.tsv").write_text("text\tlabel\na\tgood\nb\t1.0")
-    with pytest.raises(Mistake, match="'good' is no number"):
+    with pytest.raises(UsageError, match="'good' is no number"):
         ours.evaluate({"data": str(tmp_path / "test.tsv")})
     regard.export(str(tmp_path / "theirs"), format="huggingface", out=str(tmp_path / "out"))
     again = json.loads((tmp_path / "out" / "config.json").read_text())
@@ -217,7 +217,7 @@ def test_a_way_to_generate_that_is_not_known_is_refused_by_name(
     told: dict, message: str, tmp_path: Path
 ):
     parity.write("llama", CLASSES["llama"], {}, told, tmp_path)
-    with pytest.raises(Mistake) as refused:
+    with pytest.raises(UsageError) as refused:
         regard.load(tmp_path)
     assert message in str(refused.value)
 
@@ -256,7 +256,7 @@ def test_drawing_as_a_checkpoint_wants(tmp_path: Path):
     model = regard.load(tmp_path / "three")
     (answer,) = model.run(["a a"], temperature=0, scores=True)
     assert len(model.encode("a a" + answer.completion)) <= 6
-    with pytest.raises(Mistake, match="no room to go on"):
+    with pytest.raises(UsageError, match="no room to go on"):
         model.run(["the king and a ring and a ring"])
 
 
@@ -321,7 +321,7 @@ def test_a_default_tagger_is_the_same_after_export(tmp_path: Path):
 
 def test_a_tagger_that_joins_pieces_is_refused(tmp_path: Path):
     text = "\n\n".join(f"the\tD\ndog{n}\tN\nran\tV" for n in range(40))
-    with pytest.raises(Mistake, match="join=mean has no counterpart"):
+    with pytest.raises(UsageError, match="join=mean has no counterpart"):
         exported("tag", tmp_path, text, join="mean")
 
 
@@ -353,7 +353,7 @@ def test_a_default_classifier_is_the_same_after_export(several: bool, tmp_path: 
     for answer, row, other in zip(right, chances.numpy(), again.run(MORE), strict=True):
         assert answer.chances == pytest.approx(row, abs=1e-5)
         assert answer.chances == pytest.approx(other.chances, abs=1e-5)
-    with pytest.raises(Mistake, match="dtype=float16 is too coarse"):
+    with pytest.raises(UsageError, match="dtype=float16 is too coarse"):
         regard.export(
             tmp_path / "run", format="huggingface", out=tmp_path / "half", dtype="float16"
         )
@@ -386,12 +386,12 @@ def test_the_mean_of_modernbert_is_ours_for_any_weights(loud: float, eps: float,
         with torch.no_grad():
             theirs.get_parameter(name).fill_(value)
         assert mean.from_modernbert(theirs) is theirs
-    with pytest.raises(Mistake, match="only for less than the width; train with pool=roberta"):
+    with pytest.raises(UsageError, match="only for less than the width; train with pool=roberta"):
         mean.with_gates(replace(config, labels=16))
 
 
 def test_a_classifier_that_no_format_holds_is_refused_by_name(tmp_path: Path):
-    with pytest.raises(Mistake, match="nearest is esm, but for pool='attention'"):
+    with pytest.raises(UsageError, match="nearest is esm, but for pool='attention'"):
         exported("classify", tmp_path, "\n".join(TOPICS), pool="attention")
 
 
@@ -468,12 +468,12 @@ def test_vocabularies_of_two_sizes_come_back_and_go_out_again(tmp_path: Path):
     config = json.loads(path.read_text())
     for wrong in ([5, 5], [-1, 3], "two", [config["vocab_size"]]):
         path.write_text(json.dumps({**config, "regard_vocabularies": wrong}))
-        with pytest.raises(Mistake, match="expected two sizes whose sum is vocab_size"):
+        with pytest.raises(UsageError, match="expected two sizes whose sum is vocab_size"):
             regard.load(tmp_path / "out")
 
 
 def test_a_starter_that_no_format_holds_is_refused_by_name(tmp_path: Path):
-    with pytest.raises(Mistake) as refused:
+    with pytest.raises(UsageError) as refused:
         regard.export("fashion", format="huggingface", out=str(tmp_path / "out"))
     assert str(refused.value) == (
         "no public format holds this vit; nearest is deit, but for stem='early', "

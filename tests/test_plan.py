@@ -7,7 +7,7 @@ import pytest
 
 import regard
 from regard.api import plan as plan_recipe
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.recipes import RECIPES, recipe
 from regard.settings import describe
 from regard.tasks import TASKS, trainer
@@ -98,9 +98,9 @@ def test_epochs_become_steps():
     assert settle(LoopSettings(epochs=0.001), epoch=40.0).steps == 1
     both = settle(LoopSettings(epochs=3, minutes=1.0), epoch=40.0, cost=Cost(0.1), seconds=60.0)
     assert both.steps == 120 and "here epochs (120 steps)" in both.notes[0]
-    with pytest.raises(Mistake, match="steps=5 and epochs=2 both say how long; keep one"):
+    with pytest.raises(UsageError, match="steps=5 and epochs=2 both say how long; keep one"):
         check(LoopSettings(steps=5, epochs=2.0))
-    with pytest.raises(Mistake, match="add steps=, epochs= or minutes="):
+    with pytest.raises(UsageError, match="add steps=, epochs= or minutes="):
         settle(LoopSettings())
 
 

@@ -27,7 +27,7 @@ from regard.attention.positions import (
     sinusoids,
     slopes,
 )
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.layers.embed import Embed
 
 
@@ -70,7 +70,7 @@ def test_coordinates_share_the_width():
     both = sinusoids(at, 16)
     each = [sinusoids(at[:, i : i + 1], 8) for i in range(2)]
     torch.testing.assert_close(both, torch.cat(each, -1))
-    with pytest.raises(Mistake):
+    with pytest.raises(UsageError):
         sinusoids(at, 10)
 
 
@@ -104,7 +104,7 @@ def test_rotation_does_something():
     x = torch.randn(1, 1, 2, 8, dtype=torch.float64)
     turned = Rotary(head_width=8).rotate(x, count(2))
     assert not torch.allclose(turned[:, :, 1], x[:, :, 1])
-    with pytest.raises(Mistake):
+    with pytest.raises(UsageError):
         Rotary(head_width=7)
 
 
@@ -123,7 +123,7 @@ def test_learned_positions_are_rows_and_end():
     x = torch.zeros(2, 5, 8)
     assert torch.equal(part.embed(x, count(5))[1], part.table.weight)
     assert torch.equal(part.embed(x[:, :1], count(1, 3))[0], part.table.weight[3:4])
-    with pytest.raises(Mistake, match="position 5 is past the 5 learned ones"):
+    with pytest.raises(UsageError, match="position 5 is past the 5 learned ones"):
         part.embed(x, count(5, start=1))
 
 
@@ -225,7 +225,7 @@ def test_stretching_reaches_the_queries():
     assert (yarn.scaling.kind, yarn.scaling.original_length) == ("yarn", 64)
     assert set(SCALINGS) == {"none", "linear", "llama3", "yarn"}
     for wrong in (RotaryScaling("yarm"), RotaryScaling("llama3", low=4.0)):
-        with pytest.raises(Mistake, match=r"^.*$"):
+        with pytest.raises(UsageError, match=r"^.*$"):
             Rotary(head_width=8, scaling=wrong)
 
 
@@ -256,7 +256,7 @@ def test_buckets_are_those_of_t5(bidirectional: bool, buckets: int, furthest: in
     bias = part.shared(count(200), count(200))
     assert bias is not None
     torch.testing.assert_close(bias[:, 190, 3], part.table[part.bucket(torch.tensor(187))])
-    with pytest.raises(Mistake, match="even number of buckets"):
+    with pytest.raises(UsageError, match="even number of buckets"):
         T5(8, 2, buckets=7)
 
 
@@ -341,5 +341,5 @@ def test_threads_may_share_positions():
 def test_positions_that_count_along_a_line_say_so():
     at = torch.cartesian_prod(torch.arange(2), torch.arange(3))
     for name in ("alibi", "t5", "kerple_log", "kerple_power", "fire"):
-        with pytest.raises(Mistake, match="along one line, not 2 coordinates"):
+        with pytest.raises(UsageError, match="along one line, not 2 coordinates"):
             build_position(name, 8, 2, 4).shared(at, at)

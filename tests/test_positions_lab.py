@@ -18,7 +18,7 @@ from regard.attention.positions import (
     build_position,
     of_layer,
 )
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.layers.embed import Embed
 from regard.models.transformer import Transformer, TransformerConfig
 
@@ -411,14 +411,14 @@ def test_contextual_positions_in_a_prefix_count_back_from_the_query():
 def test_positions_that_only_look_back_are_refused_where_one_looks_ahead():
     for name, part in POSITIONS.items():
         if part.causal_only:
-            with pytest.raises(Mistake, match="counts what came before"):
+            with pytest.raises(UsageError, match="counts what came before"):
                 build_position(name, WIDTH, HEADS, HEAD_WIDTH, bidirectional=True)
-    with pytest.raises(Mistake, match="Did you mean 'rotary'"):
+    with pytest.raises(UsageError, match="Did you mean 'rotary'"):
         build_position("rotery", WIDTH, HEADS, HEAD_WIDTH)
 
 
 def test_an_encoder_says_which_positions_it_cannot_have():
-    with pytest.raises(Mistake, match="position 'cope' counts what came before"):
+    with pytest.raises(UsageError, match="position 'cope' counts what came before"):
         Transformer(TransformerConfig(9, 9, 1, 1, position="cope"))
 
 

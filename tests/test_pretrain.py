@@ -21,7 +21,7 @@ import regard
 from regard.cli import main
 from regard.data.augment import chance_of, grey, hue, jitter
 from regard.data.image import ImageFormat
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.layers.block import BlockConfig
 from regard.models import PRETRAINERS, family, pretrainer, sized
 from regard.models.contrast import CLIP, CLIPConfig, SimCLR, SimCLRConfig, info_nce
@@ -658,14 +658,14 @@ def test_a_tampered_folder_is_refused(runs, tmp_path):
     config = json.loads((folder / "config.json").read_text())
     for told in ({"by": "os.system"}, "mae", {"by": "mae", "depth": 10**9}, {"by": "simmim"}):
         (folder / "config.json").write_text(json.dumps({**config, "pretraining": told}))
-        with pytest.raises(Mistake, match="config.json"):
+        with pytest.raises(UsageError, match="config.json"):
             regard.load(folder).whole()
     more = {**config["pretraining"], "depth": 3}
     (folder / "config.json").write_text(json.dumps({**config, "pretraining": more}))
-    with pytest.raises(Mistake, match="does not fit"):
+    with pytest.raises(UsageError, match="does not fit"):
         regard.load(folder).whole()
-    with pytest.raises(Mistake, match="never saw texts"):
+    with pytest.raises(UsageError, match="never saw texts"):
         regard.load(runs["mae"]).run([], texts="a|b")
-    with pytest.raises(Mistake, match="paints nothing"):
+    with pytest.raises(UsageError, match="paints nothing"):
         path = next(Path(runs["clip"]).parent.parent.rglob("*.png"))
         regard.load(runs["clip"]).paint(str(path))

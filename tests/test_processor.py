@@ -9,7 +9,7 @@ import pytest
 
 from regard import processor
 from regard.cli import main
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.training.loop import LoopSettings, check
 
 KILLED = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
@@ -60,7 +60,7 @@ def test_what_ends_the_child_is_told_in_one_line(program, why, monkeypatch, caps
 def test_a_child_that_hangs_is_given_up_and_asked_again(monkeypatch, tmp_path):
     let_child(monkeypatch, "import time; time.sleep(60)")
     monkeypatch.setattr(processor, "PATIENCE", 0.5)
-    with pytest.raises(Mistake, match=r"no answer in 0.5 seconds\); use dtype=float32"):
+    with pytest.raises(UsageError, match=r"no answer in 0.5 seconds\); use dtype=float32"):
         check(LoopSettings(dtype="bfloat16"))
     assert not list(tmp_path.glob("cache/*"))  # a busy machine may answer another time
 
@@ -101,7 +101,7 @@ def test_products_that_are_wrong_are_noticed(monkeypatch):
 
 
 def test_float16_is_refused():
-    with pytest.raises(Mistake, match="loss scaling.*choose bfloat16 or float32"):
+    with pytest.raises(UsageError, match="loss scaling.*choose bfloat16 or float32"):
         check(LoopSettings(dtype="float16"))
 
 

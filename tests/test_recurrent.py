@@ -18,7 +18,7 @@ from regard.attention.masks import Padding
 from regard.attention.watch import watch
 from regard.cli import main
 from regard.decode import search
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.layers.recurrent import (
     ATTENTIONS,
     CellConfig,
@@ -363,7 +363,7 @@ def test_the_sizes_of_small_models_are_alike():
 
 
 def test_what_does_not_fit_is_refused():
-    with pytest.raises(Mistake, match="state of 8 numbers with a memory of 16; choose bilinear"):
+    with pytest.raises(UsageError, match="state of 8 numbers with a memory of 16; choose bilinear"):
         build(attention="dot")
     for key, name, right in [
         ("cell", "lstn", "lstm"),
@@ -372,7 +372,7 @@ def test_what_does_not_fit_is_refused():
         ("normalise", "sampled", "sample"),
         ("readout", "max", "maxout"),
     ]:
-        with pytest.raises(Mistake, match=f"unknown {key} '{name}'.*Did you mean '{right}'"):
+        with pytest.raises(UsageError, match=f"unknown {key} '{name}'.*Did you mean '{right}'"):
             Recurrent(RecurrentConfig(11, 11, block=replace(CELL, **{key: name})))
 
 
@@ -503,5 +503,5 @@ def test_a_trained_translator_is_trained_on_by_its_own_family(trained: Path, hom
     ],
 )
 def test_wrong_settings_are_refused(values: dict, message: str):
-    with pytest.raises(Mistake, match=message):
+    with pytest.raises(UsageError, match=message):
         translate.resolve({"data": "x", **values})

@@ -10,7 +10,7 @@ import transformers
 from torch import Tensor, nn
 
 from regard.attention.watch import watch
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.layers.convolution import BatchNorm, statistics
 from regard.models.resnet import ROWS, SIZES, GridAttention, Residual, ResNet, ResNetConfig, sized
 from regard.pretrained.folder import export_weights, import_folder
@@ -220,7 +220,7 @@ def test_a_step_that_is_not_finite_leaves_no_trace():
 )
 def test_what_cannot_be_read_is_refused_by_name(key: str, value: object):
     told = {"embedding_size": 8, **KINDS["basic"], key: value}
-    with pytest.raises(Mistake) as mistake, torch.device("meta"):
+    with pytest.raises(UsageError) as mistake, torch.device("meta"):
         ResNet(find_format("resnet").read_config(told, TOPS[0]))
     word = {"layer_type": "kind", "hidden_sizes": "widths"}.get(key, key)
     assert word in str(mistake.value) and len(str(mistake.value)) < 200
@@ -228,7 +228,7 @@ def test_what_cannot_be_read_is_refused_by_name(key: str, value: object):
 
 @pytest.mark.parametrize("row, word", [("resnet", "stem"), ("resnet_attention", "attention")])
 def test_what_no_format_holds_is_refused_by_name(row: str, word: str):
-    with pytest.raises(Mistake, match=word):
+    with pytest.raises(UsageError, match=word):
         fitting("resnet", sized("tiny", row), "images")
 
 
@@ -252,10 +252,10 @@ def test_what_a_file_leaves_out_means_what_it_means_to_transformers():
     ],
 )
 def test_a_config_that_cannot_be_is_refused(changes: dict, word: str):
-    with pytest.raises(Mistake, match=word), torch.device("meta"):
+    with pytest.raises(UsageError, match=word), torch.device("meta"):
         ResNet(replace(sized("tiny"), **changes))
 
 
 def test_images_that_do_not_fit_are_refused():
-    with torch.device("meta"), pytest.raises(Mistake, match="3 channels"):
+    with torch.device("meta"), pytest.raises(UsageError, match="3 channels"):
         ResNet(ResNetConfig())(torch.empty(1, 4, 8, 8))

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 import regard
 from regard import api
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.files import sha256
 from regard.tasks import run as task_run
 from regard.tasks import translate
@@ -393,7 +393,7 @@ def test_other_settings_are_refused_by_name(home, reference, key, value, was):
     out, _ = reference
     before = files(out)
     settings = {"data": home / "data", "out": out, "from": "en", "to": "de", **SETTINGS, key: value}
-    with pytest.raises(Mistake, match=rf"begun with (model\.block\.)?{key}={was}, not {value}"):
+    with pytest.raises(UsageError, match=rf"begun with (model\.block\.)?{key}={was}, not {value}"):
         regard.train("translate", quiet=True, **settings)
     assert files(out) == before
 
@@ -412,7 +412,7 @@ def test_other_data_are_refused(home, reference, part):
     settings = {"data": home / "data", "out": out, "from": "en", "to": "de", **SETTINGS}
     try:
         path.write_text(text.replace("dog", "god", 1))
-        with pytest.raises(Mistake, match=r"begun with other data than data=.* holds now"):
+        with pytest.raises(UsageError, match=r"begun with other data than data=.* holds now"):
             regard.train("translate", quiet=True, **settings)
     finally:
         path.write_text(text)
@@ -506,7 +506,7 @@ def test_a_start_from_init_that_died_early_is_taken_up(home, reference, tmp_path
 )
 def test_init_of_another_shape_is_refused(home, reference, tmp_path, changes, message):
     settings = {"data": home / "data", "from": "en", "to": "de", "init": reference[0], **SETTINGS}
-    with pytest.raises(Mistake) as mistake:
+    with pytest.raises(UsageError) as mistake:
         regard.train("translate", quiet=True, out=tmp_path / "out", **settings | changes)
     assert message in str(mistake.value) and "\n" not in str(mistake.value)
     assert not (tmp_path / "out" / "recipe.json").exists()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import regard
 from regard.decode import search
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.models.transformer import ROWS, Transformer, sized
 from regard.pretrained.load import find_format, fitting, to_ours, to_theirs
 from regard.pretrained.shards import open_weights
@@ -332,7 +332,7 @@ def test_a_head_that_the_file_leaves_out_is_the_table():
 def test_a_config_that_does_not_fit_is_a_mistake(kind: str, wrong: dict, words: str):
     model_type, settings = KINDS[kind]
     told = {"model_type": model_type, **settings, **wrong}
-    with pytest.raises(Mistake, match=words) as error:
+    with pytest.raises(UsageError, match=words) as error:
         find_format(model_type).read_config(told, "")
     assert "\n" not in str(error.value)
 
@@ -351,7 +351,7 @@ def test_weights_that_do_not_fit_are_named_at_once(kind: str):
     gone = next(name for name in state if "decoder" in name and "norm" in name)
     del state[gone]
     state["extra.weight"] = torch.zeros(1)
-    with pytest.raises(Mistake) as error:
+    with pytest.raises(UsageError) as error:
         to_ours(form, config, state)
     for words in (f"missing {gone}", "unknown extra.weight", f"{norm} is [5], not [24]"):
         assert words in str(error.value)
@@ -369,7 +369,7 @@ def test_weights_that_do_not_fit_are_named_at_once(kind: str):
 def test_what_no_format_holds_is_named(change: dict, words: str):
     config = ROWS["bart"]
     block = replace(config.block, **change.pop("block", {}))
-    with pytest.raises(Mistake, match=words):
+    with pytest.raises(UsageError, match=words):
         fitting("transformer", replace(config, block=block, **change), "text")
 
 
@@ -458,7 +458,7 @@ def test_a_folder_writes_the_same_text_here_and_there(kind: str, make: Any, tmp_
     report = regard.train("text", max_length=30, **settings)
     assert report.finished and report.scores["loss"] > 0
     if kind == "bart":
-        with pytest.raises(Mistake, match="max_length=256 is more than the 40 positions"):
+        with pytest.raises(UsageError, match="max_length=256 is more than the 40 positions"):
             regard.train("text", **{**settings, "out": str(tmp_path / "other")})
 
 
@@ -486,6 +486,6 @@ def test_ctranslate2_refuses_by_name_what_it_cannot_hold(row: str, words: str, t
     words_of_ours = train_tokenizer([TEXT] * 3, vocab=320)
     vocab = words_of_ours.vocab
     shape = replace(sized("tiny", row), source_vocab=vocab, target_vocab=vocab)
-    with pytest.raises(Mistake, match=f"CTranslate2 has no .*{words}"):
+    with pytest.raises(UsageError, match=f"CTranslate2 has no .*{words}"):
         export_ctranslate2(Transformer(shape), words_of_ours, words_of_ours, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.settings import describe, fill, parse
 
 
@@ -73,7 +73,7 @@ def test_a_word_is_text_or_a_setting(words, plain, values):
     ],
 )
 def test_words_that_cannot_be_meant_are_refused(words, message):
-    with pytest.raises(Mistake, match="^" + message.replace("?", r"\?")):
+    with pytest.raises(UsageError, match="^" + message.replace("?", r"\?")):
         parse(words)
 
 
@@ -166,7 +166,7 @@ def test_what_is_not_given_stays_as_in_the_outer_default():
     ],
 )
 def test_a_wrong_value_is_refused_in_one_line(key, value, message):
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UsageError) as caught:
         fill(Run, {"data": "x"} | {key: value})
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -174,19 +174,19 @@ def test_a_wrong_value_is_refused_in_one_line(key, value, message):
 
 
 def test_few_keys_are_all_named():
-    with pytest.raises(Mistake, match="^unknown key 'a'; keys are width, norm$"):
+    with pytest.raises(UsageError, match="^unknown key 'a'; keys are width, norm$"):
         fill(Block, {"a": "1"})
-    with pytest.raises(Mistake, match="did you mean 'width'\\? Keys: width, norm$"):
+    with pytest.raises(UsageError, match="did you mean 'width'\\? Keys: width, norm$"):
         fill(Block, {"widht": "1"})
 
 
 def test_what_is_needed_is_asked_for():
-    with pytest.raises(Mistake, match=r"^regard train: data is missing; add data=\.\.\.$"):
+    with pytest.raises(UsageError, match=r"^regard train: data is missing; add data=\.\.\.$"):
         fill(Run, {}, where="regard train")
 
 
 def test_one_value_by_two_names_is_refused():
-    with pytest.raises(Mistake, match="given twice"):
+    with pytest.raises(UsageError, match="given twice"):
         fill(Run, {"data": "x", "from": "en", "source": "de"})
 
 
@@ -209,7 +209,7 @@ def test_short_keys_stand_for_longer_ones():
     ],
 )
 def test_a_mistake_names_the_key_that_was_written(values, message):
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UsageError) as caught:
         fill(Run, {"data": "x"} | values, short=SHORT)
     assert str(caught.value) == message
 

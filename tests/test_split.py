@@ -16,7 +16,7 @@ from regard.data.image import load_images
 from regard.data.labelled import Example, ExampleFormat, ExampleReader, load_labelled
 from regard.data.split import Split, keys_of, plan_split, shares_of, split_rows, usual_share
 from regard.data.text import Pair, load_pairs
-from regard.errors import Mistake
+from regard.errors import UsageError
 
 SMALL = {"depth": 1, "width": 16, "heads": 2, "ffn_width": 16, "pieces": 300, "quiet": True}
 ONCE = {"steps": 2, "valid_every": 2, "warmup": 1, **SMALL}
@@ -75,7 +75,7 @@ def test_copies_stay_together(rows, share, test):
     shares = {"valid": share, **({"test": 0.2} if test else {})}
     try:
         parts, _ = split(items, **shares)
-    except Mistake as refused:
+    except UsageError as refused:
         assert "too few different" in str(refused) or not items
         return
     except IndexError:
@@ -118,7 +118,7 @@ def test_a_split_survives_its_recipe():
 
 @pytest.mark.parametrize(("valid", "test"), [("0", None), ("1.5", ""), ("0.5", "0.5"), ("nan", "")])
 def test_shares_that_make_no_sense(valid, test):
-    with pytest.raises(Mistake):
+    with pytest.raises(UsageError):
         shares_of(valid, test)
 
 
@@ -234,7 +234,7 @@ def test_a_run_that_was_split_otherwise_is_refused_by_name(labeller, tmp_path: P
     old = {key: value for key, value in recipe.items() if key != "split"}
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "recipe.json").write_text(json.dumps({**old, "data": "other"}))
-    with pytest.raises(Mistake, match="which split a smaller validation part off"):
+    with pytest.raises(UsageError, match="which split a smaller validation part off"):
         regard.train("classify", data=str(data), test=0.1, out=str(tmp_path / "run"), **ONCE)
 
 

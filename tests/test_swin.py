@@ -19,7 +19,7 @@ from regard.attention.multihead import MultiHead
 from regard.attention.positions import Position
 from regard.attention.scores import LearnedCosine
 from regard.attention.watch import watch
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.layers.block import BlockConfig
 from regard.layers.patches import grid_at
 from regard.layers.windows import WINDOW_POSITIONS, OffsetNetwork, Offsets, Windows
@@ -120,9 +120,9 @@ def test_gradients_find_their_way_back(shift: int, grid: tuple[int, int]):
 
 
 def test_a_shift_lies_within_its_window():
-    with pytest.raises(Mistake, match="shift=3 is not within a window=3"):
+    with pytest.raises(UsageError, match="shift=3 is not within a window=3"):
         Windows(MultiHead(2, 1), 3, 3)
-    with pytest.raises(Mistake, match="unknown fit 'shrik'.*'shrink'"):
+    with pytest.raises(UsageError, match="unknown fit 'shrik'.*'shrink'"):
         Windows(MultiHead(2, 1), 3, 0, "shrik")
 
 
@@ -257,7 +257,7 @@ def test_a_model_of_ours_is_one_of_theirs(row, tmp_path):
     assert (format.model_type, theirs["window_size"]) == (row, 7)
     again = format.read_config(json.loads(json.dumps(theirs)), theirs["architectures"][0])
     assert not unlike(format.settle(config), again)
-    with pytest.raises(Mistake, match="nearest is swin, but for position='rotary'"):
+    with pytest.raises(UsageError, match="nearest is swin, but for position='rotary'"):
         fitting("swin", replace(sized("tiny"), position="rotary"), "images")
 
 
@@ -301,7 +301,7 @@ def test_published_sizes_have_as_many_parameters(name: str):
 def test_a_config_that_we_cannot_hold_is_refused(change, message):
     format = find_format("swin")
     theirs = {"model_type": "swin", **SIZE, **change}
-    with pytest.raises(Mistake, match=message), torch.device("meta"):
+    with pytest.raises(UsageError, match=message), torch.device("meta"):
         Swin(format.read_config(theirs, "SwinForImageClassification"))
 
 
@@ -375,14 +375,14 @@ def test_patches_then_encode_are_the_features():
     ],
 )
 def test_a_config_of_parts_that_do_not_fit_is_refused(change, message):
-    with pytest.raises(Mistake, match=message):
+    with pytest.raises(UsageError, match=message):
         Swin(replace(sized("tiny"), **change))
 
 
 def test_wrong_images_are_refused():
     model = Swin(replace(sized("tiny"), labels=2))
     for shape in [(1, 1, 28, 28), (3, 28, 28), (1, 3, 0, 28)]:
-        with pytest.raises(Mistake, match="expected"):
+        with pytest.raises(UsageError, match="expected"):
             model(torch.zeros(shape))
     assert model(torch.zeros(1, 3, 1, 1)).shape == (1, 2)  # one pixel is an image, too
 

@@ -22,7 +22,7 @@ from regard.data.lines import LONGEST_LINE
 from regard.data.memory import on_disk
 from regard.data.table import Table
 from regard.data.text import load_pairs, read_pairs
-from regard.errors import Mistake
+from regard.errors import UsageError
 
 ROWS = [
     ("I like it, very much", "good"),
@@ -39,7 +39,7 @@ def as_csv(rows, delimiter=",", end="\r\n", **how) -> str:
 
 
 def mistake(act) -> str:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UsageError) as caught:
         act()
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -266,7 +266,7 @@ def test_shards_are_one_set(tmp_path: Path):
     found = load_labelled(str(tmp_path), ExampleReader(ExampleFormat()), need=("train",))
     assert [(e.text, *e.labels) for e in found.parts["train"]] == ROWS
     (tmp_path / "train-00001-of-00002.parquet").unlink()
-    with pytest.raises(Mistake, match="no such file"):
+    with pytest.raises(UsageError, match="no such file"):
         load_labelled(str(tmp_path), ExampleReader(ExampleFormat()), need=("train",))
 
 
@@ -281,7 +281,7 @@ def test_damaged_parquet_is_refused(tmp_path: Path):
         path.write_bytes(data[:at] + bytes([data[at] ^ 255]) + data[at + 1 :])
         try:
             list(Table(path))
-        except Mistake as refused:
+        except UsageError as refused:
             assert "\n" not in str(refused)
 
 
@@ -367,7 +367,7 @@ def test_training_on_rows_in_memory_goes_on(tmp_path: Path, monkeypatch):
     assert first.finished and again.step == 2
     recipe = json.loads((tmp_path / "run" / "recipe.json").read_text())
     assert recipe["settings"]["data"].endswith("train.jsonl")
-    with pytest.raises(Mistake, match="other data"):
+    with pytest.raises(UsageError, match="other data"):
         regard.train("classify", data=rows[:50], **how, **SMALL)
     scores = regard.evaluate(str(tmp_path / "run"), data=rows[:10], columns="body,team")
     assert scores.sentences == 10
@@ -436,5 +436,5 @@ def test_damaged_tables_are_read_or_refused_in_one_line(tmp_path: Path):
             for read in (lambda at: list(Table(at)), examples, load_texts):
                 try:
                     read(path)
-                except Mistake as refused:
+                except UsageError as refused:
                     assert "\n" not in str(refused)

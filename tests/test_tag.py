@@ -17,7 +17,7 @@ import regard
 from regard.cli import main
 from regard.data.labelled import SentenceFormat, SentenceReader, load_labelled
 from regard.data.tokenize import train_tokenizer
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.tasks import tag
 from regard.tasks.labelling import Reader
 from regard.tasks.labels_judge import ones, resampled, units
@@ -156,14 +156,14 @@ def test_words_given_as_a_list_are_tagged_like_those_of_a_text(tagger):
     (spaced,) = tagger.run([["New York", "sleeps"]])
     assert len(spaced.tags) == 2
     for bad in ([["a", ""]], [["a", 3]], [7]):
-        with pytest.raises(Mistake, match="neither text nor words"):
+        with pytest.raises(UsageError, match="neither text nor words"):
             tagger.run(bad)
 
 
 def test_raw_text_is_split_into_words_and_signs(tagger):
     answer = tagger.run("They walk.", words="raw")
     assert answer.words == ["They", "walk", "."]
-    with pytest.raises(Mistake, match="unknown words 'row'.*Did you mean 'raw'"):
+    with pytest.raises(UsageError, match="unknown words 'row'.*Did you mean 'raw'"):
         tagger.check({"words": "row"})
 
 
@@ -326,14 +326,14 @@ def test_the_column_of_the_tag_can_be_chosen(tmp_path):
     path.write_text(CONLLU)
     assert read(path, column="xpos")[0][0][1] == ("VB", "RB", "VB")
     assert read(path, column="8")[0][0][1] == ("aux", "advmod", "root")
-    with pytest.raises(Mistake, match="unknown column 'upso'.*Did you mean 'upos'"):
+    with pytest.raises(UsageError, match="unknown column 'upso'.*Did you mean 'upos'"):
         read(path, column="upso")
     path = tmp_path / "a.txt"
     path.write_text("-DOCSTART- -X- -X- O\n\nEU NNP B-NP B-ORG\n")
     found, notes = read(path)
     assert found == [(("EU",), ("B-ORG",))] and "4 columns, of which the last" in notes[0]
     assert read(path, column="2")[0] == [(("EU",), ("NNP",))]
-    with pytest.raises(Mistake, match="column=9; expected a number from 2 to 4"):
+    with pytest.raises(UsageError, match="column=9; expected a number from 2 to 4"):
         read(path, column="9")
 
 
@@ -353,7 +353,7 @@ def test_the_column_of_the_tag_can_be_chosen(tmp_path):
 def test_a_bad_line_is_told_with_its_file_and_number(tmp_path, name, content, told):
     path = tmp_path / name
     path.write_text(content)
-    with pytest.raises(Mistake, match=told):
+    with pytest.raises(UsageError, match=told):
         read(path)
 
 
@@ -368,7 +368,7 @@ def test_a_bad_sentence_is_left_out_whole_if_so_wished(tmp_path):
 def test_tags_that_train_does_not_know_are_refused_with_the_nearest(tmp_path):
     write_columns(tmp_path / "train.tsv", 20, 1)
     (tmp_path / "dev.tsv").write_text("the\tDET\ndog\tNUON\n")
-    with pytest.raises(Mistake, match=r"dev\.tsv:1: label 'NUON' does not occur in train"):
+    with pytest.raises(UsageError, match=r"dev\.tsv:1: label 'NUON' does not occur in train"):
         regard.train("tag", data=str(tmp_path), out=str(tmp_path / "run"), quiet=True, **SMALL)
 
 
@@ -386,7 +386,7 @@ def test_a_folder_that_lies_is_refused(trained, tmp_path):
             if path.suffix in (".json", ".safetensors"):
                 (folder / path.name).write_bytes(path.read_bytes())
         (folder / "config.json").write_text(json.dumps({**config, **change}))
-        with pytest.raises(Mistake, match=told):
+        with pytest.raises(UsageError, match=told):
             regard.load(folder)
 
 

@@ -25,7 +25,7 @@ from regard.data.text import (
     read_pairs,
     split_sentences,
 )
-from regard.errors import Mistake
+from regard.errors import UsageError
 
 DATA = Path(os.environ.get("REGARD_DATA", Path(__file__).parents[2] / "shared" / "data"))
 PACKERS: dict[str, Callable[[bytes], bytes]] = {
@@ -47,7 +47,7 @@ def write(path: Path, data: bytes | str) -> Path:
 
 
 def mistake(function: Callable[[], object]) -> str:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UsageError) as caught:
         function()
     message = str(caught.value)
     assert "\n" not in message

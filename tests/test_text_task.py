@@ -15,7 +15,7 @@ from regard.data.corrupt import corrupt_spans, cut_texts, infill, permute_parts,
 from regard.data.documents import load_texts
 from regard.data.text import load_pairs
 from regard.data.tokenize import train_tokenizer
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.layers.block import BlockConfig
 from regard.models.transformer import ROWS, Transformer, TransformerConfig, sized
 from regard.tasks import text
@@ -106,11 +106,11 @@ def test_sentences_are_permuted_as_wholes():
 
 
 def test_a_text_that_cannot_be_spoilt_is_a_mistake():
-    with pytest.raises(Mistake, match="needs 2 of each"):
+    with pytest.raises(UsageError, match="needs 2 of each"):
         corrupt_spans([5], SENTINELS, 0)
-    with pytest.raises(Mistake, match="needs 2 of each"):
+    with pytest.raises(UsageError, match="needs 2 of each"):
         corrupt_spans([5, 6], SENTINELS[:1], 0)
-    with pytest.raises(Mistake, match="sentinels of its own"):
+    with pytest.raises(UsageError, match="sentinels of its own"):
         corrupt_spans([5, 1000], SENTINELS, 0)
 
 
@@ -210,11 +210,11 @@ def test_a_difference_is_judged_by_chance():
 
 def test_what_cannot_be_judged_is_a_mistake():
     for name in METRICS:
-        with pytest.raises(Mistake, match="no outputs"):
+        with pytest.raises(UsageError, match="no outputs"):
             METRICS[name].judge([], [[]])
-    with pytest.raises(Mistake, match="2 outputs for 1 references"):
+    with pytest.raises(UsageError, match="2 outputs for 1 references"):
         METRICS["rouge"].judge(["a", "b"], [["a"]])
-    with pytest.raises(Mistake, match="metric=bleu"):
+    with pytest.raises(UsageError, match="metric=bleu"):
         METRICS["rouge"].judge(["a"], [["a"]], lowercase=True)
 
 
@@ -335,7 +335,7 @@ def test_a_test_set_is_judged_with_the_tasks_of_its_rows(trained: Path, folder: 
     assert summary.made_with["beam"] == 1
     twice = regard.evaluate(trained, data=str(folder), part="valid", against=trained)
     assert [c.p for c in twice.comparison] == [1.0, 1.0]
-    with pytest.raises(Mistake, match="unknown metric 'rogue'.*Did you mean 'rouge'"):
+    with pytest.raises(UsageError, match="unknown metric 'rogue'.*Did you mean 'rouge'"):
         regard.evaluate(trained, data=str(folder), part="valid", metric="rogue")
 
 
@@ -397,7 +397,7 @@ def test_plain_text_is_mended(folder: Path, tmp_path: Path, objective: str, like
 )
 def test_bad_settings_are_refused(values: dict, words: str):
     data = {} if "data is missing" in words else {"data": "x"}
-    with pytest.raises(Mistake, match=words) as error:
+    with pytest.raises(UsageError, match=words) as error:
         resolve({**data, **values})
     assert "\n" not in str(error.value)
 
@@ -414,7 +414,7 @@ def test_learned_positions_bound_what_is_read_and_written(tokenizer, capsys):
     (told,) = model.run(["red dog " * 40], beam=1)
     assert "is read only up to 19" in capsys.readouterr().err
     assert str(told) and model.check({}).max_length == 19
-    with pytest.raises(Mistake, match="max_length=20 is more than the 19"):
+    with pytest.raises(UsageError, match="max_length=20 is more than the 19"):
         model.check({"max_length": 20})
     free = writer(tokenizer, max_length=20)
     free.run(["red dog " * 40], beam=1, max_length=30)
@@ -422,7 +422,7 @@ def test_learned_positions_bound_what_is_read_and_written(tokenizer, capsys):
 
 
 def test_a_model_without_marks_cannot_mend(tokenizer):
-    with pytest.raises(Mistake, match=r"no tokens to mark.*\(0 found\)"):
+    with pytest.raises(UsageError, match=r"no tokens to mark.*\(0 found\)"):
         marks_of(tokenizer, tokenizer.vocab, 100)
     assert marks_of(tokenizer, tokenizer.vocab + 1, 1).mask == tokenizer.vocab
 
@@ -442,7 +442,7 @@ def test_a_bad_config_is_refused(trained: Path, tmp_path: Path, change: dict, wo
             (tmp_path / path.name).write_bytes(path.read_bytes())
     config = json.loads((trained / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | change))
-    with pytest.raises(Mistake, match=words) as error:
+    with pytest.raises(UsageError, match=words) as error:
         regard.load(tmp_path)
     assert str(tmp_path / "config.json") in str(error.value)
 
@@ -454,5 +454,5 @@ def test_rows_have_the_sizes_of_a_name():
         assert config.position == ROWS[row].position
         with torch.device("meta"):
             Transformer(config)
-    with pytest.raises(Mistake, match="Did you mean 'bart'"):
+    with pytest.raises(UsageError, match="Did you mean 'bart'"):
         sized("tiny", "brat")

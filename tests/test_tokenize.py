@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.data.tokenize import FIRST, Tokenizer, train_tokenizer
-from regard.errors import Mistake
+from regard.errors import UsageError
 
 DATA = Path(os.environ.get("REGARD_DATA", "../shared/data"))
 TEXTS = [
@@ -164,19 +164,19 @@ def test_a_small_text_gives_a_smaller_vocabulary(tokenizer):
 )
 def test_what_training_refuses(settings, message):
     settings = {"texts": TEXTS} | settings
-    with pytest.raises(Mistake, match=message):
+    with pytest.raises(UsageError, match=message):
         train_tokenizer(settings.pop("texts"), **settings)
 
 
 def test_half_characters_are_refused(bpe):
     for encode in (bpe.encode, lambda text: bpe.sampler(0.1, 1).encode(text, 1)):
-        with pytest.raises(Mistake, match="U\\+D800"):
+        with pytest.raises(UsageError, match="U\\+D800"):
             encode("a\ud800")
 
 
 @pytest.mark.parametrize("number", [-1, 420, 10**9])
 def test_ids_outside_the_vocabulary_are_refused(bpe, number):
-    with pytest.raises(Mistake, match=f"token id {number}; expected 0 to"):
+    with pytest.raises(UsageError, match=f"token id {number}; expected 0 to"):
         bpe.decode([number])
 
 
@@ -218,7 +218,7 @@ def test_broken_files_are_refused(bpe, tmp_path, how):
     spoil(file, how)
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(file))
-    with pytest.raises(Mistake, match="not a tokenizer saved by Regard"):
+    with pytest.raises(UsageError, match="not a tokenizer saved by Regard"):
         Tokenizer.load(path)
 
 
@@ -228,19 +228,19 @@ def test_broken_files_are_refused(bpe, tmp_path, how):
 def test_files_of_something_else_are_refused(tmp_path, data):
     path = tmp_path / "tokenizer.json"
     path.write_bytes(data)
-    with pytest.raises(Mistake, match="not a tokenizer") as caught:
+    with pytest.raises(UsageError, match="not a tokenizer") as caught:
         Tokenizer.load(path)
     assert "\n" not in str(caught.value)
 
 
 def test_missing_and_huge_files_are_refused(tmp_path):
-    with pytest.raises(Mistake, match="no such file"):
+    with pytest.raises(UsageError, match="no such file"):
         Tokenizer.load(tmp_path / "none.json")
-    with pytest.raises(Mistake, match="not a file"):
+    with pytest.raises(UsageError, match="not a file"):
         Tokenizer.load(tmp_path)
     with open(tmp_path / "huge.json", "wb") as file:
         file.truncate(65 * 2**20)
-    with pytest.raises(Mistake, match="over 64 MB"):
+    with pytest.raises(UsageError, match="over 64 MB"):
         Tokenizer.load(tmp_path / "huge.json")
 
 
@@ -248,7 +248,7 @@ def test_unigram_scores_must_be_finite(tmp_path):
     file = json.loads(train_tokenizer(TEXTS, kind="unigram", vocab=420).text)
     file["model"]["vocab"][300][1] = float("nan")
     (tmp_path / "tokenizer.json").write_text(json.dumps(file))
-    with pytest.raises(Mistake, match="finite"):
+    with pytest.raises(UsageError, match="finite"):
         Tokenizer.load(tmp_path / "tokenizer.json")
 
 
@@ -272,9 +272,9 @@ def test_more_dropout_gives_more_pieces(bpe):
 
 def test_what_the_sampler_refuses(bpe):
     for p, variants in ((-0.1, 16), (1.5, 16), (float("nan"), 16), (0.1, 0), (0.1, 1000)):
-        with pytest.raises(Mistake, match="expected"):
+        with pytest.raises(UsageError, match="expected"):
             bpe.sampler(p, 1, variants)
-    with pytest.raises(Mistake, match="unigram"):
+    with pytest.raises(UsageError, match="unigram"):
         train_tokenizer(TEXTS, kind="unigram", vocab=420).sampler(0.1, 1)
 
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.training import checkpoint, loop
 from regard.training.loop import Fit, LoopSettings, Outcome, measure, one_step
 from regard.training.optim import SCHEDULES, build_optimiser, orthogonal
@@ -138,7 +138,7 @@ def test_the_rate_of_each_step_is_written_down_and_used(tmp_path):
 
 
 def test_an_unknown_schedule_is_refused(tmp_path):
-    with pytest.raises(Mistake, match="unknown schedule 'cosin'.*'cosine'"):
+    with pytest.raises(UsageError, match="unknown schedule 'cosin'.*'cosine'"):
         fit(tmp_path, schedule="cosin")
 
 
@@ -372,7 +372,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_too(tmp_path):
 
 def test_ten_in_a_row_stop_the_run(tmp_path):
     one, _ = fit(tmp_path, Points(lambda n: n >= 6), steps=50)
-    with pytest.raises(Mistake, match="10 steps in a row.*not finite.*lr=0.05") as mistake:
+    with pytest.raises(UsageError, match="10 steps in a row.*not finite.*lr=0.05") as mistake:
         one.run()
     assert "\n" not in str(mistake.value)
     assert one.counters["step"] == 16
@@ -384,11 +384,11 @@ def test_ten_in_a_row_stop_the_run(tmp_path):
 
 def test_ten_in_a_row_are_counted_across_a_restart(tmp_path):
     task = Points(lambda n: n >= 6)
-    with pytest.raises(Mistake):
+    with pytest.raises(UsageError):
         fit(tmp_path, task, steps=50)[0].run()
     task.seen.clear()
     again, _ = fit(tmp_path, task, steps=50)
-    with pytest.raises(Mistake, match="10 steps in a row"):
+    with pytest.raises(UsageError, match="10 steps in a row"):
         again.run()
     assert again.counters["step"] == 16
     assert all(tensor.isfinite().all() for tensor in again.named.values())
@@ -499,7 +499,7 @@ def test_a_manifest_that_leaves_a_file_out_is_not_believed(tmp_path):
 def test_a_second_training_in_the_folder_is_refused(tmp_path):
     with (
         loop.locked(tmp_path),
-        pytest.raises(Mistake, match="another training is writing here; choose another out="),
+        pytest.raises(UsageError, match="another training is writing here; choose another out="),
         loop.locked(tmp_path),
     ):
         pass

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.layers.block import BlockConfig
 from regard.layers.norm import NORMS
 from regard.layers.start import STARTS
@@ -51,7 +51,7 @@ def test_sizes_keep_what_they_do_not_name():
     for name in SIZES:
         one = sized(name, config)
         assert (one.block.norm, one.block.dropout, one.tie) == ("rms", 0.3, "none")
-    with pytest.raises(Mistake, match="Did you mean 'small'"):
+    with pytest.raises(UsageError, match="Did you mean 'small'"):
         sized("smal")
 
 
@@ -110,7 +110,7 @@ def test_every_matrix_starts_by_its_rule(start: str):
     ],
 )
 def test_what_cannot_be_built_is_a_mistake(wrong: dict, words: str):
-    with torch.device("meta"), pytest.raises(Mistake, match=words) as error:
+    with torch.device("meta"), pytest.raises(UsageError, match=words) as error:
         Transformer(TransformerConfig(**wrong))
     assert "\n" not in str(error.value)
 
@@ -120,7 +120,7 @@ def test_writing_past_the_memory_taken_is_a_mistake():
     model = Transformer(config).eval()
     state = model.start(torch.ones(1, 2).long(), capacity=2)
     model.step(torch.ones(1, 2).long(), state)
-    with pytest.raises(Mistake, match="larger max_length"):
+    with pytest.raises(UsageError, match="larger max_length"):
         model.step(torch.ones(1, 1).long(), state)
 
 
@@ -347,17 +347,17 @@ def test_a_marian_that_does_not_fit_is_a_mistake():
     transformers = pytest.importorskip("transformers")
     form = find_format("marian")
     config = transformers.MarianConfig(decoder_ffn_dim=7).to_dict()
-    with pytest.raises(Mistake, match="decoder_ffn_dim=7"):
+    with pytest.raises(UsageError, match="decoder_ffn_dim=7"):
         form.read_config(config, "")
     _, ours = marian()
     weights = to_theirs(form, ours.config, dict(ours.named_parameters()))
     weights["model.encoder.layers.0.fc1.bias"] = torch.zeros(3)
     weights["more"] = weights.pop("model.decoder.layers.2.encoder_attn.k_proj.weight")
-    with pytest.raises(Mistake) as mistake:
+    with pytest.raises(UsageError) as mistake:
         to_ours(form, ours.config, weights)
     for words in ("missing model.decoder.layers.2.enc", "unknown more", "fc1.bias is [3], not"):
         assert words in str(mistake.value)
-    with pytest.raises(Mistake, match="no counterpart"):
+    with pytest.raises(UsageError, match="no counterpart"):
         to_theirs(form, ours.config, {"encoder_norm.weight": torch.zeros(1)})
 
 

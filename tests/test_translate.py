@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from regard.attention.watch import watch
 from regard.data.tokenize import train_tokenizer
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.layers.block import BlockConfig
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.tasks.translator import Translator, words_of_pieces
@@ -146,7 +146,7 @@ def test_one_text_may_come_without_a_list(translator):
 
 @pytest.mark.parametrize("inputs", [[3], [None], ["a", b"b"], 5])
 def test_what_is_no_text_is_refused(translator, inputs):
-    with pytest.raises(Mistake, match="text"):
+    with pytest.raises(UsageError, match="text"):
         translator.run(inputs)
 
 
@@ -229,7 +229,7 @@ def test_forced_scores_are_those_of_a_full_pass(translator):
 
 
 def test_forced_without_a_tab_is_refused(translator):
-    with pytest.raises(Mistake, match="input 2 has no TAB"):
+    with pytest.raises(UsageError, match="input 2 has no TAB"):
         translator.run(["a\tb", "c"], forced=True)
 
 
@@ -282,7 +282,7 @@ def test_a_chinese_answer_in_either_script():
     ],
 )
 def test_wrong_settings_cost_one_line(translator, settings, message):
-    with pytest.raises(Mistake) as mistake:
+    with pytest.raises(UsageError) as mistake:
         translator.run(["a dog."], **settings)
     assert message in str(mistake.value) and "\n" not in str(mistake.value)
 

@@ -21,7 +21,7 @@ from regard.attention.watch import watch
 from regard.costs.model import build
 from regard.costs.report import attending, forward, learned, looked
 from regard.data.image import ImageFormat
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.layers.block import BlockConfig, EncoderBlock
 from regard.layers.depth import drop_path, rising
 from regard.layers.patches import Convolutions, EarlyConvolutions, Patches, grid_at
@@ -403,7 +403,7 @@ def test_how_images_are_prepared_is_read_and_written(changes: dict, facts: dict,
 )
 def test_images_that_cannot_be_prepared_are_refused_by_name(key: str, value, tmp_path: Path):
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({**PREPARED, key: value}))
-    with pytest.raises(Mistake, match=key):
+    with pytest.raises(UsageError, match=key):
         read_prepared(tmp_path, 24, 3)
 
 
@@ -437,7 +437,7 @@ def test_a_checkpoint_is_imported_and_exported_by_command(tmp_path: Path):
 )
 def test_what_cannot_be_read_is_refused_by_name(key: str, value):
     format = find_format("vit")
-    with pytest.raises(Mistake) as told, torch.device("meta"):
+    with pytest.raises(UsageError) as told, torch.device("meta"):
         ViT(format.read_config({**SIZE, key: value}, "ViTForImageClassification"))
     word = {"hidden_size": "width"}.get(key, key)
     assert word in str(told.value) and len(str(told.value)) < 200
@@ -454,7 +454,7 @@ def test_what_cannot_be_read_is_refused_by_name(key: str, value):
     ],
 )
 def test_what_no_format_holds_is_refused_by_name(changes: dict, word: str):
-    with pytest.raises(Mistake, match=word):
+    with pytest.raises(UsageError, match=word):
         fitting("vit", replace(ViTConfig(), **changes), "images")
 
 
@@ -481,7 +481,7 @@ def test_what_a_file_leaves_out_means_what_it_means_to_transformers(model_type: 
     ],
 )
 def test_a_config_that_cannot_be_is_refused(changes: dict, word: str):
-    with pytest.raises(Mistake, match=word), torch.device("meta"):
+    with pytest.raises(UsageError, match=word), torch.device("meta"):
         ViT(replace(sized("tiny"), **changes))
 
 
@@ -489,13 +489,13 @@ def test_a_config_that_cannot_be_is_refused(changes: dict, word: str):
     "shape, word", [((2, 1, 32, 32), "3 channels"), ((3, 32, 32), "batch"), ((1, 3, 2, 40), "2x40")]
 )
 def test_images_that_do_not_fit_are_refused(shape: tuple[int, ...], word: str):
-    with torch.device("meta"), pytest.raises(Mistake, match=word):
+    with torch.device("meta"), pytest.raises(UsageError, match=word):
         ViT(sized("tiny"))(torch.empty(shape))
 
 
 def test_a_module_of_any_size_name_is_found():
     assert sized("vit_b16") == ROWS["vit_b16"] and sized("tiny", "cct").stem == "convolution"
-    with pytest.raises(Mistake, match="tiny"):
+    with pytest.raises(UsageError, match="tiny"):
         sized("tinny")
     assert isinstance(ViT(replace(sized("tiny"), labels=0)).head, nn.Identity)
 

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer as Library
 
 from regard.data.characters import Characters
 from regard.data.tokenize import train_tokenizer
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.pretrained import parts, spm
 from regard.pretrained.foreign import ForeignTokenizer
 from regard.pretrained.vocabulary import read_tokenizers
@@ -693,9 +693,9 @@ def test_there_is_something_to_show_for_every_id(made, kind):
     if kind.startswith(("gpt2", "llama", "bloom", "roberta")):  # bytes are put together again
         shown = "".join(ours.pieces(ours.encode("né 😀 今")))
         assert shown.replace("·", "").removeprefix("▁") == "né▁😀▁今"
-    with pytest.raises(Mistake, match=f"expected 0 to {ours.vocab - 1}"):
+    with pytest.raises(UsageError, match=f"expected 0 to {ours.vocab - 1}"):
         ours.decode([ours.vocab])
-    with pytest.raises(Mistake, match="half a character"):
+    with pytest.raises(UsageError, match="half a character"):
         ours.encode("\ud800")
 
 
@@ -813,7 +813,7 @@ def sequence(*members: Any) -> dict[str, Any]:
 def test_a_part_that_is_not_known_to_be_harmless_is_refused(key, value, message, tmp_path):
     file = {**json.loads(wordpiece().to_str()), key: value}
     folder = write(tmp_path / "model", {"tokenizer.json": file})
-    with pytest.raises(Mistake) as refused:
+    with pytest.raises(UsageError) as refused:
         read_tokenizers(folder)
     assert message in str(refused.value)
     assert str(folder / "tokenizer.json") in str(refused.value)
@@ -821,7 +821,7 @@ def test_a_part_that_is_not_known_to_be_harmless_is_refused(key, value, message,
 
 
 def test_a_folder_without_a_tokenizer_says_what_is_expected(tmp_path):
-    with pytest.raises(Mistake, match="no tokenizer; expected tokenizer.json, vocab.txt"):
+    with pytest.raises(UsageError, match="no tokenizer; expected tokenizer.json, vocab.txt"):
         read_tokenizers(tmp_path)
 
 
@@ -834,7 +834,7 @@ def test_a_damaged_character_map_is_refused_or_harmless():
             spoilt[chance.randrange(4, len(spoilt))] = chance.randrange(256)
         try:
             parts.check_map(bytes(spoilt))
-        except Mistake:
+        except UsageError:
             continue
         through += 1
         normalizer = normalizers.Precompiled(bytes(spoilt))
@@ -853,7 +853,7 @@ def test_a_damaged_sentencepiece_file_is_refused_or_read(tmp_path):
         path.write_bytes(bytes(spoilt))
         try:
             ours = read_tokenizers(tmp_path)[0]
-        except Mistake as mistake:
+        except UsageError as mistake:
             assert str(tmp_path) in str(mistake)
             continue
         ours.encode_batch(TEXTS)

@@ -11,7 +11,7 @@ from regard.attention.masks import Causal, Document, Mask, Padding, Prefix, Slid
 from regard.attention.multihead import Cache, Move, MultiHead
 from regard.attention.scores import SCORES
 from regard.attention.watch import watch
-from regard.errors import Mistake
+from regard.errors import UsageError
 
 
 class Looker(nn.Module):
@@ -113,9 +113,9 @@ def test_layers_are_named_and_dropout_is_not_watched():
     assert maps.names() == ["one", "two"] and len(maps.calls("one")) == 1
     assert len(maps.calls("two")) == 2
     torch.testing.assert_close(maps["one"].weights().sum(-1), torch.ones(2, 2, 5))
-    with pytest.raises(Mistake, match="Did you mean 'two'"):
+    with pytest.raises(UsageError, match="Did you mean 'two'"):
         maps["twoo"]
-    with pytest.raises(Mistake, match="head 2 is not there"):
+    with pytest.raises(UsageError, match="head 2 is not there"):
         maps["one"].weights(heads=2)
 
 

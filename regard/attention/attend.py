@@ -15,7 +15,7 @@ from regard.attention.dropout import dropout as drop
 from regard.attention.masks import Given, Mask
 from regard.attention.scores import SCORES, Score
 from regard.attention.watch import watcher
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.native.functions import attend as native_attend
 
 # A masked attention with more entries than this is computed some rows at a time.
@@ -96,7 +96,7 @@ def attend(
         out, given = _given(given, v, mask, dropout, add_values)
     else:
         named = isinstance(normalise, str)
-        normal = choose("normaliser", normalise, NORMALISERS)() if named else normalise
+        normal = lookup("normaliser", normalise, NORMALISERS)() if named else normalise
         plain = dropout > 0 or add_values is not None or not hasattr(score, "prepare")
         if normal is softmax and not plain:
             out = _fused(q, k, v, score, bias, mask, watch)
@@ -125,9 +125,9 @@ def tell(
 
 def _named(name: str, width: int) -> Score:
     """Return the score of a name, if it is nothing but a formula."""
-    score = choose("score", name, SCORES)(width)
+    score = lookup("score", name, SCORES)(width)
     if isinstance(score, nn.Module):
-        raise Mistake(
+        raise UsageError(
             f"score '{name}' has weights to learn; make it once with SCORES['{name}']({width}) "
             "and pass that as score"
         )
@@ -144,7 +144,7 @@ def _four(x: Tensor) -> Tensor:
 def _fitted(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Refuse what does not fit, and let all sentences share one set of keys and values."""
     if q.shape[1] % k.shape[1] or k.shape[0] not in (1, q.shape[0]) or k.shape[:-1] != v.shape[:-1]:
-        raise Mistake(
+        raise UsageError(
             f"queries {tuple(q.shape)}, keys {tuple(k.shape)} and values {tuple(v.shape)} do not "
             "fit; key heads must divide query heads, keys and values must be as many"
         )
@@ -159,7 +159,7 @@ def as_mask(mask: Any, shape: tuple[int, ...]) -> Mask | None:
         return mask
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         told = f"a tensor of {mask.dtype}" if isinstance(mask, Tensor) else f"{mask!r:.60}"
-        raise Mistake(
+        raise UsageError(
             f"mask is {told}; expected a mask such as Causal(), or a boolean tensor that is True "
             "where one may look (what is added to scores goes into bias)"
         )
@@ -171,7 +171,7 @@ def _broadcast(what: str, x: Tensor, shape: tuple[int, ...]) -> Tensor:
     try:
         x.expand(shape)
     except RuntimeError:
-        raise Mistake(
+        raise UsageError(
             f"a {what} {tuple(x.shape)} does not broadcast to the scores {shape}"
         ) from None
     x = x[(None,) * (len(shape) - x.ndim)]

@@ -14,7 +14,7 @@ from regard.attention.attend import as_mask, attend
 from regard.attention.masks import Mask
 from regard.attention.positions import Position
 from regard.attention.scores import build_score
-from regard.errors import Mistake
+from regard.errors import UsageError
 
 
 class Memory(NamedTuple):
@@ -160,10 +160,12 @@ class MultiHead(nn.Module):
         kv_heads = kv_heads or heads
         if head_width is None:
             if heads < 1 or width % heads:
-                raise Mistake(f"heads={heads} does not divide width={width}; choose one that does")
+                raise UsageError(
+                    f"heads={heads} does not divide width={width}; choose one that does"
+                )
             head_width = width // heads
         if kv_heads < 1 or heads % kv_heads:
-            raise Mistake(f"kv_heads={kv_heads} does not divide heads={heads}")
+            raise UsageError(f"kv_heads={kv_heads} does not divide heads={heads}")
         self.heads, self.kv_heads, self.head_width = heads, kv_heads, head_width
         self.dropout = dropout
         self.qkv = nn.Linear(width, (heads + 2 * kv_heads) * head_width, bias=bias)

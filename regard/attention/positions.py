@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from regard.attention.masks import Mask
 from regard.attention.once import once
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 
 Project = Callable[[Tensor], tuple[Tensor, Tensor]]
 
@@ -138,7 +138,7 @@ def _each(width: int, at: Tensor) -> int:
     """Return the part of a width that each coordinate gets."""
     each = width // at.shape[-1]
     if each % 2 or each * at.shape[-1] != width:
-        raise Mistake(f"sinusoids need an even width for each coordinate, not {width}")
+        raise UsageError(f"sinusoids need an even width for each coordinate, not {width}")
     return each
 
 
@@ -161,7 +161,7 @@ class Sinusoidal(Position):
     def __init__(self, width: int, heads=1, head_width=0, *, base=1e4, layout="pairs", **rest):
         super().__init__()
         if width % 2:
-            raise Mistake(f"sinusoidal positions need an even width, not {width}")
+            raise UsageError(f"sinusoidal positions need an even width, not {width}")
         self.width, self.base, self.layout = width, base, layout
 
     def embed(self, x: Tensor, at: Tensor) -> Tensor:
@@ -182,7 +182,7 @@ class Learned(Position):
         last = self.table.num_embeddings
         known = not (at.is_meta or torch.compiler.is_compiling())
         if known and at.numel() and int(at.max()) >= last:
-            raise Mistake(
+            raise UsageError(
                 f"position {int(at.max())} is past the {last} learned ones; "
                 "shorten the input or train with a larger max_length"
             )
@@ -262,13 +262,13 @@ class Rotary(Position):
     ):
         super().__init__()
         if head_width % 2:
-            raise Mistake(f"rotary positions need an even head_width, not {head_width}")
+            raise UsageError(f"rotary positions need an even head_width, not {head_width}")
         scaling = scaling or RotaryScaling()
-        choose("rotary scaling", scaling.kind, SCALINGS)
+        lookup("rotary scaling", scaling.kind, SCALINGS)
         if not scaling.original_length:
             scaling = replace(scaling, original_length=max(1, int(max_length / scaling.factor)))
         if scaling.kind == "llama3" and scaling.high <= scaling.low:
-            raise Mistake(f"llama3 scaling needs high={scaling.high} above low={scaling.low}")
+            raise UsageError(f"llama3 scaling needs high={scaling.high} above low={scaling.low}")
         self.base, self.scaling = base, scaling
         self.tables: dict[tuple, Table] = {}
 
@@ -321,9 +321,9 @@ class PartRotary(Rotary):
         self.exact = int(head_width * share)
         self.part = self.exact + self.exact % 2
         if self.part > head_width:
-            raise Mistake(f"rotary positions need an even head_width, not {head_width}")
+            raise UsageError(f"rotary positions need an even head_width, not {head_width}")
         if self.exact % 2 and self.scaling.kind == "yarn":
-            raise Mistake(
+            raise UsageError(
                 f"yarn counts pairs, but position_share={share} turns {self.exact} of {head_width} "
                 "channels of a head; choose a share that turns an even number"
             )
@@ -354,7 +354,7 @@ class Yarn(Rotary):
 def ahead(q_at: Tensor, k_at: Tensor) -> Tensor:
     """Return how far each query stands after each key, (q, k) or (b, q, k)."""
     if q_at.shape[-1] != 1:
-        raise Mistake(
+        raise UsageError(
             f"these positions count along one line, not {q_at.shape[-1]} coordinates; "
             "choose sinusoidal or rotary"
         )
@@ -438,7 +438,7 @@ class T5(Distance):
     ):
         super().__init__()
         if buckets < 4 or buckets % 2 or furthest <= buckets // 2:
-            raise Mistake(
+            raise UsageError(
                 f"t5 positions need an even number of buckets, at least 4, and furthest above half "
                 f"of it, not {buckets} and {furthest}"
             )
@@ -606,7 +606,7 @@ class XL(Position):
     ):
         super().__init__()
         if width % 2:
-            raise Mistake(f"xl positions need an even width, not {width}")
+            raise UsageError(f"xl positions need an even width, not {width}")
         self.heads, self.base, self.layout = heads, base, layout
         self.relative = nn.Linear(width, heads * head_width, bias=False)
         self.u = nn.Parameter(torch.zeros(heads, 1, head_width))
@@ -700,13 +700,13 @@ class Disentangled(Position):
         distances = distances or Distances()
         self.span, self.buckets = distances.span, distances.buckets
         if self.buckets and not 4 <= self.buckets < 2 * (self.span - 1):
-            raise Mistake(
+            raise UsageError(
                 f"buckets={self.buckets} does not fit a span of {self.span} distances; choose at "
                 "least 4 and less than twice the span, or 0 for a vector each"
             )
         self.side = self.buckets or self.span
         self.table = nn.Embedding(2 * self.side, width)
-        self.norm = choose("norm of distances", distances.norm, self.norms)(width, eps=norm_eps)
+        self.norm = lookup("norm of distances", distances.norm, self.norms)(width, eps=norm_eps)
 
     def rows(self, distance: Tensor) -> Tensor:
         """Return the row of the table that stands for each distance."""
@@ -779,9 +779,9 @@ def build_position(
     **settings: object,
 ) -> Position:
     """Make the position of a stack by its name; each block then has `of_layer` of it."""
-    part = choose("position", ALIASES.get(name, name), POSITIONS)
+    part = lookup("position", ALIASES.get(name, name), POSITIONS)
     if part.causal_only and bidirectional:
-        raise Mistake(
+        raise UsageError(
             f"position '{name}' counts what came before; a model that reads in both directions "
             "needs another, such as rotary"
         )

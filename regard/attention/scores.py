@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from regard.errors import choose
+from regard.errors import lookup
 
 
 class Prepared(NamedTuple):
@@ -178,7 +178,7 @@ def build_score(
 ) -> Any:
     """Make the score of a name for heads of a width, with a scale or cap of its own if it has."""
     if scale is not None or cap is not None:
-        return choose("score with a scale or cap", name, SET_SCORES)(scale, cap)
+        return lookup("score with a scale or cap", name, SET_SCORES)(scale, cap)
     if name in HEAD_SCORES:
         return HEAD_SCORES[name](heads)
-    return choose("score", name, {**SCORES, **HEAD_SCORES})(width)
+    return lookup("score", name, {**SCORES, **HEAD_SCORES})(width)

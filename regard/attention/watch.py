@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from regard.errors import Mistake, nearest
+from regard.errors import UsageError, nearest
 
 Pick = int | slice | Sequence[int] | None
 
@@ -27,7 +27,7 @@ def _numbers(pick: Pick, size: int, what: str) -> list[int]:
     )
     for number in chosen:
         if not -size <= number < size:
-            raise Mistake(f"{what} {number} is not there; choose from 0 to {size - 1}")
+            raise UsageError(f"{what} {number} is not there; choose from 0 to {size - 1}")
     return [number % size for number in chosen]
 
 
@@ -128,12 +128,12 @@ class Maps:
     def calls(self, name: str) -> list[Map]:
         """Return one map for each time that a layer attended."""
         if not self._maps:
-            raise Mistake(
+            raise UsageError(
                 f"no attention named '{name}' was seen: nothing attended while this was watched; "
                 "run the model that is watched within the with block"
             )
         if name not in self._maps:
-            raise Mistake(
+            raise UsageError(
                 f"no attention named '{name}' was seen; choose from {', '.join(self._maps)}."
                 + nearest(name, self._maps)
             )
@@ -183,7 +183,7 @@ def watch(model: nn.Module | Holder) -> Iterator[Maps]:
     """
     module = model if isinstance(model, nn.Module) else getattr(model, "model", None)
     if not isinstance(module, nn.Module):
-        raise Mistake(f"{model!r:.60} is no model; give a module, or what regard.load returned")
+        raise UsageError(f"{model!r:.60} is no model; give a module, or what regard.load returned")
     maps = Maps(module, watcher())
     token = _WATCHER.set(maps)
     try:

@@ -15,7 +15,7 @@ from regard.attention.attend import attend
 from regard.costs.count import PRODUCTS, count, pretend, tensors
 from regard.costs.model import Reading, build, named
 from regard.costs.report import FLOAT, Shape, binary, learned, looked, short, table, training
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.settings import fill
 
 # ---- attention matrices of images
@@ -389,5 +389,5 @@ class Lectures:
 def lectures(settings: Mapping[str, Any]) -> Lectures:
     """Count all figures of the lectures."""
     for key in settings:
-        raise Mistake(f"unknown key '{key}'; the lectures' tables have nothing to set")
+        raise UsageError(f"unknown key '{key}'; the lectures' tables have nothing to set")
     return Lectures(matrices(), complexity(), trainings())

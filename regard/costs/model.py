@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.errors import Mistake, nearest
+from regard.errors import UsageError, nearest
 from regard.models import MODELS, family, sized
 from regard.models.folder import hollow, read_config
 from regard.pretrained.folder import is_foreign, read_foreign
@@ -31,7 +31,7 @@ def named(name: str, size: str | None = None) -> tuple[str, Any]:
     kind = name if name in MODELS else known.get(name)
     if kind is None:
         names = [*MODELS, *known]
-        raise Mistake(
+        raise UsageError(
             f"no model '{name}': neither a folder, a starter, a family ({', '.join(MODELS)}) nor "
             f"a row of one.{nearest(name, names)}"
         )
@@ -51,9 +51,9 @@ def described(folder: Path) -> tuple[str, Any]:
     read = read_config(folder)
     path = folder / "config.json"
     if not isinstance(read["family"], str) or read["family"] not in MODELS:
-        raise Mistake(f"{path}: unknown family; choose from {', '.join(sorted(MODELS))}")
+        raise UsageError(f"{path}: unknown family; choose from {', '.join(sorted(MODELS))}")
     if not isinstance(read["model"], dict):
-        raise Mistake(f"{path}: 'model' is not an object")
+        raise UsageError(f"{path}: 'model' is not an object")
     return read["family"], fill(family(read["family"])[0], read["model"], where=str(path))
 
 
@@ -98,12 +98,12 @@ class Reading:
     def __init__(self, name: str, config: Any, batch: int, given: Mapping[str, int | None]):
         found = next((row for key, row in READS.items() if hasattr(config, key)), None)
         if found is None:
-            raise Mistake(f"{name} reads neither images nor texts; its cost is not known")
+            raise UsageError(f"{name} reads neither images nor texts; its cost is not known")
         self.config, self.batch = config, batch
         self.key, default, self.one, self.many, self.make = found
         for key, value in given.items():
             if value is not None and key != self.key:
-                raise Mistake(f"{key}={value}: {name} reads {self.many}; set {self.key} instead")
+                raise UsageError(f"{key}={value}: {name} reads {self.many}; set {self.key} instead")
         self.size = given.get(self.key) or default(config)
 
     def __call__(self, times: int = 1) -> tuple[Tensor, ...]:

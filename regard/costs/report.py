@@ -14,7 +14,7 @@ from regard.attention.watch import watch
 from regard.costs.count import Counted, count, pretend
 from regard.costs.machine import Machine, machine
 from regard.costs.model import Reading, build, described, named
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.layers.convolution import statistics
 from regard.models.folder import hollow
 from regard.results import Named
@@ -256,7 +256,7 @@ def training(model: nn.Module, inputs: tuple[Tensor, ...], *, backward: bool) ->
         with pretend(), torch.enable_grad():
             return count(lambda: model.train()(*inputs), model=model, backward=backward)
     except ValueError as error:  # a batch norm has nothing to compare a single pixel with
-        raise Mistake(
+        raise UsageError(
             f"a training step cannot be made of an input {tuple(inputs[0].shape)} "
             f"({str(error)[:60]}); choose batch=2 or a larger image"
         ) from None
@@ -281,7 +281,7 @@ def cost(name: str, folder: Path | None, settings: Mapping[str, Any]) -> Cost:
     own = {key: value for key, value in settings.items() if not key.startswith("model.")}
     how = fill(CostSettings, own)
     if folder is not None and how.size is not None:
-        raise Mistake(f"size={how.size}: {name} has a size of its own; leave it out")
+        raise UsageError(f"size={how.size}: {name} has a size of its own; leave it out")
     kind, config = named(name, how.size) if folder is None else described(folder)
     changes = {key[len("model.") :]: settings[key] for key in settings if key not in own}
     config = fill(type(config), changes, base=config, where="model")
@@ -292,11 +292,13 @@ def cost_of(model: Any, settings: Mapping[str, Any]) -> Cost:
     """Count what a model in memory, or one that was loaded to run, takes."""
     model = getattr(model, "model", model)
     if not isinstance(model, nn.Module) or not hasattr(model, "config"):
-        raise Mistake(f"{type(model).__name__} is no model; give a name, a folder or a loaded one")
+        raise UsageError(
+            f"{type(model).__name__} is no model; give a name, a folder or a loaded one"
+        )
     how = fill(CostSettings, settings)
     name = type(model).__name__
     if how.size is not None:
-        raise Mistake(f"size={how.size}: this {name} has a size of its own; leave it out")
+        raise UsageError(f"size={how.size}: this {name} has a size of its own; leave it out")
     with hollow():
         alike = type(model)(model.config)
     return measure(name, name, alike, how)

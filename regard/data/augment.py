@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 
 Chance = np.random.Generator
 
@@ -269,8 +269,8 @@ def augments(names: str) -> list[Callable[[Tensor, Chance, Ways], Tensor]]:
         return []
     found = names.split("+")
     if len(set(found)) != len(found):
-        raise Mistake(f"augment={names} has a name twice; name each once")
-    return [choose("augment", name, {**AUGMENTS, "none": AUGMENTS["flip"]}) for name in found]
+        raise UsageError(f"augment={names} has a name twice; name each once")
+    return [lookup("augment", name, {**AUGMENTS, "none": AUGMENTS["flip"]}) for name in found]
 
 
 # Parts of images taken away or put in

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from regard.errors import Mistake
+from regard.errors import UsageError
 
 REMEMBERED = 4  # epochs whose plans are kept: a resumed run looks back at most one
 
@@ -24,13 +24,15 @@ class Batches:
         """Take one array of lengths a column, the last of which (the target) leads the order."""
         if not lengths or any(len(column) != len(lengths[0]) for column in lengths):
             sizes = [len(column) for column in lengths]
-            raise Mistake(f"columns of {sizes} examples; expected one length an example in each")
+            raise UsageError(f"columns of {sizes} examples; expected one length an example in each")
         if len(lengths[0]) == 0:
-            raise Mistake("no examples to make batches of; check the data")
+            raise UsageError("no examples to make batches of; check the data")
         if tokens < 1:
-            raise Mistake(f"batch_tokens={tokens}; expected at least 1, such as batch_tokens=4096")
+            raise UsageError(
+                f"batch_tokens={tokens}; expected at least 1, such as batch_tokens=4096"
+            )
         if max_rows is not None and max_rows < 1:
-            raise Mistake(f"{max_rows} rows a batch; expected at least 1")
+            raise UsageError(f"{max_rows} rows a batch; expected at least 1")
         self.source = np.asarray(lengths[0], dtype=np.int64)
         self.target = np.asarray(lengths[-1], dtype=np.int64)
         self.longest = np.maximum(np.stack([np.asarray(c) for c in lengths]).max(axis=0), 1)
@@ -116,7 +118,7 @@ class Shuffled:
     def __init__(self, examples: int, rows: int, seed: int):
         """Take the number of examples and how many make a batch."""
         if examples < 1 or rows < 1:
-            raise Mistake(f"{rows} of {examples} examples a batch; expected at least 1 of 1")
+            raise UsageError(f"{rows} of {examples} examples a batch; expected at least 1 of 1")
         self.examples, self.rows, self.seed = examples, rows, seed
         self._orders: OrderedDict[int, np.ndarray] = OrderedDict()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from regard.data.tokenize import MOST_PIECES, SPECIALS, visible
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.files import plain_file, refuse, write_atomically
 
 KIND = "characters"
@@ -40,7 +40,7 @@ class Characters:
         for text in texts:
             found.update(text)
         if not found:
-            raise Mistake("no text to learn characters from; check the data")
+            raise UsageError("no text to learn characters from; check the data")
         return cls(sorted(found))
 
     @classmethod
@@ -67,7 +67,7 @@ class Characters:
                 raise ValueError("characters that are missing or double")
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             reason = " ".join(str(error).split())[:200]
-            raise Mistake(f"{path}: not a tokenizer saved by Regard ({reason})") from error
+            raise UsageError(f"{path}: not a tokenizer saved by Regard ({reason})") from error
         return cls(characters)
 
     def save(self, path: str | Path) -> None:
@@ -93,5 +93,7 @@ class Characters:
 
     def _spelling(self, number: int) -> str:
         if not 0 <= number < self.vocab:
-            raise Mistake(f"token id {number}; expected 0 to {self.vocab - 1}, as in the tokenizer")
+            raise UsageError(
+                f"token id {number}; expected 0 to {self.vocab - 1}, as in the tokenizer"
+            )
         return "" if number < len(SPECIALS) else self.characters[number - len(SPECIALS)]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from regard.data.text import split_sentences
-from regard.errors import Mistake
+from regard.errors import UsageError
 
 BLOCK = 500_000  # characters of a text that are split into sentences at once
 
@@ -32,12 +32,12 @@ def corrupt_spans(
     """
     ids = np.asarray(ids, dtype=np.int64)
     if len(ids) < 2 or len(sentinels) < 2:
-        raise Mistake(
+        raise UsageError(
             f"a text of {len(ids)} pieces with {len(sentinels)} sentinels; "
             "to take a span out needs 2 of each"
         )
     if np.isin(ids, sentinels).any():
-        raise Mistake("a text has sentinels of its own, so its spans could not be told apart")
+        raise UsageError("a text has sentinels of its own, so its spans could not be told apart")
     chance = np.random.default_rng(seed)
     taken = min(max(1, round(len(ids) * share)), len(ids) - 1)
     count = min(max(1, round(taken / mean)), len(ids) - taken, len(sentinels) - 1)

@@ -20,7 +20,7 @@ from regard.data.lines import Fault
 from regard.data.split import fold, shares_of, usual_share
 from regard.data.table import kind_of
 from regard.data.text import PairReader, Part, find_parts
-from regard.errors import Mistake
+from regard.errors import UsageError
 
 LONG = 1_000  # characters of a line that is most likely no sentence
 FEW_LABELS = 0.02  # fewer different targets than this share of the rows are labels, not texts
@@ -268,7 +268,7 @@ class Rows:
                 counts.source_words += folded[0].count(" ") + 1
                 counts.target_words += folded[1].count(" ") + 1
                 counts.longest = max(counts.longest, *sizes)
-        except Mistake as mistake:
+        except UsageError as mistake:
             # The file as a whole cannot be read any further; what was read still counts.
             path = next((f for f in counts.files if str(mistake).startswith(f)), self.path)
             what, _, remedy = str(mistake).removeprefix(f"{path}: ").partition("; ")
@@ -529,7 +529,7 @@ def examine(
     named = {name: None if name in shares else path for name, path in given.items()}
     files = find_parts(data, source=source, target=target, **named)
     if not files:
-        raise Mistake(f"{data}: no train, valid or test part in it; name a file of the folder")
+        raise UsageError(f"{data}: no train, valid or test part in it; name a file of the folder")
     report = Report(str(data), source, target)
     counts: dict[str, Counts] = {}
     report.parts = counts

@@ -26,7 +26,7 @@ from regard.data.text import (
     index_folder,
     key_path,
 )
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.files import refuse
 
 TEXT_KEYS = ("text", "content", "document", "body", "story", "sentence", "src", "source")
@@ -96,11 +96,11 @@ def load_texts(
 
     for name in need:
         if name not in files and name not in splitting:
-            raise Mistake(f"{data}: no {name} part; expected a file such as {name}.txt")
+            raise UsageError(f"{data}: no {name} part; expected a file such as {name}.txt")
         if name in files:
             texts.parts[name] = read(name)
             if not any(text.strip() for text in texts.parts[name]):
-                raise Mistake(f"{files[name][0]}: there is no text in it")
+                raise UsageError(f"{files[name][0]}: there is no text in it")
     where = str(files["train"][0]) if "train" in files else str(data)
     if splitting:
         if "train" not in texts.parts:
@@ -110,7 +110,7 @@ def load_texts(
         split(texts, given, trained, where)
         for name in need:
             if name not in texts.parts:
-                raise Mistake(f"{data}: no {name} part; expected a file such as {name}.txt")
+                raise UsageError(f"{data}: no {name} part; expected a file such as {name}.txt")
         known = (*need, *shares)
         texts.parts = {name: texts.parts[name] for name in texts.parts if name in known}
     elif trained is not None and len(need) == 1:
@@ -136,7 +136,7 @@ def _split_off(
     """Keep some documents, chosen by hash, from training."""
     items = _documents(texts.parts["train"], where)
     if len(set(texts.parts["train"])) < 2:
-        raise Mistake("a single document cannot be split; give a validation part with valid=")
+        raise UsageError("a single document cannot be split; give a validation part with valid=")
     parts, texts.split = split_rows({"train": items}, shares, "documents", texts.notes, trained)
     texts.parts |= {name: [item.source for item in some] for name, some in parts.items()}
 
@@ -213,7 +213,7 @@ def find_texts(data: Path) -> dict[str, list[Path]]:
     """Find the files of each part: those named after it, or else all text files to train on."""
     if not is_folder(data):
         if not os.path.exists(data):
-            raise Mistake(missing(data))
+            raise UsageError(missing(data))
         return {"train": [data]}
     files = [path for some in index_folder(data).values() for path in some.values()]
     parts: dict[str, list[Path]] = {}
@@ -222,7 +222,7 @@ def find_texts(data: Path) -> dict[str, list[Path]]:
         found = [path for path in files if pattern.search(path.name)]
         if len(found) > 1:
             told = ", ".join(path.name for path in found)
-            raise Mistake(f"{data}: several files for {name} ({told}); name one with data=")
+            raise UsageError(f"{data}: several files for {name} ({told}); name one with data=")
         if found:
             parts[name] = found
     if "train" in parts:
@@ -235,7 +235,7 @@ def find_texts(data: Path) -> dict[str, list[Path]]:
         every = files
     if not every:
         found = ", ".join(sorted(os.listdir(data))[:8]) or "nothing"
-        raise Mistake(
+        raise UsageError(
             f"{data}: no train.txt, train.jsonl, train.csv nor other .txt files; found {found}"
         )
     return {**parts, "train": [path for path in every if [path] not in parts.values()]}
@@ -247,7 +247,7 @@ def _beside(given: str, data: Path) -> Path:
     for path in (Path(given), home / given):
         if os.path.exists(path) and not is_folder(path):
             return path
-    raise Mistake(missing(Path(given)))
+    raise UsageError(missing(Path(given)))
 
 
 def read_texts(
@@ -264,7 +264,7 @@ def read_texts(
     at = None
     for number, value, fault in table:
         if fault:
-            raise Mistake(fault.message)
+            raise UsageError(fault.message)
         if value is None:
             continue
         if isinstance(value, list):
@@ -278,7 +278,7 @@ def read_texts(
                 names = [key] if key else [name for name in TEXT_KEYS if name in value]
                 text = row.side(value, key_path(names[0] if names else TEXT_KEYS[0], value))
             except BadRow as bad:
-                raise Mistake(f"{path}:{number}: {bad.what}; {bad.remedy}") from None
+                raise UsageError(f"{path}:{number}: {bad.what}; {bad.remedy}") from None
         if text.strip():
             yield text
     if notes is not None:
@@ -298,7 +298,9 @@ def _text_column(
         named = bool(found) and header is not False
         if not named and len(names) > 1:
             told = ", ".join(name.strip()[:30] for name in names[:8])
-            raise Mistake(f"{table.where(1)}: which column is the text? Found {told}; set columns=")
+            raise UsageError(
+                f"{table.where(1)}: which column is the text? Found {told}; set columns="
+            )
         at = found[0] if named else 0
     if header is not None:
         return at, header
@@ -312,7 +314,7 @@ def read_whole(path: Path) -> str:
         while part := file.read(2**24):  # asked for all at once, memory for the most is taken
             data += part
             if len(data) > MOST_TEXT:
-                raise Mistake(f"{path}: over {MOST_TEXT >> 30} GB; cut it into several files")
+                raise UsageError(f"{path}: over {MOST_TEXT >> 30} GB; cut it into several files")
     data = data.removeprefix(b"\xef\xbb\xbf")
     try:
         text = data.decode()
@@ -321,10 +323,10 @@ def read_whole(path: Path) -> str:
         start = data.rfind(b"\n", 0, error.start) + 1
         line = data[start : data.find(b"\n", error.start) % (len(data) + 1)]
         fault = find_fault(bytes(line), "", f"{path}:{number}")
-        raise Mistake(fault.message if fault else f"{path}:{number}: not UTF-8") from None
+        raise UsageError(fault.message if fault else f"{path}:{number}: not UTF-8") from None
     if "\0" in text:
         number = text.count("\n", 0, text.index("\0")) + 1
-        raise Mistake(f"{path}:{number}: a NUL byte, so this is no text; give a text file")
+        raise UsageError(f"{path}:{number}: a NUL byte, so this is no text; give a text file")
     return text.replace("\r\n", "\n")
 
 
@@ -347,7 +349,7 @@ def store_texts(folder: Path, texts: list[str], running: bool, tokenizer: Any) -
     """Tokenise texts into a store, or find them there; documents get their begin and end."""
     try:
         return Store.open(folder)
-    except Mistake:
+    except UsageError:
         pass
 
     def rows() -> Iterator[list[list[int]]]:
@@ -375,7 +377,7 @@ class Crops:
 
     def __init__(self, ids: np.ndarray, rows: int, length: int, seed: int):
         if len(ids) < 2:
-            raise Mistake(f"a text of {len(ids)} tokens is too short to learn from; give more")
+            raise UsageError(f"a text of {len(ids)} tokens is too short to learn from; give more")
         self.ids, self.rows, self.seed = ids, rows, seed % 2**64
         self.span = np.arange(min(length, len(ids)))
 

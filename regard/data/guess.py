@@ -10,7 +10,7 @@ from regard.data.labelled import TAG_KEYS, TREC, WORD_KEYS, find_labelled
 from regard.data.lines import missing
 from regard.data.table import Table, is_folder, kind_of, stem_and_suffix
 from regard.data.text import PairReader, find_languages, find_parts
-from regard.errors import Mistake
+from regard.errors import UsageError
 
 LOOKED = 300  # rows
 LABEL_NAMES = {"label", "labels", "class", "category"}
@@ -29,7 +29,7 @@ def guess_task(
     """Tell by how data look what they are for."""
     path = Path(data)
     if not path.exists():
-        raise Mistake(missing(path))
+        raise UsageError(missing(path))
     if holds_images(data):
         return _of_images(path, columns, header)
     if languages:
@@ -40,7 +40,7 @@ def guess_task(
             return Guess("translate", part)
         found = find_labelled(path).get("train") or next(iter(find_texts(path).values()))
         if not found:
-            raise Mistake(f"{data}: no train part in it; name a file of the folder")
+            raise UsageError(f"{data}: no train part in it; name a file of the folder")
         path = found[0]
     return _of_rows(path, columns, header)
 
@@ -49,7 +49,7 @@ def _aligned(folder: Path) -> str:
     """Return why a folder is one of aligned files, if it is."""
     try:
         parts = find_parts(folder)
-    except Mistake as refused:
+    except UsageError as refused:
         return "two languages or more in aligned files" if "which languages" in str(refused) else ""
     train = parts.get("train")
     if train is None or train.target_path is None:
@@ -64,7 +64,7 @@ def _of_images(path: Path, columns: str | None, header: bool | None) -> Guess:
         try:
             reader = PairReader(table, columns=columns, header=header, skip_bad=True)
             targets = [pair.target for pair in islice(reader, LOOKED)]
-        except Mistake:
+        except UsageError:
             targets = []
         words = sorted(len(target.split()) for target in targets)
         if words and words[len(words) // 2] >= 4:
@@ -119,7 +119,7 @@ def _of_pairs(path: Path, columns: str | None, header: bool | None) -> Guess:
     reader = PairReader(path, columns=columns, header=header, skip_bad=True)
     try:
         targets = [pair.target for pair in islice(reader, LOOKED)]
-    except Mistake as refused:
+    except UsageError as refused:
         if "columns" in str(refused) or "header" in str(refused):
             raise
         targets = []

@@ -27,7 +27,7 @@ from regard.data.store import Table, build_table, store_key
 from regard.data.table import BadRow, is_folder, is_saved
 from regard.data.table import Table as Rows
 from regard.data.text import PARTS, KeyRow, PairReader, parse_columns
-from regard.errors import Mistake, choose, nearest
+from regard.errors import UsageError, lookup, nearest
 from regard.files import refuse
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
@@ -45,7 +45,7 @@ CHUNK = 256  # images decoded before they are handed on
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
-class Broken(Mistake):
+class Broken(UsageError):
     """An image that cannot be read; a set may be told to leave it out."""
 
 
@@ -134,13 +134,13 @@ class ImageFormat:
 
     def check(self) -> "ImageFormat":
         """Refuse names and numbers that mean nothing."""
-        choose("fit", self.fit, FITS)
-        choose("resample", self.resample, RESAMPLES)
+        lookup("fit", self.fit, FITS)
+        lookup("resample", self.resample, RESAMPLES)
         _colour(self.background)
         if self.channels not in (None, 1, 3):
-            raise Mistake(f"channels={self.channels}; expected 1 for grey or 3 for colour")
+            raise UsageError(f"channels={self.channels}; expected 1 for grey or 3 for colour")
         if len(self.mean) != len(self.std) or len(self.mean) not in (0, self.channels):
-            raise Mistake(
+            raise UsageError(
                 f"{len(self.mean)} means and {len(self.std)} spreads for {self.channels} channels; "
                 "expected one of each for a channel"
             )
@@ -204,7 +204,7 @@ def _colour(name: str) -> tuple[int, int, int]:
     try:
         red, green, blue = ImageColor.getrgb(name)[:3]
     except ValueError:
-        raise Mistake(
+        raise UsageError(
             f"background={name!r:.40} is no colour; write one such as white, black or #8090a0"
         ) from None
     return red, green, blue
@@ -236,7 +236,7 @@ def open_image(source: Any, name: str = "") -> Image.Image:
             told = "over 1 GB" if size else "empty"
             raise Broken(f"{name}: {told}; expected an image")
         image = Image.open(path, formats=FORMATS)
-    except Mistake:
+    except UsageError:
         raise
     except UnidentifiedImageError:
         kinds = ", ".join(FORMATS)
@@ -276,7 +276,7 @@ def _from_array(array: np.ndarray, name: str) -> Image.Image:
         array = array[:, :, 0]
     good = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (3, 4))
     if not good or array.dtype not in (np.uint8, np.uint16) or not array.size:
-        raise Mistake(
+        raise UsageError(
             f"{name}: {array.dtype} {array.shape}; expected bytes (h, w) or (h, w, 3), 0 to 255"
         )
     return Image.fromarray(array)
@@ -529,7 +529,7 @@ def load_images(
     """
     options = options or ImageOptions()
     format = (format or ImageFormat()).check()
-    choose("broken", options.broken, BROKEN)
+    lookup("broken", options.broken, BROKEN)
     readers, shares = find_image_parts(data, valid, test, options)
     if len(need) == 1 and list(readers) == ["train"] and need[0] not in shares:
         readers = {need[0]: readers["train"]}  # only one part is wanted, and only one there
@@ -541,11 +541,11 @@ def load_images(
     shelves = {}
     for name in sorted(wanted, reverse=True):  # train before the others
         if name not in readers:
-            raise Mistake(f"{data}: no {name} part; there is {', '.join(readers) or 'none'}")
+            raise UsageError(f"{data}: no {name} part; there is {', '.join(readers) or 'none'}")
         shelves[name] = readers[name](options)
         if not len(shelves[name]):
             why = f"; {told[-1]}" if (told := shelves[name].told()) else ""
-            raise Mistake(f"{data}: no image in the {name} part{why}")
+            raise UsageError(f"{data}: no image in the {name} part{why}")
     notes = [note for shelf in shelves.values() for note in shelf.told()]
     first = shelves.get("train") or next(iter(shelves.values()))
     format = settle(format, first, notes)
@@ -562,7 +562,7 @@ def load_images(
         both, found.split = split_images(found.parts["train"], given, notes, trained)
         for name in need:
             if name not in (*both, *found.parts):
-                raise Mistake(f"{data}: no {name} part; there is {', '.join(readers)}")
+                raise UsageError(f"{data}: no {name} part; there is {', '.join(readers)}")
         found.parts |= {name: part for name, part in both.items() if name in (*need, *shares)}
         if "train" not in need:
             del found.parts["train"]
@@ -635,10 +635,10 @@ def class_names(labels: set[str], names: Sequence[str]) -> list[str]:
     if not names:
         return sorted(labels, key=lambda label: (int(label), label) if numbers else (0, label))
     if not numbers:
-        raise Mistake("names= is for labels that are numbers; these have names of their own")
+        raise UsageError("names= is for labels that are numbers; these have names of their own")
     most = max(map(int, labels))
     if len(set(names)) != len(names) or len(names) <= most:
-        raise Mistake(
+        raise UsageError(
             f"names= gives {len(names)} names, but labels go up to {most}; "
             f"give {most + 1} different ones"
         )
@@ -660,7 +660,7 @@ def _settle_part(
     if gaps is not None:
         rows = np.delete(rows, gaps.gaps)
     if not len(rows):
-        raise Mistake(f"no image of the {name} part can be read; {gaps.why if gaps else ''}")
+        raise UsageError(f"no image of the {name} part can be read; {gaps.why if gaps else ''}")
     return Images(shelf, rows, labels[torch.from_numpy(rows)], data.format, pixels)
 
 
@@ -675,7 +675,7 @@ def label_numbers(shelf: Shelf, classes: Sequence[str], options: ImageOptions) -
     for item in shelf.items:
         if item.label not in numbers:
             shown = ", ".join(classes[:8]) + (", ..." if len(classes) > 8 else "")
-            raise Mistake(
+            raise UsageError(
                 f"{item.where}: label {item.label!r:.60} is not among those that are known "
                 f"({shown}).{nearest(item.label, list(classes))}"
             )
@@ -707,7 +707,7 @@ def _decoded(
         folder = cache / "stores" / store_key("images", digest.hexdigest(), format.key(), shape)
         try:
             table = Table.open(folder, shape)
-        except Mistake:  # not there, or not any more
+        except UsageError:  # not there, or not any more
             table = build_table(folder, shape, shelf.decode(format, broken))
     return (table.rows if table.rows.size else None), table
 
@@ -721,7 +721,7 @@ def holds_images(data: Any) -> bool:
         return False
     try:
         return bool(kind_of_set(Path(data)))
-    except (OSError, Mistake):
+    except (OSError, UsageError):
         return False
 
 
@@ -791,7 +791,7 @@ def part_named(word: str) -> str | None:
 def find_images(path: Path, options: ImageOptions) -> dict[str, Read]:
     """Find the parts of a set and what reads each."""
     if not path.exists():
-        raise Mistake(missing(path))
+        raise UsageError(missing(path))
     kind = kind_of_set(path)
     if kind == "idx":
         return _find_idx(path if path.is_dir() else path.parent)
@@ -804,7 +804,7 @@ def find_images(path: Path, options: ImageOptions) -> dict[str, Read]:
         return {name: _one_table(path, name, files) for name, files in tables.items()}
     if path.is_dir():
         return _find_folders(path, options)
-    raise Mistake(
+    raise UsageError(
         f"{path}: no set of images; expected a folder with a folder of images for each class, a "
         "table of paths and labels, or idx files"
     )
@@ -814,7 +814,7 @@ def _only(path: Path, options: ImageOptions) -> Read:
     """Return what reads the one part that a path holds."""
     readers = find_images(path, options)
     if len(readers) != 1:
-        raise Mistake(f"{path}: {len(readers)} parts ({', '.join(readers)}); expected one")
+        raise UsageError(f"{path}: {len(readers)} parts ({', '.join(readers)}); expected one")
     return next(iter(readers.values()))
 
 
@@ -832,7 +832,7 @@ def _folders(path: Path) -> list[str]:
     found = [name for name in entries if not name.startswith((".", "__"))]
     for name in found:
         if any("\ud800" <= letter <= "\udfff" for letter in name):
-            raise Mistake(f"{path}: the folder {name!r} has a name that is not UTF-8; rename it")
+            raise UsageError(f"{path}: the folder {name!r} has a name that is not UTF-8; rename it")
     return found
 
 
@@ -846,7 +846,7 @@ def _find_folders(path: Path, options: ImageOptions) -> dict[str, Read]:
     for part, folders in parts.items():
         if len(folders) > 1:
             told = ", ".join(folder.name for folder in folders)
-            raise Mistake(f"{path}: several folders for {part} ({told}); keep one")
+            raise UsageError(f"{path}: several folders for {part} ({told}); keep one")
     if "train" in parts or set(names) == {folders[0].name for folders in parts.values()} != set():
         return {part: _folder_reader(folders[0]) for part, folders in parts.items()}
     return {"train": _folder_reader(path)}
@@ -862,7 +862,7 @@ def _read_folder(folder: Path, options: ImageOptions) -> Shelf:
     loose = [name for name in sorted(os.listdir(folder)) if _is_image(name)]
     if options.labelled and not classes:
         told = f"{len(loose)} images lie loose in it" if loose else "there is no image in it"
-        raise Mistake(f"{folder}: {told}; expected a folder of images for each class")
+        raise UsageError(f"{folder}: {told}; expected a folder of images for each class")
     files, others, notes = [], [], []
     for name in classes:
         before = len(files)
@@ -871,9 +871,11 @@ def _read_folder(folder: Path, options: ImageOptions) -> Shelf:
                 kind = files if _is_image(file) else others
                 kind.append((os.path.join(place, file), name))
         if len(files) > MOST_IMAGES:
-            raise Mistake(f"{folder}: over {MOST_IMAGES:,} files; too many to be meant")
+            raise UsageError(f"{folder}: over {MOST_IMAGES:,} files; too many to be meant")
         if len(files) == before and options.labelled:
-            raise Mistake(f"{folder / name}: no image in it; expected some of the class {name!r}")
+            raise UsageError(
+                f"{folder / name}: no image in it; expected some of the class {name!r}"
+            )
     if not options.labelled:
         files += [(str(folder / name), "") for name in loose]
     elif loose:
@@ -888,7 +890,7 @@ def _one_table(folder: Path, name: str, files: list[Path]) -> Read:
     def read(options: ImageOptions) -> Shelf:
         if len(files) > 1:
             told = ", ".join(file.name for file in files)
-            raise Mistake(f"{folder}: several files for {name} ({told}); name one with {name}=")
+            raise UsageError(f"{folder}: several files for {name} ({told}); name one with {name}=")
         return _read_table(files[0], options)
 
     return read
@@ -917,7 +919,7 @@ def _read_packed(path: Path, first: dict[str, Any], options: ImageOptions) -> Sh
     image = names[0] or next(key for key, cell in first.items() if _packed(cell))
     label = names[1] or next((key for key in first if key in LABELS), None)
     if options.labelled and label is None:
-        raise Mistake(
+        raise UsageError(
             f"{path}: which column is the label? Found {', '.join(first)}; set columns={image},NAME"
         )
     row, total = KeyRow(PairReader(path)), 0
@@ -933,17 +935,19 @@ def _read_packed(path: Path, first: dict[str, Any], options: ImageOptions) -> Sh
                 grey = opened_image.mode in GREY
             text = row.side(value, (str(label),)).strip() if options.labelled else ""
         except BadRow as bad:
-            raise Mistake(f"{where}: {bad.what}; {bad.remedy}") from None
+            raise UsageError(f"{where}: {bad.what}; {bad.remedy}") from None
         except Broken as mistake:
             if options.broken == "refuse":
                 raise Broken(f"{mistake}; or leave such rows out: broken=skip") from None
             shelf.bad.append(str(mistake))
             continue
         if options.labelled and not text:
-            raise Mistake(f"{where}: the label is empty; fill it or remove the row")
+            raise UsageError(f"{where}: the label is empty; fill it or remove the row")
         total += len(data)
         if total > MOST_STORED:
-            raise Mistake(f"{where}: the images so far take over {MOST_STORED >> 30} GB; use fewer")
+            raise UsageError(
+                f"{where}: the images so far take over {MOST_STORED >> 30} GB; use fewer"
+            )
         shelf.grey = grey and (shelf.grey or not shelf.items)
         shelf.items.append(Item(where, text, hashlib.sha256(data).hexdigest()[:32]))
         shelf.paths.append(data)
@@ -1013,19 +1017,21 @@ def read_idx(path: Path) -> np.ndarray:
     with opened(path) as file:
         head = file.read(4)
         if len(head) < 4 or head[:2] != b"\0\0":
-            raise Mistake(f"{path}: no idx file; expected it to begin with two zero bytes")
+            raise UsageError(f"{path}: no idx file; expected it to begin with two zero bytes")
         if head[2] != 8 or not 1 <= head[3] <= 4:
-            raise Mistake(f"{path}: idx of type {head[2]}, {head[3]} axes; expected bytes (8), 1-4")
+            raise UsageError(
+                f"{path}: idx of type {head[2]}, {head[3]} axes; expected bytes (8), 1-4"
+            )
         rest = file.read(4 * head[3])
         if len(rest) < 4 * head[3]:
-            raise Mistake(f"{path}: cut short in its header; copy it again")
+            raise UsageError(f"{path}: cut short in its header; copy it again")
         shape = struct.unpack(f">{head[3]}I", rest)
         if not 0 < math.prod(shape) <= MOST_STORED or max(shape) > MOST_IMAGES:
-            raise Mistake(f"{path}: its header says {shape}; too many to be meant, or none")
+            raise UsageError(f"{path}: its header says {shape}; too many to be meant, or none")
         data = file.read(math.prod(shape) + 1)
     if len(data) != math.prod(shape):
         told = "more" if len(data) > math.prod(shape) else f"{len(data):,}"
-        raise Mistake(
+        raise UsageError(
             f"{path}: its header says {math.prod(shape):,} bytes, there are {told}; copy it again"
         )
     return np.frombuffer(data, np.uint8).reshape(shape)
@@ -1038,7 +1044,9 @@ def _find_idx(folder: Path) -> dict[str, Read]:
         if match := IDX.search(name):
             part = part_named(match[1])
             if part in found:
-                raise Mistake(f"{folder}: several idx files for {part}, such as {name}; keep one")
+                raise UsageError(
+                    f"{folder}: several idx files for {part}, such as {name}; keep one"
+                )
             found[str(part)] = _idx_reader(folder / name)
     return found
 
@@ -1047,7 +1055,7 @@ def _idx_reader(path: Path) -> Read:
     def read(options: ImageOptions) -> Shelf:
         images = read_idx(path)
         if images.ndim != 3 and not (images.ndim == 4 and images.shape[3] == 3):
-            raise Mistake(f"{path}: an array {images.shape}; expected (n, h, w) or (n, h, w, 3)")
+            raise UsageError(f"{path}: an array {images.shape}; expected (n, h, w) or (n, h, w, 3)")
         if images.shape[1] * images.shape[2] > MOST_PIXELS:
             raise too_large(str(path), images.shape[1] * images.shape[2])
         labels = np.zeros(len(images), np.uint8)
@@ -1055,7 +1063,7 @@ def _idx_reader(path: Path) -> Read:
             other = _labels_beside(path)
             labels = read_idx(other)
             if labels.shape != (len(images),):
-                raise Mistake(
+                raise UsageError(
                     f"{other}: {labels.shape[0]:,} labels for {len(images):,} images of "
                     f"{path.name}; expected one each"
                 )
@@ -1072,7 +1080,7 @@ def _labels_beside(path: Path) -> Path:
     found = [n for n in sorted(os.listdir(path.parent)) if re.match(rf"{start}labels?.*idx1", n)]
     if len(found) != 1:
         told = f"no file {start}labels-idx1-ubyte" if not found else f"several: {', '.join(found)}"
-        raise Mistake(f"{path}: {told} beside it; expected one with a label for each image")
+        raise UsageError(f"{path}: {told} beside it; expected one with a label for each image")
     return path.parent / found[0]
 
 
@@ -1092,7 +1100,7 @@ def _find_mosaics(folder: Path) -> dict[str, Read]:
         if match := MOSAIC.fullmatch(name):
             part = found.setdefault(str(part_named(match["part"])), {})
             if match["label"] in part:
-                raise Mistake(f"{folder}: two mosaics of {match['label']}, such as {name}")
+                raise UsageError(f"{folder}: two mosaics of {match['label']}, such as {name}")
             part[match["label"]] = folder / name
     return {part: _mosaic_reader(files) for part, files in found.items()}
 
@@ -1107,7 +1115,7 @@ def _read_mosaics(files: Mapping[str, Path], tile: int) -> Shelf:
         whole = np.asarray(flat(decoded(open_image(path), str(path))).convert("RGB"))
         height, width, channels = whole.shape
         if height % tile or width % tile:
-            raise Mistake(
+            raise UsageError(
                 f"{path}: a mosaic of {width} x {height} pixels cannot be cut into tiles of "
                 f"{tile}; set tile="
             )

@@ -6,7 +6,7 @@ from itertools import combinations
 
 from regard.data.doctor import LEVELS, Finding, ImageCounts, Report, no_valid, plural
 from regard.data.image import ImageFormat, ImageOptions, Shelf, find_image_parts, settle
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.training.progress import Progress
 
 FEW = 10  # images of a class that can hardly be learnt from
@@ -30,7 +30,7 @@ def examine_images(
     options = ImageOptions(columns, broken="skip", labelled=labelled, header=header, most=most)
     readers, shares = find_image_parts(data, valid, test, options)
     if not readers:
-        raise Mistake(f"{data}: no train, valid or test part in it; name a folder of it")
+        raise UsageError(f"{data}: no train, valid or test part in it; name a folder of it")
     report, shelves = Report(data), {}
     counts: dict[str, ImageCounts] = {}
     report.parts, found = counts, report.findings

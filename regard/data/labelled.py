@@ -22,7 +22,7 @@ from regard.data.text import (
     index_folder,
     key_path,
 )
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 
 
 class Example(NamedTuple):
@@ -65,7 +65,7 @@ class Faults:
         """Refuse a bad row, or count it."""
         message = f"{self.path}:{number}: {what}; {remedy}"
         if not self.skip_bad:
-            raise Mistake(f"{message}; or drop such rows with skip_bad=true")
+            raise UsageError(f"{message}; or drop such rows with skip_bad=true")
         self.first = self.first or message
         self.dropped += 1
 
@@ -105,9 +105,9 @@ class ExampleReader:
     def __init__(self, format: ExampleFormat):
         self.format = format
         self.several = format.separator is not None  # or as soon as a list of labels is read
-        self.fine = choose("labels", format.labels, FINENESS)
+        self.fine = lookup("labels", format.labels, FINENESS)
         if format.separator == "":
-            raise Mistake("separator= is empty; give what stands between labels, such as ','")
+            raise UsageError("separator= is empty; give what stands between labels, such as ','")
 
     def read(self, path: Path, notes: list[str]) -> list[Example]:
         """Read a file; what the user should be told is added to the notes."""
@@ -144,7 +144,7 @@ class ExampleReader:
         texts, labels = len({e.text for e in found}), len({e.labels for e in found})
         swapped = 3 * texts <= len(found) < 2 * labels and len(found) >= 20
         if swapped and format.columns is None:
-            raise Mistake(
+            raise UsageError(
                 f"{path}: {labels:,} different labels for {texts:,} different texts; do the labels "
                 "stand first? Set columns=, such as columns=2,1"
             )
@@ -293,7 +293,7 @@ class _Conllu:
     def __init__(self, column: str | None):
         self.name = (column or "upos").lower()
         known = {**CONLLU, **{str(n + 1): n for n in range(1, 10)}}
-        self.at = choose("column", self.name, known)
+        self.at = lookup("column", self.name, known)
 
     def __call__(self, line: str, number: int) -> tuple[Sequence[str], Sequence[str]]:
         if line.startswith("#"):
@@ -322,7 +322,7 @@ class _Columns:
         if self.count < 2 and not line.startswith(DOCUMENT):
             raise BadRow("columns", "1 column, expected 2", "write word, TAB, tag on each line")
         if column is not None and not (column.isdecimal() and 2 <= int(column) <= self.count):
-            raise Mistake(
+            raise UsageError(
                 f"{path}: column={column}; expected a number from 2 to {self.count}, "
                 "the column of the tag"
             )
@@ -419,7 +419,7 @@ def load_labelled(
     split by="whole", or the answers are known from them. A model that was `trained` on the data is
     judged on what was held out.
     """
-    choose("valid_by", by, SPLITS)
+    lookup("valid_by", by, SPLITS)
     shares = shares_of(valid, test)
     files: dict[str, list[Path]] = {"train": [Path(data)]}
     home = Path(data).parent
@@ -427,7 +427,7 @@ def load_labelled(
         home = Path(data)
         files = find_labelled(home)
     elif not os.path.exists(data):
-        raise Mistake(missing(Path(data)))
+        raise UsageError(missing(Path(data)))
     elif len(need) == 1 and need[0] not in shares:
         files = {need[0]: [Path(data)]}  # only one part is wanted, and only one file given
     for name, given in (("valid", valid), ("test", test)):
@@ -441,16 +441,16 @@ def load_labelled(
         found = files.get(name, [])
         if not found:
             told = ", ".join(sorted(os.listdir(home))[:8]) if is_folder(data) else data
-            raise Mistake(
+            raise UsageError(
                 f"{data}: no {name} part; expected a file such as {name}.tsv; found {told}"
             )
         if len(found) > 1:
             told = ", ".join(path.name for path in found)
-            raise Mistake(f"{data}: several files for {name} ({told}); name one with {name}=")
+            raise UsageError(f"{data}: several files for {name} ({told}); name one with {name}=")
         items = reader.read(found[0], loaded.notes)
         if not items:
             why = f"; {loaded.notes[-1]}" if loaded.notes else ""
-            raise Mistake(f"{found[0]}: no {reader.of} in it{why}")
+            raise UsageError(f"{found[0]}: no {reader.of} in it{why}")
         return items
 
     noted = trained.bounds if trained is not None else {}
@@ -466,7 +466,7 @@ def load_labelled(
         found = split_rows({"train": train}, wanted, reader.of, loaded.notes, trained, by)
         for name in need:
             if name not in found[0] and name not in loaded.parts:
-                raise Mistake(f"{data}: no {name} part; expected a file such as {name}.tsv")
+                raise UsageError(f"{data}: no {name} part; expected a file such as {name}.tsv")
         loaded.parts |= {name: found[0][name] for name in found[0] if name in (*need, *shares)}
         loaded.split = found[1]
     elif trained is not None and len(need) == 1:

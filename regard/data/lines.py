@@ -10,7 +10,7 @@ from io import BufferedReader, TextIOWrapper
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
-from regard.errors import Mistake, choose, nearest
+from regard.errors import UsageError, lookup, nearest
 from regard.files import refuse
 
 LONGEST_LINE = 1_000_000  # characters
@@ -50,21 +50,21 @@ def opened(path: str | Path) -> Iterator[BinaryIO]:
                 with lzma.LZMAFile(file) as unpacked:
                     yield cast(BinaryIO, BufferedReader(cast(Any, unpacked)))
             elif path.suffix in (".gz", ".xz"):
-                raise Mistake(f"{path}: is no {path.suffix} data; rename it, or fetch it again")
+                raise UsageError(f"{path}: is no {path.suffix} data; rename it, or fetch it again")
             else:
                 yield file
     except EOFError as error:
-        raise Mistake(
+        raise UsageError(
             f"{path}: the compressed data ends too early (a broken download?); fetch it again"
         ) from error
     except (gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
-        raise Mistake(
+        raise UsageError(
             f"{path}: the compressed data is damaged ({error}); fetch it again"
         ) from error
     except IsADirectoryError as error:
-        raise Mistake(f"{path}: is a folder; expected a file in it") from error
+        raise UsageError(f"{path}: is a folder; expected a file in it") from error
     except FileNotFoundError as error:
-        raise Mistake(missing(path)) from error
+        raise UsageError(missing(path)) from error
     except OSError as error:
         raise refuse(error, path) from error
 
@@ -83,7 +83,7 @@ class Recoded:
             while line and not line.endswith("\n") and len(line) == size // 4:
                 line = self.text.readline(size // 4)
         except UnicodeError as error:
-            raise Mistake(
+            raise UsageError(
                 f"{self.path}: broken {self.encoding.upper()} ({error}); save it again as UTF-8"
             ) from None
         return start.encode("utf-8", "surrogatepass")
@@ -93,7 +93,7 @@ class Recoded:
         try:
             return self.text.read(size // 4).encode("utf-8", "surrogatepass")
         except UnicodeError as error:
-            raise Mistake(
+            raise UsageError(
                 f"{self.path}: broken {self.encoding.upper()} ({error}); save it again as UTF-8"
             ) from None
 
@@ -106,7 +106,7 @@ MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 @contextmanager
 def opened_text(path: str | Path, encoding: str = "utf-8") -> Iterator[Any]:
     """Open a text for reading bytes of UTF-8, whatever encoding it has."""
-    choose("encoding", encoding, {**ENCODINGS, "auto": None})
+    lookup("encoding", encoding, {**ENCODINGS, "auto": None})
     with opened(path) as file:
         start = cast(Any, file).peek(4)[:4]
         wide = MARKS.get(start[:2]) if start[2:4] != b"\0\0" else None
@@ -199,7 +199,7 @@ def read_stream(file: BinaryIO, name: str = "standard input") -> Iterator[tuple[
     """Yield number and text of each line of an open binary file, refusing the first bad one."""
     for number, text, fault in scan_stream(file, name):
         if fault:
-            raise Mistake(fault.message)
+            raise UsageError(fault.message)
         yield number, text
 
 

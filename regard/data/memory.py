@@ -14,7 +14,7 @@ from typing import Any
 
 from regard.data.table import name_labels
 from regard.data.text import PARTS
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.files import cache_folder, replacing
 
 # what rows without names are called, by how many values they have
@@ -73,14 +73,14 @@ def _lines(data: Any, digest: Any, name: str) -> Iterator[str]:
         try:
             line = json.dumps({str(key): _plain(value) for key, value in row.items()})
         except (TypeError, ValueError, RecursionError) as error:
-            raise Mistake(
+            raise UsageError(
                 f"row {number} of data holds what is no text, number or list ({error}); of images, "
                 "give files, Parquet or the folder of a saved dataset"
             ) from None
         digest.update(line.encode() + b"\n")
         yield line + "\n"
     if not number:
-        raise Mistake(f"data= has no rows ({type(data).__name__}); give some")
+        raise UsageError(f"data= has no rows ({type(data).__name__}); give some")
 
 
 def rows_of(data: Any) -> Iterable[Any]:
@@ -99,10 +99,10 @@ def rows_of(data: Any) -> Iterable[Any]:
     if isinstance(data, Mapping):  # columns by name
         columns = {str(key): list(values) for key, values in data.items() if _is_column(values)}
         if len(columns) != len(data) or len({len(values) for values in columns.values()}) != 1:
-            raise Mistake(f"data= is a dict of no columns of one length; expected {EXPECTED}")
+            raise UsageError(f"data= is a dict of no columns of one length; expected {EXPECTED}")
         return (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
     if isinstance(data, str | bytes) or not isinstance(data, Iterable):
-        raise Mistake(f"data= is a {type(data).__name__}; expected {EXPECTED}")
+        raise UsageError(f"data= is a {type(data).__name__}; expected {EXPECTED}")
     return data
 
 
@@ -129,7 +129,7 @@ def _with_names(row: Any, number: int) -> Mapping[str, Any]:
     if hasattr(row, "_asdict"):
         return row._asdict()
     if not isinstance(row, Sequence) or len(row) not in NAMES:
-        raise Mistake(
+        raise UsageError(
             f"row {number} of data is a {type(row).__name__}; expected a dict, or a tuple of one "
             "to three values"
         )

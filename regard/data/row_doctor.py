@@ -26,7 +26,7 @@ from regard.data.lines import missing, opened_text
 from regard.data.split import keys_of, shares_of
 from regard.data.table import is_folder, is_table
 from regard.data.text import find_file
-from regard.errors import Mistake
+from regard.errors import UsageError
 
 FEW = 5  # rows of a label that can hardly be learnt from
 UNEVEN = 10  # times as many rows of one label as of another
@@ -74,13 +74,13 @@ def examine_rows(
     if is_folder(data):
         files = {name: some for name, some in find_labelled(home).items() if some}
     elif not os.path.exists(data):
-        raise Mistake(missing(Path(data)))
+        raise UsageError(missing(Path(data)))
     shares = shares_of(valid, test)
     for name, given in (("valid", valid), ("test", test)):
         if given and name not in shares:
             files[name] = [find_file(given, home, None, None).path]
     if not files:
-        raise Mistake(f"{data}: no train, valid or test part in it; name a file of the folder")
+        raise UsageError(f"{data}: no train, valid or test part in it; name a file of the folder")
     report, parts = Report(data), []
     counts: dict[str, RowCounts] = {}
     report.parts = counts
@@ -88,7 +88,7 @@ def examine_rows(
         notes: list[str] = []
         try:
             items = reader.read(some[0], notes)
-        except Mistake as refused:
+        except UsageError as refused:
             what, _, remedy = str(refused).removeprefix(f"{some[0]}: ").partition("; ")
             finding = Finding("error", what, str(some[0]), remedy or "mend the file", "unreadable")
             report.findings.append(finding)
@@ -226,7 +226,7 @@ def examine_texts(
                     total += len(text) if running else 1
                     if most and len(texts) >= most:
                         break
-        except Mistake as refused:
+        except UsageError as refused:
             what, _, remedy = str(refused).partition("; ")
             where, _, what = what.partition(": ")
             report.findings.append(Finding("error", what, where, remedy or "mend it", "unreadable"))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from heapq import nsmallest
 from typing import Any
 
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 
 SPACE = 2**64  # how many hashes there are
 MOST_STRATA = 1000  # labels by which rows are split evenly; of more, each has few rows
@@ -43,7 +43,9 @@ def share_of(value: Any, key: str = "valid") -> float | None:
     except (TypeError, ValueError):
         return None
     if not 0 < share < 1:
-        raise Mistake(f"{key}={value} is neither a file nor a share between 0 and 1, such as 0.1")
+        raise UsageError(
+            f"{key}={value} is neither a file nor a share between 0 and 1, such as 0.1"
+        )
     return share
 
 
@@ -52,7 +54,7 @@ def shares_of(valid: Any, test: Any) -> dict[str, float]:
     found = {"valid": share_of(valid), "test": share_of(test, "test")}
     shares = {part: share for part, share in found.items() if share is not None}
     if sum(shares.values()) > 0.9:
-        raise Mistake(f"valid={valid} and test={test} leave too little to learn from")
+        raise UsageError(f"valid={valid} and test={test} leave too little to learn from")
     return shares
 
 
@@ -143,7 +145,7 @@ def plan_split(
     """
     label_of = _labels(keys, labels)
     if len(label_of) <= len(shares):
-        raise Mistake(
+        raise UsageError(
             f"{where}: too few different rows to split a validation part off; give one with valid="
         )
     groups: dict[str, list[int]] = {}
@@ -296,7 +298,7 @@ def split_rows(
     items = parts["train"]
     where = getattr(items[0], "where", "the data").rpartition(":")[0]
     if trained is not None and trained.bounds and trained.seen(keys_of(items)) >= SEEN:
-        again = choose("valid_by", trained.by, SPLITS)
+        again = lookup("valid_by", trained.by, SPLITS)
         found, split = again(items, _evenly(items), lambda keys, labels: trained)
         notes.append(f"{where}: split as when the model was trained on it")
     else:
@@ -304,7 +306,7 @@ def split_rows(
         def make(keys: Sequence[int], labels: Sequence[str]) -> Split:
             return plan_split(keys, labels, shares, where)
 
-        found, split = choose("valid_by", by, SPLITS)(items, _evenly(items), make)
+        found, split = lookup("valid_by", by, SPLITS)(items, _evenly(items), make)
         notes.append(told_of(split, {part: len(some) for part, some in found.items()}, of))
     picked = {part: [items[i] for i in some] for part, some in found.items()}
     return {**parts, **picked}, split
@@ -316,7 +318,7 @@ def unseen(
     """Return the rows of a file on which a model is to be judged, and note what is to be known."""
 
     def pick(split: Split) -> dict[str, list[int]]:
-        make = choose("valid_by", split.by, SPLITS)
+        make = lookup("valid_by", split.by, SPLITS)
         return make(items, _evenly(items), lambda keys, labels: split)[0]
 
     found = held_out(trained, part, keys_of(items), pick, where, of, notes)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.files import make_folder, refuse, replacing, write_atomically
 
 FORMAT = 1
@@ -70,7 +70,7 @@ class Store:
             ArithmeticError,
             RecursionError,
         ) as error:
-            raise Mistake(
+            raise UsageError(
                 f"{folder}: a broken store ({error}); delete the folder to have it built again"
             ) from error
 
@@ -101,12 +101,12 @@ def build_store(folder: str | Path, rows: Iterable[Sequence[Sequence[int]]]) -> 
             ids = [array("i") for _ in row]
             offsets = [array("q", [0]) for _ in row]
         if len(row) != len(ids):
-            raise Mistake(f"row {number} has {len(row)} columns; expected {len(ids)} as before")
+            raise UsageError(f"row {number} has {len(row)} columns; expected {len(ids)} as before")
         for column, tokens in enumerate(row):
             ids[column].extend(tokens)
             offsets[column].append(len(ids[column]))
     if not ids:
-        raise Mistake(f"{folder}: no examples to store; check the data")
+        raise UsageError(f"{folder}: no examples to store; check the data")
     columns = []
     for tokens, bounds in zip(ids, offsets, strict=True):
         values = np.frombuffer(tokens, dtype=np.int32)
@@ -120,13 +120,13 @@ def build_store(folder: str | Path, rows: Iterable[Sequence[Sequence[int]]]) -> 
         note = {"format": FORMAT, "columns": len(ids), "rows": len(offsets[0]) - 1}
         write_atomically(folder / NOTE, json.dumps(note) + "\n")
         return Store.open(folder)
-    except Mistake as mistake:
+    except UsageError as mistake:
         if not _deleted(mistake):
             raise
         return Store(columns)
 
 
-def _deleted(mistake: Mistake) -> bool:
+def _deleted(mistake: UsageError) -> bool:
     """Tell whether a file could not be written or found since somebody deletes the folder."""
     return isinstance(mistake.__cause__, FileNotFoundError)
 
@@ -180,7 +180,7 @@ class Table:
         except OSError as error:
             raise refuse(error, error.filename or folder) from error
         except (ValueError, TypeError, KeyError, EOFError, RecursionError) as error:
-            raise Mistake(
+            raise UsageError(
                 f"{folder}: a broken store ({error}); delete the folder to have it built again"
             ) from error
 
@@ -210,7 +210,7 @@ def build_table(
         note = {"format": FORMAT, "gaps": table.gaps, "why": table.why}
         write_atomically(folder / NOTE, json.dumps(note) + "\n")
         return Table.open(folder, shape)
-    except Mistake as mistake:
+    except UsageError as mistake:
         if not filled or not _deleted(mistake):
             raise
         return Table(np.asarray(table.rows), table.gaps, table.why)

@@ -25,7 +25,7 @@ from regard.data.lines import (
     opened_text,
     scan_stream,
 )
-from regard.errors import Mistake
+from regard.errors import UsageError
 
 HEAD = 1000  # rows by which a header is known
 HEAD_SIZE = 4_000_000  # characters of them
@@ -155,7 +155,9 @@ def shards(path: Path) -> list[Path]:
     names = [f"{stem[: found.start()]}-{n:05}-of-{found[2]}{end}" for n in range(int(found[2]))]
     for name in names:
         if not (path.parent / name).is_file():
-            raise Mistake(f"{path.parent / name}: no such file, but {path.name} says it is there")
+            raise UsageError(
+                f"{path.parent / name}: no such file, but {path.name} says it is there"
+            )
     return [path.parent / name for name in names]
 
 
@@ -257,7 +259,7 @@ def _delimiter(path: Path, head: Sequence[tuple[int, str, Fault | None]], whole:
     best = [delimiter for delimiter in shares if shares[delimiter] == max(shares.values())]
     if len(best) > 1 or shares[best[0]] < 0.5:
         names = " or ".join(DELIMITERS[delimiter] for delimiter in best)
-        raise Mistake(
+        raise UsageError(
             f"{path}: whether {names} part its columns is not clear; write sep={best[0]} as its "
             "first line, or put quotes around the cells"
         )
@@ -333,7 +335,7 @@ def _arrow() -> Any:
     try:
         import pyarrow
     except ImportError:
-        raise Mistake(
+        raise UsageError(
             "Parquet and Arrow need pyarrow: pip install 'regard[arrow]'; or save the data as CSV "
             "or JSON lines"
         ) from None
@@ -348,7 +350,7 @@ def _bytes_of(path: Path) -> Iterator[Any]:
         plain = isinstance(getattr(file, "raw", None), FileIO)
         data = b"" if plain else file.read(MOST_PACKED + 1)
     if len(data) > MOST_PACKED:
-        raise Mistake(f"{path}: over {MOST_PACKED >> 30} GB unpacked; unpack it on disk")
+        raise UsageError(f"{path}: over {MOST_PACKED >> 30} GB unpacked; unpack it on disk")
     with arrow.memory_map(os.fspath(path)) if plain else arrow.BufferReader(data) as source:
         yield source
 
@@ -392,12 +394,12 @@ def saved_files(folder: Path) -> list[Path]:
         state = json.loads(path.read_bytes()[: 2**24])
         names = [str(row["filename"]) for row in state["_data_files"]]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise Mistake(f"{path}: no list of data files in it; save the set again") from None
+        raise UsageError(f"{path}: no list of data files in it; save the set again") from None
     for name in names:
         if Path(name).name != name or not (folder / name).is_file():
-            raise Mistake(f"{path}: names {name!r:.60}, which is no file beside it")
+            raise UsageError(f"{path}: names {name!r:.60}, which is no file beside it")
     if not names:
-        raise Mistake(f"{path}: names no data file; save the set again")
+        raise UsageError(f"{path}: names no data file; save the set again")
     return [folder / name for name in names]
 
 
@@ -419,10 +421,10 @@ def _columnar(
                             value[key] = name_labels(value.get(key), known)
                         yield Row(number, value)
         except (arrow.ArrowException, OSError, *DAMAGE) as error:
-            if isinstance(error, Mistake):
+            if isinstance(error, UsageError):
                 raise
             told = " ".join(str(error).split())[:120]
-            raise Mistake(f"{path}: cannot be read ({told}); fetch or save it again") from None
+            raise UsageError(f"{path}: cannot be read ({told}); fetch or save it again") from None
 
 
 def _class_names(metadata: Any, folder: Path) -> dict[str, list[str]]:

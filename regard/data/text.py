@@ -25,7 +25,7 @@ from regard.data.table import (
     like_header,
     stem_and_suffix,
 )
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.files import refuse
 
 # Names of columns and languages
@@ -109,7 +109,7 @@ def parse_columns(columns: str | Sequence[str | int] | None) -> tuple[str, str] 
     numbers = [part for part in parts if re.fullmatch(r"-?\d+", part)]
     bad = len(parts) != 2 or not all(parts)
     if bad or any(len(number) > 6 or int(number) < 1 for number in numbers):
-        raise Mistake(
+        raise UsageError(
             f"columns={','.join(parts)[:60]} is not two columns; give two "
             "numbers from 1 or two names, such as columns=2,1 or columns=text,label"
         )
@@ -154,7 +154,7 @@ class PairReader:
         self.dropped = 0
         self.notes: list[str] = []
         if target_path is not None and self.columns:
-            raise Mistake(
+            raise UsageError(
                 f"columns={','.join(self.columns)} is for a table, but {path} and "
                 f"{target_path} are aligned files; leave columns= out"
             )
@@ -174,7 +174,7 @@ class PairReader:
             for fault in faults:
                 self.on_bad(fault)
         elif not self.skip_bad:
-            raise Mistake(f"{faults[0].message}; or drop such rows with skip_bad=true")
+            raise UsageError(f"{faults[0].message}; or drop such rows with skip_bad=true")
         self.first = self.first or faults[0].message
         self.dropped += 1
 
@@ -200,7 +200,7 @@ class PairReader:
                     fault = Fault("uneven", f"{longer}:{number}", what, remedy)
                     if self.on_bad is None:
                         # Rows cannot be dropped here: the files may be shifted from line 1.
-                        raise Mistake(fault.message)
+                        raise UsageError(fault.message)
                     self.on_bad(fault)
                     return
                 continue
@@ -289,7 +289,7 @@ class CellRow:
         if reader.columns:
             named = not all(column.isdecimal() for column in reader.columns)
             if named and reader.header is False:
-                raise Mistake(
+                raise UsageError(
                     f"{reader.path}: columns={','.join(reader.columns)} are names, but with "
                     "header=false there are none; give numbers such as columns=2,1"
                 )
@@ -308,7 +308,7 @@ class CellRow:
             header = found is not None
             # Two languages in the first two columns are a header, but not the one asked for.
             if not header and by_language == (0, 1):
-                raise Mistake(
+                raise UsageError(
                     f"{reader.path}:1: no columns for from={wanted[0]} to={wanted[1]}; the header "
                     f"names {', '.join(names)}; change from= and to=, or set columns="
                 )
@@ -316,7 +316,7 @@ class CellRow:
         header = self._header(names, found or (0, 1), header)
         if header and found is None and len(names) > 2:
             told = ", ".join(name.strip()[:30] for name in names[:8])
-            raise Mistake(
+            raise UsageError(
                 f"{reader.path}:1: which of its columns {told}? Name two with columns=, such as "
                 f"columns={names[0].strip()},{names[1].strip()}"
             )
@@ -338,7 +338,7 @@ class CellRow:
         found = like_header(self.table.cells(), at)
         if found is None:
             told = ", ".join(name.strip()[:30] for name in names[:8])
-            raise Mistake(
+            raise UsageError(
                 f"{self.reader.path}:1: whether its first row ({told}) is a header is not clear; "
                 "say header=true or header=false"
             )
@@ -352,7 +352,7 @@ def column_of(name: str, names: Sequence[str], where: str) -> int:
     known = [cell.strip().casefold() for cell in names]
     if name.casefold() in known:
         return known.index(name.casefold())
-    raise Mistake(
+    raise UsageError(
         f"{where}: no column '{name}' in the header row; found "
         f"{', '.join(cell[:30] for cell in names[:8])}; set columns= to names or numbers"
     )
@@ -549,7 +549,7 @@ def find_file(
         path = place / text
         halves = [place / half.strip() for half in text.split(",")]
         if is_folder(path):
-            raise Mistake(f"{path}: is a folder; expected a file in it")
+            raise UsageError(f"{path}: is a folder; expected a file in it")
         if os.path.exists(path):
             stem, suffix = stem_and_suffix(path)
             if suffix not in KINDS and suffix in (source, target):
@@ -567,8 +567,8 @@ def find_file(
             if part:
                 return part
             if files:
-                raise Mistake(which_languages(path.parent, files, source, target))
-    raise Mistake(missing(Path(text) if folder is None else folder / text))
+                raise UsageError(which_languages(path.parent, files, source, target))
+    raise UsageError(missing(Path(text) if folder is None else folder / text))
 
 
 def which_languages(
@@ -595,9 +595,9 @@ def find_parts(
 ) -> dict[str, Part]:
     """Find train, valid and test in a folder or file; further test files keep their own names."""
     if source and source == target:
-        raise Mistake(f"from={source} to={target} are the same language; choose two")
+        raise UsageError(f"from={source} to={target} are the same language; choose two")
     if not os.fspath(data):
-        raise Mistake("data= is empty; give a folder or a file")
+        raise UsageError("data= is empty; give a folder or a file")
     folder = Path(data) if is_folder(data) else None
     parts: dict[str, Part] = {}
     if folder is None:
@@ -614,10 +614,10 @@ def find_parts(
         fitting = {stem: part_of(stems[stem], source, target) for stem in found}
         usable = {stem: part for stem, part in fitting.items() if part}
         if found and not usable and name not in parts and (name == "train" or "train" not in parts):
-            raise Mistake(which_languages(cast(Path, folder), stems[found[0]], source, target))
+            raise UsageError(which_languages(cast(Path, folder), stems[found[0]], source, target))
         if name == "train" and len(usable) > 1 and next(iter(usable)) not in words:
             names = ", ".join(usable)
-            raise Mistake(f"{folder}: several files to train on ({names}); name one with data=")
+            raise UsageError(f"{folder}: several files to train on ({names}); name one with data=")
         for stem, part in usable.items():
             if name not in parts:
                 parts[name] = part
@@ -688,7 +688,7 @@ def load_pairs(
         wanted.insert(0, "train")
     for name in need:
         if name not in files and not (name in lacking and splitting):
-            raise Mistake(no_part(Path(data), name, source, target))
+            raise UsageError(no_part(Path(data), name, source, target))
     parts: dict[str, list[Pair]] = {}
     for name in wanted:
         if name not in files:
@@ -708,7 +708,7 @@ def load_pairs(
         notes.extend(reader.notes)
         if not parts[name]:
             why = f"; {reader.notes[-1]}" if reader.dropped else "; expected one on each line"
-            raise Mistake(f"{part.path}: no pairs in it{why}")
+            raise UsageError(f"{part.path}: no pairs in it{why}")
     split = Split()
     if splitting:
         wanted_parts = {"valid": shares.get("valid")} if "valid" in lacking else {}
@@ -719,7 +719,7 @@ def load_pairs(
         parts[need[0]] = unseen(parts[need[0]], need[0], trained, str(data), "pairs", notes)
     for name in need:
         if not parts.get(name):
-            raise Mistake(no_part(Path(data), name, source, target))
+            raise UsageError(no_part(Path(data), name, source, target))
     others = [name for name in files if name not in (*PARTS, *need)]
     if others and "test" in wanted and test is None:
         chosen = stem_and_suffix(files["test"].path)[0] if "test" in files else None

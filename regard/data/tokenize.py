@@ -14,7 +14,7 @@ from typing import Any
 import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.files import plain_file, refuse, write_atomically
 
 SPECIALS = ["<pad>", "<s>", "</s>", "<unk>"]
@@ -79,13 +79,15 @@ class Tokenizer:
         except OSError as error:
             raise refuse(error, path) from error
         if len(data) > MOST_BYTES:
-            raise Mistake(f"{path}: over {MOST_BYTES >> 20} MB; expected a smaller tokenizer.json")
+            raise UsageError(
+                f"{path}: over {MOST_BYTES >> 20} MB; expected a smaller tokenizer.json"
+            )
         try:
             text = data.decode()
             return cls(_assemble(_checked(json.loads(text))), text)
         except Exception as error:  # the library raises plain Exception for merges that do not fit
             reason = " ".join(str(error).split())[:200] or type(error).__name__
-            raise Mistake(f"{path}: not a tokenizer saved by Regard ({reason})") from error
+            raise UsageError(f"{path}: not a tokenizer saved by Regard ({reason})") from error
 
     def save(self, path: str | Path) -> None:
         """Write the tokenizer as one JSON file."""
@@ -136,7 +138,9 @@ class Tokenizer:
 
     def _spelling(self, number: int) -> bytes:
         if not 0 <= number < self.vocab:
-            raise Mistake(f"token id {number}; expected 0 to {self.vocab - 1}, as in the tokenizer")
+            raise UsageError(
+                f"token id {number}; expected 0 to {self.vocab - 1}, as in the tokenizer"
+            )
         return self._bytes[number]
 
 
@@ -146,12 +150,12 @@ class Sampler:
     def __init__(self, tokenizer: Tokenizer, p: float, seed: int, variants: int):
         """Take the share of merges to drop and how many ways to split a word are kept."""
         if not 0 <= p <= 1:
-            raise Mistake(f"BPE dropout of {p}; expected a share from 0 to 1, such as 0.1")
+            raise UsageError(f"BPE dropout of {p}; expected a share from 0 to 1, such as 0.1")
         if not 1 <= variants <= 256:
-            raise Mistake(f"{variants} variants of a word; expected 1 to 256")
+            raise UsageError(f"{variants} variants of a word; expected 1 to 256")
         model = json.loads(tokenizer.text)["model"]
         if model["type"] != "BPE":
-            raise Mistake("BPE dropout of a unigram tokenizer; train one with tokenizer=bpe")
+            raise UsageError("BPE dropout of a unigram tokenizer; train one with tokenizer=bpe")
         self.p, self.seed, self.variants = p, seed, variants
         self._ids: dict[str, int] = model["vocab"]
         ids = self._ids
@@ -217,13 +221,13 @@ def train_tokenizer(
     texts: Iterable[str], *, kind: str = "bpe", vocab: int = 8000, min_frequency: int = 2
 ) -> Tokenizer:
     """Learn a vocabulary of at most so many pieces from texts; the same texts give the same one."""
-    train = choose("tokenizer", kind, TOKENIZERS)
+    train = lookup("tokenizer", kind, TOKENIZERS)
     least = len(FIRST) + 40
     if not least <= vocab <= MOST_PIECES:
-        raise Mistake(f"vocab={vocab}; expected {least} to {MOST_PIECES}, such as vocab=8000")
+        raise UsageError(f"vocab={vocab}; expected {least} to {MOST_PIECES}, such as vocab=8000")
     texts = [text for text in map(_spaced, texts) if text]
     if not texts:
-        raise Mistake("no text to learn a tokenizer from; check the data")
+        raise UsageError("no text to learn a tokenizer from; check the data")
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(text)
@@ -399,7 +403,7 @@ def _spaced(text: str) -> str:
     half = HALF_CHARACTER.search(text)
     if half:
         code = f"surrogate U+{ord(half[0]):04X}"
-        raise Mistake(f"half a character ({code}) in a text; read its file as UTF-8")
+        raise UsageError(f"half a character ({code}) in a text; read its file as UTF-8")
     return text if not text or STARTS_SPACELESS.match(text) else " " + text
 
 

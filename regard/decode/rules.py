@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.errors import Mistake
+from regard.errors import UsageError
 
 MOST_IDS = 100_000  # in one rule
 LONGEST = 10_000_000  # length that a rule may speak of
@@ -227,8 +227,8 @@ def begin_suppress_tokens(ids: Sequence[int], forced: bool = False) -> Change:
 # ---- what a file may say
 
 
-def _refuse(value: Any, expected: str) -> Mistake:
-    return Mistake(f"{value!r:.60}; expected {expected}")
+def _refuse(value: Any, expected: str) -> UsageError:
+    return UsageError(f"{value!r:.60}; expected {expected}")
 
 
 def _number(value: Any, low: float, high: float) -> float:
@@ -315,15 +315,15 @@ NOTHING |= {"encoder_no_repeat_ngram_size": 0, "min_new_tokens": 0}
 def checked(told: Any, vocab: int) -> dict[str, Any]:
     """Return the rules that a file tells, each checked, without those that change nothing."""
     if not isinstance(told, Mapping):
-        raise Mistake(f"'rules' are {told!r:.40}; expected an object")
+        raise UsageError(f"'rules' are {told!r:.40}; expected an object")
     found: dict[str, Any] = {}
     for key, value in told.items():
         if key not in RULES:
-            raise Mistake(f"unknown rule {key!r:.40}; known are {', '.join(RULES)}")
+            raise UsageError(f"unknown rule {key!r:.40}; known are {', '.join(RULES)}")
         try:
             found[key] = RULES[key].check(value, vocab)
-        except Mistake as mistake:
-            raise Mistake(f"{key}={mistake}") from None
+        except UsageError as mistake:
+            raise UsageError(f"{key}={mistake}") from None
     return checked_again(found)
 
 

@@ -22,7 +22,7 @@ from regard import native
 from regard.attention.watch import watcher
 from regard.decode.rules import Rules
 from regard.decode.writer import Writer
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.memory import reuse_memory
 
 BOS, EOS = 1, 2
@@ -65,10 +65,10 @@ PENALTIES: dict[str, tuple[Callable, float]] = {
 
 def penalty(name: str, alpha: float | None = None) -> Callable:
     """Return the divisor of a log-probability as a function of how many tokens it is the sum of."""
-    divisor, usual = choose("length_penalty", name, PENALTIES)
+    divisor, usual = lookup("length_penalty", name, PENALTIES)
     alpha = usual if alpha is None else alpha
     if not -inf < alpha < inf:
-        raise Mistake(f"alpha={alpha} is not a number; 0 means no length penalty")
+        raise UsageError(f"alpha={alpha} is not a number; 0 means no length penalty")
     return lambda length: divisor(length, alpha)
 
 
@@ -86,7 +86,7 @@ def at_least(length: int, eos: int = EOS) -> Adjust:
 def keep_top_k(count: int) -> Adjust:
     """Draw among the likeliest few."""
     if count < 1:
-        raise Mistake(f"top_k={count} leaves nothing to draw; choose 1 or more")
+        raise UsageError(f"top_k={count} leaves nothing to draw; choose 1 or more")
 
     def adjust(logits: Tensor, written: Tensor) -> Tensor:
         least = logits.topk(min(count, logits.shape[1]), dim=1).values[:, -1:]
@@ -98,7 +98,7 @@ def keep_top_k(count: int) -> Adjust:
 def keep_top_p(mass: float) -> Adjust:
     """Draw among the fewest tokens that have this much probability (Holtzman et al. 2020)."""
     if not 0 < mass <= 1:
-        raise Mistake(f"top_p={mass} is not above 0 and at most 1")
+        raise UsageError(f"top_p={mass} is not above 0 and at most 1")
 
     def adjust(logits: Tensor, written: Tensor) -> Tensor:
         ordered, places = logits.sort(dim=1, descending=True)
@@ -112,7 +112,7 @@ def keep_top_p(mass: float) -> Adjust:
 def keep_min_p(share: float) -> Adjust:
     """Draw among the tokens that have this share of the likeliest one's probability."""
     if not 0 <= share <= 1:
-        raise Mistake(f"min_p={share} is not between 0 and 1")
+        raise UsageError(f"min_p={share} is not between 0 and 1")
 
     def adjust(logits: Tensor, written: Tensor) -> Tensor:
         probabilities = logits.softmax(1)
@@ -139,7 +139,7 @@ def in_batches(
     threads busy, several batches can.
     """
     if min(tokens, rows, workers) < 1:
-        raise Mistake(
+        raise UsageError(
             f"batches of {tokens} tokens and {rows} rows by {workers} workers hold nothing; "
             "choose 1 or more"
         )
@@ -209,7 +209,7 @@ class _Plan:
         count, device = source.shape[0], source.device
         prefix = [[]] * count if prefix is None else prefix
         if len(prefix) != count:
-            raise Mistake(f"{len(prefix)} prefixes for {count} sentences; give one for each")
+            raise UsageError(f"{len(prefix)} prefixes for {count} sentences; give one for each")
         if max_length is None:
             read = [source.shape[1]] * count if lengths is None else lengths.tolist()
             pairs = zip(read, prefix, strict=True)
@@ -219,14 +219,16 @@ class _Plan:
                 [max_length] * count if isinstance(max_length, int) else list(map(int, max_length))
             )
         if len(limit) != count:
-            raise Mistake(f"{len(limit)} values of max_length for {count} sentences")
+            raise UsageError(f"{len(limit)} values of max_length for {count} sentences")
         for most, ids in zip(limit, prefix, strict=True):
             if most < 1:
-                raise Mistake(f"max_length={most} leaves nothing to write; choose 1 or more")
+                raise UsageError(f"max_length={most} leaves nothing to write; choose 1 or more")
             if most < len(ids):
-                raise Mistake(f"a prefix of {len(ids)} tokens is longer than max_length={most}")
+                raise UsageError(f"a prefix of {len(ids)} tokens is longer than max_length={most}")
             if eos in ids:
-                raise Mistake(f"a prefix contains the end of the text, token {eos}; leave it out")
+                raise UsageError(
+                    f"a prefix contains the end of the text, token {eos}; leave it out"
+                )
         self.limit = torch.tensor(limit, dtype=torch.long, device=device)
         self.longest = max(limit, default=0)
         self.forced = self.limit.new_full((count, max(map(len, prefix), default=0)), -1)
@@ -258,7 +260,7 @@ class _Finished:
         """Take a text that had the given log-probability after each of its tokens."""
         score = passed[-1] / self.divisor(len(passed))
         if isnan(score):
-            raise Mistake("the model answers with numbers that are not finite; is it damaged?")
+            raise UsageError("the model answers with numbers that are not finite; is it damaged?")
         self.texts[sentence].append((score, ids, passed))
 
     def bar(self, sentence: int, best: int) -> float:
@@ -284,7 +286,7 @@ def _first(source: Tensor, begin: Tensor | None, bos: int) -> Tensor:
     if begin is None:
         return torch.full((source.shape[0], 1), bos, device=source.device)
     if begin.shape != source.shape[:1]:
-        raise Mistake(f"{len(begin)} first tokens for {source.shape[0]} sentences")
+        raise UsageError(f"{len(begin)} first tokens for {source.shape[0]} sentences")
     return begin.view(-1, 1)
 
 
@@ -394,13 +396,13 @@ def beam(
     while it could as long as it may become. Changes are made `on` logits or on logprobs, which may
     be renormalised. Tokens of `ends` end a text as eos does, and stay in it.
     """
-    choose("stopping", stopping, dict.fromkeys(STOPPINGS))
+    lookup("stopping", stopping, dict.fromkeys(STOPPINGS))
     if beam < 1:
-        raise Mistake(f"beam={beam} leaves nothing to follow; choose 1 or more")
+        raise UsageError(f"beam={beam} leaves nothing to follow; choose 1 or more")
     if not 1 <= n_best <= beam:
-        raise Mistake(f"n_best={n_best} is not between 1 and beam={beam}; widen the beam")
+        raise UsageError(f"n_best={n_best} is not between 1 and beam={beam}; widen the beam")
     if not patience > 0:
-        raise Mistake(f"patience={patience} is not above 0")
+        raise UsageError(f"patience={patience} is not above 0")
     divisor = penalty(length_penalty, alpha)
     # where length earns nothing, finished and open texts compare directly: no need to give up
     enough = inf if divisor(2) == 1 else max(n_best, round(min(patience * beam, 1e9)))
@@ -609,17 +611,17 @@ def sample(
     comes first, then top_k, top_p and min_p; log-probabilities are told as the model gave them.
     """
     if on_token is not None and samples > 1:
-        raise Mistake(f"samples={samples} texts cannot be told token by token; choose 1")
+        raise UsageError(f"samples={samples} texts cannot be told token by token; choose 1")
     if samples < 1:
-        raise Mistake(f"samples={samples} asks for nothing; choose 1 or more")
+        raise UsageError(f"samples={samples} asks for nothing; choose 1 or more")
     if not 0 <= temperature < inf:
-        raise Mistake(f"temperature={temperature} is not a number from 0 on")
+        raise UsageError(f"temperature={temperature} is not a number from 0 on")
     cuts = [(top_k, keep_top_k), (top_p, keep_top_p), (min_p, keep_min_p)]
     changes = [make(value) for value, make in cuts if value is not None]
     plan = _Plan(source, lengths, max_length, prefix, eos)
     lines = range(source.shape[0]) if lines is None else lines
     if len(lines) != source.shape[0]:
-        raise Mistake(f"{len(lines)} line numbers for {source.shape[0]} sentences")
+        raise UsageError(f"{len(lines)} line numbers for {source.shape[0]} sentences")
     luck = torch.zeros(len(lines), plan.longest, samples, dtype=torch.float64)
     for row, line, most in zip(luck, lines, plan.limit.tolist(), strict=True):
         row[:most] = torch.rand(
@@ -666,7 +668,7 @@ def score(
     """Judge a given text for each sentence: how likely does the model find each of its tokens?"""
     count = source.shape[0]
     if len(texts) != count:
-        raise Mistake(f"{len(texts)} texts for {count} sentences; give one for each")
+        raise UsageError(f"{len(texts)} texts for {count} sentences; give one for each")
     finished = _Finished(count, penalty(length_penalty, alpha), 1)
     if count == 0:
         return []

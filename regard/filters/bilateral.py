@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.attention.scores import Gaussian
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.filters.frame import (
     AutoWindow,
     Place,
@@ -53,7 +53,7 @@ def by_guide(
     positive(sigma_s=sigma_s, sigma_r=float(sigma_r))
     x, seen = planes(image), planes(guide, "guide").to(image.dtype)
     if seen.shape[-2:] != x.shape[-2:] or seen.shape[0] not in (1, x.shape[0]):
-        raise Mistake(
+        raise UsageError(
             f"guide of shape {tuple(guide.shape)} for an image of {tuple(image.shape)}; "
             "expected the same height and width"
         )

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.filters.frame import (
     LEAST,
     Place,
@@ -69,7 +69,7 @@ def perona_malik(
 def _check(steps: int, step: float) -> None:
     counted(steps=steps)
     if not 0 < step <= STABLE:
-        raise Mistake(
+        raise UsageError(
             f"step={step} is not stable; expected more than 0 and at most {STABLE}: "
             "for more diffusion take more steps"
         )
@@ -78,7 +78,7 @@ def _check(steps: int, step: float) -> None:
 def _conduct(k: float, name: str, frozen: bool = False) -> Conduct:
     """Return the conductance between neighbours of a difference (n, c, h, w)."""
     positive(k=k)
-    function = choose("conductance", name, CONDUCTANCES)
+    function = lookup("conductance", name, CONDUCTANCES)
 
     def conduct(x: Tensor) -> Tensor:
         return function(squares(x.detach() if frozen else x, k**-2))

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from regard.attention.attend import attend
 from regard.attention.masks import Mask, Sliding
 from regard.attention.scores import Score
-from regard.errors import Mistake
+from regard.errors import UsageError
 
 Window = int | Literal["full"]  # the side of a square around each pixel, or the whole image
 AutoWindow = int | Literal["auto", "full"]  # or as wide as a Gaussian needs
@@ -26,9 +26,9 @@ def planes(image: Tensor, name: str = "image") -> Float[Tensor, "n c h w"]:
     """Lay any leading axes of an image out as one, or refuse what is none."""
     if not isinstance(image, Tensor) or image.dtype not in (torch.float32, torch.float64):
         kind = image.dtype if isinstance(image, Tensor) else type(image).__name__
-        raise Mistake(f"{name} of {kind}; expected a tensor of float or double, values 0 to 1")
+        raise UsageError(f"{name} of {kind}; expected a tensor of float or double, values 0 to 1")
     if image.ndim < 3 or 0 in image.shape[-3:]:
-        raise Mistake(f"{name} of shape {tuple(image.shape)}; expected (..., channels, h, w)")
+        raise UsageError(f"{name} of shape {tuple(image.shape)}; expected (..., channels, h, w)")
     return image.reshape(-1, *image.shape[-3:])
 
 
@@ -36,7 +36,7 @@ def positive(**values: float) -> None:
     """Refuse what is not more than zero."""
     for name, value in values.items():
         if not value > 0:
-            raise Mistake(f"{name}={value} is too small; it must be more than 0")
+            raise UsageError(f"{name}={value} is too small; it must be more than 0")
 
 
 def of_range(image: Tensor, **values: float) -> None:
@@ -50,12 +50,12 @@ def of_range(image: Tensor, **values: float) -> None:
         if math.isinf(value) or not math.isfinite(reach):
             continue
         if not bytes_ and max(1.0, 2 * reach) < value <= 1000:  # more is meant to ignore values
-            raise Mistake(
+            raise UsageError(
                 f"{name}={value:g} is more than any difference of values from 0 to 1, as they are "
                 f"here; of 0 to 255 it is {name}={value / 255:.3g}"
             )
         if bytes_ and value < reach / 2000:
-            raise Mistake(
+            raise UsageError(
                 f"{name}={value:g} is for values from 0 to 1, but these reach {reach:g}; divide "
                 f"them by 255, or write {name}={255 * value:.3g}"
             )
@@ -65,7 +65,7 @@ def counted(**values: int) -> None:
     """Refuse what is no number of times."""
     for name, value in values.items():
         if not isinstance(value, int) or value < 0:
-            raise Mistake(f"{name}={value}; expected a whole number, 0 or more")
+            raise UsageError(f"{name}={value}; expected a whole number, 0 or more")
 
 
 def radius_of(side: AutoWindow, name: str = "window") -> int | None:
@@ -73,7 +73,7 @@ def radius_of(side: AutoWindow, name: str = "window") -> int | None:
     if side == "full":
         return None
     if not isinstance(side, int) or side < 1 or side % 2 == 0:
-        raise Mistake(f"{name}={side} has no centre; expected an odd number such as 7, or full")
+        raise UsageError(f"{name}={side} has no centre; expected an odd number such as 7, or full")
     return side // 2
 
 
@@ -178,7 +178,7 @@ def check_place(at: Place, image: Tensor) -> None:
     """Refuse a pixel that an image does not have."""
     high, wide = image.shape[-2:]
     if not (0 <= at[0] < wide and 0 <= at[1] < high):
-        raise Mistake(
+        raise UsageError(
             f"pixel {at[0]},{at[1]} is outside; those of the image are 0,0 to {wide - 1},{high - 1}"
         )
 

@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.errors import choose
+from regard.errors import lookup
 from regard.filters.frame import (
     AutoWindow,
     Place,
@@ -54,7 +54,7 @@ def gaussian(
     The window reaches four sigma to each side unless told.
     """
     positive(sigma=sigma)
-    convolve = choose("border", border, BORDERS)
+    convolve = lookup("border", border, BORDERS)
     x = planes(image)
     reach = reach_of(sigma, window)
     for _ in range(2):  # along rows, then along columns

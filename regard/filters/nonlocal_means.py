@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.attention.scores import Gaussian, Score
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.filters.frame import (
     Place,
     Sums,
@@ -100,10 +100,10 @@ class Patchwise:
 def _check(h: float, patch: int, distance: str, patch_weights: str, noise: float) -> Callable:
     positive(h=h)
     radius_of(patch, "patch")
-    choose("patch_weights", patch_weights, PATCHES)
+    lookup("patch_weights", patch_weights, PATCHES)
     if not noise >= 0:
-        raise Mistake(f"noise={noise} is too small; it must be at least 0")
-    return choose("distance", distance, DISTANCES)
+        raise UsageError(f"noise={noise} is too small; it must be at least 0")
+    return lookup("distance", distance, DISTANCES)
 
 
 def patch_score(

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.filters.frame import planes
 from regard.filters.gaussian import gaussian
 
@@ -45,7 +45,7 @@ def ssim(image: Float[Tensor, "*b c h w"], clean: Float[Tensor, "*b c h w"]) -> 
 
 def _same(image: Tensor, clean: Tensor) -> None:
     if image.shape != clean.shape:
-        raise Mistake(
+        raise UsageError(
             f"images of {tuple(image.shape)} and {tuple(clean.shape)}; expected the same shape"
         )
 

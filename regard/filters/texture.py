@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from regard.attention.attend import attend
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.filters.frame import counted, planes, radius_of
 
 SEED = 3  # pixels to a side of the piece of the sample that growth begins with
@@ -48,12 +48,12 @@ def texture(
     reach = radius_of(patch, "patch")
     samples = planes(image)
     if reach is None or min(samples.shape[-2:]) < patch or min(height, width) < 1:
-        raise Mistake(
+        raise UsageError(
             f"patch={patch} for a sample of {samples.shape[-1]} x {samples.shape[-2]} and a "
             f"texture of {width} x {height}; expected a sample that is no smaller than a patch"
         )
     if not tolerance >= 0:
-        raise Mistake(f"tolerance={tolerance} is too small; it must be at least 0")
+        raise UsageError(f"tolerance={tolerance} is too small; it must be at least 0")
     generator = torch.Generator().manual_seed(seed)
     grown = [
         _grow(sample, height, width, reach, tolerance, generator, progress or (lambda pixels: None))

@@ -12,7 +12,7 @@ from regard.attention.masks import Mask
 from regard.attention.multihead import Cache, Memory, MultiHead, NormedMultiHead
 from regard.attention.positions import Position
 from regard.attention.scores import build_score
-from regard.errors import choose
+from regard.errors import lookup
 from regard.layers.depth import drop_path
 from regard.layers.feedforward import FEED_FORWARDS
 from regard.layers.norm import NORMS
@@ -66,22 +66,22 @@ ATTENTION_BIASES: dict[str, Callable[[bool], tuple[bool, bool]]] = {
 
 def build_norm(config: BlockConfig) -> nn.Module:
     """Make the norm that a config names."""
-    return choose("norm", config.norm, NORMS)(config.width, eps=config.norm_eps)
+    return lookup("norm", config.norm, NORMS)(config.width, eps=config.norm_eps)
 
 
 def build_residual(config: BlockConfig, path: float = 0.0) -> PreNorm | PostNorm:
     """Make the order of norm and residual that a config names, passed by at a rate `path`."""
-    return choose("order", config.order, RESIDUALS)(build_norm(config), config.dropout, path)
+    return lookup("order", config.order, RESIDUALS)(build_norm(config), config.dropout, path)
 
 
 def build_attention(config: BlockConfig, position: Position | None = None) -> MultiHead:
     """Make the attention that a config describes."""
-    bias, out_bias = choose("attention_bias", config.attention_bias, ATTENTION_BIASES)(config.bias)
+    bias, out_bias = lookup("attention_bias", config.attention_bias, ATTENTION_BIASES)(config.bias)
     width = config.head_width or config.width // max(1, config.heads)
     numbers = {"scale": config.score_scale, "cap": config.score_cap}
     kind, more = MultiHead, {}
     if config.head_norm != "none":
-        norm = partial(choose("head_norm", config.head_norm, NORMS), eps=config.norm_eps)
+        norm = partial(lookup("head_norm", config.head_norm, NORMS), eps=config.norm_eps)
         kind, more = NormedMultiHead, {"norm": norm}
     return kind(
         config.width,
@@ -99,7 +99,7 @@ def build_attention(config: BlockConfig, position: Position | None = None) -> Mu
 
 def build_feed_forward(config: BlockConfig) -> nn.Module:
     """Make the feed-forward network that a config names."""
-    cls, act = choose("feed_forward", config.feed_forward, FEED_FORWARDS)
+    cls, act = lookup("feed_forward", config.feed_forward, FEED_FORWARDS)
     return cls(config.width, config.ffn_width, act, config.bias, config.ffn_dropout)
 
 
@@ -198,7 +198,7 @@ BLOCKS: dict[str, type[EncoderBlock] | type[ParallelBlock] | type[ParallelBlocks
 
 def build_block(config: BlockConfig, position: Position | None = None, path: float = 0.0) -> Block:
     """Make a block of the order that a config names, passed by at a rate `path` in training."""
-    return choose("order", config.order, BLOCKS)(config, position, path)
+    return lookup("order", config.order, BLOCKS)(config, position, path)
 
 
 def build_final_norm(config: BlockConfig) -> nn.Module:

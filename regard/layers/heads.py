@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from regard.attention.attend import attend
 from regard.attention.dropout import dropout
 from regard.attention.masks import Padding
-from regard.errors import choose
+from regard.errors import lookup
 
 
 class NoHead(nn.Module):
@@ -190,7 +190,7 @@ class Classify(nn.Module):
         transform: nn.Module | None = None,
     ):
         super().__init__()
-        self.pool = choose("pooler", kind, POOLERS)(width, drop)
+        self.pool = lookup("pooler", kind, POOLERS)(width, drop)
         self.transform = transform or nn.Identity()
         self.out = nn.Linear(width, labels)
         self.drop = drop

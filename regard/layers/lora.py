@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 from torch import Tensor, addmm, autocast, nn
 from torch.nn.utils.parametrize import register_parametrization
 
-from regard.errors import Mistake, nearest
+from regard.errors import UsageError, nearest
 
 INSIDE = ".parametrizations.weight."  # where torch keeps what a weight is made of
 
@@ -59,7 +59,7 @@ def adapt(model: nn.Module, patterns: str, rank: int, alpha: float, but: str = "
         found = [name for name in known if fnmatchcase(name, pattern)]
         if not found:
             ends = list(dict.fromkeys(f"*.{name.rpartition('.')[2]}" for name in known))
-            raise Mistake(
+            raise UsageError(
                 f"lora_on={pattern!r:.60} fits no matrix of the model; choose from "
                 f"{', '.join(ends)}, or names such as {next(iter(known), 'none')}."
                 + nearest(pattern, [*ends, *known])

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.attention.multihead import is_linear
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.layers.convolution import ConvNorm
 
 
@@ -27,12 +27,12 @@ def grid_at(height: int, width: int, before: int = 0, device: torch.device | Non
 def check_images(images: Tensor, channels: int, least: int = 1) -> None:
     """Refuse what is no batch of images of so many channels, at least so large."""
     if images.ndim != 4 or images.shape[1] != channels:
-        raise Mistake(
+        raise UsageError(
             f"images {tuple(images.shape)}; expected (batch, {channels}, height, width), with "
             f"{channels} channels"
         )
     if min(images.shape[2:]) < least:
-        raise Mistake(
+        raise UsageError(
             f"an image of {images.shape[2]}x{images.shape[3]} pixels; expected at least "
             f"{least}x{least}, so enlarge it or choose a smaller patch"
         )
@@ -95,7 +95,7 @@ def halvings(patch: int) -> int:
     """Return how often an image is halved until a place stands for so many pixels."""
     steps = patch.bit_length() - 1
     if patch != 2**steps or not steps:
-        raise Mistake(f"patch={patch}; convolutions halve an image, so choose 2, 4, 8 or so")
+        raise UsageError(f"patch={patch}; convolutions halve an image, so choose 2, 4, 8 or so")
     return steps
 
 

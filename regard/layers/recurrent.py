@@ -17,7 +17,7 @@ from regard.attention.masks import Mask, Padding
 from regard.attention.multihead import is_linear
 from regard.attention.scores import Additive, Bilinear, Dot, Gaussian
 from regard.attention.watch import as_one
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.layers.block import share, size
 
 Given = Callable[[Tensor], Tensor]  # from what is known of a word to what a cell is given
@@ -121,7 +121,7 @@ CELLS: dict[str, type[Cell]] = {"lstm": LSTM, "gru": GRU}
 
 def build_cells(config: CellConfig, inner: int, depth: int) -> list[Cell]:
     """Make a stack of cells, the lowest of which reads vectors of a width `inner`."""
-    kind = choose("cell", config.cell, CELLS)
+    kind = lookup("cell", config.cell, CELLS)
     return [kind(config.width if i else inner, config.width) for i in range(depth)]
 
 
@@ -215,7 +215,7 @@ class Look(nn.Module):
 
     def __init__(self, width: int, memory_width: int, normalise: str = "softmax"):
         super().__init__()
-        self.normalise = choose("normalise", normalise, NORMALISES)(width)
+        self.normalise = lookup("normalise", normalise, NORMALISES)(width)
 
     def read(self, memory: Tensor, mask: Mask | None) -> Tensor:
         """Return the keys of a memory, made once."""
@@ -272,7 +272,7 @@ class DotLook(Look):
     def __init__(self, width: int, memory_width: int, normalise: str = "softmax"):
         super().__init__(width, memory_width, normalise)
         if width != memory_width:
-            raise Mistake(
+            raise UsageError(
                 f"attention=dot compares a state of {width} numbers with a memory of "
                 f"{memory_width}; choose bilinear, or a memory as wide (direction=forward)"
             )
@@ -424,8 +424,8 @@ class RecurrentDecoder(nn.Module):
     def __init__(self, config: CellConfig, vocab: int, memory_width: int, depth: int = 1):
         super().__init__()
         self.width = width = config.width
-        look = choose("attention", config.attention, ATTENTIONS)
-        order = choose("order", config.order, ORDERS)
+        look = lookup("attention", config.attention, ATTENTIONS)
+        order = lookup("order", config.order, ORDERS)
         self.order = order.read if look else _fixed
         self.tokens = nn.Embedding(vocab, width)
         self.scale, self.drop = width**0.5, config.dropout
@@ -434,7 +434,7 @@ class RecurrentDecoder(nn.Module):
         self.upper = nn.ModuleList(upper)
         self.first = nn.Linear(memory_width, depth * self.cell.parts * width)
         self.cross = look(width, memory_width, config.normalise) if look else None
-        self.readout = choose("readout", config.readout, READOUTS)(width, memory_width)
+        self.readout = lookup("readout", config.readout, READOUTS)(width, memory_width)
 
     def begin(
         self, memory: Tensor, mask: Mask | None = None, *, context: Tensor | None = None

@@ -13,7 +13,7 @@ from regard.attention.masks import Document, Mask
 from regard.attention.multihead import MultiHead
 from regard.attention.once import once
 from regard.attention.positions import Position, Rotary
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.layers.patches import grid_at
 
 
@@ -121,10 +121,10 @@ class Windows(nn.Module):
     def __init__(self, attention: MultiHead, window: int, shift: int = 0, fit: str = "shrink"):
         super().__init__()
         if not 0 <= shift < window:
-            raise Mistake(f"shift={shift} is not within a window={window}; choose less")
+            raise UsageError(f"shift={shift} is not within a window={window}; choose less")
         self.inside = attention
         self.window, self.shift = window, shift
-        self.fit = partial(choose("fit", fit, FITS), window, shift)
+        self.fit = partial(lookup("fit", fit, FITS), window, shift)
 
     def place(self, height: int, width: int) -> Int[Tensor, "windows tokens"]:
         """Return which place of a grid, row by row, each token of a window has; -1 is padding."""

@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Any
 
-from regard.errors import choose
+from regard.errors import lookup
 
 # name -> where its config class and model class are; imported only when asked for
 MODELS: dict[str, tuple[str, str, str]] = {
@@ -30,17 +30,17 @@ MODELS: dict[str, tuple[str, str, str]] = {
 
 def sized(name: str, size: str, *row: str) -> Any:
     """Return a family's config, or that of a row of it, with the sizes that a name stands for."""
-    return import_module(choose("model", name, MODELS)[0]).sized(size, *row)
+    return import_module(lookup("model", name, MODELS)[0]).sized(size, *row)
 
 
 def rows(name: str) -> list[str]:
     """Return the names of a family's members."""
-    return list(getattr(import_module(choose("model", name, MODELS)[0]), "ROWS", {}))
+    return list(getattr(import_module(lookup("model", name, MODELS)[0]), "ROWS", {}))
 
 
 def family(name: str) -> tuple[type, type]:
     """Return the config class and the model class of a family."""
-    module, config, model = choose("model", name, MODELS)
+    module, config, model = lookup("model", name, MODELS)
     module = import_module(module)
     return getattr(module, config), getattr(module, model)
 
@@ -56,5 +56,5 @@ PRETRAINERS: dict[str, tuple[str, str, str]] = {
 
 def pretrainer(name: str) -> tuple[type, type]:
     """Return the config class and the class of what is built around an encoder to train it."""
-    module, config, model = choose("pretrainer", name, PRETRAINERS)
+    module, config, model = lookup("pretrainer", name, PRETRAINERS)
     return getattr(import_module(module), config), getattr(import_module(module), model)

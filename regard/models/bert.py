@@ -17,7 +17,7 @@ from regard.attention.positions import (
     build_position,
     of_layer,
 )
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.layers.block import (
     BlockConfig,
     build_block,
@@ -164,8 +164,8 @@ SIZES: dict[str, dict[str, int]] = {
 
 def sized(name: str, row: str = "bert") -> BertConfig:
     """Return the config of a row with the sizes that a name stands for."""
-    config = choose("row", row, ROWS)
-    size = dict(choose("size", name, SIZES))
+    config = lookup("row", row, ROWS)
+    size = dict(lookup("size", name, SIZES))
     depth, inner = size.pop("depth"), config.inner_width
     inner = None if inner is None else min(inner, size["width"] // 2)
     return replace(config, depth=depth, inner_width=inner, block=replace(config.block, **size))
@@ -173,7 +173,7 @@ def sized(name: str, row: str = "bert") -> BertConfig:
 
 def named_norm(name: str, width: int, eps: float) -> nn.Module:
     """Make the norm of a name, or nothing at all."""
-    return nn.Identity() if name == "none" else choose("norm", name, NORMS)(width, eps=eps)
+    return nn.Identity() if name == "none" else lookup("norm", name, NORMS)(width, eps=eps)
 
 
 def _own(build: Callable[[], nn.Module], depth: int) -> list[nn.Module]:
@@ -194,7 +194,7 @@ LAYERS: dict[str, Callable[[Callable[[], nn.Module], int], list[nn.Module]]] = {
 def _act(config: BertConfig) -> Callable:
     """Return the activation of a head: one by its name, or that of the blocks."""
     name = config.block.feed_forward if config.head_act == "same" else config.head_act
-    return choose("activation of a head", name, FEED_FORWARDS)[1]
+    return lookup("activation of a head", name, FEED_FORWARDS)[1]
 
 
 def _words(config: BertConfig) -> nn.Module:
@@ -225,7 +225,7 @@ TRANSFORMS: dict[str, Callable[[BertConfig], nn.Module]] = {
 
 
 def _transform(config: BertConfig) -> nn.Module:
-    return choose("transform", config.transform, TRANSFORMS)(config)
+    return lookup("transform", config.transform, TRANSFORMS)(config)
 
 
 # name -> how to make what stands on top
@@ -261,7 +261,7 @@ def _begin(block: nn.Module, norm: nn.Module) -> None:
     """Give the first block another norm before its attention."""
     around = getattr(block, "around_attention", None)
     if type(around) is not PreNorm:
-        raise Mistake("first_norm is that of a block with order=pre; leave it out")
+        raise UsageError("first_norm is that of a block with order=pre; leave it out")
     around.norm = norm
 
 
@@ -280,7 +280,7 @@ class Bert(nn.Module):
         block, inner = config.block, config.inner_width
         position = _position(config, config.position_base)
         if isinstance(position, Disentangled) and inner not in (None, block.width):
-            raise Mistake(
+            raise UsageError(
                 f"disentangled positions are as wide as the model, {block.width}; "
                 f"leave inner_width={inner} out"
             )
@@ -299,28 +299,28 @@ class Bert(nn.Module):
         if config.near_base is not None:
             near = _position(config, config.near_base)
             if not isinstance(near, Rotary):
-                raise Mistake(
+                raise UsageError(
                     f"near_base={config.near_base:g} is for rotary positions, not for "
                     f"{config.position}; leave it out"
                 )
         places = (near if i in self.near else position for i in range(config.depth))
-        build = choose("layers", config.layers, LAYERS)
+        build = lookup("layers", config.layers, LAYERS)
         self.blocks = nn.ModuleList(
             build(lambda: build_block(block, of_layer(next(places))), config.depth)
         )
         alike = len({id(block) for block in self.blocks}) < config.depth
         if alike and (config.near_base is not None or config.first_norm != "same"):
-            raise Mistake(
+            raise UsageError(
                 f"layers={config.layers} are one, which near_base and first_norm tell apart; "
                 "leave them out"
             )
         if config.first_norm != "same":
             _begin(self.blocks[0], named_norm(config.first_norm, block.width, block.norm_eps))
         self.norm = build_final_norm(block)
-        self.head = choose("head", config.head, HEADS)(config)
+        self.head = lookup("head", config.head, HEADS)(config)
         if config.tie and isinstance(self.head, VocabularyHead):
             self.head.out.weight = self.embed.tokens.weight
-        choose("start", config.start, STARTS)(self)
+        lookup("start", config.start, STARTS)(self)
         alone = replace(config, members=1)
         self.members = nn.ModuleList(Bert(alone) for _ in range(config.members - 1))
 
@@ -345,7 +345,7 @@ class Bert(nn.Module):
         if at is None:
             at = torch.arange(ids.shape[1], device=ids.device).unsqueeze(-1)
         if types is not None and not self.config.types:
-            raise Mistake("this model has no types of tokens; leave types out")
+            raise UsageError("this model has no types of tokens; leave types out")
         x = self.embed(ids, at, types)
         shared = self.embed.position.shared(at, at, mask)
         near, window = mask, self.config.window

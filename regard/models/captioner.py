@@ -12,7 +12,7 @@ from regard.attention.attend import softmax
 from regard.attention.masks import Causal
 from regard.attention.once import one_pass
 from regard.attention.positions import build_position, of_layer
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.layers.block import BlockConfig, DecoderBlock, build_final_norm, build_norm, size
 from regard.layers.embed import Embed
 from regard.layers.recurrent import (
@@ -48,16 +48,16 @@ class EncoderConfig:
     @classmethod
     def of(cls, family: str, config: Any) -> "EncoderConfig":
         """Return the encoder of a family that a config describes."""
-        choose("family", family, dict.fromkeys(FAMILIES))
+        lookup("family", family, dict.fromkeys(FAMILIES))
         return cls(**{**dict.fromkeys(FAMILIES), "family": family, family: config})
 
     @property
     def own(self) -> Any:
         """Return the config of the family."""
-        choose("family", self.family, dict.fromkeys(FAMILIES))
+        lookup("family", self.family, dict.fromkeys(FAMILIES))
         config = getattr(self, self.family)
         if config is None:
-            raise Mistake(
+            raise UsageError(
                 f"encoder.family={self.family}, but encoder.{self.family} is none; give its sizes"
             )
         return config
@@ -118,7 +118,7 @@ SIZES: dict[str, dict[str, int]] = {
 def sized_writer(name: str, config: WriterConfig | None = None) -> WriterConfig:
     """Return the config of a decoder with the sizes that a name stands for."""
     config = config or WriterConfig()
-    sizes = dict(choose("size", name, SIZES))
+    sizes = dict(lookup("size", name, SIZES))
     blocks = sizes.pop("depth")
     depth = blocks if config.kind == "transformer" else config.depth
     block, cell = replace(config.block, **sizes), replace(config.cell, width=2 * sizes["width"])
@@ -138,7 +138,7 @@ ROWS: dict[str, CaptionerConfig] = {
 
 def sized(name: str, row: str = "captioner") -> CaptionerConfig:
     """Return the config of a row with the sizes that a name stands for."""
-    config = choose("row", row, ROWS)
+    config = lookup("row", row, ROWS)
     seen = EncoderConfig.of("vit", vit.sized(name, "cct"))
     return replace(config, encoder=seen, decoder=sized_writer(name, config.decoder))
 
@@ -250,7 +250,7 @@ class TransformerDecoder(nn.Module):
         self.norm = build_final_norm(block)
         self.head = Head(block.width, config.vocab, bias=False)
         self.head.weight = self.embed.tokens.weight
-        choose("start", config.start, STARTS)(self)
+        lookup("start", config.start, STARTS)(self)
 
     def remember(self, features: Float[Tensor, "b s f"]) -> Float[Tensor, "b s w"]:
         """Bring features to the width of the decoder."""
@@ -299,7 +299,7 @@ class RecurrentWriter(nn.Module):
         self.inner = RecurrentDecoder(config.cell, config.vocab, width, config.depth)
         self.head = Head(width, config.vocab, bias=False)
         self.head.weight = self.inner.tokens.weight
-        choose("start", config.start, STARTS)(self)
+        lookup("start", config.start, STARTS)(self)
         start_cells(self)
         if self.inner.cross is not None and type(self.inner.cross.normalise) is Soft:
             self.inner.cross.normalise = Noted()
@@ -345,8 +345,8 @@ class Captioner(nn.Module):
     def __init__(self, config: CaptionerConfig):
         super().__init__()
         self.config = config
-        self.encoder = choose("sight", config.sight, SIGHTS)(config.encoder)
-        writer = choose("decoder", config.decoder.kind, DECODERS)
+        self.encoder = lookup("sight", config.sight, SIGHTS)(config.encoder)
+        writer = lookup("decoder", config.decoder.kind, DECODERS)
         self.decoder = writer(config.decoder, self.encoder.out_width)
 
     @property
@@ -375,7 +375,7 @@ class Captioner(nn.Module):
         come first.
         """
         if len(target) % max(1, len(images)):
-            raise Mistake(
+            raise UsageError(
                 f"{len(target)} captions of {len(images)} images; expected as many of each"
             )
         return self.decoder.hidden(target, self.encode(images), looks)

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.errors import choose
+from regard.errors import lookup
 from regard.layers.block import BlockConfig, size
 from regard.layers.start import STARTS
 from regard.models.gpt import GPT, GPTConfig
@@ -79,7 +79,7 @@ SIZES: dict[str, dict[str, int]] = {
 
 def sized(name: str, row: str = "clip") -> ClipConfig:
     """Return the config of a row with the sizes that a name stands for."""
-    config, sizes = choose("row", row, ROWS), dict(choose("size", name, SIZES))
+    config, sizes = lookup("row", row, ROWS), dict(lookup("size", name, SIZES))
     depth = sizes.pop("depth")
     parts = {**sizes, "ffn_width": 4 * sizes["width"]}
     sides = {

@@ -13,7 +13,7 @@ from regard.attention.attend import attend
 from regard.attention.dropout import dropout
 from regard.attention.masks import Mask, Padding
 from regard.attention.positions import Position, build_position
-from regard.errors import choose
+from regard.errors import lookup
 from regard.layers.block import share, size
 from regard.layers.embed import Embed
 from regard.layers.recurrent import Draws, RecurrentState
@@ -187,7 +187,7 @@ class Convolutional(Continued):
         block = config.block
         width = block.width
         tie_sides, tie_head = ties(config)
-        choose("position", config.position, ADDED)
+        lookup("position", config.position, ADDED)
 
         def embed(vocab: int, both: bool) -> Embed:
             position: Position = build_position(

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.layers.block import BlockConfig, build_attention, build_residual, size
 from regard.layers.patches import Patches, check_images
 from regard.layers.windows import WINDOW_POSITIONS, Windows
@@ -46,7 +46,7 @@ SIZES: dict[str, tuple[int, dict[str, int]]] = {
 def sized(name: str) -> DenoiserConfig:
     """Return the config with the sizes that a name stands for."""
     config = DenoiserConfig()
-    depth, sizes = choose("size", name, SIZES)
+    depth, sizes = lookup("size", name, SIZES)
     return replace(config, depth=depth, block=replace(config.block, **sizes))
 
 
@@ -69,7 +69,7 @@ class Around(nn.Module):
     def __init__(self, config: DenoiserConfig, shift: int):
         super().__init__()
         block = config.block
-        position = choose("position", config.position, WINDOW_POSITIONS)
+        position = lookup("position", config.position, WINDOW_POSITIONS)
         inside = build_attention(block, position(block.width, block.heads, config.window, 0))
         self.attention = Windows(inside, config.window, shift, "keep")
         self.around_attention = build_residual(block)
@@ -96,7 +96,7 @@ class DenoiserBlock(nn.Module):
     def __init__(self, config: DenoiserConfig, number: int):
         super().__init__()
         turn, rest = divmod(number + 1, config.every)
-        look = choose("look", config.look, LOOKS)
+        look = lookup("look", config.look, LOOKS)
         self.near = Near(config.block.width, config.block.ffn_width)
         self.around = (_nowhere if rest else look)(config, 0 if turn % 2 else config.window // 2)
 
@@ -118,7 +118,7 @@ class Denoiser(nn.Module):
         self.config = config
         block, p = config.block, config.patch
         if config.window < 2 and config.look == "windows":
-            raise Mistake(f"window={config.window} sees nothing but itself; choose 8 or so")
+            raise UsageError(f"window={config.window} sees nothing but itself; choose 8 or so")
         self.stem = Patches(2, block.width, 3 * p, stride=p, padding=p, flatten=False)
         self.blocks = nn.ModuleList(DenoiserBlock(config, n) for n in range(config.depth))
         self.head = Patches(block.width, p**2, 3, stride=1, padding=1, flatten=False)

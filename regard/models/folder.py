@@ -15,7 +15,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.files import parse_json, plain_file, refuse, write_atomically
 from regard.hashes import remedy, verify
 from regard.models import MODELS, PRETRAINERS, family, pretrainer
@@ -41,13 +41,13 @@ def read_json(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise refuse(error, path) from error
     if len(data) > MOST_JSON:
-        raise Mistake(f"{path}: over {MOST_JSON >> 20} MB; expected a small JSON file")
+        raise UsageError(f"{path}: over {MOST_JSON >> 20} MB; expected a small JSON file")
     try:
         value = parse_json(data)
     except (ValueError, RecursionError) as error:
-        raise Mistake(f"{path}: not JSON ({str(error)[:100]})") from error
+        raise UsageError(f"{path}: not JSON ({str(error)[:100]})") from error
     if not isinstance(value, dict):
-        raise Mistake(f"{path}: expected a JSON object")
+        raise UsageError(f"{path}: expected a JSON object")
     return value
 
 
@@ -105,21 +105,21 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Read a folder's config.json and check that it is one of ours."""
     path = Path(folder) / "config.json"
     if not Path(folder).is_dir():
-        raise Mistake(
+        raise UsageError(
             f"{folder}: no such model; expected a folder with config.json, or a starter's name"
         )
     config = read_json(path)
     if "regard_format" not in config and "model_type" in config:
-        raise Mistake(
+        raise UsageError(
             f"{path}: a public checkpoint; import it first: regard import {folder} out=runs/mine"
         )
     if config.get("regard_format") != FORMAT:
-        raise Mistake(
+        raise UsageError(
             f"{path}: not a Regard model (regard_format is {config.get('regard_format')!r})"
         )
     for key in ("family", "task", "model"):
         if key not in config:
-            raise Mistake(f"{path}: '{key}' is missing")
+            raise UsageError(f"{path}: '{key}' is missing")
     return config
 
 
@@ -132,13 +132,13 @@ def load_folder(folder: Path, device: str = "cpu") -> tuple[nn.Module, dict[str,
     verify(folder)
     config = read_config(folder)
     if not isinstance(config["family"], str) or config["family"] not in MODELS:
-        raise Mistake(
+        raise UsageError(
             f"{folder / 'config.json'}: unknown family {config['family']!r}; "
             f"choose from {', '.join(sorted(MODELS))}"
         )
     config_class, _ = family(config["family"])
     if not isinstance(config["model"], dict):
-        raise Mistake(f"{folder / 'config.json'}: 'model' is not an object")
+        raise UsageError(f"{folder / 'config.json'}: 'model' is not an object")
     settings = fill(config_class, config["model"], where=str(folder / "config.json"))
     with _reading(folder, WEIGHTS) as path, safe_open(path, framework="pt") as file:
         count = len(file.keys())
@@ -155,14 +155,14 @@ def build_hollow(name: str, settings: Any, path: Path, weights: int) -> nn.Modul
     """
     layers = _layers(dataclasses.asdict(settings))
     if layers > 2 * weights + 8:  # some models share their weights between layers
-        raise Mistake(f"{path}: asks for {layers:,} layers, of only {weights:,} weights")
+        raise UsageError(f"{path}: asks for {layers:,} layers, of only {weights:,} weights")
     try:
         with hollow():
             return family(name)[1](settings)
-    except Mistake as mistake:
-        raise Mistake(f"{path}: {mistake}") from None
+    except UsageError as mistake:
+        raise UsageError(f"{path}: {mistake}") from None
     except STRANGE as error:
-        raise Mistake(f"{path}: sizes that do not fit each other ({error!r:.100})") from error
+        raise UsageError(f"{path}: sizes that do not fit each other ({error!r:.100})") from error
 
 
 def _layers(settings: dict[str, Any]) -> int:
@@ -195,7 +195,7 @@ def build_rest(
     """
     where = str(folder / "config.json")
     if not isinstance(told, dict) or told.get("by") not in PRETRAINERS:
-        raise Mistake(
+        raise UsageError(
             f"{where}: 'pretraining' is {told!r:.40}; expected by, which is one of "
             f"{', '.join(PRETRAINERS)}, and its sizes"
         )
@@ -205,8 +205,8 @@ def build_rest(
     try:
         with hollow():
             whole = whole_class(encoder, settings)
-    except (Mistake, AttributeError) as error:
-        raise Mistake(f"{where}: 'pretraining' does not fit the model ({error})") from None
+    except (UsageError, AttributeError) as error:
+        raise UsageError(f"{where}: 'pretraining' does not fit the model ({error})") from None
     named = dict(whole.named_parameters())
     rest = {name: p for name, p in named.items() if not name.startswith(ENCODER)}
     tensors = {name: p.detach() for name, p in named.items() if name not in rest}
@@ -220,7 +220,7 @@ def _read_weights(
     """Read the weights that a model wants, after all were compared with the header of the file."""
     total = sum(math.prod(p.shape) for p in wanted.values())
     if total > MOST_PARAMETERS:
-        raise Mistake(
+        raise UsageError(
             f"{folder / 'config.json'}: asks for {total:,} parameters; too many to be meant"
         )
     with _reading(folder, name) as path:
@@ -242,7 +242,7 @@ def _reading(folder: Path, name: str) -> Iterator[Path]:
         raise refuse(error, path) from error
     except (SafetensorError, struct.error, ValueError) as error:
         reason = " ".join(str(error).split())[:150]
-        raise Mistake(f"{path}: damaged or cut short ({reason}); {remedy(folder)}") from error
+        raise UsageError(f"{path}: damaged or cut short ({reason}); {remedy(folder)}") from error
 
 
 def _compare(path: Path, wanted: dict[str, list[int]], file) -> None:
@@ -257,7 +257,7 @@ def _compare(path: Path, wanted: dict[str, list[int]], file) -> None:
     ]
     if wrong:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        raise Mistake(f"{path}: does not fit config.json: {'; '.join(wrong[:3])}{more}")
+        raise UsageError(f"{path}: does not fit config.json: {'; '.join(wrong[:3])}{more}")
 
 
 def give_weights(model: nn.Module, tensors: dict[str, Tensor]) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard.attention.masks import Causal, Document, Mask, Prefix, Sliding
 from regard.attention.multihead import Cache
 from regard.attention.positions import RotaryScaling, build_position, of_layer
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.layers.block import (
     BlockConfig,
     EncoderBlock,
@@ -227,8 +227,8 @@ LENGTH = 1024  # tokens that a model of a named size is made for
 
 def sized(name: str, row: str = "gpt2") -> GPTConfig:
     """Return the config of a row, in its proportions, with the sizes of a name."""
-    config = choose("row", row, ROWS)
-    size = dict(choose("size", name, SIZES))
+    config = lookup("row", row, ROWS)
+    size = dict(lookup("size", name, SIZES))
     depth, heads, old = size.pop("depth"), size["heads"], config.block
     shared = max(1, heads * (old.kv_heads or old.heads) // old.heads)
     shared = next(n for n in range(shared, 0, -1) if heads % n == 0)
@@ -307,8 +307,8 @@ class GPT(nn.Module):
             self.head = CappedHead(*sizes)
         if config.tie:
             self.head.weight = self.embed.tokens.weight
-        self.prefix_of = choose("prompt", config.prompt, PROMPTS)
-        choose("start", config.start, STARTS)(self)
+        self.prefix_of = lookup("prompt", config.prompt, PROMPTS)
+        lookup("start", config.start, STARTS)(self)
 
     def hidden(
         self,
@@ -353,7 +353,9 @@ class GPT(nn.Module):
         far = Causal() if prefix is None else Prefix(prefix)
         if documents is not None:
             if prefix is not None:
-                raise Mistake("packed documents have no prefix; give documents or prefix, not both")
+                raise UsageError(
+                    "packed documents have no prefix; give documents or prefix, not both"
+                )
             far = far & Document(documents)
         window = self.config.window
         near = far if window is None or length <= window else Sliding(window) & far
@@ -386,7 +388,7 @@ class GPT(nn.Module):
         """Read prompts but for their last tokens, with which the first step begins."""
         length = source.shape[1] - 1
         if length < 0 or (lengths is not None and bool((lengths < 1).any())):
-            raise Mistake("an empty prompt has no last token to go on from; begin with <s>")
+            raise UsageError("an empty prompt has no last token to go on from; begin with <s>")
         layers = [block.attention for block in cast(list[EncoderBlock], list(self.blocks))]
         like = self.embed.tokens.weight
         caches = take_caches(layers, len(source), like, hypotheses, 2 * length, self.cache)

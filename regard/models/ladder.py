@@ -19,7 +19,7 @@ from regard.attention.masks import Causal, Mask, Padding
 from regard.attention.multihead import Cache, Move, MultiHead
 from regard.attention.positions import ALIASES
 from regard.attention.watch import watcher
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.layers.block import BlockConfig, build_attention
 from regard.layers.start import STARTS
 from regard.models import gpt
@@ -135,7 +135,7 @@ class Gated(nn.Module):
     def __init__(self, width: int, gates: int, bias: bool):
         super().__init__()
         if width % gates:
-            raise Mistake(f"gates={gates} does not divide width={width}; choose one that does")
+            raise UsageError(f"gates={gates} does not divide width={width}; choose one that does")
         self.width, self.heads = width, gates
         self.reads = nn.Linear(width, width + gates, bias=bias)
         self.again = nn.Linear(width, width + gates, bias=False)
@@ -292,14 +292,14 @@ ROWS: dict[str, LadderConfig] = {name: LadderConfig(rung=name) for name in RUNGS
 def sized(name: str, row: str = "gated") -> LadderConfig:
     """Return the config of a rung with the sizes that a name stands for."""
     like = gpt.sized(name)
-    config = choose("row", row, ROWS)
+    config = lookup("row", row, ROWS)
     return replace(config, depth=like.depth, block=like.block, max_length=like.max_length)
 
 
 def check(config: LadderConfig) -> None:
     """Refuse parts of a decoder that not every rung has."""
     position = ALIASES.get(config.position, config.position)
-    choose("position of a ladder", position, dict.fromkeys(POSITIONS))
+    lookup("position of a ladder", position, dict.fromkeys(POSITIONS))
     plain, block = GPTConfig(), BlockConfig()
     for part, usual, names in (
         (config, plain, ("window", "prompt")),
@@ -307,11 +307,11 @@ def check(config: LadderConfig) -> None:
     ):
         for name in names:
             if getattr(part, name) != getattr(usual, name):
-                raise Mistake(
+                raise UsageError(
                     f"{name}={getattr(part, name)} is not for every rung; leave it out, or take gpt"
                 )
     if config.gates is not None and config.rung != "gated":
-        raise Mistake(f"gates={config.gates} is for rung=gated; rung={config.rung} has none")
+        raise UsageError(f"gates={config.gates} is for rung=gated; rung={config.rung} has none")
 
 
 class Ladder(GPT):
@@ -320,13 +320,13 @@ class Ladder(GPT):
     cache, state = Remembered, Past
 
     def __init__(self, config: LadderConfig):
-        make, self.at_a_time = choose("rung", config.rung, RUNGS)
+        make, self.at_a_time = lookup("rung", config.rung, RUNGS)
         check(config)
         super().__init__(GPTConfig(**{f.name: getattr(config, f.name) for f in fields(GPTConfig)}))
         self.config: LadderConfig = config
         for block in self.blocks:
             block.add_module("attention", make(config))
-        choose("start", config.start, STARTS)(self)
+        lookup("start", config.start, STARTS)(self)
 
     def start(
         self,

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from regard.attention.attend import attend
 from regard.attention.scores import Dot, Gaussian
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.layers.block import share, size
 from regard.layers.convolution import BatchNorm, ConvNorm, relu, unbent
 from regard.layers.depth import drop_path, rising
@@ -56,8 +56,8 @@ def sized(name: str, row: str = "lrnet") -> LocalConfig:
     """Return the config of a row with the sizes that a name stands for, or a published model's."""
     if name in ROWS:
         return ROWS[name]
-    config = choose("row", row, ROWS)
-    stem, inner, widths, depths = choose("size", name, SIZES)
+    config = lookup("row", row, ROWS)
+    stem, inner, widths, depths = lookup("size", name, SIZES)
     return replace(
         config,
         image=32,
@@ -100,12 +100,12 @@ class LocalRelation(nn.Module):
     ):
         super().__init__()
         if not window % 2:
-            raise Mistake(f"window={window} has no middle; choose an odd number, such as 7")
+            raise UsageError(f"window={window} has no middle; choose an odd number, such as 7")
         self.width, self.window, self.together, self.stride = width, window, together, stride
         self.groups = -(-width // together)
         self.query = nn.Linear(width, self.groups, bias=False)
         self.key = nn.Linear(width, self.groups, bias=False)
-        self.relation = choose("relation", relation, RELATIONS)
+        self.relation = lookup("relation", relation, RELATIONS)
         # what is added to all scores of a query changes none of its weights: no last bias
         self.prior = nn.Sequential(
             nn.Conv1d(2, prior_width, 1),
@@ -310,12 +310,12 @@ class Local(nn.Module):
         super().__init__()
         self.config = config
         if not 0 < len(config.widths) == len(config.inner_widths) == len(config.depths) < 20:
-            raise Mistake(
+            raise UsageError(
                 f"widths={config.widths}, inner_widths={config.inner_widths} and depths="
                 f"{config.depths}; each needs a number for every stage, of which there are 1 to 19"
             )
         self.out_width = config.widths[-1]
-        self.stem = choose("stem", config.stem, STEMS)(config)
+        self.stem = lookup("stem", config.stem, STEMS)(config)
         paths = iter(rising(config.drop_path, sum(config.depths)))
         self.stages = nn.ModuleList()
         channels = config.stem_width
@@ -327,7 +327,7 @@ class Local(nn.Module):
                 stage.append(RelationBlock(config, channels, inner, width, stride, next(paths)))
                 channels = width
             self.stages.append(stage)
-        self.pool = choose("pool", config.pool, POOLS)(self.out_width)
+        self.pool = lookup("pool", config.pool, POOLS)(self.out_width)
         self.head = nn.Linear(self.out_width, config.labels) if config.labels else nn.Identity()
         for part in self.modules():
             if isinstance(part, nn.Conv2d):

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.layers.block import BlockConfig, build_block, build_final_norm, size
 from regard.layers.patches import grid_at
 from regard.layers.run import run_blocks
@@ -146,11 +146,11 @@ class MAE(Painter):
 
     def __init__(self, encoder: ViT, config: MAEConfig):
         if getattr(encoder.config, "stem", "") != "patches":
-            raise Mistake(
+            raise UsageError(
                 "patches that are masked must not be seen by their neighbours, so objective=masked "
                 "needs a vit with stem=patches, or a swin"
             )
-        target = choose("target", config.target, TARGETS)
+        target = lookup("target", config.target, TARGETS)
         super().__init__(encoder, config, encoder.config.patch, target, 2)
         outer, block = encoder.config, config.block
         self.before = outer.tokens
@@ -210,7 +210,7 @@ class SimMIM(Painter):
     def __init__(self, encoder: Any, config: SimMIMConfig):
         outer = encoder.config
         unit = outer.patch << (len(outer.depths) - 1)
-        super().__init__(encoder, config, unit, choose("target", config.target, TARGETS), 1)
+        super().__init__(encoder, config, unit, lookup("target", config.target, TARGETS), 1)
         self.mask = nn.Embedding(1, outer.block.width)
         self.paint = nn.Linear(encoder.out_width, outer.channels * unit**2)
         for part in (self.mask, self.paint):

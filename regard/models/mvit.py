@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from regard.attention.attend import attend
 from regard.attention.dropout import add_dropped, dropout
 from regard.attention.scores import build_score
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.layers.block import BlockConfig, build_feed_forward, build_norm, share, size
 from regard.layers.depth import drop_path, rising
 from regard.layers.patches import Patches
@@ -85,8 +85,8 @@ def sized(name: str, row: str = "mvitv2") -> MViTConfig:
     """Return the config of a row with the sizes that a name stands for, or a published model's."""
     if name in ROWS:
         return ROWS[name]
-    config = choose("row", row, ROWS)
-    depths, width, ffn_width, heads = choose("size", name, SIZES)
+    config = lookup("row", row, ROWS)
+    depths, width, ffn_width, heads = lookup("size", name, SIZES)
     block = replace(config.block, width=width, ffn_width=ffn_width, heads=heads)
     return replace(config, image=32, patch=3, stride=2, depths=depths, block=block)
 
@@ -263,7 +263,7 @@ class PooledAttention(nn.Module):
         super().__init__()
         self.heads, self.drop = block.heads, block.attention_dropout
         if block.width % block.heads:
-            raise Mistake(
+            raise UsageError(
                 f"heads={block.heads} does not divide width={block.width}; choose one that does"
             )
         head_width = block.width // block.heads
@@ -274,15 +274,15 @@ class PooledAttention(nn.Module):
             made = build_norm(replace(block, width=head_width, norm=norm))
             return PoolHeads(head_width, config.kernel, stride, config.tokens, made)
 
-        pooled = choose("pooled_queries", config.pooled_queries, POOLED_QUERIES)(stride)
+        pooled = lookup("pooled_queries", config.pooled_queries, POOLED_QUERIES)(stride)
         self.pool_q = pool(stride) if pooled else AsIs()
         self.pool_k = pool(key_stride, KEY_NORMS.get(block.norm, block.norm))
         self.pool_v = pool(key_stride)
         lengths = [part.grid((made_for, 1))[0] for part in (self.pool_q, self.pool_k)]
-        position = choose("position", config.position, PLACES)[1]
+        position = lookup("position", config.position, PLACES)[1]
         self.position = position(head_width, max(lengths), config.tokens)
         self.score = build_score(block.score, head_width, block.heads)
-        self.residual = choose("residual", config.residual, RESIDUALS)
+        self.residual = lookup("residual", config.residual, RESIDUALS)
 
     def grids(self, grid: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int]]:
         """Return the grids of the queries and of the keys."""
@@ -376,9 +376,9 @@ class MViT(nn.Module):
         self.config = config
         block, stages = config.block, len(config.depths)
         if not 0 < stages < 10:
-            raise Mistake(f"depths={config.depths}; expected a number for each of 1 to 9 stages")
+            raise UsageError(f"depths={config.depths}; expected a number for each of 1 to 9 stages")
         if block.order != "pre" or block.kv_heads or block.head_width:
-            raise Mistake(
+            raise UsageError(
                 f"block.order={block.order}, kv_heads={block.kv_heads} and head_width="
                 f"{block.head_width}; blocks that pool have order=pre and none of the others"
             )
@@ -394,12 +394,12 @@ class MViT(nn.Module):
         if config.tokens:
             self.tokens = nn.Parameter(0.02 * torch.randn(config.tokens, block.width))
         elif config.pool == "first":
-            raise Mistake("pool=first with tokens=0; choose tokens=1, or pool=mean")
-        place = choose("position", config.position, PLACES)[0]
+            raise UsageError("pool=first with tokens=0; choose tokens=1, or pool=mean")
+        place = lookup("position", config.position, PLACES)[0]
         self.position = place(block.width, grid, config.tokens)
         stage_of = [n for n, depth in enumerate(config.depths) for _ in range(depth)]
         widths = [block.width << stage for stage in stage_of]
-        widen = choose("widen", config.widen, WIDEN)
+        widen = lookup("widen", config.widen, WIDEN)
         paths = rising(config.drop_path, len(stage_of))
         self.blocks = nn.ModuleList()
         for n, (stage, path) in enumerate(zip(stage_of, paths, strict=True)):
@@ -416,9 +416,9 @@ class MViT(nn.Module):
             grid = made.attention.grids(grid)[0]
         self.out_width = widths[-1]
         self.norm = build_norm(replace(block, width=self.out_width))
-        self.pool = choose("pool", config.pool, POOLS)(config.tokens)
+        self.pool = lookup("pool", config.pool, POOLS)(config.tokens)
         self.head = nn.Linear(self.out_width, config.labels) if config.labels else nn.Identity()
-        choose("start", config.start, STARTS)(self)
+        lookup("start", config.start, STARTS)(self)
 
     def grids(self, size: tuple[int, int]) -> dict[str, tuple[tuple[int, int], tuple[int, int]]]:
         """Return the grids of the queries and of the keys of each layer, by the name of its map.

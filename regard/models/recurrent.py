@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard.attention.dropout import dropout
 from regard.attention.masks import Mask, Padding
-from regard.errors import choose
+from regard.errors import lookup
 from regard.layers.block import size
 from regard.layers.recurrent import (
     Cell,
@@ -103,7 +103,7 @@ class RecurrentEncoder(nn.Module):
 
     def __init__(self, config: CellConfig, depth: int, direction: str):
         super().__init__()
-        self.from_end = choose("direction", direction, DIRECTIONS)
+        self.from_end = lookup("direction", direction, DIRECTIONS)
         self.width, self.drop = config.width, config.dropout
         ways, width = len(self.from_end), config.width
         inner = [width] + [ways * width] * (depth - 1)
@@ -168,7 +168,7 @@ class Recurrent(Continued):
         self.head = Head(block.width, config.target_vocab, bias=config.head_bias)
         if tie_head:
             self.head.weight = self.decoder.tokens.weight
-        choose("start", config.start, STARTS)(self)
+        lookup("start", config.start, STARTS)(self)
         start_cells(self)
 
     def encode(

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.layers.block import BlockConfig, EncoderBlock, share, size
 from regard.layers.convolution import ConvNorm, relu, unbent
 from regard.layers.depth import drop_path, rising
@@ -59,8 +59,8 @@ def sized(name: str, row: str = "resnet") -> ResNetConfig:
     """Return the config of a row with the sizes that a name stands for, or a published model's."""
     if name in ROWS:
         return ROWS[name]
-    config = choose("row", row, ROWS)
-    plain, looking = choose("size", name, SIZES)
+    config = lookup("row", row, ROWS)
+    plain, looking = lookup("size", name, SIZES)
     widths, depths, *attention = looking if any(config.attention) else plain
     return replace(
         config,
@@ -131,7 +131,7 @@ class Residual(nn.Module):
 
     def __init__(self, kind: str, channels: int, width: int, stride: int, path: float):
         super().__init__()
-        self.layers = nn.Sequential(*choose("kind", kind, KINDS)(channels, width, stride))
+        self.layers = nn.Sequential(*lookup("kind", kind, KINDS)(channels, width, stride))
         same = channels == width and stride == 1
         self.short = nn.Identity() if same else ConvNorm(channels, width, 1, stride, unbent)
         self.path = path
@@ -148,7 +148,7 @@ class GridAttention(nn.Module):
     def __init__(self, config: ResNetConfig, width: int, path: float):
         super().__init__()
         if width % config.head_width:
-            raise Mistake(
+            raise UsageError(
                 f"head_width={config.head_width} does not divide the width {width} of a stage with "
                 "attention; choose one that does"
             )
@@ -189,12 +189,12 @@ class ResNet(nn.Module):
         self.config = config
         attention = config.attention or (0,) * len(config.widths)
         if not len(config.widths) == len(config.depths) == len(attention) > 0:
-            raise Mistake(
+            raise UsageError(
                 f"widths={config.widths}, depths={config.depths} and attention={attention}; "
                 "each needs a number for every stage"
             )
         self.out_width = config.widths[-1]
-        self.stem = choose("stem", config.stem, STEMS)(config.channels, config.stem_width)
+        self.stem = lookup("stem", config.stem, STEMS)(config.channels, config.stem_width)
         orders = [_spread(*pair) for pair in zip(config.depths, attention, strict=True)]
         paths = iter(rising(config.drop_path, sum(map(len, orders))))
         self.stages = nn.ModuleList()

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from regard.attention.masks import Causal, Mask, Padding, Sliding
 from regard.attention.multihead import Cache, Memory, Move, MultiHead
-from regard.errors import Mistake
+from regard.errors import UsageError
 
 # Decoding takes memory for this many keys at first.
 ROOM = 128
@@ -90,7 +90,7 @@ class State:
         """
         each, cache = self.hypotheses, self.caches[0]
         if self.length + tokens > self.capacity:
-            raise Mistake(
+            raise UsageError(
                 f"position {self.length + tokens} is past the {self.capacity} that memory was "
                 "taken for; ask for a larger max_length"
             )

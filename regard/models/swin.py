@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.attention.dropout import dropout
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.layers.block import BlockConfig, build_block, build_norm, share, size
 from regard.layers.depth import rising
 from regard.layers.heads import Attentive, Max, Mean
@@ -89,8 +89,8 @@ def sized(name: str, row: str = "swin") -> SwinConfig:
     """Return the config of a row with the sizes that a name stands for, or a published model's."""
     if name in ROWS:
         return ROWS[name]
-    config = choose("row", row, ROWS)
-    depths, sizes = choose("size", name, SIZES)
+    config = lookup("row", row, ROWS)
+    depths, sizes = lookup("size", name, SIZES)
     block = replace(config.block, **sizes)
     return replace(config, image=32, patch=2, window=0, depths=depths, block=block, drop_path=0.0)
 
@@ -179,9 +179,9 @@ class Stage(nn.Module):
         block = stage_block(config, number)
         last = number + 1 == len(config.depths)
         grid = config.image // config.patch >> number
-        window, shift, fit = choose("fit", config.fit, FITS)(side(config), grid)
+        window, shift, fit = lookup("fit", config.fit, FITS)(side(config), grid)
         trained = config.trained[number] if config.trained else 0
-        position = choose("position", config.position, WINDOW_POSITIONS)
+        position = lookup("position", config.position, WINDOW_POSITIONS)
 
         def build(number: int, path: float) -> nn.Module:
             made = build_block(block, position(block.width, block.heads, window, trained), path)
@@ -194,7 +194,7 @@ class Stage(nn.Module):
             return made
 
         self.blocks = nn.ModuleList(build(n, path) for n, path in enumerate(paths))
-        merge = choose("merge", config.merge, MERGES)
+        merge = lookup("merge", config.merge, MERGES)
         self.merge = nn.Identity() if last else merge(block.width)
 
     def forward(self, x: Float[Tensor, "b y x w"]) -> Float[Tensor, "b y2 x2 w2"]:
@@ -207,7 +207,7 @@ def stage_block(config: SwinConfig, number: int) -> BlockConfig:
     """Return what the blocks of a stage are made of."""
     block = config.block
     if block.kv_heads not in (None, block.heads) or block.head_width is not None:
-        raise Mistake("the heads of a stage share its width; leave kv_heads and head_width out")
+        raise UsageError("the heads of a stage share its width; leave kv_heads and head_width out")
     return replace(
         block,
         width=block.width << number,
@@ -221,14 +221,14 @@ def _check(config: SwinConfig) -> None:
     """Refuse a config whose stages do not go together."""
     stages = len(config.depths)
     if not 1 <= stages <= MOST_STAGES:
-        raise Mistake(f"depths names {stages} stages; expected 1 to {MOST_STAGES}")
+        raise UsageError(f"depths names {stages} stages; expected 1 to {MOST_STAGES}")
     for name in ("heads", "trained"):
         if (count := len(getattr(config, name))) not in (0, stages):
-            raise Mistake(f"{name} are for {count} stages; expected {stages}, as depths has")
+            raise UsageError(f"{name} are for {count} stages; expected {stages}, as depths has")
     if config.heads and config.heads[0] != config.block.heads:
-        raise Mistake(f"heads={config.heads[0]},... but block.heads={config.block.heads}")
+        raise UsageError(f"heads={config.heads[0]},... but block.heads={config.block.heads}")
     if config.patch > config.image:
-        raise Mistake(f"patch={config.patch} is larger than image={config.image}")
+        raise UsageError(f"patch={config.patch} is larger than image={config.image}")
 
 
 class Swin(nn.Module):
@@ -252,9 +252,9 @@ class Swin(nn.Module):
         last = stage_block(config, stages - 1)
         self.out_width = last.width
         self.norm = build_norm(last)
-        self.pool = choose("pool", config.pool, POOLS)(last.width)
+        self.pool = lookup("pool", config.pool, POOLS)(last.width)
         self.head = nn.Linear(last.width, config.labels) if config.labels else nn.Identity()
-        choose("start", config.start, STARTS)(self)
+        lookup("start", config.start, STARTS)(self)
 
     def grid(self, size: tuple[int, int]) -> tuple[int, int]:
         """Return how many tokens the features of an image of (height, width) have each way."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from regard.attention.masks import Causal, Mask, Padding
 from regard.attention.once import one_pass
 from regard.attention.positions import Position, build_position, of_layer
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.layers.block import (
     RESIDUALS,
     BlockConfig,
@@ -58,9 +58,9 @@ TIES: dict[str, tuple[bool, bool]] = {
 
 def ties(config: Any) -> tuple[bool, bool]:
     """Tell whether both sides share their embeddings, and whether the head has the target's."""
-    sides, head = choose("tie", config.tie, TIES)
+    sides, head = lookup("tie", config.tie, TIES)
     if sides and config.source_vocab != config.target_vocab:
-        raise Mistake(
+        raise UsageError(
             f"tie={config.tie} needs one vocabulary, not {config.source_vocab} and "
             f"{config.target_vocab} pieces; choose tie=target"
         )
@@ -113,8 +113,8 @@ def sized(name: str, row: str | TransformerConfig = "transformer") -> Transforme
 
 def sized_stacks(name: str, row: Any, rows: dict[str, Any], sizes: dict[str, dict]) -> Any:
     """Give both stacks of a config, or of that of a row, the depth and sizes of a name."""
-    config = choose("row", row, rows) if isinstance(row, str) else row
-    size = dict(choose("size", name, sizes))
+    config = lookup("row", row, rows) if isinstance(row, str) else row
+    size = dict(lookup("size", name, sizes))
     depth = size.pop("depth")
     block = replace(config.block, **size)
     return replace(config, encoder_depth=depth, decoder_depth=depth, block=block)
@@ -172,14 +172,14 @@ class Transformer(nn.Module):
         self.decoder = nn.ModuleList(
             DecoderBlock(block, of_layer(target_position)) for _ in range(config.decoder_depth)
         )
-        final = choose("order", block.order, RESIDUALS).final_norm
+        final = lookup("order", block.order, RESIDUALS).final_norm
         self.encoder_norm = build_norm(block) if final else nn.Identity()
         self.decoder_norm = build_norm(block) if final else nn.Identity()
         self.before_head = Scale(block.width**-0.5) if config.scale_head else nn.Identity()
         self.head = Head(block.width, config.target_vocab, bias=config.head_bias)
         if tie_head:
             self.head.weight = self.target.tokens.weight
-        choose("start", config.start, STARTS)(self)
+        lookup("start", config.start, STARTS)(self)
 
     def encode(
         self, source: Int[Tensor, "b s"], mask: Mask | None = None

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from regard.attention.dropout import dropout
 from regard.attention.positions import ALIASES, Position, build_position
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.layers.block import (
     BlockConfig,
     build_block,
@@ -96,8 +96,8 @@ def sized(name: str, row: str = "vit") -> ViTConfig:
     """Return the config of a row with the sizes that a name stands for, or a published model's."""
     if name in ROWS:
         return ROWS[name]
-    config = choose("row", row, ROWS)
-    size = dict(choose("size", name, SIZES))
+    config = lookup("row", row, ROWS)
+    size = dict(lookup("size", name, SIZES))
     depth, patch = size.pop("depth"), min(4, config.patch)
     block = replace(config.block, **size)
     return replace(config, depth=depth, image=32, patch=patch, block=block)
@@ -143,9 +143,9 @@ def build_place(
 ) -> Position:
     """Make a position that is computed of the two coordinates of a grid."""
     short = ALIASES.get(name, name)
-    choose("position", short, dict.fromkeys(COMPUTED))
+    lookup("position", short, dict.fromkeys(COMPUTED))
     if (short == "sinusoidal" and width % 4) or (short == "rotary" and head_width % 4):
-        raise Mistake(
+        raise UsageError(
             f"position={name} on a grid needs a width, {width}, and a head_width, {head_width}, "
             "that four divides"
         )
@@ -259,19 +259,19 @@ class ViT(nn.Module):
         self.config = config
         block = config.block
         self.out_width = block.width
-        self.stem = choose("stem", config.stem, STEMS)(config.channels, block.width, config.patch)
+        self.stem = lookup("stem", config.stem, STEMS)(config.channels, block.width, config.patch)
         made_for = self.stem.grid((config.image, config.image))
         if min(made_for) < 1:
-            raise Mistake(f"patch={config.patch} is larger than image={config.image}")
-        needed, pool, head = choose("pool", config.pool, POOLS)
+            raise UsageError(f"patch={config.patch} is larger than image={config.image}")
+        needed, pool, head = lookup("pool", config.pool, POOLS)
         if config.tokens < needed:
-            raise Mistake(
+            raise UsageError(
                 f"pool={config.pool} with tokens={config.tokens}; it reads {needed} tokens before "
                 "the patches, or choose pool=mean"
             )
         self.tokens = nn.Embedding(config.tokens, block.width) if config.tokens else None
         name = ALIASES.get(config.position, config.position)
-        self.position = choose("position", name, PLACES)(config, made_for)
+        self.position = lookup("position", name, PLACES)(config, made_for)
         self.embed_norm = nn.Identity()
         if config.embed_norm != "none":
             self.embed_norm = build_norm(replace(block, norm=config.embed_norm))
@@ -282,7 +282,7 @@ class ViT(nn.Module):
         self.norm = build_final_norm(block)
         self.pool = pool(config)
         self.head = head(block.width, config.labels) if config.labels else nn.Identity()
-        choose("start", config.start, STARTS)(self)
+        lookup("start", config.start, STARTS)(self)
 
     def grid(self, size: tuple[int, int]) -> tuple[int, int]:
         """Return how many patches an image of (height, width) has in each direction."""

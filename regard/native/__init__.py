@@ -30,7 +30,7 @@ from torch import Tensor
 from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.files import alone, cache_folder, replacing, write_atomically
 from regard.processor import about
 
@@ -91,7 +91,7 @@ def load() -> ctypes.CDLL | None:
             kernel = getattr(made, name)
             kernel.argtypes, kernel.restype = [TYPES[one] for one in takes], None
         return made
-    except (OSError, AttributeError, Mistake, subprocess.SubprocessError):
+    except (OSError, AttributeError, UsageError, subprocess.SubprocessError):
         return None
 
 
@@ -102,7 +102,9 @@ class Scope:
         # held, so that no other object gets the number of one of them
         module = model if hasattr(model, "modules") else getattr(model, "model", None)
         if module is None:
-            raise Mistake(f"{model!r:.60} is no model; give a module, or what regard.load returned")
+            raise UsageError(
+                f"{model!r:.60} is no model; give a module, or what regard.load returned"
+            )
         self.modules = list(module.modules())
         self.members = frozenset(map(id, self.modules))
         self.plans: dict[object, Any] = {}  # what kernels have made of blocks, checked at each use
@@ -200,7 +202,7 @@ def _compile(compiler: str, sources: list[Path], made: Path) -> None:
     failed = made.with_suffix(".failed")
     with suppress(OSError):
         if abs(time.time() - failed.stat().st_mtime) < FAILED_FOR:
-            raise Mistake(f"{compiler} failed: {failed.read_text(errors='replace')}")
+            raise UsageError(f"{compiler} failed: {failed.read_text(errors='replace')}")
     if sys.stderr.isatty():
         print("compiling kernels for this processor, once", file=sys.stderr)
     try:

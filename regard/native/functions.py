@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._C._autograd import _top_saved_tensors_default_hooks
 from torch.autograd import Function
 
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.native import PLAIN, address, addresses, kernels
 
 # A thread takes so many rows through a block at once: what it makes of them fits its cache.
@@ -41,7 +41,7 @@ def _kernels(of: object, *tensors: Tensor) -> ctypes.CDLL | None:
 def _once() -> None:
     """Refuse to be differentiated twice."""
     if torch.is_grad_enabled():
-        raise Mistake(
+        raise UsageError(
             "kernels have no second derivatives; compute these outside of regard.fast, or set "
             "REGARD_NATIVE=0"
         )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.layers.feedforward import FEED_FORWARDS
 from regard.models.bert import BertConfig
 from regard.models.gpt import windowed
@@ -136,7 +136,7 @@ def _number(theirs: Words, key: str, default: int) -> int:
     """Return a whole number of theirs."""
     value = default if theirs.get(key) is None else theirs[key]
     if isinstance(value, bool) or not isinstance(value, int):
-        raise Mistake(f"{key}={str(value)[:40]} is not a whole number")
+        raise UsageError(f"{key}={str(value)[:40]} is not a whole number")
     return value
 
 
@@ -144,7 +144,7 @@ def _after_two(theirs: Words) -> dict[str, Any]:
     """Return how many positions there are after the two rows that no token has."""
     rows = _number(theirs, _LENGTH.theirs, 512)
     if rows < 3:
-        raise Mistake(f"{_LENGTH.theirs}={rows} is too small; it must be at least 3")
+        raise UsageError(f"{_LENGTH.theirs}={rows} is too small; it must be at least 3")
     return {"max_length": rows - 2}
 
 
@@ -152,7 +152,7 @@ def _narrow(theirs: Words) -> dict[str, Any]:
     """Refuse a table that is not narrower than the model, which they widen all the same."""
     inner, width = _number(theirs, "embedding_size", 128), _number(theirs, "hidden_size", 4096)
     if inner == width:
-        raise Mistake(f"embedding_size={inner} is not supported; only less than hidden_size is")
+        raise UsageError(f"embedding_size={inner} is not supported; only less than hidden_size is")
     return {}
 
 
@@ -160,11 +160,11 @@ def _spread(theirs: Words) -> dict[str, Any]:
     """Refuse what only some DeBERTas have, and say how far distances go."""
     for key, value in _DISENTANGLED.items():
         if key not in theirs:
-            raise Mistake(f"{key} is missing; only {key}={value} is supported")
+            raise UsageError(f"{key} is missing; only {key}={value} is supported")
     kinds = theirs.get("pos_att_type") or []
     kinds = kinds.lower().split("|") if isinstance(kinds, str) else kinds
     if not isinstance(kinds, list) or sorted(map(str, kinds)) != ["c2p", "p2c"]:
-        raise Mistake(f"pos_att_type={str(kinds)[:40]} is not supported; only p2c|c2p is")
+        raise UsageError(f"pos_att_type={str(kinds)[:40]} is not supported; only p2c|c2p is")
     width, heads = _number(theirs, "hidden_size", 1536), _number(theirs, "num_attention_heads", 24)
     for key, value in (
         ("embedding_size", width),
@@ -172,7 +172,7 @@ def _spread(theirs: Words) -> dict[str, Any]:
         ("attention_head_size", width // max(1, heads)),
     ):
         if _number(theirs, key, value) != value:
-            raise Mistake(f"{key}={theirs[key]} is not supported; only {value} is")
+            raise UsageError(f"{key}={theirs[key]} is not supported; only {value} is")
     span = _number(theirs, "max_relative_positions", -1)
     return {"distances.span": span if span > 0 else _number(theirs, _LENGTH.theirs, 512)}
 
@@ -400,34 +400,36 @@ def _near_and_far(theirs: Words) -> dict[str, Any]:
         for key, default in (("num_hidden_layers", 22), ("global_attn_every_n_layers", 3))
     )
     if not 1 <= depth <= 1000 or every < 1:
-        raise Mistake(f"num_hidden_layers={depth} with global_attn_every_n_layers={every}")
+        raise UsageError(f"num_hidden_layers={depth} with global_attn_every_n_layers={every}")
     kinds = theirs.get("layer_types", [_KINDS[bool(i % every)] for i in range(depth)])
     if (
         not isinstance(kinds, list)
         or len(kinds) != depth
         or not set(map(str, kinds)) <= set(_KINDS)
     ):
-        raise Mistake(f"layer_types={str(kinds)[:60]}; expected {depth} of {' and '.join(_KINDS)}")
+        raise UsageError(
+            f"layer_types={str(kinds)[:60]}; expected {depth} of {' and '.join(_KINDS)}"
+        )
     near = tuple(i for i, kind in enumerate(kinds) if kind == _KINDS[1])
     given, scaling = (theirs.get(f"rope_{key}", {}) for key in ("parameters", "scaling"))
     if not isinstance(given, Mapping) or not isinstance(scaling, Mapping) or set(given) - {*_KINDS}:
-        raise Mistake(f"rope_parameters={str(given)[:60]}; expected {' and '.join(_KINDS)}")
+        raise UsageError(f"rope_parameters={str(given)[:60]}; expected {' and '.join(_KINDS)}")
     bases = []
     for kind, (key, default) in zip(_KINDS, _THETAS, strict=True):
         told = given.get(kind) or {}
         told = {**told, **scaling} if isinstance(told, Mapping) else {"rope_type": told}
         name = told.get("rope_type", told.get("type", "default"))
         if name != "default":
-            raise Mistake(f"rope_type={str(name)[:40]} is not supported; only default is")
+            raise UsageError(f"rope_type={str(name)[:40]} is not supported; only default is")
         base = told.get("rope_theta", theirs.get(key, default))
         if isinstance(base, bool) or not isinstance(base, int | float):
-            raise Mistake(f"{key}={str(base)[:40]} is not a number")
+            raise UsageError(f"{key}={str(base)[:40]} is not a number")
         bases.append(float(base))
-    choose("classifier_pooling", str(theirs.get("classifier_pooling", "cls")), _POOLS)
-    choose("classifier_activation", str(theirs.get("classifier_activation", "gelu")), PLAIN)
+    lookup("classifier_pooling", str(theirs.get("classifier_pooling", "cls")), _POOLS)
+    lookup("classifier_activation", str(theirs.get("classifier_activation", "gelu")), PLAIN)
     width, heads = _number(theirs, "hidden_size", 768), _number(theirs, "num_attention_heads", 12)
     if _number(theirs, "head_dim", size := width // max(1, heads)) != size:
-        raise Mistake(f"head_dim={theirs['head_dim']} is not supported; only {size} is")
+        raise UsageError(f"head_dim={theirs['head_dim']} is not supported; only {size} is")
     bias = theirs.get("mlp_bias", False)
     return {
         "window": _number(theirs, "local_attention", 128) // 2 + 1 if near else None,
@@ -576,7 +578,7 @@ def _read(dialect: Dialect, theirs: Words, architecture: str) -> BertConfig:
     theirs = {key: value for key, value in theirs.items() if value is not None}
     theirs = {key: theirs[also] for also, key in dialect.aliases.items() if also in theirs} | theirs
     (act,) = (key for key in dialect.keys if key.ours == "block.feed_forward")
-    choose(act.theirs, str(theirs.get(act.theirs, act.default)), dialect.acts)
+    lookup(act.theirs, str(theirs.get(act.theirs, act.default)), dialect.acts)
     task = dialect.tasks[architecture.removeprefix(dialect.name)]
     parts = {**dialect.parts, **dialect.read(theirs), "head": HEADS[task]}
     if isinstance(names := theirs.get("id2label"), Mapping):
@@ -606,9 +608,9 @@ def _settle_esm(config: BertConfig) -> BertConfig:
 def _write(dialect: Dialect, model_type: str, config: BertConfig, task: str) -> dict[str, Any]:
     """Return their config for one of ours."""
     if config.members > 1:
-        raise Mistake(f"{model_type} is one encoder, not {config.members}; train with members=1")
+        raise UsageError(f"{model_type} is one encoder, not {config.members}; train with members=1")
     if config.block.feed_forward not in dialect.acts.values():
-        raise Mistake(f"{model_type} has no feed_forward '{config.block.feed_forward}'")
+        raise UsageError(f"{model_type} has no feed_forward '{config.block.feed_forward}'")
     end = next(end for end, ours in dialect.tasks.items() if ours == task)
     first = {"model_type": model_type, "architectures": [dialect.name + end]}
     config = replace(config, types=max(dialect.least_types, config.types))

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.models.clip import ClipConfig
 from regard.models.gpt import GPTConfig
 from regard.models.vit import ViTConfig
@@ -52,7 +52,7 @@ BEFORE = 2  # the end token that files had before it was known where it is used
 def _read_text(theirs: Words, architecture: str = "") -> GPTConfig:
     """Return our config for a CLIPTextConfig."""
     theirs = {key: value for key, value in theirs.items() if value is not None}
-    choose("hidden_act", str(theirs.get("hidden_act", "quick_gelu")), PLAIN)
+    lookup("hidden_act", str(theirs.get("hidden_act", "quick_gelu")), PLAIN)
     return read_keys(GPTConfig, theirs, TEXT_KEYS, TEXT_PARTS, {})
 
 
@@ -66,7 +66,7 @@ def _write_side(
 ) -> dict[str, Any]:
     """Return the config of a side for one of ours."""
     if config.block.feed_forward not in PLAIN.values():
-        raise Mistake(f"feed_forward='{config.block.feed_forward}'")
+        raise UsageError(f"feed_forward='{config.block.feed_forward}'")
     return write_keys(config, keys, {"model_type": model_type})
 
 
@@ -79,7 +79,7 @@ def _side(theirs: Words, name: str) -> Words:
     again = theirs.get(f"{name}_dict")
     side = theirs.get(name) or {} if again is None else again
     if not isinstance(side, Mapping):
-        raise Mistake(f"{name}={str(side)[:40]} is not an object")
+        raise UsageError(f"{name}={str(side)[:40]} is not an object")
     return side
 
 
@@ -90,9 +90,9 @@ def _read(theirs: Words, architecture: str) -> ClipConfig:
     width = theirs.get("projection_dim", 512)
     for key, value in (("projection_dim", width), ("eos_token_id", end)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise Mistake(f"{key}={str(value)[:40]} is not a whole number")
+            raise UsageError(f"{key}={str(value)[:40]} is not a whole number")
     if not 0 < width <= 2**16:
-        raise Mistake(f"projection_dim={width}; expected 1 to {2**16}")
+        raise UsageError(f"projection_dim={width}; expected 1 to {2**16}")
     vision = _read_vision(_side(theirs, "vision_config"))
     return ClipConfig(vision, _read_text(text), width, None if end == BEFORE else end)
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from regard.attention.multihead import MultiHead
 from regard.attention.positions import ALIASES
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.files import making
 from regard.layers.feedforward import GatedFeedForward
 from regard.models.transformer import Transformer, TransformerConfig
@@ -36,15 +36,15 @@ def export_ctranslate2(
     try:
         import ctranslate2  # noqa: F401
     except ImportError as error:
-        raise Mistake(
+        raise UsageError(
             "the package ctranslate2 is not installed; pip install regard[ctranslate2]"
         ) from error
     if not isinstance(model, Transformer):
-        raise Mistake(
+        raise UsageError(
             f"CTranslate2 takes a transformer from us, not a {type(model).__name__.lower()}"
         )
     if quantization is not None:
-        choose("quantization", quantization, dict.fromkeys(QUANTIZATIONS))
+        lookup("quantization", quantization, dict.fromkeys(QUANTIZATIONS))
     _check(model.config, source_tokenizer, target_tokenizer)
     spec = _specification(model.config)
     with torch.no_grad():
@@ -64,7 +64,7 @@ def export_ctranslate2(
 def _check(config: TransformerConfig, source: "Tokenizer", target: "Tokenizer") -> None:
     """Refuse by name what CTranslate2 cannot hold."""
     if isinstance(source, ForeignTokenizer) or isinstance(target, ForeignTokenizer):
-        raise Mistake(
+        raise UsageError(
             "CTranslate2 gets only models with a tokenizer of ours; "
             "convert the original folder with its own ct2-transformers-converter"
         )
@@ -80,12 +80,12 @@ def _check(config: TransformerConfig, source: "Tokenizer", target: "Tokenizer") 
         ("scale_head", str(config.scale_head).lower(), ("false",)),
     ):
         if name not in known:
-            raise Mistake(
+            raise UsageError(
                 f"CTranslate2 has no {kind} '{name}'; it can hold {', '.join(known)}: "
                 f"train with one of these to export"
             )
     if hasattr(source, "frame") or hasattr(target, "frame"):
-        raise Mistake(
+        raise UsageError(
             "only models with tokenizers of our own can be written for CTranslate2; convert the "
             "checkpoint that this one was imported from by its ct2-transformers-converter"
         )
@@ -94,7 +94,7 @@ def _check(config: TransformerConfig, source: "Tokenizer", target: "Tokenizer") 
         ("target", config.target_vocab, target),
     ):
         if vocab < tokenizer.vocab:
-            raise Mistake(
+            raise UsageError(
                 f"the tokenizer has {tokenizer.vocab} {side} pieces, the model only {vocab}; "
                 "export with the tokenizer that it was trained with"
             )

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.models.gpt import GPTConfig, windowed
 from regard.pretrained.gpt import (
     GATED,
@@ -37,7 +37,7 @@ def _whole(theirs: Words, key: str, default: int) -> int:
     """Return a whole number of theirs that counts layers or tokens."""
     value = default if theirs.get(key) is None else theirs[key]
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise Mistake(f"{key}={str(value)[:40]} is not a whole number")
+        raise UsageError(f"{key}={str(value)[:40]} is not a whole number")
     return value
 
 
@@ -45,7 +45,7 @@ def _object(theirs: Words, key: str) -> Words:
     """Return an object of theirs, empty where there is none."""
     value = theirs.get(key) or {}
     if not isinstance(value, Mapping):
-        raise Mistake(f"{key}={str(value)[:40]} is not an object")
+        raise UsageError(f"{key}={str(value)[:40]} is not an object")
     return value
 
 
@@ -55,9 +55,11 @@ def _windows(theirs: Words, window: Any, depth: int, usual: Any) -> dict[str, An
     if kinds is None:
         kinds = [NEAR if usual(i) else FAR for i in range(min(depth, 1000))]
     if not isinstance(kinds, list) or len(kinds) != depth:
-        raise Mistake(f"layer_types={str(kinds)[:40]}; expected a kind for each of {depth} layers")
+        raise UsageError(
+            f"layer_types={str(kinds)[:40]}; expected a kind for each of {depth} layers"
+        )
     for kind in kinds:
-        choose("layer type", str(kind), dict.fromkeys((NEAR, FAR)))
+        lookup("layer type", str(kind), dict.fromkeys((NEAR, FAR)))
     near = tuple(i for i, kind in enumerate(kinds) if kind == NEAR)
     if window is None or not near:
         return {"window": None, "window_layers": None}
@@ -85,7 +87,7 @@ QWEN_PARTS = {**LLAMA_PARTS, "block.bias": False}
 
 def _read_qwen(model_type: str, theirs: Words, architecture: str) -> GPTConfig:
     """Return our config for a Qwen2Config or Qwen3Config."""
-    choose("hidden_act", str(theirs.get("hidden_act", "silu")), GATED)
+    lookup("hidden_act", str(theirs.get("hidden_act", "silu")), GATED)
     window = theirs.get("sliding_window", 4096) if theirs.get("use_sliding_window") else None
     first = _whole(theirs, "max_window_layers", 28)
     depth = _whole(theirs, "num_hidden_layers", 32)
@@ -138,7 +140,7 @@ NEOX_KEYS = (
 
 def _read_neox(theirs: Words, architecture: str) -> GPTConfig:
     """Return our config for a GPTNeoXConfig, whose rotary keys had names of their own."""
-    choose("hidden_act", str(theirs.get("hidden_act", "gelu")), PLAIN)
+    lookup("hidden_act", str(theirs.get("hidden_act", "gelu")), PLAIN)
     older = {"rope_theta": theirs.get("rotary_emb_base", 10_000), **theirs}
     share = theirs.get("rotary_pct", 0.25)
     given = theirs.get("rope_scaling") or theirs.get("rope_parameters")
@@ -158,7 +160,7 @@ def _read_neox(theirs: Words, architecture: str) -> GPTConfig:
 def _write_neox(config: GPTConfig, task: str) -> dict[str, Any]:
     """Return the GPTNeoXConfig for one of ours."""
     if config.block.feed_forward not in PLAIN.values():
-        raise Mistake(f"feed_forward='{config.block.feed_forward}'")
+        raise UsageError(f"feed_forward='{config.block.feed_forward}'")
     rotary = write_rotary(config)
     rotary["rope_parameters"]["partial_rotary_factor"] = config.position_share
     older = {"rotary_pct": config.position_share, "rotary_emb_base": rotary.pop("rope_theta")}
@@ -253,14 +255,14 @@ GEMMA_NORMS = {
 def _causal(theirs: Words) -> dict[str, str]:
     """Refuse a model that looks ahead, and say which biases there are."""
     if theirs.get("use_bidirectional_attention"):
-        raise Mistake("use_bidirectional_attention=true is not supported; only false is")
+        raise UsageError("use_bidirectional_attention=true is not supported; only false is")
     return read_bias(theirs.get("attention_bias", False), False)
 
 
 def _read_gemma(theirs: Words, architecture: str) -> GPTConfig:
     """Return our config for a GemmaConfig."""
     theirs = {key: value for key, value in theirs.items() if value is not None}
-    choose("hidden_act", str(theirs.get("hidden_act", "gelu_pytorch_tanh")), GATED)
+    lookup("hidden_act", str(theirs.get("hidden_act", "gelu_pytorch_tanh")), GATED)
     rotary = read_rotary({"max_position_embeddings": 8192, **theirs})
     parts = {**GEMMA_PARTS, **rotary, **_causal(theirs)}
     return read_keys(GPTConfig, theirs, GEMMA_KEYS, parts, {"model_type": "gemma"})
@@ -289,7 +291,7 @@ def _scored(theirs: Words, head_width: Any, cap: float | None) -> dict[str, Any]
     cap = theirs.get("attn_logit_softcapping", cap)
     wide = theirs.get("query_pre_attn_scalar", 256)
     if isinstance(wide, bool) or not isinstance(wide, int | float) or wide <= 0:
-        raise Mistake(f"query_pre_attn_scalar={str(wide)[:40]} is not a number above 0")
+        raise UsageError(f"query_pre_attn_scalar={str(wide)[:40]} is not a number above 0")
     return {
         "block.score": "dot" if cap is None else "capped",
         "block.score_cap": cap,
@@ -299,7 +301,7 @@ def _scored(theirs: Words, head_width: Any, cap: float | None) -> dict[str, Any]
 
 def _read_gemma2(theirs: Words, architecture: str) -> GPTConfig:
     """Return our config for a Gemma2Config."""
-    choose("hidden_activation", str(theirs.get("hidden_activation", "gelu_pytorch_tanh")), GATED)
+    lookup("hidden_activation", str(theirs.get("hidden_activation", "gelu_pytorch_tanh")), GATED)
     depth = _whole(theirs, "num_hidden_layers", 26)
     window = theirs.get("sliding_window", 4096)
     parts = {
@@ -327,7 +329,7 @@ def _write_scored(config: GPTConfig) -> dict[str, Any]:
         exact = block.score_scale**-2
         wide = round(exact)
         if abs(exact - wide) > 1e-6 * exact:
-            raise Mistake(f"score_scale={block.score_scale}, which is no root of a whole number")
+            raise UsageError(f"score_scale={block.score_scale}, which is no root of a whole number")
     return {
         "query_pre_attn_scalar": wide,
         "attn_logit_softcapping": block.score_cap,
@@ -339,7 +341,7 @@ def _write_scored(config: GPTConfig) -> dict[str, Any]:
 
 def _read_gemma3(theirs: Words, architecture: str) -> GPTConfig:
     """Return our config for a Gemma3TextConfig, whose near layers turn by another base."""
-    choose("hidden_activation", str(theirs.get("hidden_activation", "gelu_pytorch_tanh")), GATED)
+    lookup("hidden_activation", str(theirs.get("hidden_activation", "gelu_pytorch_tanh")), GATED)
     depth = _whole(theirs, "num_hidden_layers", 26)
     period = max(1, _whole(theirs, "sliding_window_pattern", 6))
     near = _windows(theirs, theirs.get("sliding_window", 4096), depth, lambda i: (i + 1) % period)
@@ -348,7 +350,7 @@ def _read_gemma3(theirs: Words, architecture: str) -> GPTConfig:
     length = {"max_position_embeddings": theirs.get("max_position_embeddings", 131072)}
     kind = read_rotary({**length, "rope_parameters": local})["scaling.kind"]
     if kind != "none":
-        raise Mistake(f"rope_type={kind} of {NEAR} is not supported; only default is")
+        raise UsageError(f"rope_type={kind} of {NEAR} is not supported; only default is")
     far = {**far, **_object(theirs, "rope_scaling")}
     base = theirs.get("rope_theta", 1e6)
     rotary = read_rotary({**length, "rope_theta": base, "rope_parameters": far})
@@ -373,7 +375,7 @@ def _write_gemma3(config: GPTConfig, task: str) -> dict[str, Any]:
     far = write_rotary(config)["rope_parameters"]
     near = {"rope_type": "default", "rope_theta": config.near_base or config.position_base}
     if config.block.score_cap is not None:
-        raise Mistake(f"score_cap={config.block.score_cap}, which only gemma2 has")
+        raise UsageError(f"score_cap={config.block.score_cap}, which only gemma2 has")
     theirs = _wide(write_keys(config, GEMMA3_KEYS, {"model_type": "gemma3_text"}), config)
     return {**theirs, **_write_scored(config), "rope_parameters": {FAR: far, NEAR: near}}
 

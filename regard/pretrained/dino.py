@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.models.vit import ViTConfig
 from regard.pretrained.gpt import PLAIN
 from regard.pretrained.load import read_keys, write_keys
@@ -36,14 +36,14 @@ def _read(theirs: Mapping[str, Any], architecture: str) -> ViTConfig:
     ratio, width = theirs.get("mlp_ratio", 4), theirs.get("hidden_size", 768)
     for key, value in (("mlp_ratio", ratio), ("hidden_size", width)):
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 2**20:
-            raise Mistake(f"{key}={str(value)[:40]} is not a number above 0")
+            raise UsageError(f"{key}={str(value)[:40]} is not a number above 0")
     gated = theirs.get("use_swiglu_ffn", False) is True
     act = str(theirs.get("hidden_act", "gelu"))
     top = architecture != "Dinov2Model"
     parts = {
         "block.order": "scaled",
         "block.ffn_width": inner_width(int(width), ratio, gated),
-        "block.feed_forward": "swiglu" if gated else choose("hidden_act", act, PLAIN),
+        "block.feed_forward": "swiglu" if gated else lookup("hidden_act", act, PLAIN),
         "block.attention_bias": "same" if theirs.get("qkv_bias", True) else "out",
         "pool": "first_mean" if top else "first",
     }
@@ -57,11 +57,11 @@ def _write(config: ViTConfig, task: str) -> dict[str, Any]:
     block, names = config.block, {ours: name for name, ours in reversed(PLAIN.items())}
     gated = block.feed_forward == "swiglu"
     if not gated and block.feed_forward not in names:
-        raise Mistake(f"feed_forward='{block.feed_forward}'")
+        raise UsageError(f"feed_forward='{block.feed_forward}'")
     ratios = range(1, MOST_RATIO + 1)
     found = [n for n in ratios if inner_width(block.width, n, gated) == block.ffn_width]
     if not found:
-        raise Mistake(f"ffn_width={block.ffn_width}, which no whole mlp_ratio gives")
+        raise UsageError(f"ffn_width={block.ffn_width}, which no whole mlp_ratio gives")
     keys = (*DINO_KEYS, COUNT) if config.labels else DINO_KEYS
     return write_keys(config, keys, {"model_type": "dinov2"}) | {
         "mlp_ratio": found[0],

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.files import write_atomically
 from regard.models.bert import BertConfig
 from regard.models.folder import FORMAT, STRANGE, build_hollow, give_weights
@@ -72,10 +72,10 @@ def read_foreign(folder: str | Path) -> tuple[Format, str, Any]:
         settings = format.read_config(theirs, named)
         _known(format, theirs, settings, named)
         return format, named, settings
-    except Mistake as mistake:
-        raise Mistake(f"{path}: {mistake}") from None
+    except UsageError as mistake:
+        raise UsageError(f"{path}: {mistake}") from None
     except STRANGE as error:
-        raise Mistake(f"{path}: not a config of this model_type ({error!r:.100})") from error
+        raise UsageError(f"{path}: not a config of this model_type ({error!r:.100})") from error
 
 
 def _known(format: Format, theirs: Mapping[str, Any], settings: Any, named: str) -> None:
@@ -89,7 +89,7 @@ def _known(format: Format, theirs: Mapping[str, Any], settings: Any, named: str)
         if key in known or HARMLESS_LIKE.search(key):
             continue
         if value not in (None, False, [], {}, ""):
-            raise Mistake(
+            raise UsageError(
                 f"{key!r:.60}={shortened(value)} is not known; "
                 "take it out if no answer depends on it"
             )
@@ -113,8 +113,8 @@ def import_folder(
     model = build_hollow(format.family, settings, path, len(weights.shapes))
     try:
         known = compare(format, settings, weights.shapes, named)
-    except Mistake as mistake:
-        raise Mistake(f"{folder}: {mistake}") from None
+    except UsageError as mistake:
+        raise UsageError(f"{folder}: {mistake}") from None
     tokenizers: tuple[Any, Any] = (None, None)
     if format.reads != "images":
         tokenizers = read(folder)
@@ -147,7 +147,7 @@ def _architecture(format: Format, named: Any) -> str:
         if isinstance(name, str) and name in format.architectures:
             return name
     known = ", ".join(format.architectures)
-    raise Mistake(f"architectures={named!r:.60}; known for {format.model_type} are {known}")
+    raise UsageError(f"architectures={named!r:.60}; known for {format.model_type} are {known}")
 
 
 def _fits(folder: Path, settings: Any, tokenizers: tuple[Any, Any]) -> None:
@@ -156,7 +156,7 @@ def _fits(folder: Path, settings: Any, tokenizers: tuple[Any, Any]) -> None:
     for tokenizer, size in zip(tokenizers, sizes, strict=True):
         size = settings.vocab if size is None else size
         if tokenizer.vocab > size:
-            raise Mistake(
+            raise UsageError(
                 f"{folder}: the tokenizer has {tokenizer.vocab} pieces, the model only {size}; "
                 "use the tokenizer that belongs to it"
             )
@@ -168,7 +168,7 @@ def _about(folder: Path, theirs: Mapping[str, Any], task: str, settings: Any) ->
         labels = {"labels": _labels(theirs)} if task == "images" else {}
         kind = _problem(theirs)
         if labels and (kind not in ("", ONE) or len(labels["labels"]) == 1):
-            raise Mistake(
+            raise UsageError(
                 f"problem_type={kind or None} with {len(labels['labels'])} labels is not supported "
                 "for images; only one of several labels is"
             )
@@ -177,7 +177,7 @@ def _about(folder: Path, theirs: Mapping[str, Any], task: str, settings: Any) ->
     if task == "classify":
         labels, kind = _labels(theirs), _problem(theirs)
         if kind == VALUE and len(labels) > 1:
-            raise Mistake(f"problem_type={kind} with {len(labels)} labels; only 1 is supported")
+            raise UsageError(f"problem_type={kind} with {len(labels)} labels; only 1 is supported")
         told = {"problem_type": kind} if kind else {}
         return {"labels": labels, "several": kind == SEVERAL, **told, **_cut(theirs)}
     if task == "tag":
@@ -214,7 +214,7 @@ def _problem(theirs: Mapping[str, Any]) -> str:
     """Return what the logits of labels mean, or nothing if the config does not tell."""
     kind = theirs.get("problem_type")
     if kind not in (None, ONE, SEVERAL, VALUE):
-        raise Mistake(f"problem_type={kind!r:.40}; expected one of {ONE}, {SEVERAL}, {VALUE}")
+        raise UsageError(f"problem_type={kind!r:.40}; expected one of {ONE}, {SEVERAL}, {VALUE}")
     return kind or ""
 
 
@@ -226,11 +226,11 @@ def _labels(theirs: Mapping[str, Any]) -> list[str]:
         count = count if isinstance(count, int) and 0 < count <= MOST_LABELS else 2
         return [f"LABEL_{number}" for number in range(count)]
     if not 0 < len(names) <= MOST_LABELS or set(names) != {str(n) for n in range(len(names))}:
-        raise Mistake(f"config.json: id2label has {len(names)} classes; expected 0, 1 and so on")
+        raise UsageError(f"config.json: id2label has {len(names)} classes; expected 0, 1 and so on")
     labels = [names[str(number)] for number in range(len(names))]
     for label in labels:
         if not isinstance(label, str) or len(label) > LONGEST_LABEL:
-            raise Mistake(f"config.json: the label {label!r:.40} is no short text")
+            raise UsageError(f"config.json: the label {label!r:.40} is no short text")
     return labels
 
 
@@ -251,14 +251,16 @@ def _pooling(folder: Path, most: int) -> dict[str, Any]:
         told = read_object(path)
         modes = [key for key, value in told.items() if key[:13] == "pooling_mode_" and value]
         if len(modes) != 1 or modes[0] not in POOLINGS:
-            raise Mistake(f"{path}: {str(modes)[:80]}; expected one of {', '.join(POOLINGS)}")
+            raise UsageError(f"{path}: {str(modes)[:80]}; expected one of {', '.join(POOLINGS)}")
         found["pooling"] = POOLINGS[modes[0]]
     if (folder / "modules.json").is_file():
         with open(folder / "modules.json", encoding="utf-8", errors="replace") as file:
             kinds = set(re.findall(r'"sentence_transformers\.([\w.]{1,80})"', file.read(100_000)))
         parts = {kind.rpartition(".")[2] for kind in kinds}
         if more := parts - {"Transformer", "Pooling", "Normalize"}:
-            raise Mistake(f"{folder / 'modules.json'}: a part {min(more)}, which is not supported")
+            raise UsageError(
+                f"{folder / 'modules.json'}: a part {min(more)}, which is not supported"
+            )
         found["normalise"] = "Normalize" in parts
     path = folder / "sentence_bert_config.json"
     if path.is_file():
@@ -285,7 +287,7 @@ def export_weights(
 
     `whole` is an encoder of images with what paints for it, written too where they have a word.
     """
-    kind = choose("dtype", dtype, DTYPES)
+    kind = lookup("dtype", dtype, DTYPES)
     task = str(config["task"])
     if whole is not None and (found := export_rest(whole, model.config)):
         theirs, tensors = found
@@ -296,12 +298,12 @@ def export_weights(
         return str(theirs["model_type"])
     try:
         format, theirs = _format(config, model.config, task)
-    except Mistake:
+    except UsageError:
         alike = with_gates(model.config) if isinstance(model.config, BertConfig) else None
         if alike is None:
             raise
         if dtype == "float16":
-            raise Mistake(
+            raise UsageError(
                 "dtype=float16 is too coarse for the head of a classifier with pool=mean; "
                 "choose float32 or bfloat16"
             ) from None
@@ -311,7 +313,7 @@ def export_weights(
     ids = _ids(theirs, tokenizers) if format.reads == "text" else {}
     for key, number in ids.items():
         if theirs.get(key, number) != number:  # RoBERTa counts positions from that of its padding
-            raise Mistake(
+            raise UsageError(
                 f"{format.model_type} needs {key}={theirs[key]}, the tokenizer has {number}; "
                 "only a model that came in this format can be written in it"
             )
@@ -330,12 +332,12 @@ def export_weights(
         theirs["regard_task"] = task
         theirs |= {f"regard_{side}": config[side] for side in ("from", "to") if config.get(side)}
     if task == "tag" and config.get("join", "first") != "first":
-        raise Mistake(
+        raise UsageError(
             f"join={config['join']} has no counterpart: others label a word by its first piece; "
             "train with join=first to export"
         )
     if config.get("features", "none") != "none":
-        raise Mistake(
+        raise UsageError(
             f"features={config['features']!r:.40} have no counterpart in a public format; "
             "train with features=none to export"
         )

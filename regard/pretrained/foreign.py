@@ -13,7 +13,7 @@ from typing import Any
 
 import tokenizers
 
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.files import write_atomically
 from regard.pretrained.parts import (
     MOST_PIECES,
@@ -82,7 +82,7 @@ class ForeignTokenizer:
         try:
             self.sha = hashlib.sha256(self.text.encode()).hexdigest()
         except UnicodeEncodeError:
-            raise Mistake("half a character in it; expected UTF-8") from None
+            raise UsageError("half a character in it; expected UTF-8") from None
         self.library = _library(inner, file["added_tokens"])
         self._lock = threading.Lock()
         if about.names is None:
@@ -120,10 +120,10 @@ class ForeignTokenizer:
         file = read_object(path)
         try:
             if file.get("regard_tokenizer") != KIND or not isinstance(file.get("about"), dict):
-                raise Mistake("not a tokenizer that was imported")
+                raise UsageError("not a tokenizer that was imported")
             return cls(checked(file.get("tokenizer")), _about(file["about"]))
-        except Mistake as mistake:
-            raise Mistake(f"{path}: {mistake}") from None
+        except UsageError as mistake:
+            raise UsageError(f"{path}: {mistake}") from None
 
     def save(self, path: str | Path) -> None:
         """Write the tokenizer as one JSON file."""
@@ -133,7 +133,7 @@ class ForeignTokenizer:
         """Refuse ids for which there is no piece."""
         about, known = self.about, self.library.get_vocab_size(with_added_tokens=True)
         if about.numbers is not None and len(about.numbers) != known:
-            raise Mistake(f"numbers for {len(about.numbers)} pieces; expected {known}")
+            raise UsageError(f"numbers for {len(about.numbers)} pieces; expected {known}")
         frames = [i for i in (*about.frame.single, *about.frame.pair) if isinstance(i, int)]
         for number in (*about.specials.values(), *about.ends, *(about.numbers or ()), *frames):
             check_id(number, self.vocab)
@@ -203,7 +203,7 @@ class ForeignTokenizer:
             half = HALF_CHARACTER.search(text)
             if half:
                 code = f"surrogate U+{ord(half[0]):04X}"
-                raise Mistake(f"half a character ({code}) in a text; read its file as UTF-8")
+                raise UsageError(f"half a character ({code}) in a text; read its file as UTF-8")
         with self._lock:  # a setting of the library's tokenizer, not of the call
             self.library.encode_special_tokens = not specials
             encode = self.library.encode_batch_fast if fast else self.library.encode_batch
@@ -285,7 +285,9 @@ class ForeignTokenizer:
 
     def _name(self, number: int) -> str | None:
         if not 0 <= number < self.vocab:
-            raise Mistake(f"token id {number}; expected 0 to {self.vocab - 1}, as in the tokenizer")
+            raise UsageError(
+                f"token id {number}; expected 0 to {self.vocab - 1}, as in the tokenizer"
+            )
         return self.names[number]
 
     def _spelling(self, number: int) -> bytes:
@@ -346,18 +348,18 @@ def _about(told: Mapping[str, Any]) -> About:
     def numbers(key: str, most: int = MOST_FRAME) -> tuple[int, ...]:
         values = told.get(key, [])
         if not isinstance(values, list) or len(values) > most:
-            raise Mistake(f"'{key}' is {values!r:.40}")
+            raise UsageError(f"'{key}' is {values!r:.40}")
         for value in values:
             if value is None or check_id(value, MOST_PIECES) is None:
-                raise Mistake(f"'{key}' has {value!r:.40}")
+                raise UsageError(f"'{key}' has {value!r:.40}")
         return tuple(values)
 
     def frame(key: str, texts: list[str]) -> tuple[int | str, ...]:
         values = told.get(key)
         if not isinstance(values, list) or len(values) > MOST_FRAME:
-            raise Mistake(f"'{key}' is {values!r:.40}")
+            raise UsageError(f"'{key}' is {values!r:.40}")
         if [value for value in values if isinstance(value, str)] != texts:
-            raise Mistake(f"'{key}' is {values!r:.40}; expected {' and '.join(texts)} in it")
+            raise UsageError(f"'{key}' is {values!r:.40}; expected {' and '.join(texts)} in it")
         for value in values:
             if value is None or not isinstance(value, str):
                 check_id(value, MOST_PIECES)
@@ -365,19 +367,19 @@ def _about(told: Mapping[str, Any]) -> About:
 
     specials = told.get("specials")
     if not isinstance(specials, dict) or not set(specials) <= set(ROLES):
-        raise Mistake(f"'specials' are {specials!r:.40}")
+        raise UsageError(f"'specials' are {specials!r:.40}")
     for value in specials.values():
         if value is None or check_id(value, MOST_PIECES) is None:
-            raise Mistake(f"'specials' has {value!r:.40}")
+            raise UsageError(f"'specials' has {value!r:.40}")
     single, pair, types = frame("single", ["A"]), frame("pair", ["A", "B"]), numbers("types")
     if len(types) != len(pair):
-        raise Mistake(f"'types' are {list(types)}; expected {len(pair)} of them")
+        raise UsageError(f"'types' are {list(types)}; expected {len(pair)} of them")
     names = told.get("names")
     if names is not None:
         if not isinstance(names, list) or not 0 < len(names) <= MOST_PIECES:
-            raise Mistake("'names' are no list of pieces")
+            raise UsageError("'names' are no list of pieces")
         if not all(isinstance(name, str | None) for name in names):
-            raise Mistake("'names' are no list of pieces")
+            raise UsageError("'names' are no list of pieces")
     return About(
         specials,
         Frame(single, pair, types),
@@ -391,7 +393,7 @@ def _about(told: Mapping[str, Any]) -> About:
 def checked(file: Any) -> dict[str, Any]:
     """Return what a tokenizer.json says as far as it is known, or refuse it."""
     if not isinstance(file, dict):
-        raise Mistake("expected a JSON object")
+        raise UsageError("expected a JSON object")
     made: dict[str, Any] = {"version": "1.0", "truncation": None, "padding": None}
     made["added_tokens"] = check_added(file.get("added_tokens") or [])
     for kind in PARTS:
@@ -404,7 +406,7 @@ def checked(file: Any) -> dict[str, Any]:
 def _refused(error: BaseException, what: str) -> BaseException:
     """Turn what the library raised into a mistake; where it gave up it is not even an Exception."""
     if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-        return Mistake(f"{what} ({' '.join(str(error).split())[:150]})")
+        return UsageError(f"{what} ({' '.join(str(error).split())[:150]})")
     return error
 
 
@@ -416,7 +418,7 @@ def _library(text: str, added: list[dict[str, Any]]) -> tokenizers.Tokenizer:
     for token in added:
         number = library.token_to_id(token["content"])
         if number != token["id"]:
-            raise Mistake(
+            raise UsageError(
                 f"the added token {token['content']!r:.40} has the id {token['id']}, "
                 f"but {number} is next"
             )

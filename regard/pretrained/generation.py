@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.pretrained.parts import read_object
 
 FILE = "generation_config.json"
@@ -102,7 +102,7 @@ def vocabularies(theirs: Mapping[str, Any]) -> tuple[int, int] | None:
     good = isinstance(told, list) and len(told) == 2
     good = good and all(type(size) is int and size > 0 for size in told)
     if not good or sum(told) != theirs.get("vocab_size"):
-        raise Mistake(
+        raise UsageError(
             f"{VOCABULARIES}={told!r:.40}; expected two sizes whose sum is vocab_size="
             f"{theirs.get('vocab_size')!r:.40}"
         )
@@ -123,11 +123,11 @@ def shifted(rules: Mapping[str, Any], by: int) -> dict[str, Any]:
         if isinstance(value, list):
             return [shift(one, key) for one in value]
         if type(value) is not int or value + by < 0:
-            raise Mistake(f"{key}={value!r:.40} is no token that this model writes")
+            raise UsageError(f"{key}={value!r:.40} is no token that this model writes")
         return value + by
 
     if by and rules.get("sequence_bias"):
-        raise Mistake("sequence_bias is not supported with two vocabularies; leave it out")
+        raise UsageError("sequence_bias is not supported with two vocabularies; leave it out")
     return {key: shift(x, key) if by and key in TOKENS else x for key, x in rules.items()}
 
 
@@ -142,7 +142,7 @@ def read_generation(folder: str | Path, task: str) -> dict[str, Any]:
         unknown = [key for key in theirs if key not in KNOWN and theirs[key] is not None]
         unknown = [key for key in unknown if not key.startswith("regard_")]
         if unknown:
-            raise Mistake(
+            raise UsageError(
                 f"{path}: {unknown[0]!r:.40} is not known; leave it out if no text depends on it"
             )
     else:  # as older checkpoints have it
@@ -150,7 +150,7 @@ def read_generation(folder: str | Path, task: str) -> dict[str, Any]:
         theirs = {**DEFAULTS.get(str(theirs.get("model_type")), {}), **theirs}
     theirs = {key: value for key, value in theirs.items() if value is not None}
     if not isinstance(told := theirs.get(HEAD), str | None):
-        raise Mistake(f"{path}: {HEAD}={told!r:.40} is no text")
+        raise UsageError(f"{path}: {HEAD}={told!r:.40} is no text")
     if theirs.get(USUAL) is True:
         theirs.pop("max_new_tokens", None)
     try:
@@ -158,21 +158,21 @@ def read_generation(folder: str | Path, task: str) -> dict[str, Any]:
         if sizes := vocabularies(read_object(config)):
             found["rules"] = shifted(found["rules"], -sizes[0])
         return found | ({"alignment_head": told} if told else {})
-    except Mistake as mistake:
-        raise Mistake(f"{path}: {mistake}") from None
+    except UsageError as mistake:
+        raise UsageError(f"{path}: {mistake}") from None
 
 
 def _read(theirs: Mapping[str, Any], task: str) -> dict[str, Any]:
     draws = theirs.get("do_sample") is True
     for key, same in (NONE | NONE_DRAWN if draws else NONE).items():
         if key in theirs and theirs[key] not in same:
-            raise Mistake(f"{key}={theirs[key]!r:.40} is not supported; leave it out")
+            raise UsageError(f"{key}={theirs[key]!r:.40} is not supported; leave it out")
     found: dict[str, Any] = {}
     beams = _whole(theirs, "num_beams", 1, BEAMS)
     if beams is not None:
         found["beam"] = beams
     if draws and beams not in (None, 1):
-        raise Mistake(
+        raise UsageError(
             f"do_sample=true with num_beams={beams} is not supported; only one of them is"
         )
     if (count := _whole(theirs, "num_return_sequences", 1, BEAMS)) not in (None, 1):
@@ -204,7 +204,7 @@ def _read(theirs: Mapping[str, Any], task: str) -> dict[str, Any]:
 def _number(theirs: Mapping[str, Any], key: str, low: float, high: float) -> float:
     value = theirs[key]
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise Mistake(f"{key}={value!r:.40}; expected a number from {low:g} to {high:g}")
+        raise UsageError(f"{key}={value!r:.40}; expected a number from {low:g} to {high:g}")
     return value
 
 
@@ -213,7 +213,7 @@ def _whole(theirs: Mapping[str, Any], key: str, low: int, high: float) -> int | 
         return None
     value = _number(theirs, key, low, high)
     if value != int(value):
-        raise Mistake(f"{key}={value!r:.40} is not a whole number")
+        raise UsageError(f"{key}={value!r:.40} is not a whole number")
     return int(value)
 
 
@@ -230,7 +230,7 @@ def write_generation(generation: Mapping[str, Any], never: list[int]) -> dict[st
         if how.get("beam", 1) > 1:
             theirs["early_stopping"] = "never" if how.get("alpha") == 0 else True
     if how.get("length_penalty", "average") == "gnmt":
-        raise Mistake(
+        raise UsageError(
             "length_penalty=gnmt has no counterpart in generation_config.json; "
             "write average there before you export"
         )
@@ -253,7 +253,7 @@ def write_generation(generation: Mapping[str, Any], never: list[int]) -> dict[st
     if how.get("repetition_penalty", 1) != 1:
         theirs["repetition_penalty"] = how["repetition_penalty"]
     if how.get("stop"):
-        raise Mistake(
+        raise UsageError(
             f"stop={how['stop']!r:.40} has no counterpart in generation_config.json; "
             "leave it out there before you export"
         )

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.pretrained import spm
 from regard.pretrained.folder import write_json
 from regard.pretrained.parts import read_object
@@ -88,7 +88,7 @@ def as_folder(raw: Path, folder: Path) -> None:
     """Write config.json, weights and tokenizer for what the reader of a GGUF file has written."""
     told = read_object(raw / "raw.json")
     kind = str(told.get("general.architecture"))
-    choose("general.architecture", kind[:60], NAMES)
+    lookup("general.architecture", kind[:60], NAMES)
     files = [read_header(path) for path in sorted(raw.glob("*.safetensors"))]
     config = _config(told, kind, Weights({name: e for file in files for name, e in file.items()}))
     write_json(folder / "config.json", config)
@@ -115,18 +115,18 @@ def _config(told: Words, kind: str, tensors: Weights) -> dict[str, Any]:
     }
     for key in given:
         if key not in keys and key not in OTHERS and (kind == "gpt2" or key not in SCALING):
-            raise Mistake(f"{kind}.{key}={given[key]!s:.40} is not supported")
+            raise UsageError(f"{kind}.{key}={given[key]!s:.40} is not supported")
     for key in keys:
         if key not in given and key not in (
             "attention.key_length",
             "rope.freq_base",
             "attention.head_count_kv",
         ):
-            raise Mistake(f"{kind}.{key} is missing; the file is damaged or too old")
+            raise UsageError(f"{kind}.{key} is missing; the file is damaged or too old")
     theirs = {keys[key]: value for key, value in given.items() if key in keys}
     for key, value in theirs.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise Mistake(f"{key}={value!s:.40} is not a number")
+            raise UsageError(f"{key}={value!s:.40} is not a number")
     table = tensors.shapes.get("token_embd.weight", (0,))
     if kind != "gpt2":
         theirs |= _turned(given, theirs, tensors)
@@ -160,17 +160,17 @@ def _turned(given: Words, theirs: Words, tensors: Weights) -> dict[str, Any]:
     """Say how heads are sized and how far rotary positions reach."""
     heads, width = theirs["num_attention_heads"], theirs["hidden_size"]
     if not isinstance(heads, int) or not isinstance(width, int) or heads < 1:
-        raise Mistake(f"attention.head_count={heads} with embedding_length={width}")
+        raise UsageError(f"attention.head_count={heads} with embedding_length={width}")
     size = theirs.get("head_dim", width // heads)
     for key in ("attention.value_length", "rope.dimension_count"):
         if given.get(key, size) != size:
-            raise Mistake(f"{key}={given[key]!s:.40} is not supported; only {size} is")
+            raise UsageError(f"{key}={given[key]!s:.40} is not supported; only {size} is")
     made: dict[str, Any] = {"head_dim": size, "num_key_value_heads": heads, "rope_theta": 10_000.0}
     made |= {key: theirs[key] for key in made if key in theirs}
     scaling: dict[str, Any] = {"rope_type": "default"}
     way, factor = given.get("rope.scaling.type", "linear"), given.get("rope.scaling.factor", 0)
     if way not in ("none", "linear"):
-        raise Mistake(f"rope.scaling.type={way!s:.40} is not supported; only linear is")
+        raise UsageError(f"rope.scaling.type={way!s:.40} is not supported; only linear is")
     if way == "linear" and factor not in (0, 1):  # which is what llama.cpp takes it for
         scaling = {"rope_type": "linear", "factor": factor}
     if FREQS in tensors:
@@ -193,17 +193,17 @@ def _llama3(factors: Tensor, size: int, base: float) -> dict[str, Any]:
                 "high_freq_factor": 4.0,
                 "original_max_position_embeddings": 8192,
             }
-    raise Mistake(f"{FREQS} stretches positions in a way that is not known")
+    raise UsageError(f"{FREQS} stretches positions in a way that is not known")
 
 
 def _name(name: str, kind: str) -> str:
     """Return what a tensor is called by transformers."""
     found = re.fullmatch(r"(?:blk\.(\d{1,4})\.)?([a-z_]+)\.(weight|bias)", name)
     if found is None or found[2] not in NAMES[kind]:
-        raise Mistake(f"a tensor {name!r:.60}, which {kind} does not have")
+        raise UsageError(f"a tensor {name!r:.60}, which {kind} does not have")
     theirs = NAMES[kind][found[2]]
     if ("{}" in theirs) != (found[1] is not None):
-        raise Mistake(f"a tensor {name!r:.60}, which {kind} does not have")
+        raise UsageError(f"a tensor {name!r:.60}, which {kind} does not have")
     return f"{theirs.format(found[1])}.{found[3]}"
 
 
@@ -215,7 +215,7 @@ def _lay(name: str, x: Tensor, kind: str, config: Words) -> Tensor:
     if kind == "llama" and part in ("attn_q", "attn_k"):
         heads = config["num_attention_heads" if part == "attn_q" else "num_key_value_heads"]
         if not isinstance(heads, int) or heads < 1 or len(x) % (2 * heads):
-            raise Mistake(f"{name} has {len(x)} rows, which {heads!s:.20} heads do not share")
+            raise UsageError(f"{name} has {len(x)} rows, which {heads!s:.20} heads do not share")
         return x.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2).contiguous()
     return x
 
@@ -242,11 +242,11 @@ def _write_tokenizer(told: Words, folder: Path) -> None:
     """Write the tokenizer that the metadata describe, if that can be done exactly."""
     pieces, types = (told.get(f"tokenizer.ggml.{key}") for key in ("tokens", "token_type"))
     if not isinstance(pieces, list) or not isinstance(types, list) or len(pieces) != len(types):
-        raise Mistake(f"it has no tokenizer; {REMEDY}")
+        raise UsageError(f"it has no tokenizer; {REMEDY}")
     ways = {"gpt2": _byte_level, "llama": _sentence_pieces}
     way = told.get("tokenizer.ggml.model")
     if not isinstance(way, str) or way not in ways:
-        raise Mistake(f"tokenizer.ggml.model={way!s:.40} cannot be rebuilt exactly; {REMEDY}")
+        raise UsageError(f"tokenizer.ggml.model={way!s:.40} cannot be rebuilt exactly; {REMEDY}")
     file = ways[way](told, list(map(str, pieces)), types)
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
     roles = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
@@ -270,7 +270,7 @@ def _byte_level(told: Words, pieces: list[str], types: list[Any]) -> dict[str, A
     """Describe a byte-level BPE tokenizer."""
     name = told.get("tokenizer.ggml.pre")
     if not isinstance(name, str) or name not in SPLITS:
-        raise Mistake(f"tokenizer.ggml.pre={name!s:.40} cannot be rebuilt exactly; {REMEDY}")
+        raise UsageError(f"tokenizer.ggml.pre={name!s:.40} cannot be rebuilt exactly; {REMEDY}")
     split, normal, whole = SPLITS[name]
     bytes_only = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
     cut = {"type": "Split", "pattern": {"Regex": split}, "behavior": "Isolated", "invert": False}
@@ -304,9 +304,9 @@ def _sentence_pieces(told: Words, pieces: list[str], types: list[Any]) -> dict[s
     """Describe a SentencePiece BPE tokenizer with bytes for what it has no piece for."""
     scores = told.get("tokenizer.ggml.scores")
     if not isinstance(scores, list) or len(scores) != len(pieces):
-        raise Mistake(f"its tokenizer has no scores; {REMEDY}")
+        raise UsageError(f"its tokenizer has no scores; {REMEDY}")
     if "tokenizer.ggml.precompiled_charsmap" in told or spm.USER in types:
-        raise Mistake(f"a character map or pieces of a user cannot be rebuilt exactly; {REMEDY}")
+        raise UsageError(f"a character map or pieces of a user cannot be rebuilt exactly; {REMEDY}")
     found = spm.Pieces(
         [(piece, float(s), k) for piece, s, k in zip(pieces, scores, types, strict=True)],
         spm.BPE,
@@ -315,5 +315,5 @@ def _sentence_pieces(told: Words, pieces: list[str], types: list[Any]) -> dict[s
         tidy=told.get("tokenizer.ggml.remove_extra_whitespaces", False) is True,
     )
     if len(found.of(spm.UNKNOWN)) != 1:
-        raise Mistake(f"its tokenizer has not one piece for what is unknown; {REMEDY}")
+        raise UsageError(f"its tokenizer has not one piece for what is unknown; {REMEDY}")
     return spm.as_parts(found)

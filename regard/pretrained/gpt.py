@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from regard.attention.positions import ALIASES, POSITIONS, Rotary, RotaryScaling
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.layers.block import ATTENTION_BIASES, BlockConfig
 from regard.models.gpt import GPTConfig, windowed
 from regard.pretrained.load import read_keys, write_keys
@@ -65,7 +65,7 @@ GPT2_FIXED = {
 
 def read_gpt2(theirs: Mapping[str, Any], architecture: str = "") -> GPTConfig:
     """Return our config for a GPT2Config."""
-    choose("activation_function", str(theirs.get("activation_function", "gelu_new")), PLAIN)
+    lookup("activation_function", str(theirs.get("activation_function", "gelu_new")), PLAIN)
     width = theirs.get("n_embd", 768)
     inner = theirs.get("n_inner") or (4 * width if isinstance(width, int) else width)
     return read_keys(GPTConfig, theirs, GPT2_KEYS, {"block.ffn_width": inner}, GPT2_FIXED)
@@ -117,7 +117,7 @@ LLAMA_PARTS = {"position": "rotary", "block.norm": "rms", "block.dropout": 0.0}
 def read_llama(theirs: Mapping[str, Any], architecture: str = "") -> GPTConfig:
     """Return our config for a LlamaConfig."""
     bias = theirs.get("mlp_bias", False)
-    choose("hidden_act", str(theirs.get("hidden_act", "silu")), GATED)
+    lookup("hidden_act", str(theirs.get("hidden_act", "silu")), GATED)
     looks = read_bias(theirs.get("attention_bias", False), bias)
     parts = {**LLAMA_PARTS, **read_rotary(theirs), "block.bias": bias, **looks}
     return read_keys(GPTConfig, theirs, LLAMA_KEYS, parts, {"model_type": "llama"})
@@ -126,7 +126,7 @@ def read_llama(theirs: Mapping[str, Any], architecture: str = "") -> GPTConfig:
 def read_bias(looks: Any, rest: Any) -> dict[str, str]:
     """Say whether attention has biases where the rest of a block has some or none."""
     if not isinstance(looks, bool):
-        raise Mistake(f"attention_bias={str(looks)[:40]} is neither true nor false")
+        raise UsageError(f"attention_bias={str(looks)[:40]} is neither true nor false")
     name = "same" if looks == rest else "all" if looks is True else "none"
     return {"block.attention_bias": name}
 
@@ -135,7 +135,7 @@ def write_bias(block: BlockConfig) -> bool:
     """Return whether attention has biases, as a format says that has all of them or none."""
     qkv, out = ATTENTION_BIASES[block.attention_bias](block.bias)
     if qkv != out:
-        raise Mistake(f"attention_bias='{block.attention_bias}'")
+        raise UsageError(f"attention_bias='{block.attention_bias}'")
     return out
 
 
@@ -157,7 +157,7 @@ MISTRAL_KEYS = (
 
 def read_mistral(theirs: Mapping[str, Any], architecture: str = "") -> GPTConfig:
     """Return our config for a MistralConfig."""
-    choose("hidden_act", str(theirs.get("hidden_act", "silu")), GATED)
+    lookup("hidden_act", str(theirs.get("hidden_act", "silu")), GATED)
     parts = {**LLAMA_PARTS, **read_rotary(theirs, 4096 * 32), "block.bias": False}
     theirs = {"num_key_value_heads": 8, **theirs}
     return read_keys(GPTConfig, theirs, MISTRAL_KEYS, parts, {"model_type": "mistral"})
@@ -200,26 +200,26 @@ def read_rotary(theirs: Mapping[str, Any], length: int = 2048) -> dict[str, Any]
     """
     given = theirs.get("rope_scaling") or theirs.get("rope_parameters") or {}
     if not isinstance(given, Mapping):
-        raise Mistake(f"rope_parameters={given!r} is not an object")
+        raise UsageError(f"rope_parameters={given!r} is not an object")
     kind = str(given.get("rope_type", given.get("type", "default")))
     kind = "none" if kind == "default" else kind
-    keys = choose("rope_type", kind, ROTARY)
+    keys = lookup("rope_type", kind, ROTARY)
     known = {*ROTARY_KEYS, *(key for each in ROTARY.values() for key in each)}
     part = given.get("partial_rotary_factor", theirs.get("partial_rotary_factor"))
     if part not in (None, 1):
-        raise Mistake(f"partial_rotary_factor={part!r:.40} is not supported; only 1 is")
+        raise UsageError(f"partial_rotary_factor={part!r:.40} is not supported; only 1 is")
     for key, value in given.items():
         if key not in known and key != "partial_rotary_factor" and value is not None:
-            raise Mistake(f"{key!r:.40} in rope_parameters is not supported; leave it out")
+            raise UsageError(f"{key!r:.40} in rope_parameters is not supported; leave it out")
     values = {ours: given[key] for key, ours in keys.items() if given.get(key) is not None}
     if "original_length" in keys.values():
         values.setdefault("original_length", theirs.get("max_position_embeddings", length))
         if theirs.get("original_max_position_embeddings") is not None:  # it comes first in theirs
             values["original_length"] = theirs["original_max_position_embeddings"]
     if "factor" in keys and "factor" not in values:
-        raise Mistake(f"rope_type={kind} has no factor; write by how much it reaches further")
+        raise UsageError(f"rope_type={kind} has no factor; write by how much it reaches further")
     if given.get("truncate", True) is not True:
-        raise Mistake(f"truncate={given['truncate']} is not supported; only true is")
+        raise UsageError(f"truncate={given['truncate']} is not supported; only true is")
     mscale = given.get("mscale"), given.get("mscale_all_dim")
     if kind == "yarn" and all(mscale) and "attention_factor" not in values:  # 0 is as none
         values["attention_factor"] = _deepseek(values["factor"], *mscale)
@@ -234,7 +234,7 @@ def read_rotary(theirs: Mapping[str, Any], length: int = 2048) -> dict[str, Any]
 def _deepseek(factor: Any, one: Any, other: Any) -> float:
     """Return how much DeepSeek's two numbers stretch scores."""
     if not all(isinstance(x, int | float) for x in (factor, one, other)):
-        raise Mistake(f"mscale={one!r} and mscale_all_dim={other!r} are not both numbers")
+        raise UsageError(f"mscale={one!r} and mscale_all_dim={other!r} are not both numbers")
     log = math.log(max(1.0, factor))
     return (0.1 * one * log + 1) / (0.1 * other * log + 1)
 
@@ -251,7 +251,7 @@ def settle(config: GPTConfig) -> GPTConfig:
         return replace(config, position=position, position_base=10_000.0, scaling=scaling)
     part = POSITIONS[position](head_width=2, scaling=config.scaling, max_length=config.max_length)
     given = cast(Rotary, part).scaling
-    keys = choose("rotary scaling", given.kind, ROTARY).values()
+    keys = lookup("rotary scaling", given.kind, ROTARY).values()
     scaling = replace(scaling, kind=given.kind, **{key: getattr(given, key) for key in keys})
     position = "rotary" if position == "yarn" else position
     return replace(config, position=position, scaling=scaling)
@@ -349,7 +349,7 @@ def read_bloom(theirs: Mapping[str, Any], architecture: str = "") -> GPTConfig:
     }
     theirs = {**theirs, **{new: theirs[old] for old, new in older.items() if old in theirs}}
     if theirs.get("slow_but_exact") and theirs.get("pretraining_tp", 1) not in (None, 1):
-        raise Mistake(
+        raise UsageError(
             f"slow_but_exact with pretraining_tp={theirs['pretraining_tp']!r:.40} is not "
             "supported; only pretraining_tp=1 is"
         )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.positions import ALIASES
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.models import family
 from regard.models.folder import hollow
 from regard.pretrained.tables import CHANGES, FORMATS, Format, Key, Rule
@@ -27,10 +27,10 @@ INSTEAD = {"vit": "like=vit", "bert": "like=bert", "gpt": "like=gpt2"}
 def find_format(model_type: Any) -> Format:
     """Return the format of a model_type."""
     if not isinstance(model_type, str):
-        raise Mistake(
+        raise UsageError(
             f"model_type={model_type!r} names no model; choose from {', '.join(sorted(FORMATS))}"
         )
-    module = import_module(choose("model_type", model_type, FORMATS))
+    module = import_module(lookup("model_type", model_type, FORMATS))
     return module.FORMATS[model_type]
 
 
@@ -50,7 +50,7 @@ def read_keys(
     """
     for key, value in fixed.items():
         if theirs.get(key, value) != value:
-            raise Mistake(f"{key}={shortened(theirs[key])} is not supported; only {value} is")
+            raise UsageError(f"{key}={shortened(theirs[key])} is not supported; only {value} is")
     values, short = dict(parts), {}
     for key in keys:
         value = theirs.get(key.theirs, key.default)
@@ -110,12 +110,12 @@ def fitting(name: str, config: Any, task: str) -> tuple[Format, dict[str, Any]]:
                 return format, theirs
             values = ", ".join(_setting(config, key) for key in differing)
             nearest.append((len(differing), f"{model_type}, but for {values}"))
-        except Mistake as mistake:
+        except UsageError as mistake:
             nearest.append((REFUSAL, f"{model_type}, but for {mistake}"))
     if not nearest:
-        raise Mistake(f"no public format holds a {name} for {task}; export another model")
+        raise UsageError(f"no public format holds a {name} for {task}; export another model")
     remedy = f"; one trained with {INSTEAD[name]} alone can be exported" if name in INSTEAD else ""
-    raise Mistake(f"no public format holds this {name}; nearest is {min(nearest)[1]}{remedy}")
+    raise UsageError(f"no public format holds this {name}; nearest is {min(nearest)[1]}{remedy}")
 
 
 def _setting(config: Any, key: str) -> str:
@@ -142,7 +142,7 @@ def architecture(format: Format, task: str | None = None, config: Any = None) ->
             continue
         if task is None or ours == task or not _named(format, task) and _serves(format, task):
             return theirs
-    raise Mistake(f"{format.model_type} has no model for {task}")
+    raise UsageError(f"{format.model_type} has no model for {task}")
 
 
 # ---- weights
@@ -221,7 +221,7 @@ def compare(
     ]
     if wrong:
         more = f" and {len(wrong) - 6} more" if len(wrong) > 6 else ""
-        raise Mistake(f"the weights do not fit the config: {'; '.join(wrong[:6])}{more}")
+        raise UsageError(f"the weights do not fit the config: {'; '.join(wrong[:6])}{more}")
     return known
 
 
@@ -256,7 +256,7 @@ def _agree(
             if spelling == place or spelling not in theirs or spelling in known.values():
                 continue
             if not torch.equal(theirs[spelling], theirs[place]):
-                raise Mistake(
+                raise UsageError(
                     f"{spelling} and {place} differ, though the config says that they are the "
                     "same; set tie_word_embeddings to false in config.json if they are not"
                 )
@@ -283,7 +283,7 @@ def _rule(name: str, rules: Mapping[str, Rule], model_type: str) -> Rule:
     found = re.search(r"\.(\d+)\.", name)
     rule = rules.get(name.replace(found[0], ".{}.", 1)) if found else None
     if found is None or rule is None:
-        raise Mistake(f"weight '{name}' has no counterpart in the format {model_type}")
+        raise UsageError(f"weight '{name}' has no counterpart in the format {model_type}")
     return replace(
         rule,
         theirs=tuple(n.format(found[1]) for n in rule.theirs),

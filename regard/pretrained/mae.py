@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.models.folder import build_rest
 from regard.models.masked import MAEConfig
 from regard.models.vit import ViTConfig
@@ -89,7 +89,7 @@ def import_rest(folder: Path, encoder: nn.Module, known: Any) -> Any:
                 found = weights.shapes.get(there.get(theirs, ""))
                 if found is None or tuple(found) != tuple(part.shape):
                     told = "missing" if found is None else f"{list(found)}"
-                    raise Mistake(
+                    raise UsageError(
                         f"{folder}: the weights do not fit the config: {theirs} is {told}, not "
                         f"{list(part.shape)}"
                     )
@@ -108,7 +108,7 @@ def export_rest(whole: Any, encoder: ViTConfig) -> tuple[dict[str, Any], dict[st
         theirs = {**format.write_config(plain, "pretrain"), **_write(whole.config)}
         if unlike(plain, format.read_config(theirs, PAINTS)) or unlike(whole.config, _read(theirs)):
             return None
-    except Mistake:
+    except UsageError:
         return None
     rest = {n: p for n, p in whole.named_parameters() if not n.startswith("encoder.")}
     inner = to_theirs(format, plain, dict(whole.encoder.named_parameters()), PAINTS)

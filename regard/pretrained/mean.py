@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.models.bert import Bert, BertConfig
 
 # a network -> the same with a gate
@@ -38,7 +38,7 @@ def with_gates(config: BertConfig) -> BertConfig | None:
     if any(one != other for one, other in same) or block.feed_forward not in GATES:
         return None
     if config.labels >= block.width:
-        raise Mistake(
+        raise UsageError(
             f"no public format holds the mean of vectors of width {block.width} for "
             f"{config.labels} labels, only for less than the width; train with pool=roberta"
         )
@@ -96,7 +96,7 @@ def _linear(head: Tensor, norm: Tensor, bias: Tensor, config: BertConfig) -> tup
     longest = sqrt(len(norm)) * float(norm.abs().max()) + float(bias.double().norm())
     most = max(1e-6, longest * float(matrix.norm(dim=1).max()))
     if most > MOST:
-        raise Mistake(f"the head's logits may be as large as {most:.0e}, which no norm holds")
+        raise UsageError(f"the head's logits may be as large as {most:.0e}, which no norm holds")
     scale = 2.0 ** ceil(log2(2 * most / SMALL))
     return (matrix * (2 * sqrt(eps) / scale)).float(), scale  # of something small, gelu is the half
 
@@ -132,7 +132,7 @@ def from_modernbert(model: Any) -> Any:
     found.load_state_dict(weights)
     try:
         again = as_modernbert(found, config).state_dict()
-    except Mistake:
+    except UsageError:
         return model
     head = "head.transform.dense.weight"  # rounded twice
     same = all(torch.equal(x, theirs[name]) for name, x in again.items() if name != head)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.pretrained.folder import read_foreign, write_json
 from regard.pretrained.gguf import as_folder
 from regard.pretrained.parts import read_object
@@ -40,7 +40,9 @@ def readable(path: str | Path) -> Iterator[Path]:
     path = Path(path)
     if path.is_file():
         if path.suffix != ".gguf":
-            raise Mistake(f"{path}: not a folder; expected one with config.json, or a .gguf file")
+            raise UsageError(
+                f"{path}: not a folder; expected one with config.json, or a .gguf file"
+            )
         way, files = _ungguf, [path]
     elif any((path / name).exists() for name in (NAME, INDEX)) or not path.is_dir():
         yield path
@@ -50,7 +52,7 @@ def readable(path: str | Path) -> Iterator[Path]:
         way, files = _unpickle, _bins(path)
     elif found := sorted(path.glob("*.gguf"))[:2]:
         if len(found) > 1:
-            raise Mistake(f"{path}: {found[0].name} and {found[1].name}; import one of them")
+            raise UsageError(f"{path}: {found[0].name} and {found[1].name}; import one of them")
         way, files = _ungguf, found
     else:
         yield path
@@ -64,8 +66,8 @@ def readable(path: str | Path) -> Iterator[Path]:
                     _link(made / file.name, file)
             way(files, made)
             yield made
-        except Mistake as mistake:
-            raise Mistake(str(mistake).replace(str(made), str(path))) from None
+        except UsageError as mistake:
+            raise UsageError(str(mistake).replace(str(made), str(path))) from None
 
 
 def _link(made: Path, file: Path) -> None:
@@ -83,7 +85,7 @@ def _bins(folder: Path) -> list[Path]:
     names = read_object(folder / BIN_INDEX).get("weight_map")
     files = sorted(set(map(str, names.values()))) if isinstance(names, dict) else []
     if not 0 < len(files) <= MOST_SHARDS or not all(map(PLAIN_BIN.fullmatch, files)):
-        raise Mistake(f"{folder / BIN_INDEX}: no weight_map with .bin files in the same folder")
+        raise UsageError(f"{folder / BIN_INDEX}: no weight_map with .bin files in the same folder")
     return [folder / file for file in files]
 
 
@@ -96,7 +98,7 @@ def _unpickle(files: list[Path], made: Path) -> None:
     for file, target in zip(files, targets, strict=True):
         for key in read_header(target):
             if key in places:
-                raise Mistake(f"{file}: {key} is in another file too")
+                raise UsageError(f"{file}: {key} is in another file too")
             places[key] = target.name
     write_json(made / INDEX, {"metadata": {}, "weight_map": places})
 
@@ -108,8 +110,8 @@ def _ungguf(files: list[Path], made: Path) -> None:
     _read("gguf", files, [raw / "raw.safetensors"])
     try:
         as_folder(raw, made)
-    except Mistake as mistake:
-        raise Mistake(f"{files[0]}: {mistake}") from None
+    except UsageError as mistake:
+        raise UsageError(f"{files[0]}: {mistake}") from None
     shutil.rmtree(raw)
 
 
@@ -117,7 +119,7 @@ def _read(way: str, sources: list[Path], targets: list[Path]) -> None:
     """Let a process of its own read files, or say why it could not."""
     for source in sources:
         if not source.is_file():  # a pipe or a device could be read forever
-            raise Mistake(f"{source}: no such file, or none that could be read")
+            raise UsageError(f"{source}: no such file, or none that could be read")
     sizes = [source.stat().st_size for source in sources]
     most, seconds = 12 * max(sizes) + SPARE, SECONDS + sum(sizes) // SLOWEST
     words = [sys.executable, "-I", str(PROGRAM), way, str(most), str(seconds), str(most)]
@@ -135,7 +137,7 @@ def _read(way: str, sources: list[Path], targets: list[Path]) -> None:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise Mistake(f"{shown}: not read within {5 * seconds} s; it may be damaged") from None
+        raise UsageError(f"{shown}: not read within {5 * seconds} s; it may be damaged") from None
     lines = done.stdout.decode(errors="replace").splitlines() or [""]
     try:
         told = json.loads(lines[-1])
@@ -143,7 +145,7 @@ def _read(way: str, sources: list[Path], targets: list[Path]) -> None:
     except (ValueError, KeyError, TypeError, IndexError):
         wrong = f"its reader ended with {done.returncode}, by too much memory or time or by damage"
     if wrong == "missing gguf":
-        raise Mistake(f"{shown}: needs the package gguf; install it by pip install regard[gguf]")
+        raise UsageError(f"{shown}: needs the package gguf; install it by pip install regard[gguf]")
     if wrong is not None:
         wrong = "".join(c if c.isprintable() else "?" for c in str(wrong))[:300]
-        raise Mistake(f"{shown}: {wrong}")
+        raise UsageError(f"{shown}: {wrong}")

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.files import parse_json, refuse
 
 MOST_BYTES = 40 * 2**20
@@ -86,13 +86,13 @@ def read_limited(path: Path, most: int = MOST_BYTES) -> bytes:
     """Read a whole file that may have been tampered with, if it is one and not too large."""
     try:
         if not path.is_file():  # a pipe or a device could be read forever
-            raise Mistake(f"{path}: {'not a file' if path.exists() else 'no such file'}")
+            raise UsageError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
         with open(path, "rb") as file:
             data = file.read(most + 1)
     except OSError as error:
         raise refuse(error, path) from error
     if len(data) > most:
-        raise Mistake(f"{path}: over {most >> 20} MB; expected a smaller file")
+        raise UsageError(f"{path}: over {most >> 20} MB; expected a smaller file")
     return data
 
 
@@ -101,20 +101,20 @@ def read_text(path: Path) -> str:
     try:
         return read_limited(path).decode()
     except UnicodeDecodeError as error:
-        raise Mistake(f"{path}: not UTF-8 ({error.reason} at byte {error.start})") from error
+        raise UsageError(f"{path}: not UTF-8 ({error.reason} at byte {error.start})") from error
 
 
 def read_object(path: Path) -> dict[str, Any]:
     """Read a JSON object whose size is bounded both as text and in memory."""
     data = read_limited(path)
     if sum(data.count(mark) for mark in b",[{:") > MOST_VALUES:
-        raise Mistake(f"{path}: over {MOST_VALUES:,} values; expected a smaller file")
+        raise UsageError(f"{path}: over {MOST_VALUES:,} values; expected a smaller file")
     try:
         value = parse_json(data)
     except (ValueError, RecursionError) as error:
-        raise Mistake(f"{path}: not JSON ({str(error)[:100]})") from error
+        raise UsageError(f"{path}: not JSON ({str(error)[:100]})") from error
     if not isinstance(value, dict):
-        raise Mistake(f"{path}: expected a JSON object")
+        raise UsageError(f"{path}: expected a JSON object")
     return value
 
 
@@ -124,7 +124,7 @@ def read_object(path: Path) -> dict[str, Any]:
 def flag(value: Any) -> bool:
     """Let through true and false."""
     if not isinstance(value, bool):
-        raise Mistake(f"{value!r:.40} is neither true nor false")
+        raise UsageError(f"{value!r:.40} is neither true nor false")
     return value
 
 
@@ -136,9 +136,9 @@ def maybe_flag(value: Any) -> bool | None:
 def text(value: Any) -> str:
     """Let through a short text."""
     if not isinstance(value, str) or len(value) > LONGEST_TEXT:
-        raise Mistake(f"{value!r:.40} is not a text of at most {LONGEST_TEXT} characters")
+        raise UsageError(f"{value!r:.40} is not a text of at most {LONGEST_TEXT} characters")
     if any("\ud800" <= c <= "\udfff" for c in value):
-        raise Mistake(f"{value!r:.40} holds half a character")
+        raise UsageError(f"{value!r:.40} holds half a character")
     return value
 
 
@@ -150,21 +150,21 @@ def maybe_text(value: Any) -> str | None:
 def letter(value: Any) -> str:
     """Let through one character."""
     if len(text(value)) != 1:
-        raise Mistake(f"{value!r:.40} is not one character")
+        raise UsageError(f"{value!r:.40} is not one character")
     return value
 
 
 def count(value: Any) -> int:
     """Let through a small number."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 1000:
-        raise Mistake(f"{value!r:.40} is not a number from 0 to 1000")
+        raise UsageError(f"{value!r:.40} is not a number from 0 to 1000")
     return value
 
 
 def nothing(value: Any) -> int:
     """Let through zero: the library fails when it strips the end of a text that is too short."""
     if value != 0:
-        raise Mistake(f"{value!r:.40} is not 0")
+        raise UsageError(f"{value!r:.40} is not 0")
     return 0
 
 
@@ -173,7 +173,7 @@ def one_of(*names: str) -> Callable[[Any], str]:
 
     def check(value: Any) -> str:
         if value not in names:
-            raise Mistake(f"{value!r:.40} is not one of {', '.join(names)}")
+            raise UsageError(f"{value!r:.40} is not one of {', '.join(names)}")
         return value
 
     return check
@@ -186,11 +186,11 @@ def pattern(value: Any) -> dict[str, str]:
     if isinstance(value, Mapping) and list(value) == ["Regex"]:
         if isinstance(value["Regex"], str) and value["Regex"] in PATTERNS:
             return dict(value)
-        raise Mistake(
+        raise UsageError(
             f"the expression {value['Regex']!r:.60} is not among those known to be harmless; "
             "export the tokenizer with a well-known one, such as that of GPT-2"
         )
-    raise Mistake(f"{value!r:.40} is not a pattern")
+    raise UsageError(f"{value!r:.40} is not a pattern")
 
 
 def character_map(value: Any) -> str:
@@ -198,7 +198,7 @@ def character_map(value: Any) -> str:
     try:
         check_map(base64.b64decode(value, validate=True))
     except (binascii.Error, TypeError, ValueError) as error:
-        raise Mistake(f"a character map that is not base64 ({str(error)[:60]})") from error
+        raise UsageError(f"a character map that is not base64 ({str(error)[:60]})") from error
     return value
 
 
@@ -210,24 +210,24 @@ def check_map(data: bytes) -> None:
     """
     size = int.from_bytes(data[:4], "little")
     if not data[4:] or size % 1024 or not 0 < size <= len(data) - 4:
-        raise Mistake("a character map that is cut short")
+        raise UsageError("a character map that is cut short")
     units = np.frombuffer(data[4 : 4 + size], "<u4").astype(np.int64)
     texts = data[4 + size :]
     try:
         texts.decode()
     except UnicodeDecodeError as error:
-        raise Mistake("a character map whose texts are not UTF-8") from error
+        raise UsageError("a character map whose texts are not UTF-8") from error
     inner = units >> 31 == 0
     next_block = np.arange(len(units)) ^ (units >> 10 << ((units & 512) >> 6))
     leaves = next_block[inner & (units >> 8 & 1 == 1)]
     if (next_block[inner] | 255).max(initial=0) >= len(units):
-        raise Mistake("a character map that leads outside of its table")
+        raise UsageError("a character map that leads outside of its table")
     starts = units[leaves] & 0x7FFFFFFF
     where = np.frombuffer(texts, np.uint8)
     if starts.max(initial=0) >= len(texts) or ((where[starts] & 0xC0) == 0x80).any():
-        raise Mistake("a character map that leads outside of its texts")
+        raise UsageError("a character map that leads outside of its texts")
     if max(map(len, texts.split(b"\0"))) > LONGEST_MAPPED:
-        raise Mistake("a character map that makes long texts of single characters")
+        raise UsageError("a character map that makes long texts of single characters")
 
 
 # ---- parts: what each may be told
@@ -300,40 +300,40 @@ def check_part(kind: str, value: Any) -> dict[str, Any] | None:
     table, inner = PARTS[kind]
     found = _flat(kind, value, inner, 0)
     if len(found) > MOST_PARTS:
-        raise Mistake(f"{len(found)} parts in its {kind}; expected at most {MOST_PARTS}")
+        raise UsageError(f"{len(found)} parts in its {kind}; expected at most {MOST_PARTS}")
     parts = [_known(kind, part, table) for part in found]
     growth = math.prod(_growth(part) for part in parts)
     if growth > MOST_GROWTH:
-        raise Mistake(f"its {kind} makes texts up to {growth:,.0f} times as long")
+        raise UsageError(f"its {kind} makes texts up to {growth:,.0f} times as long")
     return parts[0] if len(parts) == 1 else {"type": "Sequence", inner: parts}
 
 
 def _flat(kind: str, value: Any, inner: str, depth: int) -> list[Any]:
     """Lay sequences of sequences out as one."""
     if not isinstance(value, dict) or depth > 4:
-        raise Mistake(f"its {kind} is {value!r:.40}; expected an object with a type")
+        raise UsageError(f"its {kind} is {value!r:.40}; expected an object with a type")
     if value.get("type") != "Sequence":
         return [value]
     members = value.get(inner)
     if not isinstance(members, list) or len(members) > MOST_PARTS:
-        raise Mistake(f"its {kind} is a sequence without at most {MOST_PARTS} {inner}")
+        raise UsageError(f"its {kind} is a sequence without at most {MOST_PARTS} {inner}")
     return [part for member in members for part in _flat(kind, member, inner, depth + 1)]
 
 
 def _known(kind: str, part: dict[str, Any], table: Table) -> dict[str, Any]:
     name = part.get("type")
     if not isinstance(name, str) or name not in table:
-        raise Mistake(f"a {kind} of type {name!r:.40}; known are {', '.join(sorted(table))}")
+        raise UsageError(f"a {kind} of type {name!r:.40}; known are {', '.join(sorted(table))}")
     checks, made = table[name], {"type": name}
     for key, value in part.items():
         if key == "type":
             continue
         if key not in checks:
-            raise Mistake(f"the {kind} {name} with {key!r:.40}, which is not known")
+            raise UsageError(f"the {kind} {name} with {key!r:.40}, which is not known")
         try:
             made[key] = checks[key](value)
-        except Mistake as mistake:
-            raise Mistake(f"the {kind} {name}, {key}: {mistake}") from None
+        except UsageError as mistake:
+            raise UsageError(f"the {kind} {name}, {key}: {mistake}") from None
     return made
 
 
@@ -369,12 +369,12 @@ MODELS: Table = {
 def check_model(model: Any) -> dict[str, Any]:
     """Return the model of a tokenizer in which everything is known."""
     if not isinstance(model, dict):
-        raise Mistake("it has no model")
+        raise UsageError("it has no model")
     kind = model.get("type") or _guess(model)
     if not isinstance(kind, str) or kind not in MODELS:
-        raise Mistake(f"a model of type {kind!r:.40}; known are {', '.join(MODELS)}")
+        raise UsageError(f"a model of type {kind!r:.40}; known are {', '.join(MODELS)}")
     if model.get("dropout"):
-        raise Mistake(f"dropout={model['dropout']!r:.20} in its model; expected none")
+        raise UsageError(f"dropout={model['dropout']!r:.20} in its model; expected none")
     pieces = {"type", "vocab", "merges", "unk_id", "dropout"}
     rest = {key: value for key, value in model.items() if key not in pieces}
     made = _known("model", {"type": kind, **rest}, MODELS)
@@ -386,7 +386,7 @@ def check_model(model: Any) -> dict[str, Any]:
     unknown = made.get("unk_token")
     if unknown is not None and unknown not in vocab:
         if kind == "WordPiece":
-            raise Mistake(f"its unk_token {unknown!r:.40} is not in its vocabulary")
+            raise UsageError(f"its unk_token {unknown!r:.40} is not in its vocabulary")
         if kind == "BPE":
             made["unk_token"] = None  # GPT-2's way: every byte is there, so nothing is unknown
     if kind == "BPE":
@@ -408,22 +408,22 @@ def check_id(number: Any, pieces: int) -> int | None:
     if number is not None and (
         isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < pieces
     ):
-        raise Mistake(f"the id {number!r:.40}; expected 0 to {pieces - 1}, as it has pieces")
+        raise UsageError(f"the id {number!r:.40}; expected 0 to {pieces - 1}, as it has pieces")
     return number
 
 
 def check_vocab(vocab: Any) -> dict[str, int]:
     """Let through pieces with their numbers."""
     if not isinstance(vocab, dict) or not 0 < len(vocab) <= MOST_PIECES:
-        raise Mistake(f"it has no vocabulary of 1 to {MOST_PIECES:,} pieces")
+        raise UsageError(f"it has no vocabulary of 1 to {MOST_PIECES:,} pieces")
     if max(map(len, vocab)) > LONGEST_PIECE:
-        raise Mistake(f"a piece of over {LONGEST_PIECE} characters in its vocabulary")
+        raise UsageError(f"a piece of over {LONGEST_PIECE} characters in its vocabulary")
     if set(map(type, vocab.values())) != {int} or min(vocab.values()) < 0:
         wrong = next(n for n in vocab.values() if type(n) is not int or n < 0)
-        raise Mistake(f"the id {wrong!r:.40} in its vocabulary; expected 0, 1 and so on")
+        raise UsageError(f"the id {wrong!r:.40} in its vocabulary; expected 0, 1 and so on")
     check_id(max(vocab.values()), MOST_PIECES)
     if len(set(vocab.values())) != len(vocab):
-        raise Mistake("two pieces of its vocabulary have the same id")
+        raise UsageError("two pieces of its vocabulary have the same id")
     _whole("".join(vocab))
     return vocab
 
@@ -431,15 +431,15 @@ def check_vocab(vocab: Any) -> dict[str, int]:
 def check_scores(vocab: Any) -> list[list[Any]]:
     """Let through pieces with the logarithms of their probabilities."""
     if not isinstance(vocab, list) or not 0 < len(vocab) <= MOST_PIECES:
-        raise Mistake(f"it has no vocabulary of 1 to {MOST_PIECES:,} pieces")
+        raise UsageError(f"it has no vocabulary of 1 to {MOST_PIECES:,} pieces")
     for row in vocab:
         if type(row) is not list or len(row) != 2 or type(row[0]) is not str or not row[0]:
-            raise Mistake(f"{row!r:.40} in its vocabulary is not a piece with a score")
+            raise UsageError(f"{row!r:.40} in its vocabulary is not a piece with a score")
         piece, score = row
         if type(score) not in (int, float) or not abs(score) <= 1e9:
-            raise Mistake(f"the piece {piece!r:.40} has the score {score!r:.40}")
+            raise UsageError(f"the piece {piece!r:.40} has the score {score!r:.40}")
         if len(piece) > LONGEST_PIECE:
-            raise Mistake(f"a piece of over {LONGEST_PIECE} characters in its vocabulary")
+            raise UsageError(f"a piece of over {LONGEST_PIECE} characters in its vocabulary")
     _whole("".join(piece for piece, _ in vocab))
     return vocab
 
@@ -450,17 +450,17 @@ def check_merges(merges: Any, vocab: Mapping[str, int], prefix: str) -> list[lis
     The prefix of a piece that goes on a word is left out where it is joined.
     """
     if not isinstance(merges, list) or len(merges) > MOST_MERGES:
-        raise Mistake(f"it has no list of at most {MOST_MERGES:,} merges")
+        raise UsageError(f"it has no list of at most {MOST_MERGES:,} merges")
     cut = len(prefix)
     pairs = [merge.split(" ") if type(merge) is str else merge for merge in merges]
     for pair in pairs:
         if type(pair) is not list or list(map(type, pair)) != [str, str]:
-            raise Mistake(f"the merge {pair!r:.40} is not a pair of pieces")
+            raise UsageError(f"the merge {pair!r:.40} is not a pair of pieces")
         left, right = pair
         if left not in vocab or right not in vocab:
-            raise Mistake(f"the merge {pair!r:.40} of what is no piece")
+            raise UsageError(f"the merge {pair!r:.40} of what is no piece")
         if left + right[cut:] not in vocab or not right.startswith(prefix):
-            raise Mistake(f"the merge {pair!r:.40} does not give a piece")
+            raise UsageError(f"the merge {pair!r:.40} does not give a piece")
     return pairs
 
 
@@ -468,7 +468,7 @@ def _whole(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise Mistake("half a character in its vocabulary") from error
+        raise UsageError("half a character in its vocabulary") from error
 
 
 ADDED = {
@@ -483,23 +483,23 @@ ADDED = {
 def check_added(added: Any) -> list[dict[str, Any]]:
     """Let through tokens that are found in a text before it is split."""
     if not isinstance(added, list) or len(added) > MOST_ADDED:
-        raise Mistake(f"its added_tokens are not a list of at most {MOST_ADDED:,}")
+        raise UsageError(f"its added_tokens are not a list of at most {MOST_ADDED:,}")
     made = []
     for token in added:
         if not isinstance(token, dict) or not isinstance(token.get("content"), str):
-            raise Mistake(f"{token!r:.40} in its added_tokens is not a token")
+            raise UsageError(f"{token!r:.40} in its added_tokens is not a token")
         name = token["content"]
         if not 0 < len(name) <= 4 * LONGEST_TEXT:
-            raise Mistake(f"the added token {name!r:.40} is empty or too long")
+            raise UsageError(f"the added token {name!r:.40} is empty or too long")
         _whole(name)
         kept = {"id": check_id(token.get("id"), MOST_PIECES), "content": name}
         if kept["id"] is None:
-            raise Mistake(f"the added token {name!r:.40} has no id")
+            raise UsageError(f"the added token {name!r:.40} has no id")
         for key, check in ADDED.items():
             # told for all, as the library wants them all
             kept[key] = check(token.get(key, key == "normalized" and not token.get("special")))
         made.append(kept)
     names, numbers = ({token[key] for token in made} for key in ("content", "id"))
     if len(names) != len(made) or len(numbers) != len(made):
-        raise Mistake("two added tokens have the same name or id")
+        raise UsageError("two added tokens have the same name or id")
     return sorted(made, key=lambda token: token["id"])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.positions import sinusoids
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.models.transformer import ROWS, TransformerConfig
 from regard.pretrained.generation import VOCABULARIES, vocabularies
 from regard.pretrained.load import read_keys, write_keys
@@ -85,7 +85,7 @@ def _write(
 ) -> dict[str, Any]:
     """Return their words for our config, unless they have none for its network."""
     if config.block.feed_forward not in names.values():
-        raise Mistake(f"it has no feed_forward '{config.block.feed_forward}'")
+        raise UsageError(f"it has no feed_forward '{config.block.feed_forward}'")
     return write_keys(config, keys, {"is_encoder_decoder": True, **more})
 
 
@@ -98,11 +98,11 @@ def read_sides(
         ("encoder_ffn_dim", "decoder_ffn_dim"),
     ):
         if theirs.get(one) != theirs.get(other):
-            raise Mistake(
+            raise UsageError(
                 f"{one}={theirs.get(one)!r:.40} but {other}={theirs.get(other)!r:.40}; "
                 "only models with the same blocks on both sides can be read"
             )
-    choose("activation_function", str(theirs.get("activation_function", "gelu")), ACTIVATIONS)
+    lookup("activation_function", str(theirs.get("activation_function", "gelu")), ACTIVATIONS)
     return read_keys(TransformerConfig, theirs, keys, _parts(row, keys, **changes), FIXED)
 
 
@@ -110,7 +110,7 @@ def _tied(theirs: Mapping[str, Any]) -> bool:
     """Tell whether the head is the table of the target's embeddings."""
     tied = theirs.get("tie_word_embeddings")
     if tied not in (None, True, False):
-        raise Mistake(f"tie_word_embeddings={tied!r:.40} is neither true nor false")
+        raise UsageError(f"tie_word_embeddings={tied!r:.40} is neither true nor false")
     return tied is not False
 
 
@@ -163,7 +163,7 @@ def read_marian(theirs: Mapping[str, Any], architecture: str = "") -> Transforme
     source = theirs.get("vocab_size") or 58101
     target = theirs.get("decoder_vocab_size") or source
     if shared and target != source:
-        raise Mistake(
+        raise UsageError(
             f"decoder_vocab_size={target!r:.40} but vocab_size={source!r:.40}; only one size can "
             "be read where share_encoder_decoder_embeddings is true"
         )
@@ -236,7 +236,7 @@ def read_pegasus(theirs: Mapping[str, Any], architecture: str = "") -> Transform
     tied = _tied(theirs)
     tie = "none" if not tied else "all" if VOCABULARIES not in theirs else "target"
     layout = theirs.get("regard_position_layout", "halves")
-    choose("regard_position_layout", str(layout), dict.fromkeys(("halves", "pairs")))
+    lookup("regard_position_layout", str(layout), dict.fromkeys(("halves", "pairs")))
     changes = {
         "target_vocab": target,
         "tie": tie,
@@ -251,7 +251,7 @@ def write_pegasus(config: TransformerConfig, task: str = "text") -> dict[str, An
     own: dict[str, Any] = {"regard_position_layout": config.position_layout}
     if config.tie == "target":
         if config.head_bias:
-            raise Mistake("head_bias=True with two vocabularies")
+            raise UsageError("head_bias=True with two vocabularies")
         own[VOCABULARIES] = [config.source_vocab, config.target_vocab]
     theirs = write_sides(
         config,
@@ -308,7 +308,7 @@ def read_t5(theirs: Mapping[str, Any], architecture: str = "") -> TransformerCon
     scaled = theirs.get("scale_decoder_outputs", tied)
     depth = theirs.get("num_decoder_layers")
     dropout = theirs.get("dropout_rate", 0.1)
-    choose("feed_forward_proj", str(theirs.get("feed_forward_proj", "relu")), T5_NETWORKS)
+    lookup("feed_forward_proj", str(theirs.get("feed_forward_proj", "relu")), T5_NETWORKS)
     changes = {
         "target_vocab": theirs.get("vocab_size", 32128),
         "decoder_depth": theirs.get("num_layers", 6) if depth is None else depth,

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.files import refuse, replacing, write_atomically
 from regard.models.folder import MOST_PARAMETERS
 from regard.pretrained.parts import read_object
@@ -68,7 +68,7 @@ class Weights(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         entry = self.entries[name]
         if entry.kind not in FLOATS:
-            raise Mistake(
+            raise UsageError(
                 f"{entry.path}: {name} is {entry.kind}; expected {', '.join(FLOATS)}, "
                 "so save the model without quantising it"
             )
@@ -80,7 +80,9 @@ class Weights(Mapping[str, Tensor]):
         except (SafetensorError, ValueError) as error:
             raise damaged(entry.path, str(error)) from error
         if not torch.isfinite(tensor).all():
-            raise Mistake(f"{entry.path}: {name} holds NaN or infinity; train or convert it again")
+            raise UsageError(
+                f"{entry.path}: {name} holds NaN or infinity; train or convert it again"
+            )
         return tensor
 
     def __iter__(self) -> Iterator[str]:
@@ -90,10 +92,10 @@ class Weights(Mapping[str, Tensor]):
         return len(self.entries)
 
 
-def damaged(path: Path, reason: str) -> Mistake:
+def damaged(path: Path, reason: str) -> UsageError:
     """Say that a file of weights is not as it was written."""
     reason = " ".join(reason.split())[:150]
-    return Mistake(f"{path}: damaged or cut short ({reason}); copy it again")
+    return UsageError(f"{path}: damaged or cut short ({reason}); copy it again")
 
 
 def open_weights(folder: str | Path) -> Weights:
@@ -107,33 +109,33 @@ def open_weights(folder: str | Path) -> Weights:
         raise _missing(folder)
     total = sum(entry.count for entry in entries.values())
     if total > MOST_PARAMETERS:
-        raise Mistake(f"{folder}: {total:,} parameters; too many to be meant")
+        raise UsageError(f"{folder}: {total:,} parameters; too many to be meant")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if 4 * total > memory:
-        raise Mistake(
+        raise UsageError(
             f"{folder}: its weights take {4 * total / 2**30:.1f} GB, "
             f"this machine has {memory / 2**30:.1f}; use a larger one or a smaller model"
         )
     return Weights(entries)
 
 
-def import_first(path: Path) -> Mistake:
+def import_first(path: Path) -> UsageError:
     """Say that weights have to be taken over before they are used."""
     kind = "a GGUF file" if path.suffix == ".gguf" else "no safetensors, but other weights"
-    return Mistake(
+    return UsageError(
         f"{path}: {kind}, which only import reads; run: regard import {path} out=FOLDER, and then "
         "use that"
     )
 
 
-def _missing(folder: Path) -> Mistake:
+def _missing(folder: Path) -> UsageError:
     """Say how to get at weights that are there in another form."""
     if any((folder / name).exists() for name in (BIN, BIN_INDEX)) or [*folder.glob("*.gguf")]:
         return import_first(folder)
     found = [name for name in OTHERS if (folder / name).exists()]
     if not found:
-        return Mistake(f"{folder}: no weights; expected {NAME} or {INDEX} with its files")
-    return Mistake(
+        return UsageError(f"{folder}: no weights; expected {NAME} or {INDEX} with its files")
+    return UsageError(
         f"{folder}: only {found[0]}, which is not read; convert it once with "
         f"transformers: AutoModel.from_pretrained('{folder}')"
         ".save_pretrained('NEW'), with the class that config.json names for AutoModel"
@@ -145,28 +147,28 @@ def _read_index(folder: Path) -> dict[str, Entry]:
     path = folder / INDEX
     names = read_object(path).get("weight_map")
     if not isinstance(names, dict) or not names:
-        raise Mistake(f"{path}: no weight_map; expected the file of every weight")
+        raise UsageError(f"{path}: no weight_map; expected the file of every weight")
     files: dict[str, list[str]] = {}
     for name, file in names.items():
         if not isinstance(file, str) or not PLAIN_NAME.fullmatch(file):
-            raise Mistake(
+            raise UsageError(
                 f"{path}: {name!r:.60} is in {file!r:.60}; "
                 "expected the name of a .safetensors file in the same folder"
             )
         files.setdefault(file, []).append(name)
     if len(files) > MOST_SHARDS:
-        raise Mistake(f"{path}: {len(files)} files; expected at most {MOST_SHARDS}")
+        raise UsageError(f"{path}: {len(files)} files; expected at most {MOST_SHARDS}")
     entries: dict[str, Entry] = {}
     for file, wanted in sorted(files.items()):
         if not (folder / file).exists():
-            raise Mistake(f"{folder / file}: no such file, but {INDEX} names it; copy it too")
+            raise UsageError(f"{folder / file}: no such file, but {INDEX} names it; copy it too")
         found = read_header(folder / file)
         for name in wanted:
             if name not in found:
-                raise Mistake(f"{folder / file}: no {name!r:.60}, but {INDEX} says it is there")
+                raise UsageError(f"{folder / file}: no {name!r:.60}, but {INDEX} says it is there")
         for name, entry in found.items():
             if name in entries:
-                raise Mistake(f"{folder / file}: {name} is in {entries[name].path.name} too")
+                raise UsageError(f"{folder / file}: {name} is in {entries[name].path.name} too")
             entries[name] = entry
     return entries
 
@@ -175,7 +177,7 @@ def read_header(path: Path) -> dict[str, Entry]:
     """Read what a safetensors file says about itself, and refuse it if that cannot be."""
     try:
         if not path.is_file():  # a pipe or a device could be read forever
-            raise Mistake(f"{path}: not a file; expected weights")
+            raise UsageError(f"{path}: not a file; expected weights")
         with open(path, "rb") as file:
             size = file.seek(0, 2)
             file.seek(0)
@@ -183,12 +185,14 @@ def read_header(path: Path) -> dict[str, Entry]:
             if size < 8 or not 2 <= length <= size - 8:
                 raise damaged(path, f"a header of {length:,} bytes in a file of {size:,}")
             if length > MOST_HEADER:
-                raise Mistake(f"{path}: a header over {MOST_HEADER >> 20} MB; expected a small one")
+                raise UsageError(
+                    f"{path}: a header over {MOST_HEADER >> 20} MB; expected a small one"
+                )
             data = file.read(length)
     except OSError as error:
         raise refuse(error, path) from error
     if sum(data.count(mark) for mark in b",[{:") > MOST_VALUES:
-        raise Mistake(f"{path}: a header of over {MOST_VALUES:,} values; expected a small one")
+        raise UsageError(f"{path}: a header of over {MOST_VALUES:,} values; expected a small one")
     try:
         header = json.loads(data.decode(), object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
@@ -230,7 +234,7 @@ def _tensor(path: Path, name: str, told: Any) -> tuple[str, tuple[int, ...], int
         raise damaged(path, f"{name} has no dtype, shape and data_offsets")
     kind, shape, place = told["dtype"], told["shape"], told["data_offsets"]
     if not isinstance(kind, str) or kind not in SIZES:
-        raise Mistake(f"{path}: {name} is {kind!r:.40}; known are {', '.join(SIZES)}")
+        raise UsageError(f"{path}: {name} is {kind!r:.40}; known are {', '.join(SIZES)}")
     if not isinstance(shape, list) or len(shape) > MOST_AXES or not all(map(_whole, shape)):
         raise damaged(path, f"{name} has the shape {shape!r:.60}")
     if not isinstance(place, list) or len(place) != 2 or not all(map(_whole, place)):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.pretrained.parts import LONGEST_PIECE, MOST_PIECES, check_map, read_limited
 
 MOST_BYTES = 16 * 2**20
@@ -48,10 +48,10 @@ def read_pieces(path: Path) -> Pieces:
         found = _parse(data)
         if found.charsmap:
             check_map(found.charsmap)
-    except Mistake as mistake:
-        raise Mistake(f"{path}: {mistake}") from None
+    except UsageError as mistake:
+        raise UsageError(f"{path}: {mistake}") from None
     except (IndexError, TypeError, ValueError, struct.error) as error:  # fields of another kind
-        raise Mistake(f"{path}: not a SentencePiece model, or damaged") from error
+        raise UsageError(f"{path}: not a SentencePiece model, or damaged") from error
     return found
 
 
@@ -64,10 +64,10 @@ def _parse(data: bytes) -> Pieces:
             text, kind = bytes(piece.get(1, b"")).decode(), piece.get(3, NORMAL)
             (score,) = struct.unpack("<f", piece.get(2, bytes(4)))
             if not text or len(text) > LONGEST_PIECE or not abs(score) <= 1e9:
-                raise Mistake(f"the piece {text!r:.40} with the score {score}")
+                raise UsageError(f"the piece {text!r:.40} with the score {score}")
             found.pieces.append((text, score, kind))
             if len(found.pieces) > MOST_PIECES:
-                raise Mistake(f"over {MOST_PIECES:,} pieces")
+                raise UsageError(f"over {MOST_PIECES:,} pieces")
         elif number == 2:
             trainer = dict(_fields(value))
             found.kind = trainer.get(3, UNIGRAM)
@@ -80,11 +80,13 @@ def _parse(data: bytes) -> Pieces:
             found.tidy = bool(normalizer.get(4, 1))
             escaped = bool(normalizer.get(5, 1))
     if len({piece for piece, _, _ in found.pieces}) != len(found.pieces):
-        raise Mistake("a piece is there twice")
+        raise UsageError("a piece is there twice")
     if len(found.of(UNKNOWN)) != 1:
-        raise Mistake("not a SentencePiece model: it has no piece for what is unknown")
+        raise UsageError("not a SentencePiece model: it has no piece for what is unknown")
     if found.kind not in (UNIGRAM, BPE) or suffix or not escaped:
-        raise Mistake("a SentencePiece model that is neither Unigram nor BPE, or spaced otherwise")
+        raise UsageError(
+            "a SentencePiece model that is neither Unigram nor BPE, or spaced otherwise"
+        )
     return found
 
 
@@ -169,7 +171,7 @@ def _unigram(found: Pieces) -> dict[str, Any]:
 def _bpe(found: Pieces) -> dict[str, Any]:
     """Find the merges of a BPE model: every way to join two pieces to a third, best score first."""
     if sum(len(piece) for piece, _, _ in found.pieces) > MOST_LETTERS:
-        raise Mistake(f"pieces of over {MOST_LETTERS:,} letters; expected fewer")
+        raise UsageError(f"pieces of over {MOST_LETTERS:,} letters; expected fewer")
     vocab = {piece: number for number, (piece, _, _) in enumerate(found.pieces)}
     plain = {piece for piece, _, kind in found.pieces if kind in (NORMAL, USER)}
     merges = [

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.models.swin import SwinConfig, side
 from regard.pretrained.gpt import PLAIN
 from regard.pretrained.load import read_keys, write_keys
@@ -105,16 +105,18 @@ def _read(dialect: Dialect, theirs: Words, architecture: str) -> SwinConfig:
     parts = {**dialect.parts, **({} if labelled else {"labels": 0})}
     config = read_keys(SwinConfig, theirs, keys, parts, FIXED)
     if not config.heads:
-        raise Mistake("num_heads is empty; expected a number for each stage")
+        raise UsageError("num_heads is empty; expected a number for each stage")
     if not config.window:
-        raise Mistake("window_size=0; expected at least 1")
+        raise UsageError("window_size=0; expected at least 1")
     ratio = theirs.get("mlp_ratio", 4.0)
     if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio <= 1024:
-        raise Mistake(f"mlp_ratio={str(ratio)[:40]} is not supported; expected a small number")
+        raise UsageError(f"mlp_ratio={str(ratio)[:40]} is not supported; expected a small number")
     width = config.block.width
     ffn_width = int(ratio * width)
     if any(int(ratio * (width << n)) != ffn_width << n for n in range(len(config.depths))):
-        raise Mistake(f"mlp_ratio={ratio} is not supported; only a whole number of {width}ths is")
+        raise UsageError(
+            f"mlp_ratio={ratio} is not supported; only a whole number of {width}ths is"
+        )
     # pretraining's windows are listed for four stages even where there are fewer
     trained = config.trained if any(config.trained) else ()
     block = replace(config.block, heads=config.heads[0], ffn_width=max(1, ffn_width))
@@ -124,7 +126,7 @@ def _read(dialect: Dialect, theirs: Words, architecture: str) -> SwinConfig:
 def _write(dialect: Dialect, model_type: str, config: SwinConfig, task: str) -> dict[str, Any]:
     """Return their config for one of ours."""
     if config.block.feed_forward not in PLAIN.values():
-        raise Mistake(f"{model_type} has no feed_forward '{config.block.feed_forward}'")
+        raise UsageError(f"{model_type} has no feed_forward '{config.block.feed_forward}'")
     config, stages = _plain(config), len(config.depths)
     heads = config.heads or tuple(config.block.heads << n for n in range(stages))
     config = replace(config, heads=heads, trained=config.trained or (0,) * stages)

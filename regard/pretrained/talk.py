@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.files import write_atomically
 from regard.pretrained.parts import read_limited, read_object
 
@@ -30,7 +30,9 @@ def read_chat(folder: Path) -> dict[str, Any] | None:
         try:
             template = read_limited(where, LONGEST_TEMPLATE).decode()
         except UnicodeDecodeError as error:
-            raise Mistake(f"{where}: not UTF-8 ({error.reason} at byte {error.start})") from error
+            raise UsageError(
+                f"{where}: not UTF-8 ({error.reason} at byte {error.start})"
+            ) from error
     if isinstance(template, list):  # several, each with a name
         named = {one.get("name"): one.get("template") for one in template if isinstance(one, dict)}
         template = named.get("default")
@@ -44,8 +46,8 @@ def read_chat(folder: Path) -> dict[str, Any] | None:
             tokens[f"{role}_token"] = value
     try:
         return check_chat({"template": template, "tokens": tokens})
-    except Mistake as mistake:
-        raise Mistake(f"{where}: {mistake}") from None
+    except UsageError as mistake:
+        raise UsageError(f"{where}: {mistake}") from None
 
 
 def check_chat(told: Any) -> dict[str, Any]:
@@ -53,17 +55,17 @@ def check_chat(told: Any) -> dict[str, Any]:
     told = told if isinstance(told, Mapping) else {}
     template, tokens = told.get("template"), told.get("tokens")
     if not isinstance(template, str) or len(template) > LONGEST_TEMPLATE:
-        raise Mistake(f"chat_template is no text of at most {LONGEST_TEMPLATE:,} letters")
+        raise UsageError(f"chat_template is no text of at most {LONGEST_TEMPLATE:,} letters")
     if not isinstance(tokens, Mapping) or len(tokens) > len(ROLES):
-        raise Mistake("the special tokens of its chat template are not an object")
+        raise UsageError("the special tokens of its chat template are not an object")
     for name, value in tokens.items():
         known = isinstance(name, str) and name in {f"{role}_token" for role in ROLES}
         if not known or not isinstance(value, str) or len(value) > LONGEST_TOKEN:
-            raise Mistake(f"{name!r:.40} of its chat template is no special token")
+            raise UsageError(f"{name!r:.40} of its chat template is no special token")
     try:
         json.dumps([template, *tokens.values()], ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        raise Mistake("chat_template holds half a character") from error
+        raise UsageError("chat_template holds half a character") from error
     return {"template": template, "tokens": dict(tokens)}
 
 

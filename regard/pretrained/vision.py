@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.models.resnet import ResNetConfig
 from regard.models.vit import ViTConfig
 from regard.pretrained.gpt import PLAIN
@@ -108,10 +108,10 @@ def told(theirs: Words) -> dict[str, Any]:
     for key in ("image_size", "patch_size"):
         if isinstance(sides := theirs.get(key), list):
             if len(sides) != 2 or sides[0] != sides[1]:
-                raise Mistake(f"{key}={str(sides)[:40]} is not supported; only squares are")
+                raise UsageError(f"{key}={str(sides)[:40]} is not supported; only squares are")
             theirs[key] = sides[0]
     if "hidden_act" in theirs:
-        choose("hidden_act", str(theirs["hidden_act"]), PLAIN)
+        lookup("hidden_act", str(theirs["hidden_act"]), PLAIN)
     return theirs
 
 
@@ -127,7 +127,7 @@ def _read(dialect: Dialect, theirs: Words, architecture: str) -> ViTConfig:
 def _write(model_type: str, config: ViTConfig, task: str) -> dict[str, Any]:
     """Return their config for one of ours."""
     if config.block.feed_forward not in PLAIN.values():
-        raise Mistake(f"{model_type} has no feed_forward '{config.block.feed_forward}'")
+        raise UsageError(f"{model_type} has no feed_forward '{config.block.feed_forward}'")
     keys = (*KEYS, COUNT) if config.labels else KEYS
     return write_keys(config, keys, {"model_type": model_type, **FIXED})
 
@@ -276,7 +276,9 @@ def read_prepared(folder: str | Path, image: int, channels: int) -> dict[str, An
     theirs = read_object(path) if path.is_file() else {}
     rescale = theirs.get("rescale_factor", 1 / 255)
     if theirs.get("do_rescale", True) is not True or not _near(rescale, 1 / 255):
-        raise Mistake(f"{path}: rescale_factor={str(rescale)[:40]} is not supported; only 1/255 is")
+        raise UsageError(
+            f"{path}: rescale_factor={str(rescale)[:40]} is not supported; only 1/255 is"
+        )
     facts: dict[str, Any] = {"size": image, "channels": channels, "fit": "stretch"}
     size = theirs.get("size")
     if theirs.get("do_center_crop") is True:
@@ -292,7 +294,9 @@ def read_prepared(folder: str | Path, image: int, channels: int) -> dict[str, An
     resample = 2 if theirs.get("resample") is None else theirs["resample"]
     if type(resample) is not int or resample not in RESAMPLES:
         known = ", ".join(f"{number} ({name})" for number, name in RESAMPLES.items())
-        raise Mistake(f"{path}: resample={str(resample)[:40]} is not supported; known are {known}")
+        raise UsageError(
+            f"{path}: resample={str(resample)[:40]} is not supported; known are {known}"
+        )
     facts["resample"] = RESAMPLES[resample]
     if theirs.get("do_normalize", True) is not False:
         for ours, key in (("mean", "image_mean"), ("std", "image_std")):
@@ -301,7 +305,7 @@ def read_prepared(folder: str | Path, image: int, channels: int) -> dict[str, An
             numbers = [value for value in values if isinstance(value, int | float)]
             least = 0 if ours == "mean" else 1e-6
             if len(numbers) != channels or not all(least <= abs(x) <= 1000 for x in numbers):
-                raise Mistake(f"{path}: {key}={str(values)[:60]}; expected {channels} numbers")
+                raise UsageError(f"{path}: {key}={str(values)[:60]}; expected {channels} numbers")
             facts[ours] = [float(number) for number in numbers]
     return facts
 
@@ -318,9 +322,9 @@ def _side(size: Any, path: Path) -> int:
         sides = [size]
     side = sides[0] if sides else None
     if any(other != side for other in sides) or not isinstance(side, int) or isinstance(side, bool):
-        raise Mistake(f"{path}: size={str(size)[:60]} is not supported; only squares are")
+        raise UsageError(f"{path}: size={str(size)[:60]} is not supported; only squares are")
     if not 0 < side <= MOST_SIZE:
-        raise Mistake(f"{path}: size={side}; expected 1 to {MOST_SIZE} pixels")
+        raise UsageError(f"{path}: size={side}; expected 1 to {MOST_SIZE} pixels")
     return side
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.pretrained import spm
 from regard.pretrained.foreign import MOST_FRAME, ROLES, About, ForeignTokenizer, Frame, checked
 from regard.pretrained.parts import (
@@ -141,11 +141,11 @@ def read_tokenizers(
         if all(map(source.has, names)):
             try:
                 return read(source, folder / names[0])
-            except Mistake as mistake:
+            except UsageError as mistake:
                 if str(folder) in str(mistake):
                     raise
-                raise Mistake(f"{folder / names[0]}: {mistake}") from None
-    raise Mistake(
+                raise UsageError(f"{folder / names[0]}: {mistake}") from None
+    raise UsageError(
         f"{folder}: no tokenizer; expected tokenizer.json, vocab.txt, vocab.json with merges.txt, "
         "spiece.model, or source.spm with target.spm and vocab.json"
     )
@@ -162,7 +162,7 @@ def _read_file(source: Source, path: Path) -> Pair:
 def _read_wordpiece(source: Source, path: Path) -> Pair:
     """Read BERT's list of pieces."""
     if source.model_type == "esm":
-        raise Mistake("ESM's list of amino acids is not supported; only tokenizer.json is")
+        raise UsageError("ESM's list of amino acids is not supported; only tokenizer.json is")
     vocab = {piece.rstrip(): i for i, piece in enumerate(read_text(path).rstrip("\n").split("\n"))}
     normalizer = {
         "type": "BertNormalizer",
@@ -217,7 +217,9 @@ def _read_bytes(source: Source, path: Path) -> Pair:
 def _read_spm(source: Source, path: Path) -> Pair:
     """Read a SentencePiece model with what each family does around it."""
     if source.model_type == "pegasus":
-        raise Mistake("Pegasus counts these pieces otherwise; write its tokenizer.json beside it")
+        raise UsageError(
+            "Pegasus counts these pieces otherwise; write its tokenizer.json beside it"
+        )
     found = spm.read_pieces(path)
     if source.model_type in ("t5", "mt5"):
         extra = count(source.settings.get("extra_ids", 100))
@@ -235,7 +237,9 @@ def _read_spm(source: Source, path: Path) -> Pair:
         if len(found.of(spm.UNKNOWN)) != 1 or len(dict(p[:2] for p in found.pieces)) != len(
             found.pieces
         ):
-            raise Mistake(f"it does not begin as a SentencePiece model of {source.model_type} does")
+            raise UsageError(
+                f"it does not begin as a SentencePiece model of {source.model_type} does"
+            )
     before: list[dict[str, Any]] = []
     if source.model_type == "albert":
         for quote in ("``", "''"):
@@ -256,7 +260,7 @@ def _read_marian(source: Source, path: Path) -> Pair:
         _fits(source, len(vocab))
         unknown = vocab.get(source.name("unk") or "<unk>")
         if unknown is None:
-            raise Mistake(f"{source.folder / vocabulary}.json: no piece for what is unknown")
+            raise UsageError(f"{source.folder / vocabulary}.json: no piece for what is unknown")
         found = spm.read_pieces(source.folder / f"{side}.spm")
         file = spm.as_parts(found)
         numbers = [vocab.get(piece, unknown) for piece, _, _ in found.pieces]
@@ -294,7 +298,7 @@ def _fits(source: Source, pieces: int) -> None:
     """Refuse more pieces than the model has rows for, before time is spent on them."""
     rows = source.config.get("vocab_size")
     if isinstance(rows, int) and pieces > rows:
-        raise Mistake(
+        raise UsageError(
             f"the tokenizer has {pieces} pieces, the model only {rows}; "
             "use the tokenizer that belongs to it"
         )
@@ -306,7 +310,7 @@ def _more_tokens(source: Source, vocab: Mapping[str, int]) -> Iterator[dict[str,
     if isinstance(described, dict):
         for number, token in described.items():
             if not isinstance(token, dict) or not str(number).isdecimal():
-                raise Mistake(f"added_tokens_decoder has {number!r:.20}: {token!r:.40}")
+                raise UsageError(f"added_tokens_decoder has {number!r:.20}: {token!r:.40}")
             yield {**token, "id": int(str(number)[:9])}
     if source.has("added_tokens.json"):
         for name, number in read_object(source.folder / "added_tokens.json").items():
@@ -362,7 +366,7 @@ def _about_of(
 
 def _role(specials: Mapping[str, int], role: str) -> int:
     if role not in specials:
-        raise Mistake(f"it names no {role}_token")
+        raise UsageError(f"it names no {role}_token")
     return specials[role]
 
 
@@ -399,9 +403,9 @@ def _frame_of(processor: Any, pieces: int, depth: int = 0) -> Frame | None:
             pair, types = _template(processor, "pair", pieces)
             return Frame(single, pair, types)
     except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
-        raise Mistake(f"a post_processor {kind} that does not say what it should") from error
+        raise UsageError(f"a post_processor {kind} that does not say what it should") from error
     known = "BertProcessing, ByteLevel, RobertaProcessing, TemplateProcessing"
-    raise Mistake(f"a post_processor of type {kind!r:.40}; known are {known}")
+    raise UsageError(f"a post_processor of type {kind!r:.40}; known are {known}")
 
 
 def _template(
@@ -421,7 +425,7 @@ def _template(
     if [p for p in parts if isinstance(p, str)] != ["A", "B"][: 1 + (key == "pair")]:
         raise ValueError
     if len(parts) > MOST_FRAME:
-        raise Mistake(f"{len(parts)} tokens around a text; expected at most {MOST_FRAME}")
+        raise UsageError(f"{len(parts)} tokens around a text; expected at most {MOST_FRAME}")
     return tuple(parts), tuple(types)
 
 

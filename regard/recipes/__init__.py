@@ -6,7 +6,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 
 RECIPES = {
     "multi30k_en_de": "regard.recipes.multi30k_en_de",
@@ -34,14 +34,16 @@ def recipe(name: str) -> ModuleType:
     One that compares has ROWS, what differs by like=; COMPARE, the keys of `compare`; and EVAL, by
     which its models are judged against each other in the end.
     """
-    return import_module(choose("recipe", name, RECIPES))
+    return import_module(lookup("recipe", name, RECIPES))
 
 
 def data_folder(name: str) -> str:
     """Return where a data set of ours lies: in REGARD_DATA, or beside the project."""
     folder = _shared() / name
     if not folder.is_dir():
-        raise Mistake(f"{folder}: no such data; give data=FOLDER, or set REGARD_DATA to its parent")
+        raise UsageError(
+            f"{folder}: no such data; give data=FOLDER, or set REGARD_DATA to its parent"
+        )
     return str(folder)
 
 

@@ -4,7 +4,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import NamedTuple
 
-from regard.errors import choose
+from regard.errors import lookup
 
 
 class Home(NamedTuple):
@@ -50,10 +50,10 @@ TASKS: dict[str, Home] = {
 
 def trainer(name: str) -> ModuleType:
     """Return the module that trains a task."""
-    return import_module(choose("task", name, TASKS).trains)
+    return import_module(lookup("task", name, TASKS).trains)
 
 
 def runner(name: str) -> type:
     """Return the class that runs a task."""
-    home = choose("task", name, TASKS)
+    home = lookup("task", name, TASKS)
     return getattr(import_module(home.runs), home.runner)

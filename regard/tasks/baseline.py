@@ -11,7 +11,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.files import write_atomically
 from regard.hashes import verify
 from regard.tasks.features import split_words
@@ -147,7 +147,7 @@ def _by_means(vectors: np.ndarray, tables: Arrays, labels: int) -> np.ndarray:
     """Return the label whose mean image is nearest."""
     means = tables["means"]
     if means.shape[1] != vectors.shape[1]:
-        raise Mistake(f"{FILE}: means of {means.shape[1]} numbers, but images of other sizes")
+        raise UsageError(f"{FILE}: means of {means.shape[1]} numbers, but images of other sizes")
     return np.argmin((means**2).sum(1) - 2 * vectors @ means.T, axis=1)
 
 
@@ -222,18 +222,18 @@ class Baselines:
         if not path.is_file():
             return None
         if path.stat().st_size > MOST_BYTES:
-            raise Mistake(f"{path}: larger than {MOST_BYTES:,} bytes; remove it")
+            raise UsageError(f"{path}: larger than {MOST_BYTES:,} bytes; remove it")
         verify(folder, FILE)
         try:
             with safe_open(path, "numpy") as file:
                 kind = (file.metadata() or {}).get("kind", "")
                 tables = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError, ValueError, TypeError) as error:
-            raise Mistake(f"{path}: {str(error)[:100]}; remove it") from None
+            raise UsageError(f"{path}: {str(error)[:100]}; remove it") from None
         commonest = tables.pop("commonest", np.zeros(0))
         how = KINDS.get(kind)
         known = tuple(sorted(tables)) == (how.names if how else ())
         good = known and (how is None or how.fits(tables, labels)) and (how or not kind)
         if commonest.shape != (labels,) or not good:
-            raise Mistake(f"{path}: not the baselines of {labels} labels; remove it")
+            raise UsageError(f"{path}: not the baselines of {labels} labels; remove it")
         return cls(commonest.astype(bool), kind, tables if kind else None)

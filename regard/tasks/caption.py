@@ -17,7 +17,7 @@ from regard.data.batches import Shuffled
 from regard.data.image import BROKEN, ImageData, ImageFormat
 from regard.data.labelled import hash_items
 from regard.data.tokenize import train_tokenizer
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.models import family, sized
 from regard.settings import describe
 from regard.tasks import images as classify
@@ -120,10 +120,10 @@ def origin_of(values: Mapping[str, Any]) -> Origin:
     """Return what to start from: the model in init, an encoder or a captioner, or new ones."""
     size = size_of(values)
     kind = str(values.get("decoder", values.get("writer.kind", "transformer")))
-    row = choose("decoder", kind, WRITERS)
+    row = lookup("decoder", kind, WRITERS)
     writer = sized(FAMILY, size if size in SIZES else "big", row).decoder
     if values.get("like") and values.get("init"):
-        raise Mistake(
+        raise UsageError(
             f"like={values['like']} is for a new model; the one in init= has its parts already"
         )
     if values.get("init"):
@@ -157,14 +157,14 @@ def resolve(values: Mapping[str, Any]) -> CaptionSettings:
         of="photos and captions",
     )
     augments(settings.augment)
-    choose("broken", settings.broken, BROKEN)
+    lookup("broken", settings.broken, BROKEN)
     if settings.doubly_stochastic and not noting(settings):
-        raise Mistake(
+        raise UsageError(
             f"doubly_stochastic={settings.doubly_stochastic} is for a decoder whose soft attention "
             "can be noted: decoder=recurrent with attention= and normalise=softmax"
         )
     if settings.blind and settings.tune != "all":
-        raise Mistake(f"tune={settings.tune} with blind=true, which has no encoder to keep")
+        raise UsageError(f"tune={settings.tune} with blind=true, which has no encoder to keep")
     return settings
 
 

@@ -24,7 +24,7 @@ from regard.data.image import (
 from regard.data.labelled import hash_items
 from regard.decode import search
 from regard.decode.search import Hypothesis
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.files import cache_folder
 from regard.interval import paired
 from regard.native import fast_run
@@ -158,20 +158,20 @@ class Describer(Runner[Caption]):
     def load(cls, folder: Path, model: Any, config: dict[str, Any]) -> "Describer":
         """Put a loaded model together with the tokenizer beside it."""
         if not hasattr(model.config, "sight"):
-            raise Mistake(
+            raise UsageError(
                 f"{folder / 'config.json'}: a model of another family; expected captioner"
             )
         tokenizer = load_tokenizer(folder)
         if tokenizer.vocab > model.head.out_features:
-            raise Mistake(
+            raise UsageError(
                 f"{folder}: the tokenizer has {tokenizer.vocab} pieces, the model only "
                 f"{model.head.out_features}"
             )
         made = cls(model, tokenizer, format_of(folder, model, config), config)
         try:
             made.check({})
-        except Mistake as mistake:
-            raise Mistake(f"{folder / 'generation_config.json'}: {mistake}") from None
+        except UsageError as mistake:
+            raise UsageError(f"{folder / 'generation_config.json'}: {mistake}") from None
         return made
 
     @property
@@ -189,12 +189,12 @@ class Describer(Runner[Caption]):
         return dict(self.config.get("generation", {}))
 
     def _checked(self, how: Any) -> Any:
-        choose("broken", how.broken, BROKEN)
-        choose("length_penalty", how.length_penalty, search.PENALTIES)
+        lookup("broken", how.broken, BROKEN)
+        lookup("length_penalty", how.length_penalty, search.PENALTIES)
         if how.n_best > how.beam and not how.draws:
-            raise Mistake(f"n_best={how.n_best} is more than beam={how.beam}; widen the beam")
+            raise UsageError(f"n_best={how.n_best} is more than beam={how.beam}; widen the beam")
         if how.max_length > self.model.config.max_length:
-            raise Mistake(
+            raise UsageError(
                 f"max_length={how.max_length} is more than the {self.model.config.max_length} "
                 "pieces that the model was made for"
             )
@@ -309,8 +309,10 @@ class Describer(Runner[Caption]):
     def _data(self, how: CaptionEvalSettings) -> tuple[ImageData, list[list[str]]]:
         """Read the images of a part, as this model takes them, and their captions."""
         if how.data is None:
-            raise Mistake("data is missing; add data=FOLDER or data=TABLE of images and captions")
-        choose("part", how.part, {"test": 0, "valid": 0, "train": 0})
+            raise UsageError(
+                "data is missing; add data=FOLDER or data=TABLE of images and captions"
+            )
+        lookup("part", how.part, {"test": 0, "valid": 0, "train": 0})
         data = load_images(
             how.data,
             test=how.test,
@@ -336,7 +338,7 @@ class Describer(Runner[Caption]):
             fill(CaptionEvalSettings, {**self._own(), **settings})
         )
         if against is not None and not isinstance(against, Describer):
-            raise Mistake("against= names a model that writes no captions; compare captioners")
+            raise UsageError("against= names a model that writes no captions; compare captioners")
         if how.threads:
             torch.set_num_threads(how.threads)
         data, captions = self._data(how)
@@ -386,7 +388,7 @@ class Describer(Runner[Caption]):
         scores = [Score("loss", mine.sum() / tokens.sum(), f"nats a token|{count}", 4)]
         if how.shuffle:
             if len(images) < 2:
-                raise Mistake("shuffle=true needs two images or more to exchange")
+                raise UsageError("shuffle=true needs two images or more to exchange")
             other = strangers(len(images), how.seed)
             theirs, _ = self.losses(images, rows, seen=other, batch=how.batch)
             known = paired((theirs / tokens).tolist(), (mine / tokens).tolist())
@@ -425,7 +427,7 @@ class Describer(Runner[Caption]):
             found[0].ids if found else self.tokenizer.encode(tidy(str(how.caption), self.lowercase))
         )
         if not ids or len(ids) >= self.model.config.max_length:
-            raise Mistake(f"a caption of {len(ids)} pieces; there is nothing to look at")
+            raise UsageError(f"a caption of {len(ids)} pieces; there is nothing to look at")
         maps, logits = self.maps(images, ids)
         pieces = self.tokenizer.pieces(ids)
         words, of = words_of_pieces(pieces)
@@ -483,7 +485,7 @@ def told_of(images: Images, how: CaptionEvalSettings) -> list[list[str]]:
                 found |= captions_in(path, "", how.columns, how.header)
     told = of_part(images, found)
     if not any(map(any, told)):
-        raise Mistake(
+        raise UsageError(
             f"{data}: no captions of these images; expected a TSV of paths and captions, or a "
             "folder with test.tsv"
         )

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 
 ROLES = ("system", "user", "assistant")
 MOST_MESSAGES = 10_000
@@ -86,25 +86,27 @@ def stop_of(template: str | None) -> str:
 def read_messages(given: Any, where: str = "messages") -> list[Message]:
     """Make messages of what a user gave, or say what is wrong with it."""
     if not isinstance(given, list) or not 0 < len(given) <= MOST_MESSAGES:
-        raise Mistake(f"{where}: expected a list of messages")
+        raise UsageError(f"{where}: expected a list of messages")
     found = []
     for number, one in enumerate(given, 1):
         role, content = (one.get(key) if isinstance(one, dict) else None for key in Message._fields)
         if role not in ROLES or not isinstance(content, str):
-            raise Mistake(
+            raise UsageError(
                 f"{where}: message {number} is {one!r:.60}; expected a role ({', '.join(ROLES)}) "
                 "and a content that is text"
             )
         found.append(Message(role, content))
     if found[-1].role == "assistant":
-        raise Mistake(f"{where}: the assistant has the last word; end with a message of the user")
+        raise UsageError(
+            f"{where}: the assistant has the last word; end with a message of the user"
+        )
     return found
 
 
 def encode(messages: Sequence[Message], template: str, tokenizer: Any) -> list[int]:
     """Write a conversation as token ids; only the template's own marks become special tokens."""
     ids: list[int] = []
-    for part in together(choose("template", template, TEMPLATES).render(messages), tokenizer):
+    for part in together(lookup("template", template, TEMPLATES).render(messages), tokenizer):
         ids += [part] if isinstance(part, int) else tokenizer.encode(part)
     return ids
 

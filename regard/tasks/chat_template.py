@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.tasks.chat import Mark, Message, together
 
 LONGEST_START = 60.0  # seconds that the child process may take to begin
@@ -31,13 +31,13 @@ class Renderer:
         with self.lock:
             answer = self._ask(self._begun(), asked, LONGEST)
         if answer is None:
-            raise Mistake(
+            raise UsageError(
                 f"the folder's chat template takes over {LONGEST:.0f} s; choose template="
             )
         told = json.loads(answer)
         if "mistake" in told:
             words = "".join(c if c.isprintable() else " " for c in told["mistake"])
-            raise Mistake(
+            raise UsageError(
                 f"the folder's chat template: {words[:LONGEST_MISTAKE]}; or choose template=plain"
             )
         return told["text"]
@@ -57,7 +57,7 @@ class Renderer:
         began = self._ask(self.child, None, LONGEST_START)
         if began is None or began.strip() != "ready":
             self.child.kill()
-            raise Mistake(
+            raise UsageError(
                 "the folder's chat template needs jinja2 3.1.6 or newer; pip install -U jinja2, "
                 "or choose template=plain"
             )

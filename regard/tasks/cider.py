@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.tasks.scores_text import words
 
 LONGEST = 4  # words of a run
@@ -48,9 +48,11 @@ def cider(outputs: Sequence[str], references: Sequence[Sequence[str]]) -> np.nda
     in percent. g counts the runs of n words, times log(images / images whose references have it).
     """
     if not outputs:
-        raise Mistake("nothing to judge: there are no outputs")
+        raise UsageError("nothing to judge: there are no outputs")
     if len(outputs) != len(references) or not all(references):
-        raise Mistake(f"{len(outputs)} outputs for {len(references)} images; give references each")
+        raise UsageError(
+            f"{len(outputs)} outputs for {len(references)} images; give references each"
+        )
     told = [[words(text) for text in some] for some in references]
     counted = [[runs(text) for text in some] for some in told]
     seen = Counter(run for some in counted for run in set().union(*some))

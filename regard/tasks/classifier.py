@@ -19,7 +19,7 @@ from regard.data.labelled import (
     load_labelled,
 )
 from regard.decode.search import in_batches
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.settings import fill
 from regard.tasks.baseline import Baselines
 from regard.tasks.embed import pearson, spearman
@@ -182,13 +182,13 @@ class Classifier(Runner[Classified | Valued]):
     def load(cls, folder: Path, model: Any, config: dict[str, Any]) -> "Classifier":
         """Put a loaded model together with the tokenizer beside it."""
         if model.config.head != "classify":
-            raise Mistake(
+            raise UsageError(
                 f"{folder / 'config.json'}: a head of {model.config.head!r:.40}, which labels no "
                 "texts; train one with: regard train classify init=..."
             )
         labels = labels_of(folder, model, config)
         if not isinstance(config.get("several", False), bool):
-            raise Mistake(f"{folder / 'config.json'}: 'several' is no true or false")
+            raise UsageError(f"{folder / 'config.json'}: 'several' is no true or false")
         longest = longest_of(config, folder, model)
         reader = reader_of(config, folder, model, load_tokenizer(folder))
         found = cls(model, reader, labels, {**config, "max_length": longest})
@@ -199,11 +199,11 @@ class Classifier(Runner[Classified | Valued]):
         """Make full settings of what a user gave."""
         how = fill(ClassifierSettings, settings)
         if how.n_best > len(self.labels):
-            raise Mistake(
+            raise UsageError(
                 f"n_best={how.n_best} is more than the {len(self.labels)} labels of the model"
             )
         if how.max_length and how.max_length > self.model.config.max_length:
-            raise Mistake(
+            raise UsageError(
                 f"max_length={how.max_length} is more than the {self.model.config.max_length} "
                 "places of the model"
             )
@@ -216,7 +216,7 @@ class Classifier(Runner[Classified | Valued]):
         how = self.check(settings)
         for text in inputs:
             if not isinstance(text, str):
-                raise Mistake(f"{text!r:.60} is no text; give a list of texts")
+                raise UsageError(f"{text!r:.60} is no text; give a list of texts")
         if how.threads:
             torch.set_num_threads(how.threads)
         chances, cut = self.chances(inputs, how)
@@ -281,7 +281,7 @@ class Classifier(Runner[Classified | Valued]):
         """Label a test set and judge the labels."""
         how = fill(ClassifierEvalSettings, {**self._own(), **settings})
         if how.data is None:
-            raise Mistake("data is missing; add data=FILE or data=FOLDER with texts and labels")
+            raise UsageError("data is missing; add data=FILE or data=FOLDER with texts and labels")
         if how.threads:
             torch.set_num_threads(how.threads)
         reader = ExampleReader(
@@ -370,7 +370,7 @@ class Classifier(Runner[Classified | Valued]):
     ) -> Evaluation:
         """Compare the numbers of a test set with those that are right."""
         if against is not None:
-            raise Mistake("against= compares labels, and this model gives numbers; leave it out")
+            raise UsageError("against= compares labels, and this model gives numbers; leave it out")
         examples: list[Example] = data.parts[how.part]
         right = np.array([_number(example) for example in examples])
         started = time.perf_counter()
@@ -408,7 +408,7 @@ class Classifier(Runner[Classified | Valued]):
     ) -> np.ndarray:
         """Return which of our labels another model gives to each text."""
         if set(other.labels) != set(self.labels) or other.several != self.several:
-            raise Mistake(
+            raise UsageError(
                 "against= names a model of other labels "
                 f"({', '.join(other.labels[:6])}); compare models of the same"
             )
@@ -482,7 +482,7 @@ def _number(example: Example) -> float:
         (told,) = example.labels
         return float(told)
     except ValueError as error:
-        raise Mistake(
+        raise UsageError(
             f"{example.where}: {','.join(example.labels)!r:.60} is no number, which is what this "
             "model gives to a text"
         ) from error
@@ -492,7 +492,7 @@ def one_label_each(examples: Sequence[Example], several: bool) -> None:
     """Refuse a text with more than one label where there is one each."""
     for example in examples:
         if not several and len(example.labels) != 1:
-            raise Mistake(
+            raise UsageError(
                 f"{example.where}: {len(example.labels)} labels; this model gives each text one"
             )
 

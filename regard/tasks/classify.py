@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.data.image import holds_images
 from regard.data.labelled import Example, ExampleFormat, ExampleReader, load_labelled
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.tasks import images
 from regard.tasks.baseline import Baselines, worth_of_order
 from regard.tasks.classifier import Classifier, ClassifierSettings, member_logits, one_label_each
@@ -119,9 +119,9 @@ def resolve(values: Mapping[str, Any]) -> ClassifySettings | images.ImageSetting
 def of_texts(values: Mapping[str, Any]) -> ClassifySettings:
     """Make full settings of what a user gave for texts."""
     settings = resolve_labels(ClassifySettings, values, "classify", "texts and labels")
-    choose("embeddings", settings.embeddings, EMBEDDINGS)
+    lookup("embeddings", settings.embeddings, EMBEDDINGS)
     if settings.embeddings != "random" and (settings.init or settings.like):
-        raise Mistake(
+        raise UsageError(
             f"embeddings={settings.embeddings} is for a new model of the usual kind; "
             "leave it out with init= or like="
         )
@@ -315,7 +315,9 @@ def train(values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None 
         model = build_labeller(settings, as_run, labels, NAME)
         rows = as_run.texts(texts, settings.max_length)
         if not all(len(row.ids) <= settings.max_length for row in rows):
-            raise Mistake(f"max_length={settings.max_length} leaves no room for a text; raise it")
+            raise UsageError(
+                f"max_length={settings.max_length} leaves no room for a text; raise it"
+            )
         if cut := sum(row.cut for row in rows):
             data.notes.append(
                 f"{cut:,} of {len(rows):,} texts are longer than max_length={settings.max_length} "

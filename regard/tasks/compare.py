@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from regard.data.tokenize import TOKENIZERS
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.models import MODELS, family
 from regard.models.folder import read_json
 from regard.settings import describe, fill
@@ -76,9 +76,9 @@ def options(key: str, value: Any, lists: Collection[str]) -> list[Any]:
         return [value]
     shown = ",".join(map(str, value))
     if not value or "" in value:
-        raise Mistake(f"{key}={shown} has an empty value; write {key}=A,B")
+        raise UsageError(f"{key}={shown} has an empty value; write {key}=A,B")
     if len(set(map(str, value))) < len(value):
-        raise Mistake(f"{key}={shown} has a value twice; name each once")
+        raise UsageError(f"{key}={shown} has a value twice; name each once")
     return list(value)
 
 
@@ -110,16 +110,16 @@ def seeds_of(how: CompareSettings, seed: list[Any], own: Mapping[str, Any]) -> l
     try:
         numbers = [int(one) for one in seed]
     except (TypeError, ValueError):
-        raise Mistake(f"seed={','.join(map(str, seed))} is not a whole number") from None
+        raise UsageError(f"seed={','.join(map(str, seed))} is not a whole number") from None
     if len(numbers) > 1 and "seeds" in own:
-        raise Mistake(f"seed lists {len(numbers)} seeds, and seeds={how.seeds} counts; keep one")
+        raise UsageError(f"seed lists {len(numbers)} seeds, and seeds={how.seeds} counts; keep one")
     return numbers if len(numbers) > 1 else [numbers[0] + n for n in range(how.seeds)]
 
 
 def check_parts(settings: Any) -> None:
     """Refuse names that a training would find to be wrong only once it has read its data."""
     kinds = {**TOKENIZERS, "characters": None}
-    choose("tokenizer", getattr(settings, "tokenizer", "characters"), kinds)
+    lookup("tokenizer", getattr(settings, "tokenizer", "characters"), kinds)
     check_model(settings.model)
 
 
@@ -163,7 +163,7 @@ def train_one(job: dict[str, Any]) -> dict[str, Any]:
             lengths = loss_by_length(folder, module.resolve(job["values"]), job["lengths"])
     except KeyboardInterrupt:
         return {"finished": False}
-    except Mistake as mistake:
+    except UsageError as mistake:
         begun = (folder / "recipe.json").exists()
         return {"finished": False, "failed" if begun else "refused": str(mistake)}
     recipe = read_json(folder / "recipe.json")
@@ -226,7 +226,7 @@ def compare(
     own = {f.name: given[f.name] for f in fields(CompareSettings) if f.name in given}
     how = fill(CompareSettings, own)
     if how.counted not in ("all", "last"):
-        raise Mistake(f"counted={how.counted} is not one of all, last")
+        raise UsageError(f"counted={how.counted} is not one of all, last")
     if not hasattr(trainer(task), "resolve"):
         trainer(task).train({})  # which says how such a model comes about
     out = Path(how.out or f"runs/compare_{name}")
@@ -235,7 +235,7 @@ def compare(
     varied = {key: some for key, some in rest.items() if len(some) > 1 and key != "seed"}
     fixed = {key: some[0] for key, some in rest.items() if key not in varied and key != "seed"}
     if math.prod(map(len, varied.values())) * how.seeds > MOST_RUNS:
-        raise Mistake(f"over {MOST_RUNS:,} runs; vary fewer keys, or take fewer seeds")
+        raise UsageError(f"over {MOST_RUNS:,} runs; vary fewer keys, or take fewer seeds")
     variants = grid(name, varied)
     base = plan({**fixed, **variants[0].values})[1].get("seed", 1)
     seeds = seeds_of(how, rest.get("seed", [base]), own)
@@ -244,7 +244,9 @@ def compare(
         make_job(out, variant, seed, fixed, how, plan) for seed in seeds for variant in variants
     ]
     if how.lengths and not any(job["lengths"] for job in jobs):
-        raise Mistake(f"lengths={show(how.lengths)} is only for language models that go on writing")
+        raise UsageError(
+            f"lengths={show(how.lengths)} is only for language models that go on writing"
+        )
     command = ["regard", "compare", name, *(f"{k}={show(v)}" for k, v in given.items())]
     made = Compared(name, str(out), varied, variants, seeds, how.counted, shlex.join(command))
     with locked(out), stoppable():
@@ -302,7 +304,7 @@ def remember(out: Path) -> dict[tuple[str, int], dict[str, Any]]:
                 run["scores"]["accuracy"] *= 100  # of guessed words it was a share before
         return {(run["name"], run["seed"]): run for run in runs if run["finished"]}
     except (KeyError, TypeError):
-        raise Mistake(f"{path}: was not written by compare; choose another out=") from None
+        raise UsageError(f"{path}: was not written by compare; choose another out=") from None
 
 
 def train_all(made: Compared, jobs: Sequence[dict[str, Any]], parallel: int, quiet: bool) -> None:
@@ -327,7 +329,7 @@ def train_all(made: Compared, jobs: Sequence[dict[str, Any]], parallel: int, qui
                 if isinstance(result, RuntimeError):
                     result = {"finished": False, "failed": str(result)}
                 if "refused" in result:
-                    raise Mistake(f"{name_of(job)}: {result['refused']}")
+                    raise UsageError(f"{name_of(job)}: {result['refused']}")
                 runs[job["name"], job["seed"]].update(finite(result))
                 made.check_data()
                 made.write(Path(made.out))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.files import write_atomically
 from regard.interval import Difference, Interval, interval, paired
 from regard.results import Named
@@ -74,7 +74,7 @@ class Compared(Named):
         for run in [] if DATA & set(self.varied) else self.done:
             first = self.done[0]
             if run["data"] != first["data"]:
-                raise Mistake(
+                raise UsageError(
                     f"{run['folder']} learnt from other data than {first['folder']}; "
                     "restore the data and remove the former, or choose another out="
                 )

@@ -13,7 +13,7 @@ from torch import Tensor
 from regard.data.augment import chance_of
 from regard.data.batches import Shuffled
 from regard.data.image import BROKEN
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.filters.quality import psnr
 from regard.models import family
 from regard.tasks import run
@@ -86,11 +86,11 @@ def resolve(values: Mapping[str, Any]) -> DenoiseSettings:
         short=SHORT,
         of="clean images",
     )
-    choose("loss", settings.loss, LOSSES)
-    choose("broken", settings.broken, BROKEN)
+    lookup("loss", settings.loss, LOSSES)
+    lookup("broken", settings.broken, BROKEN)
     if len(settings.noise) != 2 or settings.noise[0] > settings.noise[1] or not settings.noise[1]:
         told = ",".join(f"{level:g}" for level in settings.noise)
-        raise Mistake(f"noise={told}; expected the least and the largest spread, such as 5,55")
+        raise UsageError(f"noise={told}; expected the least and the largest spread, such as 5,55")
     return settings
 
 
@@ -112,7 +112,7 @@ class Denoising:
         self.tokens = (config.image // config.patch) ** 2
         self.images = [enlarged(photo.pixels[0].numpy(), self.side) for photo in train]
         self.shuffled = Shuffled(len(self.images), settings.batch, settings.seed)
-        self.error = choose("loss", settings.loss, LOSSES)
+        self.error = lookup("loss", settings.loss, LOSSES)
 
     def batch(self, n: int) -> Batch:
         """Return batch n, always the same for the same seed and n."""

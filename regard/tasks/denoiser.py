@@ -27,7 +27,7 @@ from regard.data.image import (
     split_images,
 )
 from regard.data.split import Split, keys_of, shares_of, unseen
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.files import write_atomically
 from regard.filters.quality import psnr, ssim
 from regard.settings import fill
@@ -70,7 +70,7 @@ def noise_of(hash: str, shape: tuple[int, ...], seed: int) -> Tensor:
 
 def read_photos(shelf: Shelf, channels: int | None, broken: str, notes: list[str]) -> list[Photo]:
     """Decode the images of a shelf as they are, or in so many channels."""
-    choose("broken", broken, BROKEN)
+    lookup("broken", broken, BROKEN)
     found, total = [], 0
     for item, pixels in zip(
         shelf.items, shelf.decode(ImageFormat(channels=channels), broken), strict=True
@@ -80,7 +80,7 @@ def read_photos(shelf: Shelf, channels: int | None, broken: str, notes: list[str
             continue
         total += pixels.nbytes
         if total > MOST_STORED:
-            raise Mistake(
+            raise UsageError(
                 f"{item.where}: the images so far take over {MOST_STORED >> 30} GB; use fewer"
             )
         found.append(Photo(item.where, item.source, torch.tensor(pixels)))
@@ -93,10 +93,10 @@ def shelf_of(data: str, part: str, broken: str) -> Shelf:
     readers = find_images(Path(data), options)
     reader = readers.get(part) or (next(iter(readers.values())) if len(readers) == 1 else None)
     if reader is None:
-        raise Mistake(f"{data}: no {part} part; there is {', '.join(readers)}")
+        raise UsageError(f"{data}: no {part} part; there is {', '.join(readers)}")
     shelf = reader(options)
     if not len(shelf):
-        raise Mistake(f"{data}: no image in it; expected a folder of images")
+        raise UsageError(f"{data}: no image in it; expected a folder of images")
     return shelf
 
 
@@ -123,7 +123,7 @@ def train_and_valid(
     found = {name: read_photos(shelf, 1, broken, notes) for name, shelf in shelves.items()}
     for name, photos in found.items():
         if not photos:
-            raise Mistake(f"{data}: no image to be read in the {name} part")
+            raise UsageError(f"{data}: no image to be read in the {name} part")
     return found, notes, split
 
 
@@ -242,7 +242,7 @@ class ImageDenoiser(Runner[Denoised | Unread]):
     def load(cls, folder: Path, model: Any, config: dict[str, Any]) -> "ImageDenoiser":
         """Take a loaded model that denoises."""
         if config["family"] != "denoiser":
-            raise Mistake(
+            raise UsageError(
                 f"{folder / 'config.json'}: a {config['family']} cannot denoise; expected a "
                 "denoiser, trained with: regard train denoise"
             )
@@ -251,10 +251,10 @@ class ImageDenoiser(Runner[Denoised | Unread]):
     def check(self, settings: dict[str, Any]) -> DenoiseRunSettings:
         """Make full settings of what a user gave."""
         how = fill(DenoiseRunSettings, settings)
-        choose("broken", how.broken, BROKEN)
+        lookup("broken", how.broken, BROKEN)
         suffix = Path(how.out).suffix.lower() if how.out else ""
         if suffix and suffix not in SUFFIXES and not Path(str(how.out)).is_dir():
-            raise Mistake(
+            raise UsageError(
                 f"out={how.out} is no kind of image that can be written; end it in "
                 f"{', '.join(sorted(SUFFIXES))}, or name a folder"
             )
@@ -293,7 +293,7 @@ class ImageDenoiser(Runner[Denoised | Unread]):
         if how.threads:
             torch.set_num_threads(how.threads)
         if how.out and _is_file(how.out) and first + len(inputs) > 1:
-            raise Mistake(f"out={how.out} is one file for several images; name a folder")
+            raise UsageError(f"out={how.out} is one file for several images; name a folder")
         return [self._one(image, n, how) for n, image in enumerate(inputs, first)]
 
     def _one(self, image: Any, number: int, how: DenoiseRunSettings) -> Denoised | Unread:
@@ -302,7 +302,7 @@ class ImageDenoiser(Runner[Denoised | Unread]):
             pixels = torch.tensor(ImageFormat().read(image))
         except Broken as mistake:
             if how.broken == "refuse":
-                raise Mistake(f"{mistake}; or pass over such files: broken=skip") from None
+                raise UsageError(f"{mistake}; or pass over such files: broken=skip") from None
             tell(str(mistake))
             return Unread(str(mistake))
         clean = pixels.float() / 255
@@ -333,12 +333,12 @@ class ImageDenoiser(Runner[Denoised | Unread]):
         """Add noise to clean images, take it out again, and tell PSNR and SSIM."""
         how = fill(DenoiseEvalSettings, settings)
         if how.data is None:
-            raise Mistake("data is missing; add data=FOLDER with clean images")
+            raise UsageError("data is missing; add data=FOLDER with clean images")
         if not how.sigma:
-            raise Mistake("sigma= names no spread; expected some, such as sigma=15,25,50")
-        choose("part", how.part, {"test": 0, "valid": 0, "train": 0})
+            raise UsageError("sigma= names no spread; expected some, such as sigma=15,25,50")
+        lookup("part", how.part, {"test": 0, "valid": 0, "train": 0})
         if against is not None and not isinstance(against, ImageDenoiser):
-            raise Mistake("against= names a model of another task; compare denoisers")
+            raise UsageError("against= names a model of another task; compare denoisers")
         if how.threads:
             torch.set_num_threads(how.threads)
         notes: list[str] = []
@@ -428,7 +428,7 @@ class ImageDenoiser(Runner[Denoised | Unread]):
         from regard.viewer.picture import Laid, Lattice
 
         how = fill(DenoiseLookSettings, settings)
-        view = choose("view", how.view, {name: VIEWS[name] for name in ("attention", "rollout")})
+        view = lookup("view", how.view, {name: VIEWS[name] for name in ("attention", "rollout")})
         check_kind(image)
         if how.threads:
             torch.set_num_threads(how.threads)
@@ -480,7 +480,7 @@ def _pixel(at: str, wide: int, high: int) -> tuple[int, int]:
     if at.strip().lower() == "middle":
         return wide // 2, high // 2
     if not re.match(r"\s*\d", at):
-        raise Mistake(f"at={at:.40}; expected middle, or a pixel such as at=120,80")
+        raise UsageError(f"at={at:.40}; expected middle, or a pixel such as at=120,80")
     spot = spot_of(at, (wide, high), (0, 0, wide, high))
     assert isinstance(spot, tuple)
     return int(spot[0] * wide), int(spot[1] * high)

@@ -15,7 +15,7 @@ from regard.data.labelled import hash_items, load_labelled
 from regard.data.table import Table
 from regard.data.text import PairReader
 from regard.decode.search import in_batches
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.layers.heads import Max, Mean
 from regard.settings import fill
 from regard.tasks.evaluation import Evaluation, made_here, score_both, write_outputs
@@ -75,7 +75,7 @@ class EmbedEvalSettings(EmbedSettings):
 
 def train(values: Mapping[str, Any], **more: Any) -> Any:
     """Refuse: there is no training of its own."""
-    raise Mistake(
+    raise UsageError(
         "embed has no training of its own; import a model, or train one with: regard train "
         "language objective=masked ..., and run it with task=embed"
     )
@@ -143,12 +143,12 @@ class Embedder(Runner[Embedded | Similar]):
         """Put a loaded model together with the tokenizer beside it."""
         path = folder / "config.json"
         if config["family"] not in FAMILIES:
-            raise Mistake(
+            raise UsageError(
                 f"{path}: a model of family {config['family']}, which makes no vectors of texts; "
                 f"expected {' or '.join(FAMILIES)}"
             )
         if not isinstance(config.get("normalise", True), bool):
-            raise Mistake(f"{path}: 'normalise' is no true or false")
+            raise UsageError(f"{path}: 'normalise' is no true or false")
         longest = longest_of(config, folder, model)
         reader = reader_of(config, folder, model, load_tokenizer(folder))
         if config["family"] == "gpt" and config.get("running") is True:
@@ -156,8 +156,8 @@ class Embedder(Runner[Embedded | Similar]):
         made = cls(model, reader, {**config, "max_length": longest})
         try:
             made.check({})
-        except Mistake as mistake:
-            raise Mistake(f"{path}: {mistake}") from None
+        except UsageError as mistake:
+            raise UsageError(f"{path}: {mistake}") from None
         return made
 
     def check(self, settings: dict[str, Any]) -> EmbedSettings:
@@ -171,11 +171,11 @@ class Embedder(Runner[Embedded | Similar]):
         return {**usual, **told}
 
     def _check(self, how: Any) -> Any:
-        choose("pooling", how.pooling, POOLINGS)
+        lookup("pooling", how.pooling, POOLINGS)
         if how.pooling == "first" and self.config["family"] == "gpt":
-            raise Mistake("pooling=first is what every text begins with; choose mean or last")
+            raise UsageError("pooling=first is what every text begins with; choose mean or last")
         if how.max_length and how.max_length > self.model.config.max_length:
-            raise Mistake(
+            raise UsageError(
                 f"max_length={how.max_length} is more than the {self.model.config.max_length} "
                 "places of the model"
             )
@@ -188,7 +188,7 @@ class Embedder(Runner[Embedded | Similar]):
         how = self.check(settings)
         for text in inputs:
             if not isinstance(text, str):
-                raise Mistake(f"{text!r:.60} is no text; give a list of texts")
+                raise UsageError(f"{text!r:.60} is no text; give a list of texts")
         if how.threads:
             torch.set_num_threads(how.threads)
         if not how.similarity:
@@ -260,7 +260,7 @@ class Embedder(Runner[Embedded | Similar]):
         """Tell how well the model's similarities go with those that people gave."""
         how = self._check(fill(EmbedEvalSettings, {**self._own(), **settings}))
         if how.data is None:
-            raise Mistake("data is missing; add data=FILE with pairs of texts and their scores")
+            raise UsageError("data is missing; add data=FILE with pairs of texts and their scores")
         if how.threads:
             torch.set_num_threads(how.threads)
         reader = ScoredReader(how.columns, how.skip_bad, how.header)
@@ -339,7 +339,7 @@ class Embedder(Runner[Embedded | Similar]):
 def _sides(text: str, number: int) -> tuple[str, str]:
     one, tab, other = text.partition("\t")
     if not tab:
-        raise Mistake(
+        raise UsageError(
             f"text {number}: {text[:40]!r} is no pair; write both texts with a TAB between them"
         )
     return one, other
@@ -377,7 +377,7 @@ class ScoredReader:
         self.skip_bad, self.header = skip_bad, header
         self.columns = None if columns is None else [part.strip() for part in columns.split(",")]
         if self.columns is not None and (len(self.columns) != 3 or not all(self.columns)):
-            raise Mistake(
+            raise UsageError(
                 f"columns={columns:.60} is not three columns; give both texts and the score, "
                 "such as columns=6,7,5 or columns=sentence1,sentence2,score"
             )
@@ -401,7 +401,7 @@ class ScoredReader:
                 continue
             bad.append(f"{pair.where}: the score {told.get(pair.where)!r:.40} is no number")
             if not self.skip_bad:
-                raise Mistake(f"{bad[0]}; set columns=, or drop such rows with skip_bad=true")
+                raise UsageError(f"{bad[0]}; set columns=, or drop such rows with skip_bad=true")
         notes += texts.notes
         if bad:
             notes.append(f"{len(bad):,} rows of {path} dropped; the first: {bad[0]}")
@@ -420,7 +420,7 @@ class ScoredReader:
         if len(known) == 3:
             return known
         if keys:
-            raise Mistake(
+            raise UsageError(
                 f"{path}:1: no two texts and score among the keys {', '.join(names[:8])}; name "
                 "them sentence1, sentence2 and score, or set columns="
             )

@@ -19,7 +19,7 @@ from regard.data.image import (
     Images,
     load_images,
 )
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.files import cache_folder
 from regard.models.folder import load_rest
 from regard.pretrained.folder import is_foreign
@@ -137,7 +137,7 @@ class Encoder(Runner[Embedded | Classified | Unread]):
     def load(cls, folder: Path, model: Any, config: dict[str, Any]) -> "Encoder":
         """Put a loaded model together with what its folder says of images."""
         if not hasattr(model, "features") or not hasattr(model, "pool"):
-            raise Mistake(
+            raise UsageError(
                 f"{folder / 'config.json'}: a model of family {config['family']}, which reads no "
                 "images"
             )
@@ -146,7 +146,7 @@ class Encoder(Runner[Embedded | Classified | Unread]):
     def check(self, settings: dict[str, Any]) -> EncoderSettings:
         """Make full settings of what a user gave."""
         how = fill(EncoderSettings, settings)
-        choose("broken", how.broken, BROKEN)
+        lookup("broken", how.broken, BROKEN)
         return how
 
     # What it was trained with
@@ -164,7 +164,9 @@ class Encoder(Runner[Embedded | Classified | Unread]):
         if hasattr(self.model, "texts"):
             return self.model
         if self.folder is None or "pretraining" not in self.config:
-            raise Mistake("what this encoder was trained with is not known; only its vectors are")
+            raise UsageError(
+                "what this encoder was trained with is not known; only its vectors are"
+            )
         read = import_rest if is_foreign(self.folder) else load_rest
         return read(self.folder, self.model, self.config["pretraining"])
 
@@ -176,7 +178,7 @@ class Encoder(Runner[Embedded | Classified | Unread]):
         """
         whole = self.whole()
         if not hasattr(whole, "paint_over"):
-            raise Mistake(f"an encoder trained by {self.trained_by} paints nothing")
+            raise UsageError(f"an encoder trained by {self.trained_by} paints nothing")
         listed = [images] if self.is_one(images) else images
         pixels = [torch.from_numpy(self.format.read(image)) for image in listed]
         read = self.format.normalise(torch.stack(pixels).to(self.device))
@@ -189,7 +191,7 @@ class Encoder(Runner[Embedded | Classified | Unread]):
     def _meets(self) -> tuple[Any, Reader]:
         """Return the model that compares images and texts, and what reads the texts."""
         if self.trained_by != "clip" or self.folder is None:
-            raise Mistake("this encoder never saw texts; train one with: objective=clip")
+            raise UsageError("this encoder never saw texts; train one with: objective=clip")
         return self.whole(), Reader(load_tokenizer(self.folder))
 
     # Running
@@ -223,11 +225,11 @@ class Encoder(Runner[Embedded | Classified | Unread]):
         """Return what chooses among texts for images."""
         texts = [text.strip() for text in str(how.texts).split("|")]
         if len(texts) < 2 or not all(texts) or len(set(texts)) < len(texts):
-            raise Mistake(
+            raise UsageError(
                 f"texts={how.texts!s:.40}; expected two or more, as in texts='a dog|a cat'"
             )
         if how.n_best > len(texts):
-            raise Mistake(f"n_best={how.n_best} is more than the {len(texts)} texts")
+            raise UsageError(f"n_best={how.n_best} is more than the {len(texts)} texts")
         whole, reader = self._meets()
         rows = [row.ids for row in reader.texts(texts, whole.config.text.max_length)]
         theirs = meeting_texts(whole, rows, reader.tokenizer.pad)
@@ -246,7 +248,7 @@ class Encoder(Runner[Embedded | Classified | Unread]):
         from regard.viewer.image import VIEWS, reconstruction
 
         how = fill(EncoderLookSettings, settings)
-        choose("view", how.view, {**VIEWS, "rebuilt": reconstruction})
+        lookup("view", how.view, {**VIEWS, "rebuilt": reconstruction})
         if how.view != "rebuilt":
             return picture_of(self.model, self.format, image, how, self._told)
         check_kind(image)
@@ -280,14 +282,18 @@ class Encoder(Runner[Embedded | Classified | Unread]):
         """Judge the vectors by labels that are learnt of them, or by texts that are found."""
         how = fill(ProbeSettings, settings)
         if how.data is None:
-            raise Mistake("data is missing; add data=FOLDER or data=TABLE with images and labels")
+            raise UsageError(
+                "data is missing; add data=FOLDER or data=TABLE with images and labels"
+            )
         if how.threads:
             torch.set_num_threads(how.threads)
         if how.probe is None and self.trained_by == "clip":
             return self._retrieve(how, names)
-        probe = choose("probe", how.probe or "knn", PROBES)
+        probe = lookup("probe", how.probe or "knn", PROBES)
         if how.part == "train":
-            raise Mistake("part=train is what a probe learns from; choose part=test or part=valid")
+            raise UsageError(
+                "part=train is what a probe learns from; choose part=test or part=valid"
+            )
         fitted, judge = self._probed(probe, how)
         own = {each.name for each in fields(ImageEvalSettings)} - {"probe"}
         rest = {key: value for key, value in settings.items() if key in own}
@@ -317,7 +323,7 @@ class Encoder(Runner[Embedded | Classified | Unread]):
         """Learn labels of the vectors of the training part; return a classifier to be judged."""
         data = self._data(how)
         if len(data.classes) < 2:
-            raise Mistake(f"{how.data}: one label, {data.classes}; expected at least two")
+            raise UsageError(f"{how.data}: one label, {data.classes}; expected at least two")
         train = data.parts["train"].part(how.share)
         known = Known(vectors(self.model, train, self.format), train.labels, len(data.classes))
         fitted = probe(known, how)

@@ -13,7 +13,7 @@ import torch
 
 from regard import __version__
 from regard.data.text import Corpus, load_pairs
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.files import write_atomically
 from regard.results import Scored
 from regard.settings import fill
@@ -113,7 +113,7 @@ def write_outputs(path: str, rows: Sequence[dict[str, Any]]) -> None:
 def read_test(translator: Translator, how: EvalSettings) -> Corpus:
     """Read the part that a model is judged on."""
     if how.data is None:
-        raise Mistake("data is missing; add data=FILE or data=FOLDER with pairs of sentences")
+        raise UsageError("data is missing; add data=FILE or data=FOLDER with pairs of sentences")
     return load_pairs(
         how.data,
         source=how.source or translator.config.get("from"),
@@ -149,7 +149,7 @@ def evaluate(
     given = against if isinstance(against, Sequence) else [] if against is None else [against]
     others = [other for other in given if isinstance(other, Translator)]
     if len(others) < len(given):
-        raise Mistake("against= names a model that does not translate; compare translators")
+        raise UsageError("against= names a model that does not translate; compare translators")
     if how.tokenise and tokenise_for(language) != "13a" and how.tokenise == "13a":
         tell(f"warning: tokenise=13a does not part the words of {language}; such scores mislead")
     sources, references = [p.source for p in pairs], [[p.target for p in pairs]]
@@ -218,13 +218,13 @@ def _check_lengths(how: Any, given: dict[str, Any], is_bleu: bool, is_plain: boo
     """Refuse what cannot be told by length, before anything is translated."""
     for key in ("lengths", "joined", "plot"):
         if key in given and not is_bleu:
-            raise Mistake(f"{key}= tells BLEU by source length; add metric=bleu")
+            raise UsageError(f"{key}= tells BLEU by source length; add metric=bleu")
     if how.joined and not is_plain:
-        raise Mistake("joined= is for translators: joined inputs of another task are no input")
+        raise UsageError("joined= is for translators: joined inputs of another task are no input")
     if not how.lengths:
-        raise Mistake("lengths= is empty; write source words such as lengths=10,20,40")
+        raise UsageError("lengths= is empty; write source words such as lengths=10,20,40")
     if how.plot and Path(how.plot).suffix.lower() != ".png":
-        raise Mistake(f"plot={how.plot} is no picture's name; end it with .png")
+        raise UsageError(f"plot={how.plot} is no picture's name; end it with .png")
 
 
 def _whole(translator: Translator, run: dict[str, Any], sources: Sequence[str]) -> list[str]:

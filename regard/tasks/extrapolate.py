@@ -12,7 +12,7 @@ import torch
 from regard.attention.positions import ALIASES, RotaryScaling
 from regard.data.documents import load_texts
 from regard.data.store import Column
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.models.folder import load_folder
 from regard.tasks.language import NextToken, next_loss
 from regard.tasks.run import load_tokenizer
@@ -90,7 +90,7 @@ def window_loss(
         tokens = torch.from_numpy(taken).to(device)
         try:
             hidden, writes = model.hidden(tokens[:, :-1]), tokens[:, 1:]
-        except Mistake:  # past the last position that was learnt
+        except UsageError:  # past the last position that was learnt
             return None, None
         total += float(next_loss(model, hidden, writes, 0.0))
         last += float(next_loss(model, hidden[:, -quarter:], writes[:, -quarter:], 0.0))

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.files import write_atomically
 from regard.models.folder import read_json
 
@@ -73,8 +73,8 @@ def named(names: str) -> list[Tell]:
     """Look features up by their names, such as affixes+bigrams, or none."""
     found = [] if names == "none" else names.split("+")
     if len(set(found)) != len(found):
-        raise Mistake(f"features={names[:60]} names some of them twice; keep one")
-    return [choose("features", name, FEATURES) for name in found]
+        raise UsageError(f"features={names[:60]} names some of them twice; keep one")
+    return [lookup("features", name, FEATURES) for name in found]
 
 
 class Features:
@@ -114,15 +114,17 @@ class Features:
         file = read_json(path)
         names, known = file.get("names"), file.get("known")
         if not isinstance(names, str) or not isinstance(known, list) or len(known) > MOST:
-            raise Mistake(f"{path}: expected names and a list of at most {MOST:,} known features")
+            raise UsageError(
+                f"{path}: expected names and a list of at most {MOST:,} known features"
+            )
         if not all(isinstance(one, str) and 0 < len(one) <= LONGEST for one in known):
-            raise Mistake(f"{path}: a known feature that is no short text")
+            raise UsageError(f"{path}: a known feature that is no short text")
         if len(set(known)) != len(known):
-            raise Mistake(f"{path}: known features that are double")
+            raise UsageError(f"{path}: known features that are double")
         try:
             return cls(names, known, file.get("alone") is True)
-        except Mistake as mistake:
-            raise Mistake(f"{path}: {mistake}") from None
+        except UsageError as mistake:
+            raise UsageError(f"{path}: {mistake}") from None
 
     def save(self, folder: Path) -> None:
         """Write the features beside a model."""

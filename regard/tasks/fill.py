@@ -16,7 +16,7 @@ from regard.attention.watch import watch
 from regard.data.documents import Texts, hash_texts, load_texts
 from regard.data.tokenize import SPECIALS
 from regard.decode.search import in_batches
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.settings import fill
 from regard.tasks.evaluation import Evaluation, made_here, score_both, write_outputs
 from regard.tasks.judge import Score
@@ -66,7 +66,7 @@ class FillEvalSettings:
 
 def train(values: Mapping[str, Any], **more: Any) -> Any:
     """Refuse: what is run here is trained as a language."""
-    raise Mistake("fill has no training of its own; use: regard train language objective=masked")
+    raise UsageError("fill has no training of its own; use: regard train language objective=masked")
 
 
 # what a picture says of no mask, of one and of more
@@ -164,26 +164,26 @@ class Filler(Runner[Filled]):
         """Put a loaded model together with the tokenizer beside it."""
         path = folder / "config.json"
         if getattr(model.config, "head", None) != "words":
-            raise Mistake(
+            raise UsageError(
                 f"{path}: a model without a head for words, which fills nothing in; train one "
                 "with: regard train language objective=masked init=..."
             )
         tokenizer = load_tokenizer(folder)
         if tokenizer.vocab > model.config.vocab or mask_of(tokenizer) >= model.config.vocab:
-            raise Mistake(
+            raise UsageError(
                 f"{folder}: the tokenizer has {tokenizer.vocab} pieces and the mask "
                 f"{mask_of(tokenizer)}, the model only {model.config.vocab}"
             )
         context, longest = config.get("context"), model.config.max_length
         if context is not None and (type(context) is not int or not 2 <= context <= longest):
-            raise Mistake(f"{path}: 'context' is {context!r:.40}, not 2 to {longest}")
+            raise UsageError(f"{path}: 'context' is {context!r:.40}, not 2 to {longest}")
         return cls(model, tokenizer, config)
 
     def check(self, settings: dict[str, Any]) -> FillSettings:
         """Make full settings of what a user gave."""
         how = fill(FillSettings, settings)
         if how.n_best > int(self.allowed.sum()):
-            raise Mistake(f"n_best={how.n_best} is more than the words that the model knows")
+            raise UsageError(f"n_best={how.n_best} is more than the words that the model knows")
         return how
 
     # Filling in
@@ -197,7 +197,7 @@ class Filler(Runner[Filled]):
         how = self.check(settings)
         for text in inputs:
             if not isinstance(text, str):
-                raise Mistake(f"{text!r:.60} is no text; give a list of texts")
+                raise UsageError(f"{text!r:.60} is no text; give a list of texts")
         if how.threads:
             torch.set_num_threads(how.threads)
         started = [self._read(text, first + number) for number, text in enumerate(inputs, 1)]
@@ -224,13 +224,13 @@ class Filler(Runner[Filled]):
         """
         signs = len(self.sign.findall(text))
         if asked and not signs and text.strip():
-            raise Mistake(
+            raise UsageError(
                 f"text {number}: {text[:40]!r} has nothing to fill in; write {self.own} for a word"
             )
         ids = self.encode(text)
         places = [at for at, token in enumerate(ids) if token == self.mask]
         if len(places) != signs:
-            raise Mistake(
+            raise UsageError(
                 f"text {number}: the tokenizer finds {len(places)} of {signs} masks in "
                 f"{text[:40]!r}; write {self.own} for a word"
             )
@@ -240,7 +240,7 @@ class Filler(Runner[Filled]):
             ids = ids[:room]
         if len(ids) > room:  # read what is around the masks
             if places[-1] - places[0] >= room:
-                raise Mistake(f"text {number}: its masks are more than {room} pieces apart")
+                raise UsageError(f"text {number}: its masks are more than {room} pieces apart")
             middle = (places[0] + places[-1] + 1 - room) // 2
             start = max(0, min(middle, len(ids) - room))
             ids = ids[start : start + room]
@@ -339,7 +339,7 @@ class Filler(Runner[Filled]):
         """Measure how well the model guesses words that are hidden in texts."""
         how = fill(FillEvalSettings, settings)
         if how.data is None:
-            raise Mistake("data is missing; add data=FILE or data=FOLDER with text")
+            raise UsageError("data is missing; add data=FILE or data=FOLDER with text")
         if how.threads:
             torch.set_num_threads(how.threads)
         texts = load_texts(
@@ -391,7 +391,7 @@ class Filler(Runner[Filled]):
         """Return loss, perplexity and share of right guesses, as at a validation in training."""
         context = how.context or self.longest
         if context > self.model.config.max_length:
-            raise Mistake(
+            raise UsageError(
                 f"context={context} is more than the {self.model.config.max_length} places of "
                 "the model"
             )

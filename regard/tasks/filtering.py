@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from regard.data.image import ImageFormat
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.files import write_atomically
 from regard.filters import FILTERS, WEIGHTS
 from regard.filters.frame import Place, check_place
@@ -131,12 +131,12 @@ def filter_photo(
     name: str, photo: str | Path, settings: Mapping[str, Any], *, quiet: bool = False
 ) -> Filtered:
     """Filter a photo by a name of FILTERS, or draw the comparison or the grid of it."""
-    how: Any = fill(choose("filter", name, SETTINGS), settings)
+    how: Any = fill(lookup("filter", name, SETTINGS), settings)
     if how.out is None:
-        raise Mistake(f"out is missing; write for example out={name}.png")
+        raise UsageError(f"out is missing; write for example out={name}.png")
     kinds = WRITTEN if name in FILTERS and how.weights_at is None else {".png": "PNG"}
     if how.out.suffix.lower() not in kinds:
-        raise Mistake(f"out={how.out}: unknown kind of image; end it in {' or '.join(kinds)}")
+        raise UsageError(f"out={how.out}: unknown kind of image; end it in {' or '.join(kinds)}")
     if how.threads:
         torch.set_num_threads(how.threads)
     image = read(photo)
@@ -154,12 +154,12 @@ def place_of(text: str, image: Tensor, share: float = 1.0) -> Place:
     """Read which pixel is meant, of a photo that was since made smaller by a share."""
     numbers = re.fullmatch(r"\s*(\d{1,6})\s*[,x ]\s*(\d{1,6})\s*", text)
     if numbers is None:
-        raise Mistake(f"weights_at={text:.40}; expected a pixel such as weights_at=120,80")
+        raise UsageError(f"weights_at={text:.40}; expected a pixel such as weights_at=120,80")
     x, y = int(numbers[1]), int(numbers[2])
     try:
         check_place((x, y), image)
-    except Mistake as mistake:
-        raise Mistake(f"weights_at={text}: {mistake}") from None
+    except UsageError as mistake:
+        raise UsageError(f"weights_at={text}: {mistake}") from None
     return int(x * share), int(y * share)
 
 
@@ -213,11 +213,11 @@ def _one(name: str) -> Callable[[Tensor, Any, str, bool], dict]:
 
 def _guide(path: Path | None, image: Tensor) -> Tensor:
     if path is None:
-        raise Mistake("guide is missing; write guide=other.png, an image of the same size")
+        raise UsageError("guide is missing; write guide=other.png, an image of the same size")
     guide = read(path)
     if guide.shape[-2:] != image.shape[-2:]:
         sizes = [f"{x.shape[-1]} x {x.shape[-2]}" for x in (guide, image)]
-        raise Mistake(f"guide={path} is {sizes[0]}; expected the image's {sizes[1]} pixels")
+        raise UsageError(f"guide={path} is {sizes[0]}; expected the image's {sizes[1]} pixels")
     return guide
 
 
@@ -225,7 +225,7 @@ def _afford(name: str, image: Tensor, own: dict[str, Any]) -> None:
     """Refuse what would take days, or more memory than there is."""
     pixels = image.shape[-1] * image.shape[-2]
     if name == "texture" and 2 * image.numel() * own["patch"] ** 2 > MOST_COPIED:
-        raise Mistake(
+        raise UsageError(
             f"a sample of {image.shape[-1]} x {image.shape[-2]} has too many patches of "
             f"patch={own['patch']}; cut a smaller sample"
         )
@@ -234,7 +234,7 @@ def _afford(name: str, image: Tensor, own: dict[str, Any]) -> None:
         window = int(6 * own["sigma_s"]) + 1
     looked = window**2 if isinstance(window, int) else pixels if window == "full" else 1
     if name != "gaussian" and pixels * min(pixels, looked) > MOST_PAIRS:
-        raise Mistake(
+        raise UsageError(
             f"window={own['window']} of {pixels:,} pixels is more than can be waited for; "
             "choose a smaller window, such as window=21, or a smaller image"
         )
@@ -244,7 +244,9 @@ def _draw_weights(name: str, image: Tensor, own: dict[str, Any], how: Any, title
     from regard.viewer.gallery import draw_gallery  # matplotlib takes a while to import
 
     if name not in WEIGHTS:
-        raise Mistake(f"weights_at: {name} copies single pixels; choose from {', '.join(WEIGHTS)}")
+        raise UsageError(
+            f"weights_at: {name} copies single pixels; choose from {', '.join(WEIGHTS)}"
+        )
     at = place_of(how.weights_at, image)
     _afford(name, image, own)
     weights = WEIGHTS[name](image, at, **own)

@@ -30,7 +30,7 @@ from regard.data.labelled import (
 from regard.data.row_doctor import examine_rows, examine_texts
 from regard.data.table import is_folder, is_table
 from regard.data.text import PairReader, find_parts
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.tasks import trainer
 from regard.tasks.pretrain import captions_in
 from regard.tasks.run import Rehearsed, parameters, rehearsing
@@ -249,14 +249,14 @@ WAYS: dict[str, _Way] = {
 
 def examine_any(data: str, how: DoctorSettings, quiet: bool = True) -> Examined:
     """Look over data for a task, told or taken by their looks, and forecast its training."""
-    choose("size", how.size, dict.fromkeys(("tiny", "small", "base", "big")))
+    lookup("size", how.size, dict.fromkeys(("tiny", "small", "base", "big")))
     languages = bool(how.source or how.target)
     pictures = os.path.exists(data) and holds_images(data)
     if pictures and languages:
-        raise Mistake(f"{data}: from= and to= are for texts, these are images; leave them out")
+        raise UsageError(f"{data}: from= and to= are for texts, these are images; leave them out")
     asked = "images" if how.task == "classify" and pictures else how.task
     if asked is not None:
-        choose("task", asked, WAYS)
+        lookup("task", asked, WAYS)
         guess = Guess(asked, "")
     else:
         guess = guess_task(data, columns=how.columns, languages=languages, header=how.header)
@@ -268,7 +268,7 @@ def examine_any(data: str, how: DoctorSettings, quiet: bool = True) -> Examined:
     if "train" in report.parts and report.healthy:
         try:
             forecast = _forecast(guess.task, way, data, how, report.parts["train"].total)
-        except Mistake as refused:
+        except UsageError as refused:
             what, _, remedy = str(refused).partition("; ")
             found = Finding("error", f"training refuses: {what}", data, remedy or "see above")
             report.findings.insert(0, replace(found, kind="refused"))

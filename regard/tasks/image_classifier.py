@@ -19,7 +19,7 @@ from regard.data.image import (
     Images,
     load_images,
 )
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.files import cache_folder
 from regard.settings import fill
 from regard.tasks.baseline import Baselines, small
@@ -102,16 +102,16 @@ def format_of(folder: Path, model: Any, config: dict[str, Any]) -> ImageFormat:
     where = str(folder / "config.json")
     told = config.get("image")
     if not isinstance(told, dict):
-        raise Mistake(f"{where}: 'image' is {told!r:.40}; expected size, channels, mean and std")
+        raise UsageError(f"{where}: 'image' is {told!r:.40}; expected size, channels, mean and std")
     try:
         format = fill(ImageFormat, told, where=where).check()
-    except Mistake as mistake:
+    except UsageError as mistake:
         text = str(mistake)
-        raise Mistake(text if text.startswith(where) else f"{where}: {text}") from None
+        raise UsageError(text if text.startswith(where) else f"{where}: {text}") from None
     if format.size is None:
-        raise Mistake(f"{where}: 'image' has no size")
+        raise UsageError(f"{where}: 'image' has no size")
     if format.channels != model.config.channels:
-        raise Mistake(
+        raise UsageError(
             f"{where}: images of {format.channels} channels, but the model reads "
             f"{model.config.channels}"
         )
@@ -127,7 +127,7 @@ def read_image(image: Any, format: ImageFormat, broken: str) -> np.ndarray | str
         return np.array(format.read(image))  # its own, as PyTorch wants it
     except Broken as mistake:
         if broken == "refuse":
-            raise Mistake(f"{mistake}; or pass over such files: broken=skip") from None
+            raise UsageError(f"{mistake}; or pass over such files: broken=skip") from None
         tell(str(mistake))
         return str(mistake)
 
@@ -156,7 +156,7 @@ class ImageClassifier(Runner[Classified | Unread]):
     def load(cls, folder: Path, model: Any, config: dict[str, Any]) -> "ImageClassifier":
         """Put a loaded model together with what its folder says of images and labels."""
         if not getattr(model.config, "labels", 0) or not hasattr(model, "features"):
-            raise Mistake(
+            raise UsageError(
                 f"{folder / 'config.json'}: a model without a head, which labels no images; train "
                 "one with: regard train classify init=..."
             )
@@ -170,9 +170,9 @@ class ImageClassifier(Runner[Classified | Unread]):
         return self._checked(fill(ImageRunSettings, settings))
 
     def _checked(self, how: ImageRunSettings) -> ImageRunSettings:
-        choose("broken", how.broken, BROKEN)
+        lookup("broken", how.broken, BROKEN)
         if how.n_best > len(self.labels):
-            raise Mistake(
+            raise UsageError(
                 f"n_best={how.n_best} is more than the {len(self.labels)} labels of the model"
             )
         return how
@@ -249,8 +249,10 @@ class ImageClassifier(Runner[Classified | Unread]):
         how = fill(ImageEvalSettings, settings)
         self._checked(how)
         if how.data is None:
-            raise Mistake("data is missing; add data=FOLDER or data=TABLE with images and labels")
-        choose("part", how.part, {"test": 0, "valid": 0, "train": 0})
+            raise UsageError(
+                "data is missing; add data=FOLDER or data=TABLE with images and labels"
+            )
+        lookup("part", how.part, {"test": 0, "valid": 0, "train": 0})
         if how.threads:
             torch.set_num_threads(how.threads)
         data = self._data(how)
@@ -311,7 +313,7 @@ class ImageClassifier(Runner[Classified | Unread]):
     def _theirs(self, other: Any, how: ImageEvalSettings) -> np.ndarray:
         """Return which of our labels another model gives to each image."""
         if not isinstance(other, ImageClassifier) or set(other.labels) != set(self.labels):
-            raise Mistake(
+            raise UsageError(
                 "against= names a model of other labels "
                 f"({', '.join(other.labels[:6])}); compare models of the same"
             )

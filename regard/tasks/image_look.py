@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard.attention.watch import watch
 from regard.data.image import ImageFormat, open_image, upright
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.tasks.translator import setting
 
 SHOWN = 512  # pixels to which a photo is kept to be looked at
@@ -36,7 +36,7 @@ class ImageLookSettings:
 def check_kind(image: Any) -> None:
     """Refuse what cannot be an image."""
     if not isinstance(image, str | Path | np.ndarray | Tensor | Image):
-        raise Mistake(f"{image!r:.60} is no image; give a path, an image or an array")
+        raise UsageError(f"{image!r:.60} is no image; give a path, an image or an array")
 
 
 def spot_of(
@@ -48,16 +48,16 @@ def spot_of(
         return word
     numbers = re.fullmatch(r"(\d{1,6})\s*[,x ]\s*(\d{1,6})", word)
     if numbers is None:
-        raise Mistake(f"at={at:.40}; expected class, mean, or a pixel such as at=120,80")
+        raise UsageError(f"at={at:.40}; expected class, mean, or a pixel such as at=120,80")
     x, y = int(numbers[1]), int(numbers[2])
     left, top, right, bottom = seen
     if x >= size[0] or y >= size[1]:
-        raise Mistake(
+        raise UsageError(
             f"at={at} is outside of the photo; its pixels are 0,0 to {size[0] - 1},{size[1] - 1}"
         )
     across, down = (x + 0.5 - left) / (right - left), (y + 0.5 - top) / (bottom - top)
     if not (0 <= across < 1 and 0 <= down < 1):
-        raise Mistake(
+        raise UsageError(
             f"at={at} is not seen by the model, which takes {math.ceil(left)},{math.ceil(top)} to "
             f"{math.ceil(right) - 1},{math.ceil(bottom) - 1} of the photo; choose a pixel in there"
         )
@@ -77,7 +77,7 @@ def picture_of(
     """
     from regard.viewer.image import VIEWS, show
 
-    view = choose("view", how.view, VIEWS)
+    view = lookup("view", how.view, VIEWS)
     check_kind(image)
     if how.threads:
         torch.set_num_threads(how.threads)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from regard.data.augment import Augment, augments, chance_of
 from regard.data.batches import Shuffled
 from regard.data.image import BROKEN, ImageData, ImageFormat, ImageOptions, Images, load_images
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.files import cache_folder, sha256
 from regard.models import MODELS, family
 from regard.settings import describe
@@ -128,7 +128,7 @@ def family_of(values: Mapping[str, Any]) -> str:
     if name is None and values.get("init"):
         name = trained(values["init"])[1]["family"]
     known = {each: None for each in FAMILIES if each in MODELS}
-    choose("family", str(name or FAMILY), known)
+    lookup("family", str(name or FAMILY), known)
     return str(name or FAMILY)
 
 
@@ -136,7 +136,7 @@ def resolve(values: Mapping[str, Any]) -> ImageSettings:
     """Make full settings of what a user gave: the size fills in what is not said."""
     name = family_of(values)
     if values.get("like") and values.get("init"):
-        raise Mistake(
+        raise UsageError(
             f"like={values['like']} is for a new model; the one in init= has its parts already"
         )
     row = [str(values["like"])] if values.get("like") else []
@@ -153,12 +153,12 @@ def resolve(values: Mapping[str, Any]) -> ImageSettings:
         of="images and labels",
     )
     augments(settings.augment)
-    choose("broken", settings.broken, BROKEN)
-    choose("distil", settings.distil, DISTILS)
-    choose("class_weights", settings.class_weights, WEIGHTINGS)
+    lookup("broken", settings.broken, BROKEN)
+    lookup("distil", settings.distil, DISTILS)
+    lookup("class_weights", settings.class_weights, WEIGHTINGS)
     given = [key for key in ("distil", "distil_weight", "temperature") if key in values]
     if given and not settings.teacher:
-        raise Mistake(f"{given[0]}= does nothing without a teacher; name a run with teacher=")
+        raise UsageError(f"{given[0]}= does nothing without a teacher; name a run with teacher=")
     return settings
 
 
@@ -242,13 +242,13 @@ class Teacher:
         model, config = trained(folder)
         self.runs = ImageClassifier.load(Path(folder), model, config)
         if set(self.runs.labels) != set(labels):
-            raise Mistake(
+            raise UsageError(
                 f"teacher={folder} knows other labels ({', '.join(self.runs.labels[:6])}); "
                 "take one that was trained on the same"
             )
         theirs = self.runs.format
         if theirs.channels != format.channels:
-            raise Mistake(
+            raise UsageError(
                 f"teacher={folder} reads {theirs.channels} channels, the data have "
                 f"{format.channels}; set channels={theirs.channels}"
             )
@@ -300,7 +300,7 @@ class ImageClassification:
         self.train, self.settings, self.format, self.labels = train, settings, format, labels
         self.tokens, self.valid, self.teacher = tokens, valid, teacher
         self.shuffled = Shuffled(len(train), settings.batch, settings.seed)
-        self.distil = choose("distil", settings.distil, DISTILS)
+        self.distil = lookup("distil", settings.distil, DISTILS)
         often = np.bincount(train.labels.numpy(), minlength=len(labels))
         self.weights = weigh(settings.class_weights, often, len(train))
         assert format.size is not None
@@ -412,7 +412,7 @@ def train(values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None 
             teacher = Teacher(settings.teacher, labels, format, settings.device)
             facts["teacher"] = sha256(Path(settings.teacher) / "model.safetensors")
             if begun is not None and begun.get("teacher") != facts["teacher"]:
-                raise Mistake(
+                raise UsageError(
                     f"{folder} was begun with another teacher than {settings.teacher} holds now; "
                     "restore it to go on, or give another out= to begin anew"
                 )

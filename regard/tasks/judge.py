@@ -7,7 +7,7 @@ from typing import Any
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
-from regard.errors import Mistake
+from regard.errors import UsageError
 
 # languages whose words are not parted by spaces, and sacreBLEU's way to part them
 TOKENISE = {"zh": "zh", "ja": "char", "ko": "char"}
@@ -46,7 +46,9 @@ def bleu_metric(
     """
     tokenise = tokenise or tokenise_for(language)
     if tokenise not in BLEU.TOKENIZERS:
-        raise Mistake(f"tokenise='{tokenise}' is not one of {', '.join(sorted(BLEU.TOKENIZERS))}")
+        raise UsageError(
+            f"tokenise='{tokenise}' is not one of {', '.join(sorted(BLEU.TOKENIZERS))}"
+        )
     return BLEU(
         lowercase=lowercase,
         tokenize=tokenise,
@@ -66,7 +68,7 @@ def judge(
 ) -> list[Score]:
     """Return BLEU and chrF of outputs against one or several lists of references."""
     if not outputs:
-        raise Mistake("nothing to judge: there are no outputs")
+        raise UsageError("nothing to judge: there are no outputs")
     scores = []
     bleu, chrf = bleu_metric(language, tokenise, lowercase), CHRF(lowercase=lowercase)
     metrics = (("BLEU", bleu), ("chrF2", chrf))

@@ -14,7 +14,7 @@ from regard.attention.positions import has_table
 from regard.data.batches import Batches, pad
 from regard.data.characters import Characters
 from regard.data.tokenize import MOST_KEPT, SPECIALS, train_tokenizer
-from regard.errors import Mistake, choose, nearest
+from regard.errors import UsageError, lookup, nearest
 from regard.models import family
 from regard.tasks import run
 from regard.tasks.features import Features, named, split_words
@@ -102,20 +102,22 @@ def resolve_labels(cls: type[S], values: Mapping[str, Any], head: str, of: str) 
     settings = resolve_task(cls, values, model=shape, sizes=SIZES, short=SHORT, of=of)
     model: Any = settings.model
     named(settings.features)
-    choose("class_weights", settings.class_weights, WEIGHTINGS)
+    lookup("class_weights", settings.class_weights, WEIGHTINGS)
     if model.members > 1 and head != "classify":
-        raise Mistake(f"members={model.members} label whole texts; leave it out here")
+        raise UsageError(f"members={model.members} label whole texts; leave it out here")
     if settings.tokenizer == WORDS and settings.features == "none":
-        raise Mistake("tokenizer=words knows words by features=; add one, such as features=words")
+        raise UsageError(
+            "tokenizer=words knows words by features=; add one, such as features=words"
+        )
     if settings.tokenizer == WORDS and settings.bpe_dropout:
-        raise Mistake("bpe_dropout= is for pieces, which tokenizer=words has not; leave it out")
+        raise UsageError("bpe_dropout= is for pieces, which tokenizer=words has not; leave it out")
     if "model.max_length" not in values and not (settings.init and has_table(model.position)):
         # a table has no rows for places that are never trained
         least = model.max_length if settings.init else 1
         model = replace(model, max_length=max(least, settings.max_length))
     if settings.max_length > model.max_length:
         if "max_length" in values:
-            raise Mistake(
+            raise UsageError(
                 f"max_length={settings.max_length} is more than the {model.max_length} places "
                 "that the model has"
             )
@@ -179,9 +181,9 @@ def label_list(found: Sequence[Sequence[str]], where: str) -> list[str]:
     labels = sorted({label for some in found for label in some})
     if len(labels) < 2:
         told = f"only the label {labels[0]!r:.40}" if labels else "no label"
-        raise Mistake(f"{where}: {told}; expected two or more to tell apart")
+        raise UsageError(f"{where}: {told}; expected two or more to tell apart")
     if len(labels) > MOST_LABELS or (len(labels) > 1000 and 2 * len(labels) > len(found)):
-        raise Mistake(
+        raise UsageError(
             f"{where}: {len(labels):,} different labels in {len(found):,} rows, such as "
             f"{labels[0]!r:.40}; are the columns swapped? Set columns="
         )
@@ -216,12 +218,12 @@ def known_only(
             continue
         message = unknown_label(getattr(item, "where", ""), strange, labels, known)
         if not skip_bad:
-            raise Mistake(f"{message} Mend it, or leave such rows out with skip_bad=true")
+            raise UsageError(f"{message} Mend it, or leave such rows out with skip_bad=true")
         first = first or message
     if first:
         notes.append(f"{len(items) - len(kept):,} rows with unknown labels left out; {first}")
     if not kept:
-        raise Mistake(f"no row is left: {first}")
+        raise UsageError(f"no row is left: {first}")
     return kept
 
 
@@ -231,9 +233,9 @@ def labels_of(folder: Path, model: Any, config: Mapping[str, Any]) -> list[str]:
     labels: Any = config.get("labels")
     good = isinstance(labels, list) and all(isinstance(label, str) for label in labels)
     if not good or len(set(labels)) != len(labels):
-        raise Mistake(f"{path}: 'labels' is {labels!r:.40}; expected a list of different texts")
+        raise UsageError(f"{path}: 'labels' is {labels!r:.40}; expected a list of different texts")
     if len(labels) != model.config.labels:
-        raise Mistake(
+        raise UsageError(
             f"{path}: {len(labels)} labels, but the model tells {model.config.labels} apart"
         )
     return labels
@@ -515,7 +517,7 @@ def sampler_of(settings: LabelSettings, tokenizer: Any) -> Any:
     if not settings.bpe_dropout:
         return None
     if not hasattr(tokenizer, "sampler"):
-        raise Mistake("bpe_dropout= is for BPE of our own; leave it out with this tokenizer")
+        raise UsageError("bpe_dropout= is for BPE of our own; leave it out with this tokenizer")
     return tokenizer.sampler(settings.bpe_dropout, settings.seed)
 
 
@@ -525,12 +527,12 @@ def reader_of(config: Mapping[str, Any], folder: Path, model: Any, tokenizer: An
     if config.get("features", "none") != "none":
         features = Features.load(folder)
         if features.size != model.config.types:
-            raise Mistake(
+            raise UsageError(
                 f"{folder}: {features.size - 1} known features, "
                 f"but the model has places for {model.config.types - 1}"
             )
     if tokenizer.vocab > model.config.vocab:
-        raise Mistake(
+        raise UsageError(
             f"{folder}: the tokenizer has {tokenizer.vocab} pieces, "
             f"the model only {model.config.vocab}"
         )
@@ -542,7 +544,7 @@ def longest_of(config: Mapping[str, Any], folder: Path, model: Any) -> int:
     most = model.config.max_length
     longest = config.get("max_length", most)
     if not isinstance(longest, int) or isinstance(longest, bool) or not 1 <= longest <= most:
-        raise Mistake(
+        raise UsageError(
             f"{folder / 'config.json'}: 'max_length' is {longest!r:.40}; expected 1 to {most}"
         )
     return longest

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.layers.heads import Mean
 
 Labels = Sequence[Sequence[int]]  # the labels of each text
@@ -71,7 +71,9 @@ def cluster(vectors: Tensor, clusters: int, *, rounds: int = 20, seed: int = 0) 
     those that lean most to the first of two centres make up the first part.
     """
     if not 1 <= clusters <= len(vectors):
-        raise Mistake(f"{clusters} clusters of {len(vectors)} labels; choose at most one a label")
+        raise UsageError(
+            f"{clusters} clusters of {len(vectors)} labels; choose at most one a label"
+        )
     rand = torch.Generator().manual_seed(seed)
     found = torch.zeros(len(vectors), dtype=torch.long)
     parts = [(torch.arange(len(vectors)), 0, clusters)]  # numbers, first cluster, clusters

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.tasks.evaluation import Evaluation
 from regard.tasks.judge import Comparison, Score
 
@@ -86,7 +86,7 @@ def confusion(wanted: np.ndarray, found: np.ndarray, labels: int) -> np.ndarray:
 def wilson(right: int, total: int) -> tuple[float, float]:
     """Return between which percentages the true share lies with 95% (Wilson 1927)."""
     if not total:
-        raise Mistake("nothing to judge: there are no answers")
+        raise UsageError("nothing to judge: there are no answers")
     share, z = right / total, SURE**2 / total
     half = SURE * math.sqrt(share * (1 - share) / total + z / 4 / total)
     low, high = ((share + z / 2 + sign * half) / (1 + z) for sign in (-1, 1))

@@ -17,7 +17,7 @@ from regard.data.characters import Characters
 from regard.data.documents import Crops, Packed, Texts, load_texts, store_texts, stretches
 from regard.data.store import Column, Store, store_key
 from regard.data.tokenize import SPACELESS, train_tokenizer
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.files import cache_folder
 from regard.layers.vocabulary import CappedHead
 from regard.models import family, rows
@@ -126,12 +126,12 @@ class LadderSettings(LanguageSettings):
 
 def goal_of(values: Mapping[str, Any]) -> "Objective":
     """Return what is learnt and by which family: as told, that of `init` or `like`, or gpt."""
-    goals = choose("objective", str(values.get("objective", "causal")), OBJECTIVES)
+    goals = lookup("objective", str(values.get("objective", "causal")), OBJECTIVES)
     told = {each: name for name in goals for each in rows(name)}.get(str(values.get("like")))
     if values.get("init"):
         told = read_json(Path(values["init"]) / "config.json").get("family")
     usual = told if told in goals else next(iter(goals))
-    return choose("family", str(values.get("family") or usual), goals)
+    return lookup("family", str(values.get("family") or usual), goals)
 
 
 def resolve(values: Mapping[str, Any]) -> LanguageSettings:
@@ -153,7 +153,9 @@ def resolve(values: Mapping[str, Any]) -> LanguageSettings:
         # a table has no rows for places that are never trained
         longest = settings.context if has_table(model.position) else max(longest, settings.context)
     if settings.context > longest:
-        raise Mistake(f"context={settings.context} is more than the model's max_length={longest}")
+        raise UsageError(
+            f"context={settings.context} is more than the model's max_length={longest}"
+        )
     model = replace(model, max_length=longest)
     waves = ALIASES.get(model.position, model.position) == "sinusoidal"
     told = values.get("init") or "model.scale_embedding" in values
@@ -253,7 +255,9 @@ class NextToken(_Language):
         column = self.column("valid")
         spans = stretches(column.offsets, self.settings.context)
         if not len(spans):
-            raise Mistake("the validation part has no token to guess; give more text with valid=")
+            raise UsageError(
+                "the validation part has no token to guess; give more text with valid="
+            )
         # of all that could be guessed a byte, whatever is left out of a validation
         guessed_a_byte = (spans[:, 1] - spans[:, 0] - 1).sum() / max(1, self.valid_bytes)
         some = spans[self.some(len(spans), self.settings.context)]

@@ -12,7 +12,7 @@ from sacrebleu.metrics.bleu import BLEU
 
 from regard.data.text import Corpus, Pair, join_sentences
 from regard.data.tokenize import SPACELESS
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.interval import Interval
 from regard.tasks.compared import markdown
 
@@ -190,7 +190,7 @@ def by_length(
     for words in sorted(set(joined)):
         longer = join_pairs(pairs, repeat(words), *languages)
         if not longer:
-            raise Mistake(f"joined={words} is more words than all sentences have together")
+            raise UsageError(f"joined={words} is more words than all sentences have together")
         told = [each([pair.source for pair in longer]) for each in write]
         rows.append(grade(effective, f"joined {words}+", told, longer, samples))
     signature = f"all: {metric.get_signature()}, groups: {effective.get_signature()}"

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from regard.attention.watch import Maps, watch
 from regard.data.tokenize import Tokenizer
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.models import family
 from regard.tasks import translate
 from regard.tasks.run import Report, build_model, resolve_task, shape_of
@@ -53,7 +53,9 @@ def resolve(values: Mapping[str, Any]) -> PrefixSettings:
         of="pairs of sentences",
     )
     if settings.vocabularies != "joint":
-        raise Mistake(f"vocabularies={settings.vocabularies}; one stack reads both, choose joint")
+        raise UsageError(
+            f"vocabularies={settings.vocabularies}; one stack reads both, choose joint"
+        )
     return settings
 
 

@@ -21,7 +21,7 @@ from regard.data.image import (
 from regard.data.labelled import find_labelled, hash_items
 from regard.data.text import PairReader
 from regard.data.tokenize import train_tokenizer
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.files import cache_folder
 from regard.models import family, pretrainer
 from regard.models.folder import save_parts
@@ -114,15 +114,15 @@ def way_of(by: str, model: Any, size: str) -> Any:
 def resolve(values: Mapping[str, Any]) -> PretrainSettings:
     """Make full settings of what a user gave: the size fills in what is not said."""
     objective, name, size = values.get("objective", "masked"), family_of(values), size_of(values)
-    ways = choose("objective", str(objective), OBJECTIVES)
+    ways = lookup("objective", str(objective), OBJECTIVES)
     by = ways.get(name) or ways.get("")
     if by is None:
-        raise Mistake(
+        raise UsageError(
             f"objective={objective} is for family={' and '.join(ways)}, not {name}; choose one of "
             "them, or objective=contrastive"
         )
     if values.get("like") and values.get("init"):
-        raise Mistake(
+        raise UsageError(
             f"like={values['like']} is for a new model; the one in init= has its parts already"
         )
     row = [str(values["like"])] if values.get("like") else []
@@ -143,11 +143,11 @@ def resolve(values: Mapping[str, Any]) -> PretrainSettings:
         of="images and captions" if by == "clip" else "images",
     )
     augments(settings.augment)
-    choose("broken", settings.broken, BROKEN)
+    lookup("broken", settings.broken, BROKEN)
     if settings.batch < 2 and by != "mae":
-        raise Mistake(f"batch={settings.batch}; there must be others to tell an image from")
+        raise UsageError(f"batch={settings.batch}; there must be others to tell an image from")
     if settings.model.labels:  # type: ignore[attr-defined]
-        raise Mistake("model.labels is for training with labels: regard train classify")
+        raise UsageError("model.labels is for training with labels: regard train classify")
     return settings
 
 
@@ -174,7 +174,7 @@ def read_pictures(settings: PretrainSettings, *, labelled: bool = True) -> Image
 
     try:
         data = load(labelled)
-    except Mistake:
+    except UsageError:
         if not labelled:
             raise
         data = load(False)
@@ -210,7 +210,7 @@ def read_captions(settings: PretrainSettings) -> dict[str, list[str]]:
         for path in [path for path in (Path(valid), beside) if path.is_file()][:1]:
             found |= captions_in(path, "valid", settings.columns, settings.header)
     if not found:
-        raise Mistake(
+        raise UsageError(
             f"{data}: no table of images and captions; expected a TSV of paths and captions, or a "
             "folder with train.tsv"
         )
@@ -465,7 +465,7 @@ def train(values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None 
         else:
             units = height * width
             if not model.masks(units):
-                raise Mistake(
+                raise UsageError(
                     f"mask_share={way.mask_share} masks none of the {units} pieces of an image; "
                     "choose a larger share or a smaller patch"
                 )

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from regard import __version__
 from regard.data.split import Split
-from regard.errors import Mistake, choose, printable
+from regard.errors import UsageError, lookup, printable
 from regard.files import write_atomically
 from regard.hashes import SUMS, damaged, listed, seal, unseal
 from regard.layers.convolution import statistics
@@ -108,7 +108,7 @@ def resolve_task(
     `model` is the config that keys such as model.block.norm change; `of` says what data hold.
     """
     size = size_of(values)
-    said = {"size": size, "model": model, **choose("size", size, sizes)}
+    said = {"size": size, "model": model, **lookup("size", size, sizes)}
     if any(values.get(key) is not None for key in LENGTHS):
         said.pop("steps")
     if values.get("init"):
@@ -117,7 +117,7 @@ def resolve_task(
     check(settings)
     check_tune(settings, values)
     if settings.data is None:
-        raise Mistake(f"data is missing; add data=FILE or data=FOLDER with {of}")
+        raise UsageError(f"data is missing; add data=FILE or data=FOLDER with {of}")
     return settings
 
 
@@ -154,7 +154,7 @@ def shape_of(name: str, values: Mapping[str, Any], *row: str, **changes: Any) ->
         return dataclasses.replace(sized(name, size_of(values), *row), **changes)
     other, config = trained(values["init"])
     if config["family"] != name:
-        raise Mistake(f"init={values['init']} is of family {config['family']}; expected {name}")
+        raise UsageError(f"init={values['init']} is of family {config['family']}; expected {name}")
     return dataclasses.replace(other.config, **changes)
 
 
@@ -193,17 +193,17 @@ def recall(
         if key == "warmup" and value is None:  # it follows from the steps, then and now
             continue
         if key in before and before[key] != value:
-            raise Mistake(
+            raise UsageError(
                 f"{folder} was begun with {key}={before[key]}, not {value}; "
                 f"give the same settings to go on, or another out= to begin anew"
             )
     if recipe.get("data") != data and "split" not in recipe and split and split.bounds:
-        raise Mistake(
+        raise UsageError(
             f"{folder} was begun by Regard {recipe.get('regard')}, which split a smaller "
             "validation part off; go on with that version, or give another out= to begin anew"
         )
     if recipe.get("data") != data:
-        raise Mistake(
+        raise UsageError(
             f"{folder} was begun with other data than data={now.get('data')} holds now; "
             "restore them to go on, or give another out= to begin anew"
         )
@@ -311,7 +311,7 @@ def start_from(model: Any, folder: str, fresh: str = "") -> str:
     for key, value in now.items():
         known = HARMLESS | ANEW if fresh else HARMLESS
         if before[key] != value and key.split(".")[-1] not in known:
-            raise Mistake(
+            raise UsageError(
                 f"init={folder} has {key}={before[key]}, not {value}; describe the same model"
             )
     theirs = dict(other.named_parameters())
@@ -320,7 +320,7 @@ def start_from(model: Any, folder: str, fresh: str = "") -> str:
             if fresh and name.startswith(fresh):
                 continue
             if name not in theirs or theirs[name].shape != parameter.shape:
-                raise Mistake(
+                raise UsageError(
                     f"init={folder}: its weights do not fit at {name}; use the same model"
                 )
             parameter.copy_(theirs[name])
@@ -397,7 +397,7 @@ def set_aside(folder: Path, quiet: bool) -> dict[str, str]:
     """Rename files that are not as they were published, and return what their hashes should be."""
     try:
         hashes = listed(folder)
-    except Mistake as mistake:
+    except UsageError as mistake:
         tell(f"{mistake}; all is published again", quiet)
         (folder / SUMS).replace(folder / f"{SUMS}.damaged")
         return {}
@@ -521,7 +521,7 @@ def train_task(
         model = work.model
         kept = hash_kept(model)
         if begun is not None and begun.get("kept") != kept:
-            raise Mistake(
+            raise UsageError(
                 f"{folder} was begun with other weights than init={settings.init} holds now; "
                 "restore them to go on, or give another out= to begin anew"
             )
@@ -545,7 +545,7 @@ def train_task(
             save_config(folder, work.kept or model, name=work.family, task=task, about=about)
             work.save(folder)
             for other in damaged(folder, {n: h for n, h in broken.items() if _learnt(n)}):
-                raise Mistake(
+                raise UsageError(
                     f"{folder / other}: was damaged and cannot be made again as it was; "
                     "give another out= to begin anew"
                 )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.tasks.judge import Comparison, Score, compare, judge
 
 # a word is a run of letters and digits; where no spaces part words, each character is one
@@ -88,10 +88,10 @@ class Mean:
     ) -> dict[str, np.ndarray]:
         """Return every score of every example, in percent."""
         if not outputs:
-            raise Mistake("nothing to judge: there are no outputs")
+            raise UsageError("nothing to judge: there are no outputs")
         for told in references:
             if len(told) != len(outputs):
-                raise Mistake(f"{len(outputs)} outputs for {len(told)} references; give as many")
+                raise UsageError(f"{len(outputs)} outputs for {len(told)} references; give as many")
         rows = [
             [self.each(output, told) for told in all_told]
             for output, all_told in zip(outputs, zip(*references, strict=True), strict=True)
@@ -156,7 +156,9 @@ def resample(
 def _only_bleu(tokenise: str | None, lowercase: bool) -> None:
     """Refuse settings that only BLEU has."""
     if tokenise or lowercase:
-        raise Mistake("tokenise and lowercase are for metric=bleu; the others have their own ways")
+        raise UsageError(
+            "tokenise and lowercase are for metric=bleu; the others have their own ways"
+        )
 
 
 class Bleu:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.data.labelled import Sentence, SentenceFormat, SentenceReader, load_labelled
-from regard.errors import choose
+from regard.errors import lookup
 from regard.tasks.baseline import Baselines
 from regard.tasks.labelling import (
     FAMILY,
@@ -63,7 +63,7 @@ class TagSettings(LabelSettings):
 def resolve(values: Mapping[str, Any]) -> TagSettings:
     """Make full settings of what a user gave: the size fills in what is not said."""
     settings = resolve_labels(TagSettings, values, "tag", "words and tags")
-    choose("join", settings.join, JOINS)
+    lookup("join", settings.join, JOINS)
     return settings
 
 

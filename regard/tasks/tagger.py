@@ -20,7 +20,7 @@ from regard.data.labelled import (
     load_labelled,
 )
 from regard.decode.search import in_batches
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.settings import fill
 from regard.tasks.baseline import Baselines
 from regard.tasks.evaluation import made_here, write_outputs
@@ -95,7 +95,7 @@ class Tagged(Answer):
 
     def lines(self, how: TaggerSettings) -> Iterator[str]:
         """Write the words with their tags, and the probabilities of these if asked."""
-        yield from choose("format", how.format, FORMATS)(self, how)
+        yield from lookup("format", how.format, FORMATS)(self, how)
 
     def record(self, how: TaggerSettings) -> dict[str, Any]:
         """Return the fields of a JSON line."""
@@ -257,14 +257,14 @@ class Tagger(Runner[Tagged]):
         """Put a loaded model together with the tokenizer beside it."""
         path = folder / "config.json"
         if model.config.head != "tag":
-            raise Mistake(
+            raise UsageError(
                 f"{path}: a head of {model.config.head!r:.40}, which labels no words; "
                 "train one with: regard train tag init=..."
             )
         labels = labels_of(folder, model, config)
         join = config.get("join", "first")
         if not isinstance(join, str) or join not in JOINS:
-            raise Mistake(f"{path}: 'join' is {join!r:.40}; choose from {', '.join(JOINS)}")
+            raise UsageError(f"{path}: 'join' is {join!r:.40}; choose from {', '.join(JOINS)}")
         longest = longest_of(config, folder, model)
         reader = reader_of(config, folder, model, load_tokenizer(folder))
         found = cls(model, reader, labels, {**config, "max_length": longest})
@@ -274,10 +274,10 @@ class Tagger(Runner[Tagged]):
     def check(self, settings: dict[str, Any]) -> TaggerSettings:
         """Make full settings of what a user gave."""
         how = fill(TaggerSettings, settings)
-        choose("format", how.format, FORMATS)
-        choose("words", how.words, SPLITS)
+        lookup("format", how.format, FORMATS)
+        lookup("words", how.words, SPLITS)
         if how.max_length and how.max_length > self.model.config.max_length:
-            raise Mistake(
+            raise UsageError(
                 f"max_length={how.max_length} is more than the {self.model.config.max_length} "
                 "places of the model"
             )
@@ -293,7 +293,7 @@ class Tagger(Runner[Tagged]):
             if not isinstance(words, list | tuple) or not all(
                 isinstance(word, str) and word.strip() for word in words
             ):
-                raise Mistake(f"{text!r:.60} is neither text nor words; give a list of either")
+                raise UsageError(f"{text!r:.60} is neither text nor words; give a list of either")
             sentences.append(list(words))
         if how.threads:
             torch.set_num_threads(how.threads)
@@ -347,7 +347,7 @@ class Tagger(Runner[Tagged]):
         own = self.config.get("column")
         how = fill(TaggerEvalSettings, {**({"column": own} if own else {}), **settings})
         if how.data is None:
-            raise Mistake("data is missing; add data=FILE or data=FOLDER with words and tags")
+            raise UsageError("data is missing; add data=FILE or data=FOLDER with words and tags")
         if how.threads:
             torch.set_num_threads(how.threads)
         format = SentenceFormat(how.column, how.encoding, how.skip_bad, how.columns)
@@ -385,7 +385,7 @@ class Tagger(Runner[Tagged]):
         comparison = []
         if against is not None:
             if set(against.labels) != set(self.labels):
-                raise Mistake("against= names a model of other tags; compare models of the same")
+                raise UsageError("against= names a model of other tags; compare models of the same")
             place = np.array([self.labels.index(label) for label in against.labels])
             theirs = place[np.concatenate(against.chances(words, how)).argmax(1)]
             both = units(wanted, found, of), units(wanted, ones(theirs, size), of)
@@ -458,7 +458,7 @@ class Tagger(Runner[Tagged]):
         how = self.check(settings)
         words = SPLITS[how.words](text) if isinstance(text, str) else list(text)
         if not words:
-            raise Mistake("there is nothing to look at in an empty text")
+            raise UsageError("there is nothing to look at in an empty text")
         part, *rest = cut_sentence(self.reader, words, how.max_length or self.longest)
         read = collate([part.row], self.tokenizer.pad, self.device)
         at = places([part], read.ids.shape[1], self.device)

@@ -22,7 +22,7 @@ from regard.data.table import Table
 from regard.data.text import Corpus, PairReader
 from regard.data.tokenize import train_tokenizer
 from regard.decode import search
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.files import cache_folder
 from regard.models import family
 from regard.tasks.evaluation import EvalSettings, Evaluation, evaluate, read_test
@@ -95,10 +95,10 @@ class TextSettings(TranslateSettings):
 
 def resolve(values: Mapping[str, Any]) -> TextSettings:
     """Make full settings of what a user gave: the size fills in what is not said."""
-    goal = choose("objective", str(values.get("objective", "pairs")), OBJECTIVES)
+    goal = lookup("objective", str(values.get("objective", "pairs")), OBJECTIVES)
     row = values.get("like")
     if row and values.get("init"):
-        raise Mistake(f"like={row} is for a new model; the one in init= has its parts already")
+        raise UsageError(f"like={row} is for a new model; the one in init= has its parts already")
     settings = resolve_task(
         TextSettings,
         values,
@@ -107,11 +107,11 @@ def resolve(values: Mapping[str, Any]) -> TextSettings:
         short=SHORT,
         of=goal.of,
     )
-    choose("metric", settings.metric, METRICS)
+    lookup("metric", settings.metric, METRICS)
     if settings.vocabularies not in ("joint", "separate"):
-        raise Mistake(f"vocabularies='{settings.vocabularies}' is not one of joint, separate")
+        raise UsageError(f"vocabularies='{settings.vocabularies}' is not one of joint, separate")
     if goal.marks and (settings.vocabularies != "joint" or settings.bpe_dropout):
-        raise Mistake(
+        raise UsageError(
             f"objective={settings.objective} reads and writes the same text; it goes with "
             "vocabularies=joint and without bpe_dropout"
         )
@@ -189,7 +189,7 @@ def marks_of(tokenizer: Any, vocab: int, needed: int) -> Marks:
     mask = getattr(tokenizer, "mask", None)
     mask = mask if mask is not None else (sentinels or [-1])[0]
     if mask < 0 or len(sentinels) < min(needed, 2):
-        raise Mistake(
+        raise UsageError(
             f"the model has no tokens to mark what is taken out ({len(sentinels)} found); "
             "begin with a model that was trained by objective=spans or noise, or without init="
         )
@@ -215,7 +215,7 @@ class Mending:
         folder = cache_folder() / "stores" / key
         try:
             return Store.open(folder)
-        except Mistake:
+        except UsageError:
             found = cut_texts(texts.parts[part], self.tokenizer, longest)
             return build_store(folder, (row for row in found if len(row[0]) > 1))
 
@@ -343,7 +343,7 @@ def build(settings: TextSettings, tokenizers: tuple[Any, Any]) -> Any:
     if settings.init and has_table(config.position):
         frame = 1 + sum(map(len, around(tokenizers[0])))
         if settings.max_length + frame > config.max_length:
-            raise Mistake(
+            raise UsageError(
                 f"max_length={settings.max_length} is more than the {config.max_length} positions "
                 f"that init={settings.init} has learned, {frame} of them for special tokens"
             )
@@ -452,10 +452,12 @@ class TextToText(Translator):
         """Put a loaded model together with the tokenizers beside it."""
         prefix = config.get("prefix", "")
         if not isinstance(prefix, str) or len(prefix) > LONGEST_PREFIX:
-            raise Mistake(f"{folder / 'config.json'}: 'prefix' is {prefix!r:.40}, not a short text")
+            raise UsageError(
+                f"{folder / 'config.json'}: 'prefix' is {prefix!r:.40}, not a short text"
+            )
         metric = config.get("metric", "bleu")
         if metric not in METRICS:
-            raise Mistake(f"{folder / 'config.json'}: unknown metric {metric!r:.40}")
+            raise UsageError(f"{folder / 'config.json'}: unknown metric {metric!r:.40}")
         made = super().load(folder, model, config)
         assert isinstance(made, TextToText)
         return made
@@ -464,11 +466,15 @@ class TextToText(Translator):
         """Make full settings of what a user gave, with the model's own defaults."""
         how: Any = super().check({"prefix": self.config.get("prefix", ""), **settings})
         if len(how.prefix) > LONGEST_PREFIX:
-            raise Mistake(f"prefix= has {len(how.prefix)} letters; expected at most a short text")
+            raise UsageError(
+                f"prefix= has {len(how.prefix)} letters; expected at most a short text"
+            )
         if self.positions is not None:
             most = self.positions - 1
             if how.max_length is not None and how.max_length > most:
-                raise Mistake(f"max_length={how.max_length} is more than the {most} it has learned")
+                raise UsageError(
+                    f"max_length={how.max_length} is more than the {most} it has learned"
+                )
             if how.max_length is None and most < search.LONGEST:
                 how = replace(how, max_length=most)
         return how
@@ -504,6 +510,6 @@ class TextToText(Translator):
             {**own, **settings, "prefix": ""},
             keys=TextEvalSettings,
             read=read,
-            metric=lambda how: choose("metric", how.metric, METRICS),
+            metric=lambda how: lookup("metric", how.metric, METRICS),
             **more,
         )

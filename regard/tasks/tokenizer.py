@@ -7,7 +7,7 @@ from typing import Any
 
 from regard.data.characters import Characters
 from regard.data.tokenize import FIRST, SPACELESS, SPECIALS, Tokenizer
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.files import plain_file, write_atomically
 from regard.pretrained import spm
 from regard.pretrained.folder import is_foreign, write_json
@@ -101,7 +101,7 @@ def _export_sides(folder: Path, source: Any, target: Any, config: Mapping[str, A
         _export_joined(folder, source, target, config)
         return
     if not isinstance(source, ForeignTokenizer) or not isinstance(target, ForeignTokenizer):
-        raise Mistake(
+        raise UsageError(
             "no public format holds two tokenizers of ours, one for each language; "
             "train with vocabularies=joint to export"
         )
@@ -129,7 +129,9 @@ def _export_joined(folder: Path, source: Any, target: Any, config: Mapping[str, 
     character comes out as we show it.
     """
     if not isinstance(source, Tokenizer) or not isinstance(target, Tokenizer):
-        raise Mistake("no public format holds these two tokenizers; train with vocabularies=joint")
+        raise UsageError(
+            "no public format holds these two tokenizers; train with vocabularies=joint"
+        )
     file, other = _own(source), _own(target)
     model, names = file["model"], _target_names(other["model"])
     if model["type"] == "BPE":

@@ -18,7 +18,7 @@ from regard.data.batches import Batches, pad
 from regard.data.store import Store, build_store, store_key
 from regard.data.text import Corpus, Pair, load_pairs
 from regard.data.tokenize import Tokenizer, train_tokenizer
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.files import cache_folder
 from regard.layers.recurrent import Draws
 from regard.models import family, rows
@@ -123,12 +123,12 @@ def family_of(values: Mapping[str, Any]) -> str:
     """Return the family of the model to build: that of `init`, or of what it is to be like."""
     row, init = values.get("like"), values.get("init")
     if row and init:
-        raise Mistake(f"like={row} is for a new model; the one in init= has its parts already")
+        raise UsageError(f"like={row} is for a new model; the one in init= has its parts already")
     if init:
         name = FAMILY if is_foreign(init) else read_config(Path(init))["family"]
         return name if isinstance(name, str) and name in FAMILIES else FAMILY
     known = {each: name for name in FAMILIES for each in rows(name)}
-    return choose("row", str(row), known) if row else FAMILY
+    return lookup("row", str(row), known) if row else FAMILY
 
 
 def resolve(values: Mapping[str, Any]) -> TranslateSettings:
@@ -146,7 +146,9 @@ def resolve(values: Mapping[str, Any]) -> TranslateSettings:
         of="pairs of sentences",
     )
     if settings.vocabularies not in ("joint", "separate", "auto"):
-        raise Mistake(f"vocabularies='{settings.vocabularies}' is not one of joint, separate, auto")
+        raise UsageError(
+            f"vocabularies='{settings.vocabularies}' is not one of joint, separate, auto"
+        )
     return settings
 
 
@@ -222,7 +224,9 @@ class Translation:
         self.samplers = None
         if settings.bpe_dropout:
             if not all(hasattr(t, "sampler") for t in tokenizers):
-                raise Mistake("bpe_dropout= needs a tokenizer of our own; leave it out with init=")
+                raise UsageError(
+                    "bpe_dropout= needs a tokenizer of our own; leave it out with init="
+                )
             self.pairs = [
                 p for p, kept in zip(corpus.parts["train"], self.kept, strict=True) if kept
             ]
@@ -239,12 +243,12 @@ class Translation:
         ]
         self.kept = [len(a) <= longest and len(b) <= longest for a, b in zip(*sides, strict=True)]
         if not any(self.kept):
-            raise Mistake(f"every pair is longer than max_length={longest} pieces; raise it")
+            raise UsageError(f"every pair is longer than max_length={longest} pieces; raise it")
         key = store_key(corpus_hash(corpus), self.source.sha, self.target.sha, longest)
         folder = cache_folder() / "stores" / key
         try:
             store = Store.open(folder)
-        except Mistake:
+        except UsageError:
             rows = ((a, b) for a, b, kept in zip(*sides, self.kept, strict=True) if kept)
             store = build_store(folder, rows)
         return store, len(self.kept) - sum(self.kept)

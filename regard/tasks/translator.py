@@ -16,7 +16,7 @@ from regard.data.tokenize import Tokenizer
 from regard.decode import search
 from regard.decode.rules import Given, Ways
 from regard.decode.search import Hypothesis, in_batches
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.native import fast_run
 from regard.settings import fill
 from regard.tasks.runners import Answer, Runner
@@ -192,19 +192,21 @@ class Translator(Runner[Translated]):
             ("target", target, shape.target_vocab),
         ):
             if tokenizer.vocab > size:
-                raise Mistake(
+                raise UsageError(
                     f"{folder}: the {side} tokenizer has {tokenizer.vocab} pieces, "
                     f"the model only {size}"
                 )
         for key in ("from", "to"):
             if not isinstance(config.get(key), str | None):
-                raise Mistake(f"{folder / 'config.json'}: '{key}' is {config[key]!r:.40}, not text")
+                raise UsageError(
+                    f"{folder / 'config.json'}: '{key}' is {config[key]!r:.40}, not text"
+                )
         try:
             made = cls(model, source, target, config)
             made.check({})
             made._alignment_head()
-        except Mistake as mistake:
-            raise Mistake(f"{folder / 'generation_config.json'}: {mistake}") from None
+        except UsageError as mistake:
+            raise UsageError(f"{folder / 'generation_config.json'}: {mistake}") from None
         return made
 
     def framed(self, ids: Sequence[int]) -> list[int]:
@@ -228,13 +230,13 @@ class Translator(Runner[Translated]):
             longest = max(1, self.ways.longest - 1)
             own.setdefault("max_length", min(longest, (self.positions or longest + 1) - 1))
         how = fill(self.settings, {**own, **settings})
-        choose("length_penalty", how.length_penalty, search.PENALTIES)
+        lookup("length_penalty", how.length_penalty, search.PENALTIES)
         if how.alignments not in ALIGNMENTS:
-            raise Mistake(f"alignments='{how.alignments}' is not one of {', '.join(ALIGNMENTS)}")
+            raise UsageError(f"alignments='{how.alignments}' is not one of {', '.join(ALIGNMENTS)}")
         if how.script not in SCRIPTS:
-            raise Mistake(f"script='{how.script}' is not one of simplified, traditional")
+            raise UsageError(f"script='{how.script}' is not one of simplified, traditional")
         if how.n_best > how.beam and not how.draws:
-            raise Mistake(f"n_best={how.n_best} is more than beam={how.beam}; widen the beam")
+            raise UsageError(f"n_best={how.n_best} is more than beam={how.beam}; widen the beam")
         return how
 
     @fast_run
@@ -243,7 +245,7 @@ class Translator(Runner[Translated]):
         how = self.check(settings)
         for text in inputs:
             if not isinstance(text, str):
-                raise Mistake(f"{text!r:.60} is no text; give a list of texts")
+                raise UsageError(f"{text!r:.60} is no text; give a list of texts")
         if how.threads:
             torch.set_num_threads(how.threads)
         if how.forced:
@@ -407,7 +409,9 @@ class Translator(Runner[Translated]):
         targets = self.target_tokenizer.encode_batch([b for _, b in pairs])
         for ids in (*sources, *targets):
             if len(ids) > 10 * LONGEST_PART:
-                raise Mistake(f"a text of {len(ids)} pieces is too long to be scored whole; cut it")
+                raise UsageError(
+                    f"a text of {len(ids)} pieces is too long to be scored whole; cut it"
+                )
         return [(self.framed(a), b) for a, b in zip(sources, targets, strict=True)]
 
     def _forced(self, inputs: Sequence[str], how: RunSettings) -> list[Translated]:
@@ -416,7 +420,9 @@ class Translator(Runner[Translated]):
         for number, text in enumerate(inputs, 1):
             source, tab, target = text.partition("\t")
             if not tab:
-                raise Mistake(f"forced=true: input {number} has no TAB between source and target")
+                raise UsageError(
+                    f"forced=true: input {number} has no TAB between source and target"
+                )
             pairs.append((source, target))
         return self.score(
             pairs,
@@ -450,7 +456,7 @@ class Translator(Runner[Translated]):
             for head in range(module.heads) if name.endswith(".cross") else ():
                 if told == f"{name}:{head}":
                     return name, head
-        raise Mistake(f"alignment_head={told!r:.60} is no head of cross-attention")
+        raise UsageError(f"alignment_head={told!r:.60} is no head of cross-attention")
 
     @property
     def looks(self) -> bool:
@@ -460,7 +466,7 @@ class Translator(Runner[Translated]):
     def _align(self, pairs) -> None:
         """Settle once which head aligns, if the model does not say."""
         if not self.looks:
-            raise Mistake(
+            raise UsageError(
                 "this model writes from one fixed context and never looks at the source again; "
                 "take one with attention, such as like=rnnsearch"
             )
@@ -494,7 +500,7 @@ class Translator(Runner[Translated]):
                 for head, value in enumerate((spread - each).tolist()):
                     told[name, head] = told.get((name, head), 0.0) + value
         if not told:
-            raise Mistake("nothing to align: every text is empty")
+            raise UsageError("nothing to align: every text is empty")
         return max(told, key=lambda key: told[key])
 
     def alignment_weights(self, source: list[int], target: list[int]) -> np.ndarray:
@@ -537,7 +543,7 @@ class Translator(Runner[Translated]):
 
         how = self.check(settings)
         if not text.strip():
-            raise Mistake("there is nothing to look at in an empty text")
+            raise UsageError("there is nothing to look at in an empty text")
         ids = self.encode_source(text.strip(), how)[: 10 * LONGEST_PART]
         source = self.framed(ids)
         sentence = _Sentence(0, source, self.opening(how), "")

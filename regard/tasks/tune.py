@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.layers.lora import adapt, adapters
 
 HEAD = "head."
@@ -47,28 +47,28 @@ TUNES: dict[str, Tune] = {
 
 def usual_rate(values: Mapping[str, Any], width: int) -> float:
     """Return the rate at which a trained model is trained on, unless told."""
-    return choose("tune", str(values.get("tune", "all")), TUNES).rate / width
+    return lookup("tune", str(values.get("tune", "all")), TUNES).rate / width
 
 
 def check_tune(settings: Any, values: Mapping[str, Any]) -> None:
     """Refuse ways to tune that the settings give no meaning to."""
-    choose("tune", settings.tune, TUNES)
+    lookup("tune", settings.tune, TUNES)
     if settings.tune != "all" and not settings.init:
-        raise Mistake(
+        raise UsageError(
             f"tune={settings.tune} keeps most of a model as it is; name a trained one with init="
         )
     given = [key for key in values if str(key).startswith("lora_")]
     if given and settings.tune != "lora":
-        raise Mistake(f"{given[0]}= does nothing with tune={settings.tune}; add tune=lora")
+        raise UsageError(f"{given[0]}= does nothing with tune={settings.tune}; add tune=lora")
 
 
 def let_learn(model: nn.Module, settings: Any, fresh: str = "") -> None:
     """Let only that learn which the settings choose; weights whose names begin fresh are new."""
-    learning = {id(p) for p in choose("tune", settings.tune, TUNES).choose(model, settings, fresh)}
+    learning = {id(p) for p in lookup("tune", settings.tune, TUNES).choose(model, settings, fresh)}
     for parameter in model.parameters():
         parameter.requires_grad_(id(parameter) in learning)
     if not learning:
-        raise Mistake(
+        raise UsageError(
             f"tune={settings.tune} lets nothing learn: the head of this model is its table of "
             "embeddings; choose tune=lora or tune=all"
         )

@@ -19,7 +19,7 @@ from regard.data.documents import Texts, encode_running, hash_texts, load_texts,
 from regard.decode import search
 from regard.decode.rules import Given, Ways
 from regard.decode.search import in_batches
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.native import fast_run
 from regard.pretrained.talk import check_chat
 from regard.settings import fill
@@ -184,24 +184,24 @@ class LanguageModel(Runner[Written]):
         """Put a loaded model together with the tokenizer beside it."""
         tokenizer = load_tokenizer(folder)
         if tokenizer.vocab > model.config.vocab:
-            raise Mistake(
+            raise UsageError(
                 f"{folder}: the tokenizer has {tokenizer.vocab} pieces, "
                 f"the model only {model.config.vocab}"
             )
         context, longest = config.get("context"), model.config.max_length
         if context is not None and (type(context) is not int or not 2 <= context <= longest):
-            raise Mistake(
+            raise UsageError(
                 f"{folder / 'config.json'}: 'context' is {context!r:.40}, not 2 to {longest}"
             )
         try:
             config = {**config, "chat": check_chat(config["chat"])} if "chat" in config else config
-        except Mistake as mistake:
-            raise Mistake(f"{folder / 'config.json'}: {mistake}") from None
+        except UsageError as mistake:
+            raise UsageError(f"{folder / 'config.json'}: {mistake}") from None
         try:
             made = cls(model, tokenizer, config)
             made.check({})
-        except Mistake as mistake:
-            raise Mistake(f"{folder / 'generation_config.json'}: {mistake}") from None
+        except UsageError as mistake:
+            raise UsageError(f"{folder / 'generation_config.json'}: {mistake}") from None
         return made
 
     def check(self, settings: dict[str, Any]) -> WriteSettings:
@@ -210,13 +210,13 @@ class LanguageModel(Runner[Written]):
         if "repetition_penalty" in self.ways.rules:
             own["repetition_penalty"] = self.ways.rules["repetition_penalty"]
         how = fill(WriteSettings, {**own, **settings})
-        choose("length_penalty", how.length_penalty, search.PENALTIES)
+        lookup("length_penalty", how.length_penalty, search.PENALTIES)
         if how.template is None:
             how = replace(how, template="own" if "chat" in self.config else "plain")
         own = {"own": None} if "chat" in self.config else {}
-        choose("template", str(how.template), {**chat.TEMPLATES, **own})
+        lookup("template", str(how.template), {**chat.TEMPLATES, **own})
         if how.n_best > how.beam and not how.draws:
-            raise Mistake(
+            raise UsageError(
                 f"n_best={how.n_best} is more than beam={how.beam}; widen the beam, or draw "
                 "with temperature="
             )
@@ -254,7 +254,9 @@ class LanguageModel(Runner[Written]):
         teller = None
         if on_text is not None:
             if len(rows) != 1 or how.n_best > 1 or how.beam > 1:
-                raise Mistake("only one answer can be told bit by bit; leave n_best and beam at 1")
+                raise UsageError(
+                    "only one answer can be told bit by bit; leave n_best and beam at 1"
+                )
             teller = _Teller(lambda ids: self._shown(rows[0].prompt, ids, how), stop, on_text)
 
         def write(some: list[_Row]) -> list[list[_Row]]:
@@ -277,7 +279,7 @@ class LanguageModel(Runner[Written]):
         if not whole or self.ways.longest is None:
             return how.max_length
         if self.ways.longest <= len(prompt):
-            raise Mistake(
+            raise UsageError(
                 f"a text of {len(prompt)} tokens has no room to go on, as the model's own "
                 f"max_length is {self.ways.longest}; set max_length="
             )
@@ -285,7 +287,7 @@ class LanguageModel(Runner[Written]):
 
     def _text(self, text: Any) -> str:
         if not isinstance(text, str):
-            raise Mistake(f"{text!r:.60} is no text; give a list of texts")
+            raise UsageError(f"{text!r:.60} is no text; give a list of texts")
         return text
 
     def _prompt(self, given: Any, how: WriteSettings) -> tuple[str, list[int]]:
@@ -365,7 +367,7 @@ class LanguageModel(Runner[Written]):
             prompts.append((row.prompt + row.ids)[-read:])
             most.append(min(left, self.window - len(prompts[-1]) + 1))
             if how.beam > 1 and most[-1] < left:
-                raise Mistake(
+                raise UsageError(
                     f"max_length={row.limit} does not fit into the {self.window} tokens that "
                     f"the model reads at once; with a beam choose up to {self.window // 2}"
                 )
@@ -501,7 +503,7 @@ class LanguageModel(Runner[Written]):
         """Measure how well the model guesses the next token of texts."""
         how = fill(JudgeSettings, settings)
         if how.data is None:
-            raise Mistake("data is missing; add data=FILE or data=FOLDER with text")
+            raise UsageError("data is missing; add data=FILE or data=FOLDER with text")
         if how.threads:
             torch.set_num_threads(how.threads)
         texts = load_texts(
@@ -566,7 +568,7 @@ class LanguageModel(Runner[Written]):
         """Return loss a token, perplexity and bits a byte."""
         context = how.context or self.window
         if has_table(self.model.config.position) and context > self.model.config.max_length:
-            raise Mistake(
+            raise UsageError(
                 f"context={context} is more than the {self.model.config.max_length} places "
                 "that the model has learnt"
             )
@@ -576,7 +578,7 @@ class LanguageModel(Runner[Written]):
         ids = np.concatenate([np.asarray(row, dtype=np.int64) for row in rows])
         total, count = self.loss(ids, offsets, context, how.batch_tokens)
         if not count:
-            raise Mistake(f"{how.data}: no token to guess in so short a text")
+            raise UsageError(f"{how.data}: no token to guess in so short a text")
         size = sum(len(text.encode()) for text in parts)
         kind = "running" if running else "documents"
         signature = f"tokens:{count}|context:{context}|{kind}|tokenizer:{self.tokenizer.sha[:8]}"

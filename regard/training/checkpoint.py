@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.files import refuse, sha256, sync_folder, write_atomically
 
 MANIFEST = "manifest.json"
@@ -45,7 +45,9 @@ def save_checkpoint(folder: Path, step: int, tensors: dict[str, dict[str, Tensor
         write_atomically(folder.parent / "last", place.name + "\n")
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        told = refuse(error, place) if isinstance(error, OSError) else Mistake(f"{place}: {error}")
+        told = (
+            refuse(error, place) if isinstance(error, OSError) else UsageError(f"{place}: {error}")
+        )
         raise told from error
 
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from regard.errors import Mistake, choose
+from regard.errors import UsageError, lookup
 from regard.files import refuse, write_atomically
 from regard.memory import reuse_memory
 from regard.native import fast
@@ -81,25 +81,25 @@ DTYPES = {"float32": None, "bfloat16": torch.bfloat16}
 
 def check(settings: LoopSettings) -> None:
     """Refuse names that the loop does not know before anything is written."""
-    choose("optimiser", settings.optimiser, OPTIMISERS)
-    choose("schedule", settings.schedule, SCHEDULES)
+    lookup("optimiser", settings.optimiser, OPTIMISERS)
+    lookup("schedule", settings.schedule, SCHEDULES)
     if settings.dtype == "float16":
-        raise Mistake(
+        raise UsageError(
             "dtype=float16: its gradients need loss scaling, which is not done here; "
             "choose bfloat16 or float32"
         )
-    choose("dtype", settings.dtype, DTYPES)
+    lookup("dtype", settings.dtype, DTYPES)
     if settings.steps is not None and settings.epochs is not None:
-        raise Mistake(
+        raise UsageError(
             f"steps={settings.steps} and epochs={settings.epochs:g} both say how long; keep one"
         )
     try:
         device = torch.empty(1, device=settings.device).device.type
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0][:100]
-        raise Mistake(f"device='{settings.device}' cannot be used ({reason}); try cpu") from None
+        raise UsageError(f"device='{settings.device}' cannot be used ({reason}); try cpu") from None
     if DTYPES[settings.dtype] and device == "cpu" and (why := half_precision(settings.dtype)):
-        raise Mistake(
+        raise UsageError(
             f"dtype={settings.dtype}: this processor cannot compute in it ({why}); "
             "use dtype=float32"
         )
@@ -158,7 +158,7 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise Mistake(
+            raise UsageError(
                 f"{folder}: another training is writing here; choose another out="
             ) from None
         for stale in folder.glob(".*.tmp"):  # a kill in the middle of a write leaves one
@@ -327,7 +327,7 @@ class Fit:
             layer_decay=settings.layer_decay,
             rates=getattr(task, "rates", {}),
         )
-        self.schedule = choose("schedule", settings.schedule, SCHEDULES)
+        self.schedule = lookup("schedule", settings.schedule, SCHEDULES)
         # what stays as it is need not be kept
         self.named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.averaged = (
@@ -495,7 +495,7 @@ class Fit:
         counters["skipped"] += 1
         counters["skipped_in_a_row"] += 1
         if counters["skipped_in_a_row"] >= PATIENCE_FOR_NAN:
-            raise Mistake(
+            raise UsageError(
                 f"{PATIENCE_FOR_NAN} steps in a row had a loss or gradient that is not finite "
                 f"(loss {loss}, gradient {norm}, step {counters['step']}); "
                 f"try a lower rate than lr={self.settings.lr} or a longer warmup"
@@ -594,7 +594,7 @@ class Fit:
         steps = self.counters["published"]
         gone = [s for s in steps if not keep.whole(self.place / f"step-{s}")]
         if gone:
-            raise Mistake(
+            raise UsageError(
                 f"{self.place / f'step-{gone[0]}'}: damaged or missing, so its weights cannot be "
                 "published again; give another out= to begin anew"
             )

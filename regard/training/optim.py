@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from regard import native
-from regard.errors import choose
+from regard.errors import lookup
 
 
 def inverse_sqrt(step: int, steps: int, warmup: int) -> float:
@@ -188,5 +188,5 @@ def build_optimiser(
             for scale in sorted(set(scales.values()))
             if (some := [p for p in group["params"] if scales[id(p)] == scale])
         ]
-    kind = choose("optimiser", name, OPTIMISERS)
+    kind = lookup("optimiser", name, OPTIMISERS)
     return kind(groups, lr=lr, betas=betas, eps=eps, fused=True)

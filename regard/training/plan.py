@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from regard.errors import Mistake
+from regard.errors import UsageError
 
 RISE = 0.1  # share of the steps in which the rate rises
 MOST_RISE = 4000
@@ -112,7 +112,7 @@ def settle(
         rhythm = fitting(seconds, cost, settings.valid_every)
         limits["minutes"] = rhythm.steps
     if not limits:
-        raise Mistake("how long to train is missing; add steps=, epochs= or minutes=")
+        raise UsageError("how long to train is missing; add steps=, epochs= or minutes=")
     holds = min(limits, key=lambda key: limits[key])
     steps = limits[holds]
     if len(limits) > 1:

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.viewer.panels import HEAT, MOST_PIXELS, Panel, draw_panel
 from regard.viewer.png import INK, SOFT, fonts_for, spell, style
 
@@ -32,7 +32,7 @@ def draw_gallery(title: str, rows: Sequence[Sequence[Panel]]) -> bytes:
     width = max(LEAST, max(map(len, rows)) * (across + ROOM) + ROOM)
     height = TITLE + len(rows) * (high + LINE + ROOM)
     if width * height > MOST_PIXELS:
-        raise Mistake(
+        raise UsageError(
             f"a picture of {width} x {height} pixels is too large; choose a smaller size="
         )
     words = [title, *(panel.caption for row in rows for panel in row)]

@@ -15,7 +15,7 @@ from io import BytesIO
 import numpy as np
 from PIL import Image
 
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.viewer.laid import thin
 from regard.viewer.picture import (
     Laid,
@@ -59,7 +59,7 @@ def page(pictures: Picture | Sequence[Picture]) -> str:
     shown = [thinned(picture, MOST_LAID // len(shown)) for picture in shown]
     total = sum(view.weights.size for picture in shown for view in picture.views)
     if total > MOST:
-        raise Mistake(
+        raise UsageError(
             f"{total:,} attention weights are too many for a page, which holds {MOST:,}; "
             "choose some with layers= and heads=, or look at a shorter text"
         )

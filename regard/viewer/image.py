@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.watch import Map, Maps
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.layers.heads import Attentive
 from regard.layers.patches import Patches
 from regard.layers.windows import Windows
@@ -157,7 +157,7 @@ def views_of(model: nn.Module, maps: Maps, size: tuple[int, int]) -> list[View]:
     known = layouts(model, size)
     total = sum(int(np.prod(maps[name].shape)) for name in maps if name in known)
     if total > MOST_HELD:
-        raise Mistake(
+        raise UsageError(
             f"{total:,} attention weights are too many to look at, {MOST_HELD:,} are held; "
             "choose a smaller image="
         )
@@ -220,7 +220,7 @@ def word_views(
             view = make_view(name, (share @ weights).numpy(), laid)
             found.append(replace(view, kind="cross"))
     if not found:
-        raise Mistake("this model looks at no image while it writes; choose view=attention")
+        raise UsageError("this model looks at no image while it writes; choose view=attention")
     return found
 
 
@@ -319,7 +319,7 @@ def filters(model: nn.Module) -> list[Tile]:
             return _filter_tiles(module.weight.detach().float())
         if isinstance(module, LocalRelation):
             return _kernel_tiles(module)
-    raise Mistake("this model has no filters to look at; choose view=attention or view=rollout")
+    raise UsageError("this model has no filters to look at; choose view=attention or view=rollout")
 
 
 def _filter_tiles(weight: Tensor) -> list[Tile]:
@@ -373,7 +373,7 @@ def reconstruction(
 def _attention(model: nn.Module, maps: Maps, size: tuple[int, int], spot: Spot) -> Picture:
     views = views_of(model, maps, size)
     if not views:
-        raise Mistake(
+        raise UsageError(
             "this model has no attention to look at; choose view=filters, or a family such as vit, "
             "swin, mvit, local or resnet_attention"
         )

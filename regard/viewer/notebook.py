@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.files import write_atomically
 from regard.viewer.html import page
 from regard.viewer.picture import Choice, Picture, choose_views
@@ -56,12 +56,14 @@ def save(
         from regard.viewer.png import draw
 
         if len(shown) != 1:
-            raise Mistake(
+            raise UsageError(
                 f"{path}: a .png holds one picture, not {len(shown)}; give one input, "
                 "or save as .html, which holds them all"
             )
         of_image = shown[0].photo is not None or shown[0].tiles
         (draw_panels if of_image else draw)(shown[0], path, layers, heads)
     else:
-        raise Mistake(f"{path}: unknown kind of picture '{path.suffix}'; end it in .html or .png")
+        raise UsageError(
+            f"{path}: unknown kind of picture '{path.suffix}'; end it in .html or .png"
+        )
     return path

@@ -16,7 +16,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from PIL import Image
 
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.files import write_atomically
 from regard.viewer.laid import cell_of, on_grid, row_at
 from regard.viewer.picture import Choice, Picture, Spot, View, choose_views, show_token
@@ -61,7 +61,7 @@ def draw_panels(
     rows = tile_rows(picture) if picture.tiles else map_rows(picture, layers, heads)
     panels = sum(map(len, rows))
     if panels > MOST_PANELS:
-        raise Mistake(
+        raise UsageError(
             f"{panels} maps are too many for one PNG, which holds {MOST_PANELS}; choose some with "
             "layers= and heads=, or save as .html"
         )
@@ -83,7 +83,7 @@ def map_rows(picture: Picture, layers: Choice, heads: Choice) -> list[list[Panel
     assert picture.photo is not None
     chosen = choose_views(picture, layers)
     if not chosen.views:
-        raise Mistake("there is no attention to draw in this picture; choose view=filters")
+        raise UsageError("there is no attention to draw in this picture; choose view=filters")
     if all(view.kind == "cross" for view in chosen.views):
         return word_rows(chosen, layers, heads)
     if heads is None:

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from regard.errors import Mistake, nearest
+from regard.errors import UsageError, nearest
 
 Choice = str | int | Sequence[str | int] | None
 # who looks at an image: the token that stands for it, all at once, the one of a number, or a place
@@ -92,7 +92,7 @@ class View:
         if len(heads) != len(weights):
             raise ValueError(f"{self.name}: {len(heads)} names for {len(weights)} heads")
         if not np.isfinite(weights).all() or weights.min() < 0:
-            raise Mistake(
+            raise UsageError(
                 f"{self.name}: attention weights must be finite and not negative; "
                 "the model may have diverged, so look at an earlier checkpoint"
             )
@@ -160,7 +160,7 @@ def choose_views(picture: Picture, layers: Choice = None, heads: Choice = None) 
         for word in wanted:
             found = {view.name for view in views if f".{word}." in f".{view.name}."}
             if not found:
-                raise Mistake(no_such_layer(word, views))
+                raise UsageError(no_such_layer(word, views))
             kept |= found
         views = [view for view in views if view.name in kept]
     return replace(picture, views=tuple(choose_heads(view, heads) for view in views))
@@ -194,7 +194,7 @@ def choose_heads(view: View, heads: Choice = None) -> View:
         elif word == "max":
             chosen[word] = view.weights.max(axis=0)
         else:
-            raise Mistake(
+            raise UsageError(
                 f"heads={word}: {view.name} has no such head; choose from {span(view.heads)}, "
                 "mean, max or all"
             )

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.files import write_atomically
 from regard.interval import Interval
 from regard.viewer.png import COLOURS, INK, LINE, SOFT, fonts_for, spell, style, width_of
@@ -40,7 +40,7 @@ def draw_scores(
     interval, and a stroke for each number behind it.
     """
     if len(labels) > MOST_ROWS:
-        raise Mistake(f"{len(labels)} rows are too many for one plot, which holds {MOST_ROWS}")
+        raise UsageError(f"{len(labels)} rows are too many for one plot, which holds {MOST_ROWS}")
     names = [shorten(label) for label in labels]
     fonts, missing = fonts_for("".join(sorted(set("".join([title, *names, *panels])))))
     wide = max(map(width_of, names), default=1) * 8.5 / 72 + 0.25

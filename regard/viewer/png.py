@@ -19,7 +19,7 @@ from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontEntry, fontManager, get_font
 
-from regard.errors import Mistake
+from regard.errors import UsageError
 from regard.files import write_atomically
 from regard.viewer.picture import Choice, Picture, View, choose_views, language_of, show_token
 
@@ -58,14 +58,14 @@ def draw(
     """
     chosen = choose_views(picture, layers)
     if not chosen.views:
-        raise Mistake("there is no attention to draw in this picture; save it as .html instead")
+        raise UsageError("there is no attention to draw in this picture; save it as .html instead")
     if heads is None:
         heads = "mean" if len(chosen.views) > 1 else "all"
     views = choose_views(chosen, heads=heads).views
     rows = arrange(views)
     panels = sum(map(len, rows))
     if panels > MOST_PANELS:
-        raise Mistake(
+        raise UsageError(
             f"{panels} heat maps are too many for one PNG, which holds {MOST_PANELS}; "
             "choose some with layers= and heads=, or save as .html"
         )
