@@ -33,8 +33,8 @@ from apart import Act, Peer, machine  # noqa: E402
 import regard  # noqa: E402
 from regard.attention.positions import sinusoids  # noqa: E402
 from regard.data.text import load_pairs  # noqa: E402
+from regard.metrics.bleu import judge  # noqa: E402
 from regard.pretrained.ctranslate2 import export_ctranslate2  # noqa: E402
-from regard.tasks.judge import judge  # noqa: E402
 
 BEAM, LONGEST = 5, 128
 SIZES = (16, 32, 64, 128, 256)

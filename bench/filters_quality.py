@@ -27,8 +27,8 @@ from torch import Tensor  # noqa: E402
 
 from regard.data.image import ImageFormat  # noqa: E402
 from regard.filters import FILTERS  # noqa: E402
-from regard.filters.quality import noisy, psnr, ssim  # noqa: E402
 from regard.memory import reuse_memory  # noqa: E402
+from regard.metrics.image import noisy, psnr, ssim  # noqa: E402
 
 TRIED = (0, 2, 4, 6)  # images on which the whole grid is tried: some of the small ones
 JUDGED = 3  # settings that are judged on all images

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw
 
-from regard.tasks.filtering import filter_photo
+from regard.filters.program import filter_photo
 
 HERE = Path(__file__).resolve().parent
 SIDE, FINE = 160, 4  # pixels to a side, and how many times finer it is drawn first

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from regard import __version__
 from regard.data.split import Split
 from regard.errors import UsageError, nearest
-from regard.models.folder import WEIGHTS, load_folder, read_json
+from regard.files import read_json
+from regard.models.folder import WEIGHTS, load_folder
 from regard.recipes import RECIPES, data_folder, found_data, recipe
 from regard.results import Named
 from regard.tasks import TASKS, runner, trainer
@@ -21,16 +22,16 @@ from regard.training.plan import LENGTHS
 if TYPE_CHECKING:
     from regard.costs.lectures import Lectures
     from regard.costs.report import Cost
+    from regard.examine.forecast import Examined
+    from regard.filters.program import Filtered
+    from regard.lab.report import Compared
+    from regard.metrics.evaluation import Evaluation
     from regard.tasks.captions import Describer
     from regard.tasks.classifier import Classifier
-    from regard.tasks.compared import Compared
     from regard.tasks.denoiser import ImageDenoiser
     from regard.tasks.embed import Embedder
     from regard.tasks.encoder import Encoder
-    from regard.tasks.evaluation import Evaluation
     from regard.tasks.fill import Filler
-    from regard.tasks.filtering import Filtered
-    from regard.tasks.forecast import Examined
     from regard.tasks.image_classifier import ImageClassifier
     from regard.tasks.run import Report
     from regard.tasks.runners import Runner
@@ -256,7 +257,7 @@ def compare(
 
     Returns a Compared: variants, runs, and with str() the table of scores with intervals.
     """
-    from regard.tasks.compare import compare
+    from regard.lab.variants import compare
 
     settings |= given(data=data, out=out, seeds=seeds, parallel=parallel)
 
@@ -469,7 +470,7 @@ def filter(
     The keys of a filter: `regard filter NAME --help`. To filter an array rather than a file, call
     regard.filters.FILTERS[name].
     """
-    from regard.tasks.filtering import filter_photo
+    from regard.filters.program import filter_photo
 
     settings |= given(out=out)
     return filter_photo(name, photo, settings, quiet=quiet)
@@ -482,8 +483,8 @@ def doctor(data: Any, /, *, quiet: bool = True, **settings: Any) -> "Examined":
     thousand rows are looked at, unless full=True. Further keys: `regard doctor --help`.
     """
     from regard.data.memory import on_disk
+    from regard.examine.forecast import DoctorSettings, examine_any
     from regard.settings import fill
-    from regard.tasks.forecast import DoctorSettings, examine_any
 
     how = fill(DoctorSettings, stored(settings))
     return examine_any(str(found_data(on_disk(data))), how, quiet)

@@ -228,7 +228,7 @@ def doctor(call: Call) -> int:
 def filter_photo(call: Call) -> None:
     """Filter a photo."""
     import regard
-    from regard.tasks.filtering import SETTINGS
+    from regard.filters.program import SETTINGS
 
     name, _ = call.first("FILTER")
     lookup("filter", name, SETTINGS)
@@ -307,7 +307,7 @@ VERBS = {
             "regard compare wikitext2_lab position=none,learned,rotary,alibi seeds=3 parallel=2",
             "regard compare translate data=folder from=en to=de norm=layer,rms lr=0.001,0.003",
         ),
-        ("regard.tasks.compare", "CompareSettings"),
+        ("regard.lab.variants", "CompareSettings"),
     ),
     "look": Verb(
         look,
@@ -327,7 +327,7 @@ VERBS = {
             "regard doctor folder from=en to=de",
             "regard doctor reviews.csv task=classify columns=body,team",
         ),
-        ("regard.tasks.forecast", "DoctorSettings"),
+        ("regard.examine.forecast", "DoctorSettings"),
     ),
     "filter": Verb(
         filter_photo,
@@ -337,7 +337,7 @@ VERBS = {
             "regard filter nonlocal_means photo.png out=smooth.png h=0.1 window=21",
             "regard filter compare photo.png sigma=25 weights_at=120,80 out=compare.png",
         ),
-        ("regard.tasks.filtering", "FilterSettings"),
+        ("regard.filters.program", "FilterSettings"),
     ),
     "cost": Verb(
         cost,
@@ -513,7 +513,7 @@ def keys_of(words: list[str], verb: Verb) -> type | None:
 
     name = words[1] if len(words) > 1 else ""
     if words[0] == "filter" and name:
-        from regard.tasks.filtering import SETTINGS
+        from regard.filters.program import SETTINGS
 
         return lookup("filter", name, SETTINGS)
     if words[0] == "train" and name in TASKS:

@@ -1,5 +1,6 @@
 """What goes wrong by the user's hand, said in one line."""
 
+import sys
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import TypeVar
@@ -43,3 +44,9 @@ def lookup(kind: str, name: str, table: Mapping[str, T]) -> T:
     raise UsageError(
         f"unknown {kind} '{name!s:.60}'; choose from {', '.join(names)}.{nearest(str(name), names)}"
     )
+
+
+def log(message: str, quiet: bool = False) -> None:
+    """Say something to the user beside the results."""
+    if not quiet:
+        print("\n".join(map(printable, message.split("\n"))), file=sys.stderr, flush=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 from regard.errors import UsageError
 
+MOST_JSON = 16 << 20  # bytes of a JSON file from outside
 MOST_LEVELS = 100  # of JSON within JSON
 
 
@@ -149,6 +150,25 @@ def parse_json(data: bytes | str) -> Any:
         if not level:
             return value
     raise ValueError(f"over {MOST_LEVELS} levels deep")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object from a file that may have been tampered with."""
+    plain_file(path)
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MOST_JSON + 1)
+    except OSError as error:
+        raise refuse(error, path) from error
+    if len(data) > MOST_JSON:
+        raise UsageError(f"{path}: over {MOST_JSON >> 20} MB; expected a small JSON file")
+    try:
+        value = parse_json(data)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: not JSON ({str(error)[:100]})") from error
+    if not isinstance(value, dict):
+        raise UsageError(f"{path}: expected a JSON object")
+    return value
 
 
 def _whole_number(digits: str) -> int:

@@ -1,6 +1,6 @@
 """Results that can be read by name: `report.steps` and `report["steps"]` are the same."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -52,3 +52,13 @@ class Scored(Named):
         found = {key_of(known): value for known, value in self.named_scores()}
         key = key_of(name) if isinstance(name, str) else name
         return found[key] if key in found else super().__getitem__(name)
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """Write rows as a table whose columns stand below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "| " + " | ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)) + " |"
+        for row in rows
+    ]
+    return "\n".join([lines[0], "|" + "|".join("-" * (w + 2) for w in widths) + "|", *lines[1:]])

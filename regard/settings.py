@@ -5,6 +5,7 @@ import re
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import field as dataclass_field
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
@@ -117,6 +118,11 @@ class Setting(NamedTuple):
     type: str
     default: str
     help: str
+
+
+def setting(default: Any, help: str, **bounds: float) -> Any:
+    """Describe a setting."""
+    return dataclass_field(default=default, metadata={"help": help, **bounds})
 
 
 def parse(words: list[str]) -> tuple[list[str], dict[str, str]]:

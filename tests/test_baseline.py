@@ -11,12 +11,12 @@ from PIL import Image
 
 import regard
 from regard.errors import UsageError
-from regard.tasks import baseline
-from regard.tasks.baseline import COMMONEST, FILE, Baselines, small, worth_of_order
+from regard.metrics import baselines as baseline
+from regard.metrics.baselines import COMMONEST, FILE, Baselines, small, worth_of_order
+from regard.metrics.labels import ones
 from regard.tasks.classify import BAG, ORDER, of_texts, suited
 from regard.tasks.images import soft_loss
 from regard.tasks.labelling import WAYS, label_loss, uneven, weigh
-from regard.tasks.labels_judge import ones
 
 BAYES, USUAL, NEAREST = baseline.KINDS
 

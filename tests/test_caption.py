@@ -24,6 +24,7 @@ from regard.errors import UsageError
 from regard.layers.block import BlockConfig
 from regard.layers.convolution import statistics
 from regard.layers.recurrent import CellConfig
+from regard.metrics.cider import cider
 from regard.models import family
 from regard.models.captioner import Captioner, CaptionerConfig, EncoderConfig, WriterConfig
 from regard.models.folder import load_folder, save_config, save_weights
@@ -34,7 +35,6 @@ from regard.models.swin import SwinConfig
 from regard.models.vit import ViTConfig
 from regard.tasks.caption import Batch, caption_loss, resolve
 from regard.tasks.captions import Describer, judge_captions, references_of, strangers
-from regard.tasks.cider import cider
 from regard.tasks.pretrain import captions_in
 from regard.training.optim import build_optimiser
 

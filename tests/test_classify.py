@@ -17,17 +17,13 @@ from safetensors.torch import load_file
 
 import regard
 from regard.cli import main
+from regard.data.features import Features, split_words
 from regard.data.labelled import ExampleFormat, ExampleReader, load_labelled
 from regard.data.tokenize import train_tokenizer
 from regard.errors import UsageError
 from regard.layers.heads import POOLERS
-from regard.models.bert import Bert, sized
-from regard.tasks import classify, tag
-from regard.tasks.classifier import Classifier
-from regard.tasks.features import Features, split_words
-from regard.tasks.labelling import Feed, LabelSettings, Reader
-from regard.tasks.labels_judge import by_class as class_scores
-from regard.tasks.labels_judge import (
+from regard.metrics.labels import by_class as class_scores
+from regard.metrics.labels import (
     compare,
     confusion,
     count,
@@ -38,6 +34,10 @@ from regard.tasks.labels_judge import (
     units,
     wilson,
 )
+from regard.models.bert import Bert, sized
+from regard.tasks import classify, tag
+from regard.tasks.classifier import Classifier
+from regard.tasks.labelling import Feed, LabelSettings, Reader
 
 COLOURS = ["red", "green", "blue"]
 OTHERS = ["a", "dog", "cat", "the", "house", "tree", "runs", "sits", "under", "big", "small"]

@@ -24,16 +24,16 @@ import regard
 from regard import cli
 from regard.api import plan
 from regard.errors import UsageError
-from regard.interval import critical, interval, paired, within
+from regard.lab import variants as lab
+from regard.lab.extrapolate import stretched, window_loss
+from regard.lab.report import Compared
+from regard.lab.variants import grid, lists_of, options
+from regard.lab.workers import Worker, work
+from regard.metrics.interval import critical, interval, paired, within
 from regard.models import sized
 from regard.models.gpt import GPT
 from regard.recipes import RECIPES, found_data, recipe
-from regard.tasks import compare as lab
 from regard.tasks import trainer
-from regard.tasks.compare import grid, lists_of, options
-from regard.tasks.compared import Compared
-from regard.tasks.extrapolate import stretched, window_loss
-from regard.tasks.workers import Worker, work
 from regard.training import loop
 from regard.viewer.plot import draw_curves, draw_scores
 
@@ -454,7 +454,7 @@ def test_ctrl_c_reaches_the_workers():
 
 def test_workers_do_not_outlive_who_started_them():
     code = (
-        "import os, signal; from regard.tasks.workers import Worker; w = Worker('time:sleep')\n"
+        "import os, signal; from regard.lab.workers import Worker; w = Worker('time:sleep')\n"
         "w.give(600); print(w.process.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
     said = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True).stdout

@@ -18,8 +18,8 @@ import regard.attention.multihead as multihead
 from regard.attention.watch import watch
 from regard.cli import main
 from regard.errors import UsageError
-from regard.filters.quality import psnr
 from regard.layers.block import BlockConfig
+from regard.metrics.image import psnr
 from regard.models.denoiser import Denoiser, DenoiserConfig, mirrored, noise_level
 from regard.models.folder import load_folder, save_config, save_weights
 from regard.recipes import RECIPES, recipe
@@ -378,7 +378,7 @@ def test_filters_made_by_hand_are_tuned_elsewhere_and_given_the_same_noise(
     trained, data, tmp_path, monkeypatch
 ):
     filters = pytest.importorskip("regard.filters")
-    from regard.tasks import tuned_filters
+    from regard.filters import tuned as tuned_filters
 
     seen: list[Tensor] = []
 
@@ -409,7 +409,7 @@ def test_filters_made_by_hand_are_tuned_elsewhere_and_given_the_same_noise(
 
 def test_the_search_finds_the_best_of_its_grid():
     pytest.importorskip("regard.filters")
-    from regard.tasks.tuned_filters import GRIDS, tuned
+    from regard.filters.tuned import GRIDS, tuned
 
     clean = torch.from_numpy(bars(1)).float()[None] / 255
     noisy = clean + 25 / 255 * noise_of("1", tuple(clean.shape), 0)

@@ -17,11 +17,11 @@ import pytest
 
 from regard.api import task_of
 from regard.cli import VERBS
+from regard.filters.program import SETTINGS as FILTERS
+from regard.lab.variants import CompareSettings
 from regard.recipes import RECIPES
 from regard.settings import describe, parse
 from regard.tasks import TASKS, runner, trainer
-from regard.tasks.compare import CompareSettings
-from regard.tasks.filtering import SETTINGS as FILTERS
 
 HOME = Path(__file__).resolve().parents[1]
 ALL = [HOME / "README.md", *sorted((HOME / "docs").glob("*.md"))]

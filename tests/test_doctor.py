@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from regard.data.doctor import Finding, Report, examine
 from regard.errors import UsageError
+from regard.examine.pairs import Finding, Report, examine
 
 DATA = Path(os.environ.get("REGARD_DATA", Path(__file__).parents[2] / "shared" / "data"))
 

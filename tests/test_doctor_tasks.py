@@ -10,8 +10,8 @@ from PIL import Image
 
 import regard
 from regard.cli import main
-from regard.data.guess import guess_task
 from regard.errors import UsageError
+from regard.examine.guess import guess_task
 
 UPOS = ("NOUN", "VERB")
 WORDS = ["the", "dog", "sees", "a", "cat", "and", "runs", "home", "fast", "now"]
@@ -124,7 +124,7 @@ def test_rows_in_memory_are_examined(monkeypatch, tmp_path: Path):
 
 
 def test_large_data_are_sampled_unless_all_is_asked_for(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("regard.tasks.forecast.MOST", 50)
+    monkeypatch.setattr("regard.examine.forecast.MOST", 50)
     path = tmp_path / "a.tsv"
     path.write_text("".join(f"{sentence(i)}\t{sentence(i + 1)}\n" for i in range(1000)))
     part = regard.doctor(str(path)).report.parts["train"]

@@ -23,9 +23,9 @@ from regard.filters.gaussian import gaussian
 from regard.filters.guided import joint_bilateral
 from regard.filters.nonlocal_means import exact as exact_means
 from regard.filters.nonlocal_means import nonlocal_means
-from regard.filters.quality import noisy, psnr, ssim
 from regard.filters.texture import texture
 from regard.filters.variation import total_variation
+from regard.metrics.image import noisy, psnr, ssim
 
 DATA = Path(os.environ.get("REGARD_DATA", Path(__file__).parents[2] / "shared" / "data"))
 SIZES = [(1, 1, 1), (3, 1, 5), (1, 9, 8), (3, 11, 6)]
@@ -645,7 +645,7 @@ def test_filters_remove_noise_from_a_known_photo():
     path = DATA / "denoise" / "Set12" / "01.png"
     if not path.exists():
         pytest.skip(f"{path} is not there; set REGARD_DATA to the folder of data")
-    from regard.tasks.filtering import settings_for
+    from regard.filters.program import settings_for
 
     clean = torch.tensor(np.asarray(Image.open(path)))[None, 64:192, 64:192].float() / 255
     image = noisy(clean, 25 / 255)

@@ -15,8 +15,9 @@ from safetensors.torch import load_file, save_file
 import regard
 from regard.data.tokenize import train_tokenizer
 from regard.errors import UsageError
+from regard.files import read_json
 from regard.layers.block import BlockConfig
-from regard.models.folder import load_folder, read_json, save_config, save_weights
+from regard.models.folder import load_folder, save_config, save_weights
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.tasks.translator import load_tokenizers, save_tokenizers
 

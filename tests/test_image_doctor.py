@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 import regard
-from regard.data.image_doctor import examine_images
 from regard.errors import UsageError
+from regard.examine.images import examine_images
 from tests.test_doctor import DATA, found
 
 

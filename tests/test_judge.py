@@ -14,9 +14,9 @@ from regard.data.tokenize import train_tokenizer
 from regard.errors import UsageError
 from regard.files import sha256, write_atomically
 from regard.layers.block import BlockConfig
+from regard.metrics.bleu import compare, judge, tokenise_for
 from regard.models.folder import save_config, save_weights
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.tasks.judge import compare, judge, tokenise_for
 from regard.tasks.translator import save_tokenizers
 
 ENGLISH = ["The dog runs, and the cat sits.", "A man in a red hat!", "Two women (old) talk."]

@@ -16,13 +16,10 @@ from regard.costs.model import build
 from regard.data.text import Corpus, Pair
 from regard.data.tokenize import train_tokenizer
 from regard.errors import UsageError
-from regard.interval import Interval
 from regard.layers.block import BlockConfig
-from regard.models import rows
-from regard.models.folder import save_config, save_weights
-from regard.models.transformer import Transformer, TransformerConfig
-from regard.tasks.judge import bleu_metric
-from regard.tasks.lengths import (
+from regard.metrics.bleu import bleu_metric
+from regard.metrics.interval import Interval
+from regard.metrics.lengths import (
     FEW,
     Graded,
     Lengths,
@@ -34,6 +31,9 @@ from regard.tasks.lengths import (
     join_some,
     short_names,
 )
+from regard.models import rows
+from regard.models.folder import save_config, save_weights
+from regard.models.transformer import Transformer, TransformerConfig
 from regard.tasks.translate import FAMILIES, resolve
 from regard.tasks.translator import Translator, save_tokenizers
 

@@ -13,9 +13,9 @@ import torch
 import regard
 from regard.attention.watch import watch
 from regard.decode.search import in_batches
+from regard.metrics.bleu import Score
+from regard.metrics.labels import LabelEvaluation
 from regard.tasks import TASKS, runner, trainer
-from regard.tasks.judge import Score
-from regard.tasks.labels_judge import LabelEvaluation
 from regard.tasks.run import Report
 from regard.tasks.runners import Runner
 

@@ -9,7 +9,7 @@ from PIL import Image
 
 import regard
 from regard.cli import beside, main
-from regard.tasks.compare import remember
+from regard.lab.variants import remember
 
 
 @pytest.fixture

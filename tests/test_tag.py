@@ -18,9 +18,9 @@ from regard.cli import main
 from regard.data.labelled import SentenceFormat, SentenceReader, load_labelled
 from regard.data.tokenize import train_tokenizer
 from regard.errors import UsageError
+from regard.metrics.labels import ones, resampled, units
 from regard.tasks import tag
 from regard.tasks.labelling import Reader
-from regard.tasks.labels_judge import ones, resampled, units
 from regard.tasks.tagger import JOINS, Tagger, cut_sentence, places, windows
 
 SMALL = {

@@ -17,9 +17,9 @@ from regard.data.text import load_pairs
 from regard.data.tokenize import train_tokenizer
 from regard.errors import UsageError
 from regard.layers.block import BlockConfig
+from regard.metrics.text import METRICS, answer, longest_common, normalise, rouge
 from regard.models.transformer import ROWS, Transformer, TransformerConfig, sized
 from regard.tasks import text
-from regard.tasks.scores_text import METRICS, answer, longest_common, normalise, rouge
 from regard.tasks.text import TextToText, lead, marks_of, resolve, with_prefixes
 
 SENTINELS = list(range(1000, 1100))

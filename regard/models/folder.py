@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from regard.errors import UsageError
-from regard.files import parse_json, plain_file, refuse, write_atomically
+from regard.files import MOST_JSON, plain_file, read_json, refuse, write_atomically
 from regard.hashes import remedy, verify
 from regard.models import MODELS, PRETRAINERS, family, pretrainer
 from regard.settings import fill
@@ -26,29 +26,9 @@ WEIGHTS = "model.safetensors"
 REST = "pretraining.safetensors"  # what an encoder of images was trained with and runs without
 ENCODER = "encoder."  # how the names of its weights begin there
 MOST_PARAMETERS = 20_000_000_000
-MOST_JSON = 16 * 2**20
 # what comes of a config whose values are of kinds that nobody expects
 STRANGE = (TypeError, ValueError, KeyError, IndexError, AttributeError)
 STRANGE += (ArithmeticError, RecursionError, RuntimeError)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file that may have been tampered with."""
-    plain_file(path)
-    try:
-        with open(path, "rb") as file:
-            data = file.read(MOST_JSON + 1)
-    except OSError as error:
-        raise refuse(error, path) from error
-    if len(data) > MOST_JSON:
-        raise UsageError(f"{path}: over {MOST_JSON >> 20} MB; expected a small JSON file")
-    try:
-        value = parse_json(data)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: not JSON ({str(error)[:100]})") from error
-    if not isinstance(value, dict):
-        raise UsageError(f"{path}: expected a JSON object")
-    return value
 
 
 class _Drawless(TorchFunctionMode):

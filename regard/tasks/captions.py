@@ -26,19 +26,19 @@ from regard.decode import search
 from regard.decode.search import Hypothesis
 from regard.errors import UsageError, lookup
 from regard.files import cache_folder
-from regard.interval import paired
+from regard.metrics.bleu import Comparison, Score, bleu_metric, compare
+from regard.metrics.cider import SIGNATURE, cider
+from regard.metrics.evaluation import Evaluation, made_here, write_outputs
+from regard.metrics.interval import paired
+from regard.metrics.text import resample
 from regard.native import fast_run
-from regard.settings import fill
-from regard.tasks.cider import SIGNATURE, cider
-from regard.tasks.evaluation import Evaluation, made_here, write_outputs
+from regard.settings import fill, setting
 from regard.tasks.image_classifier import format_of, read_image
 from regard.tasks.image_look import ImageLookSettings, check_kind, photo_of, picture_of
-from regard.tasks.judge import Comparison, Score, bleu_metric, compare
 from regard.tasks.pretrain import captions_in, of_part
 from regard.tasks.run import load_tokenizer
 from regard.tasks.runners import Answer, Runner
-from regard.tasks.scores_text import resample
-from regard.tasks.translator import setting, words_of_pieces
+from regard.tasks.translator import words_of_pieces
 from regard.training.loss import vocabulary_loss
 
 NAME = "caption"

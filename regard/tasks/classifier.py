@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.watch import watch
+from regard.data.features import split_words
 from regard.data.labelled import (
     Example,
     ExampleFormat,
@@ -19,13 +20,22 @@ from regard.data.labelled import (
     load_labelled,
 )
 from regard.decode.search import in_batches
-from regard.errors import UsageError
-from regard.settings import fill
-from regard.tasks.baseline import Baselines
+from regard.errors import UsageError, log
+from regard.metrics.baselines import Baselines
+from regard.metrics.bleu import Score
+from regard.metrics.evaluation import Evaluation, made_here, write_outputs
+from regard.metrics.labels import (
+    Error,
+    LabelEvaluation,
+    by_class,
+    compare,
+    confusion,
+    count,
+    scores_of,
+    units,
+)
+from regard.settings import fill, setting
 from regard.tasks.embed import pearson, spearman
-from regard.tasks.evaluation import Evaluation, made_here, write_outputs
-from regard.tasks.features import split_words
-from regard.tasks.judge import Score
 from regard.tasks.labelling import (
     WAYS,
     Read,
@@ -37,19 +47,8 @@ from regard.tasks.labelling import (
     longest_of,
     reader_of,
 )
-from regard.tasks.labels_judge import (
-    Error,
-    LabelEvaluation,
-    by_class,
-    compare,
-    confusion,
-    count,
-    scores_of,
-    units,
-)
-from regard.tasks.run import load_tokenizer, tell
+from regard.tasks.run import load_tokenizer
 from regard.tasks.runners import Answer, Runner
-from regard.tasks.translator import setting
 
 TOLD = 100  # labels whose chances a JSON line names
 
@@ -221,7 +220,7 @@ class Classifier(Runner[Classified | Valued]):
             torch.set_num_threads(how.threads)
         chances, cut = self.chances(inputs, how)
         if any(cut):
-            tell(f"{sum(cut)} of {len(inputs)} texts were cut at {self._most(how)} pieces")
+            log(f"{sum(cut)} of {len(inputs)} texts were cut at {self._most(how)} pieces")
         if self.valued:
             return [Valued(float(row[0]), was) for row, was in zip(chances, cut, strict=True)]
         return [

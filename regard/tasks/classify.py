@@ -10,13 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.data.features import split_words
 from regard.data.image import holds_images
 from regard.data.labelled import Example, ExampleFormat, ExampleReader, load_labelled
 from regard.errors import UsageError, lookup
+from regard.metrics.baselines import Baselines, worth_of_order
+from regard.metrics.labels import count, log_loss, macro_f1, micro_f1
 from regard.tasks import images
-from regard.tasks.baseline import Baselines, worth_of_order
 from regard.tasks.classifier import Classifier, ClassifierSettings, member_logits, one_label_each
-from regard.tasks.features import split_words
 from regard.tasks.labelling import (
     FAMILY,
     SHORT,  # noqa: F401 (the command line lists them)
@@ -37,7 +38,6 @@ from regard.tasks.labelling import (
     uneven,
     weigh,
 )
-from regard.tasks.labels_judge import count, log_loss, macro_f1, micro_f1
 from regard.tasks.run import Data, Report, Work, save_tokenizer, settle_tokenizer, train_task
 from regard.training.loop import at_least, mix
 

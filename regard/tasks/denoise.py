@@ -14,7 +14,7 @@ from regard.data.augment import chance_of
 from regard.data.batches import Shuffled
 from regard.data.image import BROKEN
 from regard.errors import UsageError, lookup
-from regard.filters.quality import psnr
+from regard.metrics.image import psnr
 from regard.models import family
 from regard.tasks import run
 from regard.tasks.denoiser import ImageDenoiser, Photo, train_and_valid

@@ -27,17 +27,15 @@ from regard.data.image import (
     split_images,
 )
 from regard.data.split import Split, keys_of, shares_of, unseen
-from regard.errors import UsageError, lookup
+from regard.errors import UsageError, log, lookup
 from regard.files import write_atomically
-from regard.filters.quality import psnr, ssim
-from regard.settings import fill
-from regard.tasks.evaluation import Evaluation, made_here
+from regard.metrics.bleu import Comparison, Score
+from regard.metrics.evaluation import Evaluation, made_here
+from regard.metrics.image import psnr, ssim
+from regard.settings import fill, setting
 from regard.tasks.image_classifier import Unread
 from regard.tasks.image_look import check_kind, spot_of
-from regard.tasks.judge import Comparison, Score
-from regard.tasks.run import tell
 from regard.tasks.runners import Answer, Runner
-from regard.tasks.translator import setting
 from regard.training.progress import Progress
 
 SIDE = 1024  # pixels to a side that are denoised at once
@@ -303,7 +301,7 @@ class ImageDenoiser(Runner[Denoised | Unread]):
         except Broken as mistake:
             if how.broken == "refuse":
                 raise UsageError(f"{mistake}; or pass over such files: broken=skip") from None
-            tell(str(mistake))
+            log(str(mistake))
             return Unread(str(mistake))
         clean = pixels.float() / 255
         noisy, sigma = _noisy(clean, how)
@@ -398,7 +396,7 @@ class ImageDenoiser(Runner[Denoised | Unread]):
     ) -> list[Score]:
         """Return the scores of all filters made by hand, with what was found best for each."""
         from regard.filters import FILTERS
-        from regard.tasks.tuned_filters import GRIDS, tuned
+        from regard.filters.tuned import GRIDS, tuned
 
         assert how.filters is not None
         shelf = shelf_of(how.filters, "train", how.broken)

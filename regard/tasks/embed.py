@@ -15,15 +15,14 @@ from regard.data.labelled import hash_items, load_labelled
 from regard.data.table import Table
 from regard.data.text import PairReader
 from regard.decode.search import in_batches
-from regard.errors import UsageError, lookup
+from regard.errors import UsageError, log, lookup
 from regard.layers.heads import Max, Mean
-from regard.settings import fill
-from regard.tasks.evaluation import Evaluation, made_here, score_both, write_outputs
-from regard.tasks.judge import Score
+from regard.metrics.bleu import Score
+from regard.metrics.evaluation import Evaluation, made_here, score_both, write_outputs
+from regard.settings import fill, setting
 from regard.tasks.labelling import Read, Reader, Row, collate, longest_of, reader_of
-from regard.tasks.run import load_tokenizer, tell
+from regard.tasks.run import load_tokenizer
 from regard.tasks.runners import Answer, Runner
-from regard.tasks.translator import setting
 
 NAME = "embed"
 FAMILIES = ("bert", "gpt", "clip")
@@ -205,7 +204,7 @@ class Embedder(Runner[Embedded | Similar]):
 
     def _tell(self, cut: Sequence[bool], how: EmbedSettings) -> None:
         if any(cut):
-            tell(f"{sum(cut)} of {len(cut)} texts were cut at {self._most(how)} pieces")
+            log(f"{sum(cut)} of {len(cut)} texts were cut at {self._most(how)} pieces")
 
     def vectors(self, texts: Sequence[str], how: EmbedSettings) -> tuple[np.ndarray, list[bool]]:
         """Return the vectors of texts (n, w), and which texts had to be cut."""

@@ -21,13 +21,15 @@ from regard.data.image import (
 )
 from regard.errors import UsageError, lookup
 from regard.files import cache_folder
+from regard.metrics.bleu import Score
+from regard.metrics.evaluation import Evaluation, made_here, write_outputs
+from regard.metrics.labels import LabelEvaluation
 from regard.models.folder import load_rest
 from regard.pretrained.folder import is_foreign
 from regard.pretrained.mae import import_rest
-from regard.settings import fill
+from regard.settings import fill, setting
 from regard.tasks.classifier import Classified
 from regard.tasks.embed import Embedded
-from regard.tasks.evaluation import Evaluation, made_here, write_outputs
 from regard.tasks.image_classifier import (
     ImageClassifier,
     ImageEvalSettings,
@@ -37,9 +39,7 @@ from regard.tasks.image_classifier import (
     read_image,
 )
 from regard.tasks.image_look import ImageLookSettings, check_kind, picture_of
-from regard.tasks.judge import Score
 from regard.tasks.labelling import Reader
-from regard.tasks.labels_judge import LabelEvaluation
 from regard.tasks.pretrain import (
     NAME,
     Captioned,
@@ -52,7 +52,6 @@ from regard.tasks.pretrain import (
 from regard.tasks.probe import Known, by_neighbours, fit_line, pooled, vectors
 from regard.tasks.run import load_tokenizer
 from regard.tasks.runners import Runner
-from regard.tasks.translator import setting
 
 
 @dataclass(frozen=True)

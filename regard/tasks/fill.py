@@ -17,14 +17,13 @@ from regard.data.documents import Texts, hash_texts, load_texts
 from regard.data.tokenize import SPECIALS
 from regard.decode.search import in_batches
 from regard.errors import UsageError
-from regard.settings import fill
-from regard.tasks.evaluation import Evaluation, made_here, score_both, write_outputs
-from regard.tasks.judge import Score
+from regard.metrics.bleu import Score
+from regard.metrics.evaluation import Evaluation, made_here, score_both, write_outputs
+from regard.settings import fill, setting
 from regard.tasks.labelling import Row, collate, frame_of
 from regard.tasks.language import MaskedSettings, MaskedTokens, mask_of
 from regard.tasks.run import load_tokenizer
 from regard.tasks.runners import Answer, Runner
-from regard.tasks.translator import setting
 from regard.training.loop import at_least
 
 NAME = "fill"

@@ -19,16 +19,12 @@ from regard.data.image import (
     Images,
     load_images,
 )
-from regard.errors import UsageError, lookup
+from regard.errors import UsageError, log, lookup
 from regard.files import cache_folder
-from regard.settings import fill
-from regard.tasks.baseline import Baselines, small
-from regard.tasks.classifier import Classified
-from regard.tasks.evaluation import Evaluation, made_here, write_outputs
-from regard.tasks.image_look import ImageLookSettings, check_kind, picture_of
-from regard.tasks.judge import Score
-from regard.tasks.labelling import labels_of
-from regard.tasks.labels_judge import (
+from regard.metrics.baselines import Baselines, small
+from regard.metrics.bleu import Score
+from regard.metrics.evaluation import Evaluation, made_here, write_outputs
+from regard.metrics.labels import (
     Error,
     LabelEvaluation,
     by_class,
@@ -40,9 +36,11 @@ from regard.tasks.labels_judge import (
     units,
     wilson,
 )
-from regard.tasks.run import tell
+from regard.settings import fill, setting
+from regard.tasks.classifier import Classified
+from regard.tasks.image_look import ImageLookSettings, check_kind, picture_of
+from regard.tasks.labelling import labels_of
 from regard.tasks.runners import Answer, Runner
-from regard.tasks.translator import setting
 
 FEW = 5  # labels among which the right one should be, where there are more
 
@@ -128,7 +126,7 @@ def read_image(image: Any, format: ImageFormat, broken: str) -> np.ndarray | str
     except Broken as mistake:
         if broken == "refuse":
             raise UsageError(f"{mistake}; or pass over such files: broken=skip") from None
-        tell(str(mistake))
+        log(str(mistake))
         return str(mistake)
 
 

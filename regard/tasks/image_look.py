@@ -15,7 +15,7 @@ from torch import Tensor
 from regard.attention.watch import watch
 from regard.data.image import ImageFormat, open_image, upright
 from regard.errors import UsageError, lookup
-from regard.tasks.translator import setting
+from regard.settings import setting
 
 SHOWN = 512  # pixels to which a photo is kept to be looked at
 

@@ -15,10 +15,11 @@ from regard.data.batches import Shuffled
 from regard.data.image import BROKEN, ImageData, ImageFormat, ImageOptions, Images, load_images
 from regard.errors import UsageError, lookup
 from regard.files import cache_folder, sha256
+from regard.metrics.baselines import Baselines
+from regard.metrics.labels import count, log_loss, macro_f1, ones
 from regard.models import MODELS, family
 from regard.settings import describe
 from regard.tasks import run
-from regard.tasks.baseline import Baselines
 from regard.tasks.image_classifier import (
     ImageClassifier,
     ImageRunSettings,
@@ -26,7 +27,6 @@ from regard.tasks.image_classifier import (
     shrunk,
 )
 from regard.tasks.labelling import WEIGHTINGS, label_list, uneven, weigh
-from regard.tasks.labels_judge import count, log_loss, macro_f1, ones
 from regard.tasks.run import (
     Data,
     Report,

@@ -13,11 +13,11 @@ from torch.nn import functional as F
 from regard.attention.positions import has_table
 from regard.data.batches import Batches, pad
 from regard.data.characters import Characters
+from regard.data.features import Features, named, split_words
 from regard.data.tokenize import MOST_KEPT, SPECIALS, train_tokenizer
 from regard.errors import UsageError, lookup, nearest
 from regard.models import family
 from regard.tasks import run
-from regard.tasks.features import Features, named, split_words
 from regard.tasks.run import (
     TaskSettings,
     build_model,

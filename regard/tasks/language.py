@@ -18,10 +18,9 @@ from regard.data.documents import Crops, Packed, Texts, load_texts, store_texts,
 from regard.data.store import Column, Store, store_key
 from regard.data.tokenize import SPACELESS, train_tokenizer
 from regard.errors import UsageError, lookup
-from regard.files import cache_folder
+from regard.files import cache_folder, read_json
 from regard.layers.vocabulary import CappedHead
 from regard.models import family, rows
-from regard.models.folder import read_json
 from regard.settings import describe
 from regard.tasks import run
 from regard.tasks.run import (

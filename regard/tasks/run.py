@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import json
 import platform
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
@@ -20,13 +19,13 @@ from torch import Tensor, nn
 
 from regard import __version__
 from regard.data.split import Split
-from regard.errors import UsageError, lookup, printable
-from regard.files import write_atomically
+from regard.errors import UsageError, log, lookup
+from regard.files import read_json, write_atomically
 from regard.hashes import SUMS, damaged, listed, seal, unseal
 from regard.layers.convolution import statistics
 from regard.layers.lora import adapters, merged
 from regard.models import family, sized
-from regard.models.folder import load_folder, read_json, save_config, save_weights
+from regard.models.folder import load_folder, save_config, save_weights
 from regard.pretrained.folder import import_folder, is_foreign
 from regard.results import Scored
 from regard.settings import fill
@@ -234,12 +233,6 @@ def use_threads(threads: int | None) -> int:
     return torch.get_num_threads()
 
 
-def tell(message: str, quiet: bool = False) -> None:
-    """Say something to the user beside the results."""
-    if not quiet:
-        print("\n".join(map(printable, message.split("\n"))), file=sys.stderr, flush=True)
-
-
 def shorten(values: Mapping[str, Any]) -> str:
     """Write settings as words of a command."""
     return " ".join(f"{key}={value}" for key, value in values.items())
@@ -398,12 +391,12 @@ def set_aside(folder: Path, quiet: bool) -> dict[str, str]:
     try:
         hashes = listed(folder)
     except UsageError as mistake:
-        tell(f"{mistake}; all is published again", quiet)
+        log(f"{mistake}; all is published again", quiet)
         (folder / SUMS).replace(folder / f"{SUMS}.damaged")
         return {}
     broken = damaged(folder, hashes)
     for path in (folder / name for name in broken):
-        tell(f"{path}: damaged or changed, so it is made again; see {path.name}.damaged", quiet)
+        log(f"{path}: damaged or changed, so it is made again; see {path.name}.damaged", quiet)
         if path.exists():
             path.replace(path.with_name(f"{path.name}.damaged"))
     return {name: hashes[name] for name in broken}
@@ -532,13 +525,13 @@ def train_task(
             setattr(model, reads, torch.compile(getattr(model, reads), dynamic=work.dynamic))
         if begun is None:
             for note in data.notes:
-                tell(note, quiet)
+                log(note, quiet)
             plan = _plan(values, settings, work.task, model, folder, started)
             for note in plan.notes:
-                tell(note, quiet)
+                log(note, quiet)
             begun = _begin(name, folder, settings, data, work, recipe, plan)
             count = f"{parameters(model):,} parameters{learning(model)}"
-            tell(f"{count}; {steps_of(begun['steps'])}", quiet)
+            log(f"{count}; {steps_of(begun['steps'])}", quiet)
         if distributed.is_first():
             task = work.runs_as or name
             about = {**origin(settings.init), **work.about}

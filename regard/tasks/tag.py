@@ -11,7 +11,8 @@ from torch import Tensor
 
 from regard.data.labelled import Sentence, SentenceFormat, SentenceReader, load_labelled
 from regard.errors import lookup
-from regard.tasks.baseline import Baselines
+from regard.metrics.baselines import Baselines
+from regard.metrics.labels import count, log_loss, macro_f1, micro_f1, ones
 from regard.tasks.labelling import (
     FAMILY,
     SHORT,  # noqa: F401 (the command line lists them)
@@ -31,7 +32,6 @@ from regard.tasks.labelling import (
     settle_features,
     weigh,
 )
-from regard.tasks.labels_judge import count, log_loss, macro_f1, micro_f1, ones
 from regard.tasks.run import Data, Report, Work, save_tokenizer, settle_tokenizer, train_task
 from regard.tasks.tagger import (
     JOINS,

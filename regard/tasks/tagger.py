@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.watch import watch
+from regard.data.features import split_words
 from regard.data.labelled import (
     Sentence,
     SentenceFormat,
@@ -21,21 +22,9 @@ from regard.data.labelled import (
 )
 from regard.decode.search import in_batches
 from regard.errors import UsageError, lookup
-from regard.settings import fill
-from regard.tasks.baseline import Baselines
-from regard.tasks.evaluation import made_here, write_outputs
-from regard.tasks.features import split_words
-from regard.tasks.labelling import (
-    Read,
-    Reader,
-    Row,
-    collate,
-    known_only,
-    labels_of,
-    longest_of,
-    reader_of,
-)
-from regard.tasks.labels_judge import (
+from regard.metrics.baselines import Baselines
+from regard.metrics.evaluation import made_here, write_outputs
+from regard.metrics.labels import (
     Error,
     LabelEvaluation,
     by_class,
@@ -46,9 +35,19 @@ from regard.tasks.labels_judge import (
     scores_of,
     units,
 )
+from regard.settings import fill, setting
+from regard.tasks.labelling import (
+    Read,
+    Reader,
+    Row,
+    collate,
+    known_only,
+    labels_of,
+    longest_of,
+    reader_of,
+)
 from regard.tasks.run import load_tokenizer
 from regard.tasks.runners import Answer, Runner
-from regard.tasks.translator import setting
 
 AROUND = 6  # words shown to both sides of an error
 

@@ -22,10 +22,12 @@ from regard.data.table import Table
 from regard.data.text import Corpus, PairReader
 from regard.data.tokenize import train_tokenizer
 from regard.decode import search
-from regard.errors import UsageError, lookup
+from regard.errors import UsageError, log, lookup
 from regard.files import cache_folder
+from regard.metrics.evaluation import Evaluation
+from regard.metrics.text import METRICS
 from regard.models import family
-from regard.tasks.evaluation import EvalSettings, Evaluation, evaluate, read_test
+from regard.tasks.evaluation import EvalSettings, evaluate, read_test
 from regard.tasks.run import (
     Data,
     Report,
@@ -35,10 +37,8 @@ from regard.tasks.run import (
     save_generation,
     settle_tokenizer,
     shape_of,
-    tell,
     train_task,
 )
-from regard.tasks.scores_text import METRICS
 from regard.tasks.translate import (
     SHORT,
     SIZES,
@@ -483,7 +483,7 @@ class TextToText(Translator):
         """Split what is read into ids, its prefix before it; what is too long is cut."""
         ids = self.source_tokenizer.encode(lead(how.prefix) + text)
         if len(ids) > self.longest:
-            tell(f"a text of {len(ids):,} pieces is read only up to {self.longest:,}")
+            log(f"a text of {len(ids):,} pieces is read only up to {self.longest:,}")
         return ids[: self.longest]
 
     def opening(self, how: RunSettings) -> list[int]:

@@ -21,13 +21,13 @@ from regard.data.tokenize import Tokenizer, train_tokenizer
 from regard.errors import UsageError, lookup
 from regard.files import cache_folder
 from regard.layers.recurrent import Draws
+from regard.metrics.bleu import judge
+from regard.metrics.lengths import join_some
 from regard.models import family, rows
 from regard.models.folder import load_folder, read_config
 from regard.pretrained.folder import is_foreign
 from regard.settings import describe
 from regard.tasks import run
-from regard.tasks.judge import judge
-from regard.tasks.lengths import join_some
 from regard.tasks.run import (
     Data,
     Report,

@@ -18,7 +18,7 @@ from regard.decode.rules import Given, Ways
 from regard.decode.search import Hypothesis, in_batches
 from regard.errors import UsageError, lookup
 from regard.native import fast_run
-from regard.settings import fill
+from regard.settings import fill, setting
 from regard.tasks.runners import Answer, Runner
 from regard.tasks.tokenizer import load_any_tokenizers, save_any_tokenizers
 
@@ -53,11 +53,6 @@ def own_settings(config: dict[str, Any]) -> dict[str, Any]:
     """Return a model's own defaults of writing, without what is no setting."""
     told = config.get("generation", {})
     return {key: value for key, value in told.items() if key not in ("alignment_head", "rules")}
-
-
-def setting(default: Any, help: str, **bounds: float) -> Any:
-    """Describe a setting."""
-    return field(default=default, metadata={"help": help, **bounds})
 
 
 @dataclass(frozen=True)

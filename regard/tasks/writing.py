@@ -20,13 +20,13 @@ from regard.decode import search
 from regard.decode.rules import Given, Ways
 from regard.decode.search import in_batches
 from regard.errors import UsageError, lookup
+from regard.metrics.bleu import Score
+from regard.metrics.evaluation import Evaluation, made_here, score_both, write_outputs
 from regard.native import fast_run
 from regard.pretrained.talk import check_chat
-from regard.settings import fill
+from regard.settings import fill, setting
 from regard.tasks import chat
 from regard.tasks.chat_template import encode_own
-from regard.tasks.evaluation import Evaluation, made_here, score_both, write_outputs
-from regard.tasks.judge import Score
 from regard.tasks.language import stretch_loss
 from regard.tasks.run import load_tokenizer
 from regard.tasks.runners import Answer, Runner
@@ -37,11 +37,6 @@ OnText = Callable[[str], None]
 LOST = "\ufffd"  # what a character that is not complete decodes to
 UNKNOWN = 3  # <unk> of our own tokenizers
 SEEN = 24  # tokens that are written to be looked at, unless told
-
-
-def setting(default: Any, help: str, **bounds: float) -> Any:
-    """Describe a setting."""
-    return field(default=default, metadata={"help": help, **bounds})
 
 
 @dataclass(frozen=True)

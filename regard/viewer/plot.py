@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from regard.errors import UsageError
 from regard.files import write_atomically
-from regard.interval import Interval
+from regard.metrics.interval import Interval
 from regard.viewer.png import COLOURS, INK, LINE, SOFT, fonts_for, spell, style, width_of
 
 Points = Sequence[tuple[float, Interval]]

@@ -8,7 +8,14 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from regard.data.doctor import (
+from regard.data.documents import find_texts, read_texts
+from regard.data.labelled import find_labelled
+from regard.data.lines import missing, opened_text
+from regard.data.split import keys_of, shares_of
+from regard.data.table import is_folder, is_table
+from regard.data.text import find_file
+from regard.errors import UsageError
+from regard.examine.pairs import (
     EACH_MARK,
     KINDS,
     LEVELS,
@@ -20,13 +27,6 @@ from regard.data.doctor import (
     plural,
     rows_about,
 )
-from regard.data.documents import find_texts, read_texts
-from regard.data.labelled import find_labelled
-from regard.data.lines import missing, opened_text
-from regard.data.split import keys_of, shares_of
-from regard.data.table import is_folder, is_table
-from regard.data.text import find_file
-from regard.errors import UsageError
 
 FEW = 5  # rows of a label that can hardly be learnt from
 UNEVEN = 10  # times as many rows of one label as of another

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from regard.errors import UsageError
-from regard.tasks.scores_text import words
+from regard.metrics.text import words
 
 LONGEST = 4  # words of a run
 SPREAD = 6.0  # of the penalty of a length that differs

@@ -16,14 +16,14 @@ from typing import Any
 import torch
 
 from regard.data.tokenize import TOKENIZERS
-from regard.errors import UsageError, lookup
+from regard.errors import UsageError, log, lookup
+from regard.files import read_json
+from regard.lab.report import Compared, Variant, finite, name_of
+from regard.lab.workers import work
 from regard.models import MODELS, family
-from regard.models.folder import read_json
 from regard.settings import describe, fill
 from regard.tasks import TASKS, trainer
-from regard.tasks.compared import Compared, Variant, finite, name_of
-from regard.tasks.run import recall, tell
-from regard.tasks.workers import work
+from regard.tasks.run import recall
 from regard.training.loop import locked
 
 # the task, all settings and the recipe's name that a training of some settings comes to
@@ -158,7 +158,7 @@ def train_one(job: dict[str, Any]) -> dict[str, Any]:
             return {"finished": False}
         lengths = None
         if job["lengths"]:
-            from regard.tasks.extrapolate import loss_by_length
+            from regard.lab.extrapolate import loss_by_length
 
             lengths = loss_by_length(folder, module.resolve(job["values"]), job["lengths"])
     except KeyboardInterrupt:
@@ -312,14 +312,14 @@ def train_all(made: Compared, jobs: Sequence[dict[str, Any]], parallel: int, qui
     runs = {(run["name"], run["seed"]): run for run in made.runs}
     todo = [job for job in jobs if not runs[job["name"], job["seed"]]["finished"]]
     done = len(jobs) - len(todo)
-    tell(f"{len(jobs)} runs in {made.out}" + (f", {done} of them done" * bool(done)), quiet)
+    log(f"{len(jobs)} runs in {made.out}" + (f", {done} of them done" * bool(done)), quiet)
     started, ended = time.perf_counter(), 0
 
     def begin(job: dict[str, Any]) -> None:
-        tell(f"{name_of(job)}: begins", quiet)
+        log(f"{name_of(job)}: begins", quiet)
 
     results = (
-        work("regard.tasks.compare:train_one", todo, min(parallel, len(todo)), begin)
+        work("regard.lab.variants:train_one", todo, min(parallel, len(todo)), begin)
         if parallel > 1 and len(todo) > 1
         else train_here(todo, begin)
     )
@@ -335,7 +335,7 @@ def train_all(made: Compared, jobs: Sequence[dict[str, Any]], parallel: int, qui
                 made.write(Path(made.out))
                 ended += bool(result["finished"] or "failed" in result)
                 left = (time.perf_counter() - started) / max(1, ended) * (len(todo) - ended)
-                tell(line_of(job, result, f"{done + ended} of {len(jobs)}", left), quiet)
+                log(line_of(job, result, f"{done + ended} of {len(jobs)}", left), quiet)
     except KeyboardInterrupt:
         made.stopped = True
 

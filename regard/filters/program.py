@@ -20,10 +20,9 @@ from regard.errors import UsageError, lookup
 from regard.files import write_atomically
 from regard.filters import FILTERS, WEIGHTS
 from regard.filters.frame import Place, check_place
-from regard.filters.quality import noisy, psnr, ssim
+from regard.metrics.image import noisy, psnr, ssim
 from regard.results import Named
-from regard.settings import fill
-from regard.tasks.translator import setting
+from regard.settings import fill, setting
 from regard.training.progress import Progress
 
 WRITTEN = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP", ".bmp": "BMP"}

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from regard.filters import FILTERS
-from regard.filters.quality import psnr
+from regard.metrics.image import psnr
 
 Grid = dict[str, list[Any]]
 Pairs = Sequence[tuple[Tensor, Tensor]]  # noisy and clean

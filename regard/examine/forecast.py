@@ -15,11 +15,8 @@ import torch
 from PIL import Image
 
 from regard.costs.count import count as count_of
-from regard.data.doctor import Finding, Report, examine
 from regard.data.documents import find_texts, read_texts
-from regard.data.guess import Guess, guess_task
 from regard.data.image import ImageOptions, find_images, holds_images
-from regard.data.image_doctor import examine_images
 from regard.data.labelled import (
     ExampleFormat,
     ExampleReader,
@@ -27,10 +24,13 @@ from regard.data.labelled import (
     SentenceReader,
     find_labelled,
 )
-from regard.data.row_doctor import examine_rows, examine_texts
 from regard.data.table import is_folder, is_table
 from regard.data.text import PairReader, find_parts
 from regard.errors import UsageError, lookup
+from regard.examine.guess import Guess, guess_task
+from regard.examine.images import examine_images
+from regard.examine.pairs import Finding, Report, examine
+from regard.examine.rows import examine_rows, examine_texts
 from regard.tasks import trainer
 from regard.tasks.pretrain import captions_in
 from regard.tasks.run import Rehearsed, parameters, rehearsing

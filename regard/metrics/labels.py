@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from regard.errors import UsageError
-from regard.tasks.evaluation import Evaluation
-from regard.tasks.judge import Comparison, Score
+from regard.metrics.bleu import Comparison, Score
+from regard.metrics.evaluation import Evaluation
 
 SURE = 1.959963984540054  # of a normal law, 95% lie within so many standard deviations
 SHOWN = 20  # labels of a confusion matrix that is still printed

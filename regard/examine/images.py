@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Mapping
 from itertools import combinations
 
-from regard.data.doctor import LEVELS, Finding, ImageCounts, Report, no_valid, plural
 from regard.data.image import ImageFormat, ImageOptions, Shelf, find_image_parts, settle
 from regard.errors import UsageError
+from regard.examine.pairs import LEVELS, Finding, ImageCounts, Report, no_valid, plural
 from regard.training.progress import Progress
 
 FEW = 10  # images of a class that can hardly be learnt from

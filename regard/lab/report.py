@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from regard.errors import UsageError
 from regard.files import write_atomically
-from regard.interval import Difference, Interval, interval, paired
-from regard.results import Named
+from regard.metrics.interval import Difference, Interval, interval, paired
+from regard.results import Named, markdown
 
 # keys that change what is learnt from
 DATA = {"data", "valid", "init", "columns", "from", "to", "skip_bad", "share"}
@@ -335,16 +335,6 @@ def span(numbers: Sequence[float]) -> str:
     """Write numbers that are mostly the same as one, or from the least to the largest."""
     told = list(dict.fromkeys(f"{number:,.0f}" for number in sorted(numbers)))
     return " to ".join([told[0], told[-1]] if len(told) > 1 else told) or "-"
-
-
-def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """Write rows as a table whose columns stand below each other."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "| " + " | ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)) + " |"
-        for row in rows
-    ]
-    return "\n".join([lines[0], "|" + "|".join("-" * (w + 2) for w in widths) + "|", *lines[1:]])
 
 
 def plainly(found: Interval | Difference | None) -> dict[str, Any] | None:

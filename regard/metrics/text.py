@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from regard.errors import UsageError
-from regard.tasks.judge import Comparison, Score, compare, judge
+from regard.metrics.bleu import Comparison, Score, compare, judge
 
 # a word is a run of letters and digits; where no spaces part words, each character is one
 WORD = re.compile("[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\\W_\u3040-\u30ff\u3400-\u9fff]+")

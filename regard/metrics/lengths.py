@@ -13,8 +13,8 @@ from sacrebleu.metrics.bleu import BLEU
 from regard.data.text import Corpus, Pair, join_sentences
 from regard.data.tokenize import SPACELESS
 from regard.errors import UsageError
-from regard.interval import Interval
-from regard.tasks.compared import markdown
+from regard.metrics.interval import Interval
+from regard.results import markdown
 
 WORD = re.compile(rf"[{SPACELESS}]|[^\s{SPACELESS}]+")
 BORDERS = (10, 20, 30, 40, 50, 60)

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from regard.errors import UsageError, lookup
-from regard.files import write_atomically
-from regard.models.folder import read_json
+from regard.files import read_json, write_atomically
 
 FILE = "features.json"
 MOST = 99_999

@@ -11,11 +11,11 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from regard.data.features import split_words
 from regard.errors import UsageError
 from regard.files import write_atomically
 from regard.hashes import verify
-from regard.tasks.features import split_words
-from regard.tasks.labels_judge import count, macro_f1, ones, percent
+from regard.metrics.labels import count, macro_f1, ones, percent
 
 FILE = "baseline.safetensors"
 COMMONEST = "the commonest label"

@@ -28,7 +28,7 @@ class Worker:
         self.job: Job | None = None
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "regard.tasks.workers", function],
+            [sys.executable, "-m", "regard.lab.workers", function],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors,

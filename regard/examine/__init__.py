@@ -1,0 +1,1 @@
+"""A look over data before they are trained on: faults with their remedy, and a forecast."""
