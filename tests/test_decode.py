@@ -31,7 +31,8 @@ from regard.decode.search import (
     score,
 )
 from regard.errors import UsageError
-from regard.models.transformer import Transformer, TransformerConfig, sized
+from regard.models.declaration import with_changes
+from regard.models.transformer import SIZES, Transformer, TransformerConfig
 
 VOCAB = 5
 
@@ -325,7 +326,8 @@ def lively(config: TransformerConfig, stop: float) -> Transformer:
 
 
 def small(position: str = "sinusoidal") -> Transformer:
-    config = sized("tiny", TransformerConfig(60, 60, position=position, tie="none", head_bias=True))
+    config = TransformerConfig(60, 60, position=position, tie="none", head_bias=True)
+    config = with_changes(config, SIZES["tiny"])
     block = replace(config.block, kv_heads=2)
     config = replace(config, encoder_depth=1, decoder_depth=2, block=block)
     return lively(config, 6.0).double()
@@ -413,7 +415,8 @@ def test_beam_equals_ctranslate2(tmp_path):
 
     tokenizer = train_tokenizer(["a few words, not many words"] * 3, vocab=300)
     vocab = tokenizer.vocab
-    config = sized("tiny", TransformerConfig(vocab, vocab, tie="none", head_bias=True))
+    config = TransformerConfig(vocab, vocab, tie="none", head_bias=True)
+    config = with_changes(config, SIZES["tiny"])
     model = lively(replace(config, encoder_depth=1, decoder_depth=2), 6.0)
     folder = export_ctranslate2(model, tokenizer, tokenizer, tmp_path / "theirs")
     translator = ctranslate2.Translator(str(folder), compute_type="float32", intra_threads=1)
