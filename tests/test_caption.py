@@ -274,7 +274,7 @@ def test_a_config_that_names_no_encoder_is_refused():
 
 def test_what_sees_can_learn_more_slowly():
     model = Captioner(KINDS["vit"])
-    groups = build_optimiser(model, lr=1.0, rates={"encoder.": 0.1}).param_groups
+    groups = build_optimiser(model, lr=1.0, lr_scales={"encoder.": 0.1}).param_groups
     scales = {id(p): group["scale"] for group in groups for p in group["params"]}
     for name, p in model.named_parameters():
         assert scales[id(p)] == (0.1 if name.startswith("encoder.") else 1.0)

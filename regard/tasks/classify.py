@@ -39,7 +39,7 @@ from regard.tasks.labelling import (
     weigh,
 )
 from regard.tasks.run import Data, Report, Work, save_tokenizer, settle_tokenizer, train_task
-from regard.training.loop import at_least, mix
+from regard.training.loop import Trainable, at_least, mix
 
 NAME = "classify"
 NOISE, SURE = 0.3, 3.0  # of embeddings that begin by counts, and of the head above them
@@ -171,7 +171,7 @@ class Batch(NamedTuple):
     wanted: Tensor
 
 
-class Classification:
+class Classification(Trainable):
     """The task as the training loop sees it.
 
     What is right comes as numbers, so that they can also be those of clusters of labels.

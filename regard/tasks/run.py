@@ -43,7 +43,7 @@ from regard.tasks.tune import check_tune, let_learn, usual_rate
 from regard.training import distributed
 from regard.training.loop import (
     Fit,
-    Task,
+    Trainable,
     check,
     locked,
     measure,
@@ -194,7 +194,7 @@ class Work:
 
     family: str  # the model's name in MODELS
     model: Any
-    task: Task
+    task: Trainable
     told: str  # what the model card says it is
     about: dict[str, Any] = field(default_factory=dict)  # what config.json says beside the model
     facts: dict[str, Any] = field(default_factory=dict)  # what recipe.json says beside the settings
@@ -283,7 +283,7 @@ def train_task(
             seal(folder)
 
         if begun.get("valid_share", 1.0) < 1:
-            work.task.valid_share = begun["valid_share"]  # type: ignore[attr-defined]
+            work.task.valid_share = begun["valid_share"]
         if settings.warmup is None:
             # a run of before, which had a warm-up that did not follow from the steps, keeps it
             rise = begun["warmup"] if "warmup" in begun else begun["settings"]["warmup"]
@@ -310,7 +310,7 @@ def train_task(
 def _plan(
     values: Mapping[str, Any],
     settings: TaskSettings,
-    task: Task,
+    task: Trainable,
     model: nn.Module,
     folder: Path,
     started: float,
@@ -319,7 +319,7 @@ def _plan(
     if settings.minutes is None:
         return settle(settings, epoch=_epoch(settings, task))
     if any(values.get(key) is not None for key in ROWS_JUDGED):
-        task.decoded = 0  # type: ignore[attr-defined]  # the user has said how many
+        task.decoded = 0  # the user has said how many
     whole = 60 * settings.minutes
     cost = measure(model, task, settings, folder, whole)
     passed = distributed.first_says(time.perf_counter() - started)
@@ -327,7 +327,7 @@ def _plan(
     return settle(settings, epoch=_epoch(settings, task), cost=cost, seconds=left)
 
 
-def _epoch(settings: TaskSettings, task: Task) -> float | None:
+def _epoch(settings: TaskSettings, task: Trainable) -> float | None:
     """Return how many steps read everything once, if that is asked."""
     if settings.epochs is None:
         return None

@@ -22,7 +22,7 @@ from regard.data.split import Split
 from regard.errors import UsageError, lookup
 from regard.metrics.bleu import Comparison, Score
 from regard.metrics.evaluation import Evaluation, made_here, write_outputs
-from regard.models import family, sized
+from regard.models import family, preset, preset_family, serving
 from regard.native import fast
 from regard.results import Named
 from regard.settings import fill
@@ -135,7 +135,6 @@ class Task(Generic[C, A]):
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # what a size means for training
     short: ClassVar[Mapping[str, str | tuple[str, ...]]] = SHORT
     generation: ClassVar[Mapping[str, Any]] = {}  # how to decode by default
-    families: ClassVar[tuple[str, ...]] = ()  # that serve the task, the default first
     several_against: ClassVar[bool] = False  # whether it is judged against more than one at once
     Evaluation: ClassVar[type[Evaluation]] = Evaluation
 
@@ -215,8 +214,8 @@ class Task(Generic[C, A]):
         """Return what recipe.json says beside the settings."""
         return {}
 
-    def rates(self, settings: Any) -> dict[str, float]:
-        """Return factors of the learning rate by the beginning of parameter names."""
+    def lr_scales(self, settings: Any) -> dict[str, float]:
+        """Return learning-rate multipliers by the beginning of a parameter's name."""
         return {}
 
     def baselines(self, data: Data, settings: Any) -> dict[str, dict[str, float]]:
@@ -248,20 +247,29 @@ class Task(Generic[C, A]):
 
         `like` names a member of a family, such as llama of gpt.
         """
-        like = values.get("like")
+        like, asked = values.get("like"), values.get("family")
         if like and origin:
-            raise UsageError(f"like={like} is for a new model; the one in init= has its parts")
-        asked = values.get("family")
+            raise UsageError(
+                f"like={like} is for a new model; the one in init= has its parts already"
+            )
+        known = cls.families()
         if asked is None and origin is not None:
-            asked = origin.family if origin.family in cls.families else None
+            asked = origin.family if origin.family in known else None
         if asked is None and like:
-            from regard.models import rows
-
-            members = {each: name for name in cls.families for each in rows(name)}
-            asked = lookup("model", str(like), members)
-        asked = str(asked or cls.families[0])
-        lookup("family", asked, dict.fromkeys(cls.families))
+            asked = preset_family(str(like), known)
+        asked = str(asked or known[0])
+        lookup("family", asked, dict.fromkeys(known))
         return asked
+
+    @classmethod
+    def families(cls) -> tuple[str, ...]:
+        """Return the families that serve the task, the usual one first."""
+        return serving(cls.name)
+
+    @classmethod
+    def size_table(cls, values: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+        """Return what each size means for training."""
+        return cls.sizes
 
     @classmethod
     def shape(
@@ -269,8 +277,7 @@ class Task(Generic[C, A]):
     ) -> Any:
         """Return a family's config: that of the model to start from, or else one of the size."""
         if origin is None:
-            like = str(values.get("like") or like or "")
-            return sized(name, size_of(values), *([like] if like else []))
+            return preset(name, size_of(values), values.get("like") or like)
         if origin.family != name:
             raise UsageError(f"init={origin.folder} is of family {origin.family}; expected {name}")
         return origin.model.config
@@ -299,7 +306,7 @@ class Task(Generic[C, A]):
             kind,
             given,
             model=cls.defaults(cls.shape(name, values, origin), values, origin),
-            sizes=cls.sizes,
+            sizes=cls.size_table(given),
             short=cls.short,
             holds=cls.holds,
         )

@@ -33,7 +33,7 @@ from regard.tasks.frame.recipe import (
 from regard.tasks.frame.task import Data, Task
 from regard.tasks.tokenizer import load_any_tokenizer
 from regard.training import distributed
-from regard.training.loop import Fit, locked, measure
+from regard.training.loop import Fit, Trainable, locked, measure
 from regard.training.plan import FOR_TRAINING, Plan, settle
 
 # settings of tasks that say how many rows a validation decodes
@@ -80,13 +80,13 @@ def count_steps(count: int) -> str:
     return f"{count:,} step{'s' * (count != 1)}"
 
 
-class Training:
+class Training(Trainable):
     """A task with its model and its data, as the training loop sees it."""
 
     def __init__(self, task: Task[Any, Any], data: Data, settings: Any):
         self.task, self.data, self.settings = task, data, settings
         self.batches = task.batches(data, settings)
-        self.rates = task.rates(settings)
+        self.lr_scales = task.lr_scales(settings)
         self.decoded = task.decodes(data, settings)
         self.valid_share = 1.0  # of the rows that are decoded
 
