@@ -40,6 +40,7 @@ from regard.tasks.frame.settings import (
 )
 from regard.tasks.tune import let_learn
 from regard.training.loop import mix
+from regard.viewer.settings import LookSettings
 
 One = str | Path | Image | np.ndarray | Tensor  # one text or image, and no list of such
 PARTS = {"test": 0, "valid": 0, "train": 0}
@@ -102,6 +103,7 @@ class Judged:
     scores: list[Score]
     count: int
     fields: dict[str, Any] = field(default_factory=dict)
+    made_with: dict[str, Any] = field(default_factory=dict)  # what else the scores depend on
 
 
 class Learnt(Protocol):
@@ -127,7 +129,7 @@ class Task(Generic[C, A]):
     input: ClassVar[str] = "src"  # the name of an input in JSON; image for pictures
     from_nothing: ClassVar[bool] = False  # whether an empty text has an answer
     dynamic: bool = True  # whether batches differ in shape, for compile=true
-    # Settings of the verbs; Eval is Run with EvalSettings unless it is given
+    # Settings of the verbs; unless given, Eval is Run with EvalSettings, Look with LookSettings
     Train: ClassVar[type]
     Run: ClassVar[type] = RunSettings
     Eval: ClassVar[type]
@@ -136,7 +138,7 @@ class Task(Generic[C, A]):
     short: ClassVar[Mapping[str, str | tuple[str, ...]]] = SHORT
     generation: ClassVar[Mapping[str, Any]] = {}  # how to decode by default
     several_against: ClassVar[bool] = False  # whether it is judged against more than one at once
-    Evaluation: ClassVar[type[Evaluation]] = Evaluation
+    Evaluation: type[Evaluation] = Evaluation
 
     def __init_subclass__(cls, **rest: Any) -> None:
         super().__init_subclass__(**rest)
@@ -144,7 +146,7 @@ class Task(Generic[C, A]):
             if "Eval" not in cls.__dict__:
                 cls.Eval = derived(f"{cls.__name__}Eval", EvalSettings, cls.Run)
             if "Look" not in cls.__dict__:
-                cls.Look = cls.Run
+                cls.Look = derived(f"{cls.__name__}Look", LookSettings, cls.Run)
 
     def __init__(self, model: Any, codec: C, config: Mapping[str, Any] | None = None):
         """Take a model, what lies beside it, and what its config.json says."""
@@ -160,6 +162,11 @@ class Task(Generic[C, A]):
         return self.name
 
     # ---- Training: what a task says
+
+    @classmethod
+    def instead(cls, values: Mapping[str, Any]) -> str:
+        """Return the task to train by such data: this one, or the one for another modality."""
+        return cls.name
 
     @classmethod
     def read(cls, settings: Any, origin: Origin | None) -> Data:
@@ -510,6 +517,7 @@ class Task(Generic[C, A]):
             "data_hash": self.data_hash(data, asked),
             **({"tokenizers": hashes} if hashes else {}),
             **self.made_with(asked),
+            **judged.made_with,
             **made_here(),
         }
         return self.Evaluation(
