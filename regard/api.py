@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from regard.lab.report import Compared
     from regard.metrics.evaluation import Evaluation
     from regard.tasks.captions import Describer
-    from regard.tasks.classifier import Classifier
     from regard.tasks.denoiser import ImageDenoiser
     from regard.tasks.embed import Embedder
     from regard.tasks.encoder import Encoder
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from regard.tasks.runners import Runner
     from regard.tasks.tagger import Tagger
     from regard.tasks.text import TextToText
+    from regard.tasks.text.classify import Classify
     from regard.tasks.translator import Translator
     from regard.tasks.writing import LanguageModel
 
@@ -103,7 +103,7 @@ def load(
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["classify"]
-) -> "Classifier": ...
+) -> "Classify": ...
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["images"]

@@ -399,10 +399,6 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "regard train text data=folder prefix=summarize metric=rouge out=runs/mine",
         "regard train text data=book.txt objective=spans like=t5",
     ),
-    "classify": (
-        "regard train classify data=reviews.tsv minutes=5 out=runs/reviews",
-        "regard train classify data=photos family=swin minutes=30 out=runs/photos",
-    ),
     "images": (
         "regard train images data=photos augment=flip+crop+trivial mixup=0.2 minutes=30",
         "regard train images data=photos init=runs/other tune=all layer_decay=0.75",

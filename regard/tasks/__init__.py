@@ -16,6 +16,14 @@ class Home(NamedTuple):
     runner: str
 
 
+class Entry(NamedTuple):
+    """A task in the table: where its class is, imported only when asked for, and two examples."""
+
+    module: str
+    task: str
+    examples: tuple[str, str]
+
+
 TASKS: dict[str, Any] = {
     "translate": Home(
         "regard.tasks.translate", "TranslateSettings", "regard.tasks.translator", "Translator"
@@ -27,8 +35,13 @@ TASKS: dict[str, Any] = {
         "regard.tasks.language", "LanguageSettings", "regard.tasks.writing", "LanguageModel"
     ),
     "text": Home("regard.tasks.text", "TextSettings", "regard.tasks.text", "TextToText"),
-    "classify": Home(
-        "regard.tasks.classify", "ClassifySettings", "regard.tasks.classifier", "Classifier"
+    "classify": Entry(
+        "regard.tasks.text.classify",
+        "Classify",
+        (
+            "regard train classify data=reviews.tsv minutes=5 out=runs/reviews",
+            "regard train classify data=photos family=swin minutes=30 out=runs/photos",
+        ),
     ),
     "images": Home(
         "regard.tasks.images", "ImageSettings", "regard.tasks.image_classifier", "ImageClassifier"
@@ -46,14 +59,6 @@ TASKS: dict[str, Any] = {
     "fill": Home("regard.tasks.fill", "FillSettings", "regard.tasks.fill", "Filler"),
     "embed": Home("regard.tasks.embed", "EmbedSettings", "regard.tasks.embed", "Embedder"),
 }
-
-
-class Entry(NamedTuple):
-    """A task in the table: where its class is, imported only when asked for, and two examples."""
-
-    module: str
-    task: str
-    examples: tuple[str, str]
 
 
 def task(name: str) -> Any:
