@@ -136,7 +136,7 @@ class Task(Generic[C, A]):
     short: ClassVar[Mapping[str, str | tuple[str, ...]]] = SHORT
     generation: ClassVar[Mapping[str, Any]] = {}  # how to decode by default
     several_against: ClassVar[bool] = False  # whether it is judged against more than one at once
-    Evaluation: ClassVar[type[Evaluation]] = Evaluation
+    Result: ClassVar[type[Evaluation]] = Evaluation  # of an evaluation
 
     def __init_subclass__(cls, **rest: Any) -> None:
         super().__init_subclass__(**rest)
@@ -512,7 +512,7 @@ class Task(Generic[C, A]):
             **self.made_with(asked),
             **made_here(),
         }
-        return self.Evaluation(
+        return self.Result(
             names[0],
             scores,
             judged.count,
