@@ -15,6 +15,14 @@ class Home(NamedTuple):
     runner: str
 
 
+class Entry(NamedTuple):
+    """A task in the table: where its class is, imported only when asked for, and two examples."""
+
+    module: str
+    task: str
+    examples: tuple[str, str]
+
+
 TASKS: dict[str, Any] = {
     "translate": Home(
         "regard.tasks.translate", "TranslateSettings", "regard.tasks.translator", "Translator"
@@ -29,11 +37,21 @@ TASKS: dict[str, Any] = {
     "classify": Home(
         "regard.tasks.classify", "ClassifySettings", "regard.tasks.classifier", "Classifier"
     ),
-    "images": Home(
-        "regard.tasks.images", "ImageSettings", "regard.tasks.image_classifier", "ImageClassifier"
+    "images": Entry(
+        "regard.tasks.vision.images",
+        "ClassifyImages",
+        (
+            "regard train images data=photos augment=flip+crop+trivial mixup=0.2 minutes=30",
+            "regard train images data=photos init=runs/other tune=all layer_decay=0.75",
+        ),
     ),
-    "pretrain": Home(
-        "regard.tasks.pretrain", "PretrainSettings", "regard.tasks.encoder", "Encoder"
+    "pretrain": Entry(
+        "regard.tasks.vision.pretrain",
+        "Pretrain",
+        (
+            "regard train pretrain data=photos objective=contrastive like=cct minutes=60",
+            "regard train pretrain data=photos family=swin mask_share=0.6 out=runs/masked",
+        ),
     ),
     "caption": Home(
         "regard.tasks.caption", "CaptionSettings", "regard.tasks.captions", "Describer"
@@ -45,14 +63,6 @@ TASKS: dict[str, Any] = {
     "fill": Home("regard.tasks.fill", "FillSettings", "regard.tasks.fill", "Filler"),
     "embed": Home("regard.tasks.embed", "EmbedSettings", "regard.tasks.embed", "Embedder"),
 }
-
-
-class Entry(NamedTuple):
-    """A task in the table: where its class is, imported only when asked for, and two examples."""
-
-    module: str
-    task: str
-    examples: tuple[str, str]
 
 
 def task(name: str) -> Any:
