@@ -40,6 +40,7 @@ from regard.tasks.frame.settings import (
 )
 from regard.tasks.tune import let_learn
 from regard.training.loop import mix
+from regard.viewer.settings import LookSettings
 
 One = str | Path | Image | np.ndarray | Tensor  # one text or image, and no list of such
 PARTS = {"test": 0, "valid": 0, "train": 0}
@@ -127,7 +128,7 @@ class Task(Generic[C, A]):
     input: ClassVar[str] = "src"  # the name of an input in JSON; image for pictures
     from_nothing: ClassVar[bool] = False  # whether an empty text has an answer
     dynamic: bool = True  # whether batches differ in shape, for compile=true
-    # Settings of the verbs; Eval is Run with EvalSettings unless it is given
+    # Settings of the verbs; unless given, Eval is EvalSettings with Run, Look LookSettings with Run
     Train: ClassVar[type]
     Run: ClassVar[type] = RunSettings
     Eval: ClassVar[type]
@@ -143,8 +144,8 @@ class Task(Generic[C, A]):
         if "Run" in cls.__dict__:
             if "Eval" not in cls.__dict__:
                 cls.Eval = derived(f"{cls.__name__}Eval", EvalSettings, cls.Run)
-            if "Look" not in cls.__dict__:
-                cls.Look = cls.Run
+            if not hasattr(cls, "Look"):
+                cls.Look = derived(f"{cls.__name__}Look", LookSettings, cls.Run)
 
     def __init__(self, model: Any, codec: C, config: Mapping[str, Any] | None = None):
         """Take a model, what lies beside it, and what its config.json says."""
@@ -482,7 +483,7 @@ class Task(Generic[C, A]):
         if asked.data is None:
             raise UsageError(f"data is missing; add data=FILE or data=FOLDER with {self.holds}")
         lookup("part", asked.part, PARTS)
-        others = against if isinstance(against, Sequence) else [against] if against else []
+        others = listed(against)
         for other in others:
             self.check_against(other)
         with self.using(asked):
@@ -546,3 +547,8 @@ class Task(Generic[C, A]):
         told["device"] = self.device
         words = ", ".join(f"{key}={value}" for key, value in told.items() if value != "")
         return f"{type(self).__name__}({self.path!r}, {words})"
+
+
+def listed(against: Any) -> Sequence[Any]:
+    """Return the models to be judged against: none, one, or several."""
+    return against if isinstance(against, Sequence) else [] if against is None else [against]

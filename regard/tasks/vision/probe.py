@@ -13,6 +13,7 @@ from regard.data.image import ImageFormat, Images
 from regard.errors import UsageError, lookup
 from regard.metrics.evaluation import Evaluation
 from regard.settings import fill, setting
+from regard.tasks.frame.task import listed
 from regard.tasks.vision.labeller import EvalImages, ImageLabeller
 from regard.tasks.vision.photos import ImageCodec, ImageTask
 
@@ -161,7 +162,7 @@ def evaluate_probe(
     task: ImageTask[Any],
     settings: Mapping[str, Any],
     *,
-    against: Sequence[Any] | None = None,
+    against: Any = None,
     names: Sequence[str] = ("model",),
 ) -> Evaluation:
     """Judge the vectors of a model by labels that are learnt from them."""
@@ -173,7 +174,7 @@ def evaluate_probe(
         raise UsageError("part=train is what a probe learns from; choose part=test or part=valid")
     with task.using(asked):
         probe, labeller = fit_probe(task, asked)
-        rivals = [fit_probe(other, asked)[1] for other in against or ()]
+        rivals = [fit_probe(other, asked)[1] for other in listed(against)]
     own = {each.name for each in fields(EvalImages)} - {"probe"}
     rest = {key: value for key, value in settings.items() if key in own}
     result = labeller.evaluate(rest, against=rivals, names=names)
