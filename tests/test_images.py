@@ -410,7 +410,7 @@ def test_judging_names_the_errors_and_compares_two(data, trained, tmp_path):
     assert len(sure) == 4 and sure == sorted(sure, reverse=True)
     assert all(Path(error.text).exists() for error in result.errors)
     assert result.comparison[0].ours == result.comparison[0].theirs
-    assert "wrong and surest of it" in str(result)
+    assert "wrong, with the highest probability" in str(result)
 
 
 # The command line

@@ -1,5 +1,6 @@
 """All tasks by name: what a model is trained and used for."""
 
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -71,6 +72,11 @@ def task(name: str) -> Any:
     if isinstance(entry, Entry):
         return getattr(import_module(entry.module), entry.task)
     raise NotImplementedError
+
+
+def task_for(name: str, values: Mapping[str, Any]) -> str:
+    """Return the task to train by such data, such as images where classify is given images."""
+    return task(name).instead(values) if isinstance(TASKS[name], Entry) else name
 
 
 def trainer(name: str) -> Any:

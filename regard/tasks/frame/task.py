@@ -103,6 +103,7 @@ class Judged:
     scores: list[Score]
     count: int
     fields: dict[str, Any] = field(default_factory=dict)
+    made_with: dict[str, Any] = field(default_factory=dict)  # what else the scores depend on
 
 
 class Learnt(Protocol):
@@ -161,6 +162,11 @@ class Task(Generic[C, A]):
         return self.name
 
     # ---- Training: what a task says
+
+    @classmethod
+    def instead(cls, values: Mapping[str, Any]) -> str:
+        """Return the task to train by such data: this one, or the one for another modality."""
+        return cls.name
 
     @classmethod
     def read(cls, settings: Any, origin: Origin | None) -> Data:
@@ -511,6 +517,7 @@ class Task(Generic[C, A]):
             "data_hash": self.data_hash(data, asked),
             **({"tokenizers": hashes} if hashes else {}),
             **self.made_with(asked),
+            **judged.made_with,
             **made_here(),
         }
         return self.Result(
