@@ -755,7 +755,7 @@ TABLE = {
     "an unknown change": (fine, [*TRAIN, "augment=flip+corp"], "unknown augment 'corp'"),
     "an unknown family": (fine, [*TRAIN, "family=vitt"], "unknown family 'vitt'; choose from"),
     "a family of texts": (fine, [*TRAIN, "family=bert"], "unknown family 'bert'; choose from"),
-    "an unknown member": (fine, [*TRAIN, "like=diet"], "unknown row 'diet'; choose from"),
+    "an unknown member": (fine, [*TRAIN, "like=diet"], "unknown preset 'diet'; choose from"),
     "an unknown size": (fine, [*TRAIN, "size=huge"], "unknown size 'huge'; choose from"),
     "holes in more than all": (fine, [*TRAIN, "erase=2"], "erase=2.0 is too large"),
     "mixup of less than nothing": (fine, [*TRAIN, "mixup=-1"], "mixup=-1.0 is too small"),

@@ -50,6 +50,7 @@ from regard.training.loop import (
     mix,
 )
 from regard.training.plan import FOR_TRAINING, LENGTHS, Plan, settle
+from regard.weights import state_of
 
 # settings of tasks that say how many rows a validation decodes
 ROWS_JUDGED = ("valid_sentences", "valid_images")
@@ -274,7 +275,7 @@ def train_task(
                 seal(folder)
 
         def publish(weights: dict[str, Tensor], scores: dict[str, float]) -> None:
-            whole = {**dict(model.named_parameters()), **weights}
+            whole = {**state_of(model), **weights}
             unseal(folder)
             work.publish(folder, merged(model, whole))
             count = parameters(model)

@@ -35,6 +35,7 @@ from regard.tasks.tokenizer import load_any_tokenizer
 from regard.training import distributed
 from regard.training.loop import Fit, Trainable, locked, measure
 from regard.training.plan import FOR_TRAINING, Plan, settle
+from regard.weights import state_of
 
 # settings of tasks that say how many rows a validation decodes
 ROWS_DECODED = ("valid_sentences", "valid_images")
@@ -200,7 +201,7 @@ def train(
                 seal(folder)
 
         def publish(weights: dict[str, Tensor], scores: dict[str, float]) -> None:
-            whole = {**dict(model.named_parameters()), **weights}
+            whole = {**state_of(model), **weights}
             unseal(folder)
             task.publish(folder, merged(model, whole))
             title, threads = task.title(data, settings), torch.get_num_threads()
