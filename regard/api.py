@@ -149,6 +149,7 @@ def load(name_or_folder: Place, /, device: str = "cpu", task: str | None = None)
     instead. One input to run() gives one answer, a list of inputs a list of answers.
     """
     from regard.pretrained.folder import is_foreign
+    from regard.tasks.frame.task import Task
 
     folder = find_model(name_or_folder)
     if is_foreign(folder):
@@ -163,7 +164,8 @@ def load(name_or_folder: Place, /, device: str = "cpu", task: str | None = None)
     if task not in (None, config["task"], "embed"):
         raise UsageError(f"task={task}: {folder} can run for {config['task']} or embed")
     made = runner(task or config["task"]).load(folder, model, config)
-    made.name, made.family = str(name_or_folder), config["family"]
+    made.family = config["family"]
+    setattr(made, "path" if isinstance(made, Task) else "name", str(name_or_folder))
     if (folder / "recipe.json").exists():
         made.trained = Split.from_json(read_json(folder / "recipe.json").get("split"))
     return made
@@ -349,6 +351,7 @@ def evaluate(
     by name, as in result["accuracy"]; shares such as accuracy and F1 are in percent.
     """
     from regard.pretrained.folder import is_foreign
+    from regard.tasks.frame.task import Task
 
     settings |= given(data=data, part=part, outputs=outputs)
     folder = find_model(model) if isinstance(model, str | Path) else None
@@ -360,11 +363,17 @@ def evaluate(
     if isinstance(other, str) and not Path(other).is_dir():
         other = other.split(",")
     others = other if isinstance(other, list) else [other]
-    if len(others) > 1 and not getattr(loaded, "takes_several", False):
+    many = getattr(loaded, "several_against", getattr(loaded, "takes_several", False))
+    if len(others) > 1 and not many:
         raise UsageError(f"against= names {len(others)} models; one of {loaded.task} takes one")
     found = [load(one, task=task) if isinstance(one, str | Path) else one for one in others]
     names = (str(model) if folder else "model", *("" if x is None else str(x) for x in others))
-    result = loaded.evaluate(settings, against=found if len(found) > 1 else found[0], names=names)
+    if isinstance(loaded, Task):
+        rivals = [one for one in found if one is not None]
+        result = loaded.evaluate(settings, against=rivals, names=names[: len(rivals) + 1])
+    else:
+        both = found if len(found) > 1 else found[0]
+        result = loaded.evaluate(settings, against=both, names=names)
     if folder is not None and folder.parent != starters_home() and not is_foreign(folder):
         result.keep(folder)
     return result
@@ -515,6 +524,7 @@ def _take_over(folder: Path, out: Place) -> Saved:
     from regard.models.folder import save_config, save_parts, save_weights
     from regard.pretrained.folder import is_foreign, write_json
     from regard.tasks.tokenizer import save_any_tokenizers
+    from regard.weights import state_of
 
     if not is_foreign(folder):
         read_json(Path(folder) / "config.json")
@@ -523,9 +533,9 @@ def _take_over(folder: Path, out: Place) -> Saved:
     known = ("regard_format", "family", "task", "model", "generation")
     about = {key: value for key, value in config.items() if key not in known}
     with making(out) as partial:
-        save_weights(partial, dict(model.named_parameters()))
+        save_weights(partial, state_of(model))
         if "pretraining" in config:
-            save_parts(partial, dict(_whole(Path(folder), model, config).named_parameters()))
+            save_parts(partial, state_of(_whole(Path(folder), model, config)))
         if tokenizers[0] is not None:  # a model that reads images has none
             save_any_tokenizers(partial, tokenizers)
             write_json(partial / "generation_config.json", config.get("generation", {}))

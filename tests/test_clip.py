@@ -13,7 +13,8 @@ from test_vocabulary import write
 
 import regard
 from regard.errors import UsageError
-from regard.models.clip import Clip, ClipConfig, sized
+from regard.models import preset
+from regard.models.clip import Clip, ClipConfig
 from regard.pretrained.folder import import_folder
 from regard.pretrained.load import find_format
 
@@ -186,7 +187,7 @@ def test_what_older_files_say_twice_counts_as_it_is_said_last():
 
 
 def test_both_sides_can_be_watched():
-    model = Clip(sized("tiny")).eval()
+    model = Clip(preset("clip", "tiny")).eval()
     with regard.watch(model) as maps, torch.no_grad():
         model(torch.randn(1, 3, 64, 64), torch.tensor([[3, 4, 49407]]))
     sides = {name.partition(".")[0] for name in maps.names()}

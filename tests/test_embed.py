@@ -14,11 +14,12 @@ import transformers
 import regard
 from regard.cli import main
 from regard.errors import UsageError
-from regard.models import sized
+from regard.models import preset
 from regard.models.bert import Bert
 from regard.models.folder import save_config, save_weights
 from regard.models.gpt import GPT
 from regard.tasks.embed import POOLINGS, ScoredReader, pearson, ranks, spearman
+from regard.weights import state_of
 
 WORDS = ["a", "an", "apple", "the", "dog", "cat", "runs", "sleeps", "on", "mat", "and", "watch"]
 WORDS += ["orange", ".", ",", "red"]
@@ -131,12 +132,12 @@ def write_own(folder: Path, family: str, **about) -> Path:
 
     folder.mkdir()
     tokenizer = Characters.learn(TEXTS)
-    config = replace(sized(family, "tiny"), vocab=tokenizer.vocab + 1, max_length=64)
+    config = replace(preset(family, "tiny"), vocab=tokenizer.vocab + 1, max_length=64)
     torch.manual_seed(2)
     model = {"gpt": GPT, "bert": Bert}[family](config)
     task = {"gpt": "language", "bert": "fill"}[family]
     save_config(folder, model, name=family, task=task, about=about)
-    save_weights(folder, dict(model.named_parameters()))
+    save_weights(folder, state_of(model))
     tokenizer.save(folder / "tokenizer.json")
     return folder
 

@@ -25,7 +25,7 @@ import regard
 from regard.api import task_of
 from regard.cli import EXAMPLES, main
 from regard.data.image import ImageFormat, load_images
-from regard.models import MODELS, family, sized
+from regard.models import MODELS, family, preset
 from regard.recipes import RECIPES, recipe
 from regard.settings import describe, parse
 from regard.tasks import TASKS, images, trainer
@@ -317,7 +317,7 @@ def test_a_pupil_learns_what_its_teacher_says(how, data, trained, tmp_path):
 def test_two_heads_are_two_only_where_there_are_two():
     pixels = torch.rand(2, 3, 32, 32)
     for row, same in (("deit", False), ("vit", True)):
-        config = replace(sized("vit", "tiny", row), labels=3)
+        config = replace(preset("vit", "tiny", row), labels=3)
         model = family("vit")[1](config).eval()
         one, other = two_heads(model, pixels)
         assert torch.equal(one, other) == same
@@ -358,7 +358,7 @@ def test_the_same_labels_keep_their_head(data, trained, tmp_path):
 
 
 def test_lower_layers_learn_more_slowly_by_a_power_of_the_decay():
-    model = family("vit")[1](replace(sized("vit", "tiny"), labels=3))
+    model = family("vit")[1](replace(preset("vit", "tiny"), labels=3))
     below = depths(model)
     most = model.config.depth + 1
     assert below["stem.project.weight"] == below["tokens.weight"] == 0
@@ -381,7 +381,7 @@ def test_lower_layers_learn_more_slowly_by_a_power_of_the_decay():
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name in MODELS])
 def test_depths_rise_along_every_model(name):
     with torch.device("meta"):
-        model = family(name)[1](replace(sized(name, "tiny"), labels=3))
+        model = family(name)[1](replace(preset(name, "tiny"), labels=3))
     below = depths(model)
     assert set(below) == {key for key, _ in model.named_parameters()}
     assert below["head.weight"] == max(below.values()) and min(below.values()) == 0
@@ -755,7 +755,7 @@ TABLE = {
     "an unknown change": (fine, [*TRAIN, "augment=flip+corp"], "unknown augment 'corp'"),
     "an unknown family": (fine, [*TRAIN, "family=vitt"], "unknown family 'vitt'; choose from"),
     "a family of texts": (fine, [*TRAIN, "family=bert"], "unknown family 'bert'; choose from"),
-    "an unknown member": (fine, [*TRAIN, "like=diet"], "unknown row 'diet'; choose from"),
+    "an unknown member": (fine, [*TRAIN, "like=diet"], "unknown preset 'diet'; choose from"),
     "an unknown size": (fine, [*TRAIN, "size=huge"], "unknown size 'huge'; choose from"),
     "holes in more than all": (fine, [*TRAIN, "erase=2"], "erase=2.0 is too large"),
     "mixup of less than nothing": (fine, [*TRAIN, "mixup=-1"], "mixup=-1.0 is too small"),

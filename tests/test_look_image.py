@@ -19,7 +19,7 @@ from regard.attention.watch import watch
 from regard.cli import main
 from regard.data.image import ImageFormat
 from regard.errors import UsageError
-from regard.models import family, pretrainer, sized
+from regard.models import family, preset, pretrainer
 from regard.models.folder import save_config, save_weights
 from regard.tasks.encoder import Encoder
 from regard.tasks.image_classifier import ImageClassifier
@@ -28,6 +28,7 @@ from regard.viewer.html import MOST_LAID, page
 from regard.viewer.image import clearest, filters, layouts, reconstruction, rollout, views_of
 from regard.viewer.laid import lay, on_grid, row_at, thin, token_at
 from regard.viewer.picture import Lattice
+from regard.weights import state_of
 
 # name -> family, row, what is changed of its tiny size
 KINDS = {
@@ -48,7 +49,7 @@ def make(kind: str, image: int = 32, **changes) -> torch.nn.Module:
     """Make a tiny model whose attention is far from even."""
     name, row, more = KINDS[kind]
     torch.manual_seed(0)
-    config = replace(sized(name, "tiny", row), labels=3, image=image, **more, **changes)
+    config = replace(preset(name, "tiny", row), labels=3, image=image, **more, **changes)
     model = family(name)[1](config).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -324,7 +325,7 @@ def test_what_is_wrong_is_told_in_one_line(photo, tmp_path, monkeypatch, setting
 
 def test_what_cannot_be_looked_at_is_refused(tmp_path, photo):
     with pytest.raises(UsageError, match="has no attention to look at; choose view=filters"):
-        name, size = "resnet", sized("resnet", "tiny", "resnet")
+        name, size = "resnet", preset("resnet", "tiny", "resnet")
         model = family(name)[1](replace(size, labels=3)).eval()
         ImageClassifier(model, LABELS, ImageFormat(32, 3)).picture(photo)
     with pytest.raises(UsageError, match=r"no\.png"):
@@ -452,7 +453,7 @@ def test_a_reconstruction_stands_beside_its_original(tmp_path):
 
 def test_an_encoder_shows_where_it_looks_and_what_it_paints(photo, monkeypatch):
     _, mae = pretrainer("mae")
-    config = replace(sized("vit", "tiny"), labels=0)
+    config = replace(preset("vit", "tiny"), labels=0)
     model = family("vit")[1](config).eval()
     encoder = Encoder(model, ImageFormat(32, 3))
     assert [view.name for view in encoder.picture(photo).views][-1] == "rollout"
@@ -476,7 +477,7 @@ def test_the_command_line_looks_at_photos(tmp_path, photo, capsys):
     folder = tmp_path / "model"
     folder.mkdir()
     model = make("swin")
-    save_weights(folder, dict(model.named_parameters()))
+    save_weights(folder, state_of(model))
     about = {"labels": LABELS, "image": {"size": 32, "channels": 3}}
     save_config(folder, model, name="swin", task="images", about=about)
     for name in ("a.html", "a.png"):

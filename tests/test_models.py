@@ -19,13 +19,14 @@ from regard.attention.positions import Distances
 from regard.attention.watch import watch
 from regard.layers.block import BlockConfig
 from regard.models import MODELS, family
-from regard.models.bert import ROWS, Bert, BertConfig
+from regard.models.bert import PRESETS, Bert, BertConfig
 from regard.models.convolutional import Convolutional, ConvolutionalConfig
 from regard.models.folder import load_folder, save_config, save_weights
 from regard.models.gpt import GPT, GPTConfig
 from regard.models.ladder import RUNGS, LadderConfig
 from regard.models.recurrent import Recurrent, RecurrentConfig
 from regard.models.transformer import Transformer, TransformerConfig
+from regard.weights import state_of
 
 BLOCK = BlockConfig(width=16, heads=4, ffn_width=24, dropout=0.0)
 SMALL = TransformerConfig(23, 23, 2, 2, BLOCK, max_length=32)
@@ -40,7 +41,7 @@ LLAMA = replace(BLOCK, norm="rms", feed_forward="swiglu", bias=False)
 
 def small(row: str, **changes) -> BertConfig:
     """Return a small encoder of a row."""
-    config = ROWS[row]
+    config = PRESETS[row]
     block = replace(config.block, width=16, heads=4, ffn_width=24, dropout=0.0)
     block = replace(block, attention_dropout=0.0)
     sizes = {"vocab": 23, "depth": 2, "max_length": 32, "head_dropout": 0.0, "block": block}
@@ -468,7 +469,7 @@ def test_save_then_load_is_the_identity(model: nn.Module, tmp_path: Path):
     model = model.float()
     name = next(name for name in MODELS if family(name)[1] is type(model))
     save_config(tmp_path, model, name=name, task="translate", about={})
-    save_weights(tmp_path, dict(model.named_parameters()))
+    save_weights(tmp_path, state_of(model))
     again, _ = load_folder(tmp_path)
     assert again.config == model.config
     texts = sentences(model, [5, 5])

@@ -23,7 +23,7 @@ from regard.data.augment import chance_of, grey, hue, jitter
 from regard.data.image import ImageFormat
 from regard.errors import UsageError
 from regard.layers.block import BlockConfig
-from regard.models import PRETRAINERS, family, pretrainer, sized
+from regard.models import PRETRAINERS, family, preset, pretrainer
 from regard.models.contrast import CLIP, CLIPConfig, SimCLR, SimCLRConfig, info_nce
 from regard.models.folder import hollow, load_folder
 from regard.models.masked import MAE, MAEConfig, SimMIM, SimMIMConfig, cut, lay
@@ -61,13 +61,13 @@ def _alone(tmp_path, monkeypatch):
 
 
 def vit(**changes) -> ViT:
-    config = replace(sized("vit", "tiny"), labels=0, image=16, depth=2, block=TINY)
+    config = replace(preset("vit", "tiny"), labels=0, image=16, depth=2, block=TINY)
     return ViT(replace(config, **changes)).eval()
 
 
 def swin(**changes) -> Swin:
     block = replace(TINY, width=16, heads=2, ffn_width=24)
-    config = replace(sized("swin", "tiny"), labels=0, image=16, depths=(1, 2), block=block)
+    config = replace(preset("swin", "tiny"), labels=0, image=16, depths=(1, 2), block=block)
     return Swin(replace(config, **changes)).eval()
 
 
@@ -339,7 +339,7 @@ def test_clip_loss_is_that_of_a_loop():
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_learns_by_views(name):
     """A step of SimCLR reaches every weight of any encoder."""
-    config = replace(sized(name, "tiny"), labels=0, image=16)
+    config = replace(preset(name, "tiny"), labels=0, image=16)
     model = SimCLR(family(name)[1](config), SimCLRConfig(32, 16)).train()
     model.loss(*torch.randn(2, 3, 3, 16, 16)).backward()
     still = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()]

@@ -594,7 +594,7 @@ def test_pieces_equal_those_of_sentencepiece(made, kind):
     for text in TEXTS:
         ids = theirs.encode(text)
         if kind == "marian":
-            ids = [ours.number(theirs.id_to_piece(i)) or ours.unk for i in ids]
+            ids = [ours.token_to_id(theirs.id_to_piece(i)) or ours.unk for i in ids]
         assert ours.encode(text) == ids, text
     if kind.endswith("tokenizer.model"):  # every character is there, if need be in bytes
         assert [ours.decode(ours.encode(text)) for text in TEXTS] == TEXTS
@@ -655,8 +655,8 @@ def test_an_exported_tokenizer_of_ours_is_the_same_to_transformers(kind, tmp_pat
 @pytest.mark.parametrize("kind", [*KINDS, *TRAINED])
 def test_special_tokens_that_a_user_types_are_never_taken_for_special(made, kind):
     ours = read_tokenizers(made(kind))[0]
-    names = ours.marks
-    special = {ours.number(name) for name in names}
+    names = ours.special_tokens
+    special = {ours.token_to_id(name) for name in names}
     assert special
     for name in names:
         text = f"a {name} b{name}{name}"

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from regard.data.tokenize import MOST_PIECES, SPECIALS, visible
+from regard.data.tokenize import MOST_PIECES, visible
+from regard.data.tokenizer import SPECIALS, OwnTokenizer
 from regard.errors import UsageError
 from regard.files import plain_file, refuse, write_atomically
 
@@ -16,10 +17,8 @@ MOST_BYTES = 16 * 2**20
 LOST = "\ufffd"  # what stands for a character outside the vocabulary
 
 
-class Characters:
+class Characters(OwnTokenizer):
     """A vocabulary of single characters; others are read as <unk>."""
-
-    pad, bos, eos, unk = 0, 1, 2, 3
 
     def __init__(self, characters: Iterable[str]):
         """Take the characters in the order of their ids, which begin after the special tokens."""
@@ -29,7 +28,9 @@ class Characters:
         self.sha = hashlib.sha256(self.text.encode()).hexdigest()
         self._ids = {c: i for i, c in enumerate(self.characters, len(SPECIALS))}
         # by code point, so that a long text is looked up at once; one more place for all beyond
-        self._by_code = np.full(max(map(ord, self.characters), default=0) + 2, self.unk, np.int32)
+        self._by_code = np.full(
+            max(map(ord, self.characters), default=0) + 2, SPECIALS.index("<unk>"), np.int32
+        )
         for character, number in self._ids.items():
             self._by_code[ord(character)] = number
 
@@ -74,14 +75,18 @@ class Characters:
         """Write the vocabulary as one JSON file."""
         write_atomically(path, self.text)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, specials: bool = False) -> list[int]:
         """Spell a text."""
         codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
         return self._by_code[np.minimum(codes, len(self._by_code) - 1)].tolist()
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode_batch(self, texts: Sequence[str], *, specials: bool = False) -> list[list[int]]:
         """Spell many texts."""
         return [self.encode(text) for text in texts]
+
+    def encode_parts(self, parts: Sequence[str]) -> list[list[int]]:
+        """Spell parts of one running text."""
+        return self.encode_batch(parts)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Join the characters of ids to a text, without the special tokens."""

@@ -3,12 +3,12 @@
 Each is a pure function of what it is given and a seed.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from regard.data.text import split_sentences
+from regard.data.tokenizer import Tokenizer
 from regard.errors import UsageError
 
 BLOCK = 500_000  # characters of a text that are split into sentences at once
@@ -103,13 +103,12 @@ def permute_parts(ids: Ids, lengths: Ids, seed: int) -> np.ndarray:
 
 
 def cut_texts(
-    texts: Iterable[str], tokenizer: Any, longest: int
+    texts: Iterable[str], tokenizer: Tokenizer, longest: int
 ) -> Iterator[tuple[list[int], list[int]]]:
     """Yield stretches of texts: ids, of which there are at most so many, and those a sentence.
 
     Joined, the stretches of a text are all of it.
     """
-    encode = getattr(tokenizer, "encode_parts", tokenizer.encode_batch)
     for text in texts:
         ids: list[int] = []
         lengths: list[int] = []
@@ -117,8 +116,8 @@ def cut_texts(
             pieces = split_sentences(block)
             # what parts two sentences belongs to the second, as a space does to its word
             sentences = [a + b for a, b in zip(["", *pieces[1::2]], pieces[::2], strict=False)]
-            rows = encode(sentences) if number else _begun(sentences, tokenizer, encode)
-            rows += encode(pieces[-1:]) if pieces and pieces[-1] else []
+            rows = tokenizer.encode_parts(sentences) if number else _begun(sentences, tokenizer)
+            rows += tokenizer.encode_parts(pieces[-1:]) if pieces and pieces[-1] else []
             for row in rows:
                 for start in range(0, len(row), longest):
                     part = row[start : start + longest]
@@ -131,13 +130,13 @@ def cut_texts(
             yield ids, lengths
 
 
-def _begun(sentences: list[str], tokenizer: Any, encode: Callable) -> list[list[int]]:
+def _begun(sentences: list[str], tokenizer: Tokenizer) -> list[list[int]]:
     """Split the sentences of a text's beginning into ids; its first word has no space before it."""
     first = next((i for i, sentence in enumerate(sentences) if sentence.strip()), 0)
     return [
-        *encode(sentences[:first]),
+        *tokenizer.encode_parts(sentences[:first]),
         *tokenizer.encode_batch(sentences[first : first + 1]),
-        *encode(sentences[first + 1 :]),
+        *tokenizer.encode_parts(sentences[first + 1 :]),
     ]
 
 

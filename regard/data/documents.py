@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from regard.data.text import (
     index_folder,
     key_path,
 )
+from regard.data.tokenizer import Tokenizer
 from regard.errors import UsageError
 from regard.files import refuse
 
@@ -333,19 +334,18 @@ def read_whole(path: Path) -> str:
 # Tokens
 
 
-def encode_running(tokenizer: Any, text: str) -> Iterator[list[int]]:
+def encode_running(tokenizer: Tokenizer, text: str) -> Iterator[list[int]]:
     """Split a running text into ids, part by part; joined they decode to the text."""
-    encode = getattr(tokenizer, "encode_parts", tokenizer.encode_batch)
     start = 0
     while start < len(text):
         end = min(len(text), start + CHUNK)
         if end < len(text):
             end = text.rfind("\n", start, end) + 1 or text.rfind(" ", start, end) + 1 or end
-        yield encode([text[start:end]])[0]
+        yield tokenizer.encode_parts([text[start:end]])[0]
         start = end
 
 
-def store_texts(folder: Path, texts: list[str], running: bool, tokenizer: Any) -> Store:
+def store_texts(folder: Path, texts: list[str], running: bool, tokenizer: Tokenizer) -> Store:
     """Tokenise texts into a store, or find them there; documents get their begin and end."""
     try:
         return Store.open(folder)

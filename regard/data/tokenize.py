@@ -14,16 +14,15 @@ from typing import Any
 import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
+from regard.data.tokenizer import MOST_KEPT, SPECIALS, OwnTokenizer
 from regard.errors import UsageError, lookup
 from regard.files import plain_file, refuse, write_atomically
 
-SPECIALS = ["<pad>", "<s>", "</s>", "<unk>"]
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]  # for characters outside the vocabulary
 FIRST = SPECIALS + BYTES  # ids 0 to 259 of every vocabulary; the pieces learnt come after
 MOST_BYTES = 64 * 2**20
 MOST_PIECES = 1_000_000
 MOST_WORDS = 200_000  # that unigram pieces are learnt from, the most frequent ones
-MOST_KEPT = 500_000  # texts and words that a sampler remembers
 LONGEST = 16  # characters of a unigram piece
 
 # Scripts written without spaces: their words take no space in front.
@@ -50,10 +49,8 @@ HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 STARTS_SPACELESS = re.compile(f"[{SPACELESS}]")
 
 
-class Tokenizer:
-    """A vocabulary of pieces: encode splits any text into them, decode gives exactly it back."""
-
-    pad, bos, eos = 0, 1, 2
+class SubwordTokenizer(OwnTokenizer):
+    """A vocabulary of subwords: encode splits any text into them, decode gives exactly it back."""
 
     def __init__(self, library: tokenizers.Tokenizer, text: str):
         """Take the library's tokenizer and the JSON text that describes it."""
@@ -70,7 +67,7 @@ class Tokenizer:
                 self._bytes[number] = bytes([number - len(SPECIALS)])
 
     @classmethod
-    def load(cls, path: str | Path) -> "Tokenizer":
+    def load(cls, path: str | Path) -> "SubwordTokenizer":
         """Read a tokenizer that Regard has saved, or say what is wrong with the file."""
         plain_file(path)
         try:
@@ -93,11 +90,11 @@ class Tokenizer:
         """Write the tokenizer as one JSON file."""
         write_atomically(path, self.text)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, specials: bool = False) -> list[int]:
         """Split a text into ids, with no special tokens added and none recognised."""
         return self.encode_batch([text])[0]
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode_batch(self, texts: Sequence[str], *, specials: bool = False) -> list[list[int]]:
         """Split many texts into ids."""
         return self.encode_parts([_spaced(text) for text in texts])
 
@@ -132,9 +129,9 @@ class Tokenizer:
             waiting = b""
         return shown
 
-    def sampler(self, p: float, seed: int, variants: int = 16) -> "Sampler":
+    def sampler(self, p: float, seed: int, variants: int = 16) -> "BpeDropout":
         """Return an encoder that splits words by BPE dropout, differently for every key."""
-        return Sampler(self, p, seed, variants)
+        return BpeDropout(self, p, seed, variants)
 
     def _spelling(self, number: int) -> bytes:
         if not 0 <= number < self.vocab:
@@ -144,10 +141,13 @@ class Tokenizer:
         return self._bytes[number]
 
 
-class Sampler:
+Tokenizer = SubwordTokenizer  # its name before there was a protocol
+
+
+class BpeDropout:
     """BPE dropout (Provilkov 2020) that gives the same ids for the same text, key and seed."""
 
-    def __init__(self, tokenizer: Tokenizer, p: float, seed: int, variants: int):
+    def __init__(self, tokenizer: SubwordTokenizer, p: float, seed: int, variants: int):
         """Take the share of merges to drop and how many ways to split a word are kept."""
         if not 0 <= p <= 1:
             raise UsageError(f"BPE dropout of {p}; expected a share from 0 to 1, such as 0.1")
@@ -219,7 +219,7 @@ class Sampler:
 
 def train_tokenizer(
     texts: Iterable[str], *, kind: str = "bpe", vocab: int = 8000, min_frequency: int = 2
-) -> Tokenizer:
+) -> SubwordTokenizer:
     """Learn a vocabulary of at most so many pieces from texts; the same texts give the same one."""
     train = lookup("tokenizer", kind, TOKENIZERS)
     least = len(FIRST) + 40
@@ -241,7 +241,7 @@ def train_tokenizer(
             yield from rare.split(text)
 
     library = _assemble(train(parts(), vocab, min_frequency))
-    return Tokenizer(library, library.to_str())
+    return SubwordTokenizer(library, library.to_str())
 
 
 def train_bpe(texts: Iterable[str], vocab: int, min_frequency: int) -> models.Model:

@@ -291,7 +291,7 @@ def _forecast(task: str, way: _Way, data: str, how: DoctorSettings, total: int) 
             found: Rehearsed = trainer(task).train(values, quiet=True)
         finally:
             rehearsing.reset(token)
-        model, work = found.work.model, found.work.task
+        model, work = found.model, found.training
         seconds, read = _speed(model, work, found.settings)
         batch = work.batch(0)
         try:

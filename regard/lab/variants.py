@@ -22,7 +22,7 @@ from regard.lab.report import Compared, Variant, finite, name_of
 from regard.lab.workers import work
 from regard.models import MODELS, family
 from regard.settings import describe, fill, setting
-from regard.tasks import TASKS, trainer
+from regard.tasks import train_settings, trainer
 from regard.tasks.run import recall
 from regard.training.loop import locked
 
@@ -74,10 +74,9 @@ def options(key: str, value: Any, lists: Collection[str]) -> list[Any]:
 
 def lists_of(task: str) -> set[str]:
     """Return the keys of a task whose values are lists already, and are never varied."""
-    module = trainer(task)
-    rows = describe(getattr(module, TASKS[task].settings))
-    typed = {row.key for row in rows if ",..." in row.type}
-    short = {key for key, long in getattr(module, "SHORT", {}).items() if long in typed}
+    kind, keys = train_settings(task)
+    typed = {row.key for row in describe(kind) if ",..." in row.type}
+    short = {key for key, long in keys.items() if long in typed}
     return LISTS | typed | short
 
 

@@ -84,11 +84,6 @@ def _check(config: TransformerConfig, source: "Tokenizer", target: "Tokenizer") 
                 f"CTranslate2 has no {kind} '{name}'; it can hold {', '.join(known)}: "
                 f"train with one of these to export"
             )
-    if hasattr(source, "frame") or hasattr(target, "frame"):
-        raise UsageError(
-            "only models with tokenizers of our own can be written for CTranslate2; convert the "
-            "checkpoint that this one was imported from by its ct2-transformers-converter"
-        )
     for side, vocab, tokenizer in (
         ("source", config.source_vocab, source),
         ("target", config.target_vocab, target),

@@ -42,10 +42,10 @@ from regard.pretrained.tables import FORMATS, HARMLESS, HARMLESS_LIKE, Format
 from regard.pretrained.talk import read_chat, write_chat
 from regard.pretrained.vision import PREPARED, read_prepared, write_prepared
 from regard.pretrained.vocabulary import read_tokenizers
+from regard.weights import float_state
 
 MOST_LABELS = 1_000_000
 LONGEST_LABEL = 200
-UNKNOWN = 3  # the id of <unk> in our own tokenizers
 WRITES = ("running", "context")  # what a model of running text was trained on, for our own eyes
 READ_AT_ONCE, CUT = ("classify", "tag"), "max_length"  # tasks that cut long texts, and where
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -317,7 +317,7 @@ def export_weights(
                 f"{format.model_type} needs {key}={theirs[key]}, the tokenizer has {number}; "
                 "only a model that came in this format can be written in it"
             )
-    tensors = to_theirs(format, model.config, dict(model.named_parameters()), named)
+    tensors = to_theirs(format, model.config, float_state(model), named)
     tensors |= format.more(model.config)
     sizes = {} if max_shard is None else {"max_shard": max_shard}
     write_shards(folder, {name: x.detach().to(kind) for name, x in tensors.items()}, **sizes)
@@ -348,7 +348,7 @@ def export_weights(
     write_json(folder / "config.json", theirs | ids)
     if task in ("language", "text", "translate"):
         how = config.get("generation") or {}
-        told = write_generation(how, _never(tokenizers[1], task))
+        told = write_generation(how, list(tokenizers[1].never))
         if task == "translate" and not {"max_length", "max_new_tokens"} & set(told):
             told |= {"max_new_tokens": LONGEST, USUAL: True}  # others would stop after 20
         if isinstance(how.get("alignment_head"), str):
@@ -361,13 +361,6 @@ def export_weights(
     if isinstance(config.get("image"), dict):
         write_json(folder / PREPARED, write_prepared(config["image"]))
     return format.model_type
-
-
-def _never(tokenizer: Any, task: str) -> list[int]:
-    """Return the tokens that a model with a tokenizer of ours never writes."""
-    if hasattr(tokenizer, "frame"):
-        return []
-    return [tokenizer.pad, tokenizer.bos, UNKNOWN]
 
 
 def _write_pooling(folder: Path, config: Mapping[str, Any], width: int) -> None:
@@ -402,15 +395,13 @@ def _format(config: Mapping[str, Any], settings: Any, task: str) -> tuple[Format
 def _ids(theirs: Mapping[str, Any], tokenizers: tuple[Any, Any]) -> dict[str, Any]:
     """Return the ids of special tokens in their words."""
     target = tokenizers[1]
-    about = getattr(target, "about", None)
-    roles = {role: getattr(target, role) for role in ("bos", "eos", "pad")}
-    if about is not None:  # only what it really has
-        roles = {role: about.specials.get(role) for role in roles}
-    ids: dict[str, Any] = {f"{role}_token_id": number for role, number in roles.items()}
-    if len(ends := getattr(target, "ends", ())) > 1:
-        ids["eos_token_id"] = list(ends)
+    ids: dict[str, Any] = {
+        f"{role}_token_id": target.specials.get(role) for role in ("bos", "eos", "pad")
+    }
+    if len(target.ends) > 1:
+        ids["eos_token_id"] = list(target.ends)
     if theirs.get("is_encoder_decoder"):
-        ids["decoder_start_token_id"] = getattr(target, "begin", target.bos)
+        ids["decoder_start_token_id"] = target.begin
     if sizes := vocabularies(theirs):  # padding is that of what is read
         ids = {key: n + sizes[0] if key != "pad_token_id" else n for key, n in ids.items()}
     return ids

@@ -143,14 +143,35 @@ class ForeignTokenizer:
         """Return what the library's tokenizer.json says."""
         return json.loads(self.text)["tokenizer"]
 
-    def number(self, piece: str) -> int | None:
+    def token_to_id(self, token: str) -> int | None:
         """Return the id of a piece, special ones among them."""
-        return self._ids.get(piece)
+        return self._ids.get(token)
 
     @property
-    def marks(self) -> list[str]:
+    def specials(self) -> Mapping[str, int]:
+        """Return role -> id of the special tokens that the checkpoint names."""
+        return self.about.specials
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Return the ids of padding, begin, end, separator and mask tokens, which are no words."""
+        ids = (self.pad, self.bos, self.eos, self.cls, self.sep, self.mask)
+        return frozenset(i for i in ids if i is not None)
+
+    @property
+    def special_tokens(self) -> list[str]:
         """Return the special tokens that a text cannot spell out."""
         return [name for i in self._reserved if (name := self.names[i])]
+
+    @property
+    def never(self) -> tuple[int, ...]:
+        """Return none: what is never written is up to the checkpoint's own generation rules."""
+        return ()
+
+    @property
+    def mask_token(self) -> str | None:
+        """Return how the mask is spelt in a text."""
+        return None if self.mask is None else self.names[self.mask]
 
     # ---- text to ids
 
@@ -184,9 +205,29 @@ class ForeignTokenizer:
         rows = [(place, i) for place, some in enumerate(ids) for i in some or nothing]
         return [i for _, i in rows], [place for place, _ in rows]
 
-    def frame(self, ids: Sequence[int]) -> list[int]:
+    def encode_words(self, words: Sequence[str]) -> list[list[int]]:
+        """Split each word of a text into ids, at least one."""
+        rows: list[list[int]] = [[] for _ in words]
+        for number, place in zip(*self.words(words), strict=True):
+            rows[place].append(number)
+        return rows
+
+    def around(self, use: str) -> tuple[list[int], list[int]]:
+        """Return what the model expects before and after a text, whoever reads it."""
+        single = self.about.frame.single
+        at = single.index("A")
+        before, after = (
+            [i for i in part if isinstance(i, int)] for part in (single[:at], single[at + 1 :])
+        )
+        return before, after
+
+    def frame(self, ids: Sequence[int], use: str = "encoder") -> list[int]:
         """Put around a text what the model expects there."""
         return _join(self.about.frame.single, {"A": ids})
+
+    def sampler(self, p: float, seed: int) -> Any:
+        """Refuse: a checkpoint's pieces are not merged by us."""
+        raise UsageError("bpe_dropout= is for BPE of our own; leave it out with this tokenizer")
 
     def frame_pair(self, one: Sequence[int], other: Sequence[int]) -> tuple[list[int], list[int]]:
         """Put what the model expects around two texts; return the token types too."""

@@ -1,8 +1,7 @@
 """All tasks by name: what a model is trained and used for."""
 
 from importlib import import_module
-from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from regard.errors import lookup
 
@@ -16,7 +15,7 @@ class Home(NamedTuple):
     runner: str
 
 
-TASKS: dict[str, Home] = {
+TASKS: dict[str, Any] = {
     "translate": Home(
         "regard.tasks.translate", "TranslateSettings", "regard.tasks.translator", "Translator"
     ),
@@ -48,12 +47,40 @@ TASKS: dict[str, Home] = {
 }
 
 
-def trainer(name: str) -> ModuleType:
-    """Return the module that trains a task."""
-    return import_module(lookup("task", name, TASKS).trains)
+class Entry(NamedTuple):
+    """A task in the table: where its class is, imported only when asked for, and two examples."""
+
+    module: str
+    task: str
+    examples: tuple[str, str]
 
 
-def runner(name: str) -> type:
+def task(name: str) -> Any:
+    """Return the class of a task."""
+    entry = lookup("task", name, TASKS)
+    if isinstance(entry, Entry):
+        return getattr(import_module(entry.module), entry.task)
+    raise NotImplementedError
+
+
+def trainer(name: str) -> Any:
+    """Return what trains a task."""
+    entry = lookup("task", name, TASKS)
+    return task(name) if isinstance(entry, Entry) else import_module(entry.trains)
+
+
+def runner(name: str) -> Any:
     """Return the class that runs a task."""
-    home = lookup("task", name, TASKS)
-    return getattr(import_module(home.runs), home.runner)
+    entry = lookup("task", name, TASKS)
+    if isinstance(entry, Entry):
+        return task(name)
+    return getattr(import_module(entry.runs), entry.runner)
+
+
+def train_settings(name: str) -> Any:
+    """Return the class of the settings that train a task, and its short keys."""
+    entry = lookup("task", name, TASKS)
+    if isinstance(entry, Entry):
+        return task(name).Train, task(name).short
+    module = import_module(entry.trains)
+    return getattr(module, entry.settings), getattr(module, "SHORT", {})

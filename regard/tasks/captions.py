@@ -151,8 +151,8 @@ class Describer(Runner[Caption]):
         self.model, self.tokenizer, self.format, self.config = model, tokenizer, format, config
         self.device = next(model.parameters()).device
         spare = range(tokenizer.vocab, model.head.out_features)
-        unknown = getattr(tokenizer, "unk", 3)  # which no caption has
-        self.forbidden = [tokenizer.pad, tokenizer.bos, unknown, *spare]
+        # which no caption has
+        self.forbidden = [tokenizer.pad, tokenizer.bos, tokenizer.unk, *spare]
 
     @classmethod
     def load(cls, folder: Path, model: Any, config: dict[str, Any]) -> "Describer":

@@ -127,6 +127,4 @@ def together(parts: Iterable[str], tokenizer: Any) -> list[int | str]:
 
 def mark_of(mark: str, tokenizer: Any) -> int | None:
     """Return the number of a special token, if the tokenizer has it."""
-    if hasattr(tokenizer, "number"):
-        return tokenizer.number(mark)
-    return {"<s>": tokenizer.bos, "</s>": tokenizer.eos}.get(mark)
+    return tokenizer.token_to_id(mark)

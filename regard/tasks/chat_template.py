@@ -97,7 +97,7 @@ def encode_own(messages: Sequence[Message], told: dict[str, Any], tokenizer: Any
     text like any other.
     """
     template, tokens = told["template"], told["tokens"]
-    marks = sorted(tokenizer.marks, key=len, reverse=True)
+    marks = sorted(tokenizer.special_tokens, key=len, reverse=True)
     if not any(mark in content for _, content in messages for mark in marks):
         return tokenizer.encode(render(template, messages, tokens), specials=True)
     said = "".join(message.content for message in messages)

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from regard.attention.watch import watch
 from regard.data.documents import Texts, hash_texts, load_texts
-from regard.data.tokenize import SPECIALS
 from regard.decode.search import in_batches
 from regard.errors import UsageError
 from regard.metrics.bleu import Score
@@ -28,8 +27,6 @@ from regard.training.loop import at_least
 
 NAME = "fill"
 MASKS = ("[MASK]", "<mask>")  # how people write it, whatever the tokenizer says
-UNKNOWN = SPECIALS.index("<unk>")
-ROLES = ("pad", "bos", "eos", "unk", "cls", "sep")  # of tokens that are no words
 TOLD = 5  # guesses that a JSON line names for each mask
 
 
@@ -145,15 +142,13 @@ class Filler(Runner[Filled]):
         self.longest: int = config.get("context") or model.config.max_length
         self.mask = mask_of(tokenizer)
         self.before, self.after = frame_of(tokenizer)
-        self.foreign = hasattr(tokenizer, "frame")
-        own = [tokenizer.names[self.mask]] if self.foreign else []
-        self.own = own[0] if own else MASKS[0]
-        names = sorted({*MASKS, *own}, key=len, reverse=True)
+        self.own = tokenizer.mask_token or MASKS[0]
+        names = sorted({*MASKS, self.own}, key=len, reverse=True)
         self.sign = re.compile("|".join(map(re.escape, names)))
         self.pieces = [tokenizer.pieces([number])[0] for number in range(tokenizer.vocab)]
         self.marked = any(piece.startswith("##") for piece in self.pieces)  # what goes on a word
         self.spaced = any(len(p) > 1 and p[0] == "▁" for p in self.pieces)  # what begins one
-        special = {getattr(tokenizer, role, UNKNOWN) for role in ROLES} | {self.mask}
+        special = tokenizer.special_ids | {tokenizer.unk, self.mask}
         self.allowed = torch.zeros(model.config.vocab, dtype=torch.bool, device=self.device)
         self.allowed[[n for n, piece in enumerate(self.pieces) if piece]] = True
         self.allowed[[number for number in special if number is not None]] = False
@@ -249,13 +244,12 @@ class Filler(Runner[Filled]):
 
     def encode(self, text: str) -> list[int]:
         """Split a text with masks into ids, with nothing around them."""
-        if self.foreign:
+        if self.tokenizer.mask_token:
             return self.tokenizer.encode(self.sign.sub(lambda _: self.own, text), specials=True)
         # a word brings the space before it along, so that a mask stands for both
         first, *rest = self._gaps(text)
         ids = self.tokenizer.encode(first) if first else []
-        encode = getattr(self.tokenizer, "encode_parts", self.tokenizer.encode_batch)
-        for part in encode(rest):
+        for part in self.tokenizer.encode_parts(rest):
             ids += [self.mask, *part]
         return ids
 

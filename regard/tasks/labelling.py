@@ -14,7 +14,8 @@ from regard.attention.positions import has_table
 from regard.data.batches import Batches, pad
 from regard.data.characters import Characters
 from regard.data.features import Features, named, split_words
-from regard.data.tokenize import MOST_KEPT, SPECIALS, train_tokenizer
+from regard.data.tokenize import train_tokenizer
+from regard.data.tokenizer import blank_id
 from regard.errors import UsageError, lookup, nearest
 from regard.models import family
 from regard.tasks import run
@@ -348,19 +349,12 @@ class Row(NamedTuple):
 
 def frame_of(tokenizer: Any) -> tuple[list[int], list[int]]:
     """Return what the model expects before and after a text."""
-    if not hasattr(tokenizer, "frame"):
-        return [tokenizer.bos], [tokenizer.eos]
-    whole = tokenizer.frame([-1])
-    at = whole.index(-1)
-    return whole[:at], whole[at + 1 :]
+    return tokenizer.around("encoder")
 
 
 def blank_of(tokenizer: Any) -> int:
     """Return the token that stands for a hidden word."""
-    for role in ("mask", "unk"):
-        if (number := getattr(tokenizer, role, None)) is not None:
-            return number
-    return SPECIALS.index("<unk>")
+    return blank_id(tokenizer)
 
 
 class Reader:
@@ -374,7 +368,6 @@ class Reader:
         self.before, self.after = frame_of(tokenizer)
         self.alone = features is not None and features.alone
         self.blank = blank_of(tokenizer)
-        self._pieces: dict[str, list[int]] = {}
 
     def room(self, longest: int) -> int:
         """Return how many pieces of a text fit into so many places."""
@@ -415,16 +408,7 @@ class Reader:
             return [[self.blank]] * len(words)
         if key is not None and self.sampler is not None:
             return [self.sampler.encode(word, key) for word in words]
-        if hasattr(self.tokenizer, "words"):
-            found: list[list[int]] = [[] for _ in words]
-            for i, n in zip(*self.tokenizer.words(words), strict=True):
-                found[n].append(i)
-            return found
-        if len(self._pieces) > MOST_KEPT:
-            self._pieces.clear()
-        new = [word for word in dict.fromkeys(words) if word not in self._pieces]
-        self._pieces.update(zip(new, self.tokenizer.encode_batch(new), strict=True))
-        return [self._pieces[word] for word in words]
+        return self.tokenizer.encode_words(words)
 
     def shown(self, row: Row, words: Sequence[str]) -> list[str]:
         """Return what to show for each id of a row of words."""
@@ -516,8 +500,6 @@ def sampler_of(settings: LabelSettings, tokenizer: Any) -> Any:
     """Return what cuts words by BPE dropout, if that is wished."""
     if not settings.bpe_dropout:
         return None
-    if not hasattr(tokenizer, "sampler"):
-        raise UsageError("bpe_dropout= is for BPE of our own; leave it out with this tokenizer")
     return tokenizer.sampler(settings.bpe_dropout, settings.seed)
 
 

@@ -17,6 +17,7 @@ from regard.data.characters import Characters
 from regard.data.documents import Crops, Packed, Texts, load_texts, store_texts, stretches
 from regard.data.store import Column, Store, store_key
 from regard.data.tokenize import SPACELESS, train_tokenizer
+from regard.data.tokenizer import mask_id
 from regard.errors import UsageError, lookup
 from regard.files import cache_folder, read_json
 from regard.layers.vocabulary import CappedHead
@@ -390,17 +391,14 @@ class MaskedTokens(_Language):
 
 def mask_of(tokenizer: Any) -> int:
     """Return the number that stands for a hidden token: the tokenizer's own, or one after all."""
-    own = getattr(tokenizer, "mask", None)
-    return tokenizer.vocab if own is None else own
+    return mask_id(tokenizer)
 
 
 class Words:
     """Which tokens make one word, seen from their numbers alone."""
 
     def __init__(self, tokenizer: Any):
-        names = ("pad", "bos", "eos", "cls", "sep", "mask")
-        found = {getattr(tokenizer, name, None) for name in names}
-        self.special = np.array(sorted(n for n in found if n is not None))
+        self.special = np.array(sorted(tokenizer.special_ids))
         self.plain = np.setdiff1d(np.arange(tokenizer.vocab), self.special)
         pieces = [tokenizer.pieces([number])[0] for number in range(tokenizer.vocab)]
         marked = any(piece.startswith("##") for piece in pieces)  # WordPiece marks what goes on

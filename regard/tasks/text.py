@@ -183,11 +183,9 @@ class Marks(NamedTuple):
 def marks_of(tokenizer: Any, vocab: int, needed: int) -> Marks:
     """Find the marks in a tokenizer that has them, or among the spare rows of a vocabulary."""
     spare = list(range(tokenizer.vocab, vocab))
-    number = getattr(tokenizer, "number", lambda piece: None)
-    named = [number(SENTINEL.format(n)) for n in range(SENTINELS)]
+    named = [tokenizer.token_to_id(SENTINEL.format(n)) for n in range(SENTINELS)]
     sentinels = [n for n in named if n is not None] or spare
-    mask = getattr(tokenizer, "mask", None)
-    mask = mask if mask is not None else (sentinels or [-1])[0]
+    mask = tokenizer.mask if tokenizer.mask is not None else (sentinels or [-1])[0]
     if mask < 0 or len(sentinels) < min(needed, 2):
         raise UsageError(
             f"the model has no tokens to mark what is taken out ({len(sentinels)} found); "

@@ -222,10 +222,6 @@ class Translation(Trainable):
         self.batches = Batches(lengths, settings.batch_tokens, settings.seed)
         self.samplers = None
         if settings.bpe_dropout:
-            if not all(hasattr(t, "sampler") for t in tokenizers):
-                raise UsageError(
-                    "bpe_dropout= needs a tokenizer of our own; leave it out with init="
-                )
             self.pairs = [
                 p for p, kept in zip(corpus.parts["train"], self.kept, strict=True) if kept
             ]

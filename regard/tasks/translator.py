@@ -37,16 +37,12 @@ def load_tokenizers(folder: Path) -> tuple[Tokenizer, Tokenizer]:
 
 def around(tokenizer: Any) -> tuple[list[int], list[int]]:
     """Return what a model expects before and after a source: its end, or as its tokenizer says."""
-    if not hasattr(tokenizer, "frame"):
-        return [], [tokenizer.eos]
-    whole = tokenizer.frame([-1])
-    place = whole.index(-1)
-    return whole[:place], whole[place + 1 :]
+    return tokenizer.around("source")
 
 
 def begin_of(tokenizer: Any) -> int:
     """Return the token after which a decoder begins to write."""
-    return getattr(tokenizer, "begin", tokenizer.bos)
+    return tokenizer.begin
 
 
 def own_settings(config: dict[str, Any]) -> dict[str, Any]:
@@ -173,9 +169,7 @@ class Translator(Runner[Translated]):
         self.positions: int | None = None
         self.longest = LONGEST_PART
         # tokens that no answer has; what a checkpoint's own tokenizer calls special is up to it
-        bare = hasattr(target, "frame")
-        ours = [] if bare else [target.pad, target.bos, getattr(target, "unk", 3)]
-        self.forbidden = [*ours, *range(target.vocab, vocab)]
+        self.forbidden = [*target.never, *range(target.vocab, vocab)]
 
     @classmethod
     def load(cls, folder: Path, model: Any, config: dict[str, Any]) -> "Translator":

@@ -35,7 +35,6 @@ from regard.training.loop import mix
 
 OnText = Callable[[str], None]
 LOST = "\ufffd"  # what a character that is not complete decodes to
-UNKNOWN = 3  # <unk> of our own tokenizers
 SEEN = 24  # tokens that are written to be looked at, unless told
 
 
@@ -169,7 +168,7 @@ class LanguageModel(Runner[Written]):
         self.device = next(model.parameters()).device
         self.window = config.get("context") or model.config.max_length
         rules = config.get("generation", {}).get("rules")
-        ends = list(getattr(tokenizer, "ends", (tokenizer.eos,)))
+        ends = list(tokenizer.ends)
         told = None if rules is None else {"eos_token_id": ends, **rules}
         self.ways = Ways(told, tokenizer.eos, model.config.vocab)
         self.ends = self.ways.all_ends
@@ -302,10 +301,8 @@ class LanguageModel(Runner[Written]):
         if self.config.get("running"):
             # such a model knows no begin, but always stands after something
             ids = [i for part in encode_running(self.tokenizer, text or "\n") for i in part]
-        elif hasattr(self.tokenizer, "frame"):
-            ids = self.tokenizer.frame(self.tokenizer.encode(text))
         else:
-            ids = [self.tokenizer.bos, *self.tokenizer.encode(text)]
+            ids = self.tokenizer.frame(self.tokenizer.encode(text), "prompt")
         return ids or [self.tokenizer.bos]
 
     def conversation(self, messages: Sequence[chat.Message], how: WriteSettings) -> list[int]:
@@ -417,8 +414,7 @@ class LanguageModel(Runner[Written]):
         """Return what is changed of the logits of some texts, which may get so many tokens."""
         tokenizer = self.tokenizer
         never = list(range(tokenizer.vocab, self.model.config.vocab))  # they have no spelling
-        if not hasattr(tokenizer, "frame"):  # our own, which texts never hold inside
-            never += [tokenizer.pad, tokenizer.bos, UNKNOWN]
+        never += tokenizer.never
         changes: list[search.Adjust] = [search.forbid(*never)] if never else []
         before = [row.prompt + row.ids for row in rows]
         # none but the last of several turns comes to an end

@@ -31,6 +31,7 @@ from regard.training import distributed
 from regard.training.optim import OPTIMISERS, SCHEDULES, build_optimiser
 from regard.training.plan import LEAST_ROWS, Cost, usual_warmup
 from regard.training.progress import Progress
+from regard.weights import buffers_of, copy_stored, learned_state, stored_name
 
 PATIENCE_FOR_NAN = 10
 MEASURED = 0.05  # of the time may be spent on measuring steps
@@ -219,6 +220,7 @@ def measure(
     A task with a `valid_share` decodes some of its rows only, from which the rest is told.
     """
     reuse_memory()
+    train_mode(model)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     optimiser = build_optimiser(model, name=settings.optimiser, lr=0.0)
     times = []
@@ -239,7 +241,7 @@ def measure(
     save = validation = 0.0
     if distributed.is_first():
         begun = time.perf_counter()
-        named: dict[str, Tensor] = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        named = learned_state(model)
         kept = keep.optimiser_tensors(optimiser, keep.optimiser_names(optimiser, named))
         with tempfile.TemporaryDirectory(prefix=".", suffix=".tmp", dir=folder) as place:
             home = Path(place) / "checkpoints"
@@ -259,9 +261,18 @@ def _time_validation(model: nn.Module, task: Trainable) -> float:
     try:
         task.evaluate(model)
     finally:
-        model.train()
+        train_mode(model)
         task.valid_share = 1.0
     return (time.perf_counter() - begun) / share
+
+
+def train_mode(model: nn.Module) -> None:
+    """Set training mode; a frozen batch norm keeps and uses its running statistics."""
+    model.train()
+    for part in model.modules():
+        batch_norm = isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d)
+        if batch_norm and part.affine and not part.weight.requires_grad:
+            part.eval()
 
 
 def one_step(
@@ -331,10 +342,11 @@ class Fit:
             lr_scales=task.lr_scales,
         )
         self.schedule = lookup("schedule", settings.schedule, SCHEDULES)
-        # what stays as it is need not be kept
-        self.named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        # what is frozen need not be kept
+        self.state = learned_state(model)
+        self.buffers = list(buffers_of(model).values())
         self.averaged = (
-            {name: p.detach().clone() for name, p in self.named.items()} if settings.ema else None
+            {name: x.detach().clone() for name, x in self.state.items()} if settings.ema else None
         )
         self.counters: dict[str, Any] = {
             "step": 0,
@@ -360,9 +372,9 @@ class Fit:
     def save(self) -> None:
         """Write a checkpoint of everything that the next step depends on."""
         step = self.counters["step"]
-        names = keep.optimiser_names(self.optimiser, self.named)
+        names = keep.optimiser_names(self.optimiser, self.state)
         groups = {
-            "raw": dict(self.named),
+            "raw": dict(self.state),
             "optimiser": keep.optimiser_tensors(self.optimiser, names),
         }
         if self.averaged is not None:
@@ -391,12 +403,10 @@ class Fit:
         groups, counters = keep.load_checkpoint(place)
         self.counters.update(counters)
         with torch.no_grad():
-            for name, parameter in self.named.items():
-                parameter.copy_(groups["raw"][name])
+            copy_stored(groups["raw"], self.state)
             if self.averaged is not None:
-                for name, tensor in self.averaged.items():
-                    tensor.copy_(groups["ema"][name])
-        names = keep.optimiser_names(self.optimiser, self.named)
+                copy_stored(groups["ema"], self.averaged)
+        names = keep.optimiser_names(self.optimiser, self.state)
         keep.restore_optimiser(self.optimiser, names, groups["optimiser"])
         self._forget_after(self.counters["step"])
 
@@ -442,14 +452,18 @@ class Fit:
             Progress("train", self.steps, quiet=self.quiet, done=counters["step"]) as bar,
         ):
             self.left = bar.left
-            self.model.train()
+            train_mode(self.model)
             while not ended:
                 n = counters["step"]
                 lr = settings.lr * self.schedule(n, self.steps, self.warmup)
                 begun = time.perf_counter()
+                before = [buffer.clone() for buffer in self.buffers]
                 loss, norm, tokens, sound = one_step(
                     self.model, self.task, settings, self.optimiser, n, lr
                 )
+                if not sound:  # a step that is skipped leaves nothing behind
+                    for buffer, old in zip(self.buffers, before, strict=True):
+                        buffer.copy_(old)
                 counters["step"] = n + 1
                 counters["tokens"] += tokens
                 self._after(sound, loss, norm)
@@ -492,8 +506,11 @@ class Fit:
             if self.averaged is not None:
                 # early on, a short memory: the start should not linger
                 memory = min(self.settings.ema, (counters["step"] + 1) / (counters["step"] + 10))
-                for name, parameter in self.named.items():
-                    self.averaged[name].lerp_(parameter.detach(), 1 - memory)
+                for name, new in self.state.items():
+                    if new.is_floating_point():
+                        self.averaged[name].lerp_(new.detach(), 1 - memory)
+                    else:
+                        self.averaged[name].copy_(new)
             return
         counters["skipped"] += 1
         counters["skipped_in_a_row"] += 1
@@ -511,16 +528,14 @@ class Fit:
         if weights is None:
             yield
             return
-        own = {name: p.detach().clone() for name, p in self.named.items()}
+        own = {name: x.detach().clone() for name, x in self.state.items()}
         with torch.no_grad():
-            for name, p in self.named.items():
-                p.copy_(weights[name])
+            copy_stored(weights, self.state)
         try:
             yield
         finally:
             with torch.no_grad():
-                for name, p in self.named.items():
-                    p.copy_(own[name])
+                copy_stored(own, self.state)
 
     def _score(self, weights: dict[str, Tensor] | None) -> dict[str, float]:
         with self._with(weights):
@@ -528,7 +543,7 @@ class Fit:
             try:
                 return self.task.evaluate(self.model)
             finally:
-                self.model.train()
+                train_mode(self.model)
 
     def _validate(self, metrics, board) -> None:
         """Score the weights that would be used, and publish them if they are the best so far."""
@@ -548,7 +563,7 @@ class Fit:
         if self._is_better(scores):
             counters["best"], counters["best_step"] = scores["better"], step
             counters["scores"], counters["published"] = scores, [step]
-            self.publish(self.averaged or dict(self.named), scores)
+            self.publish(self.averaged or dict(self.state), scores)
             write_atomically(self.folder / "best", f"step-{step}\n")
 
     def _is_better(self, scores: dict[str, float]) -> bool:
@@ -586,10 +601,12 @@ class Fit:
         sums: dict[str, Tensor] = {}
         for step in steps:
             tensors = keep.load_checkpoint(self.place / f"step-{step}")[0][group]
-            for name, tensor in tensors.items():
-                sums[name] = sums[name] + tensor.double() if name in sums else tensor.double()
+            for name in self.state:
+                place = stored_name(name, tensors)
+                if place is not None:
+                    sums[name] = sums.get(name, 0.0) + tensors[place].double()
         return {
-            name: (total / len(steps)).to(self.named[name].dtype) for name, total in sums.items()
+            name: (total / len(steps)).to(self.state[name].dtype) for name, total in sums.items()
         }
 
     def _publish_again(self) -> None:

@@ -1,0 +1,176 @@
+"""What every tokenizer can do, be it trained by Regard or brought along by a checkpoint."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal, Protocol
+
+from regard.errors import UsageError
+
+SPECIALS = ["<pad>", "<s>", "</s>", "<unk>"]  # ids 0 to 3 of every tokenizer that Regard trains
+MOST_KEPT = 500_000  # texts and words whose ids are remembered
+
+# Who reads a text: an encoder (BERT), the encoder of a sequence-to-sequence model, or a decoder
+# that continues it (GPT). A checkpoint's own tokenizer puts the same around a text for all three.
+Use = Literal["encoder", "source", "prompt"]
+
+
+class Sampler(Protocol):
+    """Subword regularisation: a text is split differently for every key."""
+
+    def encode(self, text: str, key: int) -> list[int]:
+        """Split a text into ids, drawn by the key: the same for the same text, key and seed."""
+        ...
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back; see `around` for the special tokens that a model expects."""
+
+    vocab: int  # number of tokens
+    sha: str  # SHA-256 of `text`
+    text: str  # what `save` writes
+    pad: int
+    bos: int
+    eos: int
+    unk: int | None
+    mask: int | None  # of masked language models
+    begin: int  # the token after which a decoder begins to write
+    ends: tuple[int, ...]  # tokens that end a text that is written, `eos` first
+
+    @property
+    def specials(self) -> Mapping[str, int]:
+        """Role ("pad", "bos", "eos", "unk", "mask", ...) -> id, of the tokens it really has."""
+        ...
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of padding, begin, end, separator and mask tokens, which are no words."""
+        ...
+
+    @property
+    def special_tokens(self) -> list[str]:
+        """Names of special tokens, which `encode` takes for text unless specials=True."""
+        ...
+
+    @property
+    def never(self) -> tuple[int, ...]:
+        """Ids that no written text holds, so that decoding forbids them."""
+        ...
+
+    @property
+    def mask_token(self) -> str | None:
+        """How the mask is spelt in a text, with specials=True."""
+        ...
+
+    def save(self, path: str | Path) -> None:
+        """Write the tokenizer as one JSON file."""
+        ...
+
+    def token_to_id(self, token: str) -> int | None:
+        """Return the id of a special token by its name."""
+        ...
+
+    def encode(self, text: str, *, specials: bool = False) -> list[int]:
+        """Split a text into ids; special tokens that it spells out are taken as such if asked."""
+        ...
+
+    def encode_batch(self, texts: Sequence[str], *, specials: bool = False) -> list[list[int]]:
+        """Split many texts into ids, with nothing around them."""
+        ...
+
+    def encode_parts(self, parts: Sequence[str]) -> list[list[int]]:
+        """Split parts of one running text into ids, with no space added before any."""
+        ...
+
+    def encode_words(self, words: Sequence[str]) -> list[list[int]]:
+        """Split each word of a text into ids, at least one."""
+        ...
+
+    def around(self, use: Use) -> tuple[list[int], list[int]]:
+        """Return the special tokens that a model expects before and after a text."""
+        ...
+
+    def frame(self, ids: Sequence[int], use: Use = "encoder") -> list[int]:
+        """Put around a text what a model expects there."""
+        ...
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Join the pieces of ids to a text, without the special tokens."""
+        ...
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        """Return what to show for each id: a space as ▁, a character in bytes at its first one."""
+        ...
+
+    def sampler(self, p: float, seed: int) -> Sampler:
+        """Return BPE dropout with the probability p, or refuse where merges are not known."""
+        ...
+
+
+class OwnTokenizer:
+    """What the tokenizers that Regard trains have in common: the special tokens 0 to 3.
+
+    No text spells a special token, and none but the end is ever written.
+    """
+
+    pad, bos, eos = 0, 1, 2
+    unk: int | None = 3
+    mask: int | None = None
+    begin = 1
+    ends: tuple[int, ...] = (2,)
+    specials: Mapping[str, int] = MappingProxyType({"pad": 0, "bos": 1, "eos": 2, "unk": 3})
+    special_ids: frozenset[int] = frozenset({0, 1, 2})
+    never: tuple[int, ...] = (0, 1, 3)
+    mask_token: str | None = None
+    vocab: int
+    sha: str
+    text: str
+
+    @property
+    def special_tokens(self) -> list[str]:
+        """Return none: no text can spell them."""
+        return []
+
+    def token_to_id(self, token: str) -> int | None:
+        """Return the id of begin or end by its name."""
+        return {"<s>": self.bos, "</s>": self.eos}.get(token)
+
+    def encode_batch(self, texts: Sequence[str], *, specials: bool = False) -> list[list[int]]:
+        """Split many texts into ids."""
+        raise NotImplementedError
+
+    def encode_words(self, words: Sequence[str]) -> list[list[int]]:
+        """Split each word of a text into ids as if it stood alone."""
+        known: dict[str, list[int]] = self.__dict__.setdefault("_word_ids", {})
+        if len(known) > MOST_KEPT:
+            known.clear()
+        new = [word for word in dict.fromkeys(words) if word not in known]
+        known.update(zip(new, self.encode_batch(new), strict=True))
+        return [known[word] for word in words]
+
+    def around(self, use: Use) -> tuple[list[int], list[int]]:
+        """Return the special tokens that a model expects before and after a text."""
+        before = [] if use == "source" else [self.bos]
+        return before, [] if use == "prompt" else [self.eos]
+
+    def frame(self, ids: Sequence[int], use: Use = "encoder") -> list[int]:
+        """Put around a text what a model expects there."""
+        before, after = self.around(use)
+        return [*before, *ids, *after]
+
+    def sampler(self, p: float, seed: int) -> Sampler:
+        """Refuse: there are no merges to drop."""
+        raise UsageError("bpe_dropout= is for BPE of our own; leave it out with this tokenizer")
+
+
+def blank_id(tokenizer: Tokenizer) -> int:
+    """Return the token that stands for a hidden word: the mask, or else the unknown one."""
+    for number in (tokenizer.mask, tokenizer.unk):
+        if number is not None:
+            return number
+    return SPECIALS.index("<unk>")
+
+
+def mask_id(tokenizer: Tokenizer) -> int:
+    """Return the mask of masked language models: the tokenizer's, or one beyond its vocabulary."""
+    return tokenizer.vocab if tokenizer.mask is None else tokenizer.mask
