@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from regard.errors import UsageError
 from regard.training import checkpoint, loop
 from regard.training.loop import Fit, LoopSettings, Outcome, Trainable, measure, one_step
-from regard.training.optim import SCHEDULES, build_optimiser, orthogonal
+from regard.training.optim import SCHEDULES, build_optimiser, newton_schulz
 
 
 class Line(nn.Module):
@@ -571,11 +571,11 @@ def test_orthogonal_matrices_have_singular_values_near_one():
     torch.manual_seed(0)
     for shape in ((3, 16, 40), (2, 40, 16), (1, 24, 48)):
         matrices = torch.randn(shape)
-        values = torch.linalg.svdvals(orthogonal(matrices))
+        values = torch.linalg.svdvals(newton_schulz(matrices))
         assert values.min() > 0.5 and values.max() < 1.3
         # and directions stay: nothing that was large changes its sign
         u, s, vt = torch.linalg.svd(matrices, full_matrices=False)
-        assert (torch.einsum("nij,nik,nkj->nj", u, orthogonal(matrices), vt.mT) > 0.5).all()
+        assert (torch.einsum("nij,nik,nkj->nj", u, newton_schulz(matrices), vt.mT) > 0.5).all()
 
 
 def test_muon_turns_the_inner_matrices_and_leaves_the_rest_to_adamw():
@@ -595,7 +595,7 @@ def test_muon_turns_the_inner_matrices_and_leaves_the_rest_to_adamw():
     assert torch.equal(model[0].weight, twin[0].weight)
     assert torch.equal(model[1].bias, twin[1].bias)
     # one step: the momentum is a multiple of the gradient
-    step = 0.01 * 0.2 * 6**0.5 * orthogonal(grad[None])[0]
+    step = 0.01 * 0.2 * 6**0.5 * newton_schulz(grad[None])[0]
     torch.testing.assert_close(model[1].weight, before * (1 - 0.01 * 0.1) - step)
 
 

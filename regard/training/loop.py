@@ -227,7 +227,7 @@ def measure(
     started = time.perf_counter()
     number, patience = 0, min(8.0, MEASURED * seconds)
     with fast(model):
-        while number < 5 or distributed.first_says(
+        while number < 5 or distributed.broadcast(
             time.perf_counter() - started < patience and number < 60
         ):
             begun = time.perf_counter()
@@ -239,7 +239,7 @@ def measure(
     for parameter in model.parameters():
         parameter.grad = None
     save = validation = 0.0
-    if distributed.is_first():
+    if distributed.is_main():
         begun = time.perf_counter()
         named = learned_state(model)
         kept = keep.optimiser_tensors(optimiser, keep.optimiser_names(optimiser, named))
@@ -248,7 +248,7 @@ def measure(
             keep.save_checkpoint(home, 0, {"raw": named, "optimiser": kept}, {})
         save = time.perf_counter() - begun
         validation = _time_validation(model, task)
-    step, save, validation = (distributed.first_says(x) for x in (step, save, validation))
+    step, save, validation = (distributed.broadcast(x) for x in (step, save, validation))
     return Cost(step, save, validation, task.decoded)
 
 
@@ -279,12 +279,12 @@ def one_step(
     model: nn.Module, task: Trainable, settings: LoopSettings, optimiser, n: int, lr: float
 ) -> tuple[float, float, int, bool]:
     """Make one update; return loss a token, gradient norm, tokens read, and if it was sound."""
-    rank, size, parts = distributed.rank(), distributed.size(), settings.accumulate
+    rank, size, parts = distributed.rank(), distributed.world_size(), settings.accumulate
     draw = torch.default_generator if settings.device == "cpu" else torch  # which asks all devices
     draw.manual_seed(mix(settings.seed, "step", n, rank))
     batches = [task.batch((n * parts + i) * size + rank) for i in range(parts)]
     counts = [task.count(batch) for batch in batches]
-    total, read = distributed.total(*(sum(column) for column in zip(*counts, strict=True)))
+    total, read = distributed.all_reduce(*(sum(column) for column in zip(*counts, strict=True)))
     loss, kind = torch.zeros(()), DTYPES[settings.dtype]
     for batch in batches:
         with torch.autocast(settings.device.split(":")[0], kind, enabled=kind is not None):
@@ -294,10 +294,10 @@ def one_step(
     learning = (p for group in optimiser.param_groups for p in group["params"])
     parameters = [p for p in learning if p.grad is not None]
     grads = [p.grad for p in parameters if p.grad is not None]
-    grads, norm = distributed.add_up(grads, settings.clip or math.inf)
+    grads, norm = distributed.all_reduce_grads(grads, settings.clip or math.inf)
     for parameter, grad in zip(parameters, grads, strict=True):
         parameter.grad = grad
-    (loss,) = distributed.total(float(loss))
+    (loss,) = distributed.all_reduce(float(loss))
     sound = math.isfinite(loss) and math.isfinite(norm)
     if sound:
         for group in optimiser.param_groups:
@@ -419,7 +419,7 @@ class Fit:
     def _forget_after(self, step: int) -> None:
         """Drop the lines of metrics.jsonl that a killed run wrote after its last checkpoint."""
         path = self.folder / "metrics.jsonl"
-        if not path.exists() or not distributed.is_first():
+        if not path.exists() or not distributed.is_main():
             return
         kept = []
         for line in path.read_text(errors="replace").splitlines():
@@ -436,13 +436,13 @@ class Fit:
         """Train until the last step, until nothing is gained, or until asked to stop."""
         reuse_memory()
         self.restore()
-        if self.lost and distributed.is_first():
+        if self.lost and distributed.is_main():
             self._publish_again()
-        distributed.wait()
+        distributed.barrier()
         settings, counters = self.settings, self.counters
         started = time.perf_counter() - counters["seconds"]
         saved = time.perf_counter()
-        first = distributed.is_first()
+        first = distributed.is_main()
         ended = self._is_over()
         with (
             fast(self.model),
@@ -479,8 +479,8 @@ class Fit:
                 if due and first:
                     self._validate(metrics, board)
                     counters["seconds"] = time.perf_counter() - started
-                ended = bool(distributed.first_says(self._is_over()))
-                asked = distributed.total(stopper.asked)[0] > 0
+                ended = bool(distributed.broadcast(self._is_over()))
+                asked = distributed.all_reduce(stopper.asked)[0] > 0
                 late = time.perf_counter() - saved > settings.save_every
                 if first and (due or ended or late or asked):
                     metrics.flush()
