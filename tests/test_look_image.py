@@ -29,6 +29,7 @@ from regard.viewer.html import MOST_LAID, page
 from regard.viewer.image import clearest, filters, layouts, reconstruction, rollout, views_of
 from regard.viewer.laid import lay, on_grid, row_at, thin, token_at
 from regard.viewer.picture import Lattice
+from regard.weights import state_of
 
 # name -> family, row, what is changed of its tiny size
 KINDS = {
@@ -477,7 +478,7 @@ def test_the_command_line_looks_at_photos(tmp_path, photo, capsys):
     folder = tmp_path / "model"
     folder.mkdir()
     model = make("swin")
-    save_weights(folder, dict(model.named_parameters()))
+    save_weights(folder, state_of(model))
     about = {"labels": LABELS, "image": {"size": 32, "channels": 3}}
     save_config(folder, model, name="swin", task="images", about=about)
     for name in ("a.html", "a.png"):
