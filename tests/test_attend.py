@@ -15,9 +15,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import regard.attention.attend as core
+from regard.attention import kernels
 from regard.attention.dropout import add_dropped, dropout
 from regard.attention.masks import Causal, Document, Mask, Padding, Prefix, Sliding, Window
 from regard.attention.multihead import Cache, MultiHead
+from regard.attention.normalisers import Sample
 from regard.attention.scores import SCORES, Additive, Bilinear, Cosine, Dot, Gaussian, Score
 from regard.errors import UsageError
 
@@ -152,7 +154,7 @@ def questions(draw) -> dict:
         "mask": mask,
         "allowed": (lambda b, i, j: all(f(b, i, j) for _, f in chosen)) if chosen else None,
         "normalise": draw(st.sampled_from(["softmax", "softmax", "argmax", "sample", "given"])),
-        "tile": draw(st.sampled_from([1, core.TILE])),
+        "tile": draw(st.sampled_from([1, kernels.TILE])),
     }
 
 
@@ -166,10 +168,10 @@ def test_a_loop_in_fp64_equals_attention():
         shapes.add((*(tuple(x.shape) for x in (q, k, v)), bias is not None and bias.shape))
         score, formula = make_score(ask["name"], q.shape[-1], k.shape[-1])
         weights = randn(*q.shape[:-1], k.shape[-2], seed=5).softmax(-1)
-        sample = core.Sample(torch.Generator().manual_seed(3))
+        sample = Sample(torch.Generator().manual_seed(3))
         normalise = {"given": weights, "sample": sample}.get(ask["normalise"], ask["normalise"])
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(core, "TILE", ask["tile"])
+            patch.setattr(kernels, "TILE", ask["tile"])
             out = attend(q, k, v, score=score, bias=bias, mask=mask, normalise=normalise)
 
         def weigh(place, i: int, seen: list[int], scores: Tensor) -> Tensor:
@@ -226,7 +228,7 @@ def test_what_is_added_to_values_is_weighted_as_they_are(normalise: str, mask: M
 
 def test_sampling_draws_by_the_softmax():
     q, k, v = randn(1, 4), randn(3, 4, seed=1), torch.eye(3, dtype=torch.float64)
-    sample = core.Sample(torch.Generator().manual_seed(0))
+    sample = Sample(torch.Generator().manual_seed(0))
     drawn = attend(q.expand(20_000, 4), k, v, normalise=sample)
     assert drawn.sum(-1).eq(1).all()
     torch.testing.assert_close(drawn.mean(0, keepdim=True), attend(q, k, v), atol=0.02, rtol=0)
@@ -237,10 +239,10 @@ def test_sampling_draws_by_the_softmax():
     assert grad.abs().sum() > 0  # what REINFORCE needs
 
 
-@pytest.mark.parametrize("tile", [1, core.TILE])
+@pytest.mark.parametrize("tile", [1, kernels.TILE])
 @pytest.mark.parametrize("name", SCORES)
 def test_gradients_are_right(name: str, tile: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(core, "TILE", tile)
+    monkeypatch.setattr(kernels, "TILE", tile)
     score, _ = make_score(name, 2, 2)
     keep = torch.tensor([[True] * 4 + [False]])
     for mask, queries in [
@@ -280,9 +282,9 @@ NOTHING_LATER = {
 
 @pytest.mark.parametrize("name", SCORES)
 @pytest.mark.parametrize("case", NOTHING_LATER)
-@pytest.mark.parametrize("tile", [1, core.TILE])
+@pytest.mark.parametrize("tile", [1, kernels.TILE])
 def test_the_future_has_no_gradient(case: str, name: str, tile: int, monkeypatch):
-    monkeypatch.setattr(core, "TILE", tile)
+    monkeypatch.setattr(kernels, "TILE", tile)
     mask, biased = NOTHING_LATER[case]
     score, _ = make_score(name, 4, 4)
     q, k, v = (randn(1, 2, 20, 4, seed=i).float().requires_grad_() for i in range(3))
@@ -336,9 +338,9 @@ POISONED = {
 
 @pytest.mark.parametrize("case", POISONED)
 @pytest.mark.parametrize("name", SCORES)
-@pytest.mark.parametrize("tile", [1, core.TILE])
+@pytest.mark.parametrize("tile", [1, kernels.TILE])
 def test_poison_at_a_masked_place_never_leaks(case: str, name: str, tile: int, monkeypatch):
-    monkeypatch.setattr(core, "TILE", tile)
+    monkeypatch.setattr(kernels, "TILE", tile)
     mask, places, rows = POISONED[case]
     rows, places = list(rows), list(places)
     score, _ = make_score(name, 4, 4)
@@ -525,7 +527,7 @@ def test_memory_is_linear_in_the_length():
         q = randn(1, 1, 4096, 8).float().requires_grad_()
         with Largest() as seen:
             attend(q, q, q, mask=mask).sum().backward()
-        assert seen.bytes <= 4 * core.TILE < 4 * 4096**2
+        assert seen.bytes <= 4 * kernels.TILE < 4 * 4096**2
 
 
 def test_dropout_keeps_the_mean_and_is_seeded():

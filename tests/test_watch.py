@@ -6,9 +6,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from regard.attention.attend import Sample, attend
+from regard.attention.attend import attend
 from regard.attention.masks import Causal, Document, Mask, Padding, Prefix, Sliding, Window
 from regard.attention.multihead import Cache, Move, MultiHead
+from regard.attention.normalisers import Sample
 from regard.attention.scores import SCORES
 from regard.attention.watch import watch
 from regard.errors import UsageError

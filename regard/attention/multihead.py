@@ -8,13 +8,13 @@ import torch
 from jaxtyping import Bool, Float, Num
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.module import _has_any_global_hook
 
 from regard.attention.attend import as_mask, attend
 from regard.attention.masks import Mask
 from regard.attention.positions import Position
 from regard.attention.scores import build_score
 from regard.errors import UsageError
+from regard.native.torch_private import has_global_hooks, has_hooks
 
 
 class Memory(NamedTuple):
@@ -130,9 +130,8 @@ def is_linear(linear: nn.Module) -> bool:
         and kind.forward is nn.Linear.forward
         and kind.__call__ is nn.Module.__call__
         and "forward" not in own
-        and not (linear._forward_hooks or linear._forward_pre_hooks)
-        and not (linear._backward_hooks or linear._backward_pre_hooks)
-        and not _has_any_global_hook()
+        and not has_hooks(linear)
+        and not has_global_hooks()
     )
 
 

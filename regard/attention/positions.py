@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from regard.attention.masks import Mask
 from regard.attention.once import once
+from regard.attention.shapes import repeat_kv
 from regard.errors import UsageError, lookup
 
 Project = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -545,11 +546,6 @@ class Fire(Position):
         return self.outer @ inner.relu_()
 
 
-def _grouped(k: Tensor, heads: int) -> Tensor:
-    """Give every query head its own view of the shared keys."""
-    return k if k.shape[1] == heads else k.repeat_interleave(heads // k.shape[1], dim=1)
-
-
 def _for_heads(index: Tensor, like: Tensor) -> Tensor:
     """Show numbers (q, k) or (b, q, k) to every head of (b, h, q, ...)."""
     index = index.unsqueeze(1) if index.ndim == 3 else index
@@ -620,7 +616,7 @@ class XL(Position):
         waves = table(torch.arange(low, low + count, device=q.device), q.dtype)
         places = self.relative(waves).unflatten(-1, (self.heads, -1)).transpose(0, 1)
         place = ((q + self.v) @ places.mT).gather(-1, _for_heads(distances - low, q))
-        content = self.u @ _grouped(k, self.heads).mT
+        content = self.u @ repeat_kv(k, self.heads).mT
         return (place + content) * q.shape[-1] ** -0.5
 
 
@@ -655,7 +651,7 @@ class CoPE(Position):
         seen = seen.unsqueeze(1) if seen.ndim == 3 else seen
         if mask is not None:
             seen = seen & mask.tile(slice(0, q.shape[-2]), slice(0, k.shape[-2])).to(seen.device)
-        gates = (q * scale) @ _grouped(k, q.shape[1]).mT
+        gates = (q * scale) @ repeat_kv(k, q.shape[1]).mT
         # not by a product, since what stands at a masked place may be NaN
         gates = gates.sigmoid().masked_fill(~seen, 0.0)
         # the keys that one query sees stand in the order of their positions, in a cache too
@@ -725,8 +721,8 @@ class Disentangled(Position):
         assert project is not None
         at_q, at_k = project(self.norm(self.table.weight[low : low + count]))
         rows = _for_heads(rows - low, q)
-        from_q = (q @ _grouped(at_k.unsqueeze(0), q.shape[1]).mT).gather(-1, rows)
-        from_k = (_grouped(k, q.shape[1]) @ at_q.mT).gather(-1, rows.mT).mT
+        from_q = (q @ repeat_kv(at_k.unsqueeze(0), q.shape[1]).mT).gather(-1, rows)
+        from_k = (repeat_kv(k, q.shape[1]) @ at_q.mT).gather(-1, rows.mT).mT
         return (from_q + from_k) * (3 * q.shape[-1]) ** -0.5
 
 

@@ -24,6 +24,7 @@ from regard.layers.block import EncoderBlock
 from regard.layers.feedforward import FeedForward, GatedFeedForward, gelu_tanh
 from regard.layers.norm import GainNorm, LayerNorm, RMSNorm
 from regard.layers.residual import PreNorm
+from regard.native.torch_private import HOOKS, dtype, has_global_hooks, has_hooks, requires_grad
 
 # as the kernels number them
 ACTS = (F.relu, F.gelu, gelu_tanh, F.silu)
@@ -32,7 +33,6 @@ KNOWN_POSITIONS = frozenset(POSITIONS.values())
 TURNING = (Rotary, Yarn)
 FEED_FORWARDS = (FeedForward, GatedFeedForward)
 NORMS = (LayerNorm, GainNorm, RMSNorm)
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 # what an instance may have instead of what its class says
 OVERRIDES = ("forward", "_call_impl", "_compiled_call_impl", "_slow_forward")
 
@@ -62,7 +62,7 @@ _WERE = [value for *_, value in _KNOWN]
 
 def untouched() -> bool:
     """Tell whether no known class or function was replaced and nobody listens to all modules."""
-    if torch_module._has_any_global_hook():
+    if has_global_hooks():
         return False
     return all(map(is_, [place.get(name) for place, name in _PLACES], _WERE))
 
@@ -158,7 +158,7 @@ def plain(*modules: nn.Module) -> bool:
     """Tell whether modules run as their classes say: no hook, no forward of an instance's own."""
     for module in modules:
         own = vars(module)
-        if any(own[name] for name in HOOKS) or any(own.get(name) for name in OVERRIDES):
+        if has_hooks(module) or any(own.get(name) for name in OVERRIDES):
             return False
         if not own.keys().isdisjoint(_METHODS[type(module)]):
             return False
@@ -225,12 +225,12 @@ class Print:
 
     def _laid(self) -> list[Any]:
         some = self.tensors
-        asked = (type, Tensor.data_ptr, Tensor.stride, _dtype, _requires_grad)
+        asked = (type, Tensor.data_ptr, Tensor.stride, dtype, requires_grad)
         return [list(map(ask, some)) for ask in asked]
 
     def unheard(self) -> bool:
         """Tell whether nobody listens to one of the modules, or to all."""
-        return not any(self.hooks) and not torch_module._has_any_global_hook()
+        return not any(self.hooks) and not has_global_hooks()
 
     def same(self) -> bool:
         """Tell whether nothing but numbers has changed."""
@@ -246,7 +246,3 @@ class Print:
             )
         except (RuntimeError, TypeError, ValueError):  # what cannot be compared is another
             return False
-
-
-# of a tensor, without a call of Python's
-_requires_grad, _dtype = (vars(torch._C.TensorBase)[x].__get__ for x in ("requires_grad", "dtype"))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regard import native
-from regard.attention.attend import tell
+from regard.attention.attend import record_attention
 from regard.attention.masks import Mask
 from regard.attention.multihead import Cache
 from regard.attention.once import one_pass
@@ -18,6 +18,7 @@ from regard.layers.norm import RMSNorm
 from regard.layers.stack import Stack, added
 from regard.native.functions import LONGEST, Sizes, laid
 from regard.native.functions import blocks as native_blocks
+from regard.native.torch_private import traced
 
 # Wider ones are left to PyTorch, whose products of many rows at once are better then.
 WIDEST = 256
@@ -80,7 +81,7 @@ def _taken(
     then only whether somebody has begun to listen.
     """
     found = native.scope(modules[0])
-    if found is None or native.seen_through():
+    if found is None or traced():
         return None
     key = (name, *map(id, modules))
     known, told = found.plans.get(key, (None, None))
@@ -134,7 +135,7 @@ def _learn(
     if seen is not None:
         for block, qkv in zip(blocks, seen, strict=True):
             q, k = qkv.transpose(1, 2).split([first.heads, first.kv_heads, first.kv_heads], 1)[:2]
-            tell(block.attention, q, k, block.attention.score, bias, mask)
+            record_attention(block.attention, q, k, block.attention.score, bias, mask)
     return y if norm is None else norm(y)
 
 

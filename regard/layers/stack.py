@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regard import native
-from regard.attention.attend import tell
+from regard.attention.attend import record_attention
 from regard.attention.masks import Mask
 from regard.attention.multihead import Cache
 from regard.attention.watch import watcher
@@ -20,11 +20,11 @@ from regard.native.functions import laid
 
 
 def added(mask: Mask | None, bias: Tensor | None, like: Tensor, keys: int) -> Tensor | None:
-    """Return what a mask and a bias add to the scores of (b, q, w), blind rows -inf throughout."""
+    """Return a mask plus a bias as one bias for (b, q, w), fully masked rows -inf throughout."""
     if mask is None:
         return bias
-    extra, blind = mask.additive(slice(0, like.shape[1]), slice(0, keys), like)
-    extra = extra if blind is None else extra.masked_fill(blind, -torch.inf)
+    extra, fully_masked = mask.additive(slice(0, like.shape[1]), slice(0, keys), like)
+    extra = extra if fully_masked is None else extra.masked_fill(fully_masked, -torch.inf)
     return extra if bias is None else extra + bias
 
 
@@ -122,5 +122,7 @@ class Stack:
         if watcher() is not None:
             for block, cache, asked in zip(self.blocks, caches, q, strict=True):
                 look = block.attention
-                tell(look, asked.transpose(1, 2), cache.k[:, :, :keys], look.score, bias, mask)
+                record_attention(
+                    look, asked.transpose(1, 2), cache.k[:, :, :keys], look.score, bias, mask
+                )
         return y

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from regard.attention.attend import softmax
 from regard.attention.masks import Causal
+from regard.attention.normalisers import softmax
 from regard.attention.once import one_pass
 from regard.attention.positions import build_position, of_layer
 from regard.errors import UsageError, lookup
