@@ -1,4 +1,4 @@
-"""Many heads that look at once, and what they remember while a text is written."""
+"""Multi-head attention, and the keys and values that decoding caches."""
 
 from collections.abc import Callable
 from functools import partial
@@ -18,22 +18,22 @@ from regard.native.torch_private import has_global_hooks, has_hooks
 
 
 class Memory(NamedTuple):
-    """Keys and values (b, h, k, d) of what is looked at, projected once."""
+    """Keys and values (b, h, k, d) of what cross-attention reads, projected once."""
 
     k: Tensor
     v: Tensor
 
     def by_columns(self) -> "Memory":
-        """Lay each key as a column: products with a few queries at a time are far faster then."""
+        """Lay keys out by columns: products with a few queries at a time are far faster then."""
         return Memory(self.k.mT.contiguous().mT, self.v.contiguous())
 
-    def keep(self, move: "Move") -> "Memory":
+    def keep(self, select: "RowSelect") -> "Memory":
         """Go on with some sentences only."""
-        return Memory(move(self.k), move(self.v))
+        return Memory(select(self.k), select(self.v))
 
 
-class Move:
-    """Rows that stay, put together in their own memory: only those not in their place move."""
+class RowSelect:
+    """A selection of rows, in place: only rows that are not where they shall be are copied."""
 
     def __init__(self, rows: Tensor):
         self.rows, self.count = rows, len(rows)
@@ -41,7 +41,7 @@ class Move:
         self.origin = rows[self.to]
 
     def __call__(self, x: Tensor, used: int | None = None) -> Tensor:
-        """Return the rows of x that stay, of which only the first columns of axis 2 matter."""
+        """Return the selected rows; only the first `used` positions of axis 2 are copied."""
         if len(self.to):
             x[self.to, :, :used] = x[self.origin, :, :used]
         return x[: self.count]
@@ -115,11 +115,11 @@ class Cache:
         self.v = v.new_empty(rows, heads, capacity, width)
         self.k[:, :, : self.length], self.v[:, :, : self.length] = k, v
 
-    def keep(self, move: Move) -> None:
+    def keep(self, select: RowSelect) -> None:
         """Go on with some sentences only."""
-        self.k, self.v = move(self.k, self.length), move(self.v, self.length)
+        self.k, self.v = select(self.k, self.length), select(self.v, self.length)
         if (at := self.at) is not None and at.ndim == 3:
-            self._at = [at[move.rows]]
+            self._at = [at[select.rows]]
 
 
 def is_linear(linear: nn.Module) -> bool:
@@ -173,13 +173,13 @@ class MultiHead(nn.Module):
         self.position = position or Position()
 
     @property
-    def turns(self) -> bool:
-        """Tell whether positions turn queries and keys."""
+    def uses_rotation(self) -> bool:
+        """Tell whether the position rotates queries and keys."""
         return getattr(self.position.rotate, "__func__", None) is not Position.rotate
 
     @property
-    def compares(self) -> bool:
-        """Tell whether the positions of all keys are asked for."""
+    def needs_key_positions(self) -> bool:
+        """Tell whether the position has a bias or values of its own, for which keys have places."""
         own = getattr(self.position.bias, "__func__", None) is not Position.bias
         return own or self.position.adds_values
 
@@ -187,19 +187,19 @@ class MultiHead(nn.Module):
         return x.view(*x.shape[:-1], heads, self.head_width).transpose(1, 2)
 
     def ready(self, qkv: Tensor) -> Tensor:
-        """Return projected queries, keys and values (b, l, h, d) as they are compared."""
+        """Return projected queries, keys and values (b, l, h, d) as attention takes them."""
         return qkv
 
     def read(self, memory: Tensor) -> Memory:
-        """Project what is to be looked at to keys and values."""
+        """Project what cross-attention reads to keys and values."""
         first, last = self.heads, self.heads + 2 * self.kv_heads
-        k, v = self._some(memory, first, last).chunk(2, dim=-1)
+        k, v = self._project_heads(memory, first, last).chunk(2, dim=-1)
         return Memory(self._split(k, self.kv_heads), self._split(v, self.kv_heads))
 
-    def _ask(self, x: Tensor) -> Tensor:
-        return self._split(self._some(x, 0, self.heads), self.heads)
+    def _project_queries(self, x: Tensor) -> Tensor:
+        return self._split(self._project_heads(x, 0, self.heads), self.heads)
 
-    def _some(self, x: Tensor, first: int, last: int) -> Tensor:
+    def _project_heads(self, x: Tensor, first: int, last: int) -> Tensor:
         """Project to some of the heads of queries, keys and values: by their rows of the matrix.
 
         A matrix of another kind, or one that somebody listens to, projects to all of them.
@@ -213,7 +213,7 @@ class MultiHead(nn.Module):
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return what vectors (l, w) would be as queries and as keys, (h, l, d)."""
         both = [self.heads, self.kv_heads]
-        qk = self._split(self._some(x, 0, sum(both)).unsqueeze(0), sum(both))
+        qk = self._split(self._project_heads(x, 0, sum(both)).unsqueeze(0), sum(both))
         q, k = qk.squeeze(0).split(both)
         return q, k
 
@@ -228,34 +228,20 @@ class MultiHead(nn.Module):
         bias: Float[Tensor, "..."] | None = None,
         cache: Cache | None = None,
     ) -> Float[Tensor, "b q w"]:
-        """Let every position of x look at itself and its like, or at a memory."""
+        """Self-attention of x, or cross-attention of x to a memory."""
         if memory is None:
             if at is None:
                 start = 0 if cache is None else cache.length
                 at = torch.arange(start, start + x.shape[1], device=x.device).unsqueeze(-1)
-            memory_at, both = at, [self.heads, self.kv_heads]
-            # parted before heads and places change places, so that gradients meet as they are laid
-            qkv = self.ready(self.qkv(x).unflatten(-1, (-1, self.head_width)))
-            if self.turns:
-                qk, v = qkv.split_with_sizes([sum(both), self.kv_heads], 2)
-                qk, v = qk.transpose(1, 2), v.transpose(1, 2)
-                turned, k = self.position.rotate(qk, at).split_with_sizes(both, 1)
-                q = qk[:, : self.heads] if self.compares else turned
-            else:
-                parts = qkv.split([*both, self.kv_heads], dim=2)
-                q, k, v = (part.transpose(1, 2) for part in parts)
-                turned = q
+            memory_at = at
+            q, q_rot, k, v = self._project_self(x, at)
         else:
-            turned = q = self._ask(x)
-            k, v = memory if isinstance(memory, Memory) else self.read(memory)
-            if at is not None and memory_at is not None:
-                turned = self.position.rotate(q, at)
-                k = self.position.rotate(k, memory_at)
-        add_values = None
+            q, q_rot, k, v = self._project_cross(x, memory, at, memory_at)
         if cache is not None and memory_at is not None:
             k, v = cache.append(k, v, memory_at)
         mask = as_mask(mask, (*q.shape[:-1], k.shape[-2]))
-        if self.compares and at is not None and memory_at is not None:
+        add_values = None
+        if self.needs_key_positions and at is not None and memory_at is not None:
             memory_at = memory_at if cache is None else cache.at
             assert memory_at is not None
             own = self.position.bias(q, k, at, memory_at, mask, self._project)
@@ -263,7 +249,7 @@ class MultiHead(nn.Module):
             if self.position.adds_values:
                 add_values = partial(self.position.add_values, q_at=at, k_at=memory_at)
         y = attend(
-            turned,
+            q_rot,
             k,
             v,
             score=self.score,
@@ -274,6 +260,29 @@ class MultiHead(nn.Module):
             watch=self,
         )
         return self.out(y.transpose(1, 2).flatten(2))
+
+    def _project_self(self, x: Tensor, at: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return queries of x as projected and as rotated, and its keys and values."""
+        both = [self.heads, self.kv_heads]
+        # split before heads and places are transposed, so that gradients meet as they are laid
+        qkv = self.ready(self.qkv(x).unflatten(-1, (-1, self.head_width)))
+        if not self.uses_rotation:
+            q, k, v = (part.transpose(1, 2) for part in qkv.split([*both, self.kv_heads], dim=2))
+            return q, q, k, v
+        qk, v = qkv.split_with_sizes([sum(both), self.kv_heads], 2)
+        qk, v = qk.transpose(1, 2), v.transpose(1, 2)
+        q_rot, k = self.position.rotate(qk, at).split_with_sizes(both, 1)
+        return qk[:, : self.heads] if self.needs_key_positions else q_rot, q_rot, k, v
+
+    def _project_cross(
+        self, x: Tensor, memory: Tensor | Memory, at: Tensor | None, memory_at: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return queries of x as projected and as rotated, and keys and values of a memory."""
+        q = self._project_queries(x)
+        k, v = memory if isinstance(memory, Memory) else self.read(memory)
+        if at is None or memory_at is None:
+            return q, q, k, v
+        return q, self.position.rotate(q, at), self.position.rotate(k, memory_at), v
 
     def start(self) -> None:
         """Begin with queries, keys and values as the separate Glorot matrices that they are."""
@@ -295,12 +304,12 @@ class NormedMultiHead(MultiHead):
         return torch.cat([self.q_norm(q), self.k_norm(k), v], dim=2)
 
     def read(self, memory: Tensor) -> Memory:
-        """Project what is to be looked at to keys, which are normalised, and values."""
+        """Project what cross-attention reads to keys, which are normalised, and values."""
         k, v = super().read(memory)
         return Memory(self.k_norm(k), v)
 
-    def _ask(self, x: Tensor) -> Tensor:
-        return self.q_norm(super()._ask(x))
+    def _project_queries(self, x: Tensor) -> Tensor:
+        return self.q_norm(super()._project_queries(x))
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor]:
         q, k = super()._project(x)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.layers.exact import plain
+from regard.layers.kernel_weights import unmodified
 from regard.native import Scope, scope
 from regard.native.torch_private import traced
 
@@ -54,7 +54,7 @@ class Head(nn.Linear):
             or not x.device == weight.device == torch.device("cpu")
             or traced()
             or not torch.backends.mkl.is_available()
-            or not plain(self)
+            or not unmodified(self)
         ):
             return None
         with _one_at_a_time:

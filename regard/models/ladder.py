@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from regard.attention.attend import attend
 from regard.attention.masks import Causal, Mask, Padding
-from regard.attention.multihead import Cache, Move, MultiHead
+from regard.attention.multihead import Cache, MultiHead, RowSelect
 from regard.attention.positions import ALIASES
 from regard.attention.watch import watcher
 from regard.errors import UsageError, lookup
@@ -89,7 +89,7 @@ class Remembered(Cache):
             last = read[torch.arange(len(prompts), device=read.device), prompts]
         self.past = last.unsqueeze(1).expand(-1, hypotheses, -1)
 
-    def keep(self, move: Move) -> None:
+    def keep(self, move: RowSelect) -> None:
         """Go on with some sentences only."""
         super().keep(move)
         if self.past is not None:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.masks import Causal, Mask, Padding, Sliding
-from regard.attention.multihead import Cache, Memory, Move, MultiHead
+from regard.attention.multihead import Cache, Memory, MultiHead, RowSelect
 from regard.errors import UsageError
 
 # Decoding takes memory for this many keys at first.
@@ -133,7 +133,7 @@ class State:
 
     def keep(self, sentences: Tensor) -> "State":
         """Go on with these sentences only."""
-        move = Move(sentences)
+        move = RowSelect(sentences)
         for cache in self.caches:
             cache.keep(move)
         self.memories = [memory.keep(move) for memory in self.memories]
