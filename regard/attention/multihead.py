@@ -48,18 +48,14 @@ class RowSelect:
 
 
 class Cache:
-    """Keys and values (b, h, k, d) of texts that grow, in memory that is taken ahead.
+    """Keys and values (b, h, k, d) of texts that grow, in memory that is allocated ahead.
 
-    All texts that are written for a sentence share its row; a mask tells which of the keys each of
-    them stands on, so that texts part and are given up without anything being moved. Where several
-    texts will ask at once, keys are laid as Memory.by_columns lays them; one alone gains nothing.
+    The hypotheses of a sentence share its row; a mask tells which of the keys each of them sees, so
+    that a beam branches and drops hypotheses without copying a key.
     """
 
-    def __init__(
-        self, rows: int, heads: int, capacity: int, width: int, like: Tensor, columns: bool = False
-    ):
-        self.columns = columns
-        self.k = self._keys(like, rows, heads, capacity, width)
+    def __init__(self, rows: int, heads: int, capacity: int, width: int, like: Tensor):
+        self.k = like.new_empty(rows, heads, capacity, width)
         self.v = like.new_empty(rows, heads, capacity, width)
         self._at: list[Tensor] = []
         self.length = 0
@@ -70,12 +66,6 @@ class Cache:
         if len(self._at) > 1:
             self._at = [torch.cat(self._at, dim=-2)]
         return self._at[0] if self._at else None
-
-    def _keys(self, like: Tensor, rows: int, heads: int, capacity: int, width: int) -> Tensor:
-        """Take memory for keys."""
-        if self.columns:
-            return like.new_empty(rows, heads, width, capacity).mT
-        return like.new_empty(rows, heads, capacity, width)
 
     @property
     def room(self) -> int:
@@ -111,7 +101,7 @@ class Cache:
                 at = at.expand(rows, -1, -1)
                 self._at = [at.gather(1, places.unsqueeze(-1).expand(-1, -1, at.shape[-1]))]
             self.length = places.shape[1]
-        self.k = self._keys(k, rows, heads, capacity, width)
+        self.k = k.new_empty(rows, heads, capacity, width)
         self.v = v.new_empty(rows, heads, capacity, width)
         self.k[:, :, : self.length], self.v[:, :, : self.length] = k, v
 

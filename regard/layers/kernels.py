@@ -167,7 +167,7 @@ def try_decode_kernel(
 
 def _ready(cache: Cache) -> bool:
     """Tell whether a kernel can add to a cache."""
-    exact = type(cache) is Cache and "append" not in vars(cache) and not cache.columns
+    exact = type(cache) is Cache and "append" not in vars(cache)
     return exact and cache.k.dtype == cache.v.dtype == torch.float32 and cache.k.is_cpu
 
 
