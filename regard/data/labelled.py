@@ -24,7 +24,6 @@ from regard.data.text import (
 )
 from regard.errors import UsageError, lookup
 
-
 AROUND = 6  # words shown on both sides of one
 
 

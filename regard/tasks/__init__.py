@@ -34,7 +34,9 @@ TASKS: dict[str, Any] = {
     "language": Home(
         "regard.tasks.language", "LanguageSettings", "regard.tasks.writing", "LanguageModel"
     ),
-    "text": Home("regard.tasks.text", "TextSettings", "regard.tasks.text", "TextToText"),
+    "text": Home(
+        "regard.tasks.text_to_text", "TextSettings", "regard.tasks.text_to_text", "TextToText"
+    ),
     "classify": Entry(
         "regard.tasks.text.classify",
         "Classify",
@@ -43,11 +45,21 @@ TASKS: dict[str, Any] = {
             "regard train classify data=photos family=swin minutes=30 out=runs/photos",
         ),
     ),
-    "images": Home(
-        "regard.tasks.images", "ImageSettings", "regard.tasks.image_classifier", "ImageClassifier"
+    "images": Entry(
+        "regard.tasks.vision.images",
+        "ClassifyImages",
+        (
+            "regard train images data=photos augment=flip+crop+trivial mixup=0.2 minutes=30",
+            "regard train images data=photos init=runs/other tune=all layer_decay=0.75",
+        ),
     ),
-    "pretrain": Home(
-        "regard.tasks.pretrain", "PretrainSettings", "regard.tasks.encoder", "Encoder"
+    "pretrain": Entry(
+        "regard.tasks.vision.pretrain",
+        "Pretrain",
+        (
+            "regard train pretrain data=photos objective=contrastive like=cct minutes=60",
+            "regard train pretrain data=photos family=swin mask_share=0.6 out=runs/masked",
+        ),
     ),
     "caption": Home(
         "regard.tasks.caption", "CaptionSettings", "regard.tasks.captions", "Describer"

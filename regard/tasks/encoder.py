@@ -19,6 +19,7 @@ from regard.data.image import (
     Images,
     load_images,
 )
+from regard.data.rows import RowEncoder as Reader
 from regard.errors import UsageError, lookup
 from regard.files import cache_folder
 from regard.metrics.bleu import Score
@@ -28,8 +29,7 @@ from regard.models.folder import load_rest
 from regard.pretrained.folder import is_foreign
 from regard.pretrained.mae import import_rest
 from regard.settings import fill, setting
-from regard.tasks.classifier import Classified
-from regard.tasks.embed import Embedded
+from regard.tasks.frame.answers import Classified, Embedded
 from regard.tasks.image_classifier import (
     ImageClassifier,
     ImageEvalSettings,
@@ -39,7 +39,6 @@ from regard.tasks.image_classifier import (
     read_image,
 )
 from regard.tasks.image_look import ImageLookSettings, check_kind, picture_of
-from regard.tasks.labelling import Reader
 from regard.tasks.pretrain import (
     NAME,
     Captioned,

@@ -19,6 +19,7 @@ from regard.data.image import (
     Images,
     load_images,
 )
+from regard.data.labels import saved_labels
 from regard.errors import UsageError, log, lookup
 from regard.files import cache_folder
 from regard.metrics.baselines import Baselines, small
@@ -37,9 +38,8 @@ from regard.metrics.labels import (
     wilson,
 )
 from regard.settings import fill, setting
-from regard.tasks.classifier import Classified
+from regard.tasks.frame.answers import Classified
 from regard.tasks.image_look import ImageLookSettings, check_kind, picture_of
-from regard.tasks.labelling import labels_of
 from regard.tasks.runners import Answer, Runner
 
 FEW = 5  # labels among which the right one should be, where there are more
@@ -158,7 +158,7 @@ class ImageClassifier(Runner[Classified | Unread]):
                 f"{folder / 'config.json'}: a model without a head, which labels no images; train "
                 "one with: regard train classify init=..."
             )
-        labels = labels_of(folder, model, config)
+        labels = saved_labels(folder, config, model.config.labels)
         found = cls(model, labels, format_of(folder, model, config))
         found.baselines = Baselines.load(folder, len(labels))
         return found

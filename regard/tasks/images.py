@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from regard.data.augment import Augment, augments, chance_of
 from regard.data.batches import Shuffled
 from regard.data.image import BROKEN, ImageData, ImageFormat, ImageOptions, Images, load_images
+from regard.data.labels import label_list
 from regard.errors import UsageError, lookup
 from regard.files import cache_folder, sha256
 from regard.metrics.baselines import Baselines
@@ -26,7 +27,6 @@ from regard.tasks.image_classifier import (
     format_of,
     shrunk,
 )
-from regard.tasks.labelling import WEIGHTINGS, label_list, uneven, weigh
 from regard.tasks.run import (
     Data,
     Report,
@@ -40,6 +40,9 @@ from regard.tasks.run import (
     train_task,
     trained,
 )
+from regard.training.label_loss import CLASS_WEIGHTS as WEIGHTINGS
+from regard.training.label_loss import class_weights as weigh
+from regard.training.label_loss import imbalance_notes as uneven
 from regard.training.loop import Trainable, at_least
 
 NAME = "images"

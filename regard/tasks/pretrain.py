@@ -19,6 +19,7 @@ from regard.data.image import (
     load_images,
 )
 from regard.data.labelled import find_labelled, hash_items
+from regard.data.rows import RowEncoder as Reader
 from regard.data.text import PairReader
 from regard.data.tokenize import train_tokenizer
 from regard.errors import UsageError, lookup
@@ -28,7 +29,6 @@ from regard.models.folder import save_parts
 from regard.settings import describe
 from regard.tasks import images as classify
 from regard.tasks.images import SightSettings, family_of, format_wanted, options_of
-from regard.tasks.labelling import Reader
 from regard.tasks.probe import Known, by_neighbours, vectors
 from regard.tasks.run import (
     Data,

@@ -1,4 +1,4 @@
-"""Answers that several tasks give: labels with their probabilities, and vectors."""
+"""Answers that several tasks give: a label with its probability, a vector."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,18 +8,18 @@ import numpy as np
 
 from regard.tasks.frame.task import Answer
 
-MOST_LISTED = 100  # labels whose probability a JSON line names
+IN_RECORD = 100  # labels whose probabilities a JSON line has
 
 
 @dataclass(frozen=True, repr=False)
 class Classified(Answer):
-    """The predicted labels of one text or image, and the probability of every label."""
+    """The labels of one text, and how likely each label is."""
 
     labels: Sequence[str]  # all that the model knows
     probabilities: np.ndarray
     chosen: Sequence[int]
-    several: bool = False  # whether an input may have more labels than one, or none
-    cut: bool = False  # whether the text was truncated
+    several: bool = False
+    cut: bool = False
 
     def __str__(self) -> str:
         return ",".join(self.labels[i] for i in self.chosen)
@@ -32,47 +32,54 @@ class Classified(Answer):
 
     @property
     def probability(self) -> float | list[float]:
-        """Return the probability of the label, or of each of them where there may be several."""
-        values = [float(self.probabilities[i]) for i in self.chosen]
-        return values if self.several else values[0]
+        """Return how likely the label is, or each of them where there may be several."""
+        probs = [float(self.probabilities[i]) for i in self.chosen]
+        return probs if self.several else probs[0]
 
     def keys(self) -> list[str]:
-        """Return the names of all fields."""
+        """Return all names that there are."""
         return ["label", "probability", *super().keys()]
 
     def __repr__(self) -> str:
         return f"Classified(label={self.label!r}, probability={self.probability!r})"
 
-    def _ranked(self) -> list[int]:
+    def ranked(self) -> list[int]:
+        """Return the numbers of all labels, the most probable first."""
         return np.argsort(-self.probabilities, kind="stable").tolist()
 
     def lines(self, settings: Any) -> Iterator[str]:
         """Write the labels as lines, each with its probability if asked."""
-        many = settings.n_best > 1
-        rows = [[i] for i in self._ranked()[: settings.n_best]] if many else [self.chosen]
+        rows = (
+            [[i] for i in self.ranked()[: settings.n_best]]
+            if settings.n_best > 1
+            else [self.chosen]
+        )
         for row in rows:
-            values = ",".join(f"{self.probabilities[i]:.4f}" for i in row)
+            probs = ",".join(f"{self.probabilities[i]:.4f}" for i in row)
             names = ",".join(self.labels[i] for i in row)
-            yield f"{names}\t{values}" if settings.scores else names
+            yield f"{names}\t{probs}" if settings.scores else names
 
     def record(self, settings: Any) -> dict[str, Any]:
-        """Return the fields that the prediction adds to a JSON line."""
-        rounded = [round(value, 6) for value in self.probabilities.tolist()]
-        values = [rounded[i] for i in self.chosen]
-        return {
-            "prediction": self.label,
-            "probability": values if self.several else values[0],
-            "probabilities": {self.labels[i]: rounded[i] for i in self._ranked()[:MOST_LISTED]},
-            **({"cut": True} if self.cut else {}),
+        """Return the fields of a JSON line."""
+        ranked = {
+            self.labels[i]: round(float(self.probabilities[i]), 6)
+            for i in self.ranked()[:IN_RECORD]
         }
+        probs = [round(float(self.probabilities[i]), 6) for i in self.chosen]
+        fields = {
+            "prediction": self.label,
+            "probability": probs if self.several else probs[0],
+            "probabilities": ranked,
+        }
+        return {**fields, "cut": True} if self.cut else fields
 
 
 @dataclass(frozen=True)
 class Embedded(Answer):
-    """The vector of one text or image."""
+    """The vector of one input."""
 
     vector: np.ndarray
-    cut: bool = False  # whether the text was truncated
+    cut: bool = False  # whether the input was longer than the model reads
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self.vector, dtype=dtype, copy=copy)
@@ -81,6 +88,6 @@ class Embedded(Answer):
         return " ".join(f"{number:.8g}" for number in self.vector.tolist())
 
     def record(self, settings: Any) -> dict[str, Any]:
-        """Return the fields that the prediction adds to a JSON line."""
-        vector = [float(f"{number:.8g}") for number in self.vector.tolist()]
-        return {"prediction": vector, **({"cut": True} if self.cut else {})}
+        """Return the fields of a JSON line."""
+        fields = {"prediction": [float(f"{number:.8g}") for number in self.vector.tolist()]}
+        return {**fields, "cut": True} if self.cut else fields

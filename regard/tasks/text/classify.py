@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.attention.watch import watch
 from regard.data.features import split_words
 from regard.data.image import holds_images
-from regard.data.labelled import Example, ExampleFormat, ExampleReader, hash_items, load_labelled
+from regard.data.labelled import Example, ExampleFormat, ExampleReader
 from regard.data.rows import Row, TextBatch, TextBatches, collate
 from regard.decode.batching import in_batches
 from regard.errors import UsageError, log, lookup
@@ -33,6 +33,7 @@ from regard.tasks.text.labelling import (
     Predicted,
 )
 from regard.training.label_loss import LABEL_LOSSES, LabelLoss, class_weights, imbalance_notes
+
 
 @dataclass(frozen=True)
 class ClassifyTrain(LabelTrain):
@@ -91,7 +92,7 @@ class Classify(Labeller[Classified | Valued]):
         self.multilabel = self.config.get("several") is True
         self.regression = len(self.labels) == 1 and not self.multilabel
         if self.regression:
-            self.Evaluation = Evaluation
+            self.Result = Evaluation
         self.truncated = 0  # texts of the training
 
     @property
@@ -161,7 +162,7 @@ class Classify(Labeller[Classified | Valued]):
 
     @classmethod
     def make_model(
-        cls, data: LabelData, codec: TextCodec, settings: Any, origin: Origin | None
+        cls, data: Any, codec: TextCodec, settings: Any, origin: Origin | None
     ) -> tuple[str, Any]:
         """Build the model, with the embeddings that the settings choose."""
         name, model = super().make_model(data, codec, settings, origin)

@@ -166,7 +166,7 @@ class Labeller(Task[TextCodec, A], Generic[A]):
     """
 
     sizes, short = SIZES, SHORT
-    Evaluation = LabelEvaluation
+    Result = LabelEvaluation
     baseline: ClassVar[str]  # the simplest model that learns, by its name in baselines.KINDS
     multilabel = False
 
@@ -204,11 +204,9 @@ class Labeller(Task[TextCodec, A], Generic[A]):
         settings: Any,
     ) -> TextBatches:
         """Return batches of rows; for BPE dropout, `again` encodes row i anew by a key."""
-        redrawn = None
-        if self.encoder.sampler is not None:
 
-            def redrawn(i: int, n: int) -> Row:
-                return again(i, mix(settings.seed, n, i))
+        def redrawn(i: int, n: int) -> Row:
+            return again(i, mix(settings.seed, n, i))
 
         return TextBatches(
             rows,
@@ -219,7 +217,7 @@ class Labeller(Task[TextCodec, A], Generic[A]):
             max_rows=settings.batch_rows,
             word_dropout=settings.word_dropout,
             feature_dropout=settings.feature_dropout,
-            again=redrawn,
+            again=redrawn if self.encoder.sampler is not None else None,
             device=settings.device,
         )
 
@@ -278,7 +276,7 @@ class Labeller(Task[TextCodec, A], Generic[A]):
 
     @classmethod
     def make_codec(
-        cls, data: LabelData, settings: Any, learnt: Learnt, origin: Origin | None
+        cls, data: Any, settings: Any, learnt: Learnt, origin: Origin | None
     ) -> TextCodec:
         """Learn the tokenizer, the features and the baselines."""
         train = data.parts["train"]
@@ -305,7 +303,7 @@ class Labeller(Task[TextCodec, A], Generic[A]):
 
     @classmethod
     def make_model(
-        cls, data: LabelData, codec: TextCodec, settings: Any, origin: Origin | None
+        cls, data: Any, codec: TextCodec, settings: Any, origin: Origin | None
     ) -> tuple[str, Any]:
         """Build the model with a head for the labels; one that knew the same keeps its head."""
         config, features, vocab = settings.model, codec.encoder.features, codec.tokenizer.vocab
