@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from regard.tasks.image_classifier import ImageClassifier
     from regard.tasks.run import Report
     from regard.tasks.runners import Runner
-    from regard.tasks.tagger import Tagger
     from regard.tasks.text.classify import Classify
+    from regard.tasks.text.tag import Tag
     from regard.tasks.text_to_text import TextToText
     from regard.tasks.translator import Translator
     from regard.tasks.writing import LanguageModel
@@ -109,7 +109,7 @@ def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["images"]
 ) -> "ImageClassifier": ...
 @overload
-def load(name_or_folder: Place, /, device: str = "cpu", *, task: Literal["tag"]) -> "Tagger": ...
+def load(name_or_folder: Place, /, device: str = "cpu", *, task: Literal["tag"]) -> "Tag": ...
 @overload
 def load(name_or_folder: Place, /, device: str = "cpu", *, task: Literal["fill"]) -> "Filler": ...
 @overload

@@ -407,10 +407,6 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "regard train denoise data=photos minutes=30 out=runs/denoiser",
         "regard train denoise data=photos size=small noise=5,55 window=8 out=runs/denoiser",
     ),
-    "tag": (
-        "regard train tag data=folder column=upos minutes=10 out=runs/tags",
-        "regard train tag data=train.conllu features=affixes size=small",
-    ),
     "fill": (
         "regard train language data=folder objective=masked out=runs/masked",
         'regard run runs/masked "A dog [MASK] in the snow."',

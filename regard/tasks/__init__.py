@@ -67,7 +67,14 @@ TASKS: dict[str, Any] = {
     "denoise": Home(
         "regard.tasks.denoise", "DenoiseSettings", "regard.tasks.denoiser", "ImageDenoiser"
     ),
-    "tag": Home("regard.tasks.tag", "TagSettings", "regard.tasks.tagger", "Tagger"),
+    "tag": Entry(
+        "regard.tasks.text.tag",
+        "Tag",
+        (
+            "regard train tag data=folder column=upos minutes=10 out=runs/tags",
+            "regard train tag data=train.conllu features=affixes size=small",
+        ),
+    ),
     "fill": Home("regard.tasks.fill", "FillSettings", "regard.tasks.fill", "Filler"),
     "embed": Home("regard.tasks.embed", "EmbedSettings", "regard.tasks.embed", "Embedder"),
 }
