@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from regard.metrics.evaluation import Evaluation
     from regard.tasks.captions import Describer
     from regard.tasks.denoiser import ImageDenoiser
-    from regard.tasks.embed import Embedder
     from regard.tasks.encoder import Encoder
     from regard.tasks.fill import Filler
     from regard.tasks.image_classifier import ImageClassifier
     from regard.tasks.run import Report
     from regard.tasks.runners import Runner
     from regard.tasks.text.classify import Classify
+    from regard.tasks.text.embed import Embed
     from regard.tasks.text.tag import Tag
     from regard.tasks.text_to_text import TextToText
     from regard.tasks.translator import Translator
@@ -113,9 +113,7 @@ def load(name_or_folder: Place, /, device: str = "cpu", *, task: Literal["tag"])
 @overload
 def load(name_or_folder: Place, /, device: str = "cpu", *, task: Literal["fill"]) -> "Filler": ...
 @overload
-def load(
-    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["embed"]
-) -> "Embedder": ...
+def load(name_or_folder: Place, /, device: str = "cpu", *, task: Literal["embed"]) -> "Embed": ...
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["caption"]

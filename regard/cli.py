@@ -411,10 +411,6 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "regard train language data=folder objective=masked out=runs/masked",
         'regard run runs/masked "A dog [MASK] in the snow."',
     ),
-    "embed": (
-        "regard import all-MiniLM-L6-v2 out=runs/minilm",
-        'regard run runs/minilm task=embed "A dog runs."',
-    ),
 }
 
 

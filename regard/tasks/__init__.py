@@ -76,7 +76,14 @@ TASKS: dict[str, Any] = {
         ),
     ),
     "fill": Home("regard.tasks.fill", "FillSettings", "regard.tasks.fill", "Filler"),
-    "embed": Home("regard.tasks.embed", "EmbedSettings", "regard.tasks.embed", "Embedder"),
+    "embed": Entry(
+        "regard.tasks.text.embed",
+        "Embed",
+        (
+            "regard import all-MiniLM-L6-v2 out=runs/minilm",
+            'regard run runs/minilm task=embed "A dog runs."',
+        ),
+    ),
 }
 
 
