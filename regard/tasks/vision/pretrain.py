@@ -1,6 +1,6 @@
 """Pretraining of image encoders without labels: by masks, by two views, by captions."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -360,7 +360,7 @@ class Pretrain(ImageTask[Any]):
         self.answerer = self._embed if settings.texts is None else self._chooser(settings)
         return super().predict(inputs, settings, first=first)
 
-    def answer_pixels(self, pixels: Tensor, settings: Any) -> list[Any]:
+    def answer_pixels(self, pixels: Tensor, settings: Any, lines: Sequence[int]) -> list[Any]:
         """Answer bytes (n, c, h, w)."""
         return self.answerer(self.format.normalise(pixels.to(self.device)))
 

@@ -1,0 +1,186 @@
+"""Captions as a captioner learns them: batches of images and captions, and their loss."""
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from regard.data.augment import Ways, augments, chance_of
+from regard.data.batches import Shuffled, pad
+from regard.data.image import ImageFormat, Images
+from regard.data.tokenizer import Tokenizer
+from regard.training.loss import vocabulary_loss
+
+POOL = 16  # batches whose images are sorted by the length of their captions
+SIDES = re.compile(r"\b(left|right)\b", re.IGNORECASE)
+
+
+def tidy(text: str, lowercase: bool) -> str:
+    """Return a caption as it is learnt: single spaces, and lower case if told."""
+    text = " ".join(text.split())
+    return text.lower() if lowercase else text
+
+
+def encode_captions(
+    captions: Sequence[Sequence[str]], tokenizer: Tokenizer, longest: int, lowercase: bool
+) -> list[list[np.ndarray]]:
+    """Cut the captions of each image into ids, at most so many."""
+    texts = [tidy(text, lowercase) for some in captions for text in some]
+    rows = iter(tokenizer.encode_batch(texts))
+    return [[np.asarray(next(rows)[:longest], np.int64) for _ in some] for some in captions]
+
+
+class Shifted(NamedTuple):
+    """Captions (n, t) as inputs and as targets, as many of each image; -1 is no target."""
+
+    inputs: Tensor
+    targets: Tensor
+
+
+def shift(captions: Sequence[Sequence[np.ndarray]], tokenizer: Tokenizer, device: Any) -> Shifted:
+    """Put captions of images side by side with their begin and end; missing ones are empty."""
+    most = max(map(len, captions))
+    nothing = np.zeros(0, np.int64)
+    rows = [some[n] if n < len(some) else None for some in captions for n in range(most)]
+    real = [nothing if row is None else row for row in rows]
+    inputs, _ = pad([np.concatenate([[tokenizer.bos], row]) for row in real], tokenizer.pad)
+    ended = [nothing if row is None else np.append(row, tokenizer.eos) for row in rows]
+    targets, _ = pad(ended, -1)
+    return Shifted(inputs.to(device), targets.to(device))
+
+
+class Batch(NamedTuple):
+    """Images, and some captions of each one after the other."""
+
+    images: Tensor
+    inputs: Tensor
+    targets: Tensor
+    tokens: int
+
+
+class CaptionBatches:
+    """Batch n of augmented images with their captions, a pure function of (seed, n)."""
+
+    def __init__(
+        self,
+        train: Images,
+        texts: Sequence[Sequence[str]],
+        rows: Sequence[Sequence[np.ndarray]],
+        settings: Any,
+        format: ImageFormat,
+        tokenizer: Tokenizer,
+    ):
+        """Take the images with their captions, as texts and as ids."""
+        self.train, self.rows, self.settings = train, rows, settings
+        self.format, self.tokenizer = format, tokenizer
+        self.longest = np.array([max(map(len, some)) for some in rows])
+        # a mirror image of what is said to be on the left would make the caption a lie
+        self.sided = np.array([any(map(SIDES.search, some)) for some in texts])
+        self.size = min(settings.batch, len(train))
+        self.shuffled = Shuffled(len(train), POOL * self.size, settings.seed)
+        names = settings.augment.split("+")
+        self.changes = dict(zip(names, augments(settings.augment), strict=False))
+        assert format.size is not None
+        padding = format.size // 8 if settings.padding is None else settings.padding
+        self.strengths = Ways(padding, settings.strength)
+
+    def pick(self, n: int) -> np.ndarray:
+        """Return the images of batch n, whose captions are about as long."""
+        pool, place = divmod(n, POOL)
+        some = self.shuffled[pool]
+        some = some[np.argsort(self.longest[some], kind="stable")]
+        order = chance_of(self.settings.seed, pool, 11).permutation(POOL)
+        return some.reshape(POOL, -1)[order[place]]
+
+    def __getitem__(self, n: int) -> Batch:
+        """Return batch n."""
+        picked, rng = self.pick(n), chance_of(self.settings.seed, n)
+        pixels = self.train.read(picked)
+        for name, change in self.changes.items():
+            changed = change(pixels, rng, self.strengths)
+            if name == "flip":
+                kept = torch.from_numpy(self.sided[picked])[:, None, None, None]
+                changed = torch.where(kept, pixels, changed)
+            pixels = changed
+        captions = []
+        for i in picked.tolist():
+            rows = self.rows[i]
+            captions.append([rows[j] for j in rng.permutation(len(rows))[: self.settings.captions]])
+        device = self.settings.device
+        shifted = shift(captions, self.tokenizer, device)
+        images = self.format.normalise(pixels.to(device))
+        return Batch(images, *shifted, int((shifted.targets >= 0).sum()))
+
+    def epoch(self) -> float:
+        """Return in how many batches all images are read once."""
+        return len(self.train) / self.size
+
+
+def caption_loss(
+    model: Any, batch: Batch, smoothing: float, tape: Any = None, doubly_stochastic: float = 0.0
+) -> Tensor:
+    """Return the summed cross-entropy of captions; padding never reaches the vocabulary.
+
+    On the tape of where each word attended, hard attention learns by REINFORCE, and the doubly
+    stochastic penalty of Xu et al. (2015) asks every place to be attended to once.
+    """
+    hidden = model.hidden(batch.images, batch.inputs, tape)
+    real = batch.targets >= 0
+    places = real.flatten().nonzero().squeeze(-1)
+    vectors, targets = hidden.flatten(0, 1)[places], batch.targets.flatten()[places]
+    weight, bias = model.head.weight, model.head.bias
+    loss = vocabulary_loss(vectors, weight, targets, bias=bias, smoothing=smoothing)
+    if tape is not None and tape.chances:
+        with torch.no_grad():
+            each = F.cross_entropy(F.linear(vectors, weight, bias), targets, reduction="none")
+        losses = torch.zeros_like(batch.targets, dtype=each.dtype)
+        losses.view(-1)[places] = each
+        loss = loss + tape.loss(losses, real)
+    if tape is not None and doubly_stochastic:
+        loss = loss + doubly_stochastic * tape.uneven(real)
+    return loss
+
+
+@torch.inference_mode()
+def caption_losses(
+    model: Any,
+    images: Images,
+    captions: Sequence[Sequence[np.ndarray]],
+    format: ImageFormat,
+    tokenizer: Tokenizer,
+    *,
+    seen: np.ndarray | None = None,
+    batch: int = 64,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the summed loss of the captions of each image in nats, and their tokens.
+
+    `seen` are the images to look at, if not each its own.
+    """
+    seen = np.arange(len(images)) if seen is None else seen
+    device, head = next(model.parameters()).device, model.head
+    losses, tokens = np.zeros(len(images)), np.zeros(len(images))
+    for start in range(0, len(images), batch):
+        some = range(start, min(len(images), start + batch))
+        pixels = format.normalise(images.read(seen[some.start : some.stop]).to(device))
+        rows = shift([captions[i] for i in some], tokenizer, device)
+        hidden = model.hidden(pixels, rows.inputs)
+        each = len(rows.inputs) // len(some)
+        for place, i in enumerate(some):
+            mine = slice(place * each, (place + 1) * each)
+            targets = rows.targets[mine].flatten()
+            vectors = hidden[mine].flatten(0, 1)[targets >= 0]
+            loss = vocabulary_loss(vectors, head.weight, targets[targets >= 0], bias=head.bias)
+            losses[i], tokens[i] = float(loss), int((targets >= 0).sum())
+    return losses, tokens
+
+
+def derangement(count: int, seed: int) -> np.ndarray:
+    """Return a random permutation that moves everything."""
+    order = np.random.Generator(np.random.PCG64([seed, count])).permutation(count)
+    moved = np.empty(count, np.int64)
+    moved[order] = np.roll(order, 1)
+    return moved
