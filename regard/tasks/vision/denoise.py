@@ -1,0 +1,530 @@
+"""Denoising: clean images to a model that takes noise out of others."""
+
+import hashlib
+import io
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from regard.attention.watch import watch
+from regard.data.augment import chance_of
+from regard.data.batches import Shuffled
+from regard.data.image import BROKEN, SUFFIXES, ImageFormat
+from regard.data.photos import Photo, noise_of, some_photos, train_and_valid, unseen_photos
+from regard.errors import UsageError, lookup
+from regard.files import write_atomically
+from regard.metrics.image import psnr, ssim
+from regard.metrics.score import Score, compare_means
+from regard.models import family
+from regard.settings import setting
+from regard.tasks.frame.origin import Origin
+from regard.tasks.frame.settings import SHORT, BootstrapSettings, RunSettings, TrainSettings
+from regard.tasks.frame.task import Answer, Data, Judged, NoCodec, Task
+from regard.tasks.vision.photos import Unread, check_image, read_image
+from regard.training.progress import Progress
+
+FAMILY = "denoiser"
+DenoiserConfig, _ = family(FAMILY)
+LEVELS = (15, 25, 50)  # standard deviations of noise, of 255, that are validated on
+SIDE = 1024  # pixels to a side that are denoised at once
+
+
+@dataclass(frozen=True)
+class TrainDenoise(TrainSettings):
+    """What a training of a denoiser can be told."""
+
+    schedule: str = "cosine"
+    ema: float = 0.995
+    optimiser: str = "muon"
+    noise: tuple[float, ...] = setting(
+        (5.0, 55.0), "least and largest standard deviation of noise, of 255", min=0, max=255
+    )
+    loss: str = setting("l1", "l1 or l2")
+    batch: int = setting(16, "crops a batch", min=1, max=100_000)
+    broken: str = setting("refuse", "files that cannot be read: refuse or skip")
+    model: DenoiserConfig = field(default_factory=DenoiserConfig)  # type: ignore[valid-type]
+
+
+@dataclass(frozen=True)
+class RunDenoise(RunSettings):
+    """How to take the noise out of images."""
+
+    sigma: float | None = setting(
+        None, "standard deviation of the noise, of 255; estimated unless told", min=0, max=255
+    )
+    noise: float = setting(0.0, "noise to add first, to a clean image", min=0, max=255)
+    seed: int = setting(0, "random seed of the noise that is added", min=0, max=2**62)
+    out: str | None = setting(None, "the image to write, or a folder for several")
+    broken: str = setting("refuse", "files that cannot be read: refuse or skip")
+
+
+@dataclass(frozen=True)
+class EvalDenoise(BootstrapSettings):
+    """What to judge on, and how."""
+
+    data: str | None = setting(None, "a folder of clean images")
+    sigma: tuple[float, ...] = setting(
+        (25.0,), "standard deviations of noise, of 255", above=0, max=255
+    )
+    seed: int = setting(0, "random seed of the noise", min=0, max=2**62)
+    blind: bool = setting(False, "let the model estimate the noise")
+    filters: str | None = setting(
+        None, "compare with hand-made filters, tuned on the images of this folder"
+    )
+    outputs: str | None = setting(None, "a folder for the denoised images")
+    tuned_on: int = setting(12, "images of that folder to tune filters on", min=1, max=10_000)
+    broken: str = setting("refuse", "files that cannot be read: refuse or skip")
+    threads: int | None = setting(None, "CPU threads", min=1, max=1024)
+
+
+@dataclass(frozen=True)
+class LookDenoise(RunSettings):
+    """What to see of how a pixel is denoised."""
+
+    view: str = setting("attention", "attention, or rollout (up to each layer)")
+    at: str = setting("middle", "the query: middle, or a pixel x,y of the photo")
+    piece: int = setting(64, "pixels to a side of the crop around it", min=8, max=512)
+    sigma: float | None = setting(
+        None, "standard deviation of the noise, of 255; estimated unless told", min=0, max=255
+    )
+    noise: float = setting(0.0, "noise to add first, to a clean image", min=0, max=255)
+    seed: int = setting(0, "random seed of the noise that is added", min=0, max=2**62)
+
+
+# what is summed over all pixels
+LOSSES: dict[str, Callable[[Tensor], Tensor]] = {"l1": torch.abs, "l2": torch.square}
+
+
+@dataclass(frozen=True, eq=False)
+class Denoised(Answer):
+    """A clean image, bytes (h, w) or (h, w, 3), and what its noise was taken to be.
+
+    If noise was added first, `before` and `after` are the PSNR of the image with and without it.
+    """
+
+    pixels: np.ndarray
+    sigma: float
+    where: str = ""  # the file it was written to
+    before: float | None = None
+    after: float | None = None
+
+    def __str__(self) -> str:
+        told = f"sigma {self.sigma:.1f}"
+        if self.after is not None:
+            told += f", PSNR {self.before:.2f} -> {self.after:.2f} dB"
+        return f"{self.where}\t{told}" if self.where else f"{told}; give out= to write the image"
+
+    def record(self, settings: Any) -> dict[str, Any]:
+        """Return the fields of a JSON line."""
+        fields: dict[str, Any] = {"out": self.where or None, "sigma": self.sigma}
+        if self.after is not None:
+            fields |= {"noisy_psnr": self.before, "psnr": self.after}
+        return fields
+
+
+class Batch(NamedTuple):
+    """Crops of images with noise, without, and its standard deviation."""
+
+    noisy: Tensor
+    clean: Tensor
+    sigma: Tensor
+
+
+class Crops:
+    """Batch n of random crops with noise, a pure function of (seed, n)."""
+
+    def __init__(self, train: Sequence[Photo], settings: Any):
+        self.settings, self.side = settings, settings.model.image
+        self.images = [mirrored(photo.pixels[0].numpy(), self.side) for photo in train]
+        self.shuffled = Shuffled(len(self.images), settings.batch, settings.seed)
+
+    def __getitem__(self, n: int) -> Batch:
+        """Return batch n."""
+        rng = chance_of(self.settings.seed, n)
+        crops = [self.crop(self.images[i], rng) for i in self.shuffled[n].tolist()]
+        clean = torch.from_numpy(np.stack(crops)).unsqueeze(1).float() / 255
+        low, high = self.settings.noise
+        sigma = torch.from_numpy(rng.uniform(low, high, len(clean)).astype(np.float32)) / 255
+        noise = torch.from_numpy(rng.standard_normal(clean.shape, np.float32))
+        noisy = clean + sigma[:, None, None, None] * noise
+        return Batch(*(x.to(self.settings.device) for x in (noisy, clean, sigma)))
+
+    def crop(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Cut a random crop out of an image, rotated and mirrored at random."""
+        top, left = (rng.integers(n - self.side + 1) for n in image.shape)
+        turn = int(rng.integers(8))
+        cut = np.rot90(image[top : top + self.side, left : left + self.side], turn % 4)
+        return cut[:, ::-1] if turn > 3 else cut
+
+    def epoch(self) -> float:
+        """Return in how many batches all images are read once."""
+        return len(self.images) / self.shuffled.rows
+
+
+def mirrored(image: np.ndarray, side: int) -> np.ndarray:
+    """Mirror an image (h, w) at its rim until it is as large as a crop."""
+    more = [(0, max(0, side - n)) for n in image.shape]
+    return np.pad(image, more, mode="symmetric")
+
+
+class Denoise(Task[NoCodec, Any]):
+    """Take the noise out of images, grey or channel by channel."""
+
+    name, holds, unit, input, dynamic = "denoise", "clean images", "images", "image", False
+    Train, Run, Eval, Look = TrainDenoise, RunDenoise, EvalDenoise, LookDenoise
+    sizes: Mapping[str, Mapping[str, Any]] = {
+        "tiny": {"lr": 0.004, "batch": 8, "steps": 4000},
+        "small": {"lr": 0.003, "batch": 16, "steps": 8000},
+        "base": {"lr": 0.002, "batch": 16, "steps": 30_000},
+        "big": {"lr": 0.001, "batch": 32, "steps": 100_000},
+    }
+    short = {
+        **{key: long for key, long in SHORT.items() if key not in ("feed_forward", "order")},
+        "image": "model.image",
+        "patch": "model.patch",
+        "window": "model.window",
+        "look": "model.look",
+        "every": "model.every",
+        "score": "model.block.score",
+    }
+
+    # Training
+
+    @classmethod
+    def checked(cls, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
+        """Refuse unknown names and levels of noise out of order."""
+        lookup("loss", settings.loss, LOSSES)
+        lookup("broken", settings.broken, BROKEN)
+        noise = settings.noise
+        if len(noise) != 2 or noise[0] > noise[1] or not noise[1]:
+            told = ",".join(f"{level:g}" for level in noise)
+            raise UsageError(f"noise={told}; expected the least and the largest, such as 5,55")
+        return settings
+
+    @classmethod
+    def read(cls, settings: Any, origin: Origin | None) -> Data:
+        """Read grey images to train and to validate on."""
+        given = settings.valid, settings.test, settings.broken
+        parts, notes, split = train_and_valid(settings.data, *given)
+        hashes = [[photo.hash for photo in parts[name]] for name in ("train", "valid")]
+        return Data(parts, hashlib.sha256(repr(hashes).encode()).hexdigest(), notes, split)
+
+    @classmethod
+    def make_codec(cls, data: Data, settings: Any, learnt: Any, origin: Any) -> NoCodec:
+        """Return nothing: images are read as they are."""
+        return NoCodec()
+
+    @classmethod
+    def make_model(cls, data: Data, codec: NoCodec, settings: Any, origin: Any) -> Any:
+        """Build the denoiser."""
+        return FAMILY, cls.build(FAMILY, settings.model, settings, origin)
+
+    def batches(self, data: Data, settings: Any) -> Crops:
+        """Return batches of crops with noise."""
+        self.tokens = (settings.model.image // settings.model.patch) ** 2
+        self.error = lookup("loss", settings.loss, LOSSES)
+        return Crops(data.parts["train"], settings)
+
+    def count(self, batch: Batch) -> tuple[int, int]:
+        """Return the pixels, which the loss counts, and their tokens."""
+        return batch.clean.numel(), len(batch.clean) * self.tokens
+
+    def loss(self, batch: Batch, settings: Any) -> Tensor:
+        """Return the summed error of all pixels."""
+        return self.error(self.model(batch.noisy, batch.sigma) - batch.clean).sum()
+
+    def validate(self, data: Data, settings: Any, share: float = 1.0) -> dict[str, float]:
+        """Return the PSNR on the validation part at some levels of noise, and their mean."""
+        scores = {}
+        for level in LEVELS:
+            sigma, total = level / 255, 0.0
+            for photo in data.parts["valid"]:
+                clean = photo.clean()
+                total += float(psnr(self.clean(clean + sigma * photo.noise(0), sigma), clean))
+            scores[f"psnr_{level}"] = total / len(data.parts["valid"])
+        mean = sum(scores.values()) / len(scores)
+        return {"psnr": mean, **scores, "better": mean}
+
+    def title(self, data: Data, settings: Any) -> str:
+        """Return what the model card says that the model is."""
+        low, high = settings.noise
+        return f"Takes noise of {low:g} to {high:g} (standard deviation, of 255) out of images"
+
+    def facts(self, data: Data, settings: Any) -> dict[str, Any]:
+        """Return what recipe.json says beside the settings."""
+        return {"images": len(data.parts["train"])}
+
+    # Using
+
+    @classmethod
+    def load_codec(cls, folder: Path, model: Any, config: Mapping[str, Any]) -> NoCodec:
+        """Refuse a model that cannot denoise."""
+        if config["family"] != FAMILY:
+            raise UsageError(
+                f"{folder / 'config.json'}: a {config['family']} cannot denoise; expected a "
+                "denoiser, trained with: regard train denoise"
+            )
+        return NoCodec()
+
+    def check_run(self, settings: Any) -> Any:
+        """Refuse unknown names, and files that are no images."""
+        lookup("broken", getattr(settings, "broken", "refuse"), BROKEN)
+        out = getattr(settings, "out", None)
+        suffix = Path(out).suffix.lower() if out else ""
+        if suffix and suffix not in SUFFIXES and not Path(str(out)).is_dir():
+            raise UsageError(
+                f"out={out} is no kind of image that can be written; end it in "
+                f"{', '.join(sorted(SUFFIXES))}, or name a folder"
+            )
+        if getattr(settings, "sigma", None) == ():
+            raise UsageError("sigma= names no noise; expected some, such as sigma=15,25,50")
+        return settings
+
+    def check_input(self, given: Any) -> Any:
+        """Return a path, an image or an array, or refuse what is none."""
+        return check_image(given)
+
+    @torch.inference_mode()
+    def level(self, image: Tensor) -> float:
+        """Estimate the standard deviation of the noise of an image (c, h, w) from 0 to 1."""
+        return float(self.model.level(image[:, None].to(self.device)).mean())
+
+    @torch.inference_mode()
+    def clean(self, image: Tensor, sigma: float | None = None, side: int = SIDE) -> Tensor:
+        """Return an image (c, h, w) from 0 to 1 without its noise of standard deviation sigma.
+
+        A large one is denoised in crops that overlap by as much as the model sees.
+        """
+        sigma = self.level(image) if sigma is None else sigma
+        whole = self.model.whole
+        step, rim = (-(-n // whole) * whole for n in (side, self.model.reach))
+        high, wide = image.shape[1:]
+        clean = torch.empty_like(image)
+        for top in range(0, high, step):
+            for left in range(0, wide, step):
+                up, before = max(0, top - rim), max(0, left - rim)
+                crop = image[:, up : top + step + rim, before : left + step + rim]
+                made = self.model(crop[:, None].to(self.device), sigma)[:, 0]
+                made = made[:, top - up :, left - before :][:, :step, :step]
+                clean[:, top : top + step, left : left + step] = made.cpu()
+        return clean.clamp_(0, 1)
+
+    def predict(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[Any]:
+        """Denoise images, and write them where told."""
+        if settings.out and is_image_file(settings.out) and first + len(inputs) > 1:
+            raise UsageError(f"out={settings.out} is one file for several images; name a folder")
+        return [self._one(image, n, settings) for n, image in enumerate(inputs, first)]
+
+    def _one(self, image: Any, number: int, settings: Any) -> Denoised | Unread:
+        read = read_image(image, ImageFormat(), settings.broken)
+        if isinstance(read, str):
+            return Unread(read)
+        clean = torch.from_numpy(read).float() / 255
+        noisy, sigma = with_noise(clean, settings)
+        sigma = self.level(noisy) if sigma is None else sigma
+        denoised = self.clean(noisy, sigma)
+        pixels, where = as_image(denoised), ""
+        if settings.out:
+            name = Path(image).stem if isinstance(image, str | Path) else str(number + 1)
+            out = Path(settings.out)
+            path = out if is_image_file(settings.out) else out / f"{name}.png"
+            write_image(pixels, path)
+            where = str(path)
+        if not settings.noise:
+            return Denoised(pixels, 255 * sigma, where)
+        before, after = (float(psnr(x, clean)) for x in (noisy, denoised))
+        return Denoised(pixels, 255 * sigma, where, before, after)
+
+    # Judging
+
+    def read_test(self, settings: Any) -> Data:
+        """Read clean images, and add the noise of each level."""
+        notes: list[str] = []
+        given = settings.data, settings.part, settings.broken
+        photos = unseen_photos(*given, self.trained, notes)
+        noisy = {
+            level: [p.clean() + level / 255 * p.noise(settings.seed) for p in photos]
+            for level in settings.sigma
+        }
+        return Data((photos, noisy), "", notes)
+
+    def data_hash(self, data: Data, settings: Any) -> Any:
+        """Return the hashes of the images."""
+        return [photo.hash for photo in data.parts[0]]
+
+    def predict_examples(self, data: Data, settings: Any) -> dict[float, list[Tensor]]:
+        """Denoise the images of each level."""
+        return {
+            level: [self.clean(image, None if settings.blind else level / 255) for image in images]
+            for level, images in data.parts[1].items()
+        }
+
+    def judge(self, data: Data, predictions: Any, settings: Any) -> Judged:
+        """Return PSNR and SSIM at each level, beside those of the noisy images and of filters."""
+        photos, noisy = data.parts
+        clean, scores = [photo.clean() for photo in photos], []
+        for level, images in predictions.items():
+            made = f"images:{len(photos)}|sigma:{level:g}|seed:{settings.seed}|noise not clipped"
+            scores += _scores(f"at {level:g}", images, clean, made + "|blind" * settings.blind)
+            scores += _scores(f"at {level:g} of the noisy images", noisy[level], clean, made)
+            if settings.filters:
+                scores += filter_scores(settings, level, noisy[level], clean, made)
+        return Judged(scores, len(photos) * len(settings.sigma))
+
+    def compare(self, data: Data, ours: Any, theirs: Any, settings: Any) -> Any:
+        """Compare the PSNR of each level by a paired bootstrap."""
+        clean, rows = [photo.clean() for photo in data.parts[0]], []
+        for level in ours:
+            name = f"PSNR at {level:g}"
+            both = (
+                {name: [float(psnr(*pair)) for pair in zip(side[level], clean, strict=True)]}
+                for side in (ours, theirs)
+            )
+            rows += compare_means(*both, settings.samples, unit="images")
+        return rows
+
+    def write_outputs(self, data: Data, predictions: Any, settings: Any) -> None:
+        """Write the denoised images into a folder."""
+        for level, images in predictions.items():
+            for number, (photo, image) in enumerate(zip(data.parts[0], images, strict=True), 1):
+                name = f"{number}-{Path(photo.where).stem}-{level:g}.png"
+                write_image(as_image(image), Path(settings.outputs) / name)
+
+    def made_with(self, settings: Any) -> dict[str, Any]:
+        """Return the levels of noise and their seed."""
+        return {"sigma": list(settings.sigma), "seed": settings.seed}
+
+    # Looking
+
+    def explain(self, given: Any, settings: Any) -> Any:
+        """Denoise a crop of an image and gather where the pixel in its middle looked."""
+        from regard.filters.nonlocal_means import nonlocal_means_weights
+        from regard.viewer.image import VIEWS, image_picture, placed_view
+        from regard.viewer.picture import Placement, TokenGrid
+
+        views = {name: VIEWS[name] for name in ("attention", "rollout")}
+        view = lookup("view", settings.view, views)
+        clean = torch.tensor(ImageFormat(channels=1).read(check_image(given))).float() / 255
+        noisy, sigma = with_noise(clean, settings)
+        sigma = self.level(noisy) if sigma is None else sigma
+        x, y = _pixel(settings.at, clean.shape[2], clean.shape[1])
+        across, down = (_span(at, settings.piece, self.model.whole) for at in (x, y))
+        left, top = across.start, down.start
+        crop = noisy[:, down, across]
+        high, wide = crop.shape[1:]
+        with watch(self.model) as maps, torch.inference_mode():
+            denoised = self.model(crop[None].to(self.device), sigma)[0].cpu().clamp(0, 1)
+        spread = max(sigma, 1 / 255)
+        means = nonlocal_means_weights(
+            crop, (x - left, y - top), h=spread / 2, noise=spread, window="full"
+        )
+        grid = TokenGrid((), high, wide, 1 / high, 1 / wide)
+        token = np.array([(y - top) * wide + x - left])
+        placement = Placement(grid, grid, token, np.arange(high * wide)[None])
+        name = Path(given).name if isinstance(given, str | Path) else "image"
+        told = f"sigma {255 * sigma:.1f}"
+        if settings.noise:
+            target = clean[:, down, across]
+            told += f", PSNR {psnr(crop, target):.2f} -> {psnr(denoised, target):.2f} dB"
+        picture = image_picture(
+            view,
+            self.model,
+            maps,
+            (high, wide),
+            as_image(crop),
+            ((x - left + 0.5) / wide, (y - top + 0.5) / high),
+            title=f"{name} at {x},{y}",
+            source=name,
+            output=told,
+            note="non-local means beside what was learned: the weights of one pixel",
+        )
+        weights = means.numpy().reshape(1, 1, -1)
+        by_hand = placed_view("non-local means", weights, placement, heads=("mean",))
+        return replace(picture, views=[*picture.views, by_hand])
+
+
+def filter_scores(
+    settings: Any, level: float, noisy: Sequence[Tensor], clean: Sequence[Tensor], made: str
+) -> list[Score]:
+    """Return the scores of all hand-made filters, each with its best parameters."""
+    from regard.filters import FILTERS
+    from regard.filters.tuned import GRIDS, tuned
+
+    known = [
+        (photo.clean() + level / 255 * photo.noise(settings.seed + 1), photo.clean())
+        for photo in some_photos(settings.filters, settings.tuned_on, settings.broken)
+    ]
+    scores = []
+    with Progress(f"filters at {level:g}", len(GRIDS)) as bar:
+        for name in GRIDS:
+            best = tuned(name, level / 255, known)
+            images = [FILTERS[name](image, **best).clamp(0, 1) for image in noisy]
+            parts = [
+                f"{k}:{v:.4g}" if isinstance(v, float) else f"{k}:{v}" for k, v in best.items()
+            ]
+            home = Path(settings.filters).name
+            words = "|".join([made, *parts, f"tuned on {len(known)} images of {home}"])
+            scores += _scores(f"at {level:g} of {name}", images, clean, words)
+            bar.update(1)
+    return scores
+
+
+def _scores(name: str, images: Sequence[Tensor], clean: Sequence[Tensor], made: str) -> list[Score]:
+    """Return the mean PSNR and SSIM over images."""
+    pairs = list(zip(images, clean, strict=True))
+    means = [sum(float(metric(*pair)) for pair in pairs) / len(pairs) for metric in (psnr, ssim)]
+    return [Score(f"PSNR {name}", means[0], made), Score(f"SSIM {name}", means[1], made, 4)]
+
+
+def _pixel(at: str, wide: int, high: int) -> tuple[int, int]:
+    """Read which pixel is asked about."""
+    from regard.viewer.placement import parse_query_point
+
+    if at.strip().lower() == "middle":
+        return wide // 2, high // 2
+    if not re.match(r"\s*\d", at):
+        raise UsageError(f"at={at:.40}; expected middle, or a pixel such as at=120,80")
+    point = parse_query_point(at, (wide, high), (0, 0, wide, high))
+    assert isinstance(point, tuple)
+    return int(point[0] * wide), int(point[1] * high)
+
+
+def _span(at: int, piece: int, whole: int) -> slice:
+    """Return what is around a pixel, cut where windows of the whole image are."""
+    first, last = max(0, at - piece // 2) // whole, -(-(at + piece // 2) // whole)
+    return slice(first * whole, max(first + 1, last) * whole)
+
+
+def with_noise(clean: Tensor, settings: Any) -> tuple[Tensor, float | None]:
+    """Return an image with the noise that is to be added, and its deviation if that is known."""
+    sigma = None if settings.sigma is None else settings.sigma / 255
+    if not settings.noise:
+        return clean, sigma
+    noise = noise_of("0", tuple(clean.shape), settings.seed)
+    return clean + settings.noise / 255 * noise, settings.noise / 255 if sigma is None else sigma
+
+
+def is_image_file(out: str) -> bool:
+    """Tell whether a name is that of an image, and of no folder."""
+    return Path(out).suffix.lower() in SUFFIXES and not Path(out).is_dir()
+
+
+def as_image(image: Tensor) -> np.ndarray:
+    """Return an image (c, h, w) from 0 to 1 as bytes (h, w) or (h, w, 3)."""
+    pixels = (255 * image).round().clamp(0, 255).to(torch.uint8)
+    return (pixels[0] if len(pixels) == 1 else pixels.permute(1, 2, 0)).numpy()
+
+
+def write_image(pixels: np.ndarray, path: Path) -> None:
+    """Write bytes as an image of the kind that the name says."""
+    stream = io.BytesIO()
+    kind = Image.registered_extensions()[path.suffix.lower()]
+    Image.fromarray(pixels).save(stream, kind)
+    write_atomically(path, stream.getvalue())
