@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from PIL import Image
@@ -37,11 +38,11 @@ def overlay_rows(picture: Picture, layers: Choice, heads: Choice) -> list[list[P
         panels = head_panels(view, photo, picture.query)
         heading = f"{view.name}, even {uniform_weight(view):.2g}"
         if single or view.kind == "rollout":
-            first += [panel._replace(heading=heading) for panel in panels]
+            first += [replace(panel, heading=heading) for panel in panels]
         else:
             for at in range(0, len(panels), MAX_ACROSS):
                 head, *rest = panels[at : at + MAX_ACROSS]
-                groups.append([head._replace(heading=heading, span=1 + len(rest)), *rest])
+                groups.append([replace(head, heading=heading, span=1 + len(rest)), *rest])
     return fill_rows([[panel] for panel in first]) + fill_rows(groups)
 
 
