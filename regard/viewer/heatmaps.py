@@ -104,12 +104,8 @@ def draw_heat_maps(picture: Picture, layers: Choice = None, heads: Choice = None
     cell = min(0.3 if alone else 0.2, 11.0 / most)
     letters = max(5.0, min(9.0, 0.72 * 72 * cell))
     norm = Normalize(0, max(float(view.weights[at].max()) for row in rows for view, at in row) or 1)
-    style = {
-        "cell": cell,
-        "letters": letters,
-        "norm": norm,
-        "numbers": alone and most <= MAX_NUMBERS,
-    }
+    numbers = alone and most <= MAX_NUMBERS
+    style = {"cell": cell, "letters": letters, "norm": norm, "numbers": numbers}
     labels = {id(view): labels_of(view, missing) for view in views}
     maps = [
         [
