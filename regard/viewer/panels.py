@@ -29,7 +29,7 @@ INK, SOFT, LINE = "#1b1f27", "#5c6575", "#e3e7ee"
 FRAME = "#35f0ff"
 DPI = 130
 MAX_PIXELS = 60_000_000
-MAX_PANELS = 240
+MAX_PANELS = 256  # as many as there are filters to look at
 MIN_SIDE = 240  # pixels to which the longer side of a smaller image is enlarged, at least
 # inches: around all panels, of the title, of a note under it, above and under a panel
 MARGIN, TITLE, NOTE, HEADING, CAPTION = 0.15, 0.5, 0.2, 0.22, 0.22
