@@ -242,7 +242,7 @@ def _afford(name: str, image: Tensor, own: dict[str, Any]) -> None:
 
 
 def _draw_weights(name: str, image: Tensor, own: dict[str, Any], how: Any, title: str) -> None:
-    from regard.viewer.gallery import draw_gallery  # matplotlib takes a while to import
+    from regard.viewer.panels import draw_gallery  # matplotlib takes a while to import
 
     if name not in WEIGHTS:
         raise UsageError(
@@ -288,8 +288,7 @@ def _seen(image: Tensor, at: Place, box: Box, caption: str = "the image there"):
 
 def _weighed(weights: Tensor, box: Box, caption: str):
     """Return the panel of weights in a part of an image."""
-    from regard.viewer.gallery import heat_map
-    from regard.viewer.panels import Panel
+    from regard.viewer.panels import Panel, heat_map
 
     shown = heat_map(weights[box].numpy())
     top = float(weights.max())
@@ -323,8 +322,7 @@ def settings_for(noise: float, channels: int = 1) -> dict[str, tuple[str, dict[s
 
 def _compare(image: Tensor, how: CompareSettings, title: str, quiet: bool) -> dict:
     """Draw the photo with noise, and what each filter makes of it."""
-    from regard.viewer.gallery import draw_gallery
-    from regard.viewer.panels import Panel
+    from regard.viewer.panels import Panel, draw_gallery
 
     assert how.out is not None
     clean, share = fitted(image, how.size)
@@ -355,8 +353,7 @@ def _compare(image: Tensor, how: CompareSettings, title: str, quiet: bool) -> di
 
 def _grid(image: Tensor, how: GridSettings, title: str, quiet: bool) -> dict:
     """Draw the lectures' grid of the bilateral filter, with the weights of one pixel."""
-    from regard.viewer.gallery import draw_gallery
-    from regard.viewer.panels import Panel
+    from regard.viewer.panels import Panel, draw_gallery
 
     assert how.out is not None
     small, share = fitted(image, how.size)
