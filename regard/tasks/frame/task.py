@@ -441,7 +441,7 @@ class Task(Generic[C, A]):
         """Refuse a model that cannot be compared with this one."""
         if other.name != self.name:
             raise UsageError(
-                f"against= names a model for {other.name}; expected one for {self.name}"
+                f"against= names a model for {other.task}; expected one for {self.name}"
             )
 
     def outputs(self, data: Data, predictions: Any, settings: Any) -> list[dict[str, Any]]:
