@@ -29,9 +29,9 @@ from regard.models.folder import hollow, load_folder
 from regard.models.masked import MAE, MAEConfig, SimMIM, SimMIMConfig, cut, lay
 from regard.models.swin import Swin
 from regard.models.vit import ViT
-from regard.tasks.vision.contrast import MaskedBatches, recall_at_k
 from regard.tasks.vision.photos import ImageCodec
 from regard.tasks.vision.pretrain import Pretrain
+from regard.tasks.vision.pretraining import MaskedBatches, recall_at_k
 from regard.tasks.vision.probe import Known, by_neighbours, fit_best_linear, fit_linear
 from regard.training import checkpoint
 

@@ -1,8 +1,8 @@
 """Captioning: images with captions to a model that writes what it sees."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,31 +22,31 @@ from regard.decode.options import Decoding, decode
 from regard.decode.search import Hypothesis
 from regard.errors import UsageError, lookup
 from regard.metrics.captions import caption_scores, compare_captions
-from regard.metrics.interval import paired
-from regard.metrics.score import Score
 from regard.models import family, preset, serving, task_changes
-from regard.settings import setting
 from regard.tasks.frame.origin import Origin
-from regard.tasks.frame.settings import derived, resolve_train, size_of, with_parts
-from regard.tasks.frame.task import Answer, Data, Judged
+from regard.tasks.frame.settings import resolve_train, size_of, with_parts
+from regard.tasks.frame.task import Data, Judged
 from regard.tasks.tokenizer import load_any_tokenizer
 from regard.tasks.tune import let_learn
 from regard.tasks.vision.captioning import (
+    FAMILY,
     Batch,
+    Caption,
     CaptionBatches,
+    EvalCaption,
+    LookCaption,
+    RunCaption,
+    TrainCaption,
     caption_loss,
     caption_losses,
-    derangement,
     encode_captions,
+    loss_scores,
     tidy,
 )
 from regard.tasks.vision.photos import (
     SHORT,
     ImageCodec,
-    ImageEvalSettings,
-    ImageRunSettings,
     ImageTask,
-    ImageTrainSettings,
     check_image,
     format_of,
     photo_of,
@@ -54,90 +54,11 @@ from regard.tasks.vision.photos import (
     with_statistics,
 )
 from regard.training.loop import mix
-from regard.viewer.settings import ImageLookSettings
 
-FAMILY = "captioner"
 CaptionerConfig, Captioner = family(FAMILY)
-DecoderConfig = type(CaptionerConfig().decoder)
-MAX_LENGTH = 64  # tokens of a caption, unless told
 # kind of decoder -> the preset of the family that has it
 DECODERS = {"transformer": "captioner", "recurrent": "show_attend_tell"}
 NEW = "decoder."  # how the names of weights begin that no encoder has
-
-
-@dataclass(frozen=True)
-class TrainCaption(ImageTrainSettings):
-    """What a training of a captioner can be told."""
-
-    blind: bool = setting(False, "never look at the image: what images are worth")
-    captions: int = setting(5, "captions of each image in a batch", min=1, max=100)
-    lowercase: bool = setting(True, "write in lower case")
-    tokenizer: str = setting("bpe", "bpe or unigram")
-    pieces: int = setting(4000, "vocabulary size", min=300, max=99_999)
-    max_length: int = setting(MAX_LENGTH, "maximum tokens of a caption", min=1, max=10_000)
-    label_smoothing: float = setting(0.1, "label smoothing", min=0, max=0.9)
-    doubly_stochastic: float = setting(
-        0.0, "weight of the doubly stochastic penalty; recurrent decoders", min=0, max=1000
-    )
-    encoder_rate: float = setting(1.0, "learning-rate factor of the encoder", above=0, max=1)
-    valid_images: int = setting(500, "images captioned at a validation", min=0)
-    batch: int = 32
-    writer: DecoderConfig = field(default_factory=DecoderConfig)  # type: ignore[valid-type]
-
-
-@dataclass(frozen=True)
-class RunCaption(derived("RunCaption", ImageRunSettings, Decoding)):
-    """How to write captions."""
-
-    alpha: float | None = setting(None, "exponent of the length penalty", min=0, max=10)
-    max_length: int = setting(MAX_LENGTH, "maximum tokens of a caption", min=1, max=10_000)
-    scores: bool = setting(False, "print the score of each caption")
-    prefix: str = setting("", "how every caption begins")
-
-
-@dataclass(frozen=True)
-class EvalCaption(derived("EvalCaption", ImageEvalSettings, RunCaption)):
-    """What to judge captions on, and how."""
-
-    data: str | None = setting(None, "a folder or table of images and captions")
-    columns: str | None = setting(None, "path and caption, such as 2,1")
-    tokenise: str | None = setting(None, "sacreBLEU's tokenisation")
-    lowercase: bool = setting(True, "ignore case")
-    shuffle: bool = setting(False, "also the loss of captions beside another's image")
-
-
-@dataclass(frozen=True)
-class LookCaption(ImageLookSettings):
-    """What to see of how a caption came about."""
-
-    view: str = setting("words", "words (where each looked), attention, rollout or filters")
-    candidates: int = setting(5, "tokens to show for each step", min=1, max=1000)
-    beam: int = setting(5, "beam size; 1 is greedy", min=1, max=1000)
-    caption: str | None = setting(None, "a caption to look for, instead of its own")
-
-
-@dataclass
-class Caption(Answer):
-    """A caption with its score; `others` are the next best."""
-
-    text: str
-    score: float = 0.0
-    others: list["Caption"] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        return self.text
-
-    def lines(self, settings: Any) -> Iterator[str]:
-        """Write the captions as lines, each with its score after ` ||| ` if asked for."""
-        for one in [self, *self.others]:
-            yield f"{one.text} ||| {one.score:.6f}" if settings.scores else one.text
-
-    def record(self, settings: Any) -> dict[str, Any]:
-        """Return the fields of a JSON line."""
-        fields: dict[str, Any] = {"prediction": self.text, "score": round(self.score, 6)}
-        if self.others:
-            fields["n_best"] = [fields.copy(), *(other.record(settings) for other in self.others)]
-        return fields
 
 
 class WriteCaptions(ImageTask[Caption]):
@@ -433,7 +354,8 @@ class WriteCaptions(ImageTask[Caption]):
         """Return BLEU-1 to 4, chrF, CIDEr-D, and the loss a token of the references."""
         images, captions = data.parts
         scores = caption_scores(predictions, captions, settings.tokenise, settings.lowercase)
-        return Judged([*scores, *self._loss_scores(images, captions, settings)], len(images))
+        rows = self.rows(captions, self.model.config.max_length - 1)
+        return Judged([*scores, *loss_scores(self._losses, images, rows, settings)], len(images))
 
     def compare(self, data: Data, ours: Any, theirs: Any, settings: Any) -> Any:
         """Compare captions by a paired bootstrap."""
@@ -448,28 +370,6 @@ class WriteCaptions(ImageTask[Caption]):
     def made_with(self, settings: Any) -> dict[str, Any]:
         """Return how captions were written."""
         return {name: getattr(settings, name) for name in RunCaption.__dataclass_fields__}
-
-    def _loss_scores(self, images: Images, captions: Any, settings: Any) -> list[Score]:
-        """Return the loss a token, and with shuffle= that beside another's image."""
-        rows = self.rows(captions, self.model.config.max_length - 1)
-        mine, tokens = self._losses(images, rows, batch=settings.batch)
-        count = f"captions:{sum(map(len, captions))}|tokens:{int(tokens.sum())}"
-        scores = [Score("loss", mine.sum() / tokens.sum(), f"nats a token|{count}", 4)]
-        if not settings.shuffle:
-            return scores
-        if len(images) < 2:
-            raise UsageError("shuffle=true needs two images or more to exchange")
-        other, seed = derangement(len(images), settings.seed), settings.seed
-        theirs, _ = self._losses(images, rows, seen=other, batch=settings.batch)
-        gap = paired((theirs / tokens).tolist(), (mine / tokens).tolist())
-        assert gap is not None
-        sure = f"95%: {gap.mean - gap.half:.4f} to {gap.mean + gap.half:.4f} an image"
-        worth = (theirs.sum() - mine.sum()) / tokens.sum()
-        return [
-            *scores,
-            Score("loss, another's image", theirs.sum() / tokens.sum(), count, 4),
-            Score("what its own image is worth", worth, f"nats a token|seed:{seed}|{sure}", 4),
-        ]
 
     # Looking
 

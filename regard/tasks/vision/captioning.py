@@ -1,7 +1,8 @@
-"""Captions as a captioner learns them: batches of images and captions, and their loss."""
+"""Captions as a captioner learns them: settings, batches of images and captions, losses."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,10 +14,98 @@ from regard.data.augment import Ways, augments, chance_of
 from regard.data.batches import Shuffled, pad
 from regard.data.image import ImageFormat, Images
 from regard.data.tokenizer import Tokenizer
+from regard.decode.options import Decoding
+from regard.errors import UsageError
+from regard.metrics.interval import paired
+from regard.metrics.score import Score
+from regard.models import family
+from regard.settings import setting
+from regard.tasks.frame.settings import derived
+from regard.tasks.frame.task import Answer
+from regard.tasks.vision.photos import ImageEvalSettings, ImageRunSettings, ImageTrainSettings
 from regard.training.loss import vocabulary_loss
+from regard.viewer.settings import ImageLookSettings
 
+FAMILY = "captioner"
+DecoderConfig = type(family(FAMILY)[0]().decoder)
+MAX_LENGTH = 64  # tokens of a caption, unless told
 POOL = 16  # batches whose images are sorted by the length of their captions
 SIDES = re.compile(r"\b(left|right)\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class TrainCaption(ImageTrainSettings):
+    """What a training of a captioner can be told."""
+
+    blind: bool = setting(False, "never look at the image: what images are worth")
+    captions: int = setting(5, "captions of each image in a batch", min=1, max=100)
+    lowercase: bool = setting(True, "write in lower case")
+    tokenizer: str = setting("bpe", "bpe or unigram")
+    pieces: int = setting(4000, "vocabulary size", min=300, max=99_999)
+    max_length: int = setting(MAX_LENGTH, "maximum tokens of a caption", min=1, max=10_000)
+    label_smoothing: float = setting(0.1, "label smoothing", min=0, max=0.9)
+    doubly_stochastic: float = setting(
+        0.0, "weight of the doubly stochastic penalty; recurrent decoders", min=0, max=1000
+    )
+    encoder_rate: float = setting(1.0, "learning-rate factor of the encoder", above=0, max=1)
+    valid_images: int = setting(500, "images captioned at a validation", min=0)
+    batch: int = 32
+    writer: DecoderConfig = field(default_factory=DecoderConfig)  # type: ignore[valid-type]
+
+
+@dataclass(frozen=True)
+class RunCaption(derived("RunCaption", ImageRunSettings, Decoding)):
+    """How to write captions."""
+
+    alpha: float | None = setting(None, "exponent of the length penalty", min=0, max=10)
+    max_length: int = setting(MAX_LENGTH, "maximum tokens of a caption", min=1, max=10_000)
+    scores: bool = setting(False, "print the score of each caption")
+    prefix: str = setting("", "how every caption begins")
+
+
+@dataclass(frozen=True)
+class EvalCaption(derived("EvalCaption", ImageEvalSettings, RunCaption)):
+    """What to judge captions on, and how."""
+
+    data: str | None = setting(None, "a folder or table of images and captions")
+    columns: str | None = setting(None, "path and caption, such as 2,1")
+    tokenise: str | None = setting(None, "sacreBLEU's tokenisation")
+    lowercase: bool = setting(True, "ignore case")
+    shuffle: bool = setting(False, "also the loss of captions beside another's image")
+
+
+@dataclass(frozen=True)
+class LookCaption(ImageLookSettings):
+    """What to see of how a caption came about."""
+
+    view: str = setting("words", "words (where each looked), attention, rollout or filters")
+    candidates: int = setting(5, "tokens to show for each step", min=1, max=1000)
+    beam: int = setting(5, "beam size; 1 is greedy", min=1, max=1000)
+    caption: str | None = setting(None, "a caption to look for, instead of its own")
+
+
+@dataclass
+class Caption(Answer):
+    """A caption with its score; `others` are the next best."""
+
+    text: str
+    score: float = 0.0
+    others: list["Caption"] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def lines(self, settings: Any) -> Iterator[str]:
+        """Write the captions as lines, each with its score after ` ||| ` if asked for."""
+        for one in [self, *self.others]:
+            yield f"{one.text} ||| {one.score:.6f}" if settings.scores else one.text
+
+    def record(self, settings: Any) -> dict[str, Any]:
+        """Return the fields of a JSON line."""
+        fields: dict[str, Any] = {"prediction": self.text, "score": round(self.score, 6)}
+        if self.others:
+            fields["n_best"] = [fields.copy(), *(other.record(settings) for other in self.others)]
+        return fields
 
 
 def tidy(text: str, lowercase: bool) -> str:
@@ -184,3 +273,30 @@ def derangement(count: int, seed: int) -> np.ndarray:
     moved = np.empty(count, np.int64)
     moved[order] = np.roll(order, 1)
     return moved
+
+
+def loss_scores(
+    losses: Callable[..., tuple[np.ndarray, np.ndarray]],
+    images: Images,
+    rows: Sequence[Sequence[np.ndarray]],
+    settings: Any,
+) -> list[Score]:
+    """Return the loss a token, and with shuffle= that beside another's image."""
+    mine, tokens = losses(images, rows, batch=settings.batch)
+    count = f"captions:{sum(map(len, rows))}|tokens:{int(tokens.sum())}"
+    scores = [Score("loss", mine.sum() / tokens.sum(), f"nats a token|{count}", 4)]
+    if not settings.shuffle:
+        return scores
+    if len(images) < 2:
+        raise UsageError("shuffle=true needs two images or more to exchange")
+    other, seed = derangement(len(images), settings.seed), settings.seed
+    theirs, _ = losses(images, rows, seen=other, batch=settings.batch)
+    gap = paired((theirs / tokens).tolist(), (mine / tokens).tolist())
+    assert gap is not None
+    sure = f"95%: {gap.mean - gap.half:.4f} to {gap.mean + gap.half:.4f} an image"
+    worth = (theirs.sum() - mine.sum()) / tokens.sum()
+    return [
+        *scores,
+        Score("loss, another's image", theirs.sum() / tokens.sum(), count, 4),
+        Score("what its own image is worth", worth, f"nats a token|seed:{seed}|{sure}", 4),
+    ]
