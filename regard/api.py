@@ -16,7 +16,7 @@ from regard.files import read_json
 from regard.models.folder import WEIGHTS, load_folder
 from regard.recipes import RECIPES, data_folder, found_data, recipe
 from regard.results import Named
-from regard.tasks import TASKS, runner, trainer
+from regard.tasks import TASKS, runner, task_for, trainer
 from regard.training.plan import LENGTHS
 
 if TYPE_CHECKING:
@@ -300,7 +300,7 @@ def plan(name: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any], str 
         values["init"] = str(find_model(values["init"]))
     task = task_of(name)
     if name not in RECIPES:
-        return task, values, None
+        return task_for(task, values), values, None
     found = recipe(name)
     rows = getattr(found, "ROWS", {})
     like = str(values.get("like") or found.SETTINGS.get("like"))
@@ -311,7 +311,7 @@ def plan(name: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any], str 
         values = {k: v for k, v in values.items() if k not in follows or k in settings}
     values["data"] = values.get("data") or data_folder(found.DATA)
     values.setdefault("out", f"runs/{name}")
-    return task, values, name
+    return task_for(task, values), values, name
 
 
 def stored(settings: dict[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 import regard
 from regard.attention.watch import watch
 from regard.cli import main
+from regard.data.captions import captions_in
 from regard.data.image import ImageFormat
 from regard.errors import UsageError
 from regard.layers.block import BlockConfig
@@ -34,7 +35,6 @@ from regard.models.swin import SwinConfig
 from regard.models.vit import ViTConfig
 from regard.tasks.caption import Batch, caption_loss, resolve
 from regard.tasks.captions import Describer, judge_captions, references_of, strangers
-from regard.tasks.pretrain import captions_in
 from regard.training.optim import build_optimiser
 from regard.weights import state_of
 

@@ -156,7 +156,7 @@ def train(
 ) -> Any:
     """Train a task in a folder by the settings as the user wrote them, or resume a run."""
     started = time.perf_counter()
-    origin = Origin.load(values["init"]) if values.get("init") else None
+    origin = kind.origin_of(values)
     settings = kind.resolve(values, origin)
     folder = Path(settings.out or f"runs/{kind.name}")
     if settings.threads:
