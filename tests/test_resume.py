@@ -20,6 +20,7 @@ import regard
 from regard import api
 from regard.errors import UsageError
 from regard.files import sha256
+from regard.tasks import run as task_run
 from regard.tasks import translate
 from regard.tasks.frame.recipe import RESUME_MAY_DIFFER
 from regard.training import checkpoint, loop
