@@ -49,7 +49,7 @@ from regard.training.loop import (
     measure,
     mix,
 )
-from regard.training.plan import LENGTHS, MIN_TRAINING_SHARE, Plan, make_plan
+from regard.training.plan import DURATION_KEYS, MIN_TRAINING_SHARE, Plan, make_plan
 from regard.weights import state_of
 
 # settings of tasks that say how many rows a validation decodes
@@ -72,7 +72,7 @@ def resolve_task(
     """
     size = size_of(values)
     said = {"size": size, "model": model, **lookup("size", size, sizes)}
-    if any(values.get(key) is not None for key in LENGTHS):
+    if any(values.get(key) is not None for key in DURATION_KEYS):
         said.pop("steps")
     if values.get("init"):
         said["lr"] = usual_rate(values, width_of(model))

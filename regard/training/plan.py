@@ -32,7 +32,7 @@ class Duration(Protocol):
     def valid_every(self) -> int | None: ...
 
 
-LENGTHS = ("steps", "epochs", "minutes")
+DURATION_KEYS = ("steps", "epochs", "minutes")
 
 
 class Cost(NamedTuple):
