@@ -17,7 +17,7 @@ from regard.models.folder import WEIGHTS, load_folder
 from regard.recipes import RECIPES, data_folder, found_data, recipe
 from regard.results import Named
 from regard.tasks import TASKS, runner, task_for, trainer
-from regard.training.plan import LENGTHS
+from regard.training.plan import DURATION_KEYS
 
 if TYPE_CHECKING:
     from regard.costs.lectures import Lectures
@@ -305,9 +305,9 @@ def plan(name: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any], str 
     rows = getattr(found, "ROWS", {})
     like = str(values.get("like") or found.SETTINGS.get("like"))
     values = {**found.SETTINGS, **rows.get(like, {}), **values}
-    if any(settings.get(key) is not None for key in LENGTHS):
+    if any(settings.get(key) is not None for key in DURATION_KEYS):
         # another length than the recipe's has its own of all that follows from the length
-        follows = (*LENGTHS, "warmup", "valid_every")
+        follows = (*DURATION_KEYS, "warmup", "valid_every")
         values = {k: v for k, v in values.items() if k not in follows or k in settings}
     values["data"] = values.get("data") or data_folder(found.DATA)
     values.setdefault("out", f"runs/{name}")

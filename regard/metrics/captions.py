@@ -14,33 +14,32 @@ from regard.metrics.bleu import bleu_metric, compare
 from regard.metrics.score import Comparison, Score, compare_means
 from regard.metrics.text import words
 
-LONGEST = 4  # words of a run
-SPREAD = 6.0  # of the penalty of a length that differs
-CIDER = f"n:{LONGEST}|sigma:{SPREAD:g}|case:lc|tok:letters and digits|idf:these references"
+MAX_ORDER = 4  # of n-grams
+SIGMA = 6.0  # of the length penalty, in words
+CIDER = f"n:{MAX_ORDER}|sigma:{SIGMA:g}|case:lc|tok:letters and digits|idf:these references"
 
-Run = tuple[str, ...]
-
-
-def runs(text: Sequence[str]) -> Counter[Run]:
-    """Count all runs of 1 to 4 words."""
-    return Counter(
-        tuple(text[at : at + n]) for n in range(1, LONGEST + 1) for at in range(len(text) - n + 1)
-    )
+Ngram = tuple[str, ...]
 
 
-def weighted(counts: Counter[Run], rarity: dict[Run, float], rarest: float) -> list[dict]:
-    """Return how often each run is there times how rare it is, for each length of runs."""
-    found: list[dict[Run, float]] = [{} for _ in range(LONGEST)]
-    for run, count in counts.items():
-        found[len(run) - 1][run] = count * rarity.get(run, rarest)
-    return found
+def ngrams(text: Sequence[str]) -> Counter[Ngram]:
+    """Count all n-grams of 1 to 4 words."""
+    orders = range(1, MAX_ORDER + 1)
+    return Counter(tuple(text[i : i + n]) for n in orders for i in range(len(text) - n + 1))
 
 
-def agreement(ours: dict[Run, float], theirs: dict[Run, float]) -> float:
-    """Return the cosine of two texts, where a run that we repeat too often counts as theirs."""
-    size = math.sqrt(sum(x * x for x in ours.values()) * sum(x * x for x in theirs.values()))
-    common = sum(min(x, theirs[run]) * theirs[run] for run, x in ours.items() if run in theirs)
-    return common / size if size else 0.0
+def tf_idf(counts: Counter[Ngram], idf: dict[Ngram, float], max_idf: float) -> list[dict]:
+    """Return the TF-IDF vector of n-grams for each n."""
+    vectors: list[dict[Ngram, float]] = [{} for _ in range(MAX_ORDER)]
+    for gram, count in counts.items():
+        vectors[len(gram) - 1][gram] = count * idf.get(gram, max_idf)
+    return vectors
+
+
+def clipped_cosine(ours: dict[Ngram, float], theirs: dict[Ngram, float]) -> float:
+    """Return the cosine of two vectors, our values clipped to theirs."""
+    norm = math.sqrt(sum(x * x for x in ours.values()) * sum(x * x for x in theirs.values()))
+    dot = sum(min(x, theirs[gram]) * theirs[gram] for gram, x in ours.items() if gram in theirs)
+    return dot / norm if norm else 0.0
 
 
 def cider(outputs: Sequence[str], references: Sequence[Sequence[str]]) -> np.ndarray:
@@ -49,7 +48,7 @@ def cider(outputs: Sequence[str], references: Sequence[Sequence[str]]) -> np.nda
     Vedantam, Zitnick and Parikh 2015.
 
     10 mean over n of mean over references of exp(-(l - l')^2 / 2 sigma^2) min(g, g') g' / |g||g'|,
-    in percent. g counts the runs of n words, times log(images / images whose references have it).
+    in percent. g counts n-grams, times log(images / images whose references have it).
     """
     if not outputs:
         raise UsageError("nothing to score: there are no outputs")
@@ -57,20 +56,20 @@ def cider(outputs: Sequence[str], references: Sequence[Sequence[str]]) -> np.nda
         raise UsageError(
             f"{len(outputs)} outputs for {len(references)} images; give references each"
         )
-    told = [[words(text) for text in some] for some in references]
-    counted = [[runs(text) for text in some] for some in told]
-    seen = Counter(run for some in counted for run in set().union(*some))
-    rarest = math.log(len(outputs))
-    rarity = {run: rarest - math.log(count) for run, count in seen.items()}
+    texts = [[words(text) for text in several] for several in references]
+    counts = [[ngrams(text) for text in several] for several in texts]
+    frequency = Counter(gram for several in counts for gram in set().union(*several))
+    max_idf = math.log(len(outputs))
+    idf = {gram: max_idf - math.log(count) for gram, count in frequency.items()}
     scores = []
-    for output, texts, counts in zip(outputs, told, counted, strict=True):
+    for output, several, several_counts in zip(outputs, texts, counts, strict=True):
         text = words(output)
-        ours, total = weighted(runs(text), rarity, rarest), 0.0
-        for other, count in zip(texts, counts, strict=True):
-            theirs = weighted(count, rarity, rarest)
-            near = math.exp(-((len(text) - len(other)) ** 2) / (2 * SPREAD**2))
-            total += near * sum(map(agreement, ours, theirs)) / LONGEST
-        scores.append(100 * 10 * total / len(texts))
+        ours, total = tf_idf(ngrams(text), idf, max_idf), 0.0
+        for reference, count in zip(several, several_counts, strict=True):
+            theirs = tf_idf(count, idf, max_idf)
+            penalty = math.exp(-((len(text) - len(reference)) ** 2) / (2 * SIGMA**2))
+            total += penalty * sum(map(clipped_cosine, ours, theirs)) / MAX_ORDER
+        scores.append(100 * 10 * total / len(several))
     return np.array(scores)
 
 
