@@ -5,13 +5,14 @@ import hashlib
 import json
 import os
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from regard.errors import UsageError
-from regard.files import make_folder, refuse, replacing, write_atomically
+from regard.files import cache_folder, make_folder, refuse, replacing, write_atomically
 
 FORMAT = 1
 NOTE = "store.json"  # written last: a folder without it holds no store
@@ -42,11 +43,11 @@ class Column:
 
 
 class Store:
-    """Columns of tokenised rows, memory-mapped."""
+    """Columns of tokenised rows, memory-mapped, and what else was noted when they were made."""
 
-    def __init__(self, columns: list[Column]):
+    def __init__(self, columns: list[Column], notes: dict[str, Any] | None = None):
         """Take the columns, all of which have the same number of rows."""
-        self.columns = columns
+        self.columns, self.notes = columns, notes or {}
 
     @classmethod
     def open(cls, folder: str | Path) -> "Store":
@@ -59,7 +60,10 @@ class Store:
             count, rows = note["columns"], note["rows"]
             if not isinstance(count, int) or not 1 <= count <= 64:
                 raise ValueError("without columns")
-            return cls([_open_column(folder, place, rows) for place in range(count)])
+            notes = note.get("notes", {})
+            if not isinstance(notes, dict):
+                raise ValueError("notes that are none")
+            return cls([_open_column(folder, place, rows) for place in range(count)], notes)
         except OSError as error:
             raise refuse(error, error.filename or folder) from error
         except (
@@ -87,7 +91,31 @@ class Store:
         return np.diff(self.columns[column].offsets)
 
 
-def build_store(folder: str | Path, rows: Iterable[Sequence[Sequence[int]]]) -> Store:
+def tokenised(
+    key: Sequence[object],
+    rows: Callable[[], Iterable[Sequence[Sequence[int]]]],
+    notes: dict[str, Any] | None = None,
+) -> Store:
+    """Open the store of a key in the cache, or make its rows and build it: they are encoded once.
+
+    The key holds all that the rows depend on. The `notes` are kept with the rows; what they say may
+    be settled while the rows are made.
+    """
+    folder = cache_folder() / "stores" / store_key(*key)
+    try:
+        store = Store.open(folder)
+        if set(notes or ()) <= set(store.notes):
+            return store
+    except UsageError:  # not there, or not any more
+        pass
+    return build_store(folder, rows(), notes)
+
+
+def build_store(
+    folder: str | Path,
+    rows: Iterable[Sequence[Sequence[int]]],
+    notes: dict[str, Any] | None = None,
+) -> Store:
     """Write rows of token ids, one sequence for each column, and open the store they make.
 
     Several processes may do so at once, since what they write is the same, and others may delete
@@ -117,13 +145,14 @@ def build_store(folder: str | Path, rows: Iterable[Sequence[Sequence[int]]]) -> 
         for place, column in enumerate(columns):
             _write(folder / f"{place}.ids.npy", column.ids)
             _write(folder / f"{place}.offsets.npy", column.offsets)
-        note = {"format": FORMAT, "columns": len(ids), "rows": len(offsets[0]) - 1}
+        note: dict[str, Any] = {"format": FORMAT, "columns": len(ids), "rows": len(offsets[0]) - 1}
+        note |= {"notes": notes} if notes else {}
         write_atomically(folder / NOTE, json.dumps(note) + "\n")
         return Store.open(folder)
     except UsageError as mistake:
         if not _deleted(mistake):
             raise
-        return Store(columns)
+        return Store(columns, notes)
 
 
 def _deleted(mistake: UsageError) -> bool:
@@ -154,19 +183,28 @@ def _map(path: Path) -> np.ndarray:
     return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
 
 
-# Images, or whatever else has rows of bytes that are alike
+# Decoded images
 
 
-class Table:
-    """Rows of bytes of one shape, memory-mapped; some places may be empty."""
+class ImageStore:
+    """Images, as rows of bytes of one shape, memory-mapped; some places may be empty."""
 
     def __init__(self, rows: np.ndarray, gaps: list[int], why: str):
         """Take the rows (n, ...), the numbers of those left out, and why the first of them was."""
         self.rows, self.gaps, self.why = rows, gaps, why
 
+    def fill(self, rows: Iterable[np.ndarray | str]) -> None:
+        """Take rows in their order; a text says why one is left out."""
+        for number, row in enumerate(rows):
+            if isinstance(row, str):
+                self.gaps.append(number)
+                self.why = self.why or row
+            elif self.rows.size:
+                self.rows[number] = row
+
     @classmethod
-    def open(cls, folder: str | Path, shape: tuple[int, ...]) -> "Table":
-        """Open the table of a shape (n, ...) in a folder, or say what is wrong with it."""
+    def open(cls, folder: str | Path, shape: tuple[int, ...]) -> "ImageStore":
+        """Open the store of a shape (n, ...) in a folder, or say what is wrong with it."""
         folder = Path(folder)
         try:
             note = json.loads((folder / NOTE).read_bytes())
@@ -185,35 +223,30 @@ class Table:
             ) from error
 
 
-def build_table(
+def build_image_store(
     folder: str | Path, shape: tuple[int, ...], rows: Iterable[np.ndarray | str]
-) -> Table:
-    """Write rows of bytes and open the table they make; a text says why a row is left out.
+) -> ImageStore:
+    """Write rows of bytes and open the store they make; a text says why a row is left out.
 
     Several processes may do so at once, since what they write is the same, and others may delete
     the folder meanwhile: then it is used from where it was written.
     """
-    folder, table = Path(folder), Table(np.zeros(shape[:1] + (0,), np.uint8), [], "")
+    folder, store = Path(folder), ImageStore(np.zeros(shape[:1] + (0,), np.uint8), [], "")
     filled = False
     try:
         with replacing(folder / "rows.npy") as temporary:
-            table.rows = _room(temporary, shape)
-            for number, row in enumerate(rows):
-                if isinstance(row, str):
-                    table.gaps.append(number)
-                    table.why = table.why or row
-                elif table.rows.size:
-                    table.rows[number] = row
-            if isinstance(table.rows, np.memmap):
-                table.rows.flush()
+            store.rows = _room(temporary, shape)
+            store.fill(rows)
+            if isinstance(store.rows, np.memmap):
+                store.rows.flush()
             filled = True
-        note = {"format": FORMAT, "gaps": table.gaps, "why": table.why}
+        note = {"format": FORMAT, "gaps": store.gaps, "why": store.why}
         write_atomically(folder / NOTE, json.dumps(note) + "\n")
-        return Table.open(folder, shape)
+        return ImageStore.open(folder, shape)
     except UsageError as mistake:
         if not filled or not _deleted(mistake):
             raise
-        return Table(np.asarray(table.rows), table.gaps, table.why)
+        return ImageStore(np.asarray(store.rows), store.gaps, store.why)
 
 
 def _room(path: Path, shape: tuple[int, ...]) -> np.ndarray:
