@@ -45,7 +45,7 @@ from regard.models.transformer import Transformer, TransformerConfig  # noqa: E4
 from regard.native import fast  # noqa: E402
 from regard.tasks.translate import Batch, make_batch, translation_loss  # noqa: E402
 from regard.training import distributed  # noqa: E402
-from regard.training.loop import LoopSettings, one_step  # noqa: E402
+from regard.training.loop import LoopSettings, Trainable, one_step  # noqa: E402
 from regard.training.optim import build_optimiser  # noqa: E402
 
 DEPTH, WIDTH, FFN_WIDTH, HEADS, PIECES, BATCH_TOKENS = 3, 256, 1024, 4, 8000, 4096
@@ -160,7 +160,7 @@ class Team:
             pipe.send(None)
 
 
-class Given:
+class Given(Trainable):
     """The task of translating one batch, as the training loop wants to see it."""
 
     def __init__(self, batch: Batch) -> None:

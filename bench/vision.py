@@ -33,7 +33,7 @@ from regard.attention.multihead import MultiHead  # noqa: E402
 from regard.costs.report import forward as counted  # noqa: E402
 from regard.layers.windows import Windows  # noqa: E402
 from regard.memory import reuse_memory  # noqa: E402
-from regard.models import family, sized  # noqa: E402
+from regard.models import family, preset  # noqa: E402
 from regard.models.folder import give_weights  # noqa: E402
 from regard.models.local import LocalRelation  # noqa: E402
 from regard.native import fast  # noqa: E402
@@ -44,7 +44,7 @@ SIZE, LABELS = 224, 1000
 def ours(kind: str, row: str) -> nn.Module:
     """Make a published model of ours."""
     torch.manual_seed(1)
-    return family(kind)[1](sized(kind, row))
+    return family(kind)[1](preset(kind, row))
 
 
 def loaded(model: nn.Module) -> nn.Module:

@@ -16,7 +16,7 @@ from regard.files import read_json
 from regard.models.folder import WEIGHTS, load_folder
 from regard.recipes import RECIPES, data_folder, found_data, recipe
 from regard.results import Named
-from regard.tasks import TASKS, runner, trainer
+from regard.tasks import TASKS, runner, task_for, trainer
 from regard.training.plan import LENGTHS
 
 if TYPE_CHECKING:
@@ -149,6 +149,7 @@ def load(name_or_folder: Place, /, device: str = "cpu", task: str | None = None)
     instead. One input to run() gives one answer, a list of inputs a list of answers.
     """
     from regard.pretrained.folder import is_foreign
+    from regard.tasks.frame.task import Task
 
     folder = find_model(name_or_folder)
     if is_foreign(folder):
@@ -163,7 +164,8 @@ def load(name_or_folder: Place, /, device: str = "cpu", task: str | None = None)
     if task not in (None, config["task"], "embed"):
         raise UsageError(f"task={task}: {folder} can run for {config['task']} or embed")
     made = runner(task or config["task"]).load(folder, model, config)
-    made.name, made.family = str(name_or_folder), config["family"]
+    made.family = config["family"]
+    setattr(made, "path" if isinstance(made, Task) else "name", str(name_or_folder))
     if (folder / "recipe.json").exists():
         made.trained = Split.from_json(read_json(folder / "recipe.json").get("split"))
     return made
@@ -298,7 +300,7 @@ def plan(name: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any], str 
         values["init"] = str(find_model(values["init"]))
     task = task_of(name)
     if name not in RECIPES:
-        return task, values, None
+        return task_for(task, values), values, None
     found = recipe(name)
     rows = getattr(found, "ROWS", {})
     like = str(values.get("like") or found.SETTINGS.get("like"))
@@ -309,7 +311,7 @@ def plan(name: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any], str 
         values = {k: v for k, v in values.items() if k not in follows or k in settings}
     values["data"] = values.get("data") or data_folder(found.DATA)
     values.setdefault("out", f"runs/{name}")
-    return task, values, name
+    return task_for(task, values), values, name
 
 
 def stored(settings: dict[str, Any]) -> dict[str, Any]:
@@ -349,6 +351,7 @@ def evaluate(
     by name, as in result["accuracy"]; shares such as accuracy and F1 are in percent.
     """
     from regard.pretrained.folder import is_foreign
+    from regard.tasks.frame.task import Task
 
     settings |= given(data=data, part=part, outputs=outputs)
     folder = find_model(model) if isinstance(model, str | Path) else None
@@ -360,11 +363,17 @@ def evaluate(
     if isinstance(other, str) and not Path(other).is_dir():
         other = other.split(",")
     others = other if isinstance(other, list) else [other]
-    if len(others) > 1 and not getattr(loaded, "takes_several", False):
+    many = getattr(loaded, "several_against", getattr(loaded, "takes_several", False))
+    if len(others) > 1 and not many:
         raise UsageError(f"against= names {len(others)} models; one of {loaded.task} takes one")
     found = [load(one, task=task) if isinstance(one, str | Path) else one for one in others]
     names = (str(model) if folder else "model", *("" if x is None else str(x) for x in others))
-    result = loaded.evaluate(settings, against=found if len(found) > 1 else found[0], names=names)
+    if isinstance(loaded, Task):
+        rivals = [one for one in found if one is not None]
+        result = loaded.evaluate(settings, against=rivals, names=names[: len(rivals) + 1])
+    else:
+        both = found if len(found) > 1 else found[0]
+        result = loaded.evaluate(settings, against=both, names=names)
     if folder is not None and folder.parent != starters_home() and not is_foreign(folder):
         result.keep(folder)
     return result

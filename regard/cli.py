@@ -5,7 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from importlib import import_module
 from typing import Any, BinaryIO
 
@@ -33,6 +33,7 @@ class Call:
     json: bool = False
     quiet: bool = False
     literal: int = 0  # how many of the last words stood after --
+    completed: Any = None  # the settings of a run, completed by the model
 
     def only(self, *names: str) -> list[str]:
         """Return exactly the plain words that are named, or refuse."""
@@ -75,7 +76,8 @@ def run(call: Call) -> None:
     name, texts = call.first("MODEL")
     model = regard.load(name, task=call.settings.pop("task", None))
     try:
-        model.check(call.settings)  # a wrong setting is refused before the first line is read
+        # completed once: a wrong setting is refused before the first line is read
+        call = replace(call, completed=model.check(call.settings))
     except UsageError as mistake:
         hint = " (text that holds a = goes after --)" if "unknown key" in str(mistake) else ""
         raise UsageError(f"{mistake}{hint}") from None
@@ -121,7 +123,7 @@ def run_path(model: Any, path: str, kind: str, call: Call, number: int) -> int:
 
     as_text = "; to answer the word itself, write it after --"
     suffix = os.path.splitext(path)[1].lower()
-    if getattr(model, "reads", "") == "image":
+    if name_of_input(model) == "image":
         if kind == "file" and suffix not in LISTS:
             for line in answers(model, [(path, None)], call, first=number):
                 print(line)
@@ -401,14 +403,6 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "regard train classify data=reviews.tsv minutes=5 out=runs/reviews",
         "regard train classify data=photos family=swin minutes=30 out=runs/photos",
     ),
-    "images": (
-        "regard train images data=photos augment=flip+crop+trivial mixup=0.2 minutes=30",
-        "regard train images data=photos init=runs/other tune=all layer_decay=0.75",
-    ),
-    "pretrain": (
-        "regard train pretrain data=photos objective=contrastive like=cct minutes=60",
-        "regard train pretrain data=photos family=swin mask_share=0.6 out=runs/masked",
-    ),
     "caption": (
         "regard train caption data=flickr8k init=runs/encoder minutes=60 out=runs/captions",
         "regard train caption data=photos.tsv decoder=recurrent doubly_stochastic=1 image=96",
@@ -477,7 +471,7 @@ def act(words: list[str]) -> int:
         verb = lookup("verb", words[0], VERBS)
         print(page(words, verb), flush=True)  # at once: to know the keys, torch is imported
         if settings := keys_of(words, verb):
-            print("\n" + keys(settings))
+            print("\n" + keys(settings, short_keys(words)))
     else:
         verb = lookup("verb", words[0], VERBS)
         plain, settings = parse(words[1:])
@@ -501,15 +495,19 @@ def front_page() -> str:
 
 def page(words: list[str], verb: Verb) -> str:
     """Write the page of one verb, or of a task that is to be trained."""
+    from regard.tasks import TASKS
+
     task = words[1] if words[0] == "train" and len(words) > 1 else ""
     lines = [f"regard {words[0]}: {verb.summary}", "", f"  {verb.usage}", "", "Examples:"]
-    lines += [f"  {example}" for example in EXAMPLES.get(task, verb.examples)]
+    entry = TASKS.get(task)
+    shown = getattr(entry, "examples", EXAMPLES.get(task, verb.examples))
+    lines += [f"  {example}" for example in shown]
     return "\n".join(lines)
 
 
 def keys_of(words: list[str], verb: Verb) -> type | None:
     """Return the class of a verb's keys, or that of the task, model or filter named after it."""
-    from regard.tasks import TASKS
+    from regard.tasks import TASKS, train_settings
 
     name = words[1] if len(words) > 1 else ""
     if words[0] == "filter" and name:
@@ -517,27 +515,37 @@ def keys_of(words: list[str], verb: Verb) -> type | None:
 
         return lookup("filter", name, SETTINGS)
     if words[0] == "train" and name in TASKS:
-        return getattr(import_module(TASKS[name].trains), TASKS[name].settings)
+        return train_settings(name)[0]
     if words[0] in ("run", "look", "eval") and name:
         from regard.api import model_task
         from regard.tasks import runner
 
         kind = runner(name if name in TASKS else model_task(name))
+        if hasattr(kind, "Run"):
+            return {"run": kind.Run, "look": kind.Look, "eval": kind.Eval}[words[0]]
         usual = None if words[0] == "eval" else kind.settings
         if found := getattr(kind, f"{words[0]}_settings", usual):
             return found
     return verb.settings and getattr(import_module(verb.settings[0]), verb.settings[1])
 
 
-def keys(settings: type) -> str:
+def short_keys(words: list[str]) -> dict[str, Any]:
+    """Return the short keys of a task that is trained."""
+    from regard.tasks import TASKS, train_settings
+
+    named = words[0] == "train" and len(words) > 1 and words[1] in TASKS
+    return train_settings(words[1])[1] if named else {}
+
+
+def keys(settings: type, short: dict[str, Any]) -> str:
     """Write all settings of a class, with their defaults."""
-    home, rows = import_module(settings.__module__), list(describe(settings))
+    rows = list(describe(settings))
     width = max(len(row.key) for row in rows)
     lines = ["Settings (type, default):"]
     for key, kind, default, help in rows:
         lines.append(f"  {key:<{width}}  {help + ' ' if help else ''}({kind}, {default or 'none'})")
-    for short, long in getattr(home, "SHORT", {}).items():
-        lines.append(f"  {short:<{width}}  short for {long}")
+    for key, long in short.items():
+        lines.append(f"  {key:<{width}}  short for {long}")
     return "\n".join(lines)
 
 
@@ -633,13 +641,18 @@ def answers(
 
     Those that are named have the name of the input and a TAB before them.
     """
-    how = model.check(call.settings)
+    from regard.tasks.frame.task import Task
+
+    how = call.completed or model.check(call.settings)
     forced, n_best = getattr(how, "forced", False), getattr(how, "n_best", 1)
     texts = [as_pair(text, record) if forced else text for text, record in chunk]
-    results = model.run(texts, first=first, **call.settings)
+    if isinstance(model, Task):
+        results = model.answer(texts, how, first=first)
+    else:
+        results = model.run(texts, first=first, **call.settings)
     for (text, record), result in zip(chunk, results, strict=True):
         if record is not None or call.json:
-            brought = record or {getattr(model, "reads", "src"): text}
+            brought = record or {name_of_input(model): text}
             told = result.record(how)
             if forced and isinstance(told["prediction"], str):  # it was given, and only judged
                 del told["prediction"]
@@ -649,6 +662,11 @@ def answers(
             yield from (before + line for line in result.lines(how))
         else:
             yield from [""] * n_best
+
+
+def name_of_input(model: Any) -> str:
+    """Return how an input of a model is named in JSON."""
+    return getattr(model, "input", getattr(model, "reads", "src"))
 
 
 def beside(brought: dict[str, Any], told: dict[str, Any]) -> dict[str, Any]:

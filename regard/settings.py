@@ -120,9 +120,23 @@ class Setting(NamedTuple):
     help: str
 
 
-def setting(default: Any, help: str, **bounds: float) -> Any:
-    """Describe a setting."""
-    return dataclass_field(default=default, metadata={"help": help, **bounds})
+def setting(
+    default: Any,
+    help: str = "",
+    *,
+    min: float | None = None,
+    max: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    key: str | None = None,
+) -> Any:
+    """Declare a field of a settings class: default, help and bounds; `key` if not its name.
+
+    A subclass that only changes the default (`lr: float = 0.1`) keeps help, bounds and key.
+    """
+    given = {"min": min, "max": max, "above": above, "below": below, "key": key}
+    metadata = {name: value for name, value in given.items() if value is not None}
+    return dataclass_field(default=default, metadata={"help": help, **metadata})
 
 
 def parse(words: list[str]) -> tuple[list[str], dict[str, str]]:
@@ -186,52 +200,45 @@ def fill(
 
 def describe(cls: type, prefix: str = "", base: Any = None) -> Iterator[Setting]:
     """List every key of a dataclass with its type, default and help."""
-    hints = get_type_hints(cls)
-    for field in _settable(cls):
-        key = prefix + _key(field)
-        default = _default(field) if base is None else getattr(base, field.name)
-        if inner := _nested(hints[field.name]):
+    for row in _keys(cls):
+        key, default = prefix + row.key, row.default(base)
+        if inner := _nested(row.hint):
             within = default if isinstance(default, inner) else None
             yield from describe(inner, key + ".", within)
         else:
             shown = "" if default is MISSING else _show(default)
-            yield Setting(key, _name(hints[field.name]), shown, field.metadata.get("help", ""))
+            yield Setting(key, _name(row.hint), shown, row.metadata.get("help", ""))
 
 
 def _fill(cls: type, values: Mapping[str, Any], base: Any, prefix: str, known: list[str]) -> Any:
-    hints = get_type_hints(cls)
-    names = {_key(field): field for field in _settable(cls)}
+    rows = list(_keys(cls))
     # A Python caller cannot write the keyword `from`, so the field's own name is understood too.
-    names |= {field.name: field for field in _settable(cls)}
+    names = {row.key: row for row in rows} | {row.name: row for row in rows}
     given: dict[str, dict[str, Any]] = {}
     for key, value in values.items():
         head, _, tail = str(key).partition(".")
-        field = names.get(head)
-        if field is None or (tail and not _nested(hints[field.name])):
+        row = names.get(head)
+        if row is None or (tail and not _nested(row.hint)):
             raise _unknown(prefix + str(key), known)
-        inner = given.setdefault(field.name, {})
+        inner = given.setdefault(row.name, {})
         if tail in inner:
-            raise UsageError(
-                f"{prefix}{key} is given twice, also as {prefix}{_key(field)}; keep one"
-            )
+            raise UsageError(f"{prefix}{key} is given twice, also as {prefix}{row.key}; keep one")
         inner[tail] = value
 
     built: dict[str, Any] = {}
-    for field in _settable(cls):
-        key = prefix + _key(field)
-        default = _default(field) if base is None else getattr(base, field.name)
-        parts = given.get(field.name, {})
-        inner = _nested(hints[field.name])
+    for row in rows:
+        key, default = prefix + row.key, row.default(base)
+        parts, inner = given.get(row.name, {}), _nested(row.hint)
         if not parts and default is not MISSING:
-            built[field.name] = default
+            built[row.name] = default
         elif inner:
-            optional = type(None) in get_args(hints[field.name])
+            optional = type(None) in get_args(row.hint)
             whole, parts, default = _whole(inner, optional, parts, default, key)
-            built[field.name] = _fill(inner, parts, default, key + ".", known) if whole else None
+            built[row.name] = _fill(inner, parts, default, key + ".", known) if whole else None
         elif not parts:
             raise UsageError(f"{key} is missing; add {key}=...")
         else:
-            built[field.name] = _convert(hints[field.name], parts[""], key, field.metadata)
+            built[row.name] = _convert(row.hint, parts[""], key, row.metadata)
     return cls(**built)
 
 
@@ -441,18 +448,32 @@ def _nested(hint: Any) -> type | None:
     return None
 
 
-def _settable(cls: type) -> list[Field[Any]]:
-    return [field for field in fields(cls) if field.init]
+class _Key(NamedTuple):
+    """A field that can be set, with the key, help and bounds that it has or inherits."""
+
+    key: str
+    name: str
+    hint: Any
+    metadata: Mapping[str, Any]
+    field: Field[Any]
+
+    def default(self, base: Any) -> Any:
+        """Return its value in `base`, or its own default, or MISSING."""
+        if base is not None:
+            return getattr(base, self.name)
+        factory = self.field.default_factory
+        return self.field.default if factory is MISSING else factory()
 
 
-def _key(field: Field[Any]) -> str:
-    return field.metadata.get("key", field.name)
-
-
-def _default(field: Field[Any]) -> Any:
-    if field.default_factory is not MISSING:
-        return field.default_factory()
-    return field.default
+def _keys(cls: type) -> Iterator[_Key]:
+    hints = get_type_hints(cls)
+    for field in fields(cls):
+        if field.init:
+            bases = (vars(base).get("__dataclass_fields__", {}) for base in cls.__mro__)
+            declared = (base[field.name].metadata for base in bases if field.name in base)
+            metadata = next(filter(None, declared), {})
+            name = field.name
+            yield _Key(metadata.get("key", name), name, hints[name], metadata, field)
 
 
 def _show(value: Any) -> str:

@@ -19,7 +19,8 @@ from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 from regard.attention.positions import Disentangled, Distances, LearnedT5
 from regard.attention.watch import watch
 from regard.errors import UsageError
-from regard.models.bert import ROWS, Bert, BertConfig, sized
+from regard.models import preset
+from regard.models.bert import PRESETS, Bert, BertConfig
 from regard.pretrained.bert import DIALECTS
 from regard.pretrained.folder import export_weights, import_folder, read_foreign
 from regard.pretrained.load import (
@@ -322,7 +323,7 @@ def test_what_tells_replaced_tokens_is_read_as_vectors():
 
 def test_disentangled_scores_are_the_three_products_of_the_paper():
     torch.manual_seed(0)
-    config = replace(ROWS["deberta"], vocab=9, depth=1, distances=Distances(4, 0), head="none")
+    config = replace(PRESETS["deberta"], vocab=9, depth=1, distances=Distances(4, 0), head="none")
     config = replace(config, block=replace(config.block, width=12, heads=2, ffn_width=8))
     model = large(Bert(config).double())
     ids = torch.tensor([[3, 1, 4, 1, 5]])
@@ -345,9 +346,9 @@ def test_disentangled_scores_are_the_three_products_of_the_paper():
         torch.testing.assert_close(maps["blocks.0.attention"].weights()[0, h], right)
 
 
-@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("row", PRESETS)
 def test_packed_documents_do_not_see_each_other(row: str):
-    config = replace(ROWS[row], vocab=30, depth=2, max_length=16, distances=Distances(16, 8))
+    config = replace(PRESETS[row], vocab=30, depth=2, max_length=16, distances=Distances(16, 8))
     config = replace(config, inner_width=config.inner_width and 6)
     config = replace(config, block=replace(config.block, width=24, heads=2, ffn_width=16))
     model = large(Bert(config).double())
@@ -360,7 +361,7 @@ def test_packed_documents_do_not_see_each_other(row: str):
 
 
 def test_layers_of_albert_are_one():
-    config = replace(sized("tiny", "albert"), depth=3)
+    config = replace(preset("bert", "tiny", "albert"), depth=3)
     with torch.device("meta"):
         many, one = Bert(replace(config, layers="own")), Bert(config)
     counts = [sum(p.numel() for p in model.parameters()) for model in (many, one)]
@@ -370,10 +371,10 @@ def test_layers_of_albert_are_one():
 
 
 @pytest.mark.parametrize("size", ["tiny", "small", "base", "big"])
-@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("row", PRESETS)
 def test_every_row_comes_in_every_size(row: str, size: str):
     with torch.device("meta"):
-        model = Bert(sized(size, row))
+        model = Bert(preset("bert", size, row))
     assert model.config.block.width % model.config.block.heads == 0
 
 
@@ -391,7 +392,7 @@ def test_every_row_comes_in_every_size(row: str, size: str):
 )
 def test_rows_have_the_published_sizes(row: str, count: int):
     with torch.device("meta"):
-        model = Bert(replace(ROWS[row], head="classify"))
+        model = Bert(replace(PRESETS[row], head="classify"))
     assert sum(p.numel() for p in model.parameters()) == count
 
 
@@ -465,18 +466,18 @@ def test_what_no_format_holds_is_refused_by_name():
         ({"position": "rotary"}, "position"),
         ({"types": 0}, "types"),
         ({"head": "classify", "pool": "mean"}, "pool"),
-        ({"block": replace(ROWS["bert"].block, feed_forward="swiglu")}, "feed_forward"),
-        ({"block": replace(ROWS["bert"].block, order="pre")}, "order"),
+        ({"block": replace(PRESETS["bert"].block, feed_forward="swiglu")}, "feed_forward"),
+        ({"block": replace(PRESETS["bert"].block, order="pre")}, "order"),
     ):
         task = "classify" if change.get("head") == "classify" else "fill"
         with pytest.raises(UsageError, match=word):
-            fitting("bert", replace(ROWS["bert"], **change), task)
+            fitting("bert", replace(PRESETS["bert"], **change), task)
 
 
 def test_a_tokenizer_from_whose_padding_roberta_would_miscount_is_refused(tmp_path):
     ids = dict.fromkeys(("pad", "bos", "eos"), 0)
     for row, pad, right in (("bert", 0, True), ("roberta", 1, True), ("roberta", 0, False)):
-        model = Bert(replace(sized("tiny", row), vocab=41, head="classify"))
+        model = Bert(replace(preset("bert", "tiny", row), vocab=41, head="classify"))
         tokenizer = SimpleNamespace(**{**ids, "pad": pad})
         config = {"family": "bert", "task": "classify"}
         with nullcontext() if right else pytest.raises(UsageError, match="pad_token_id=1"):
@@ -513,13 +514,13 @@ def test_files_of_older_days_are_read():
 
 def test_a_narrow_table_has_no_disentangled_positions():
     with pytest.raises(UsageError, match="inner_width=64"):
-        Bert(replace(sized("tiny", "deberta"), inner_width=64))
+        Bert(replace(preset("bert", "tiny", "deberta"), inner_width=64))
 
 
 def test_types_need_a_table():
     with pytest.raises(UsageError, match="types"):
         ids = torch.zeros(1, 3).long()
-        Bert(replace(sized("tiny"), types=0))(ids, types=ids)
+        Bert(replace(preset("bert", "tiny"), types=0))(ids, types=ids)
 
 
 SENTENCES = [

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 import regard
 from regard.attention.watch import watch
 from regard.cli import main
+from regard.data.captions import captions_in
 from regard.data.image import ImageFormat
 from regard.errors import UsageError
 from regard.layers.block import BlockConfig
@@ -35,7 +36,6 @@ from regard.models.swin import SwinConfig
 from regard.models.vit import ViTConfig
 from regard.tasks.caption import Batch, caption_loss, resolve
 from regard.tasks.captions import Describer, judge_captions, references_of, strangers
-from regard.tasks.pretrain import captions_in
 from regard.training.optim import build_optimiser
 
 # ---- the model --------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ def test_a_config_that_names_no_encoder_is_refused():
 
 def test_what_sees_can_learn_more_slowly():
     model = Captioner(KINDS["vit"])
-    groups = build_optimiser(model, lr=1.0, rates={"encoder.": 0.1}).param_groups
+    groups = build_optimiser(model, lr=1.0, lr_scales={"encoder.": 0.1}).param_groups
     scales = {id(p): group["scale"] for group in groups for p in group["params"]}
     for name, p in model.named_parameters():
         assert scales[id(p)] == (0.1 if name.startswith("encoder.") else 1.0)

@@ -34,7 +34,8 @@ from regard.metrics.labels import (
     units,
     wilson,
 )
-from regard.models.bert import Bert, sized
+from regard.models import preset
+from regard.models.bert import Bert
 from regard.tasks import classify, tag
 from regard.tasks.classifier import Classifier
 from regard.tasks.labelling import Feed, LabelSettings, Reader
@@ -284,7 +285,7 @@ def test_a_picture_shows_every_layer_and_the_chances(classifier):
 
 def test_the_attention_that_pools_is_seen_too():
     tokenizer = train_tokenizer([text for text, _ in rows(50, 1)], vocab=350)
-    config = replace(sized("tiny"), vocab=tokenizer.vocab, head="classify", labels=2)
+    config = replace(preset("bert", "tiny"), vocab=tokenizer.vocab, head="classify", labels=2)
     model = Bert(replace(config, pool="attention", depth=1, types=0)).eval()
     picture = Classifier(model, Reader(tokenizer), ["a", "b"], {}).picture("a red dog")
     assert picture.views[-1].name == "head.pool"
@@ -342,7 +343,9 @@ def test_convolved_is_the_largest_of_every_short_run():
 
 def test_a_token_of_several_types_has_the_sum_of_their_vectors():
     torch.manual_seed(0)
-    config = replace(sized("tiny"), vocab=20, types=9, depth=1, embed_norm="none", head="none")
+    config = replace(
+        preset("bert", "tiny"), vocab=20, types=9, depth=1, embed_norm="none", head="none"
+    )
     embed = Bert(config).double().eval().embed
     ids, at = torch.randint(0, 20, (2, 3)), torch.arange(3).unsqueeze(-1)
     types = torch.randint(0, 9, (2, 3, 4))
@@ -519,7 +522,7 @@ def test_errors_come_with_the_surest_first_and_name_their_line(classifier, tmp_p
     assert all(str(tmp_path / "test.tsv") in e.where for e in result.errors)
     assert result.comparison[0].p == 1.0
     text = str(result)
-    assert "accuracy = 33.33" in text and "right label down" in text and "wilson" in text
+    assert "accuracy = 33.33" in text and "targets down" in text and "wilson" in text
 
 
 # Files

@@ -13,7 +13,8 @@ from test_vocabulary import write
 
 import regard
 from regard.errors import UsageError
-from regard.models.clip import Clip, ClipConfig, sized
+from regard.models import preset
+from regard.models.clip import Clip, ClipConfig
 from regard.pretrained.folder import import_folder
 from regard.pretrained.load import find_format
 
@@ -131,7 +132,7 @@ def test_an_image_chooses_among_texts_as_transformers_does(tmp_path: Path):
     for folder in (tmp_path / "theirs", tmp_path / "ours"):
         model = regard.load(folder)
         answer = model.run([str(tmp_path / "photo.png")], texts="|".join(TEXTS))[0]
-        assert np.abs(answer.chances - chances).max() < 1e-4
+        assert np.abs(answer.probabilities - chances).max() < 1e-4
         assert answer.label == TEXTS[int(chances.argmax())]
         vector = model.run([str(tmp_path / "photo.png")])[0].vector
         cosine = vector @ right.image_embeds[0].numpy() / np.linalg.norm(vector)
@@ -186,7 +187,7 @@ def test_what_older_files_say_twice_counts_as_it_is_said_last():
 
 
 def test_both_sides_can_be_watched():
-    model = Clip(sized("tiny")).eval()
+    model = Clip(preset("clip", "tiny")).eval()
     with regard.watch(model) as maps, torch.no_grad():
         model(torch.randn(1, 3, 64, 64), torch.tensor([[3, 4, 49407]]))
     sides = {name.partition(".")[0] for name in maps.names()}

@@ -30,7 +30,7 @@ from regard.lab.report import Compared
 from regard.lab.variants import grid, lists_of, options
 from regard.lab.workers import Worker, work
 from regard.metrics.interval import critical, interval, paired, within
-from regard.models import sized
+from regard.models import preset
 from regard.models.gpt import GPT
 from regard.recipes import RECIPES, found_data, recipe
 from regard.tasks import trainer
@@ -527,7 +527,7 @@ def test_other_lengths_are_measured_without_training_again(home, lengths, monkey
 @torch.no_grad()
 def test_window_loss_is_that_of_each_window_by_itself():
     torch.manual_seed(0)
-    model = GPT(sized("gpt", "tiny")).eval()
+    model = GPT(preset("gpt", "tiny")).eval()
     ids = np.random.default_rng(0).integers(0, 1000, 400)
     starts, length = np.array([3, 50, 111]), 40
     found = window_loss(model, ids, starts, length)
@@ -543,7 +543,7 @@ def test_window_loss_is_that_of_each_window_by_itself():
 @torch.no_grad()
 def test_rotary_stretched_to_its_own_length_is_itself():
     torch.manual_seed(0)
-    model = GPT(sized("gpt", "tiny", "llama")).eval()
+    model = GPT(preset("gpt", "tiny", "llama")).eval()
     ids = torch.randint(0, 1000, (1, 24))
     assert torch.allclose(stretched(model, 1, 24)(ids), model(ids), atol=1e-5)
     assert not torch.allclose(stretched(model, 4, 24)(ids), model(ids), atol=1e-5)

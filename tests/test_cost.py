@@ -12,10 +12,10 @@ from regard.cli import main
 from regard.costs import lectures
 from regard.costs.count import count, pretend
 from regard.costs.machine import Machine, machine
-from regard.costs.model import READS, Reading, build, named, rows
+from regard.costs.model import READS, Reading, build, named
 from regard.costs.report import binary, block_of, cost, forward, learned, looked, training
 from regard.errors import UsageError
-from regard.models import MODELS, family, sized
+from regard.models import MODELS, family, preset, preset_names
 from regard.tasks.run import learning, parameters
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
@@ -35,7 +35,7 @@ KEY = {name: "image" if hasattr(family(name)[0](), "image") else "length" for na
 
 def test_a_small_model_is_counted_as_by_hand():
     b, l, w, f, v, depth = 2, 20, 16, 24, 50, 3
-    config = sized("gpt", "tiny")
+    config = preset("gpt", "tiny")
     block = replace(config.block, width=w, heads=2, ffn_width=f)
     config = replace(config, vocab=v, depth=depth, block=block)
     inputs = Reading("gpt", config, b, {"length": l})()
@@ -75,7 +75,7 @@ def test_memory_is_kept_once_and_only_by_what_needs_it():
 @pytest.mark.parametrize("grad", [False, True], ids=["running", "training"])
 @pytest.mark.parametrize("name", MODELS)
 def test_counting_without_numbers_equals_counting_with_them(name, grad):
-    config = sized(name, "tiny")
+    config = preset(name, "tiny")
     inputs = real(name, config, 2, 32)
     model = family(name)[1](config).train(grad)
     with torch.set_grad_enabled(grad):
@@ -92,7 +92,7 @@ def test_counting_without_numbers_equals_counting_with_them(name, grad):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_counting_leaves_nothing_behind(name):
-    config = sized(name, "tiny")
+    config = preset(name, "tiny")
     inputs = real(name, config, 2, 32)
     model = family(name)[1](config).eval()
     with torch.no_grad():
@@ -104,7 +104,7 @@ def test_counting_leaves_nothing_behind(name):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_attention_matrices_are_those_that_watching_sees(name):
-    config = sized(name, "tiny")
+    config = preset(name, "tiny")
     inputs = real(name, config, 2, 32)
     model = family(name)[1](config).eval()
     with torch.no_grad(), regard.watch(model) as maps:
@@ -155,7 +155,7 @@ def test_windows_and_fused_attention_grow_with_the_pixels_and_plain_matrices_wit
 
 def test_parameters_are_those_of_the_true_module():
     for name in MODELS:
-        config = sized(name, "tiny")
+        config = preset(name, "tiny")
         model = family(name)[1](config)
         apart = {"mean", "var"} if name in ("resnet", "local") else set()
         true = sum(
@@ -215,7 +215,7 @@ def test_training_the_transformer():
 
 
 def test_every_name_has_a_cost():
-    for name in [*MODELS, *rows()]:
+    for name in [*MODELS, *(one for each in MODELS for one in preset_names(each))]:
         kind, config = named(name)
         assert any(hasattr(config, key) for key in READS)
         assert kind in MODELS

@@ -11,6 +11,8 @@ from hypothesis import settings as effort
 from hypothesis import strategies as st
 from torch import Tensor
 
+from regard.decode.batching import in_batches
+from regard.decode.options import Decoding, decode
 from regard.decode.rules import Given, Rules, checked
 from regard.decode.search import (
     EOS,
@@ -21,7 +23,6 @@ from regard.decode.search import (
     beam,
     forbid,
     greedy,
-    in_batches,
     keep_min_p,
     keep_top_k,
     keep_top_p,
@@ -30,7 +31,8 @@ from regard.decode.search import (
     score,
 )
 from regard.errors import UsageError
-from regard.models.transformer import Transformer, TransformerConfig, sized
+from regard.models.declaration import with_changes
+from regard.models.transformer import SIZES, Transformer, TransformerConfig
 
 VOCAB = 5
 
@@ -324,7 +326,8 @@ def lively(config: TransformerConfig, stop: float) -> Transformer:
 
 
 def small(position: str = "sinusoidal") -> Transformer:
-    config = sized("tiny", TransformerConfig(60, 60, position=position, tie="none", head_bias=True))
+    config = TransformerConfig(60, 60, position=position, tie="none", head_bias=True)
+    config = with_changes(config, SIZES["tiny"])
     block = replace(config.block, kv_heads=2)
     config = replace(config, encoder_depth=1, decoder_depth=2, block=block)
     return lively(config, 6.0).double()
@@ -412,7 +415,8 @@ def test_beam_equals_ctranslate2(tmp_path):
 
     tokenizer = train_tokenizer(["a few words, not many words"] * 3, vocab=300)
     vocab = tokenizer.vocab
-    config = sized("tiny", TransformerConfig(vocab, vocab, tie="none", head_bias=True))
+    config = TransformerConfig(vocab, vocab, tie="none", head_bias=True)
+    config = with_changes(config, SIZES["tiny"])
     model = lively(replace(config, encoder_depth=1, decoder_depth=2), 6.0)
     folder = export_ctranslate2(model, tokenizer, tokenizer, tmp_path / "theirs")
     translator = ctranslate2.Translator(str(folder), compute_type="float32", intra_threads=1)
@@ -442,7 +446,64 @@ def test_beam_equals_ctranslate2(tmp_path):
             assert not equal or h.score == pytest.approx(t.scores[0], abs=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("options", "same"),
+    [
+        ({"beam": 3, "n_best": 2}, lambda c, s: beam(c, s, beam=3, n_best=2, max_length=9)),
+        (
+            {"beam": 3, "length_penalty": "gnmt", "alpha": 0.3},
+            lambda c, s: beam(c, s, beam=3, length_penalty="gnmt", alpha=0.3, max_length=9),
+        ),
+        ({"beam": 1}, lambda c, s: greedy(c, s, max_length=9)),
+        ({"temperature": 0.0}, lambda c, s: greedy(c, s, max_length=9)),
+        (
+            {"top_k": 3, "n_best": 7},
+            lambda c, s: sample(c, s, top_k=3, samples=7, seed=1, max_length=9),
+        ),
+        (
+            {"temperature": 0.7, "top_p": 0.9, "min_p": 0.1, "seed": 4},
+            lambda c, s: sample(c, s, temperature=0.7, top_p=0.9, min_p=0.1, seed=4, max_length=9),
+        ),
+    ],
+)
+def test_options_choose_the_search(options, same):
+    chain = Chain(20, vocab=9)
+    decoded = decode(chain, sources(20), None, Decoding(max_length=9, **options))
+    assert decoded == same(chain, sources(20))
+
+
+def test_what_a_caller_gives_reaches_every_search():
+    chain = Chain(6, vocab=9)
+    seen: list[tuple[int, int]] = []
+
+    def on_token(number: int, token: int) -> bool:
+        seen.append((number, token))
+        return token == 5
+
+    for options in (Decoding(beam=4), Decoding(beam=1), Decoding(temperature=1.0)):
+        some = decode(
+            chain,
+            sources(6),
+            None,
+            options,
+            prefix=[[4]] * 6,
+            max_length=[3, 4, 5, 6, 7, 8],
+            adjust=[forbid(3)],
+            ends=[7],
+            on_token=None if options.beam == 4 else on_token,
+        )
+        for limit, (h,) in zip(range(3, 9), some, strict=True):
+            assert h.ids[0] == 4 and 3 not in h.ids and len(h.ids) <= limit
+            assert 7 not in h.ids[:-1]
+    assert {number for number, _ in seen} == set(range(6))
+
+
 MISTAKES = {
+    "widen the beam, or sample": lambda c, s: decode(c, s, None, Decoding(n_best=6)),
+    "unknown length_penalty 'gmnt'": lambda c, s: decode(
+        c, s, None, Decoding(length_penalty="gmnt")
+    ),
+    "on_token= cannot follow beam=5": lambda c, s: decode(c, s, None, on_token=print),
     "beam=0": lambda c, s: beam(c, s, beam=0),
     "n_best=6": lambda c, s: beam(c, s, n_best=6),
     "patience=0": lambda c, s: beam(c, s, patience=0),

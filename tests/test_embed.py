@@ -14,7 +14,7 @@ import transformers
 import regard
 from regard.cli import main
 from regard.errors import UsageError
-from regard.models import sized
+from regard.models import preset
 from regard.models.bert import Bert
 from regard.models.folder import save_config, save_weights
 from regard.models.gpt import GPT
@@ -131,7 +131,7 @@ def write_own(folder: Path, family: str, **about) -> Path:
 
     folder.mkdir()
     tokenizer = Characters.learn(TEXTS)
-    config = replace(sized(family, "tiny"), vocab=tokenizer.vocab + 1, max_length=64)
+    config = replace(preset(family, "tiny"), vocab=tokenizer.vocab + 1, max_length=64)
     torch.manual_seed(2)
     model = {"gpt": GPT, "bert": Bert}[family](config)
     task = {"gpt": "language", "bert": "fill"}[family]

@@ -15,13 +15,13 @@ MASKS = {
     gpt: "causal",
     transformer: "encoder: everyone sees everyone; decoder: causal, and the whole source",
 }
-ROWS = {name: module for module in MASKS for name in module.ROWS}
+ROWS = {name: module for module in MASKS for name in module.PRESETS}
 
 
 def parts(name: str) -> dict[str, str]:
     """Return the parts of a family by the words of the page."""
     module = ROWS[name]
-    config: Any = module.ROWS[name]
+    config: Any = module.PRESETS[name]
     block = config.block
     window = getattr(config, "window", None)
     last = "less than" if module is bert else "the last"

@@ -341,11 +341,11 @@ def test_a_folder_that_lies_is_refused(own, tmp_path, context):
 
 
 def test_a_model_without_words_fills_nothing_in(tmp_path, bert):
-    from regard.models import sized
+    from regard.models import preset
     from regard.models.gpt import GPT
 
     with pytest.raises(UsageError, match="a model without a head for words"):
-        Filler.load(tmp_path, GPT(sized("gpt", "tiny")), {})
+        Filler.load(tmp_path, GPT(preset("gpt", "tiny")), {})
 
 
 def test_a_text_without_a_mask_can_be_looked_at(filler, own, tmp_path, capsys):

@@ -18,8 +18,8 @@ import regard
 from regard.attention.positions import Distances
 from regard.errors import UsageError
 from regard.layers.lora import LowRank, adapt, adapters, matrices, merged
-from regard.models import family, sized
-from regard.models.bert import ROWS
+from regard.models import family, preset
+from regard.models.bert import PRESETS
 from regard.tasks.tune import TUNES
 from regard.training import loop
 from regard.training.optim import build_optimiser
@@ -27,17 +27,19 @@ from regard.training.optim import build_optimiser
 # ---- low-rank additions
 
 SHAPES: dict[str, tuple[str, Any]] = {
-    "gpt": ("gpt", replace(sized("gpt", "tiny"), vocab=50)),
-    "llama": ("gpt", replace(sized("gpt", "tiny", "llama"), vocab=50)),
-    "bert": ("bert", replace(sized("bert", "tiny"), vocab=50, head="classify", labels=3)),
-    "albert": ("bert", replace(sized("bert", "tiny", "albert"), vocab=50)),
+    "gpt": ("gpt", replace(preset("gpt", "tiny"), vocab=50)),
+    "llama": ("gpt", replace(preset("gpt", "tiny", "llama"), vocab=50)),
+    "bert": ("bert", replace(preset("bert", "tiny"), vocab=50, head="classify", labels=3)),
+    "albert": ("bert", replace(preset("bert", "tiny", "albert"), vocab=50)),
     "deberta": (
         "bert",
-        replace(sized("bert", "tiny", "deberta"), vocab=50, distances=Distances(span=8, buckets=4)),
+        replace(
+            preset("bert", "tiny", "deberta"), vocab=50, distances=Distances(span=8, buckets=4)
+        ),
     ),
     "transformer": (
         "transformer",
-        replace(sized("transformer", "tiny"), source_vocab=50, target_vocab=50),
+        replace(preset("transformer", "tiny"), source_vocab=50, target_vocab=50),
     ),
 }
 
@@ -105,7 +107,7 @@ def test_names_are_chosen_by_pattern():
     parts = ("attention.qkv", "attention.out", "feed_forward.inner", "feed_forward.outer")
     assert one == [f"blocks.1.{part}" for part in parts]
     assert adapt(build("gpt"), "*.qkv, blocks.0.*.qkv", 2, 4.0) == [
-        f"blocks.{n}.attention.qkv" for n in range(sized("gpt", "tiny").depth)
+        f"blocks.{n}.attention.qkv" for n in range(preset("gpt", "tiny").depth)
     ]
 
 
@@ -127,7 +129,7 @@ def test_a_head_that_is_a_table_of_embeddings_is_not_added_to():
 def test_layers_that_are_one_have_one_addition():
     model = build("albert")
     assert adapt(model, "*.qkv", 2, 4.0) == ["blocks.0.attention.qkv"]
-    assert ROWS["albert"].layers == "shared" and len(adapters(model)) == 2
+    assert PRESETS["albert"].layers == "shared" and len(adapters(model)) == 2
 
 
 # ---- runs

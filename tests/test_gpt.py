@@ -19,7 +19,8 @@ from regard.attention.positions import POSITIONS, RotaryScaling
 from regard.decode import search
 from regard.errors import UsageError
 from regard.layers.block import BlockConfig
-from regard.models.gpt import GPT, ROWS, SIZES, GPTConfig, sized, within
+from regard.models import preset
+from regard.models.gpt import GPT, PRESETS, SIZES, GPTConfig, within
 from regard.pretrained.load import find_format, fitting, to_ours, to_theirs
 
 WEIGHTS = Path(__file__).parents[2] / "shared" / "weights"
@@ -463,15 +464,15 @@ def test_a_config_that_cannot_be_read_is_a_mistake(broken: str):
 )
 def test_what_no_format_holds_is_named(change: dict[str, Any], words: str):
     with pytest.raises(UsageError, match=words):
-        fitting("gpt", replace(sized("tiny"), **change), "language")
+        fitting("gpt", replace(preset("gpt", "tiny"), **change), "language")
     with pytest.raises(UsageError, match="order='parallel'"):
-        fitting("gpt", sized("tiny", "palm"), "language")
+        fitting("gpt", preset("gpt", "tiny", "palm"), "language")
 
 
 def test_a_yarn_of_our_own_is_theirs_too(tmp_path: Path):
     transformers = pytest.importorskip("transformers")
-    block = replace(ROWS["llama"].block, width=32, heads=4, ffn_width=44, dropout=0.0)
-    config = replace(ROWS["llama"], vocab=VOCAB, depth=2, block=block, position="yarn")
+    block = replace(PRESETS["llama"].block, width=32, heads=4, ffn_width=44, dropout=0.0)
+    config = replace(PRESETS["llama"], vocab=VOCAB, depth=2, block=block, position="yarn")
     ours = GPT(replace(config, max_length=64)).eval()
     enlarge(ours)
     form, written = fitting("gpt", ours.config, "language")
@@ -535,8 +536,8 @@ def palm(model: GPT, ids: Tensor) -> Tensor:
 
 
 def test_palm_is_its_formula():
-    block = replace(ROWS["palm"].block, width=24, heads=4, ffn_width=28, dropout=0.0)
-    model = GPT(replace(ROWS["palm"], vocab=31, depth=3, block=block)).double().eval()
+    block = replace(PRESETS["palm"].block, width=24, heads=4, ffn_width=28, dropout=0.0)
+    model = GPT(replace(PRESETS["palm"], vocab=31, depth=3, block=block)).double().eval()
     enlarge(model)
     ids = torch.randint(0, 31, (2, 9), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -657,16 +658,16 @@ def test_an_empty_prompt_is_a_mistake():
         model(texts(1, 33))
 
 
-@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("row", PRESETS)
 def test_every_row_has_the_named_sizes(row: str):
     numbers = []
     for name in SIZES:
-        config = sized(name, row)
+        config = preset("gpt", name, row)
         parts = replace(
-            ROWS[row],
+            PRESETS[row],
             depth=config.depth,
             block=replace(
-                ROWS[row].block,
+                PRESETS[row].block,
                 width=config.block.width,
                 heads=config.block.heads,
                 kv_heads=config.block.kv_heads,
@@ -677,13 +678,13 @@ def test_every_row_has_the_named_sizes(row: str):
             window=config.window,
         )
         assert parts == config  # nothing but sizes has changed
-        ratio = ROWS[row].block.ffn_width / ROWS[row].block.width
+        ratio = PRESETS[row].block.ffn_width / PRESETS[row].block.width
         assert config.block.ffn_width / config.block.width == pytest.approx(ratio, rel=0.05)
         with torch.device("meta"):
             numbers.append(sum(p.numel() for p in GPT(config).parameters()))
     assert numbers == sorted(numbers)
     with pytest.raises(UsageError, match="Did you mean 'llama'"):
-        sized("tiny", "lama")
+        preset("gpt", "tiny", "lama")
 
 
 @pytest.mark.parametrize(
@@ -691,7 +692,7 @@ def test_every_row_has_the_named_sizes(row: str):
 )
 def test_rows_have_the_published_numbers_of_parameters(row: str, published: int):
     with torch.device("meta"):
-        assert sum(p.numel() for p in GPT(ROWS[row]).parameters()) == published
+        assert sum(p.numel() for p in GPT(PRESETS[row]).parameters()) == published
 
 
 def test_yarn_by_name_is_rotary_stretched():

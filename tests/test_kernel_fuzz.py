@@ -30,7 +30,7 @@ from regard.layers.residual import PostNorm, PreNorm
 from regard.models.gpt import GPT, GPTConfig
 from regard.native import fast
 from regard.tasks.writing import LanguageModel
-from regard.training.loop import Fit, LoopSettings
+from regard.training.loop import Fit, LoopSettings, Trainable
 
 needs = pytest.mark.skipif(native.library() is None, reason="there is no compiler here")
 LETTERS = Characters("abcdefghijklmnopqrstuvwxyz ")
@@ -378,7 +378,7 @@ def _more(owner: Any, name: str) -> Callable:
     return lambda *x, **more: old(*x, **more) * 1.05
 
 
-class Letters:
+class Letters(Trainable):
     """A task of the loop's: random letters."""
 
     def batch(self, n: int) -> Tensor:

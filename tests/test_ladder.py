@@ -12,9 +12,10 @@ from regard.attention.masks import Causal
 from regard.attention.watch import watch
 from regard.errors import UsageError
 from regard.layers.block import BlockConfig
+from regard.models import preset
 from regard.models.gpt import GPT, GPTConfig
 from regard.models.ladder import (
-    ROWS,
+    PRESETS,
     RUNGS,
     Apart,
     Average,
@@ -25,7 +26,6 @@ from regard.models.ladder import (
     Remembered,
     look_back,
     past_weights,
-    sized,
 )
 from regard.tasks.language import resolve
 
@@ -178,7 +178,7 @@ def test_rungs_differ_in_nothing_but_their_attention():
         for name, model in models.items()
     }
     assert all(shapes == rest["heads"] for shapes in rest.values())
-    configs = [sized("tiny", name) for name in ROWS]
+    configs = [preset("ladder", "tiny", name) for name in PRESETS]
     assert len({replace(config, rung="heads") for config in configs}) == 1
 
 

@@ -270,7 +270,7 @@ def test_packing_changes_nothing(home, position):
     task = task_of(home, data="rows.jsonl", pieces=300, position=position, dropout=0)
     shape = replace(task.settings.model, vocab=task.tokenizer.vocab)
     torch.manual_seed(0)
-    model = regard.models.family("gpt")[1](shape).double().eval()
+    model = regard.models.declaration("gpt")[1](shape).double().eval()
     batch = task.batch(3)
     assert batch.documents is not None and int(batch.documents.max()) >= 1
     alone = 0.0
@@ -306,7 +306,7 @@ def test_validation_loss_equals_a_plain_loop(home, data):
     task = task_of(home, data=data, tokenizer="characters", dropout=0)
     torch.manual_seed(0)
     shape = replace(task.settings.model, vocab=task.tokenizer.vocab)
-    model = regard.models.family("gpt")[1](shape).double().eval()
+    model = regard.models.declaration("gpt")[1](shape).double().eval()
     texts = load_texts(home / data).parts["valid"]
     sums = []
     for text in texts:
@@ -801,7 +801,7 @@ def test_a_decoder_alone_learns_to_translate(prefixed):
 def test_ragged_pairs_are_read_as_each_would_be_alone(prefixed):
     torch.manual_seed(1)
     shape = replace(prefixed.model.model.config, vocab=20)
-    model = Prefixed(regard.models.family("gpt")[1](shape).double().eval())
+    model = Prefixed(regard.models.declaration("gpt")[1](shape).double().eval())
     source, reads = torch.randint(4, 20, (3, 7)), torch.randint(4, 20, (3, 5))
     lengths = torch.tensor([7, 2, 4])
     logits = model(source, reads, lengths)

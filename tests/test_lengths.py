@@ -31,7 +31,7 @@ from regard.metrics.lengths import (
     join_some,
     short_names,
 )
-from regard.models import rows
+from regard.models import preset_names
 from regard.models.folder import save_config, save_weights
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.tasks.translate import FAMILIES, resolve
@@ -281,7 +281,7 @@ def test_the_three_of_the_recipe_have_about_as_many_parameters():
         _, values, _ = regard.api.plan("ladder_multi30k", {"like": like, "data": "x"})
         settings = resolve(values)
         assert settings.joined == 80 and settings.minutes == 45
-        kind = next(name for name in FAMILIES if like in rows(name))
+        kind = next(name for name in FAMILIES if like in preset_names(name))
         sizes = {"source_vocab": 5000, "target_vocab": 5000}
         model = build(kind, type(settings.model)(**{**vars(settings.model), **sizes}))
         counts[like] = sum(p.numel() for p in model.parameters())

@@ -142,12 +142,12 @@ def test_watching_around_what_watches_itself_sees_the_same(translator):
 
 def test_watching_around_rows_that_are_joined_sees_them_joined():
     """A recurrent decoder attends step by step, and is shown as one map inside and outside."""
-    from regard.models import family, sized
+    from regard.models import family, preset
 
     torch.manual_seed(0)
     from dataclasses import replace
 
-    config = replace(sized("recurrent", "tiny"), source_vocab=12, target_vocab=12)
+    config = replace(preset("recurrent", "tiny"), source_vocab=12, target_vocab=12)
     model = family("recurrent")[1](config).eval()
     source, target = torch.randint(4, 12, (1, 5)), torch.randint(4, 12, (1, 3))
     with watch(model) as outer, watch(model) as inner:

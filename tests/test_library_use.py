@@ -16,7 +16,7 @@ from regard.attention.masks import Causal, Padding
 from regard.attention.multihead import MultiHead
 from regard.errors import UsageError
 from regard.layers.block import BLOCKS, BlockConfig, EncoderBlock
-from regard.models import MODELS, family, sized
+from regard.models import MODELS, family, preset
 
 
 def build(name: str, kind: str) -> nn.Module:
@@ -40,7 +40,7 @@ def test_a_copy_says_the_same(name, kind):
 
 @pytest.mark.parametrize("name", sorted(set(MODELS) - set(FAMILIES)))
 def test_a_model_that_sees_can_be_pickled(name):
-    model = family(name)[1](sized(name, "tiny")).eval()
+    model = family(name)[1](preset(name, "tiny")).eval()
     other = pickle.loads(pickle.dumps(model))
     images = torch.rand(1, *(getattr(model.config, "channels", 3), 32, 32))
     assert [n for n, _ in other.named_parameters()] == [n for n, _ in model.named_parameters()]

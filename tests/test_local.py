@@ -15,7 +15,7 @@ from regard.attention.watch import watch
 from regard.errors import UsageError
 from regard.layers.convolution import statistics
 from regard.layers.patches import grid_at
-from regard.models import sized
+from regard.models import preset
 from regard.models.local import Local, LocalConfig, LocalRelation
 
 TINY = LocalConfig(
@@ -179,11 +179,11 @@ def count(config: LocalConfig) -> tuple[int, float]:
 
 
 def test_the_published_network_has_its_parameters_and_multiply_adds():
-    learned, products = count(sized("local", "lrnet50"))
+    learned, products = count(preset("local", "lrnet50"))
     assert round(learned / 1e6, 1) == 23.3
     assert round(products / 1e9, 1) == 4.3
     with torch.device("meta"):
-        model = Local(sized("local", "lrnet50"))
+        model = Local(preset("local", "lrnet50"))
     shapes = [(len(stage), stage[-1].look.relation.width, stage[-1].widen.convolution.out_channels)
               for stage in model.stages]  # fmt: skip
     assert shapes == [(3, 100, 256), (4, 200, 512), (6, 400, 1024), (3, 800, 2048)]
@@ -194,7 +194,7 @@ def test_the_published_network_has_its_parameters_and_multiply_adds():
 @pytest.mark.parametrize(("name", "least", "most"), [("tiny", 0.2, 0.4), ("small", 0.8, 0.95),
                                                      ("base", 2.5, 3.5)])  # fmt: skip
 def test_small_sizes_are_small(name: str, least: float, most: float):
-    learned, _ = count(replace(sized("local", name), labels=10))
+    learned, _ = count(replace(preset("local", name), labels=10))
     assert least < learned / 1e6 < most
 
 

@@ -11,7 +11,7 @@ from regard.layers.block import BlockConfig
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.tasks.translate import Batch, translation_loss
 from regard.training import loss as losses
-from regard.training.loop import LoopSettings, one_step
+from regard.training.loop import LoopSettings, Trainable, one_step
 from regard.training.loss import plain_loss, r_drop_loss, vocabulary_loss
 
 
@@ -199,7 +199,7 @@ def test_never_holds_all_logits():
     assert twice < 310  # a few chunks of both passes
 
 
-class Table:
+class Table(Trainable):
     """A task of prepared batches, for the loop."""
 
     def __init__(self, batches):

@@ -19,7 +19,7 @@ from regard.attention.positions import Distances
 from regard.attention.watch import watch
 from regard.layers.block import BlockConfig
 from regard.models import MODELS, family
-from regard.models.bert import ROWS, Bert, BertConfig
+from regard.models.bert import PRESETS, Bert, BertConfig
 from regard.models.convolutional import Convolutional, ConvolutionalConfig
 from regard.models.folder import load_folder, save_config, save_weights
 from regard.models.gpt import GPT, GPTConfig
@@ -40,7 +40,7 @@ LLAMA = replace(BLOCK, norm="rms", feed_forward="swiglu", bias=False)
 
 def small(row: str, **changes) -> BertConfig:
     """Return a small encoder of a row."""
-    config = ROWS[row]
+    config = PRESETS[row]
     block = replace(config.block, width=16, heads=4, ffn_width=24, dropout=0.0)
     block = replace(block, attention_dropout=0.0)
     sizes = {"vocab": 23, "depth": 2, "max_length": 32, "head_dropout": 0.0, "block": block}

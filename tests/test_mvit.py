@@ -13,13 +13,13 @@ from regard.attention.attend import attend
 from regard.attention.watch import watch
 from regard.errors import UsageError
 from regard.layers.block import BlockConfig
-from regard.models import sized
+from regard.models import preset
 from regard.models.mvit import Decomposed, MViT, MViTConfig, PoolHeads, PoolLargest
 
 BLOCK = BlockConfig(8, 2, 24, norm_eps=1e-6, feed_forward="gelu", dropout=0.0)
 TINY = MViTConfig(labels=5, image=12, patch=3, stride=2, depths=(1, 2), block=BLOCK, key_stride=2)
 PARTS = ("pooled_queries", "residual", "position", "widen", "tokens", "pool")
-V1 = replace(TINY, **{part: getattr(sized("mvit", "mvit"), part) for part in PARTS})
+V1 = replace(TINY, **{part: getattr(preset("mvit", "mvit"), part) for part in PARTS})
 KINDS = {
     "v2": TINY,
     "v2 with a class token": replace(TINY, tokens=1, pool="first"),
@@ -224,7 +224,7 @@ def count(config: MViTConfig) -> tuple[int, float]:
 def test_published_models_have_their_parameters_and_multiply_adds(
     name: str, millions: float, billions: float
 ):
-    parameters, products = count(sized("mvit", name))
+    parameters, products = count(preset("mvit", name))
     assert parameters / 1e6 == pytest.approx(millions, abs=0.05 if millions == 37 else 0.005)
     assert round(products / 1e9, 1) == billions
 
@@ -234,12 +234,12 @@ def test_published_models_have_their_parameters_and_multiply_adds(
     ("name", "least", "most"), [("tiny", 0.2, 0.4), ("small", 0.8, 0.99), ("base", 2.5, 3.5)]
 )
 def test_small_sizes_are_small(name: str, row: str, least: float, most: float):
-    parameters, _ = count(replace(sized("mvit", name, row), labels=10))
+    parameters, _ = count(replace(preset("mvit", name, row), labels=10))
     assert least < parameters / 1e6 < most
 
 
 def test_the_two_differ_in_named_parts_only():
-    one, two = sized("mvit", "mvit"), sized("mvit", "mvitv2")
+    one, two = preset("mvit", "mvit"), preset("mvit", "mvitv2")
     assert replace(one, **{part: getattr(two, part) for part in PARTS}) == two
     assert all(getattr(one, part) != getattr(two, part) for part in PARTS)
     with torch.device("meta"):
@@ -290,7 +290,7 @@ def test_ours_equals_theirs(name: str):
     )
     torch.manual_seed(0)
     theirs = {"mvitv2_t": timm.mvitv2_tiny, "mvitv2_s": timm.mvitv2_small}[name]().double().eval()
-    ours = MViT(sized("mvit", name)).double().eval()
+    ours = MViT(preset("mvit", name)).double().eval()
     ours.load_state_dict(theirs_to_ours(theirs.state_dict(), ours.config.depths))
     images = torch.randn(1, 3, 224, 224, dtype=torch.float64)
     with torch.no_grad():

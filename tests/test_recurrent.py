@@ -28,8 +28,9 @@ from regard.layers.recurrent import (
     RecurrentDecoder,
     build_cells,
 )
+from regard.models import preset
 from regard.models.convolutional import EncoderLayer, GatedConfig
-from regard.models.recurrent import Recurrent, RecurrentConfig, sized
+from regard.models.recurrent import Recurrent, RecurrentConfig
 from regard.tasks import translate
 from regard.tasks.translate import Batch, drawn_loss, translation_loss
 
@@ -357,7 +358,7 @@ def test_a_layer_is_a_convolution_of_torch_with_a_gate(kernel: int):
 def test_the_sizes_of_small_models_are_alike():
     for row in ("rnnenc", "rnnsearch"):
         with torch.device("meta"):
-            model = Recurrent(sized("small", row))
+            model = Recurrent(preset("recurrent", "small", row))
         count = sum(p.numel() for p in model.parameters())
         assert 4.5e6 < count < 5.5e6, row
 
@@ -442,7 +443,7 @@ def test_rnnsearch_is_trained_run_judged_and_looked_at(trained: Path, home: Path
 @pytest.mark.parametrize("like", ["rnnsearch", "luong", "rnnenc", "convs2s"])
 def test_what_a_beam_finds_is_as_likely_as_it_says(like: str):
     name = "convolutional" if like == "convs2s" else "recurrent"
-    config = models.sized(name, "tiny", like)
+    config = models.preset(name, "tiny", like)
     torch.manual_seed(0)
     model = models.family(name)[1](
         replace(config, source_vocab=13, target_vocab=13, block=replace(config.block, width=16))

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from regard.attention.watch import watch
 from regard.errors import UsageError
 from regard.layers.convolution import BatchNorm, statistics
-from regard.models.resnet import ROWS, SIZES, GridAttention, Residual, ResNet, ResNetConfig, sized
+from regard.models import preset
+from regard.models.resnet import PRESETS, SIZES, GridAttention, Residual, ResNet, ResNetConfig
 from regard.pretrained.folder import export_weights, import_folder
 from regard.pretrained.load import find_format, fitting, unlike
 from regard.pretrained.vision import RESNET_KEYS
@@ -86,7 +87,7 @@ def test_outputs_equal_transformers_and_folders_go_both_ways(kind: str, name: st
 
 @pytest.mark.parametrize("row, count", [("resnet18", 11_689_512), ("resnet50", 25_557_032)])
 def test_published_sizes_have_as_many_parameters_as_transformers(row: str, count: int):
-    config = ROWS[row]
+    config = PRESETS[row]
     with torch.device("meta"):
         ours = ResNet(config)
         theirs = transformers.ResNetForImageClassification(
@@ -110,7 +111,7 @@ def test_published_sizes_have_as_many_parameters_as_transformers(row: str, count
 def test_small_sizes_are_as_large_as_they_should_be(row: str, size: str):
     bounds = {"tiny": (2.5e5, 4e5), "small": (7.5e5, 1e6), "base": (2.5e6, 3.5e6)}
     with torch.device("meta"):
-        model = ResNet(replace(sized(size, row), labels=10))
+        model = ResNet(replace(preset("resnet", size, row), labels=10))
     low, high = bounds.get(size, (8e6, 1.2e7))
     assert low <= sum(p.numel() for p in model.parameters()) < high
 
@@ -139,12 +140,14 @@ def products(model: ResNet, image: int) -> tuple[float, float]:
 
 @pytest.mark.parametrize("size", ["tiny", "small", "base"])
 def test_a_network_that_looks_spends_at_least_half_on_looking(size: str):
-    plain, looking = products(ResNet(replace(sized(size, "resnet_attention"), labels=10)), 32)
+    plain, looking = products(
+        ResNet(replace(preset("resnet", size, "resnet_attention"), labels=10)), 32
+    )
     assert looking >= plain > 0
 
 
 def test_attention_stands_evenly_between_the_blocks():
-    config = replace(ROWS["resnet"], depths=(2, 3, 2), attention=(0, 2, 5))
+    config = replace(PRESETS["resnet"], depths=(2, 3, 2), attention=(0, 2, 5))
     model = ResNet(config)
     order = ["".join("RA"[isinstance(b, GridAttention)] for b in s) for s in model.stages]  # type: ignore[attr-defined]
     assert order == ["RR", "RRARA", "RAARAAA"]
@@ -170,7 +173,7 @@ def test_a_batch_norm_equals_torch():
 
 def test_averages_are_kept_with_the_weights_and_no_optimiser_moves_them():
     torch.manual_seed(0)
-    model = ResNet(replace(sized("tiny"), labels=3, depths=(1, 1, 1)))
+    model = ResNet(replace(preset("resnet", "tiny"), labels=3, depths=(1, 1, 1)))
     optimiser = build_optimiser(model, lr=0.1, weight_decay=1.0)
     model(images(3, (8, 8))).sum().backward()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -229,7 +232,7 @@ def test_what_cannot_be_read_is_refused_by_name(key: str, value: object):
 @pytest.mark.parametrize("row, word", [("resnet", "stem"), ("resnet_attention", "attention")])
 def test_what_no_format_holds_is_refused_by_name(row: str, word: str):
     with pytest.raises(UsageError, match=word):
-        fitting("resnet", sized("tiny", row), "images")
+        fitting("resnet", preset("resnet", "tiny", row), "images")
 
 
 def test_what_a_file_leaves_out_means_what_it_means_to_transformers():
@@ -253,7 +256,7 @@ def test_what_a_file_leaves_out_means_what_it_means_to_transformers():
 )
 def test_a_config_that_cannot_be_is_refused(changes: dict, word: str):
     with pytest.raises(UsageError, match=word), torch.device("meta"):
-        ResNet(replace(sized("tiny"), **changes))
+        ResNet(replace(preset("resnet", "tiny"), **changes))
 
 
 def test_images_that_do_not_fit_are_refused():

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 import regard
 from regard.decode import search
 from regard.errors import UsageError
-from regard.models.transformer import ROWS, Transformer, sized
+from regard.models import preset
+from regard.models.transformer import PRESETS, Transformer
 from regard.pretrained.load import find_format, fitting, to_ours, to_theirs
 from regard.pretrained.shards import open_weights
 
@@ -367,7 +368,7 @@ def test_weights_that_do_not_fit_are_named_at_once(kind: str):
     ],
 )
 def test_what_no_format_holds_is_named(change: dict, words: str):
-    config = ROWS["bart"]
+    config = PRESETS["bart"]
     block = replace(config.block, **change.pop("block", {}))
     with pytest.raises(UsageError, match=words):
         fitting("transformer", replace(config, block=block, **change), "text")
@@ -485,7 +486,7 @@ def test_ctranslate2_refuses_by_name_what_it_cannot_hold(row: str, words: str, t
 
     words_of_ours = train_tokenizer([TEXT] * 3, vocab=320)
     vocab = words_of_ours.vocab
-    shape = replace(sized("tiny", row), source_vocab=vocab, target_vocab=vocab)
+    shape = replace(preset("transformer", "tiny", row), source_vocab=vocab, target_vocab=vocab)
     with pytest.raises(UsageError, match=f"CTranslate2 has no .*{words}"):
         export_ctranslate2(Transformer(shape), words_of_ours, words_of_ours, tmp_path / "out")
     assert not (tmp_path / "out").exists()

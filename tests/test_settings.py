@@ -1,6 +1,6 @@
 """Settings: what a word means, what a value becomes, and how a wrong one is refused."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.errors import UsageError
-from regard.settings import describe, fill, parse
+from regard.settings import describe, fill, parse, setting
 
 
 @dataclass(frozen=True)
 class Block:
-    width: int = field(default=256, metadata={"min": 1, "help": "numbers per token"})
+    width: int = setting(256, "numbers per token", min=1)
     norm: Literal["layer", "rms"] = "layer"
 
 
@@ -27,10 +27,10 @@ class Model:
 @dataclass(frozen=True)
 class Run:
     data: Path
-    source: str | None = field(default=None, metadata={"key": "from", "help": "language in"})
-    steps: int = field(default=10, metadata={"min": 1, "max": 100})
-    dropout: float = field(default=0.1, metadata={"min": 0, "below": 1})
-    lr: float | None = field(default=None, metadata={"above": 0})
+    source: str | None = setting(None, "language in", key="from")
+    steps: int = setting(10, min=1, max=100)
+    dropout: float = setting(0.1, min=0, below=1)
+    lr: float | None = setting(None, above=0)
     scores: bool = False
     layers: tuple[int, ...] = ()
     betas: tuple[float, float] = (0.9, 0.98)
@@ -223,3 +223,19 @@ def test_help_has_a_row_for_every_key():
     assert rows["model.block.width"].help == "numbers per token"
     assert rows["model.block.width"].default == "64"
     assert {"model.block.norm", "model.depth", "teacher.block.width"} <= rows.keys()
+
+
+@dataclass(frozen=True)
+class ShortRun(Run):
+    steps: int = 3
+    source: str | None = "en"
+
+
+def test_another_default_in_a_subclass_keeps_help_bounds_and_key():
+    run = fill(ShortRun, {"data": "x", "from": "de"})
+    assert (run.steps, run.source) == (3, "de")
+    with pytest.raises(UsageError, match=r"steps=101 is too large; it must be at most 100"):
+        fill(ShortRun, {"data": "x", "steps": 101})
+    rows = {row.key: row for row in describe(ShortRun)}
+    assert rows["from"].help == "language in" and rows["from"].default == "en"
+    assert rows["steps"].default == "3"

@@ -23,7 +23,8 @@ from regard.errors import UsageError
 from regard.layers.block import BlockConfig
 from regard.layers.patches import grid_at
 from regard.layers.windows import WINDOW_POSITIONS, OffsetNetwork, Offsets, Windows
-from regard.models.swin import ROWS, SIZES, Swin, SwinConfig, side, sized
+from regard.models import preset
+from regard.models.swin import PRESETS, SIZES, Swin, SwinConfig, side
 from regard.pretrained.folder import import_folder
 from regard.pretrained.load import find_format, fitting, unlike
 
@@ -172,7 +173,7 @@ def entries(image: int, config: SwinConfig) -> int:
 
 
 def test_cost_grows_as_the_image_does():
-    config = replace(ROWS["swin_t"], depths=(2,))
+    config = replace(PRESETS["swin_t"], depths=(2,))
     at_224 = entries(224, config)
     assert at_224 == 2 * 3 * 7**2 * 56**2  # layers, heads, M^2 H W
     assert entries(448, config) == 4 * at_224 and entries(896, config) == 16 * at_224
@@ -252,18 +253,18 @@ def test_import_export_import_is_the_identity(name, tmp_path):
 
 @pytest.mark.parametrize("row", ["swin", "swinv2"])
 def test_a_model_of_ours_is_one_of_theirs(row, tmp_path):
-    config = replace(sized("tiny", row), labels=3, image=28)
+    config = replace(preset("swin", "tiny", row), labels=3, image=28)
     format, theirs = fitting("swin", config, "images")
     assert (format.model_type, theirs["window_size"]) == (row, 7)
     again = format.read_config(json.loads(json.dumps(theirs)), theirs["architectures"][0])
     assert not unlike(format.settle(config), again)
     with pytest.raises(UsageError, match="nearest is swin, but for position='rotary'"):
-        fitting("swin", replace(sized("tiny"), position="rotary"), "images")
+        fitting("swin", replace(preset("swin", "tiny"), position="rotary"), "images")
 
 
-@pytest.mark.parametrize("name", [name for name in ROWS if "_" in name])
+@pytest.mark.parametrize("name", [name for name in PRESETS if "_" in name])
 def test_published_sizes_have_as_many_parameters(name: str):
-    config = ROWS[name]
+    config = PRESETS[name]
     model_type = "Swinv2" if "v2" in name else "Swin"
     cls = getattr(transformers, f"{model_type}ForImageClassification")
     sizes = {"depths": config.depths, "embed_dim": config.block.width, "image_size": config.image}
@@ -314,7 +315,7 @@ PROMISED = {"tiny": (0.25e6, 0.4e6), "small": (0.8e6, 1e6), "base": (2.5e6, 3.5e
 @pytest.mark.parametrize("size", SIZES)
 def test_small_sizes_are_as_small_as_promised(size: str, row: str):
     with torch.device("meta"):
-        model = Swin(replace(sized(size, row), labels=10))
+        model = Swin(replace(preset("swin", size, row), labels=10))
     low, high = PROMISED.get(size, (5e6, 10e6))
     assert low < sum(p.numel() for p in model.parameters()) < high
 
@@ -324,7 +325,7 @@ def test_small_sizes_are_as_small_as_promised(size: str, row: str):
     [("swin", 28, 7), ("swin", 32, 8), ("swin", 24, 6), ("swinv2", 32, 8)],
 )
 def test_small_images_need_no_padding(row: str, image: int, window: int):
-    config = replace(sized("tiny", row), labels=10, image=image)
+    config = replace(preset("swin", "tiny", row), labels=10, image=image)
     assert side(config) == window
     with torch.device("meta"):
         model = Swin(config)
@@ -353,7 +354,7 @@ def test_shifted_windows_join_what_windows_part():
 
 
 def test_patches_then_encode_are_the_features():
-    model = Swin(replace(sized("tiny"), labels=2)).eval()
+    model = Swin(replace(preset("swin", "tiny"), labels=2)).eval()
     images = torch.randn(2, 3, 31, 27)
     patches = model.patches(images)
     assert patches.shape == (2, 16, 14, 32)
@@ -376,11 +377,11 @@ def test_patches_then_encode_are_the_features():
 )
 def test_a_config_of_parts_that_do_not_fit_is_refused(change, message):
     with pytest.raises(UsageError, match=message):
-        Swin(replace(sized("tiny"), **change))
+        Swin(replace(preset("swin", "tiny"), **change))
 
 
 def test_wrong_images_are_refused():
-    model = Swin(replace(sized("tiny"), labels=2))
+    model = Swin(replace(preset("swin", "tiny"), labels=2))
     for shape in [(1, 1, 28, 28), (3, 28, 28), (1, 3, 0, 28)]:
         with pytest.raises(UsageError, match="expected"):
             model(torch.zeros(shape))

@@ -18,7 +18,8 @@ from regard.data.tokenize import train_tokenizer
 from regard.errors import UsageError
 from regard.layers.block import BlockConfig
 from regard.metrics.text import METRICS, answer, longest_common, normalise, rouge
-from regard.models.transformer import ROWS, Transformer, TransformerConfig, sized
+from regard.models import preset
+from regard.models.transformer import PRESETS, Transformer, TransformerConfig
 from regard.tasks import text
 from regard.tasks.text import TextToText, lead, marks_of, resolve, with_prefixes
 
@@ -376,7 +377,7 @@ def test_plain_text_is_mended(folder: Path, tmp_path: Path, objective: str, like
     report = regard.train("text", quiet=True, out=str(tmp_path / "tuned"), **tuned)
     assert report.finished
     config = json.loads((tmp_path / "tuned" / "config.json").read_text())
-    assert config["model"]["position"] == ROWS[like].position
+    assert config["model"]["position"] == PRESETS[like].position
 
 
 @pytest.mark.parametrize(
@@ -385,7 +386,7 @@ def test_plain_text_is_mended(folder: Path, tmp_path: Path, objective: str, like
         ({}, "data is missing; add data=FILE or data=FOLDER with pairs of texts"),
         ({"objective": "spans"}, "data is missing; add data=FILE or data=FOLDER with text"),
         ({"objective": "span"}, "unknown objective 'span'.*Did you mean 'spans'"),
-        ({"like": "barth"}, "unknown row 'barth'.*Did you mean 'bart'"),
+        ({"like": "barth"}, "unknown preset 'barth'.*Did you mean 'bart'"),
         ({"like": "t5", "init": "runs/x"}, "like=t5 is for a new model"),
         ({"metric": "rogue"}, "unknown metric 'rogue'"),
         ({"share": 0}, "share=0.0 is too small"),
@@ -448,11 +449,11 @@ def test_a_bad_config_is_refused(trained: Path, tmp_path: Path, change: dict, wo
 
 
 def test_rows_have_the_sizes_of_a_name():
-    for row in ROWS:
-        config = sized("tiny", row)
+    for row in PRESETS:
+        config = preset("transformer", "tiny", row)
         assert (config.block.width, config.encoder_depth) == (128, 4)
-        assert config.position == ROWS[row].position
+        assert config.position == PRESETS[row].position
         with torch.device("meta"):
             Transformer(config)
     with pytest.raises(UsageError, match="Did you mean 'bart'"):
-        sized("tiny", "brat")
+        preset("transformer", "tiny", "brat")

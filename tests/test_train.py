@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from regard.errors import UsageError
 from regard.training import checkpoint, loop
-from regard.training.loop import Fit, LoopSettings, Outcome, measure, one_step
+from regard.training.loop import Fit, LoopSettings, Outcome, Trainable, measure, one_step
 from regard.training.optim import SCHEDULES, build_optimiser, orthogonal
 
 
@@ -31,7 +31,7 @@ class Line(nn.Module):
         return self.norm(self.linear(x))
 
 
-class Points:
+class Points(Trainable):
     """Learn a fixed map from noise; `spoil` makes some batches infinite."""
 
     def __init__(self, spoil: Callable[[int], bool] = lambda n: False, scores: list | None = None):

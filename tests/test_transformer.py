@@ -14,7 +14,9 @@ from regard.errors import UsageError
 from regard.layers.block import BlockConfig
 from regard.layers.norm import NORMS
 from regard.layers.start import STARTS
-from regard.models.transformer import SIZES, Transformer, TransformerConfig, sized
+from regard.models import preset
+from regard.models.declaration import with_changes
+from regard.models.transformer import SIZES, Transformer, TransformerConfig
 from regard.pretrained.load import find_format, to_ours, to_theirs
 
 LECTURES = Path(__file__).parents[2] / "shared" / "lectures" / "transformer_program.py"
@@ -35,7 +37,7 @@ def count(config: TransformerConfig) -> int:
     ],
 )
 def test_the_named_sizes_have_the_published_numbers_of_parameters(size, vocab, exact, about):
-    config = sized(size, TransformerConfig(source_vocab=vocab, target_vocab=vocab))
+    config = replace(preset("transformer", size), source_vocab=vocab, target_vocab=vocab)
     assert count(config) == exact
     assert exact == pytest.approx(about, rel=0.01)
     # by hand: attention 4 w (w + 1), network 2 w f + w + f, norm 2 w, and the embedding
@@ -49,10 +51,10 @@ def test_sizes_keep_what_they_do_not_name():
     config = TransformerConfig(block=BlockConfig(norm="rms", dropout=0.3), tie="none")
     assert set(SIZES) == {"tiny", "small", "base", "big"}
     for name in SIZES:
-        one = sized(name, config)
+        one = with_changes(config, SIZES[name])
         assert (one.block.norm, one.block.dropout, one.tie) == ("rms", 0.3, "none")
     with pytest.raises(UsageError, match="Did you mean 'small'"):
-        sized("smal")
+        preset("transformer", "smal")
 
 
 def test_what_is_tied_is_one_matrix():

@@ -25,13 +25,14 @@ from regard.errors import UsageError
 from regard.layers.block import BlockConfig, EncoderBlock
 from regard.layers.depth import drop_path, rising
 from regard.layers.patches import Convolutions, EarlyConvolutions, Patches, grid_at
+from regard.models import preset
 from regard.models.folder import load_folder
-from regard.models.vit import ROWS, SIZES, Grid, Pair, ViT, ViTConfig, sized
+from regard.models.vit import PRESETS, SIZES, Grid, Pair, ViT, ViTConfig
 from regard.pretrained.folder import export_weights, import_folder
 from regard.pretrained.load import find_format, fitting, unlike
 from regard.pretrained.vision import KEYS, read_prepared, write_prepared
 from regard.settings import fill
-from regard.tasks.images import resolve
+from regard.tasks.vision.images import ClassifyImages
 
 SIZE = {
     "hidden_size": 48,
@@ -177,7 +178,7 @@ PUBLISHED = {
 }
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row[-2:] == "16"])
+@pytest.mark.parametrize("row", [row for row in PRESETS if row[-2:] == "16"])
 def test_published_sizes_have_as_many_parameters_as_transformers(row: str):
     kind, _, size = row.partition("_")
     width, heads, ffn_width, depth = PUBLISHED[size]
@@ -187,7 +188,7 @@ def test_published_sizes_have_as_many_parameters_as_transformers(row: str):
         kind, num_hidden_layers=depth, num_labels=1000, **sizes
     )
     with torch.device("meta"):
-        theirs, ours = getattr(transformers, name[kind])(config), ViT(ROWS[row])
+        theirs, ours = getattr(transformers, name[kind])(config), ViT(PRESETS[row])
     counts = [sum(p.numel() for p in model.parameters()) for model in (theirs, ours)]
     assert counts[0] == counts[1]
 
@@ -197,7 +198,7 @@ def test_published_sizes_have_as_many_parameters_as_transformers(row: str):
 def test_small_sizes_are_as_large_as_they_should_be(row: str, size: str):
     bounds = {"tiny": (2.5e5, 4e5), "small": (7.5e5, 1e6), "base": (2.5e6, 3.5e6)}
     with torch.device("meta"):
-        model = ViT(replace(sized(size, row), labels=10))
+        model = ViT(replace(preset("vit", size, row), labels=10))
     low, high = bounds.get(size, (8e6, 1.2e7))
     assert low <= sum(p.numel() for p in model.parameters()) < high
 
@@ -311,7 +312,7 @@ def test_a_block_that_is_passed_by_changes_nothing():
 
 def test_some_tokens_can_be_left_out_between_embedding_and_encoding():
     torch.manual_seed(0)
-    config = replace(sized("tiny"), image=8, labels=3, depth=2, position="rotary")
+    config = replace(preset("vit", "tiny"), image=8, labels=3, depth=2, position="rotary")
     model = ViT(config).double().eval()
     some = torch.randn(2, 3, 8, 8, dtype=torch.float64)
     tokens, at = model.embed(some)
@@ -326,7 +327,7 @@ def test_some_tokens_can_be_left_out_between_embedding_and_encoding():
 
 def test_a_distilled_model_has_two_heads_and_answers_with_their_mean():
     torch.manual_seed(0)
-    model = ViT(replace(sized("tiny", "deit"), labels=5, image=8)).eval()
+    model = ViT(replace(preset("vit", "tiny", "deit"), labels=5, image=8)).eval()
     some = torch.randn(3, 3, 8, 8)
     assert isinstance(model.head, Pair)
     one, other = model.head.each(model.pool(model.features(some)))
@@ -482,7 +483,7 @@ def test_what_a_file_leaves_out_means_what_it_means_to_transformers(model_type: 
 )
 def test_a_config_that_cannot_be_is_refused(changes: dict, word: str):
     with pytest.raises(UsageError, match=word), torch.device("meta"):
-        ViT(replace(sized("tiny"), **changes))
+        ViT(replace(preset("vit", "tiny"), **changes))
 
 
 @pytest.mark.parametrize(
@@ -490,14 +491,17 @@ def test_a_config_that_cannot_be_is_refused(changes: dict, word: str):
 )
 def test_images_that_do_not_fit_are_refused(shape: tuple[int, ...], word: str):
     with torch.device("meta"), pytest.raises(UsageError, match=word):
-        ViT(sized("tiny"))(torch.empty(shape))
+        ViT(preset("vit", "tiny"))(torch.empty(shape))
 
 
 def test_a_module_of_any_size_name_is_found():
-    assert sized("vit_b16") == ROWS["vit_b16"] and sized("tiny", "cct").stem == "convolution"
+    assert (
+        preset("vit", "vit_b16") == PRESETS["vit_b16"]
+        and preset("vit", "tiny", "cct").stem == "convolution"
+    )
     with pytest.raises(UsageError, match="tiny"):
-        sized("tinny")
-    assert isinstance(ViT(replace(sized("tiny"), labels=0)).head, nn.Identity)
+        preset("vit", "tinny")
+    assert isinstance(ViT(replace(preset("vit", "tiny"), labels=0)).head, nn.Identity)
 
 
 @pytest.mark.parametrize("recipe, image, channels", [("fashion", 28, 1), ("cifar10", 32, 3)])
@@ -505,7 +509,7 @@ def test_the_recipes_for_small_images_train_attention_models(
     recipe: str, image: int, channels: int
 ):
     told = import_module(f"regard.recipes.{recipe}").SETTINGS
-    config = resolve({**told, "data": "nowhere", "out": "nowhere"}).model
+    config = ClassifyImages.resolve({**told, "data": "nowhere", "out": "nowhere"}).model
     config = replace(config, labels=10, image=image, channels=channels)
     model, images = build("vit", config), torch.empty(1, channels, image, image, device="meta")
     counted = forward(model, (images,))

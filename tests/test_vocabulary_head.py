@@ -13,7 +13,7 @@ from regard.decode.search import greedy
 from regard.layers import vocabulary
 from regard.layers.lora import LowRank
 from regard.layers.vocabulary import FEWEST, ROWS, Head, held
-from regard.models import family, sized
+from regard.models import family, preset
 from regard.native import fast
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="no MKL here")
@@ -151,7 +151,7 @@ def test_mixed_precision_is_asked_first(head):
 @pytest.mark.parametrize("tie", [True, False])
 def test_texts_are_written_that_way_and_are_the_same(tie, monkeypatch):
     torch.manual_seed(0)
-    config = replace(sized("gpt", "tiny", "llama"), vocab=97, tie=tie)
+    config = replace(preset("gpt", "tiny", "llama"), vocab=97, tie=tie)
     model = family("gpt")[1](config).eval()
     ids = torch.randint(3, 90, (ROWS, 4))
 

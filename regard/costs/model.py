@@ -1,7 +1,6 @@
 """Any model of the package by its name, without its weights, and something for it to read."""
 
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import UsageError, nearest
-from regard.models import MODELS, family, sized
+from regard.models import MODELS, family, preset, preset_family, preset_names
 from regard.models.folder import hollow, read_config
 from regard.pretrained.folder import is_foreign, read_foreign
 from regard.settings import fill
@@ -19,28 +18,19 @@ LONG = 1024  # tokens to read if not told, unless the model is made for fewer
 SHORT = 64  # the same for models that read word by word, and so are counted
 
 
-def rows() -> dict[str, str]:
-    """Return the family of every row, such as gpt2 or vit_b16."""
-    homes = {name: import_module(home[0]) for name, home in MODELS.items()}
-    return {row: name for name, home in homes.items() for row in getattr(home, "ROWS", {})}
-
-
 def named(name: str, size: str | None = None) -> tuple[str, Any]:
-    """Return the family and the config that a family's or a row's name means, in a size."""
-    known = rows()
-    kind = name if name in MODELS else known.get(name)
+    """Return the family and the config that a family's or a preset's name means, in a size."""
+    kind = name if name in MODELS else preset_family(name)
     if kind is None:
-        names = [*MODELS, *known]
+        names = [*MODELS, *(one for each in MODELS for one in preset_names(each))]
         raise UsageError(
             f"no model '{name}': neither a folder, a starter, a family ({', '.join(MODELS)}) nor "
-            f"a row of one.{nearest(name, names)}"
+            f"a preset of one.{nearest(name, names)}"
         )
-    row = [name] if name in known else []
+    member = name if name in preset_names(kind) else None
     if size is not None:
-        return kind, sized(kind, size, *row)
-    if not row:
-        return kind, family(kind)[0]()
-    return kind, import_module(MODELS[kind][0]).ROWS[name]
+        return kind, preset(kind, size, member)
+    return kind, preset(kind, member) if member else family(kind)[0]()
 
 
 def described(folder: Path) -> tuple[str, Any]:

@@ -327,8 +327,8 @@ def checked(told: Any, vocab: int) -> dict[str, Any]:
     return checked_again(found)
 
 
-class Ways:
-    """What a checkpoint's rules mean for writing, or how we write if it has none.
+class GenerationConfig:
+    """A checkpoint's generation_config.json as options of decoding, or ours if it has none.
 
     `told` are rules as a file has them, None for a model of our own.
     """
@@ -343,7 +343,7 @@ class Ways:
         self.longest: int | None = self.rules.get("max_length")
 
     def beam(self) -> dict[str, Any]:
-        """Return how a beam is followed."""
+        """Return the options of beam search: stopping, on and renormalise."""
         if not self.foreign:
             return {}
         early = self.rules.get("early_stopping", False)
@@ -355,6 +355,9 @@ class Ways:
         """Return the rules as changes of logits, with others beside or instead of them."""
         found = Rules(checked_again({**self.rules, **others}), given)
         return [found] if found else []
+
+
+Ways = GenerationConfig  # until the tasks use the new name
 
 
 def checked_again(rules: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,24 +6,20 @@ depends on no neighbour in its batch.
 """
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise
 from math import gcd, inf, isnan
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from regard import native
-from regard.attention.watch import watcher
+from regard.decode.batching import in_batches as in_batches
 from regard.decode.rules import Rules
 from regard.decode.writer import Writer
 from regard.errors import UsageError, lookup
-from regard.memory import reuse_memory
 
 BOS, EOS = 1, 2
 # No text is longer than this unless max_length says so.
@@ -34,8 +30,6 @@ SPAN = 64
 # when a beam has found enough: ours, and those of transformers
 STOPPINGS = ("patience", "early", "length", "never")
 
-T = TypeVar("T")
-U = TypeVar("U")
 # A change of logits (b, vocab), in place or not, that knows the tokens written so far (b, t).
 Adjust = Callable[[Tensor, Tensor], Tensor] | Rules
 # How many tokens a text may have: for all, for each sentence, or (None) by its source's length.
@@ -120,55 +114,6 @@ def keep_min_p(share: float) -> Adjust:
         return logits.masked_fill(probabilities < least, -inf)
 
     return adjust
-
-
-def in_batches(
-    items: Sequence[T],
-    lengths: Sequence[int],
-    function: Callable[[list[T]], Sequence[U]],
-    *,
-    tokens: int = 4096,
-    rows: int = 256,
-    workers: int = 1,
-) -> list[U]:
-    """Apply a function to batches of items of like length and return the answers in order.
-
-    A batch, padded to its longest item, holds at most so many tokens and rows; a longer item is
-    alone. The longest come first, so that too little memory shows at once. Several workers take
-    one batch each, on one processor thread each: while many small steps cannot keep several
-    threads busy, several batches can.
-    """
-    if min(tokens, rows, workers) < 1:
-        raise UsageError(
-            f"batches of {tokens} tokens and {rows} rows by {workers} workers hold nothing; "
-            "choose 1 or more"
-        )
-    order = sorted(range(len(items)), key=lambda i: -lengths[i])
-    batches: list[list[int]] = []
-    while order:
-        count = max(1, min(rows, tokens // max(1, lengths[order[0]])))
-        batches.append(order[:count])
-        order = order[count:]
-    work = [[items[i] for i in batch] for batch in batches]
-    reuse_memory()
-    workers = 1 if watcher() is not None else min(workers, len(work))  # watched in order
-    if workers < 2:
-        done = list(map(function, work))
-    else:
-        threads = torch.get_num_threads()
-        try:
-            # each knows what was set here for the work as a whole, such as who watches
-            known = [copy_context() for _ in work]
-            with ThreadPoolExecutor(workers, "", torch.set_num_threads, (1,)) as pool:
-                done = list(pool.map(lambda here, some: here.run(function, some), known, work))
-        finally:
-            torch.set_num_threads(threads)  # the workers' choice reached the matrix library, too
-    found = {
-        i: answer
-        for batch, answers in zip(batches, done, strict=True)
-        for i, answer in zip(batch, answers, strict=True)
-    }
-    return [found[i] for i in range(len(items))]
 
 
 def usual_limit(length: int) -> int:

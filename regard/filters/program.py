@@ -30,60 +30,62 @@ MOST_PAIRS = 2**40  # of pixels that are compared: some hours
 MOST_COPIED = 2**27  # numbers of the patches that a texture is grown from
 SHOWN = 0.01  # of the largest weight: what a picture of weights must have room for
 
-# key -> what it means, and its bounds
-KEYS: dict[str, tuple[str, dict[str, float]]] = {
-    "sigma": ("width of the Gaussian in pixels", {"above": 0, "max": 1000}),
-    "sigma_s": ("width of the Gaussian of distance, in pixels", {"above": 0, "max": 1000}),
-    "sigma_r": ("width of that of values, which are 0 to 1; inf ignores them", {"above": 0}),
-    "window": ("side of the square that is looked at, or full", {"min": 1, "max": 10_001}),
-    "border": ("what is outside: cut (nothing), mirror or nearest", {}),
-    "steps": ("how many", {"min": 0, "max": 1_000_000}),
-    "step": ("size of a step, at most 0.25", {"above": 0}),
-    "k": ("difference that counts as an edge, of values 0 to 1", {"above": 0}),
-    "conductance": ("exponential or rational", {}),
-    "strength": ("how much the image may change", {"above": 0, "max": 1000}),
-    "h": ("difference of patches at which weights fall, of 0 to 1", {"above": 0, "max": 1000}),
-    "patch": ("side of a patch", {"min": 1, "max": 101}),
-    "distance": ("squared (the paper) or plain (the lectures' slide)", {}),
-    "patch_weights": ("flat, or gaussian: the middle counts more", {}),
-    "noise": ("known spread of the noise, of 0 to 1", {"min": 0, "max": 10}),
-    "guide": ("image that decides the weights", {}),
-    "height": ("of the texture, in pixels", {"min": 1, "max": 4096}),
-    "width": ("of the texture, in pixels", {"min": 1, "max": 4096}),
-    "tolerance": ("how much worse than the best match is still taken", {"min": 0, "max": 1000}),
-    "seed": ("of what is drawn by chance", {"min": 0, "max": 2**63 - 1}),
+# parameter of a filter -> its help and bounds
+KEYS: dict[str, tuple[str, dict[str, Any]]] = {
+    "sigma": ("standard deviation of the Gaussian, in pixels", {"above": 0, "max": 1000}),
+    "sigma_s": ("standard deviation of the spatial Gaussian, in pixels", {"above": 0, "max": 1000}),
+    "sigma_r": ("standard deviation of the range Gaussian, values 0 to 1; or inf", {"above": 0}),
+    "window": ("side of the search window in pixels, or full", {"min": 1, "max": 10_001}),
+    "border": ("border: cut (no padding), mirror or nearest", {}),
+    "steps": ("iterations", {"min": 0, "max": 1_000_000}),
+    "step": ("step size, at most 0.25", {"above": 0}),
+    "k": ("edge threshold (Perona and Malik's K), values 0 to 1", {"above": 0}),
+    "conductance": ("conductance function: exponential or rational", {}),
+    "strength": ("weight of the total variation", {"above": 0, "max": 1000}),
+    "h": ("filtering strength: patch distance at which weights fall", {"above": 0, "max": 1000}),
+    "patch": ("side of a patch, in pixels", {"min": 1, "max": 101}),
+    "distance": ("patch distance: squared (the paper) or plain (the lectures' slide)", {}),
+    "patch_weights": ("weights inside a patch: flat or gaussian", {}),
+    "noise": ("known noise standard deviation, values 0 to 1", {"min": 0, "max": 10}),
+    "guide": ("guide image, from which the weights are computed", {}),
+    "height": ("height of the texture, in pixels", {"min": 1, "max": 4096}),
+    "width": ("width of the texture, in pixels", {"min": 1, "max": 4096}),
+    "tolerance": ("relative error over the best match that is accepted", {"min": 0, "max": 1000}),
+    "seed": ("random seed", {"min": 0, "max": 2**63 - 1}),
 }
 
 
 @dataclass(frozen=True)
 class FilterSettings:
-    """What every filter is asked."""
+    """Settings of every filter."""
 
-    out: Path | None = setting(None, "file to write: .png, .jpg, .webp or .bmp")
-    weights_at: str | None = setting(None, "pixel x,y whose weights are drawn instead")
-    threads: int | None = setting(None, "processor threads", min=1, max=1024)
+    out: Path | None = setting(None, "image to write: .png, .jpg, .webp or .bmp")
+    weights_at: str | None = setting(None, "draw the weights of this pixel x,y instead")
+    threads: int | None = setting(None, "CPU threads", min=1, max=1024)
 
 
 @dataclass(frozen=True)
 class CompareSettings:
-    """What the comparison is asked."""
+    """Settings of the comparison of denoising filters."""
 
     out: Path | None = setting(None, "picture to write, .png")
-    sigma: float = setting(25.0, "spread of the noise to add, of 0 to 255", above=0, max=255)
-    weights_at: str | None = setting(None, "pixel x,y whose weights are drawn too")
-    size: int = setting(512, "longer side to which larger photos are brought", min=1, max=4096)
-    seed: int = setting(0, "of the noise", min=0, max=2**63 - 1)
-    threads: int | None = setting(None, "processor threads", min=1, max=1024)
+    sigma: float = setting(
+        25.0, "standard deviation of the added noise, of 0 to 255", above=0, max=255
+    )
+    weights_at: str | None = setting(None, "draw the weights of this pixel x,y too")
+    size: int = setting(512, "longer side to which larger photos are resized", min=1, max=4096)
+    seed: int = setting(0, "random seed of the noise", min=0, max=2**63 - 1)
+    threads: int | None = setting(None, "CPU threads", min=1, max=1024)
 
 
 @dataclass(frozen=True)
 class GridSettings:
-    """What the grid of the bilateral filter is asked."""
+    """Settings of the bilateral filter's grid over both of its widths."""
 
     out: Path | None = setting(None, "picture to write, .png")
-    weights_at: str | None = setting(None, "pixel x,y whose weights are drawn; the middle one")
-    size: int = setting(256, "longer side to which larger photos are brought", min=1, max=4096)
-    threads: int | None = setting(None, "processor threads", min=1, max=1024)
+    weights_at: str | None = setting(None, "draw the weights of this pixel x,y; else the middle")
+    size: int = setting(256, "longer side to which larger photos are resized", min=1, max=4096)
+    threads: int | None = setting(None, "CPU threads", min=1, max=1024)
 
 
 def settings_of(name: str) -> type:
@@ -95,8 +97,8 @@ def settings_of(name: str) -> type:
             help, bounds = KEYS[key]
             required = one.default is one.empty
             kind = Path | None if hints[key] is Tensor else hints[key]
-            told = {"help": help, **bounds}
-            own.append((key, kind, field(default=None if required else one.default, metadata=told)))
+            default = None if required else one.default
+            own.append((key, kind, setting(default, help, **bounds)))
     return make_dataclass("Settings", own, bases=(FilterSettings,), frozen=True)
 
 

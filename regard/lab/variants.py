@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ from regard.files import read_json
 from regard.lab.report import Compared, Variant, finite, name_of
 from regard.lab.workers import work
 from regard.models import MODELS, family
-from regard.settings import describe, fill
-from regard.tasks import TASKS, trainer
+from regard.settings import describe, fill, setting
+from regard.tasks import train_settings, trainer
 from regard.tasks.run import recall
 from regard.training.loop import locked
 
@@ -40,28 +40,18 @@ MOST_RUNS = 10_000
 
 @dataclass(frozen=True)
 class CompareSettings:
-    """What `compare` can be told beside the keys of the training.
+    """Settings of `compare` beside those of the training; a value with commas is varied."""
 
-    A key whose value holds commas is varied.
-    """
-
-    seeds: int = field(
-        default=3,
-        metadata={"help": "runs a variant, from seed= on; or seed=1,5,9", "min": 1, "max": 1000},
+    seeds: int = setting(3, "runs per variant, from seed= on; or seed=1,5,9", min=1, max=1000)
+    parallel: int = setting(1, "runs in parallel", min=1, max=256)
+    lengths: tuple[int, ...] | None = setting(
+        None,
+        "test lengths of a language model, as multiples of its context; 1,2,4,8 unless given",
+        min=1,
+        max=1024,
     )
-    parallel: int = field(default=1, metadata={"help": "runs at once", "min": 1, "max": 256})
-    lengths: tuple[int, ...] | None = field(
-        default=None,
-        metadata={
-            "help": "test lengths of a language model, in training lengths; 1,2,4,8 unless told",
-            "min": 1,
-            "max": 1024,
-        },
-    )
-    counted: str = field(
-        default="all", metadata={"help": "tokens of a test length: all, or last (quarter)"}
-    )
-    out: str | None = field(default=None, metadata={"help": "the folder of all runs"})
+    counted: str = setting("all", "tokens that count at a test length: all, or last (quarter)")
+    out: str | None = setting(None, "output folder of all runs")
 
 
 # What to train
@@ -84,10 +74,9 @@ def options(key: str, value: Any, lists: Collection[str]) -> list[Any]:
 
 def lists_of(task: str) -> set[str]:
     """Return the keys of a task whose values are lists already, and are never varied."""
-    module = trainer(task)
-    rows = describe(getattr(module, TASKS[task].settings))
-    typed = {row.key for row in rows if ",..." in row.type}
-    short = {key for key, long in getattr(module, "SHORT", {}).items() if long in typed}
+    kind, keys = train_settings(task)
+    typed = {row.key for row in describe(kind) if ",..." in row.type}
+    short = {key for key, long in keys.items() if long in typed}
     return LISTS | typed | short
 
 

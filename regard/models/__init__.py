@@ -1,41 +1,31 @@
 """All model families by name."""
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from regard.errors import lookup
+from regard.errors import UsageError, lookup
 
-# name -> where its config class and model class are; imported only when asked for
+if TYPE_CHECKING:
+    from regard.models.declaration import FamilyInfo
+
+# name -> where its config class and model class are; imported only when asked for. The module
+# declares the family as INFO. Among families that serve a task the first is the usual one.
 MODELS: dict[str, tuple[str, str, str]] = {
     "transformer": ("regard.models.transformer", "TransformerConfig", "Transformer"),
-    "convolutional": (
-        "regard.models.convolutional",
-        "ConvolutionalConfig",
-        "Convolutional",
-    ),
     "recurrent": ("regard.models.recurrent", "RecurrentConfig", "Recurrent"),
+    "convolutional": ("regard.models.convolutional", "ConvolutionalConfig", "Convolutional"),
+    "bert": ("regard.models.bert", "BertConfig", "Bert"),
     "gpt": ("regard.models.gpt", "GPTConfig", "GPT"),
     "ladder": ("regard.models.ladder", "LadderConfig", "Ladder"),
-    "bert": ("regard.models.bert", "BertConfig", "Bert"),
     "vit": ("regard.models.vit", "ViTConfig", "ViT"),
-    "clip": ("regard.models.clip", "ClipConfig", "Clip"),
-    "resnet": ("regard.models.resnet", "ResNetConfig", "ResNet"),
     "swin": ("regard.models.swin", "SwinConfig", "Swin"),
     "mvit": ("regard.models.mvit", "MViTConfig", "MViT"),
+    "resnet": ("regard.models.resnet", "ResNetConfig", "ResNet"),
     "local": ("regard.models.local", "LocalConfig", "Local"),
+    "clip": ("regard.models.clip", "ClipConfig", "Clip"),
     "captioner": ("regard.models.captioner", "CaptionerConfig", "Captioner"),
     "denoiser": ("regard.models.denoiser", "DenoiserConfig", "Denoiser"),
 }
-
-
-def sized(name: str, size: str, *row: str) -> Any:
-    """Return a family's config, or that of a row of it, with the sizes that a name stands for."""
-    return import_module(lookup("model", name, MODELS)[0]).sized(size, *row)
-
-
-def rows(name: str) -> list[str]:
-    """Return the names of a family's members."""
-    return list(getattr(import_module(lookup("model", name, MODELS)[0]), "ROWS", {}))
 
 
 def family(name: str) -> tuple[type, type]:
@@ -43,6 +33,48 @@ def family(name: str) -> tuple[type, type]:
     module, config, model = lookup("model", name, MODELS)
     module = import_module(module)
     return getattr(module, config), getattr(module, model)
+
+
+def info(name: str) -> "FamilyInfo":
+    """Return what a family declares about itself."""
+    return import_module(lookup("model", name, MODELS)[0]).INFO
+
+
+def serving(task: str) -> tuple[str, ...]:
+    """Return the families that serve a task, the usual one first."""
+    return tuple(name for name in MODELS if task in info(name).tasks)
+
+
+def task_changes(name: str, task: str) -> dict[str, Any]:
+    """Return the config fields of a family that a task sets, such as the head of a classifier."""
+    tasks = info(name).tasks
+    if task not in tasks:
+        known = " or ".join(serving(task))
+        raise UsageError(f"family={name} does not serve {task}; choose {known}")
+    return dict(tasks[task])
+
+
+def preset(name: str, size: str, member: str | None = None) -> Any:
+    """Return a family's config, or that of a member of it such as llama, in a named size."""
+    return info(name).preset(size, member)
+
+
+def preset_names(name: str) -> list[str]:
+    """Return the names of a family's presets, the usual one first."""
+    return list(info(name).presets)
+
+
+def preset_family(member: str, names: tuple[str, ...] | None = None) -> str | None:
+    """Return the family, of these or of all, that has a preset of this name, if any does."""
+    return next((name for name in names or MODELS if member in info(name).presets), None)
+
+
+def sized(name: str, size: str, *member: str) -> Any:
+    """Return `preset(name, size, member)`: its name until every task has moved."""
+    return preset(name, size, *member)
+
+
+rows = preset_names
 
 
 # name -> where what trains an encoder of images without labels is, and its config

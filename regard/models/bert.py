@@ -32,6 +32,7 @@ from regard.layers.norm import NORMS
 from regard.layers.residual import PreNorm
 from regard.layers.run import run_blocks
 from regard.layers.start import STARTS
+from regard.models.declaration import FamilyInfo
 from regard.models.gpt import windowed, within
 
 
@@ -85,7 +86,7 @@ _BERT = BertConfig()
 # name -> the parts that make the family what it is: Devlin et al. 2019, Liu et al. 2019,
 # Lan et al. 2020, He et al. 2021, Sanh et al. 2019, Clark et al. 2020, Song et al. 2020,
 # Warner et al. 2024
-ROWS: dict[str, BertConfig] = {
+PRESETS: dict[str, BertConfig] = {
     "bert": _BERT,
     "roberta": replace(
         _BERT,
@@ -162,13 +163,25 @@ SIZES: dict[str, dict[str, int]] = {
 }
 
 
-def sized(name: str, row: str = "bert") -> BertConfig:
-    """Return the config of a row with the sizes that a name stands for."""
-    config = lookup("row", row, ROWS)
-    size = dict(lookup("size", name, SIZES))
-    depth, inner = size.pop("depth"), config.inner_width
-    inner = None if inner is None else min(inner, size["width"] // 2)
-    return replace(config, depth=depth, inner_width=inner, block=replace(config.block, **size))
+def resize(config: BertConfig, size: dict[str, int]) -> BertConfig:
+    """Return a config in a size; a factorised embedding is at most half as wide as the model."""
+    depth, block = size["depth"], {name: n for name, n in size.items() if name != "depth"}
+    inner = None if config.inner_width is None else min(config.inner_width, size["width"] // 2)
+    return replace(config, depth=depth, inner_width=inner, block=replace(config.block, **block))
+
+
+INFO = FamilyInfo(
+    "text",
+    {
+        "fill": {"head": "words"},
+        "classify": {"head": "classify"},
+        "tag": {"head": "tag"},
+        "embed": {},
+    },
+    PRESETS,
+    SIZES,
+    resize,
+)
 
 
 def named_norm(name: str, width: int, eps: float) -> nn.Module:

@@ -26,6 +26,7 @@ from regard.layers.recurrent import (
 from regard.layers.start import STARTS
 from regard.layers.vocabulary import Head
 from regard.models import family, vit
+from regard.models.declaration import FamilyInfo
 from regard.models.local import LocalConfig
 from regard.models.mvit import MViTConfig
 from regard.models.resnet import ResNetConfig
@@ -39,7 +40,7 @@ class EncoderConfig:
     """What sees: a family, and the config of that one."""
 
     family: str = "vit"
-    vit: ViTConfig | None = field(default_factory=lambda: vit.sized("tiny", "cct"))
+    vit: ViTConfig | None = field(default_factory=lambda: vit.INFO.preset("tiny", "cct"))
     resnet: ResNetConfig | None = None
     swin: SwinConfig | None = None
     mvit: MViTConfig | None = None
@@ -128,7 +129,7 @@ def sized_writer(name: str, config: WriterConfig | None = None) -> WriterConfig:
 _RECURRENT = WriterConfig("recurrent", depth=1)
 _HARD = replace(_RECURRENT, cell=replace(_RECURRENT.cell, normalise="sample"))
 # name -> what makes it what it is: blocks, or Xu et al. 2015 with soft or with hard attention
-ROWS: dict[str, CaptionerConfig] = {
+PRESETS: dict[str, CaptionerConfig] = {
     "captioner": CaptionerConfig(),
     "show_attend_tell": CaptionerConfig(decoder=_RECURRENT),
     "show_attend_tell_hard": CaptionerConfig(decoder=_HARD),
@@ -136,11 +137,13 @@ ROWS: dict[str, CaptionerConfig] = {
 }
 
 
-def sized(name: str, row: str = "captioner") -> CaptionerConfig:
-    """Return the config of a row with the sizes that a name stands for."""
-    config = lookup("row", row, ROWS)
-    seen = EncoderConfig.of("vit", vit.sized(name, "cct"))
-    return replace(config, encoder=seen, decoder=sized_writer(name, config.decoder))
+def resize(config: CaptionerConfig, name: str) -> CaptionerConfig:
+    """Return a config whose encoder and decoder are of a named size."""
+    encoder = EncoderConfig.of("vit", vit.INFO.preset(name, "cct"))
+    return replace(config, encoder=encoder, decoder=sized_writer(name, config.decoder))
+
+
+INFO = FamilyInfo("image+text", {"caption": {}}, PRESETS, {name: name for name in SIZES}, resize)
 
 
 # What sees

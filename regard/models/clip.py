@@ -1,15 +1,16 @@
 """CLIP as it was published: an encoder of images and one of texts whose vectors meet."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.errors import lookup
 from regard.layers.block import BlockConfig, size
 from regard.layers.start import STARTS
+from regard.models.declaration import FamilyInfo
 from regard.models.gpt import GPT, GPTConfig
 from regard.models.vit import ViT, ViTConfig
 
@@ -67,26 +68,26 @@ class ClipConfig:
 
 
 # the published model of Radford et al. 2021 with patches of 32 pixels
-ROWS: dict[str, ClipConfig] = {"clip": ClipConfig()}
-# name -> depth, width, heads of both encoders
-SIZES: dict[str, dict[str, int]] = {
-    "tiny": {"depth": 2, "width": 64, "heads": 2},
-    "small": {"depth": 4, "width": 128, "heads": 4},
-    "base": {"depth": 12, "width": 512, "heads": 8},
-    "big": {"depth": 24, "width": 1024, "heads": 16},
-}
-
-
-def sized(name: str, row: str = "clip") -> ClipConfig:
-    """Return the config of a row with the sizes that a name stands for."""
-    config, sizes = lookup("row", row, ROWS), dict(lookup("size", name, SIZES))
-    depth = sizes.pop("depth")
-    parts = {**sizes, "ffn_width": 4 * sizes["width"]}
-    sides = {
-        side: replace(old, depth=depth, block=replace(old.block, **parts))
-        for side, old in (("vision", config.vision), ("text", config.text))
+PRESETS: dict[str, ClipConfig] = {"clip": ClipConfig()}
+SIZES: dict[str, dict[str, Any]] = {
+    name: {
+        "width": width,
+        **dict.fromkeys(
+            ("vision", "text"),
+            {
+                "depth": depth,
+                "block": {"width": width, "heads": heads, "ffn_width": 4 * width},
+            },
+        ),
     }
-    return replace(config, **sides, width=sizes["width"])
+    for name, depth, width, heads in (
+        ("tiny", 2, 64, 2),
+        ("small", 4, 128, 4),
+        ("base", 12, 512, 8),
+        ("big", 24, 1024, 16),
+    )
+}
+INFO = FamilyInfo("image+text", {"embed": {}}, PRESETS, SIZES)
 
 
 class Clip(nn.Module):

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -19,7 +19,8 @@ from regard.layers.embed import Embed
 from regard.layers.recurrent import Draws, RecurrentState
 from regard.layers.vocabulary import Head
 from regard.models.continued import Continued
-from regard.models.transformer import sized_stacks, ties
+from regard.models.declaration import FamilyInfo
+from regard.models.transformer import ties
 
 HALF = math.sqrt(0.5)  # keeps the variance of a sum of two
 
@@ -51,20 +52,18 @@ class ConvolutionalConfig:
 # positions that are added to words: there is nothing else that could tell them
 ADDED = dict.fromkeys(["learned", "sinusoidal", "none"])
 
-ROWS: dict[str, ConvolutionalConfig] = {"convs2s": ConvolutionalConfig()}
+PRESETS: dict[str, ConvolutionalConfig] = {"convs2s": ConvolutionalConfig()}
 
-# name -> depth of each stack, width
-SIZES: dict[str, dict[str, int]] = {
-    "tiny": {"depth": 3, "width": 128},
-    "small": {"depth": 4, "width": 224},
-    "base": {"depth": 8, "width": 512},
-    "big": {"depth": 15, "width": 768},
+SIZES: dict[str, dict[str, Any]] = {
+    name: {"encoder_depth": depth, "decoder_depth": depth, "block": {"width": width}}
+    for name, (depth, width) in {
+        "tiny": (3, 128),
+        "small": (4, 224),
+        "base": (8, 512),
+        "big": (15, 768),
+    }.items()
 }
-
-
-def sized(name: str, row: str | ConvolutionalConfig = "convs2s") -> ConvolutionalConfig:
-    """Return a config, or that of a row, with the sizes that a name stands for."""
-    return sized_stacks(name, row, ROWS, SIZES)
+INFO = FamilyInfo("pair", {"translate": {}}, PRESETS, SIZES)
 
 
 class Normed(nn.Module):

@@ -1,8 +1,8 @@
 """A denoiser that looks for what is alike in an image: non-local means, learned."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -13,6 +13,7 @@ from regard.errors import UsageError, lookup
 from regard.layers.block import BlockConfig, build_attention, build_residual, size
 from regard.layers.patches import Patches, check_images
 from regard.layers.windows import WINDOW_POSITIONS, Windows
+from regard.models.declaration import FamilyInfo
 
 
 @dataclass(frozen=True)
@@ -34,20 +35,17 @@ class DenoiserConfig:
     position: str = "table"
 
 
-# name -> depth, and width, heads and width between convolutions of the blocks
-SIZES: dict[str, tuple[int, dict[str, int]]] = {
-    "tiny": (4, {"width": 32, "heads": 2, "ffn_width": 32}),
-    "small": (8, {"width": 64, "heads": 4, "ffn_width": 64}),
-    "base": (12, {"width": 96, "heads": 6, "ffn_width": 96}),
-    "big": (16, {"width": 128, "heads": 8, "ffn_width": 128}),
+PRESETS: dict[str, DenoiserConfig] = {"denoiser": DenoiserConfig()}
+SIZES: dict[str, dict[str, Any]] = {
+    name: {"depth": depth, "block": {"width": width, "heads": heads, "ffn_width": width}}
+    for name, depth, width, heads in (
+        ("tiny", 4, 32, 2),
+        ("small", 8, 64, 4),
+        ("base", 12, 96, 6),
+        ("big", 16, 128, 8),
+    )
 }
-
-
-def sized(name: str) -> DenoiserConfig:
-    """Return the config with the sizes that a name stands for."""
-    config = DenoiserConfig()
-    depth, sizes = lookup("size", name, SIZES)
-    return replace(config, depth=depth, block=replace(config.block, **sizes))
+INFO = FamilyInfo("image", {"denoise": {}}, PRESETS, SIZES)
 
 
 class Near(nn.Module):

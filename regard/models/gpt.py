@@ -25,6 +25,7 @@ from regard.layers.embed import RoundedEmbed
 from regard.layers.run import run_blocks
 from regard.layers.start import STARTS
 from regard.layers.vocabulary import CappedHead, Head
+from regard.models.declaration import FamilyInfo
 from regard.models.state import State, take_caches
 
 
@@ -57,7 +58,7 @@ class GPTConfig:
 # name -> the parts and published sizes of a family's first member: Radford et al. 2019, Touvron et
 # al. 2023, Jiang et al. 2023, Scao et al. 2022, Chowdhery et al. 2022 (its 8B), Qwen team 2024 (7B)
 # and 2025 (8B), Black et al. 2022, Gemma team 2024 (7B), 2024 (2B) and 2025 (1B)
-ROWS: dict[str, GPTConfig] = {
+PRESETS: dict[str, GPTConfig] = {
     "gpt2": GPTConfig(),
     "llama": GPTConfig(
         32000,
@@ -225,24 +226,32 @@ SIZES: dict[str, dict[str, int]] = {
 LENGTH = 1024  # tokens that a model of a named size is made for
 
 
-def sized(name: str, row: str = "gpt2") -> GPTConfig:
-    """Return the config of a row, in its proportions, with the sizes of a name."""
-    config = lookup("row", row, ROWS)
-    size = dict(lookup("size", name, SIZES))
-    depth, heads, old = size.pop("depth"), size["heads"], config.block
+def resize(config: GPTConfig, size: dict[str, int]) -> GPTConfig:
+    """Return a config in its own proportions, but of this depth, width and number of heads."""
+    depth, width, heads, old = size["depth"], size["width"], size["heads"], config.block
     shared = max(1, heads * (old.kv_heads or old.heads) // old.heads)
     shared = next(n for n in range(shared, 0, -1) if heads % n == 0)
-    ffn_width = -(size["width"] * old.ffn_width // -old.width) + 31 & ~31
-    wide = old.head_width and size["width"] // heads * (old.head_width * old.heads) // old.width
+    ffn_width = -(width * old.ffn_width // -old.width) + 31 & ~31
+    wide = old.head_width and width // heads * (old.head_width * old.heads) // old.width
     block = replace(
         old,
-        **size,
+        width=width,
+        heads=heads,
         ffn_width=ffn_width,
         kv_heads=None if old.kv_heads is None else shared,
         head_width=wide and -(wide // -8) * 8,
     )
     window = config.window and LENGTH * config.window // config.max_length
     return replace(config, depth=depth, block=block, max_length=LENGTH, window=window)
+
+
+INFO = FamilyInfo(
+    "text",
+    {"language": {}, "prefix": {"prompt": "bidirectional"}, "embed": {}},
+    PRESETS,
+    SIZES,
+    resize,
+)
 
 
 def _none(lengths: Tensor) -> None:

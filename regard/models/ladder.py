@@ -23,6 +23,7 @@ from regard.errors import UsageError, lookup
 from regard.layers.block import BlockConfig, build_attention
 from regard.layers.start import STARTS
 from regard.models import gpt
+from regard.models.declaration import FamilyInfo
 from regard.models.gpt import GPT, GPTConfig
 from regard.models.state import State
 
@@ -286,14 +287,16 @@ RUNGS: dict[str, tuple[Callable[[LadderConfig], Rung], int | None]] = {
     "keys_values": (keys_values, None),
     "heads": (heads, None),
 }
-ROWS: dict[str, LadderConfig] = {name: LadderConfig(rung=name) for name in RUNGS}
+PRESETS: dict[str, LadderConfig] = {name: LadderConfig(rung=name) for name in RUNGS}
 
 
-def sized(name: str, row: str = "gated") -> LadderConfig:
-    """Return the config of a rung with the sizes that a name stands for."""
-    like = gpt.sized(name)
-    config = lookup("row", row, ROWS)
+def resize(config: LadderConfig, like: GPTConfig) -> LadderConfig:
+    """Return the config of a rung with the depth and block of a decoder."""
     return replace(config, depth=like.depth, block=like.block, max_length=like.max_length)
+
+
+SIZES = {name: gpt.INFO.preset(name) for name in gpt.SIZES}
+INFO = FamilyInfo("text", {"language": {}}, PRESETS, SIZES, resize)
 
 
 def check(config: LadderConfig) -> None:

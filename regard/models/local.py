@@ -1,9 +1,9 @@
 """Residual networks that look around instead of convolving: local relation networks (LR-Net)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -18,6 +18,7 @@ from regard.layers.convolution import BatchNorm, ConvNorm, relu, unbent
 from regard.layers.depth import drop_path, rising
 from regard.layers.heads import Attentive, Max, Mean
 from regard.layers.patches import check_images
+from regard.models.declaration import FamilyInfo
 
 
 @dataclass(frozen=True)
@@ -41,32 +42,26 @@ class LocalConfig:
 
 
 # name -> the parts that make it what it is, and its published size: Hu et al. 2019
-ROWS: dict[str, LocalConfig] = {"lrnet": LocalConfig(), "lrnet50": LocalConfig()}
+PRESETS: dict[str, LocalConfig] = {"lrnet": LocalConfig(), "lrnet50": LocalConfig()}
 
-# name -> widths of the stem, inside blocks and between them, and depths, for 28 to 32 pixels
-SIZES: dict[str, tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = {
-    "tiny": (32, (32, 64, 128), (64, 128, 256), (1, 1, 3)),
-    "small": (32, (48, 96, 208), (96, 192, 416), (1, 3, 3)),
-    "base": (64, (80, 160, 320), (160, 320, 640), (2, 4, 4)),
-    "big": (64, (128, 256, 512), (256, 512, 1024), (2, 4, 6)),
-}
-
-
-def sized(name: str, row: str = "lrnet") -> LocalConfig:
-    """Return the config of a row with the sizes that a name stands for, or a published model's."""
-    if name in ROWS:
-        return ROWS[name]
-    config = lookup("row", row, ROWS)
-    stem, inner, widths, depths = lookup("size", name, SIZES)
-    return replace(
-        config,
-        image=32,
-        stem="small",
-        stem_width=stem,
-        inner_widths=inner,
-        widths=widths,
-        depths=depths,
+# for images of 28 to 32 pixels
+SIZES: dict[str, dict[str, Any]] = {
+    name: {
+        "image": 32,
+        "stem": "small",
+        "stem_width": stem_width,
+        "inner_widths": inner_widths,
+        "widths": tuple(2 * width for width in inner_widths),
+        "depths": depths,
+    }
+    for name, stem_width, inner_widths, depths in (
+        ("tiny", 32, (32, 64, 128), (1, 1, 3)),
+        ("small", 32, (48, 96, 208), (1, 3, 3)),
+        ("base", 64, (80, 160, 320), (2, 4, 4)),
+        ("big", 64, (128, 256, 512), (2, 4, 6)),
     )
+}
+INFO = FamilyInfo("image", {"images": {}, "pretrain": {"labels": 0}}, PRESETS, SIZES)
 
 
 # What stands outside of the image is so far from every query that its weight is zero.

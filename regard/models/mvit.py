@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -18,6 +18,7 @@ from regard.layers.block import BlockConfig, build_feed_forward, build_norm, sha
 from regard.layers.depth import drop_path, rising
 from regard.layers.patches import Patches
 from regard.layers.start import STARTS
+from regard.models.declaration import FamilyInfo
 from regard.models.vit import First, Grid, GridMean
 
 
@@ -64,31 +65,31 @@ _V1 = replace(
     pool="first",
 )
 # name -> the parts that make it what it is: Fan et al. 2021, Li et al. 2022; then published sizes
-ROWS: dict[str, MViTConfig] = {
-    "mvit": _V1,
+PRESETS: dict[str, MViTConfig] = {
     "mvitv2": _V2,
+    "mvit": _V1,
     "mvit_b": replace(_V1, depths=(1, 2, 11, 2)),
     "mvitv2_t": _V2,
     "mvitv2_s": replace(_V2, depths=(1, 2, 11, 2)),
 }
 
-# name -> depths, width, feed-forward width and heads for images of 28 to 32 pixels
-SIZES: dict[str, tuple[tuple[int, ...], int, int, int]] = {
-    "tiny": ((1, 1, 1), 40, 120, 1),
-    "small": ((1, 2, 2), 48, 128, 1),
-    "base": ((1, 2, 4), 64, 192, 1),
-    "big": ((1, 3, 6), 96, 288, 1),
+# for images of 28 to 32 pixels
+SIZES: dict[str, dict[str, Any]] = {
+    name: {
+        "image": 32,
+        "patch": 3,
+        "stride": 2,
+        "depths": depths,
+        "block": {"width": width, "ffn_width": ffn_width, "heads": 1},
+    }
+    for name, depths, width, ffn_width in (
+        ("tiny", (1, 1, 1), 40, 120),
+        ("small", (1, 2, 2), 48, 128),
+        ("base", (1, 2, 4), 64, 192),
+        ("big", (1, 3, 6), 96, 288),
+    )
 }
-
-
-def sized(name: str, row: str = "mvitv2") -> MViTConfig:
-    """Return the config of a row with the sizes that a name stands for, or a published model's."""
-    if name in ROWS:
-        return ROWS[name]
-    config = lookup("row", row, ROWS)
-    depths, width, ffn_width, heads = lookup("size", name, SIZES)
-    block = replace(config.block, width=width, ffn_width=ffn_width, heads=heads)
-    return replace(config, image=32, patch=3, stride=2, depths=depths, block=block)
+INFO = FamilyInfo("image", {"images": {}, "pretrain": {"labels": 0}}, PRESETS, SIZES)
 
 
 class PoolHeads(nn.Module):

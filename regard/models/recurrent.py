@@ -23,7 +23,8 @@ from regard.layers.recurrent import (
 from regard.layers.start import STARTS
 from regard.layers.vocabulary import Head
 from regard.models.continued import Continued
-from regard.models.transformer import sized_stacks, ties
+from regard.models.declaration import FamilyInfo
+from regard.models.transformer import ties
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ DIRECTIONS: dict[str, tuple[bool, ...]] = {
 # name -> the parts that make the family what it is: Cho et al. 2014 (as the fixed context that
 # Bahdanau et al. compare with, but read in both directions, so that only the attention differs),
 # Sutskever et al. 2014, Bahdanau et al. 2015 and Luong et al. 2015
-ROWS: dict[str, RecurrentConfig] = {
+PRESETS: dict[str, RecurrentConfig] = {
+    "rnnsearch": RecurrentConfig(),
     "rnnenc": RecurrentConfig(block=CellConfig(attention="none")),
     "seq2seq": RecurrentConfig(
         encoder_depth=4,
@@ -60,7 +62,6 @@ ROWS: dict[str, RecurrentConfig] = {
         direction="backward",
         block=CellConfig(1000, attention="none", readout="tanh"),
     ),
-    "rnnsearch": RecurrentConfig(),
     "luong": RecurrentConfig(
         encoder_depth=4,
         decoder_depth=4,
@@ -69,18 +70,16 @@ ROWS: dict[str, RecurrentConfig] = {
     ),
 }
 
-# name -> depth of each stack, width
-SIZES: dict[str, dict[str, int]] = {
-    "tiny": {"depth": 1, "width": 128},
-    "small": {"depth": 1, "width": 256},
-    "base": {"depth": 2, "width": 512},
-    "big": {"depth": 4, "width": 1024},
+SIZES: dict[str, dict[str, Any]] = {
+    name: {"encoder_depth": depth, "decoder_depth": depth, "block": {"width": width}}
+    for name, (depth, width) in {
+        "tiny": (1, 128),
+        "small": (1, 256),
+        "base": (2, 512),
+        "big": (4, 1024),
+    }.items()
 }
-
-
-def sized(name: str, row: str | RecurrentConfig = "rnnsearch") -> RecurrentConfig:
-    """Return a config, or that of a row, with the sizes that a name stands for."""
-    return sized_stacks(name, row, ROWS, SIZES)
+INFO = FamilyInfo("pair", {"translate": {}}, PRESETS, SIZES)
 
 
 class _Turn(torch.autograd.Function):

@@ -14,6 +14,7 @@ from regard.layers.convolution import ConvNorm, relu, unbent
 from regard.layers.depth import drop_path, rising
 from regard.layers.patches import check_images, grid_at
 from regard.layers.run import run_blocks
+from regard.models.declaration import FamilyInfo
 from regard.models.vit import build_place
 
 
@@ -39,14 +40,14 @@ class ResNetConfig:
 
 _SMALL = ResNetConfig(image=32, stem="small", stem_width=32, widths=(32, 64, 128), depths=(2, 2, 2))
 # name -> He et al. 2016, for small images and as published; and with attention between its blocks
-ROWS: dict[str, ResNetConfig] = {
+PRESETS: dict[str, ResNetConfig] = {
     "resnet": _SMALL,
     "resnet_attention": replace(_SMALL, depths=(1, 1, 1), attention=(0, 2, 4)),
     "resnet18": ResNetConfig(),
     "resnet50": ResNetConfig(widths=(256, 512, 1024, 2048), depths=(3, 4, 6, 3), kind="bottleneck"),
 }
 
-# name -> widths and depths of a plain network; widths, depths and attention of one that looks
+# name -> widths and depths of a plain network; widths, depths and attention of one with attention
 SIZES: dict[str, tuple[tuple, tuple]] = {
     "tiny": (((16, 32, 64), (3, 3, 3)), ((16, 32, 64), (1, 1, 1), (0, 3, 5))),
     "small": (((32, 64, 136), (2, 3, 2)), ((32, 64, 128), (1, 1, 1), (0, 2, 4))),
@@ -55,13 +56,9 @@ SIZES: dict[str, tuple[tuple, tuple]] = {
 }
 
 
-def sized(name: str, row: str = "resnet") -> ResNetConfig:
-    """Return the config of a row with the sizes that a name stands for, or a published model's."""
-    if name in ROWS:
-        return ROWS[name]
-    config = lookup("row", row, ROWS)
-    plain, looking = lookup("size", name, SIZES)
-    widths, depths, *attention = looking if any(config.attention) else plain
+def resize(config: ResNetConfig, size: tuple[tuple, tuple]) -> ResNetConfig:
+    """Return a config in a size, for small images; attention takes the place of some blocks."""
+    widths, depths, *attention = size[1] if any(config.attention) else size[0]
     return replace(
         config,
         image=32,
@@ -72,6 +69,9 @@ def sized(name: str, row: str = "resnet") -> ResNetConfig:
         kind="basic",
         attention=attention[0] if attention else (),
     )
+
+
+INFO = FamilyInfo("image", {"images": {}, "pretrain": {"labels": 0}}, PRESETS, SIZES, resize)
 
 
 class LargeStem(nn.Module):

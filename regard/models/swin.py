@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -18,6 +19,7 @@ from regard.layers.patches import Patches, check_images, grid_at
 from regard.layers.run import run_blocks
 from regard.layers.start import STARTS
 from regard.layers.windows import WINDOW_POSITIONS, Windows
+from regard.models.declaration import FamilyInfo
 
 MOST_STAGES = 8
 
@@ -66,7 +68,7 @@ _SWIN_V2 = replace(
 _B = {"width": 128, "heads": 4, "ffn_width": 512}
 # name -> the parts that make it what it is: Liu et al. 2021, Liu et al. 2022; then the published
 # sizes
-ROWS: dict[str, SwinConfig] = {
+PRESETS: dict[str, SwinConfig] = {
     "swin": _SWIN,
     "swinv2": _SWIN_V2,
     "swin_t": replace(_SWIN, drop_path=0.2),
@@ -75,24 +77,30 @@ ROWS: dict[str, SwinConfig] = {
     "swinv2_t": replace(_SWIN_V2, drop_path=0.2),
 }
 
-# name -> depths, and width, feed-forward width and heads of the first stage, for images of 28 to
-# 32 pixels
-SIZES: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
-    "tiny": ((2, 4, 1), {"width": 32, "ffn_width": 64, "heads": 1}),
-    "small": ((2, 6, 1), {"width": 48, "ffn_width": 96, "heads": 2}),
-    "base": ((2, 4, 1), {"width": 96, "ffn_width": 192, "heads": 3}),
-    "big": ((2, 8, 2), {"width": 96, "ffn_width": 384, "heads": 3}),
+# for images of 28 to 32 pixels
+SIZES: dict[str, dict[str, Any]] = {
+    name: {
+        "image": 32,
+        "patch": 2,
+        "window": 0,
+        "drop_path": 0.0,
+        "depths": depths,
+        "block": {"width": width, "ffn_width": ffn_width, "heads": heads},
+    }
+    for name, depths, width, ffn_width, heads in (
+        ("tiny", (2, 4, 1), 32, 64, 1),
+        ("small", (2, 6, 1), 48, 96, 2),
+        ("base", (2, 4, 1), 96, 192, 3),
+        ("big", (2, 8, 2), 96, 384, 3),
+    )
 }
-
-
-def sized(name: str, row: str = "swin") -> SwinConfig:
-    """Return the config of a row with the sizes that a name stands for, or a published model's."""
-    if name in ROWS:
-        return ROWS[name]
-    config = lookup("row", row, ROWS)
-    depths, sizes = lookup("size", name, SIZES)
-    block = replace(config.block, **sizes)
-    return replace(config, image=32, patch=2, window=0, depths=depths, block=block, drop_path=0.0)
+INFO = FamilyInfo(
+    "image",
+    {"images": {}, "pretrain": {"labels": 0}},
+    PRESETS,
+    SIZES,
+    pretrainers={"masked": "simmim"},
+)
 
 
 def side(config: SwinConfig) -> int:

@@ -23,6 +23,7 @@ from regard.layers.embed import Embed
 from regard.layers.run import run_blocks
 from regard.layers.start import STARTS
 from regard.layers.vocabulary import Head
+from regard.models.declaration import FamilyInfo
 from regard.models.state import State, take_caches
 
 
@@ -76,7 +77,7 @@ _T5 = TransformerConfig(
 )
 # name -> the parts that make the family what it is: Vaswani et al. 2017, Raffel et al. 2020, its
 # version 1.1 (Shazeer 2020), Lewis et al. 2020, Junczys-Dowmunt et al. 2018
-ROWS: dict[str, TransformerConfig] = {
+PRESETS: dict[str, TransformerConfig] = {
     "transformer": TransformerConfig(),
     "t5": _T5,
     "t5_1.1": replace(
@@ -97,27 +98,20 @@ ROWS: dict[str, TransformerConfig] = {
     ),
 }
 
-# name -> depth of each stack, width, feed-forward width, heads
-SIZES: dict[str, dict[str, int]] = {
-    "tiny": {"depth": 4, "width": 128, "ffn_width": 256, "heads": 4},
-    "small": {"depth": 3, "width": 256, "ffn_width": 1024, "heads": 4},
-    "base": {"depth": 6, "width": 512, "ffn_width": 2048, "heads": 8},
-    "big": {"depth": 6, "width": 1024, "ffn_width": 4096, "heads": 16},
+SIZES: dict[str, dict[str, Any]] = {
+    name: {
+        "encoder_depth": depth,
+        "decoder_depth": depth,
+        "block": {"width": width, "ffn_width": ffn_width, "heads": heads},
+    }
+    for name, depth, width, ffn_width, heads in (
+        ("tiny", 4, 128, 256, 4),
+        ("small", 3, 256, 1024, 4),
+        ("base", 6, 512, 2048, 8),
+        ("big", 6, 1024, 4096, 16),
+    )
 }
-
-
-def sized(name: str, row: str | TransformerConfig = "transformer") -> TransformerConfig:
-    """Return a config, or that of a row, with the sizes that a name stands for."""
-    return sized_stacks(name, row, ROWS, SIZES)
-
-
-def sized_stacks(name: str, row: Any, rows: dict[str, Any], sizes: dict[str, dict]) -> Any:
-    """Give both stacks of a config, or of that of a row, the depth and sizes of a name."""
-    config = lookup("row", row, rows) if isinstance(row, str) else row
-    size = dict(lookup("size", name, sizes))
-    depth = size.pop("depth")
-    block = replace(config.block, **size)
-    return replace(config, encoder_depth=depth, decoder_depth=depth, block=block)
+INFO = FamilyInfo("pair", {"translate": {}, "text": {}}, PRESETS, SIZES)
 
 
 class Scale(nn.Module):

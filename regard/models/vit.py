@@ -25,6 +25,7 @@ from regard.layers.heads import Attentive
 from regard.layers.patches import Convolutions, EarlyConvolutions, Patches, grid_at
 from regard.layers.run import run_blocks
 from regard.layers.start import STARTS
+from regard.models.declaration import FamilyInfo
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ _VIT = ViTConfig()
 _DEIT = replace(_VIT, tokens=2, pool="both")
 # name -> the parts that make it what it is: Dosovitskiy et al. 2021, Touvron et al. 2021,
 # Hassani et al. 2021, Xiao et al. 2021, Oquab et al. 2024; then the published sizes
-ROWS: dict[str, ViTConfig] = {
+PRESETS: dict[str, ViTConfig] = {
     "vit": _VIT,
     "deit": _DEIT,
     "cct": replace(_VIT, stem="convolution", tokens=0, pool="attention"),
@@ -92,15 +93,21 @@ SIZES: dict[str, dict[str, int]] = {
 }
 
 
-def sized(name: str, row: str = "vit") -> ViTConfig:
-    """Return the config of a row with the sizes that a name stands for, or a published model's."""
-    if name in ROWS:
-        return ROWS[name]
-    config = lookup("row", row, ROWS)
-    size = dict(lookup("size", name, SIZES))
-    depth, patch = size.pop("depth"), min(4, config.patch)
-    block = replace(config.block, **size)
+def resize(config: ViTConfig, size: dict[str, int]) -> ViTConfig:
+    """Return a config in a size, for small images."""
+    depth, block = size["depth"], {name: n for name, n in size.items() if name != "depth"}
+    patch, block = min(4, config.patch), replace(config.block, **block)
     return replace(config, depth=depth, image=32, patch=patch, block=block)
+
+
+INFO = FamilyInfo(
+    "image",
+    {"images": {}, "pretrain": {"labels": 0}},
+    PRESETS,
+    SIZES,
+    resize,
+    pretrainers={"masked": "mae"},
+)
 
 
 class Grid(Position):

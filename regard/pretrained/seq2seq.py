@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.attention.positions import sinusoids
 from regard.errors import UsageError, lookup
-from regard.models.transformer import ROWS, TransformerConfig
+from regard.models.transformer import PRESETS, TransformerConfig
 from regard.pretrained.generation import VOCABULARIES, vocabularies
 from regard.pretrained.load import read_keys, write_keys
 from regard.pretrained.tables import Format, Key, Rule, linear
@@ -74,7 +74,7 @@ T5_FIXED = {"relative_attention_num_buckets": 32, "relative_attention_max_distan
 
 def _parts(row: str, keys: Iterable[Key], **changes: Any) -> dict[str, Any]:
     """Return the settings of a row that no key tells, with some changes."""
-    values = asdict(ROWS[row])
+    values = asdict(PRESETS[row])
     values |= {f"block.{name}": value for name, value in values.pop("block").items()}
     told = {key.ours for key in keys}
     return {name: value for name, value in values.items() if name not in told} | changes

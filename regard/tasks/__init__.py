@@ -1,8 +1,8 @@
 """All tasks by name: what a model is trained and used for."""
 
+from collections.abc import Mapping
 from importlib import import_module
-from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from regard.errors import lookup
 
@@ -16,7 +16,15 @@ class Home(NamedTuple):
     runner: str
 
 
-TASKS: dict[str, Home] = {
+class Entry(NamedTuple):
+    """A task in the table: where its class is, imported only when asked for, and two examples."""
+
+    module: str
+    task: str
+    examples: tuple[str, str]
+
+
+TASKS: dict[str, Any] = {
     "translate": Home(
         "regard.tasks.translate", "TranslateSettings", "regard.tasks.translator", "Translator"
     ),
@@ -30,11 +38,21 @@ TASKS: dict[str, Home] = {
     "classify": Home(
         "regard.tasks.classify", "ClassifySettings", "regard.tasks.classifier", "Classifier"
     ),
-    "images": Home(
-        "regard.tasks.images", "ImageSettings", "regard.tasks.image_classifier", "ImageClassifier"
+    "images": Entry(
+        "regard.tasks.vision.images",
+        "ClassifyImages",
+        (
+            "regard train images data=photos augment=flip+crop+trivial mixup=0.2 minutes=30",
+            "regard train images data=photos init=runs/other tune=all layer_decay=0.75",
+        ),
     ),
-    "pretrain": Home(
-        "regard.tasks.pretrain", "PretrainSettings", "regard.tasks.encoder", "Encoder"
+    "pretrain": Entry(
+        "regard.tasks.vision.pretrain",
+        "Pretrain",
+        (
+            "regard train pretrain data=photos objective=contrastive like=cct minutes=60",
+            "regard train pretrain data=photos family=swin mask_share=0.6 out=runs/masked",
+        ),
     ),
     "caption": Home(
         "regard.tasks.caption", "CaptionSettings", "regard.tasks.captions", "Describer"
@@ -48,12 +66,37 @@ TASKS: dict[str, Home] = {
 }
 
 
-def trainer(name: str) -> ModuleType:
-    """Return the module that trains a task."""
-    return import_module(lookup("task", name, TASKS).trains)
+def task(name: str) -> Any:
+    """Return the class of a task."""
+    entry = lookup("task", name, TASKS)
+    if isinstance(entry, Entry):
+        return getattr(import_module(entry.module), entry.task)
+    raise NotImplementedError
 
 
-def runner(name: str) -> type:
+def task_for(name: str, values: Mapping[str, Any]) -> str:
+    """Return the task to train by such data, such as images where classify is given images."""
+    return task(name).instead(values) if isinstance(TASKS[name], Entry) else name
+
+
+def trainer(name: str) -> Any:
+    """Return what trains a task."""
+    entry = lookup("task", name, TASKS)
+    return task(name) if isinstance(entry, Entry) else import_module(entry.trains)
+
+
+def runner(name: str) -> Any:
     """Return the class that runs a task."""
-    home = lookup("task", name, TASKS)
-    return getattr(import_module(home.runs), home.runner)
+    entry = lookup("task", name, TASKS)
+    if isinstance(entry, Entry):
+        return task(name)
+    return getattr(import_module(entry.runs), entry.runner)
+
+
+def train_settings(name: str) -> Any:
+    """Return the class of the settings that train a task, and its short keys."""
+    entry = lookup("task", name, TASKS)
+    if isinstance(entry, Entry):
+        return task(name).Train, task(name).short
+    module = import_module(entry.trains)
+    return getattr(module, entry.settings), getattr(module, "SHORT", {})

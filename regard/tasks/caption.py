@@ -48,7 +48,7 @@ from regard.tasks.run import (
     trained,
 )
 from regard.tasks.tune import let_learn
-from regard.training.loop import at_least, mix
+from regard.training.loop import Trainable, at_least, mix
 from regard.training.loss import vocabulary_loss
 
 FAMILY = "captioner"
@@ -186,7 +186,7 @@ class Batch:
     read: int
 
 
-class Captioning:
+class Captioning(Trainable):
     """The task as the training loop sees it."""
 
     def __init__(
@@ -213,9 +213,8 @@ class Captioning:
         assert self.format.size is not None
         padding = self.format.size // 8 if settings.padding is None else settings.padding
         self.ways = Ways(padding, settings.strength)
-        self.rates = {"encoder.": settings.encoder_rate}
+        self.lr_scales = {"encoder.": settings.encoder_rate}
         self.decoded = min(settings.valid_images, len(self.valid))
-        self.valid_share = 1.0  # of the validation part that is used
 
     def pick(self, n: int) -> np.ndarray:
         """Return the photos of batch n, whose captions are about as long."""

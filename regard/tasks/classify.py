@@ -16,7 +16,6 @@ from regard.data.labelled import Example, ExampleFormat, ExampleReader, load_lab
 from regard.errors import UsageError, lookup
 from regard.metrics.baselines import Baselines, worth_of_order
 from regard.metrics.labels import count, log_loss, macro_f1, micro_f1
-from regard.tasks import images
 from regard.tasks.classifier import Classifier, ClassifierSettings, member_logits, one_label_each
 from regard.tasks.labelling import (
     FAMILY,
@@ -39,7 +38,8 @@ from regard.tasks.labelling import (
     weigh,
 )
 from regard.tasks.run import Data, Report, Work, save_tokenizer, settle_tokenizer, train_task
-from regard.training.loop import at_least, mix
+from regard.tasks.vision.images import ClassifyImages as images
+from regard.training.loop import Trainable, at_least, mix
 
 NAME = "classify"
 NOISE, SURE = 0.3, 3.0  # of embeddings that begin by counts, and of the head above them
@@ -111,7 +111,7 @@ def suited(values: Mapping[str, Any], texts: Sequence[str], numbers: np.ndarray)
     return {**values, **{key: value for key, value in few.items() if key not in said}}
 
 
-def resolve(values: Mapping[str, Any]) -> ClassifySettings | images.ImageSettings:
+def resolve(values: Mapping[str, Any]) -> Any:
     """Make full settings of what a user gave: the size fills in what is not said."""
     return images.resolve(values) if holds_images(values.get("data")) else of_texts(values)
 
@@ -171,7 +171,7 @@ class Batch(NamedTuple):
     wanted: Tensor
 
 
-class Classification:
+class Classification(Trainable):
     """The task as the training loop sees it.
 
     What is right comes as numbers, so that they can also be those of clusters of labels.

@@ -28,7 +28,7 @@ from regard.tasks.run import (
     shape_of,
     train_task,
 )
-from regard.training.loop import at_least
+from regard.training.loop import Trainable, at_least
 
 NAME = "denoise"
 FAMILY = "denoiser"
@@ -102,7 +102,7 @@ class Batch(NamedTuple):
     sigma: Tensor
 
 
-class Denoising:
+class Denoising(Trainable):
     """The task as the training loop sees it."""
 
     def __init__(self, train: Sequence[Photo], valid: Sequence[Photo], settings: DenoiseSettings):

@@ -40,7 +40,7 @@ from regard.tasks.run import (
     train_task,
     trained,
 )
-from regard.training.loop import at_least
+from regard.training.loop import Trainable, at_least
 
 NAME = "images"
 FAMILY = "vit"
@@ -282,7 +282,7 @@ class Batch(NamedTuple):
     theirs: Tensor | None = None
 
 
-class ImageClassification:
+class ImageClassification(Trainable):
     """The task as the training loop sees it."""
 
     def __init__(

@@ -37,7 +37,7 @@ from regard.tasks.run import (
     shape_of,
     train_task,
 )
-from regard.training.loop import at_least
+from regard.training.loop import Trainable, at_least
 from regard.training.loss import plain_loss, vocabulary_loss
 
 NAME = "language"
@@ -182,7 +182,7 @@ class Batch(NamedTuple):
     read: int
 
 
-class _Language:
+class _Language(Trainable):
     """What both objectives share: the tokenised parts, and what there is to know of them."""
 
     batches: Crops | Packed

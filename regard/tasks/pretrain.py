@@ -43,7 +43,7 @@ from regard.tasks.run import (
     size_of,
     train_task,
 )
-from regard.training.loop import at_least, mix
+from regard.training.loop import Trainable, at_least, mix
 
 NAME = "pretrain"
 # objective -> family -> what is built around an encoder to train it; "" is any other family
@@ -230,7 +230,7 @@ def said(images: Images, captions: Mapping[str, Sequence[str]]) -> list[tuple[st
 # Tasks as the training loop sees them
 
 
-class Pretraining:
+class Pretraining(Trainable):
     """What all ways share: images that are changed at random, and neighbours to judge by."""
 
     def __init__(self, data: ImageData, settings: PretrainSettings, tokens: int):

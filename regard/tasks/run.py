@@ -1,42 +1,49 @@
 """A training run in its folder: what every task does around the loop."""
 
 import dataclasses
-import hashlib
-import json
-import platform
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from regard import __version__
-from regard.data.split import Split
 from regard.errors import UsageError, log, lookup
 from regard.files import read_json, write_atomically
 from regard.hashes import SUMS, damaged, listed, seal, unseal
-from regard.layers.convolution import statistics
-from regard.layers.lora import adapters, merged
+from regard.layers.lora import merged
 from regard.models import family, sized
 from regard.models.folder import load_folder, save_config, save_weights
 from regard.pretrained.folder import import_folder, is_foreign
-from regard.results import Scored
 from regard.settings import fill
+from regard.tasks.frame.origin import INIT_MAY_DIFFER as HARMLESS  # noqa: F401
+from regard.tasks.frame.origin import Origin
+from regard.tasks.frame.recipe import check_resume as recall
+from regard.tasks.frame.recipe import hash_frozen as hash_kept
+from regard.tasks.frame.recipe import (
+    is_learnt,
+    model_card,
+    parameters,
+    save_generation,  # noqa: F401
+    set_aside,
+    write_recipe,
+)
+from regard.tasks.frame.recipe import trainable as learning
+from regard.tasks.frame.settings import SHORT, flat, size_of, width_of  # noqa: F401
+from regard.tasks.frame.settings import TrainSettings as TaskSettings
+from regard.tasks.frame.task import Data
+from regard.tasks.frame.train import Rehearsed, Report, rehearsing
+from regard.tasks.frame.train import count_steps as steps_of
 from regard.tasks.tokenizer import load_any_tokenizer, load_any_tokenizers
-from regard.tasks.tune import HEAD, check_tune, let_learn, usual_rate
+from regard.tasks.tune import check_tune, let_learn, usual_rate
 from regard.training import distributed
 from regard.training.loop import (
     Fit,
-    LoopSettings,
-    Task,
-    at_least,
+    Trainable,
     check,
     locked,
     measure,
@@ -44,52 +51,8 @@ from regard.training.loop import (
 )
 from regard.training.plan import FOR_TRAINING, LENGTHS, Plan, settle
 
-# settings that may differ when a run is taken up again, since they do not change what it computes
-# (of data, the hash of what they hold is compared)
-FREE = {"data", "out", "device", "threads", "compile", "save_every", "test"}
-# files that are written at every start, whether anew or to go on
-REWRITTEN = {"config.json", "generation_config.json"}
 # settings of tasks that say how many rows a validation decodes
 ROWS_JUDGED = ("valid_sentences", "valid_images")
-# parts of a model's config that may differ from those of the model it starts from
-HARMLESS = {"dropout", "attention_dropout", "ffn_dropout", "drop_path", "max_length"}
-# and those that differ where a task puts a new head on
-ANEW = {"head", "labels", "pool", "head_dropout"}
-# short keys of every task for what lies deeper in its model
-SHORT = {
-    "position": "model.position",
-    "depth": "model.depth",
-    "dropout": "model.block.dropout",
-    "attention_dropout": "model.block.attention_dropout",
-    "norm": "model.block.norm",
-    "order": "model.block.order",
-    "feed_forward": "model.block.feed_forward",
-    "width": "model.block.width",
-    "heads": "model.block.heads",
-    "ffn_width": "model.block.ffn_width",
-}
-
-
-@dataclass(frozen=True)
-class TaskSettings(LoopSettings):
-    """What every task can be told, beside how to train; a task adds `model`, a family's config."""
-
-    data: str | None = field(default=None, metadata={"help": "a folder or file to learn from"})
-    valid: str | None = field(default=None, metadata={"help": "a file to choose by, or a share"})
-    test: str | None = field(
-        default=None, metadata={"help": "a file for the final score, or a share to hold out"}
-    )
-    out: str | None = field(default=None, metadata={"help": "the run's folder"})
-    init: str | None = field(default=None, metadata={"help": "a model to start from"})
-    tune: str = field(default="all", metadata={"help": "of it: all, head or lora"})
-    lora_rank: int = field(default=8, metadata=at_least(1, "of what is added", 4096))
-    lora_alpha: float = field(
-        default=16.0, metadata={"help": "weight of what is added", "above": 0, "max": 1e6}
-    )
-    lora_on: str = field(default="*.qkv", metadata={"help": "matrices to add to, such as *.qkv"})
-    size: str = field(default="tiny", metadata={"help": "tiny, small, base or big"})
-
-
 S = TypeVar("S", bound=TaskSettings)
 
 
@@ -131,18 +94,6 @@ def _with_parts(kind: Any, parts: tuple[tuple[str, type], ...]) -> Any:
     return dataclasses.make_dataclass(kind.__name__, own, bases=(kind,), frozen=True)
 
 
-def width_of(config: Any) -> int:
-    """Return how wide the vectors of a model are, by its config."""
-    if hasattr(config, "block"):
-        return config.block.width
-    return config.widths[-1]
-
-
-def size_of(values: Mapping[str, Any]) -> str:
-    """Return the size that a user asks for."""
-    return str(values.get("size", "tiny"))
-
-
 def shape_of(name: str, values: Mapping[str, Any], *row: str, **changes: Any) -> Any:
     """Return a family's config: that of the model to start from, or else one of the size.
 
@@ -164,68 +115,6 @@ def trained(folder: str | Path) -> tuple[Any, dict[str, Any]]:
     return load_folder(Path(folder))
 
 
-def flat(settings: Any, prefix: str = "") -> dict[str, Any]:
-    """Lay nested settings out by dotted keys, as a user would write them."""
-    found: dict[str, Any] = {}
-    for item in dataclasses.fields(settings):
-        value = getattr(settings, item.name)
-        key = prefix + item.metadata.get("key", item.name)
-        if dataclasses.is_dataclass(value):
-            found |= flat(value, key + ".")
-        else:
-            found[key] = list(value) if isinstance(value, tuple) else value
-    return found
-
-
-def recall(
-    folder: Path, settings: Any, data: str, split: Split | None = None
-) -> dict[str, Any] | None:
-    """Return the recipe of a run that was begun here, or refuse settings or data that differ."""
-    path = folder / "recipe.json"
-    if not path.exists():
-        return None
-    recipe = read_json(path)
-    before, now = recipe.get("settings", {}), flat(settings)
-    for key, value in now.items():
-        if key in FREE or key.split(".")[-1] in FREE:
-            continue
-        if key == "warmup" and value is None:  # it follows from the steps, then and now
-            continue
-        if key in before and before[key] != value:
-            raise UsageError(
-                f"{folder} was begun with {key}={before[key]}, not {value}; "
-                f"give the same settings to go on, or another out= to begin anew"
-            )
-    if recipe.get("data") != data and "split" not in recipe and split and split.bounds:
-        raise UsageError(
-            f"{folder} was begun by Regard {recipe.get('regard')}, which split a smaller "
-            "validation part off; go on with that version, or give another out= to begin anew"
-        )
-    if recipe.get("data") != data:
-        raise UsageError(
-            f"{folder} was begun with other data than data={now.get('data')} holds now; "
-            "restore them to go on, or give another out= to begin anew"
-        )
-    return recipe
-
-
-def write_recipe(folder: Path, task: str, settings: Any, data: str, more: dict[str, Any]) -> dict:
-    """Write recipe.json: everything that the run depends on, fully resolved."""
-    recipe = {
-        "regard": __version__,
-        "torch": torch.__version__.split("+")[0],
-        "python": platform.python_version(),
-        "task": task,
-        "data": data,
-        **more,
-        "settings": flat(settings),
-    }
-    write_atomically(
-        folder / "recipe.json", json.dumps(recipe, indent=2, ensure_ascii=False) + "\n"
-    )
-    return recipe
-
-
 def use_threads(threads: int | None) -> int:
     """Use so many threads, or as many as the machine has cores."""
     if threads:
@@ -236,46 +125,6 @@ def use_threads(threads: int | None) -> int:
 def shorten(values: Mapping[str, Any]) -> str:
     """Write settings as words of a command."""
     return " ".join(f"{key}={value}" for key, value in values.items())
-
-
-def steps_of(count: int) -> str:
-    """Say how many steps."""
-    return f"{count:,} step{'s' * (count != 1)}"
-
-
-@dataclass(frozen=True)
-class Report(Scored):
-    """How a training went: where the model is, how far it came, and its scores by name."""
-
-    folder: str
-    step: int
-    steps: int
-    finished: bool
-    scores: dict[str, float]  # on the validation part
-
-    def named_scores(self) -> Iterable[tuple[str, float]]:
-        """Return the scores on the validation part by name."""
-        return self.scores.items()
-
-    @property
-    def valid(self) -> dict[str, float]:
-        """Return the scores on the validation part."""
-        return {name: value for name, value in self.scores.items() if name != "better"}
-
-    def keys(self) -> list[str]:
-        """Return the names of all scores, then `valid` for all of them, then the fields."""
-        return [*super().keys(), "valid"]
-
-    def __str__(self) -> str:
-        told = ", ".join(f"{k} {v:.4g}" for k, v in self.scores.items() if k != "better")
-        if self.finished:
-            return f"{self.folder}: finished after {steps_of(self.step)}" + (
-                f"; {told}" if told else ""
-            )
-        return (
-            f"{self.folder}: stopped and saved at step {self.step:,} of {self.steps:,}; "
-            "give the same command again to go on"
-        )
 
 
 def build_model(name: str, config: Any, settings: TaskSettings, *, fresh: str = "") -> Any:
@@ -293,41 +142,8 @@ def build_model(name: str, config: Any, settings: TaskSettings, *, fresh: str = 
 
 
 def start_from(model: Any, folder: str, fresh: str = "") -> str:
-    """Give a model the weights of a trained one of the same shape, but for what is fresh.
-
-    A head of another kind is fresh as well. Returns how the names of fresh weights begin.
-    """
-    other, _ = trained(folder)
-    before, now = flat(other.config), flat(model.config)
-    if before.get("head") != now.get("head"):
-        fresh = fresh or HEAD
-    for key, value in now.items():
-        known = HARMLESS | ANEW if fresh else HARMLESS
-        if before[key] != value and key.split(".")[-1] not in known:
-            raise UsageError(
-                f"init={folder} has {key}={before[key]}, not {value}; describe the same model"
-            )
-    theirs = dict(other.named_parameters())
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if fresh and name.startswith(fresh):
-                continue
-            if name not in theirs or theirs[name].shape != parameter.shape:
-                raise UsageError(
-                    f"init={folder}: its weights do not fit at {name}; use the same model"
-                )
-            parameter.copy_(theirs[name])
-    return fresh
-
-
-def hash_kept(model: nn.Module) -> str | None:
-    """Return a hash of the weights that do not learn, which no checkpoint holds; None if all do."""
-    kept = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
-    digest = hashlib.sha256()
-    for name, parameter in kept:
-        digest.update(name.encode())
-        digest.update(parameter.detach().cpu().numpy().tobytes())
-    return digest.hexdigest() if kept else None
+    """Give a model the weights of a trained one of the same shape, but for what is fresh."""
+    return Origin.load(folder).initialise(model, fresh)
 
 
 def origin(folder: str | None) -> dict[str, Any]:
@@ -339,19 +155,6 @@ def origin(folder: str | None) -> dict[str, Any]:
     if is_foreign(folder):
         came = {"model_type": config.get("model_type")}
     return {"imported": came} if isinstance(came, dict) else {}
-
-
-def parameters(model: nn.Module) -> int:
-    """Return how many numbers a model has, without averages and what is only added to learn."""
-    apart = statistics(model) | set(adapters(model))
-    return sum(p.numel() for p in model.parameters() if p not in apart)
-
-
-def learning(model: nn.Module) -> str:
-    """Say how much of a model learns, if that is not all of it."""
-    apart = statistics(model)
-    count = sum(p.numel() for p in model.parameters() if p.requires_grad and p not in apart)
-    return "" if count == parameters(model) else f" ({count:,} numbers learn)"
 
 
 def save_tokenizer(folder: Path, tokenizer: Any) -> None:
@@ -374,75 +177,11 @@ def settle_tokenizer(
     save: Callable[[Path, Any], None] = save_tokenizer,
 ) -> Any:
     """Take the tokenizer of the run, or of the model it starts from, or learn a new one."""
-    lost = [n for n in listed(folder) if _learnt(n) and not (folder / n).exists()]
+    lost = [n for n in listed(folder) if is_learnt(n) and not (folder / n).exists()]
     if distributed.is_first() and (begun is None or lost):
         save(folder, load(Path(settings.init)) if settings.init else learn())
     distributed.wait()
     return load(folder)
-
-
-def _learnt(name: str) -> bool:
-    """Tell whether a file is a tokenizer's, and not of the weights or written at every start."""
-    return not name.endswith(".safetensors") and name not in REWRITTEN
-
-
-def set_aside(folder: Path, quiet: bool) -> dict[str, str]:
-    """Rename files that are not as they were published, and return what their hashes should be."""
-    try:
-        hashes = listed(folder)
-    except UsageError as mistake:
-        log(f"{mistake}; all is published again", quiet)
-        (folder / SUMS).replace(folder / f"{SUMS}.damaged")
-        return {}
-    broken = damaged(folder, hashes)
-    for path in (folder / name for name in broken):
-        log(f"{path}: damaged or changed, so it is made again; see {path.name}.damaged", quiet)
-        if path.exists():
-            path.replace(path.with_name(f"{path.name}.damaged"))
-    return {name: hashes[name] for name in broken}
-
-
-def save_generation(folder: Path, generation: dict[str, Any]) -> None:
-    """Write how to decode by default."""
-    write_atomically(folder / "generation_config.json", json.dumps(generation, indent=2) + "\n")
-
-
-def model_card(
-    name: str,
-    told: str,
-    scores: dict,
-    count: int,
-    threads: int,
-    baselines: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
-) -> str:
-    """Write the README of a trained model: what it is, how it came about, how good it is."""
-    rows = [f"| {k} | {v:.4g} |" for k, v in scores.items() if k != "better"]
-    for who, row in baselines.items():
-        rows += [f"| baseline, {who}: {k} | {v:.4g} |" for k, v in row.items()]
-    return "\n".join(
-        [
-            f"# A model for `{name}`",
-            "",
-            f"{told}, {count:,} parameters, "
-            f"trained by Regard {__version__} on {threads} threads. "
-            "`recipe.json` holds every setting.",
-            "",
-            "| on the validation part | |",
-            "|---|---|",
-            *rows,
-            "",
-        ]
-    )
-
-
-@dataclass(frozen=True)
-class Data:
-    """What a task has read: anything, the hash of it, and what the user should be told."""
-
-    parts: Any
-    sha: str
-    notes: list[str]
-    split: Split = field(default_factory=Split)  # what was kept from training
 
 
 def nothing(folder: Path) -> None:
@@ -455,7 +194,7 @@ class Work:
 
     family: str  # the model's name in MODELS
     model: Any
-    task: Task
+    task: Trainable
     told: str  # what the model card says it is
     about: dict[str, Any] = field(default_factory=dict)  # what config.json says beside the model
     facts: dict[str, Any] = field(default_factory=dict)  # what recipe.json says beside the settings
@@ -466,17 +205,6 @@ class Work:
     kept: Any = None  # the part of the model that the folder is of, if not all
     publish: Callable[[Path, dict[str, Tensor]], None] = save_weights  # writes all weights
     baselines: dict[str, dict[str, float]] = field(default_factory=dict)  # what is to be beaten
-
-
-rehearsing: ContextVar[bool] = ContextVar("rehearsing", default=False)
-
-
-@dataclass(frozen=True)
-class Rehearsed:
-    """All that a training would begin with, while `rehearsing`."""
-
-    settings: Any
-    work: Work
 
 
 def train_task(
@@ -510,7 +238,7 @@ def train_task(
         distributed.wait()
         work = prepare(data, folder, begun)
         if rehearsing.get():
-            return Rehearsed(settings, work)
+            return Rehearsed(settings, work.model, work.task)  # type: ignore[arg-type]
         model = work.model
         kept = hash_kept(model)
         if begun is not None and begun.get("kept") != kept:
@@ -537,7 +265,7 @@ def train_task(
             about = {**origin(settings.init), **work.about}
             save_config(folder, work.kept or model, name=work.family, task=task, about=about)
             work.save(folder)
-            for other in damaged(folder, {n: h for n, h in broken.items() if _learnt(n)}):
+            for other in damaged(folder, {n: h for n, h in broken.items() if is_learnt(n)}):
                 raise UsageError(
                     f"{folder / other}: was damaged and cannot be made again as it was; "
                     "give another out= to begin anew"
@@ -555,7 +283,7 @@ def train_task(
             seal(folder)
 
         if begun.get("valid_share", 1.0) < 1:
-            work.task.valid_share = begun["valid_share"]  # type: ignore[attr-defined]
+            work.task.valid_share = begun["valid_share"]
         if settings.warmup is None:
             # a run of before, which had a warm-up that did not follow from the steps, keeps it
             rise = begun["warmup"] if "warmup" in begun else begun["settings"]["warmup"]
@@ -582,7 +310,7 @@ def train_task(
 def _plan(
     values: Mapping[str, Any],
     settings: TaskSettings,
-    task: Task,
+    task: Trainable,
     model: nn.Module,
     folder: Path,
     started: float,
@@ -591,7 +319,7 @@ def _plan(
     if settings.minutes is None:
         return settle(settings, epoch=_epoch(settings, task))
     if any(values.get(key) is not None for key in ROWS_JUDGED):
-        task.decoded = 0  # type: ignore[attr-defined]  # the user has said how many
+        task.decoded = 0  # the user has said how many
     whole = 60 * settings.minutes
     cost = measure(model, task, settings, folder, whole)
     passed = distributed.first_says(time.perf_counter() - started)
@@ -599,7 +327,7 @@ def _plan(
     return settle(settings, epoch=_epoch(settings, task), cost=cost, seconds=left)
 
 
-def _epoch(settings: TaskSettings, task: Task) -> float | None:
+def _epoch(settings: TaskSettings, task: Trainable) -> float | None:
     """Return how many steps read everything once, if that is asked."""
     if settings.epochs is None:
         return None

@@ -43,6 +43,7 @@ from regard.tasks.tagger import (
     places,
     word_logits,
 )
+from regard.training.loop import Trainable
 
 NAME = "tag"
 
@@ -75,7 +76,7 @@ class Batch(NamedTuple):
     wanted: Tensor
 
 
-class Tagging:
+class Tagging(Trainable):
     """The task as the training loop sees it."""
 
     def __init__(

@@ -59,7 +59,7 @@ from regard.tasks.translator import (
     save_tokenizers,
     setting,
 )
-from regard.training.loop import at_least, mix
+from regard.training.loop import Trainable, at_least, mix
 
 NAME = "text"
 FAMILY = "transformer"
@@ -193,7 +193,7 @@ def marks_of(tokenizer: Any, vocab: int, needed: int) -> Marks:
     return Marks(mask, sentinels)
 
 
-class Mending:
+class Mending(Trainable):
     """A text is guessed from what is left of it."""
 
     share = 0.15

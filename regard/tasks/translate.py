@@ -46,7 +46,7 @@ from regard.tasks.translator import (
     load_tokenizers,
     save_tokenizers,
 )
-from regard.training.loop import at_least, mix
+from regard.training.loop import Trainable, at_least, mix
 from regard.training.loss import ROWS, r_drop_loss, vocabulary_loss
 
 NAME = "translate"
@@ -195,7 +195,7 @@ def build_tokenizers(corpus: Corpus, settings: TranslateSettings) -> tuple[Token
     return source, target
 
 
-class Translation:
+class Translation(Trainable):
     """The task as the training loop sees it."""
 
     def __init__(
@@ -210,7 +210,6 @@ class Translation:
         self.language = corpus.target
         self.valid = corpus.parts["valid"]
         self.decoded = min(settings.valid_sentences, len(self.valid))
-        self.valid_share = 1.0  # of the validation part that is used
         self.store, self.dropped = self._tokenise(corpus)
         lengths = [self.store.lengths(0) + 1, self.store.lengths(1) + 1]
         self.batches = Batches(lengths, settings.batch_tokens, settings.seed)

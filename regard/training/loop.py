@@ -9,11 +9,13 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +25,7 @@ from regard.files import refuse, write_atomically
 from regard.memory import reuse_memory
 from regard.native import fast
 from regard.processor import half_precision
+from regard.settings import setting
 from regard.training import checkpoint as keep
 from regard.training import distributed
 from regard.training.optim import OPTIMISERS, SCHEDULES, build_optimiser
@@ -34,46 +37,41 @@ MEASURED = 0.05  # of the time may be spent on measuring steps
 
 
 def at_least(low: float, help: str = "", high: float | None = None) -> dict[str, Any]:
-    """Describe a setting that has bounds."""
-    bounds = {"min": low, "help": help}
-    return bounds if high is None else {**bounds, "max": high}
+    """Return the metadata of a bounded setting; an older way to write `setting(...)`."""
+    return dict(setting(None, help, min=low, max=high).metadata)
 
 
 @dataclass(frozen=True)
 class LoopSettings:
-    """How to train, whatever is trained."""
+    """Hyperparameters of the training loop, whatever is trained."""
 
-    steps: int | None = field(default=None, metadata=at_least(1, "updates of the weights"))
-    epochs: float | None = field(
-        default=None, metadata={"help": "times to read all data", "above": 0, "max": 1e6}
+    steps: int | None = setting(None, "optimiser steps", min=1)
+    epochs: float | None = setting(None, "passes over the training data", above=0, max=1e6)
+    minutes: float | None = setting(None, "time budget, validation included", min=0.01)
+    seed: int = setting(1, "random seed", min=0, max=2**62)
+    optimiser: str = setting("adamw", "optimiser: adamw or muon")
+    lr: float = setting(1e-3, "peak learning rate", min=0, max=100)
+    warmup: int | None = setting(None, "warm-up steps; a tenth of all unless given", min=0)
+    schedule: str = setting(
+        "inverse_sqrt", "learning-rate schedule: inverse_sqrt, cosine or constant"
     )
-    minutes: float | None = field(default=None, metadata=at_least(0.01, "time for all"))
-    seed: int = field(default=1, metadata=at_least(0, "of everything random", 2**62))
-    optimiser: str = field(default="adamw", metadata={"help": "adamw or muon"})
-    lr: float = field(default=1e-3, metadata=at_least(0, "highest rate of learning", 100))
-    warmup: int | None = field(
-        default=None, metadata=at_least(0, "steps until the highest rate; else a tenth")
+    weight_decay: float = setting(0.01, "weight decay", min=0, max=10)
+    layer_decay: float = setting(1.0, "layer-wise learning-rate decay", above=0, max=1)
+    beta2: float = setting(0.98, "AdamW beta2", min=0, max=0.99999)
+    clip: float = setting(1.0, "gradient clipping norm; 0 disables it", min=0)
+    accumulate: int = setting(1, "gradient accumulation steps", min=1)
+    ema: float = setting(0.0, "EMA decay; 0 disables it", min=0, max=0.99999)
+    average: int = setting(0, "last checkpoints to average; 0 disables it", min=0, max=100)
+    valid_every: int | None = setting(None, "steps between validations", min=1)
+    save_every: float = setting(120.0, "seconds between checkpoints", min=0)
+    patience: int = setting(
+        0, "early stopping: validations without improvement; 0 disables it", min=0
     )
-    schedule: str = field(default="inverse_sqrt", metadata={"help": "fall of the rate"})
-    weight_decay: float = field(default=0.01, metadata=at_least(0, "of matrices", 10))
-    layer_decay: float = field(
-        default=1.0, metadata={"help": "rate of a layer to the one above", "above": 0, "max": 1}
-    )
-    beta2: float = field(default=0.98, metadata=at_least(0, "AdamW's second memory", 0.99999))
-    clip: float = field(default=1.0, metadata=at_least(0, "longest gradient; 0 for no bound"))
-    accumulate: int = field(default=1, metadata=at_least(1, "batches an update"))
-    ema: float = field(default=0.0, metadata=at_least(0, "memory of averaged weights", 0.99999))
-    average: int = field(default=0, metadata=at_least(0, "last checkpoints to average", 100))
-    valid_every: int | None = field(default=None, metadata=at_least(1, "steps a validation"))
-    save_every: float = field(default=120.0, metadata=at_least(0, "seconds between saves"))
-    patience: int = field(
-        default=0, metadata=at_least(0, "validations without gain; 0: never stop")
-    )
-    device: str = field(default="cpu", metadata={"help": "cpu, cuda, cuda:1, mps"})
-    dtype: str = field(default="float32", metadata={"help": "float32 or bfloat16"})
-    processes: int = field(default=1, metadata=at_least(1, "that train together", 64))
-    threads: int | None = field(default=None, metadata=at_least(1, "processor threads", 1024))
-    compile: bool = field(default=False, metadata={"help": "by torch.compile"})
+    device: str = setting("cpu", "device: cpu, cuda, cuda:1, mps")
+    dtype: str = setting("float32", "data type: float32, or bfloat16 by autocast")
+    processes: int = setting(1, "data-parallel processes", min=1, max=64)
+    threads: int | None = setting(None, "CPU threads", min=1, max=1024)
+    compile: bool = setting(False, "compile the model with torch.compile")
 
 
 DTYPES = {"float32": None, "bfloat16": torch.bfloat16}
@@ -105,28 +103,35 @@ def check(settings: LoopSettings) -> None:
         )
 
 
-class Task(Protocol):
-    """What a task brings to the loop."""
+class Trainable(ABC):
+    """What the loop trains: batches, their loss, and an evaluation on the validation part."""
 
+    # learning-rate multipliers by the beginning of a parameter's name
+    lr_scales: Mapping[str, float] = MappingProxyType({})
+    # rows that a validation decodes, if fewer would do; 0: it needs all
+    decoded: int = 0
+    # the share of them that it does decode, set by the plan of a short run
+    valid_share: float = 1.0
+
+    @abstractmethod
     def batch(self, n: int) -> Any:
         """Return batch n, always the same for the same n."""
-        ...
 
+    @abstractmethod
     def count(self, batch: Any) -> tuple[int, int]:
         """Return by how many tokens the loss is divided, and how many were read in all."""
-        ...
 
+    @abstractmethod
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """Return the summed loss of a batch."""
-        ...
 
+    @abstractmethod
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Return the scores on the validation part; `better` is the one to raise."""
-        ...
 
     def epoch(self) -> float:
-        """Return in how many batches everything is read once."""
-        ...
+        """Return the number of batches in an epoch."""
+        raise UsageError("epochs= has no meaning for this task; give steps= or minutes=")
 
 
 @dataclass
@@ -206,7 +211,7 @@ class Stopper:
 
 
 def measure(
-    model: nn.Module, task: Task, settings: LoopSettings, folder: Path, seconds: float
+    model: nn.Module, task: Trainable, settings: LoopSettings, folder: Path, seconds: float
 ) -> Cost:
     """Time some steps, a save and a validation, for a run that has so many seconds.
 
@@ -232,7 +237,6 @@ def measure(
     for parameter in model.parameters():
         parameter.grad = None
     save = validation = 0.0
-    decoded = getattr(task, "decoded", 0)
     if distributed.is_first():
         begun = time.perf_counter()
         named: dict[str, Tensor] = {n: p for n, p in model.named_parameters() if p.requires_grad}
@@ -241,28 +245,27 @@ def measure(
             home = Path(place) / "checkpoints"
             keep.save_checkpoint(home, 0, {"raw": named, "optimiser": kept}, {})
         save = time.perf_counter() - begun
-        validation = _time_validation(model, task, decoded)
+        validation = _time_validation(model, task)
     step, save, validation = (distributed.first_says(x) for x in (step, save, validation))
-    return Cost(step, save, validation, decoded)
+    return Cost(step, save, validation, task.decoded)
 
 
-def _time_validation(model: nn.Module, task: Any, decoded: int) -> float:
-    """Return in how many seconds the whole validation part would be judged."""
+def _time_validation(model: nn.Module, task: Trainable) -> float:
+    """Return in how many seconds the whole validation part would be evaluated."""
     begun, share = time.perf_counter(), 1.0
-    if decoded > LEAST_ROWS:
-        task.valid_share = share = LEAST_ROWS / decoded
+    if task.decoded > LEAST_ROWS:
+        task.valid_share = share = LEAST_ROWS / task.decoded
     model.eval()
     try:
         task.evaluate(model)
     finally:
         model.train()
-        if decoded > LEAST_ROWS:
-            task.valid_share = 1.0
+        task.valid_share = 1.0
     return (time.perf_counter() - begun) / share
 
 
 def one_step(
-    model: nn.Module, task: Task, settings: LoopSettings, optimiser, n: int, lr: float
+    model: nn.Module, task: Trainable, settings: LoopSettings, optimiser, n: int, lr: float
 ) -> tuple[float, float, int, bool]:
     """Make one update; return loss a token, gradient norm, tokens read, and if it was sound."""
     rank, size, parts = distributed.rank(), distributed.size(), settings.accumulate
@@ -299,7 +302,7 @@ class Fit:
     def __init__(
         self,
         model: nn.Module,
-        task: Task,
+        task: Trainable,
         settings: LoopSettings,
         folder: Path,
         *,
@@ -325,7 +328,7 @@ class Fit:
             weight_decay=settings.weight_decay,
             betas=(0.9, settings.beta2),
             layer_decay=settings.layer_decay,
-            rates=getattr(task, "rates", {}),
+            lr_scales=task.lr_scales,
         )
         self.schedule = lookup("schedule", settings.schedule, SCHEDULES)
         # what stays as it is need not be kept

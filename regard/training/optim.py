@@ -151,12 +151,12 @@ def build_optimiser(
     betas: tuple[float, float] = (0.9, 0.98),
     eps: float = 1e-9,
     layer_decay: float = 1.0,
-    rates: Mapping[str, float] = MappingProxyType({}),
+    lr_scales: Mapping[str, float] = MappingProxyType({}),
 ) -> AdamW:
     """Make an optimiser, fused, that lets matrices decay but neither biases nor norms.
 
     Each layer learns by `layer_decay` times the rate of the one above, and what has a name that
-    begins as in `rates` by such a share: a group's `scale`.
+    begins as in `lr_scales` by such a share: a group's `scale`.
     """
     learning = [p for p in model.parameters() if p.requires_grad]
     # tables of tokens and positions and what is tied to them are no maps between layers
@@ -175,12 +175,12 @@ def build_optimiser(
         {"params": [p for p in learning if p.ndim < 2], "weight_decay": 0.0, "inner": False},
     ]
     groups = [group for group in groups if group["params"]]
-    if layer_decay != 1 or any(rate != 1 for rate in rates.values()):
+    if layer_decay != 1 or any(rate != 1 for rate in lr_scales.values()):
         below = depths(model)
         most = max(below.values())
         scales: dict[int, float] = {}
         for part, p in model.named_parameters():
-            share = math.prod(rate for start, rate in rates.items() if part.startswith(start))
+            share = math.prod(rate for start, rate in lr_scales.items() if part.startswith(start))
             scales[id(p)] = share * layer_decay ** (most - below[part])
         groups = [
             {**group, "params": some, "scale": scale}

@@ -1,0 +1,64 @@
+"""Inference in batches of like length, on several worker threads."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from typing import TypeVar
+
+import torch
+
+from regard.attention.watch import watcher
+from regard.errors import UsageError
+from regard.memory import reuse_memory
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+def in_batches(
+    items: Sequence[T],
+    lengths: Sequence[int],
+    function: Callable[[list[T]], Sequence[U]],
+    *,
+    tokens: int = 4096,
+    rows: int = 256,
+    workers: int = 1,
+) -> list[U]:
+    """Apply a function to batches of items of like length and return the answers in order.
+
+    A batch, padded to its longest item, holds at most so many tokens and rows; a longer item is
+    alone. The longest come first, so that too little memory shows at once. Several workers take
+    one batch each, on one processor thread each: while many small steps cannot keep several
+    threads busy, several batches can.
+    """
+    if min(tokens, rows, workers) < 1:
+        raise UsageError(
+            f"batches of {tokens} tokens and {rows} rows by {workers} workers hold nothing; "
+            "choose 1 or more"
+        )
+    order = sorted(range(len(items)), key=lambda i: -lengths[i])
+    batches: list[list[int]] = []
+    while order:
+        count = max(1, min(rows, tokens // max(1, lengths[order[0]])))
+        batches.append(order[:count])
+        order = order[count:]
+    work = [[items[i] for i in batch] for batch in batches]
+    reuse_memory()
+    workers = 1 if watcher() is not None else min(workers, len(work))  # watched in order
+    if workers < 2:
+        done = list(map(function, work))
+    else:
+        threads = torch.get_num_threads()
+        try:
+            # each batch runs with the caller's context variables, such as the active watcher
+            contexts = [copy_context() for _ in work]
+            with ThreadPoolExecutor(workers, "", torch.set_num_threads, (1,)) as pool:
+                done = list(pool.map(lambda here, some: here.run(function, some), contexts, work))
+        finally:
+            torch.set_num_threads(threads)  # the workers' choice reached the matrix library, too
+    by_place = {
+        i: answer
+        for batch, answers in zip(batches, done, strict=True)
+        for i, answer in zip(batch, answers, strict=True)
+    }
+    return [by_place[i] for i in range(len(items))]

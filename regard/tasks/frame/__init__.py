@@ -1,0 +1,1 @@
+"""What all tasks share: settings, the start from a trained model, training, running, judging."""

@@ -1,0 +1,80 @@
+"""What `init=` names: a trained model that a new one starts from, loaded once."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from regard.errors import UsageError
+from regard.files import read_json
+from regard.models.folder import load_folder
+from regard.pretrained.folder import import_folder, is_foreign
+from regard.tasks.frame.settings import flat
+from regard.tasks.tokenizer import load_any_tokenizers
+from regard.tasks.tune import HEAD
+
+# fields of a config that may differ from those of the model it starts from
+INIT_MAY_DIFFER = {"dropout", "attention_dropout", "ffn_dropout", "drop_path", "max_length"}
+# and those that differ where a task puts a new head on
+NEW_HEAD_KEYS = {"head", "labels", "pool", "head_dropout"}
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A trained model with its config: one of ours, or a public checkpoint as it came."""
+
+    folder: Path
+    model: Any
+    config: dict[str, Any]
+    imported: dict[str, Any]  # what config.json is to say of the public format it came in
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "Origin":
+        """Load the model of a folder with its config."""
+        folder = Path(folder)
+        if is_foreign(folder):
+            model, config = import_folder(folder, read=load_any_tokenizers)[:2]
+            came: Any = {"model_type": read_json(folder / "config.json").get("model_type")}
+        else:
+            model, config = load_folder(folder)
+            came = config.get("imported")
+        return cls(folder, model, config, {"imported": came} if isinstance(came, dict) else {})
+
+    @property
+    def family(self) -> str:
+        """Return the family of the model."""
+        return self.config["family"]
+
+    def was(self, task: str, labels: list[str]) -> bool:
+        """Tell whether the model did the same task with the same labels, so its head is kept."""
+        return (self.config.get("task"), self.config.get("labels")) == (task, labels)
+
+    def initialise(self, model: nn.Module, fresh: str = "") -> str:
+        """Copy the weights into a model of the same shape, but for those that are fresh.
+
+        `fresh` is how the names of new weights begin, such as those of a new head; a head of
+        another kind is new as well. Returns how the names of new weights begin.
+        """
+        before, now = flat(self.model.config), flat(model.config)
+        if before.get("head") != now.get("head"):
+            fresh = fresh or HEAD
+        for key, value in now.items():
+            may_differ = INIT_MAY_DIFFER | NEW_HEAD_KEYS if fresh else INIT_MAY_DIFFER
+            if before[key] != value and key.split(".")[-1] not in may_differ:
+                raise UsageError(
+                    f"init={self.folder} has {key}={before[key]}, not {value}; "
+                    "describe the same model"
+                )
+        theirs = dict(self.model.named_parameters())
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if fresh and name.startswith(fresh):
+                    continue
+                if name not in theirs or theirs[name].shape != parameter.shape:
+                    raise UsageError(
+                        f"init={self.folder}: its weights do not fit at {name}; use the same model"
+                    )
+                parameter.copy_(theirs[name])
+        return fresh

@@ -1,0 +1,154 @@
+"""The files of a run folder that say how it came about: recipe.json and the model card."""
+
+import hashlib
+import json
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import nn
+
+from regard import __version__
+from regard.data.split import Split
+from regard.errors import UsageError, log
+from regard.files import read_json, write_atomically
+from regard.hashes import SUMS, damaged, listed
+from regard.layers.convolution import statistics
+from regard.layers.lora import adapters
+from regard.tasks.frame.settings import flat
+
+# settings that may differ when a run is resumed, since they do not change what it computes
+# (of data, the hash of what they hold is compared)
+RESUME_MAY_DIFFER = {"data", "out", "device", "threads", "compile", "save_every", "test"}
+# files that are written at every start, whether anew or to resume
+REWRITTEN = {"config.json", "generation_config.json"}
+
+
+def check_resume(
+    folder: Path, settings: Any, data: str, split: Split | None = None
+) -> dict[str, Any] | None:
+    """Return the recipe of a run that was begun here, or refuse settings or data that differ."""
+    path = folder / "recipe.json"
+    if not path.exists():
+        return None
+    recipe = read_json(path)
+    before, now = recipe.get("settings", {}), flat(settings)
+    for key, value in now.items():
+        if key in RESUME_MAY_DIFFER or key.split(".")[-1] in RESUME_MAY_DIFFER:
+            continue
+        if key == "warmup" and value is None:  # it follows from the steps, then and now
+            continue
+        if key in before and before[key] != value:
+            raise UsageError(
+                f"{folder} was begun with {key}={before[key]}, not {value}; "
+                f"give the same settings to go on, or another out= to begin anew"
+            )
+    if recipe.get("data") != data and "split" not in recipe and split and split.bounds:
+        raise UsageError(
+            f"{folder} was begun by Regard {recipe.get('regard')}, which split a smaller "
+            "validation part off; go on with that version, or give another out= to begin anew"
+        )
+    if recipe.get("data") != data:
+        raise UsageError(
+            f"{folder} was begun with other data than data={now.get('data')} holds now; "
+            "restore them to go on, or give another out= to begin anew"
+        )
+    return recipe
+
+
+def write_recipe(folder: Path, task: str, settings: Any, data: str, more: dict[str, Any]) -> dict:
+    """Write recipe.json: everything that the run depends on, fully resolved."""
+    recipe = {
+        "regard": __version__,
+        "torch": torch.__version__.split("+")[0],
+        "python": platform.python_version(),
+        "task": task,
+        "data": data,
+        **more,
+        "settings": flat(settings),
+    }
+    write_atomically(
+        folder / "recipe.json", json.dumps(recipe, indent=2, ensure_ascii=False) + "\n"
+    )
+    return recipe
+
+
+def save_generation(folder: Path, generation: Mapping[str, Any]) -> None:
+    """Write how to decode by default."""
+    text = json.dumps(dict(generation), indent=2) + "\n"
+    write_atomically(folder / "generation_config.json", text)
+
+
+def is_learnt(name: str) -> bool:
+    """Tell whether a file is a tokenizer's or the like: not weights, not written at every start."""
+    return not name.endswith(".safetensors") and name not in REWRITTEN
+
+
+def set_aside(folder: Path, quiet: bool) -> dict[str, str]:
+    """Rename files that are not as they were published, and return what their hashes should be."""
+    try:
+        hashes = listed(folder)
+    except UsageError as error:
+        log(f"{error}; all is published again", quiet)
+        (folder / SUMS).replace(folder / f"{SUMS}.damaged")
+        return {}
+    broken = damaged(folder, hashes)
+    for path in (folder / name for name in broken):
+        log(f"{path}: damaged or changed, so it is made again; see {path.name}.damaged", quiet)
+        if path.exists():
+            path.replace(path.with_name(f"{path.name}.damaged"))
+    return {name: hashes[name] for name in broken}
+
+
+def hash_frozen(model: nn.Module) -> str | None:
+    """Return a hash of the parameters that are not trained, if there are any."""
+    frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
+    digest = hashlib.sha256()
+    for name, parameter in frozen:
+        digest.update(name.encode())
+        digest.update(parameter.detach().cpu().numpy().tobytes())
+    return digest.hexdigest() if frozen else None
+
+
+def parameters(model: nn.Module) -> int:
+    """Return the number of parameters, without running averages and adapters."""
+    apart = statistics(model) | set(adapters(model))
+    return sum(p.numel() for p in model.parameters() if p not in apart)
+
+
+def trainable(model: nn.Module) -> str:
+    """Say how many parameters are trained, if those are not all."""
+    apart = statistics(model)
+    count = sum(p.numel() for p in model.parameters() if p.requires_grad and p not in apart)
+    return "" if count == parameters(model) else f" ({count:,} of them trained)"
+
+
+def model_card(
+    name: str,
+    title: str,
+    scores: Mapping[str, float],
+    count: int,
+    threads: int,
+    baselines: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
+) -> str:
+    """Write the README of a trained model: what it is, how it came about, how good it is."""
+    rows = [f"| {k} | {v:.4g} |" for k, v in scores.items() if k != "better"]
+    for who, row in baselines.items():
+        rows += [f"| baseline, {who}: {k} | {v:.4g} |" for k, v in row.items()]
+    return "\n".join(
+        [
+            f"# A model for `{name}`",
+            "",
+            f"{title}, {count:,} parameters, "
+            f"trained by Regard {__version__} on {threads} threads. "
+            "`recipe.json` holds every setting.",
+            "",
+            "| on the validation part | |",
+            "|---|---|",
+            *rows,
+            "",
+        ]
+    )

@@ -1,0 +1,144 @@
+"""The settings of every verb: a task adds its own fields to these, and nothing else."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field, make_dataclass
+from functools import cache
+from typing import Any, TypeVar
+
+from regard.errors import UsageError, lookup
+from regard.settings import describe, fill, setting
+from regard.tasks.tune import check_tune, usual_rate
+from regard.training.loop import LoopSettings, check
+from regard.training.plan import LENGTHS
+
+# short keys of every task for fields of its model's config
+SHORT: dict[str, str | tuple[str, ...]] = {
+    "position": "model.position",
+    "depth": "model.depth",
+    "dropout": "model.block.dropout",
+    "attention_dropout": "model.block.attention_dropout",
+    "norm": "model.block.norm",
+    "order": "model.block.order",
+    "feed_forward": "model.block.feed_forward",
+    "width": "model.block.width",
+    "heads": "model.block.heads",
+    "ffn_width": "model.block.ffn_width",
+}
+
+
+@dataclass(frozen=True)
+class TrainSettings(LoopSettings):
+    """What every training can be told; a task adds `model`, the config of a family."""
+
+    data: str | None = setting(None, "training data: a folder or a file")
+    valid: str | None = setting(None, "validation data: a file, or a share such as 0.1")
+    test: str | None = setting(None, "test data: a file, or a share to hold out")
+    out: str | None = setting(None, "the run folder")
+    init: str | None = setting(None, "a trained model to start from")
+    tune: str = setting("all", "which weights to train with init=: all, head or lora")
+    lora_rank: int = setting(8, "LoRA rank", min=1, max=4096)
+    lora_alpha: float = setting(16.0, "LoRA scaling (alpha)", above=0, max=1e6)
+    lora_on: str = setting("*.qkv", "matrices that LoRA adapts, such as *.qkv")
+    size: str = setting("tiny", "model size: tiny, small, base or big")
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """What every run can be told."""
+
+    threads: int | None = setting(None, "CPU threads", min=1, max=1024)
+
+
+@dataclass(frozen=True)
+class EvalSettings:
+    """What every evaluation can be told, beside how the model is run."""
+
+    data: str | None = setting(None, "test data: a folder or a file")
+    part: str = setting("test", "the part of the data: test, valid or train")
+    test: str | None = setting(None, "which test file of the folder")
+    outputs: str | None = setting(None, "a file for the predictions; .jsonl has more fields")
+
+
+@dataclass(frozen=True)
+class BootstrapSettings(EvalSettings):
+    """The same, for scores that are compared by resampling."""
+
+    samples: int = setting(1000, "bootstrap resamples", min=100, max=100_000)
+
+
+S = TypeVar("S", bound=TrainSettings)
+
+
+@cache
+def with_parts(kind: Any, **parts: type) -> Any:
+    """Return a settings class whose nested parts, such as the model, have other config classes."""
+    own = [(name, part, field(default_factory=part)) for name, part in parts.items()]
+    return make_dataclass(kind.__name__, own, bases=(kind,), frozen=True)
+
+
+def derived(name: str, *bases: type) -> Any:
+    """Return a settings class with the fields of several."""
+    return make_dataclass(name, [], bases=bases, frozen=True, namespace={"derived": True})
+
+
+def is_derived(kind: Any) -> bool:
+    """Tell whether no task gave a settings class, so that it follows from others."""
+    return kind is None or "derived" in vars(kind)
+
+
+def size_of(values: Mapping[str, Any]) -> str:
+    """Return the size that a user asks for."""
+    return str(values.get("size", "tiny"))
+
+
+def width_of(config: Any) -> int:
+    """Return the width of a model by its config."""
+    return config.block.width if hasattr(config, "block") else config.widths[-1]
+
+
+def resolve_train(
+    kind: type[S],
+    values: Mapping[str, Any],
+    *,
+    model: Any,
+    sizes: Mapping[str, Mapping[str, Any]],
+    short: Mapping[str, str | tuple[str, ...]],
+    holds: str,
+) -> S:
+    """Complete what a user gave to the settings of a training: the size fills in the rest.
+
+    `model` is the config that keys such as model.block.norm change; `holds` names what the data
+    hold. Short keys of fields that this model's config lacks are left out.
+    """
+    size = size_of(values)
+    defaults = {"size": size, "model": model, **lookup("size", size, sizes)}
+    if any(values.get(key) is not None for key in LENGTHS):
+        defaults.pop("steps", None)
+    if values.get("init"):
+        defaults["lr"] = usual_rate(values, width_of(model))
+    known = {each.key for each in describe(kind)}
+    short = {
+        key: long
+        for key, long in short.items()
+        if known.issuperset((long,) if isinstance(long, str) else long)
+    }
+    settings = fill(kind, values, base=kind(**defaults), short=short)
+    check(settings)
+    check_tune(settings, values)
+    if settings.data is None:
+        raise UsageError(f"data is missing; add data=FILE or data=FOLDER with {holds}")
+    return settings
+
+
+def flat(settings: Any, prefix: str = "") -> dict[str, Any]:
+    """Lay nested settings out by dotted keys, as a user would write them."""
+    rows: dict[str, Any] = {}
+    for item in dataclasses.fields(settings):
+        value = getattr(settings, item.name)
+        key = prefix + item.metadata.get("key", item.name)
+        if dataclasses.is_dataclass(value):
+            rows |= flat(value, key + ".")
+        else:
+            rows[key] = list(value) if isinstance(value, tuple) else value
+    return rows

@@ -1,0 +1,612 @@
+"""One Task: what a model is for, as one class with its model, its codec and its config.
+
+A task class says how its data are read, what lies beside the weights (the codec), which model is
+built, what a batch and the loss are, and how inputs are predicted, scored and explained. An
+instance has a model: `train` makes one to learn, `load` makes one to be used. Folders, resuming,
+settings, threads, evaluation against other models and JSON are the frame's.
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar, overload
+
+import numpy as np
+import torch
+from PIL.Image import Image
+from torch import Tensor, nn
+
+from regard.data.split import Split
+from regard.errors import UsageError, lookup
+from regard.metrics.bleu import Comparison, Score
+from regard.metrics.evaluation import Evaluation, made_here, write_outputs
+from regard.models import family, preset, preset_family, preset_names, serving
+from regard.native import fast
+from regard.results import Named
+from regard.settings import fill
+from regard.tasks.frame.origin import Origin
+from regard.tasks.frame.recipe import parameters
+from regard.tasks.frame.settings import (
+    SHORT,
+    EvalSettings,
+    RunSettings,
+    TrainSettings,
+    derived,
+    is_derived,
+    resolve_train,
+    size_of,
+    with_parts,
+)
+from regard.tasks.tune import let_learn
+from regard.training.loop import mix
+from regard.viewer.settings import LookSettings
+
+One = str | Path | Image | np.ndarray | Tensor  # one text or image, and no list of such
+PARTS = {"test": 0, "valid": 0, "train": 0}
+
+
+class Answer(Named):
+    """The prediction for one input; str() is what `regard run` prints, fields are read by name."""
+
+    def lines(self, settings: Any) -> Iterator[str]:
+        """Write the prediction as the lines that `regard run` prints."""
+        yield str(self)
+
+    def record(self, settings: Any) -> dict[str, Any]:
+        """Return the fields that the prediction adds to a JSON line."""
+        raise NotImplementedError
+
+
+class Codec(Protocol):
+    """What lies beside the weights and turns inputs into tensors: tokenizers, labels, formats."""
+
+    def save(self, folder: Path) -> None:
+        """Write its files, but for what config.json holds."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """Return what config.json says of it."""
+        ...
+
+    def hashes(self) -> list[str]:
+        """Return the hashes of its tokenizers, which scores and recipes name."""
+        ...
+
+
+class Batches(Protocol):
+    """Batch n of a training, a pure function of (seed, n)."""
+
+    def __getitem__(self, n: int) -> Any:
+        """Return batch n."""
+        ...
+
+    def epoch(self) -> float:
+        """Return in how many batches everything is read once."""
+        ...
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a task has read: its parts by name, their hash, and what the user should know."""
+
+    parts: Any
+    sha: str
+    notes: list[str]
+    split: Split = field(default_factory=Split)  # what was kept from training
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The scores of predictions, how many were judged, and further fields of the evaluation."""
+
+    scores: list[Score]
+    count: int
+    fields: dict[str, Any] = field(default_factory=dict)
+    made_with: dict[str, Any] = field(default_factory=dict)  # what else the scores depend on
+
+
+class System(NamedTuple):
+    """A model that is judged, by which settings, and what it predicted."""
+
+    name: str
+    task: "Task[Any, Any]"
+    settings: Any
+    predictions: Any
+
+
+class Learnt(Protocol):
+    """Settles what a run learns from its data beside the weights, such as a tokenizer."""
+
+    def __call__(self, learn: Any, *, load: Any = ..., save: Any = ..., init: bool = True) -> Any:
+        """Return what the run has, or the model it starts from, or else what `learn` makes."""
+        ...
+
+
+S = TypeVar("S", bound=TrainSettings)
+C = TypeVar("C", bound=Codec)
+A = TypeVar("A", bound=Answer)
+
+
+class Task(Generic[C, A]):
+    """What a model is for. See the module for what a task says and what is the frame's."""
+
+    # What it is
+    name: ClassVar[str]
+    holds: ClassVar[str]  # what its data hold, such as "texts and labels"
+    unit: ClassVar[str] = "texts"  # what an evaluation counts
+    input: ClassVar[str] = "src"  # the name of an input in JSON; image for pictures
+    from_nothing: ClassVar[bool] = False  # whether an empty text has an answer
+    dynamic: bool = True  # whether batches differ in shape, for compile=true
+    # Settings of the verbs; unless given, Eval is EvalSettings with Run, Look LookSettings with Run
+    Train: ClassVar[type]
+    Run: ClassVar[type] = RunSettings
+    Eval: ClassVar[type]
+    Look: ClassVar[type]
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # what a size means for training
+    short: ClassVar[Mapping[str, str | tuple[str, ...]]] = SHORT
+    generation: ClassVar[Mapping[str, Any]] = {}  # how to decode by default
+    several_against: ClassVar[bool] = False  # whether it is judged against more than one at once
+    Result: ClassVar[type[Evaluation]] = Evaluation  # of an evaluation
+
+    def __init_subclass__(cls, **rest: Any) -> None:
+        super().__init_subclass__(**rest)
+        if "Run" in cls.__dict__:
+            if is_derived(getattr(cls, "Eval", None)):
+                cls.Eval = derived(f"{cls.__name__}Eval", EvalSettings, cls.Run)
+            if is_derived(getattr(cls, "Look", None)):
+                cls.Look = derived(f"{cls.__name__}Look", LookSettings, cls.Run)
+
+    def __init__(self, model: Any, codec: C, config: Mapping[str, Any] | None = None):
+        """Take a model, what lies beside it, and what its config.json says."""
+        self.model, self.codec, self.config = model, codec, dict(config or {})
+        self.device = next(model.parameters()).device
+        self.path = ""  # as it was loaded by
+        self.family = str(self.config.get("family", ""))
+        self.trained: Split | None = None  # what it was trained on, and what was held out
+        self._defaults: tuple[dict[str, Any], Any] | None = None  # of runs: as given, completed
+
+    @property
+    def task(self) -> str:
+        """Return the name of the task."""
+        return self.name
+
+    # ---- Training: what a task says
+
+    @classmethod
+    def instead(cls, values: Mapping[str, Any]) -> str:
+        """Return the task to train by such data: this one, or the one for another modality."""
+        return cls.name
+
+    @classmethod
+    def read(cls, settings: Any, origin: Origin | None) -> Data:
+        """Read the parts to train and to validate on."""
+        raise UsageError(f"{cls.name} has no training of its own")
+
+    @classmethod
+    def suited(cls, settings: Any, values: Mapping[str, Any], data: Data) -> Any:
+        """Return settings whose defaults follow the data, where the user said nothing."""
+        return settings
+
+    @classmethod
+    def make_codec(cls, data: Data, settings: Any, learnt: Learnt, origin: Origin | None) -> C:
+        """Make what lies beside the weights; what is learnt is settled by `learnt`."""
+        raise NotImplementedError
+
+    @classmethod
+    def make_model(
+        cls, data: Data, codec: C, settings: Any, origin: Origin | None
+    ) -> tuple[str, nn.Module]:
+        """Build the model that the settings describe; return its family and the model."""
+        raise NotImplementedError
+
+    def batches(self, data: Data, settings: Any) -> Batches:
+        """Return the batches of a training."""
+        raise NotImplementedError
+
+    def count(self, batch: Any) -> tuple[int, int]:
+        """Return by how many units the loss of a batch is divided, and how many tokens it has."""
+        raise NotImplementedError
+
+    def loss(self, batch: Any, settings: Any) -> Tensor:
+        """Return the summed loss of a batch."""
+        raise NotImplementedError
+
+    def validate(self, data: Data, settings: Any, share: float = 1.0) -> dict[str, float]:
+        """Return the scores on the validation part by predict and score; `better` is to be raised.
+
+        `share` of the rows is enough where `decodes` says that some are decoded.
+        """
+        raise NotImplementedError
+
+    def decodes(self, data: Data, settings: Any) -> int:
+        """Return how many rows a validation decodes, of which fewer would do; 0: all are needed."""
+        return 0
+
+    def title(self, data: Data, settings: Any) -> str:
+        """Return what the model card says that the model is."""
+        return self.name
+
+    def facts(self, data: Data, settings: Any) -> dict[str, Any]:
+        """Return what recipe.json says beside the settings."""
+        return {}
+
+    def lr_scales(self, settings: Any) -> dict[str, float]:
+        """Return learning-rate multipliers by the beginning of a parameter's name."""
+        return {}
+
+    def baselines(self, data: Data, settings: Any) -> dict[str, dict[str, float]]:
+        """Return the scores of trivial predictors on the validation part, by their names."""
+        return {}
+
+    def published(self) -> nn.Module:
+        """Return the part of the model that the folder is of, if not all."""
+        return self.model
+
+    def runs_as(self, settings: Any) -> str:
+        """Return the task that the trained model is run by."""
+        return self.name
+
+    def publish(self, folder: Path, weights: dict[str, Tensor]) -> None:
+        """Write all weights into a folder."""
+        from regard.models.folder import save_weights
+
+        save_weights(folder, weights)
+
+    def finish(self, folder: Path, data: Data, settings: Any) -> None:
+        """Do what remains after the last step, with the weights that were published."""
+
+    # ---- Training: what the frame does
+
+    @classmethod
+    def family_of(cls, values: Mapping[str, Any], origin: Origin | None) -> str:
+        """Return the family to build: that of `init`, as `family=` or `like=` says, or the usual.
+
+        `like` names a member of a family, such as llama of gpt.
+        """
+        like, asked = values.get("like"), values.get("family")
+        known = cls.families()
+        if asked is None and origin is not None:
+            asked = origin.family if origin.family in known else None
+        if asked is None and like:
+            asked = preset_family(str(like), known)
+            if asked is None:
+                lookup("preset", str(like), {p: f for f in known for p in preset_names(f)})
+        asked = str(asked or known[0])
+        lookup("family", asked, dict.fromkeys(known))
+        return asked
+
+    @classmethod
+    def origin_of(cls, values: Mapping[str, Any]) -> Origin | None:
+        """Load what `init` names, if it names something."""
+        if not values.get("init"):
+            return None
+        if values.get("like"):
+            raise UsageError(
+                f"like={values['like']} is for a new model; the one in init= has its parts already"
+            )
+        return Origin.load(values["init"])
+
+    @classmethod
+    def families(cls) -> tuple[str, ...]:
+        """Return the families that serve the task, the usual one first."""
+        return serving(cls.name)
+
+    @classmethod
+    def needs(cls, values: Mapping[str, Any]) -> str:
+        """Return what the data of a training hold."""
+        return cls.holds
+
+    @classmethod
+    def size_table(cls, values: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+        """Return what each size means for training."""
+        return cls.sizes
+
+    @classmethod
+    def shape(
+        cls, name: str, values: Mapping[str, Any], origin: Origin | None, like: str | None = None
+    ) -> Any:
+        """Return a family's config: that of the model to start from, or else one of the size."""
+        if origin is None:
+            return preset(name, size_of(values), values.get("like") or like)
+        if origin.family != name:
+            raise UsageError(f"init={origin.folder} is of family {origin.family}; expected {name}")
+        return origin.model.config
+
+    @classmethod
+    def defaults(cls, shape: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
+        """Return a family's config with the task's own defaults, such as the kind of head."""
+        return shape
+
+    @classmethod
+    def checked(cls, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
+        """Return settings that fit each other, or refuse those that do not."""
+        return settings
+
+    @classmethod
+    def resolve(cls, values: Mapping[str, Any], origin: Origin | None = None) -> Any:
+        """Complete what a user gave to the settings of a training."""
+        origin = origin or cls.origin_of(values)
+        name = cls.family_of(values, origin)
+        kind = with_parts(cls.Train, model=family(name)[0])
+        given = dict(values)
+        if "family" in cls.Train.__dataclass_fields__:
+            given["family"] = name
+        settings = resolve_train(
+            kind,
+            given,
+            model=cls.defaults(cls.shape(name, values, origin), values, origin),
+            sizes=cls.size_table(given),
+            short=cls.short,
+            holds=cls.needs(values),
+        )
+        return cls.checked(settings, values, origin)
+
+    @classmethod
+    def build(
+        cls, name: str, config: Any, settings: Any, origin: Origin | None, *, fresh: str = ""
+    ) -> Any:
+        """Build a model of a family with weights drawn by the seed, or those of `init`.
+
+        Weights whose names begin with `fresh` (a new head) are not taken from there. Only what
+        `tune` chooses is trained.
+        """
+        torch.manual_seed(mix(settings.seed, "weights"))
+        model: Any = family(name)[1](config).to(settings.device)
+        if origin is not None:
+            fresh = origin.initialise(model, fresh)
+        let_learn(model, settings, fresh)
+        return model
+
+    @classmethod
+    def train(
+        cls, values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None = None
+    ) -> Any:
+        """Train a model in a folder, or resume the run that was begun there."""
+        from regard.tasks.frame.train import train
+
+        return train(cls, values, quiet=quiet, recipe=recipe)
+
+    # ---- Using: what a task says
+
+    @classmethod
+    def load_codec(cls, folder: Path, model: Any, config: dict[str, Any]) -> C:
+        """Read what lies beside the weights of a folder, and check that it fits the model."""
+        raise NotImplementedError
+
+    def check_run(self, settings: Any) -> Any:
+        """Return settings of run, eval or look that fit the model, or refuse those that do not."""
+        return settings
+
+    def check_input(self, given: Any) -> Any:
+        """Return an input as `predict` takes it, or refuse it."""
+        if not isinstance(given, str):
+            raise UsageError(f"{given!r:.60} is no text; give a list of texts")
+        return given
+
+    def predict(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[A]:
+        """Predict for a list of inputs, in their order; `first` is the number of the first."""
+        raise NotImplementedError
+
+    def read_test(self, settings: Any) -> Data:
+        """Read the part that a model is judged on."""
+        raise NotImplementedError
+
+    def predict_examples(self, data: Data, settings: Any) -> Any:
+        """Predict for the examples of a part, as `score` takes it."""
+        raise NotImplementedError
+
+    def judge(self, data: Data, predictions: Any, settings: Any) -> Judged:
+        """Return the scores of predictions: `score`, unless that means something else to users."""
+        return self.score(data, predictions, settings)
+
+    def score(self, *args: Any, **settings: Any) -> Any:
+        """Return the scores of predictions: takes (data, predictions, settings)."""
+        raise NotImplementedError
+
+    def check_eval(self, settings: Any, given: Mapping[str, Any]) -> None:
+        """Refuse settings of eval, of which the user gave some, before anything is read."""
+
+    def settings_for(self, other: "Task[Any, Any]", settings: Any, given: Mapping[str, Any]) -> Any:
+        """Return by which settings another model predicts: as this one does."""
+        return settings
+
+    def breakdown(
+        self, data: Data, systems: Sequence[System], settings: Any, given: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return further fields of the evaluation, which tell of all models side by side."""
+        return {}
+
+    def compare(self, data: Data, ours: Any, theirs: Any, settings: Any) -> list[Comparison] | None:
+        """Compare predictions with another model's by a paired test; None: the scores are told."""
+        return None
+
+    def check_against(self, other: "Task[Any, Any]") -> None:
+        """Refuse a model that cannot be compared with this one."""
+        if other.name != self.name:
+            raise UsageError(
+                f"against= names a model for {other.name}; expected one for {self.name}"
+            )
+
+    def outputs(self, data: Data, predictions: Any, settings: Any) -> list[dict[str, Any]]:
+        """Return the predictions as rows of the file that outputs= names."""
+        raise NotImplementedError
+
+    def data_hash(self, data: Data, settings: Any) -> str:
+        """Return a hash of the examples that were judged."""
+        return data.sha
+
+    def made_with(self, settings: Any) -> dict[str, Any]:
+        """Return the settings that a score depends on."""
+        return {}
+
+    def eval_defaults(self) -> dict[str, Any]:
+        """Return defaults of eval that the model's config says, such as a column."""
+        return {}
+
+    def explain(self, given: Any, settings: Any) -> Any:
+        """Predict for one input and return a Picture of where the model looked."""
+        raise NotImplementedError
+
+    # ---- Using: what the frame does
+
+    @classmethod
+    def load(cls, folder: Path, model: Any, config: dict[str, Any]) -> Self:
+        """Put a loaded model together with what lies beside it."""
+        codec = cls.load_codec(folder, model, config)
+        try:
+            loaded = cls(model, codec, config)
+            loaded.check({})
+        except UsageError as error:
+            raise UsageError(f"{folder / 'generation_config.json'}: {error}") from None
+        return loaded
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """Return the model's own defaults of decoding, without what is no setting."""
+        told = self.config.get("generation", {})
+        return {key: value for key, value in told.items() if key not in ("alignment_head", "rules")}
+
+    def check(self, settings: Mapping[str, Any]) -> Any:
+        """Complete what a user gave to the settings of a run, on top of the model's defaults."""
+        own = self.own
+        if self._defaults is None or self._defaults[0] != own:  # resolved once, when it is loaded
+            self._defaults = own, fill(self.Run, own)
+        defaults = self._defaults[1]
+        return self.check_run(fill(self.Run, settings, base=defaults) if settings else defaults)
+
+    def _filled(self, kind: type, settings: Mapping[str, Any]) -> Any:
+        """Complete settings by the model's own defaults, as far as the verb has such keys."""
+        known = kind.__dataclass_fields__  # type: ignore[attr-defined]
+        own = {key: value for key, value in self.own.items() if key in known}
+        return self.check_run(fill(kind, {**own, **settings}))
+
+    def is_one(self, inputs: Any) -> bool:
+        """Tell whether this is one input, rather than several."""
+        one = One if self.input == "image" else str
+        return isinstance(inputs, one) or not isinstance(inputs, Iterable)
+
+    @overload
+    def run(self, inputs: One | list[dict[str, Any]], *, first: int = 0, **settings: Any) -> A: ...
+
+    @overload
+    def run(self, inputs: Iterable[Any], *, first: int = 0, **settings: Any) -> list[A]: ...
+
+    def run(self, inputs: Any, *, first: int = 0, **settings: Any) -> Any:
+        """Answer one input by one answer, or a list of inputs by a list of answers.
+
+        Settings are those that `regard run MODEL --help` lists, such as beam=5 or n_best=3.
+        `first` is the number of the first input where a long list comes in parts.
+        """
+        one = self.is_one(inputs)
+        answers = self.answer([inputs] if one else list(inputs), self.check(settings), first=first)
+        return answers[0] if one else answers
+
+    def answer(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[A]:
+        """Answer a list of inputs in their order, by settings that `check` has completed."""
+        inputs = [self.check_input(given) for given in inputs]
+        with self.using(settings):
+            return self.predict(inputs, settings, first=first)
+
+    @contextmanager
+    def using(self, settings: Any) -> Iterator[None]:
+        """Use the threads that are asked for, and kernels, while the model is not changed."""
+        before = torch.get_num_threads()
+        threads = getattr(settings, "threads", None)
+        if threads:
+            torch.set_num_threads(threads)
+        try:
+            with fast(self.model, frozen=True):
+                yield
+        finally:
+            if threads:
+                torch.set_num_threads(before)
+
+    def evaluate(
+        self,
+        settings: Mapping[str, Any],
+        *,
+        against: "Task[Any, Any] | Sequence[Task[Any, Any]] | None" = None,
+        names: Sequence[str] = ("model",),
+    ) -> Evaluation:
+        """Judge the model on data, alone or against others, of these names after its own."""
+        asked = self._filled(self.Eval, {**self.eval_defaults(), **settings})
+        if asked.data is None:
+            raise UsageError(f"data is missing; add data=FILE or data=FOLDER with {self.holds}")
+        lookup("part", asked.part, PARTS)
+        self.check_eval(asked, settings)
+        others = listed(against)
+        for other in others:
+            self.check_against(other)
+        with self.using(asked):
+            data = self.read_test(asked)
+            started = time.perf_counter()
+            predictions = self.predict_examples(data, asked)
+            seconds = time.perf_counter() - started
+            judged = self.judge(data, predictions, asked)
+            scores, comparison = list(judged.scores), []
+            systems = [System(names[0], self, asked, predictions)]
+            for name, other in zip(names[1:], others, strict=True):
+                theirs = self.settings_for(other, asked, settings)
+                predicted = self.predictions_of(other, data, theirs)
+                systems.append(System(name, other, theirs, predicted))
+                rows = self.compare(data, predictions, predicted, asked)
+                if rows is None:
+                    told = other.judge(data, predicted, asked).scores
+                    scores += [replace(score, name=f"{score.name} of {name}") for score in told]
+                else:
+                    many = len(others) > 1
+                    comparison += [replace(row, against=name) for row in rows] if many else rows
+            fields = {**judged.fields, **self.breakdown(data, systems, asked, settings)}
+            hashes = self.codec.hashes()
+            made_with = {
+                "data": asked.data,
+                "part": asked.part,
+                "data_hash": self.data_hash(data, asked),
+                **({"tokenizers": hashes} if hashes else {}),
+                **self.made_with(asked),
+                **judged.made_with,
+                **made_here(),
+            }
+        if asked.outputs:
+            write_outputs(asked.outputs, self.outputs(data, predictions, asked))
+        return self.Result(
+            names[0],
+            scores,
+            judged.count,
+            seconds,
+            made_with,
+            ", ".join(name for name in names[1:] if name) or None,
+            comparison,
+            self.unit,
+            notes=data.notes,
+            **fields,
+        )
+
+    def predictions_of(self, other: "Task[Any, Any]", data: Data, settings: Any) -> Any:
+        """Return what another model predicts for the same examples, in this model's terms."""
+        with other.using(settings):
+            return other.predict_examples(data, settings)
+
+    def picture(self, given: Any, **settings: Any) -> Any:
+        """Predict for one input and gather where the model looked."""
+        asked = self._filled(self.Look, settings)
+        with self.using(asked):
+            return self.explain(given, asked)
+
+    def __repr__(self) -> str:
+        told: dict[str, Any] = {"task": self.name, "family": self.family}
+        told["parameters"] = f"{parameters(self.model):,}"
+        if self.config.get("from") and self.config.get("to"):
+            told["languages"] = f"{self.config['from']} to {self.config['to']}"
+        if labels := getattr(self.codec, "labels", None):
+            told["labels"] = len(labels)
+        told["device"] = self.device
+        words = ", ".join(f"{key}={value}" for key, value in told.items() if value != "")
+        return f"{type(self).__name__}({self.path!r}, {words})"
+
+
+def listed(against: Any) -> Sequence[Any]:
+    """Return the models to be judged against: none, one, or several."""
+    return against if isinstance(against, Sequence) else [] if against is None else [against]

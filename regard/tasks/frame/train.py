@@ -1,0 +1,336 @@
+"""A training in its folder, from the settings to the finished model: the same for every task."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import UsageError, log
+from regard.files import write_atomically
+from regard.hashes import SUMS, damaged, listed, seal, unseal
+from regard.layers.lora import merged
+from regard.models.folder import save_config
+from regard.results import Scored
+from regard.tasks.frame.origin import Origin
+from regard.tasks.frame.recipe import (
+    check_resume,
+    hash_frozen,
+    is_learnt,
+    model_card,
+    parameters,
+    save_generation,
+    set_aside,
+    trainable,
+    write_recipe,
+)
+from regard.tasks.frame.task import Data, Task
+from regard.tasks.tokenizer import load_any_tokenizer
+from regard.training import distributed
+from regard.training.loop import Fit, Trainable, locked, measure
+from regard.training.plan import FOR_TRAINING, Plan, settle
+
+# settings of tasks that say how many rows a validation decodes
+ROWS_DECODED = ("valid_sentences", "valid_images")
+
+
+@dataclass(frozen=True)
+class Report(Scored):
+    """How a training went: where the model is, how far it came, and its scores by name."""
+
+    folder: str
+    step: int
+    steps: int
+    finished: bool
+    scores: dict[str, float]  # on the validation part
+
+    def named_scores(self) -> Iterable[tuple[str, float]]:
+        """Return the scores on the validation part by name."""
+        return self.scores.items()
+
+    @property
+    def valid(self) -> dict[str, float]:
+        """Return the scores on the validation part."""
+        return {name: value for name, value in self.scores.items() if name != "better"}
+
+    def keys(self) -> list[str]:
+        """Return the names of all scores, then `valid` for all of them, then the fields."""
+        return [*super().keys(), "valid"]
+
+    def __str__(self) -> str:
+        scores = ", ".join(f"{k} {v:.4g}" for k, v in self.scores.items() if k != "better")
+        if self.finished:
+            return f"{self.folder}: finished after {count_steps(self.step)}" + (
+                f"; {scores}" if scores else ""
+            )
+        return (
+            f"{self.folder}: stopped and saved at step {self.step:,} of {self.steps:,}; "
+            "give the same command again to go on"
+        )
+
+
+def count_steps(count: int) -> str:
+    """Say how many steps."""
+    return f"{count:,} step{'s' * (count != 1)}"
+
+
+class Training(Trainable):
+    """A task with its model and its data, as the training loop sees it."""
+
+    def __init__(self, task: Task[Any, Any], data: Data, settings: Any):
+        self.task, self.data, self.settings = task, data, settings
+        self.batches = task.batches(data, settings)
+        self.lr_scales = task.lr_scales(settings)
+        self.decoded = task.decodes(data, settings)
+        self.valid_share = 1.0  # of the rows that are decoded
+
+    def batch(self, n: int) -> Any:
+        """Return batch n, always the same for the same n."""
+        return self.batches[n]
+
+    def epoch(self) -> float:
+        """Return in how many batches everything is read once."""
+        return self.batches.epoch()
+
+    def count(self, batch: Any) -> tuple[int, int]:
+        """Return by how many units the loss is divided, and how many tokens were read."""
+        return self.task.count(batch)
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """Return the summed loss of a batch."""
+        return self.task.loss(batch, self.settings)
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """Return the scores on the validation part, as the user's model gets them."""
+        return self.task.validate(self.data, self.settings, self.valid_share)
+
+
+class Learnt:
+    """Settles what a run learns from its data beside the weights, such as a tokenizer."""
+
+    def __init__(self, folder: Path, begun: dict[str, Any] | None, origin: Origin | None):
+        self.folder, self.begun, self.origin = folder, begun, origin
+
+    def __call__(
+        self,
+        learn: Callable[[], Any],
+        *,
+        load: Callable[[Path], Any] = load_any_tokenizer,
+        save: Callable[[Path, Any], None] = lambda folder, it: it.save(folder / "tokenizer.json"),
+        init: bool = True,
+    ) -> Any:
+        """Return what the run has, or the model it starts from, or else what `learn` makes."""
+        lost = [n for n in listed(self.folder) if is_learnt(n) and not (self.folder / n).exists()]
+        if distributed.is_first() and (self.begun is None or lost):
+            origin = self.origin if init else None
+            save(self.folder, load(origin.folder) if origin else learn())
+        distributed.wait()
+        return load(self.folder)
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """All that a training would begin with, while `rehearsing`."""
+
+    settings: Any
+    model: nn.Module
+    training: Training
+
+
+rehearsing: ContextVar[bool] = ContextVar("rehearsing", default=False)
+
+
+def train(
+    kind: type[Task[Any, Any]],
+    values: Mapping[str, Any],
+    *,
+    quiet: bool = False,
+    recipe: str | None = None,
+) -> Any:
+    """Train a task in a folder by the settings as the user wrote them, or resume a run."""
+    started = time.perf_counter()
+    origin = kind.origin_of(values)
+    settings = kind.resolve(values, origin)
+    folder = Path(settings.out or f"runs/{kind.name}")
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    if settings.processes > 1 and distributed.size() == 1:
+        words = [f"{key}={value}" for key, value in values.items() if value is not None]
+        command = ["train", recipe or kind.name, *words]
+        return Report(**distributed.launch(settings.processes, command))
+    distributed.join()
+    quiet = quiet or not distributed.is_first()
+    with locked(folder) if distributed.is_first() else nullcontext():
+        data = kind.read(settings, origin)
+        if recipe is None:
+            settings = kind.suited(settings, values, data)
+        begun = check_resume(folder, settings, data.sha, data.split)
+        broken = set_aside(folder, quiet) if begun and distributed.is_first() else {}
+        lost = not (folder / SUMS).exists() or any(name.endswith(".safetensors") for name in broken)
+        distributed.wait()
+        codec = kind.make_codec(data, settings, Learnt(folder, begun, origin), origin)
+        name, model = kind.make_model(data, codec, settings, origin)
+        task = kind(model, codec, {"family": name, **codec.facts()})
+        training = Training(task, data, settings)
+        if rehearsing.get():
+            return Rehearsed(settings, model, training)
+        facts = task.facts(data, settings)
+        check_unchanged(folder, begun, {"kept": hash_frozen(model), **facts}, settings)
+        if settings.compile:
+            compile_model(model, task.dynamic)
+        baselines = task.baselines(data, settings)
+        if begun is None:
+            for note in data.notes:
+                log(note, quiet)
+            plan = _plan(values, settings, training, model, folder, started)
+            for note in plan.notes:
+                log(note, quiet)
+            begun = _begin(task, folder, settings, data, facts, baselines, recipe, plan)
+            count = f"{parameters(model):,} parameters{trainable(model)}"
+            log(f"{count}; {count_steps(begun['steps'])}", quiet)
+        if distributed.is_first():
+            _write_beside(task, folder, name, settings, origin, broken)
+            if not lost:
+                seal(folder)
+
+        def publish(weights: dict[str, Tensor], scores: dict[str, float]) -> None:
+            whole = {**dict(model.named_parameters()), **weights}
+            unseal(folder)
+            task.publish(folder, merged(model, whole))
+            title, threads = task.title(data, settings), torch.get_num_threads()
+            card = model_card(kind.name, title, scores, parameters(model), threads, baselines)
+            write_atomically(folder / "README.md", card)
+            seal(folder)
+
+        training.valid_share = begun.get("valid_share", 1.0)
+        if settings.warmup is None:
+            # a run of before, whose warm-up did not follow from the steps, keeps it
+            warmup = begun["warmup"] if "warmup" in begun else begun["settings"]["warmup"]
+            settings = dataclasses.replace(settings, warmup=warmup)
+        fit = Fit(
+            model,
+            training,
+            settings,
+            folder,
+            steps=begun["steps"],
+            valid_every=begun["valid_every"],
+            publish=publish,
+            quiet=quiet,
+            lost=lost,
+        )
+        outcome = fit.run()
+        if outcome.finished and distributed.is_first():
+            task.finish(folder, data, settings)
+            seal(folder)
+        distributed.leave()
+    return Report(str(folder), outcome.step, begun["steps"], outcome.finished, outcome.scores)
+
+
+def check_unchanged(
+    folder: Path, begun: dict[str, Any] | None, facts: Mapping[str, Any], settings: Any
+) -> None:
+    """Refuse to resume a run whose frozen weights, or whose teacher, are others now."""
+    if begun is None:
+        return
+    for key, named, what in (
+        ("kept", "init", "other weights"),
+        ("teacher", "teacher", "another teacher"),
+    ):
+        if begun.get(key) != facts.get(key):
+            raise UsageError(
+                f"{folder} was begun with {what} than {named}={getattr(settings, named)} holds "
+                "now; restore it to go on, or give another out= to begin anew"
+            )
+
+
+def compile_model(model: Any, dynamic: bool) -> None:
+    """Compile what a model computes before its head; what cannot be compiled runs as it is."""
+    torch._dynamo.config.suppress_errors = True
+    reads = "hidden" if hasattr(model, "hidden") else "features"
+    setattr(model, reads, torch.compile(getattr(model, reads), dynamic=dynamic))
+
+
+def _write_beside(
+    task: Task[Any, Any],
+    folder: Path,
+    name: str,
+    settings: Any,
+    origin: Origin | None,
+    broken: Mapping[str, str],
+) -> None:
+    """Write config.json and the files of the codec, which must be as they were when resumed."""
+    about = {**(origin.imported if origin else {}), **task.codec.facts()}
+    save_config(folder, task.published(), name=name, task=task.runs_as(settings), about=about)
+    task.codec.save(folder)
+    if task.generation and not (folder / "generation_config.json").exists():
+        save_generation(folder, task.generation)
+    for other in damaged(folder, {n: h for n, h in broken.items() if is_learnt(n)}):
+        raise UsageError(
+            f"{folder / other}: was damaged and cannot be made again as it was; "
+            "give another out= to begin anew"
+        )
+
+
+def _plan(
+    values: Mapping[str, Any],
+    settings: Any,
+    training: Training,
+    model: nn.Module,
+    folder: Path,
+    started: float,
+) -> Plan:
+    """Settle how many steps there will be, and what follows from that."""
+    if settings.minutes is None:
+        return settle(settings, epoch=_epoch(settings, training))
+    if any(values.get(key) is not None for key in ROWS_DECODED):
+        training.decoded = 0  # the user has said how many
+    whole = 60 * settings.minutes
+    cost = measure(model, training, settings, folder, whole)
+    passed = distributed.first_says(time.perf_counter() - started)
+    left = max(whole - passed, FOR_TRAINING * whole)
+    return settle(settings, epoch=_epoch(settings, training), cost=cost, seconds=left)
+
+
+def _epoch(settings: Any, training: Training) -> float | None:
+    """Return how many steps read everything once, if that is asked."""
+    if settings.epochs is None:
+        return None
+    return training.epoch() / (settings.accumulate * distributed.size())
+
+
+def _begin(
+    task: Task[Any, Any],
+    folder: Path,
+    settings: Any,
+    data: Data,
+    facts: dict[str, Any],
+    baselines: dict[str, dict[str, float]],
+    recipe: str | None,
+    plan: Plan,
+) -> dict[str, Any]:
+    """Write down all that the run depends on."""
+    hashes = task.codec.hashes()
+    more = {
+        "recipe": recipe,
+        "steps": plan.steps,
+        "warmup": plan.warmup,
+        "valid_every": plan.valid_every,
+        "valid_share": plan.valid_share,
+        "seconds_a_step": plan.seconds_a_step,
+        "seconds_a_validation": plan.seconds_a_validation,
+        **({"tokenizers": hashes} if hashes else {}),
+        **facts,
+        "baselines": baselines,
+        "parameters": parameters(task.model),
+        "kept": hash_frozen(task.model),
+        "split": data.split.to_json(),
+    }
+    if not distributed.is_first():
+        return more
+    return write_recipe(folder, task.name, settings, data.sha, more)

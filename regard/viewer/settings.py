@@ -1,0 +1,31 @@
+"""The keys of `regard look`."""
+
+from dataclasses import dataclass
+
+from regard.settings import setting
+
+
+@dataclass(frozen=True)
+class LookSettings:
+    """What is drawn of a model's attention, whatever its task, and where to."""
+
+    out: str | None = setting(None, "file to write: .html to explore, .png to print")
+    layers: tuple[str | int, ...] | None = setting(
+        None, "layers to draw, by any part of their name: 3, cross, decoder.3; all unless given"
+    )
+    heads: tuple[str | int, ...] | None = setting(
+        None, "heads to draw: numbers, mean, max or all; what fits unless given"
+    )
+    candidates: int = setting(5, "candidates to show with their probability", min=1, max=100_000)
+
+
+@dataclass(frozen=True)
+class ImageLookSettings(LookSettings):
+    """What is drawn of how a model attends over an image."""
+
+    view: str = setting("attention", "attention, rollout (up to each layer) or filters")
+    at: str = setting(
+        "class", "the query: class (token), mean (of all places), or a pixel x,y of the photo"
+    )
+    image: int | None = setting(None, "pixels per side that images are resized to", min=1, max=4096)
+    threads: int | None = setting(None, "CPU threads", min=1, max=1024)

@@ -1,0 +1,88 @@
+"""What a model attends to in a text, layer by layer, and the candidates it chose from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from regard.attention.watch import Maps
+from regard.viewer.picture import Step, View
+
+Names = Callable[[Sequence[int]], Sequence[str]] | Sequence[str]
+
+
+def text_views(
+    maps: Maps,
+    tokens: Sequence[str],
+    *,
+    source: Sequence[str] | None = None,
+    writes: Sequence[str] | None = None,
+) -> list[View]:
+    """Return a view of every layer that was watched while a model read one text (batch size 1).
+
+    `tokens` are those of the text, in an encoder-decoder those that the decoder reads; `source`
+    those of the encoder. `writes` is what is predicted at each of `tokens`: the next token, or a
+    tag. Layers are told apart by name: `encoder.*` attends from source to source, `*.cross` from
+    tokens to source, `*.pool` (or any other number of queries) from the whole text to its tokens.
+    """
+    views = []
+    for name in maps:
+        weights = maps[name].weights()[0].float().cpu().numpy()
+        part, queries = name.rpartition(".")[2], weights.shape[1]
+        if source is not None and name.startswith("encoder"):
+            view = View(name, weights, source, source)
+        elif source is not None and part == "cross":
+            view = View(name, weights, tokens, source, "cross", writes)
+        elif part == "pool" or queries != len(tokens):
+            view = View(name, weights, ["text"] * queries, tokens, "cross")
+        else:
+            view = View(name, weights, tokens, tokens, "self", writes)
+        views.append(view)
+    return views
+
+
+def candidate_steps(
+    probabilities: Tensor,
+    names: Names,
+    *,
+    candidates: int = 5,
+    chosen: Sequence[int] | None = None,
+    tokens: Sequence[str] | None = None,
+) -> list[Step]:
+    """Return a step for each row of probabilities (n, classes), with its likeliest candidates.
+
+    `names` spells a class: a tokenizer's `pieces`, or the list of all names. `chosen` are the ids
+    that were taken, the likeliest unless given; `tokens` how these are spelled, where that depends
+    on those around them (a character of several bytes).
+    """
+    top = probabilities.topk(min(candidates, probabilities.shape[-1]))
+    steps = []
+    for row, (ids, values) in enumerate(
+        zip(top.indices.tolist(), top.values.tolist(), strict=True)
+    ):
+        taken = ids[0] if chosen is None else chosen[row]
+        token = _spell(names, taken) if tokens is None else tokens[row]
+        pairs = [(_spell(names, each), value) for each, value in zip(ids, values, strict=True)]
+        steps.append(Step(token, float(probabilities[row, taken]), pairs))
+    return steps
+
+
+def _spell(names: Names, number: int) -> str:
+    return names([number])[0] if callable(names) else names[number]
+
+
+def label_candidates(
+    labels: Sequence[str],
+    probabilities: Sequence[float] | np.ndarray,
+    chosen: Collection[int],
+    candidates: int = 5,
+) -> dict[str, Any]:
+    """Return the `alternatives` and `note` of a picture of a classifier: its likeliest labels."""
+    values = np.asarray(probabilities, dtype=np.float64)
+    best = np.argsort(-values, kind="stable")[:candidates].tolist()
+    told = ", ".join(f"{labels[i]} {values[i]:.4f}" for i in best)
+    others = [(labels[i], float(values[i])) for i in best if i not in chosen]
+    return {"alternatives": others, "note": f"probabilities: {told}"}
