@@ -332,7 +332,7 @@ def store_texts(texts: Texts, tokenizer: Tokenizer) -> dict[str, Store]:
 
     sha = texts.sha
     return {
-        part: tokenised((sha, tokenizer.sha, part, "language"), partial(rows, part))
+        part: tokenised(partial(rows, part), sha, tokenizer.sha, part, "language")
         for part in ("train", "valid")
     }
 

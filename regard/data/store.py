@@ -7,7 +7,6 @@ import os
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -43,11 +42,11 @@ class Column:
 
 
 class Store:
-    """Columns of tokenised rows, memory-mapped, and what else was noted when they were made."""
+    """Columns of tokenised rows, memory-mapped."""
 
-    def __init__(self, columns: list[Column], notes: dict[str, Any] | None = None):
+    def __init__(self, columns: list[Column]):
         """Take the columns, all of which have the same number of rows."""
-        self.columns, self.notes = columns, notes or {}
+        self.columns = columns
 
     @classmethod
     def open(cls, folder: str | Path) -> "Store":
@@ -60,10 +59,7 @@ class Store:
             count, rows = note["columns"], note["rows"]
             if not isinstance(count, int) or not 1 <= count <= 64:
                 raise ValueError("without columns")
-            notes = note.get("notes", {})
-            if not isinstance(notes, dict):
-                raise ValueError("notes that are none")
-            return cls([_open_column(folder, place, rows) for place in range(count)], notes)
+            return cls([_open_column(folder, place, rows) for place in range(count)])
         except OSError as error:
             raise refuse(error, error.filename or folder) from error
         except (
@@ -91,31 +87,7 @@ class Store:
         return np.diff(self.columns[column].offsets)
 
 
-def tokenised(
-    key: Sequence[object],
-    rows: Callable[[], Iterable[Sequence[Sequence[int]]]],
-    notes: dict[str, Any] | None = None,
-) -> Store:
-    """Open the store of a key in the cache, or make its rows and build it: they are encoded once.
-
-    The key holds all that the rows depend on. The `notes` are kept with the rows; what they say may
-    be settled while the rows are made.
-    """
-    folder = cache_folder() / "stores" / store_key(*key)
-    try:
-        store = Store.open(folder)
-        if set(notes or ()) <= set(store.notes):
-            return store
-    except UsageError:  # not there, or not any more
-        pass
-    return build_store(folder, rows(), notes)
-
-
-def build_store(
-    folder: str | Path,
-    rows: Iterable[Sequence[Sequence[int]]],
-    notes: dict[str, Any] | None = None,
-) -> Store:
+def build_store(folder: str | Path, rows: Iterable[Sequence[Sequence[int]]]) -> Store:
     """Write rows of token ids, one sequence for each column, and open the store they make.
 
     Several processes may do so at once, since what they write is the same, and others may delete
@@ -145,14 +117,22 @@ def build_store(
         for place, column in enumerate(columns):
             _write(folder / f"{place}.ids.npy", column.ids)
             _write(folder / f"{place}.offsets.npy", column.offsets)
-        note: dict[str, Any] = {"format": FORMAT, "columns": len(ids), "rows": len(offsets[0]) - 1}
-        note |= {"notes": notes} if notes else {}
+        note = {"format": FORMAT, "columns": len(ids), "rows": len(offsets[0]) - 1}
         write_atomically(folder / NOTE, json.dumps(note) + "\n")
         return Store.open(folder)
     except UsageError as mistake:
         if not _deleted(mistake):
             raise
-        return Store(columns, notes)
+        return Store(columns)
+
+
+def tokenised(rows: Callable[[], Iterable[Sequence[Sequence[int]]]], *key: object) -> Store:
+    """Open the store that the cache has by this key, or build it; only then are `rows` made."""
+    folder = cache_folder() / "stores" / store_key(*key)
+    try:
+        return Store.open(folder)
+    except UsageError:  # not there, or broken
+        return build_store(folder, rows())
 
 
 def _deleted(mistake: UsageError) -> bool:

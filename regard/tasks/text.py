@@ -4,7 +4,7 @@ A prefix before the input names the task: `summarize: ...`. Before there are pai
 model may learn from plain text: to mend what was taken out of it or put in disorder.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,12 +17,13 @@ from regard.attention.positions import has_table
 from regard.data.batches import Batches
 from regard.data.corrupt import corrupt_spans, cut_texts, infill, permute_parts
 from regard.data.documents import Texts, load_texts
-from regard.data.store import Store, tokenised
+from regard.data.store import Store, build_store, store_key
 from regard.data.table import Table
 from regard.data.text import Corpus, PairReader
 from regard.data.tokenize import train_tokenizer
 from regard.decode import search
 from regard.errors import UsageError, log, lookup
+from regard.files import cache_folder
 from regard.metrics.evaluation import Evaluation
 from regard.metrics.text import METRICS
 from regard.models import family
@@ -208,12 +209,13 @@ class Mending(Trainable):
     def _tokenise(self, texts: Texts, part: str) -> Store:
         """Cut a part into stretches of tokens, or find them there already."""
         longest = self.settings.max_length
-
-        def rows() -> Iterator[tuple[list[int], list[int]]]:
-            cut = cut_texts(texts.parts[part], self.tokenizer, longest)
-            return (row for row in cut if len(row[0]) > 1)
-
-        return tokenised((texts.sha, self.tokenizer.sha, part, longest, "mending"), rows)
+        key = store_key(texts.sha, self.tokenizer.sha, part, longest, "mending")
+        folder = cache_folder() / "stores" / key
+        try:
+            return Store.open(folder)
+        except UsageError:
+            found = cut_texts(texts.parts[part], self.tokenizer, longest)
+            return build_store(folder, (row for row in found if len(row[0]) > 1))
 
     def _batches(self, part: str, tokens: int, seed: int) -> Batches:
         lengths = self.stores[part].lengths(0)

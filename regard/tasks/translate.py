@@ -1,8 +1,9 @@
 """Translation: from pairs of sentences to a model that translates."""
 
 import dataclasses
+import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,10 +15,11 @@ from torch.nn import functional as F
 
 from regard.attention.positions import has_table
 from regard.data.batches import Batches, pad
-from regard.data.store import Store, tokenised
+from regard.data.store import Store, build_store, store_key
 from regard.data.text import Corpus, Pair, load_pairs
 from regard.data.tokenize import Tokenizer, train_tokenizer
 from regard.errors import UsageError, lookup
+from regard.files import cache_folder
 from regard.layers.recurrent import Draws
 from regard.metrics.bleu import judge
 from regard.metrics.lengths import join_some
@@ -168,7 +170,12 @@ class Batch:
 
 def corpus_hash(corpus: Corpus) -> str:
     """Return a hash of the pairs that are trained and validated on."""
-    return corpus.sha
+    digest = hashlib.sha256()
+    for part in ("train", "valid"):
+        for pair in corpus.parts.get(part, ()):
+            digest.update(f"{pair.source}\x00{pair.target}\x01".encode(errors="replace"))
+        digest.update(b"\x02")
+    return digest.hexdigest()
 
 
 def share_letters(corpus: Corpus) -> bool:
@@ -215,8 +222,9 @@ class Translation(Trainable):
         self.batches = Batches(lengths, settings.batch_tokens, settings.seed)
         self.samplers = None
         if settings.bpe_dropout:
-            train = corpus.parts["train"]
-            self.pairs = [pair for n, pair in enumerate(train) if n not in self.too_long]
+            self.pairs = [
+                p for p, kept in zip(corpus.parts["train"], self.kept, strict=True) if kept
+            ]
             self.samplers = [
                 t.sampler(settings.bpe_dropout, settings.seed) for t in (self.source, self.target)
             ]
@@ -224,23 +232,21 @@ class Translation(Trainable):
     def _tokenise(self, corpus: Corpus) -> tuple[Store, int]:
         """Tokenise the training pairs, or find them tokenised already."""
         train, longest = corpus.parts["train"], self.settings.max_length
-        notes: dict[str, list[int]] = {"too_long": []}
-
-        def rows() -> Iterator[tuple[list[int], list[int]]]:
-            sources = self.source.encode_batch([pair.source for pair in train])
-            targets = self.target.encode_batch([pair.target for pair in train])
-            both = list(zip(sources, targets, strict=True))
-            long = [n for n, pair in enumerate(both) if max(map(len, pair)) > longest]
-            if len(long) == len(both):
-                raise UsageError(f"every pair is longer than max_length={longest} pieces; raise it")
-            notes["too_long"] = long
-            skipped = set(long)
-            return (pair for n, pair in enumerate(both) if n not in skipped)
-
-        key = (corpus.sha, self.source.sha, self.target.sha, longest)
-        store = tokenised(key, rows, notes)
-        self.too_long = set(store.notes["too_long"])  # pairs that are left out
-        return store, len(self.too_long)
+        sides = [
+            tokenizer.encode_batch([getattr(pair, side) for pair in train])
+            for side, tokenizer in (("source", self.source), ("target", self.target))
+        ]
+        self.kept = [len(a) <= longest and len(b) <= longest for a, b in zip(*sides, strict=True)]
+        if not any(self.kept):
+            raise UsageError(f"every pair is longer than max_length={longest} pieces; raise it")
+        key = store_key(corpus_hash(corpus), self.source.sha, self.target.sha, longest)
+        folder = cache_folder() / "stores" / key
+        try:
+            store = Store.open(folder)
+        except UsageError:
+            rows = ((a, b) for a, b, kept in zip(*sides, self.kept, strict=True) if kept)
+            store = build_store(folder, rows)
+        return store, len(self.kept) - sum(self.kept)
 
     def batch(self, n: int) -> Batch:
         """Return batch n, always the same for the same seed and n."""
