@@ -524,6 +524,7 @@ def _take_over(folder: Path, out: Place) -> Saved:
     from regard.models.folder import save_config, save_parts, save_weights
     from regard.pretrained.folder import is_foreign, write_json
     from regard.tasks.tokenizer import save_any_tokenizers
+    from regard.weights import state_of
 
     if not is_foreign(folder):
         read_json(Path(folder) / "config.json")
@@ -532,9 +533,9 @@ def _take_over(folder: Path, out: Place) -> Saved:
     known = ("regard_format", "family", "task", "model", "generation")
     about = {key: value for key, value in config.items() if key not in known}
     with making(out) as partial:
-        save_weights(partial, dict(model.named_parameters()))
+        save_weights(partial, state_of(model))
         if "pretraining" in config:
-            save_parts(partial, dict(_whole(Path(folder), model, config).named_parameters()))
+            save_parts(partial, state_of(_whole(Path(folder), model, config)))
         if tokenizers[0] is not None:  # a model that reads images has none
             save_any_tokenizers(partial, tokenizers)
             write_json(partial / "generation_config.json", config.get("generation", {}))

@@ -34,7 +34,7 @@ from regard.tasks.frame.origin import Origin
 from regard.tasks.vision.distillation import DISTILS, Teacher, soft_loss, two_heads
 from regard.tasks.vision.images import ClassifyImages, ImageBatches
 from regard.tasks.vision.photos import ImageCodec
-from regard.training.optim import build_optimiser, depths
+from regard.training.optim import build_optimiser, layer_depths
 
 SMALL = {
     "steps": 30,
@@ -356,7 +356,7 @@ def test_the_same_labels_keep_their_head(data, trained, tmp_path):
 
 def test_lower_layers_learn_more_slowly_by_a_power_of_the_decay():
     model = family("vit")[1](replace(preset("vit", "tiny"), labels=3))
-    below = depths(model)
+    below = layer_depths(model)
     most = model.config.depth + 1
     assert below["stem.project.weight"] == below["tokens.weight"] == 0
     assert below["blocks.0.attention.qkv.weight"] == 1
@@ -379,7 +379,7 @@ def test_lower_layers_learn_more_slowly_by_a_power_of_the_decay():
 def test_depths_rise_along_every_model(name):
     with torch.device("meta"):
         model = family(name)[1](replace(preset(name, "tiny"), labels=3))
-    below = depths(model)
+    below = layer_depths(model)
     assert set(below) == {key for key, _ in model.named_parameters()}
     assert below["head.weight"] == max(below.values()) and min(below.values()) == 0
     blocks = [below[key] for key in below if key.split(".")[-1] == "weight"]

@@ -146,6 +146,15 @@ def top_k(targets: np.ndarray, probs: np.ndarray, k: int, what: str = "images") 
     return Score(f"top-{k}", 100 * right / total, signature)
 
 
+def precision_at_k(
+    ranked: np.ndarray, targets: Sequence[Sequence[int]], ks: Sequence[int] = (1, 3, 5)
+) -> dict[str, float]:
+    """Return the share of right labels among the first k of ranked label numbers (n, best)."""
+    rows = zip(ranked.tolist(), map(set, targets), strict=True)
+    right = np.array([[label in labels for label in row] for row, labels in rows])
+    return {f"precision@{k}": float(right[:, :k].sum(1).mean() / k) for k in ks}
+
+
 @dataclass(frozen=True)
 class LabelResults:
     """The labels that n rows should have and were given, from which every score follows."""
