@@ -316,7 +316,7 @@ def plan(name: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any], str 
 
 def stored(settings: dict[str, Any]) -> dict[str, Any]:
     """Return settings with data that lie in memory, such as lists and frames, as files."""
-    from regard.data.memory import on_disk
+    from regard.data.in_memory import on_disk
 
     found = dict(settings)
     for key in ("data", "valid", "test"):
@@ -491,7 +491,7 @@ def doctor(data: Any, /, *, quiet: bool = True, **settings: Any) -> "Examined":
     Data for any task, in files or in memory; `task=` says which, else their looks do. At most some
     thousand rows are looked at, unless full=True. Further keys: `regard doctor --help`.
     """
-    from regard.data.memory import on_disk
+    from regard.data.in_memory import on_disk
     from regard.examine.forecast import DoctorSettings, examine_any
     from regard.settings import fill
 

@@ -31,15 +31,9 @@ from regard.data.augment import (
     zoom,
 )
 from regard.data.batches import Shuffled
-from regard.data.image import (
-    Broken,
-    ImageFormat,
-    ImageOptions,
-    holds_images,
-    load_images,
-    open_image,
-    read_idx,
-)
+from regard.data.image_files import ImageOptions, holds_images, read_idx
+from regard.data.image_format import BrokenImage, ImageFormat, open_image
+from regard.data.images import load_images
 from regard.data.store import Table, build_table
 from regard.errors import UsageError
 
@@ -192,7 +186,9 @@ def test_normalising_is_undone_to_the_bit():
 @pytest.mark.parametrize("side", [8001, 20_000, 60_000])
 def test_a_bomb_is_refused_by_its_header(tmp_path, side):
     bomb(tmp_path / "a.png", side)
-    with pytest.raises(Broken, match=rf"a.png: {side * side / 1e6:,.0f} megapixels; at most 64"):
+    with pytest.raises(
+        BrokenImage, match=rf"a.png: {side * side / 1e6:,.0f} megapixels; at most 64"
+    ):
         open_image(tmp_path / "a.png")
 
 
@@ -206,7 +202,7 @@ def test_noise_in_a_file_is_a_picture_or_a_mistake(tmp_path_factory, noise, at, 
     path.write_bytes(bytes(data))
     try:
         assert ImageFormat(8, 3).read(path).shape == (3, 8, 8)
-    except Broken as mistake:
+    except BrokenImage as mistake:
         assert str(path) in str(mistake) and "\n" not in str(mistake)
 
 
@@ -278,7 +274,7 @@ def test_mean_and_spread_are_those_of_all_pixels(tmp_path):
     folder_of(tmp_path, {"a": 5, "b": 7})
     train = load_images(str(tmp_path), need=("train",)).parts["train"]
     pixels = train.read(np.arange(12)).double() / 255
-    mean, std = train.law()
+    mean, std = train.channel_stats()
     assert torch.allclose(torch.tensor(mean).double(), pixels.mean((0, 2, 3)), atol=1e-6)
     wanted = pixels.transpose(0, 1).flatten(1).std(1, correction=0)
     assert torch.allclose(torch.tensor(std).double(), wanted, atol=1e-6)
@@ -288,7 +284,7 @@ def test_decoded_images_are_kept_and_found_again(tmp_path, monkeypatch):
     folder_of(tmp_path / "data", {"a": 3, "b": 3}, size=20)
     how = {"need": ("train",), "format": ImageFormat(12), "cache": tmp_path / "cache"}
     first = load_images(str(tmp_path / "data"), **how)
-    monkeypatch.setattr(images_of.Shelf, "decode", lambda *_: pytest.fail("decoded again"))
+    monkeypatch.setattr(images_of.ImageFiles, "decode", lambda *_: pytest.fail("decoded again"))
     again = load_images(str(tmp_path / "data"), **how)
     both = [data.parts["train"].read(np.arange(6)) for data in (first, again)]
     assert torch.equal(*both)

@@ -24,7 +24,8 @@ from torch import nn
 import regard
 from regard.api import task_of
 from regard.cli import EXAMPLES, main
-from regard.data.image import ImageFormat, load_images
+from regard.data.image_format import ImageFormat
+from regard.data.images import load_images
 from regard.models import MODELS, family, preset
 from regard.recipes import RECIPES, recipe
 from regard.settings import describe, parse

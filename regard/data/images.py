@@ -128,13 +128,6 @@ class ImageData(Dataset[Images]):
         told = json.dumps([parts, self.classes, self.format.key()])
         return hashlib.sha256(told.encode()).hexdigest()
 
-    def use_share(self, share: float) -> None:
-        """Keep only a share of the training images of every class."""
-        if share < 1:
-            train = self.parts["train"]
-            self.parts["train"] = some = train.part(share)
-            self.notes.append(f"share={share}: {len(some):,} of {len(train):,} images used")
-
 
 def load_images(
     data: str,
@@ -184,25 +177,6 @@ def load_images(
         unnamed=list(readers) == ["train"],
         trained=trained,
     )
-
-
-def load_pictures(
-    data: str, *, labelled: bool = True, options: ImageOptions, share: float = 1.0, **more: Any
-) -> ImageData:
-    """Read images to learn from without labels; those that they have are kept, to judge by.
-
-    The other settings are those of load_images.
-    """
-    try:
-        loaded = load_images(data, options=replace(options, labelled=labelled), **more)
-    except UsageError:
-        if not labelled:
-            raise
-        loaded = load_images(data, options=replace(options, labelled=False), **more)
-    if not 2 <= len(loaded.classes) <= len(loaded.parts["train"]) // 2:
-        loaded.classes = []
-    loaded.use_share(share)
-    return loaded
 
 
 def settle_format(format: ImageFormat, files: ImageFiles, notes: list[str]) -> ImageFormat:

@@ -17,7 +17,7 @@ from PIL import Image
 from regard.costs.count import count as count_of
 from regard.data.captions import captions_in
 from regard.data.documents import find_texts, read_texts
-from regard.data.image import ImageOptions, find_images, holds_images
+from regard.data.image_files import ImageOptions, find_images, holds_images
 from regard.data.labelled import (
     ExampleFormat,
     ExampleReader,
@@ -25,8 +25,8 @@ from regard.data.labelled import (
     SentenceReader,
     find_labelled,
 )
+from regard.data.pairs import PairReader, find_parts
 from regard.data.table import is_folder, is_table
-from regard.data.text import PairReader, find_parts
 from regard.errors import UsageError, lookup
 from regard.examine.guess import Guess, guess_task
 from regard.examine.images import examine_images

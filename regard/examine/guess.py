@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from regard.data.documents import TEXT_KEYS, find_texts
-from regard.data.image import holds_images, kind_of_set
+from regard.data.image_files import holds_images, kind_of_set
 from regard.data.labelled import TAG_KEYS, TREC, WORD_KEYS, find_labelled
+from regard.data.languages import find_languages
 from regard.data.lines import missing
+from regard.data.pairs import PairReader, find_parts
 from regard.data.table import Table, is_folder, kind_of, stem_and_suffix
-from regard.data.text import PairReader, find_languages, find_parts
 from regard.errors import UsageError
 
 LOOKED = 300  # rows

@@ -4,7 +4,9 @@ from collections import Counter
 from collections.abc import Mapping
 from itertools import combinations
 
-from regard.data.image import ImageFormat, ImageOptions, Shelf, find_image_parts, settle
+from regard.data.image import Shelf, settle
+from regard.data.image_files import ImageOptions, find_image_parts
+from regard.data.image_format import ImageFormat
 from regard.errors import UsageError
 from regard.examine.pairs import LEVELS, Finding, ImageCounts, Report, no_valid, plural
 from regard.training.progress import Progress

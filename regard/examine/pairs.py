@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from regard.data.lines import Fault
+from regard.data.pairs import PairFiles, PairReader, find_parts
 from regard.data.split import fold, shares_of, usual_share
 from regard.data.table import kind_of
-from regard.data.text import PairReader, Part, find_parts
 from regard.errors import UsageError
 
 LONG = 1_000  # characters of a line that is most likely no sentence
@@ -220,7 +220,7 @@ def scripts_of(text: str) -> int:
 class Rows:
     """One part of the data: numbers of every row, and the first of each fault with its count."""
 
-    def __init__(self, name: str, part: Part) -> None:
+    def __init__(self, name: str, part: PairFiles) -> None:
         self.name = name
         self.counts = Counts([str(file) for file in part.files])
         self.path = str(part.path)
@@ -237,7 +237,7 @@ class Rows:
         first, count = self.faults.get(key, (fault, 0))
         self.faults[key] = first, count + 1
 
-    def read(self, reader: PairReader, part: Part, most: int | None = None) -> None:
+    def read(self, reader: PairReader, part: PairFiles, most: int | None = None) -> None:
         """Read all or so many pairs, going on after every fault that leaves something to read."""
         counts = self.counts
         files = (part.path, part.target_path or part.path)

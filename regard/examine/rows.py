@@ -11,9 +11,9 @@ from typing import Any
 from regard.data.documents import find_texts, read_texts
 from regard.data.labelled import find_labelled
 from regard.data.lines import missing, opened_text
+from regard.data.parts import find_file
 from regard.data.split import keys_of, shares_of
 from regard.data.table import is_folder, is_table
-from regard.data.text import find_file
 from regard.errors import UsageError
 from regard.examine.pairs import (
     EACH_MARK,

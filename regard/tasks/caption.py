@@ -14,7 +14,9 @@ from torch.nn import functional as F
 
 from regard.data.augment import Ways, augments, chance_of
 from regard.data.batches import Shuffled
-from regard.data.image import BROKEN, ImageData, ImageFormat
+from regard.data.image_files import BROKEN
+from regard.data.image_format import ImageFormat
+from regard.data.images import ImageData
 from regard.data.labelled import hash_items
 from regard.data.tokenize import train_tokenizer
 from regard.errors import UsageError, lookup
@@ -344,7 +346,7 @@ def train(values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None 
     def prepare(data: Data, folder: Path, begun: dict[str, Any] | None) -> Work:
         found: ImageData = data.parts
         if not found.format.mean:
-            mean, std = found.parts["train"].law()
+            mean, std = found.parts["train"].channel_stats()
             found.format = replace(found.format, mean=mean, std=std)
         captions = {name: of_part(part, texts) for name, part in found.parts.items()}
         every = [tidy(text, settings.lowercase) for some in captions["train"] for text in some]

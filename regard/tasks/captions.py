@@ -13,14 +13,9 @@ from torch import Tensor
 
 from regard.attention.watch import watch
 from regard.data.batches import pad
-from regard.data.image import (
-    BROKEN,
-    ImageData,
-    ImageFormat,
-    ImageOptions,
-    Images,
-    load_images,
-)
+from regard.data.image_files import BROKEN, ImageOptions
+from regard.data.image_format import ImageFormat
+from regard.data.images import ImageData, Images, load_images
 from regard.data.labelled import hash_items
 from regard.decode import search
 from regard.decode.search import Hypothesis

@@ -1,6 +1,5 @@
 """Denoising: from clean images to a model that takes noise out of others."""
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,12 +11,13 @@ from torch import Tensor
 
 from regard.data.augment import chance_of
 from regard.data.batches import Shuffled
-from regard.data.image import BROKEN
+from regard.data.image_files import BROKEN
+from regard.data.photos import Photo, load_photos
 from regard.errors import UsageError, lookup
 from regard.metrics.image import psnr
 from regard.models import family
 from regard.tasks import run
-from regard.tasks.denoiser import ImageDenoiser, Photo, train_and_valid
+from regard.tasks.denoiser import ImageDenoiser
 from regard.tasks.run import (
     Data,
     Report,
@@ -169,10 +169,9 @@ def train(values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None 
 
     def read() -> Data:
         assert settings.data is not None
-        given = settings.valid, settings.test, settings.broken
-        parts, notes, split = train_and_valid(settings.data, *given)
-        hashes = [[photo.hash for photo in parts[name]] for name in ("train", "valid")]
-        return Data(parts, hashlib.sha256(repr(hashes).encode()).hexdigest(), notes, split)
+        given = {"valid": settings.valid, "test": settings.test, "broken": settings.broken}
+        photos = load_photos(settings.data, channels=1, **given)
+        return Data(photos.parts, photos.sha, photos.notes, photos.split)
 
     def prepare(data: Data, folder: Path, begun: dict[str, Any] | None) -> Work:
         model = build_model(FAMILY, settings.model, settings)

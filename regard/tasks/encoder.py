@@ -11,14 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.data.augment import chance_of
-from regard.data.image import (
-    BROKEN,
-    ImageData,
-    ImageFormat,
-    ImageOptions,
-    Images,
-    load_images,
-)
+from regard.data.image_files import BROKEN, ImageOptions
+from regard.data.image_format import ImageFormat
+from regard.data.images import ImageData, Images, load_images
 from regard.errors import UsageError, lookup
 from regard.files import cache_folder
 from regard.metrics.bleu import Score

@@ -10,15 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.data.image import (
-    BROKEN,
-    Broken,
-    ImageData,
-    ImageFormat,
-    ImageOptions,
-    Images,
-    load_images,
-)
+from regard.data.image_files import BROKEN, ImageOptions
+from regard.data.image_format import BrokenImage, ImageFormat
+from regard.data.images import ImageData, Images, load_images
 from regard.errors import UsageError, log, lookup
 from regard.files import cache_folder
 from regard.metrics.baselines import Baselines, small
@@ -123,7 +117,7 @@ def read_image(image: Any, format: ImageFormat, broken: str) -> np.ndarray | str
     check_kind(image)
     try:
         return np.array(format.read(image))  # its own, as PyTorch wants it
-    except Broken as mistake:
+    except BrokenImage as mistake:
         if broken == "refuse":
             raise UsageError(f"{mistake}; or pass over such files: broken=skip") from None
         log(str(mistake))

@@ -11,7 +11,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from regard.attention.watch import watch
-from regard.data.image import ImageFormat, open_image, upright
+from regard.data.image_format import ImageFormat, open_image, upright
 from regard.errors import UsageError, lookup
 from regard.viewer.placement import parse_query_point
 from regard.viewer.settings import ImageLookSettings

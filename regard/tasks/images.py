@@ -12,7 +12,9 @@ from torch.nn import functional as F
 
 from regard.data.augment import Augment, augments, chance_of
 from regard.data.batches import Shuffled
-from regard.data.image import BROKEN, ImageData, ImageFormat, ImageOptions, Images, load_images
+from regard.data.image_files import BROKEN, ImageOptions
+from regard.data.image_format import ImageFormat
+from regard.data.images import ImageData, Images, load_images
 from regard.errors import UsageError, lookup
 from regard.files import cache_folder, sha256
 from regard.metrics.baselines import Baselines
@@ -401,7 +403,7 @@ def train(values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None 
         found: ImageData = data.parts
         labels, format = found.classes, found.format
         if not format.mean:
-            mean, std = found.parts["train"].law()
+            mean, std = found.parts["train"].channel_stats()
             format = replace(format, mean=mean, std=std)
         model = build_classifier(settings, format, labels)
         assert format.size is not None

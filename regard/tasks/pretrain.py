@@ -11,15 +11,12 @@ from torch import Tensor
 
 from regard.data.augment import Ways, augments, chance_of
 from regard.data.batches import Shuffled, pad
-from regard.data.image import (
-    BROKEN,
-    ImageData,
-    ImageFormat,
-    Images,
-    load_images,
-)
-from regard.data.labelled import find_labelled, hash_items
-from regard.data.text import PairReader
+from regard.data.image_files import BROKEN
+from regard.data.image_format import ImageFormat
+from regard.data.images import ImageData, Images, load_images
+from regard.data.labelled import hash_items
+from regard.data.pairs import PairReader
+from regard.data.parts import named_files
 from regard.data.tokenize import train_tokenizer
 from regard.errors import UsageError, lookup
 from regard.files import cache_folder
@@ -191,7 +188,7 @@ def captions_in(
     path: Path, part: str, columns: str | None, header: bool | None = None
 ) -> dict[str, list[str]]:
     """Read the captions of each image in a table, or in that of a part, by the path of its file."""
-    tables = find_labelled(path).get(part, []) if path.is_dir() else [path]
+    tables = named_files(path).get(part, []) if path.is_dir() else [path]
     found: dict[str, list[str]] = {}
     for table in tables:
         for pair in PairReader(table, columns=columns, header=header):
@@ -433,7 +430,7 @@ def train(values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None 
     def prepare(data: Data, folder: Path, begun: dict[str, Any] | None) -> Work:
         found: ImageData = data.parts
         if not found.format.mean:
-            mean, std = found.parts["train"].law()
+            mean, std = found.parts["train"].channel_stats()
             found.format = replace(found.format, mean=mean, std=std)
         format, way = found.format, settings.way
         assert format.size is not None

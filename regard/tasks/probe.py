@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.data.image import ImageFormat, Images
+from regard.data.image_format import ImageFormat
+from regard.data.images import Images
 
 ROWS = 2048  # vectors that are compared with all others at once
 SHARPNESS = 1 / 0.07  # of the votes of neighbours (Wu et al. 2018)
