@@ -22,7 +22,7 @@ from regard.training.plan import LENGTHS
 if TYPE_CHECKING:
     from regard.costs.lectures import Lectures
     from regard.costs.report import Cost
-    from regard.examine.forecast import Examined
+    from regard.examine.doctor import Examined
     from regard.filters.program import Filtered
     from regard.lab.report import Compared
     from regard.metrics.evaluation import Evaluation
@@ -492,11 +492,11 @@ def doctor(data: Any, /, *, quiet: bool = True, **settings: Any) -> "Examined":
     thousand rows are looked at, unless full=True. Further keys: `regard doctor --help`.
     """
     from regard.data.in_memory import on_disk
-    from regard.examine.forecast import DoctorSettings, examine_any
+    from regard.examine.doctor import DoctorSettings, examine
     from regard.settings import fill
 
-    how = fill(DoctorSettings, stored(settings))
-    return examine_any(str(found_data(on_disk(data))), how, quiet)
+    own = fill(DoctorSettings, stored(settings))
+    return examine(str(found_data(on_disk(data))), own, quiet)
 
 
 def import_model(folder: Place, /, *, out: Place | None = None, **settings: Any) -> Saved:

@@ -329,7 +329,7 @@ VERBS = {
             "regard doctor folder from=en to=de",
             "regard doctor reviews.csv task=classify columns=body,team",
         ),
-        ("regard.examine.forecast", "DoctorSettings"),
+        ("regard.examine.doctor", "DoctorSettings"),
     ),
     "filter": Verb(
         filter_photo,

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as some
 from PIL import Image
 
-import regard.data.image as images_of
+import regard.data.image_files as image_files
+import regard.data.images as images_of
 from regard.data.augment import (
     CHANGES,
     Augment,
@@ -32,9 +33,9 @@ from regard.data.augment import (
 )
 from regard.data.batches import Shuffled
 from regard.data.image_files import ImageOptions, holds_images, read_idx
-from regard.data.image_format import BrokenImage, ImageFormat, open_image
+from regard.data.image_format import FITS, BrokenImage, ImageFormat, open_image
 from regard.data.images import load_images
-from regard.data.store import Table, build_table
+from regard.data.store import ImageStore, build_image_store
 from regard.errors import UsageError
 
 
@@ -168,7 +169,7 @@ def test_crop_keeps_the_middle_and_pad_keeps_all():
 
 def test_a_picture_of_the_right_size_is_not_touched(tmp_path):
     wanted = photo(12, 12)
-    for fit in images_of.FITS:
+    for fit in FITS:
         assert bits(ImageFormat(12, 3, fit).read(wanted)) == bits(wanted.transpose(2, 0, 1))
 
 
@@ -284,7 +285,7 @@ def test_decoded_images_are_kept_and_found_again(tmp_path, monkeypatch):
     folder_of(tmp_path / "data", {"a": 3, "b": 3}, size=20)
     how = {"need": ("train",), "format": ImageFormat(12), "cache": tmp_path / "cache"}
     first = load_images(str(tmp_path / "data"), **how)
-    monkeypatch.setattr(images_of.ImageFiles, "decode", lambda *_: pytest.fail("decoded again"))
+    monkeypatch.setattr(image_files.ImageFiles, "decode", lambda *_: pytest.fail("decoded again"))
     again = load_images(str(tmp_path / "data"), **how)
     both = [data.parts["train"].read(np.arange(6)) for data in (first, again)]
     assert torch.equal(*both)
@@ -444,16 +445,16 @@ def test_the_cifar_mosaics_are_cut_as_their_readme_says(real_data):
 
 def test_a_table_gives_back_its_rows_and_knows_its_gaps(tmp_path):
     rows = np.arange(24, dtype=np.uint8).reshape(4, 2, 3)
-    table = build_table(tmp_path / "t", (4, 2, 3), [rows[0], "gone", rows[2], rows[3]])
+    table = build_image_store(tmp_path / "t", (4, 2, 3), [rows[0], "gone", rows[2], rows[3]])
     assert table.gaps == [1] and table.why == "gone"
-    again = Table.open(tmp_path / "t", (4, 2, 3))
+    again = ImageStore.open(tmp_path / "t", (4, 2, 3))
     assert np.array_equal(again.rows[[0, 2, 3]], rows[[0, 2, 3]])
-    assert not build_table(tmp_path / "e", (4, 0), ["gone", *rows[1:]]).rows.size
+    assert not build_image_store(tmp_path / "e", (4, 0), ["gone", *rows[1:]]).rows.size
     with pytest.raises(UsageError, match="a broken store"):
-        Table.open(tmp_path / "t", (5, 2, 3))
+        ImageStore.open(tmp_path / "t", (5, 2, 3))
     (tmp_path / "t" / "store.json").write_text("[")
     with pytest.raises(UsageError, match="a broken store"):
-        Table.open(tmp_path / "t", (4, 2, 3))
+        ImageStore.open(tmp_path / "t", (4, 2, 3))
 
 
 @given(some.integers(1, 40), some.integers(1, 60), some.integers(0, 2**63))

@@ -357,7 +357,7 @@ SMALL = {"depth": 1, "width": 16, "heads": 2, "ffn_width": 16, "pieces": 300, "q
 
 
 def test_training_on_rows_in_memory_goes_on(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("regard.data.memory.cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr("regard.data.in_memory.cache_folder", lambda: tmp_path / "cache")
     rows = [
         {"body": f"{w} thing number {i}", "team": w} for i in range(30) for w in ("red", "blue")
     ]

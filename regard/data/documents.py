@@ -26,7 +26,7 @@ from regard.data.parts import (
     named_files,
     single_file,
 )
-from regard.data.split import RowSplitter, Split, hash_text, shares_of
+from regard.data.split import RowSplitter, Split, hash_text, shares_and_files
 from regard.data.store import Column, Store, tokenised
 from regard.data.table import BadRow, Table, is_folder, is_table, like_header, stem_and_suffix
 from regard.data.tokenizer import Tokenizer
@@ -76,8 +76,7 @@ def load_texts(
     column of the text in a table. A model that was `trained` on the data is judged on what was
     held out.
     """
-    shares = shares_of(valid, test)
-    given = {name: file for name, file in (("valid", valid), ("test", test)) if name not in shares}
+    shares, given = shares_and_files(valid, test)
     files = find_texts(Path(data)) | given_files(data, given)
     files = {name: some for name, some in files.items() if name not in shares}
     kept = trained.bounds if trained is not None else {}

@@ -21,7 +21,7 @@ from regard.data.parts import (
     no_part,
     single_file,
 )
-from regard.data.split import RowSplitter, Split, shares_of
+from regard.data.split import RowSplitter, Split, shares_and_files
 from regard.data.table import BadRow, RowFaults, Table, is_folder, stem_and_suffix
 from regard.errors import UsageError, lookup
 
@@ -375,8 +375,8 @@ def load_labelled(
     split by="whole", or the answers are known from them. A model that was `trained` on the data is
     judged on what was held out.
     """
-    splitter, shares = RowSplitter(reader.of, by), shares_of(valid, test)
-    given = {name: file for name, file in (("valid", valid), ("test", test)) if name not in shares}
+    splitter = RowSplitter(reader.of, by)
+    shares, given = shares_and_files(valid, test)
     files = labelled_files(data, **given)
     loaded = Labelled({})
 

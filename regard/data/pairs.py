@@ -17,7 +17,7 @@ from typing import Any, cast
 from regard.data.columns import TwoColumns
 from regard.data.lines import Fault, missing, scan_lines
 from regard.data.parts import PARTS, Dataset, PartReader, index_folder, load_parts, no_part
-from regard.data.split import Split, shares_of
+from regard.data.split import Split, shares_and_files
 from regard.data.table import KINDS, BadRow, RowFaults, Table, is_folder, stem_and_suffix
 from regard.errors import UsageError
 
@@ -338,8 +338,7 @@ def load_pairs(
     `valid` and `test` are files, or shares of train such as 0.1. A model that was `trained` on the
     data is judged on what was held out.
     """
-    shares = shares_of(valid, test)
-    given = {name: file for name, file in (("valid", valid), ("test", test)) if name not in shares}
+    shares, given = shares_and_files(valid, test)
     files = find_parts(data, source=source, target=target, **given)
     files = {name: part for name, part in files.items() if name not in shares}
     corpus = Corpus({}, source, target, files)

@@ -59,6 +59,12 @@ def shares_of(valid: Any, test: Any) -> dict[str, float]:
     return shares
 
 
+def shares_and_files(valid: Any, test: Any) -> tuple[dict[str, float], dict[str, Any]]:
+    """Part what valid= and test= name into shares of train, and files."""
+    shares, given = shares_of(valid, test), {"valid": valid, "test": test}
+    return shares, {name: file for name, file in given.items() if name not in shares}
+
+
 def usual_share(rows: int) -> float:
     """Return the share to validate on: a tenth, but 200 rows where a fifth has them; 2% of many."""
     count = min(2000.0, max(0.02 * rows, min(0.1 * rows, 500), min(0.2 * rows, 200)))
