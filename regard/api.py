@@ -22,7 +22,7 @@ from regard.training.plan import DURATION_KEYS
 if TYPE_CHECKING:
     from regard.costs.lectures import Lectures
     from regard.costs.report import Cost
-    from regard.examine.forecast import Examined
+    from regard.examine.doctor import Examined
     from regard.filters.program import Filtered
     from regard.lab.report import Compared
     from regard.metrics.evaluation import Evaluation
@@ -316,7 +316,7 @@ def plan(name: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any], str 
 
 def stored(settings: dict[str, Any]) -> dict[str, Any]:
     """Return settings with data that lie in memory, such as lists and frames, as files."""
-    from regard.data.memory import on_disk
+    from regard.data.in_memory import on_disk
 
     found = dict(settings)
     for key in ("data", "valid", "test"):
@@ -491,12 +491,12 @@ def doctor(data: Any, /, *, quiet: bool = True, **settings: Any) -> "Examined":
     Data for any task, in files or in memory; `task=` says which, else their looks do. At most some
     thousand rows are looked at, unless full=True. Further keys: `regard doctor --help`.
     """
-    from regard.data.memory import on_disk
-    from regard.examine.forecast import DoctorSettings, examine_any
+    from regard.data.in_memory import on_disk
+    from regard.examine.doctor import DoctorSettings, examine
     from regard.settings import fill
 
-    how = fill(DoctorSettings, stored(settings))
-    return examine_any(str(found_data(on_disk(data))), how, quiet)
+    own = fill(DoctorSettings, stored(settings))
+    return examine(str(found_data(on_disk(data))), own, quiet)
 
 
 def import_model(folder: Place, /, *, out: Place | None = None, **settings: Any) -> Saved:

@@ -118,7 +118,7 @@ def kind_of(word: str) -> str:
 
 def run_path(model: Any, path: str, kind: str, call: Call, number: int) -> int:
     """Answer the lines of a file, an image or the images of a folder; return the next number."""
-    from regard.data.image import SUFFIXES
+    from regard.data.image_format import SUFFIXES
     from regard.data.lines import opened
 
     as_text = "; to answer the word itself, write it after --"
@@ -329,7 +329,7 @@ VERBS = {
             "regard doctor folder from=en to=de",
             "regard doctor reviews.csv task=classify columns=body,team",
         ),
-        ("regard.examine.forecast", "DoctorSettings"),
+        ("regard.examine.doctor", "DoctorSettings"),
     ),
     "filter": Verb(
         filter_photo,

@@ -117,14 +117,14 @@ def test_faults_of_rows_with_labels(tmp_path: Path):
 
 
 def test_rows_in_memory_are_examined(monkeypatch, tmp_path: Path):
-    monkeypatch.setattr("regard.data.memory.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("regard.data.in_memory.cache_folder", lambda: tmp_path)
     rows = [{"text": sentence(i), "label": "ab"[i % 2]} for i in range(40)]
     found = regard.doctor(rows)
     assert found.task == "classify" and found.forecast is not None
 
 
 def test_large_data_are_sampled_unless_all_is_asked_for(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("regard.examine.forecast.MOST", 50)
+    monkeypatch.setattr("regard.examine.doctor.MOST", 50)
     path = tmp_path / "a.tsv"
     path.write_text("".join(f"{sentence(i)}\t{sentence(i + 1)}\n" for i in range(1000)))
     part = regard.doctor(str(path)).report.parts["train"]

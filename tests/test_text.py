@@ -16,15 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.data.lines import LONGEST_LINE, read_lines, read_stream, scan_lines
-from regard.data.text import (
-    Pair,
-    PairReader,
-    find_parts,
-    join_sentences,
-    load_pairs,
-    read_pairs,
-    split_sentences,
-)
+from regard.data.pairs import Pair, PairReader, find_parts, load_pairs, read_pairs
+from regard.data.sentences import join_sentences, split_sentences
 from regard.errors import UsageError
 
 DATA = Path(os.environ.get("REGARD_DATA", Path(__file__).parents[2] / "shared" / "data"))

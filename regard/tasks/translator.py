@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.attention.watch import watch
 from regard.data.batches import pad
-from regard.data.text import join_sentences, split_sentences
+from regard.data.sentences import join_sentences, split_sentences
 from regard.data.tokenize import Tokenizer
 from regard.data.tokenizer import words_of_pieces
 from regard.decode import search

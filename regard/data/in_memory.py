@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from regard.data.parts import PARTS
 from regard.data.table import name_labels
-from regard.data.text import PARTS
 from regard.errors import UsageError
 from regard.files import cache_folder, replacing
 
