@@ -32,6 +32,7 @@ from regard.examine.guess import Guess, guess_task
 from regard.examine.images import examine_images
 from regard.examine.pairs import Finding, Report, examine
 from regard.examine.rows import examine_rows, examine_texts
+from regard.native import Status, status
 from regard.tasks import trainer
 from regard.tasks.run import Rehearsed, parameters, rehearsing
 from regard.training.loop import one_step
@@ -90,9 +91,11 @@ class Examined:
     report: Report
     forecast: Forecast | None
     task: str = ""
+    kernels: Status = field(default_factory=lambda: status())
 
     def __str__(self) -> str:
-        return "\n".join([*self.report.lines(), *([str(self.forecast)] if self.forecast else [])])
+        forecast = [str(self.forecast)] if self.forecast else []
+        return "\n".join([*self.report.lines(), *forecast, str(self.kernels)])
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -100,6 +103,7 @@ class Examined:
             "task": self.task,
             **self.report.to_dict(),
             "forecast": asdict(self.forecast) if self.forecast else None,
+            "kernels": asdict(self.kernels),
         }
 
 
