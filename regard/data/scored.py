@@ -4,8 +4,8 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from regard.data.pairs import PairReader
 from regard.data.table import Table
-from regard.data.text import PairReader
 from regard.errors import UsageError
 
 FIRST = ("sentence1", "sentence_1", "sentence_a", "text1", "text_a", "source", "src", "premise")

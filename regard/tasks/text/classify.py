@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.attention.watch import watch
 from regard.data.features import split_words
-from regard.data.image import holds_images
+from regard.data.image_files import holds_images
 from regard.data.labelled import Example, ExampleFormat, ExampleReader
 from regard.data.rows import Row, TextBatch, TextBatches, collate
 from regard.decode.batching import in_batches
