@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from regard.attention.positions import has_table
 from regard.data.characters import Characters
-from regard.data.features import Features, named, split_words
+from regard.data.features import Features, feature_functions, split_words
 from regard.data.labelled import Example, Sentence, hash_items, load_labelled
 from regard.data.labels import label_list, saved_labels, with_known_labels
 from regard.data.rows import Row, RowEncoder, TextBatch, TextBatches
@@ -234,7 +234,7 @@ class Labeller(Task[TextCodec, A], Generic[A]):
     @classmethod
     def checked(cls, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
         """Refuse settings that do not fit each other, and let there be enough positions."""
-        named(settings.features)
+        feature_functions(settings.features)
         lookup("class_weights", settings.class_weights, CLASS_WEIGHTS)
         if settings.tokenizer == WORDS and settings.features == "none":
             raise UsageError(
@@ -297,7 +297,7 @@ class Labeller(Task[TextCodec, A], Generic[A]):
         return TextCodec(
             RowEncoder(tokenizer, features, sampler),
             data.labels,
-            Baselines.learn(cls.baseline, units, cls.targets(train, data.labels)),
+            Baselines.fit(cls.baseline, units, cls.targets(train, data.labels)),
             {**config, **cls.label_facts(data, settings)},
         )
 
