@@ -47,7 +47,7 @@ def few_text_settings(
     """Return settings that suit few texts with labels of these numbers, where none are given."""
     given = {key for key, value in values.items() if value is not None}
     given |= {key for key, long in SHORT.items() if long in given}
-    if len(texts) > FEW or given & {"init", "like"}:
+    if len(texts) > FEW or given & {"init", "like", "family"}:
         return {}
     for some in TOGETHER:
         if given & set(some):

@@ -48,7 +48,7 @@ class TagRun(EncoderRun):
     format: str = setting("slash", "slash, columns or jsonl")
     words: str = setting("spaces", "split at spaces, or raw: punctuation too")
     scores: bool = setting(False, "print the probability of each tag")
-    max_length: int | None = setting(None, "most tokens a window", min=8, max=100_000)
+    max_length: int | None = setting(None, "maximum tokens per window", min=8, max=100_000)
 
 
 @dataclass(frozen=True)
