@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from regard.filters.program import Filtered
     from regard.lab.report import Compared
     from regard.metrics.evaluation import Evaluation
-    from regard.tasks.classifier import Classifier
-    from regard.tasks.embed import Embedder
     from regard.tasks.fill import Filler
     from regard.tasks.run import Report
     from regard.tasks.runners import Runner
-    from regard.tasks.tagger import Tagger
-    from regard.tasks.text import TextToText
+    from regard.tasks.text.classify import Classify
+    from regard.tasks.text.embed import Embed
+    from regard.tasks.text.tag import Tag
+    from regard.tasks.text_to_text import TextToText
     from regard.tasks.translator import Translator
     from regard.tasks.vision.caption import WriteCaptions
     from regard.tasks.vision.denoise import Denoise
@@ -103,19 +103,17 @@ def load(
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["classify"]
-) -> "Classifier": ...
+) -> "Classify": ...
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["images"]
 ) -> "ClassifyImages": ...
 @overload
-def load(name_or_folder: Place, /, device: str = "cpu", *, task: Literal["tag"]) -> "Tagger": ...
+def load(name_or_folder: Place, /, device: str = "cpu", *, task: Literal["tag"]) -> "Tag": ...
 @overload
 def load(name_or_folder: Place, /, device: str = "cpu", *, task: Literal["fill"]) -> "Filler": ...
 @overload
-def load(
-    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["embed"]
-) -> "Embedder": ...
+def load(name_or_folder: Place, /, device: str = "cpu", *, task: Literal["embed"]) -> "Embed": ...
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["caption"]

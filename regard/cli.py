@@ -399,21 +399,9 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "regard train text data=folder prefix=summarize metric=rouge out=runs/mine",
         "regard train text data=book.txt objective=spans like=t5",
     ),
-    "classify": (
-        "regard train classify data=reviews.tsv minutes=5 out=runs/reviews",
-        "regard train classify data=photos family=swin minutes=30 out=runs/photos",
-    ),
-    "tag": (
-        "regard train tag data=folder column=upos minutes=10 out=runs/tags",
-        "regard train tag data=train.conllu features=affixes size=small",
-    ),
     "fill": (
         "regard train language data=folder objective=masked out=runs/masked",
         'regard run runs/masked "A dog [MASK] in the snow."',
-    ),
-    "embed": (
-        "regard import all-MiniLM-L6-v2 out=runs/minilm",
-        'regard run runs/minilm task=embed "A dog runs."',
     ),
 }
 

@@ -46,7 +46,7 @@ def test_keys_of_other_tools_are_answered_by_the_right_key(table, capsys, typed,
 
 
 def test_epochs_are_understood_and_batches_of_images_are_counted(capsys):
-    known = {row.key for row in describe(trainer("classify").ClassifySettings)}
+    known = {row.key for row in describe(trainer("classify").Train)}
     assert "epochs" in known
     with pytest.raises(UsageError, match="here it is 'batch'"):
         trainer("images").resolve({"data": "x", "batch_size": 3})

@@ -96,7 +96,7 @@ def test_one_input_gives_one_answer_and_a_list_a_list(translator):
 
 
 def test_a_vector_is_an_array():
-    from regard.tasks.embed import Embedded
+    from regard.tasks.frame.answers import Embedded
 
     answer = Embedded(np.arange(3.0))
     assert np.asarray(answer).tolist() == [0, 1, 2]

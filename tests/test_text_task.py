@@ -21,7 +21,7 @@ from regard.metrics.text import METRICS, answer, longest_common, normalise, roug
 from regard.models import preset
 from regard.models.transformer import PRESETS, Transformer, TransformerConfig
 from regard.tasks import text
-from regard.tasks.text import TextToText, lead, marks_of, resolve, with_prefixes
+from regard.tasks.text_to_text import TextToText, lead, marks_of, resolve, with_prefixes
 
 SENTINELS = list(range(1000, 1100))
 

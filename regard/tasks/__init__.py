@@ -34,9 +34,16 @@ TASKS: dict[str, Any] = {
     "language": Home(
         "regard.tasks.language", "LanguageSettings", "regard.tasks.writing", "LanguageModel"
     ),
-    "text": Home("regard.tasks.text", "TextSettings", "regard.tasks.text", "TextToText"),
-    "classify": Home(
-        "regard.tasks.classify", "ClassifySettings", "regard.tasks.classifier", "Classifier"
+    "text": Home(
+        "regard.tasks.text_to_text", "TextSettings", "regard.tasks.text_to_text", "TextToText"
+    ),
+    "classify": Entry(
+        "regard.tasks.text.classify",
+        "Classify",
+        (
+            "regard train classify data=reviews.tsv minutes=5 out=runs/reviews",
+            "regard train classify data=photos family=swin minutes=30 out=runs/photos",
+        ),
     ),
     "images": Entry(
         "regard.tasks.vision.images",
@@ -70,9 +77,23 @@ TASKS: dict[str, Any] = {
             "regard train denoise data=photos size=small noise=5,55 window=8 out=runs/denoiser",
         ),
     ),
-    "tag": Home("regard.tasks.tag", "TagSettings", "regard.tasks.tagger", "Tagger"),
+    "tag": Entry(
+        "regard.tasks.text.tag",
+        "Tag",
+        (
+            "regard train tag data=folder column=upos minutes=10 out=runs/tags",
+            "regard train tag data=train.conllu features=affixes size=small",
+        ),
+    ),
     "fill": Home("regard.tasks.fill", "FillSettings", "regard.tasks.fill", "Filler"),
-    "embed": Home("regard.tasks.embed", "EmbedSettings", "regard.tasks.embed", "Embedder"),
+    "embed": Entry(
+        "regard.tasks.text.embed",
+        "Embed",
+        (
+            "regard import all-MiniLM-L6-v2 out=runs/minilm",
+            'regard run runs/minilm task=embed "A dog runs."',
+        ),
+    ),
 }
 
 
