@@ -5,13 +5,13 @@ import hashlib
 import json
 import os
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from regard.errors import UsageError
-from regard.files import make_folder, refuse, replacing, write_atomically
+from regard.files import cache_folder, make_folder, refuse, replacing, write_atomically
 
 FORMAT = 1
 NOTE = "store.json"  # written last: a folder without it holds no store
@@ -124,6 +124,15 @@ def build_store(folder: str | Path, rows: Iterable[Sequence[Sequence[int]]]) -> 
         if not _deleted(mistake):
             raise
         return Store(columns)
+
+
+def tokenised(rows: Callable[[], Iterable[Sequence[Sequence[int]]]], *key: object) -> Store:
+    """Open the store that the cache has by this key, or build it; only then are `rows` made."""
+    folder = cache_folder() / "stores" / store_key(*key)
+    try:
+        return Store.open(folder)
+    except UsageError:  # not there, or broken
+        return build_store(folder, rows())
 
 
 def _deleted(mistake: UsageError) -> bool:
