@@ -148,7 +148,7 @@ def regard() -> Step:
     from regard.training.loop import one_step
     from regard.training.optim import build_optimiser
 
-    distributed.join()
+    distributed.init()
     start = time.perf_counter()
     native.library()
     COMPILING.append(time.perf_counter() - start)
@@ -164,7 +164,7 @@ def regard() -> Step:
             "dropout": 0.0,
             "feed_forward": "gelu",
             "context": CONTEXT,
-            "batch_tokens": ROWS * CONTEXT // distributed.size(),
+            "batch_tokens": ROWS * CONTEXT // distributed.world_size(),
             "clip": CLIP,
             "lr": RATE,
             "steps": 1,

@@ -16,7 +16,7 @@ from regard.files import read_json
 from regard.models.folder import WEIGHTS, load_folder
 from regard.recipes import RECIPES, data_folder, found_data, recipe
 from regard.results import Named
-from regard.tasks import TASKS, runner, trainer
+from regard.tasks import TASKS, runner, task_for, trainer
 from regard.training.plan import LENGTHS
 
 if TYPE_CHECKING:
@@ -300,7 +300,7 @@ def plan(name: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any], str 
         values["init"] = str(find_model(values["init"]))
     task = task_of(name)
     if name not in RECIPES:
-        return task, values, None
+        return task_for(task, values), values, None
     found = recipe(name)
     rows = getattr(found, "ROWS", {})
     like = str(values.get("like") or found.SETTINGS.get("like"))
@@ -311,7 +311,7 @@ def plan(name: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any], str 
         values = {k: v for k, v in values.items() if k not in follows or k in settings}
     values["data"] = values.get("data") or data_folder(found.DATA)
     values.setdefault("out", f"runs/{name}")
-    return task, values, name
+    return task_for(task, values), values, name
 
 
 def stored(settings: dict[str, Any]) -> dict[str, Any]:
@@ -524,6 +524,7 @@ def _take_over(folder: Path, out: Place) -> Saved:
     from regard.models.folder import save_config, save_parts, save_weights
     from regard.pretrained.folder import is_foreign, write_json
     from regard.tasks.tokenizer import save_any_tokenizers
+    from regard.weights import state_of
 
     if not is_foreign(folder):
         read_json(Path(folder) / "config.json")
@@ -532,9 +533,9 @@ def _take_over(folder: Path, out: Place) -> Saved:
     known = ("regard_format", "family", "task", "model", "generation")
     about = {key: value for key, value in config.items() if key not in known}
     with making(out) as partial:
-        save_weights(partial, dict(model.named_parameters()))
+        save_weights(partial, state_of(model))
         if "pretraining" in config:
-            save_parts(partial, dict(_whole(Path(folder), model, config).named_parameters()))
+            save_parts(partial, state_of(_whole(Path(folder), model, config)))
         if tokenizers[0] is not None:  # a model that reads images has none
             save_any_tokenizers(partial, tokenizers)
             write_json(partial / "generation_config.json", config.get("generation", {}))

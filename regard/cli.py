@@ -403,14 +403,6 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "regard train classify data=reviews.tsv minutes=5 out=runs/reviews",
         "regard train classify data=photos family=swin minutes=30 out=runs/photos",
     ),
-    "images": (
-        "regard train images data=photos augment=flip+crop+trivial mixup=0.2 minutes=30",
-        "regard train images data=photos init=runs/other tune=all layer_decay=0.75",
-    ),
-    "pretrain": (
-        "regard train pretrain data=photos objective=contrastive like=cct minutes=60",
-        "regard train pretrain data=photos family=swin mask_share=0.6 out=runs/masked",
-    ),
     "caption": (
         "regard train caption data=flickr8k init=runs/encoder minutes=60 out=runs/captions",
         "regard train caption data=photos.tsv decoder=recurrent doubly_stochastic=1 image=96",

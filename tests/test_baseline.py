@@ -15,8 +15,8 @@ from regard.metrics import baselines as baseline
 from regard.metrics.baselines import COMMONEST, FILE, Baselines, small, worth_of_order
 from regard.metrics.labels import ones
 from regard.tasks.classify import BAG, ORDER, of_texts, suited
-from regard.tasks.images import soft_loss
 from regard.tasks.labelling import WAYS, label_loss, uneven, weigh
+from regard.tasks.vision.distillation import soft_loss
 
 BAYES, USUAL, NEAREST = baseline.KINDS
 

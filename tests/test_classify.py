@@ -522,7 +522,7 @@ def test_errors_come_with_the_surest_first_and_name_their_line(classifier, tmp_p
     assert all(str(tmp_path / "test.tsv") in e.where for e in result.errors)
     assert result.comparison[0].p == 1.0
     text = str(result)
-    assert "accuracy = 33.33" in text and "right label down" in text and "wilson" in text
+    assert "accuracy = 33.33" in text and "targets down" in text and "wilson" in text
 
 
 # Files

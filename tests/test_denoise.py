@@ -27,6 +27,7 @@ from regard.tasks import denoise
 from regard.tasks.denoise import Denoising
 from regard.tasks.denoiser import ImageDenoiser, Photo, noise_of, shelf_of, train_and_valid
 from regard.viewer.laid import lay
+from regard.weights import state_of
 
 BLOCK = BlockConfig(16, 2, 24, dropout=0.0)
 SMALL = DenoiserConfig(image=16, depth=2, every=1, block=BLOCK, window=4)
@@ -158,7 +159,7 @@ def test_a_model_builds_on_the_meta_device(model: Denoiser):
 def test_save_then_load_is_the_identity(model: Denoiser, tmp_path: Path):
     model = model.float()
     save_config(tmp_path, model, name="denoiser", task="denoise", about={})
-    save_weights(tmp_path, dict(model.named_parameters()))
+    save_weights(tmp_path, state_of(model))
     again, _ = load_folder(tmp_path)
     assert again.config == model.config
     with torch.no_grad():
@@ -485,7 +486,7 @@ def test_a_model_of_another_family_is_refused(tmp_path):
 
     vit = ViT(ViTConfig(labels=2, image=8, patch=4, depth=1, block=replace(BLOCK, ffn_width=8)))
     save_config(tmp_path, vit, name="vit", task="denoise", about={})
-    save_weights(tmp_path, dict(vit.named_parameters()))
+    save_weights(tmp_path, state_of(vit))
     with pytest.raises(UsageError, match="cannot denoise"):
         regard.load(tmp_path)
     assert ImageDenoiser.task == "denoise"

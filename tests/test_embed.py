@@ -19,6 +19,7 @@ from regard.models.bert import Bert
 from regard.models.folder import save_config, save_weights
 from regard.models.gpt import GPT
 from regard.tasks.embed import POOLINGS, ScoredReader, pearson, ranks, spearman
+from regard.weights import state_of
 
 WORDS = ["a", "an", "apple", "the", "dog", "cat", "runs", "sleeps", "on", "mat", "and", "watch"]
 WORDS += ["orange", ".", ",", "red"]
@@ -136,7 +137,7 @@ def write_own(folder: Path, family: str, **about) -> Path:
     model = {"gpt": GPT, "bert": Bert}[family](config)
     task = {"gpt": "language", "bert": "fill"}[family]
     save_config(folder, model, name=family, task=task, about=about)
-    save_weights(folder, dict(model.named_parameters()))
+    save_weights(folder, state_of(model))
     tokenizer.save(folder / "tokenizer.json")
     return folder
 

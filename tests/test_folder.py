@@ -20,6 +20,7 @@ from regard.layers.block import BlockConfig
 from regard.models.folder import load_folder, save_config, save_weights
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.tasks.translator import load_tokenizers, save_tokenizers
+from regard.weights import state_of
 
 LINES = ["a dog runs in the house", "the cat sits under the tree"] * 5
 
@@ -38,7 +39,7 @@ def save(folder: Path, model: Transformer, dtype: torch.dtype | None = None) -> 
     folder.mkdir(exist_ok=True)
     about = {"from": "en", "to": "de"}
     save_config(folder, model, name="transformer", task="translate", about=about)
-    save_weights(folder, dict(model.named_parameters()), dtype)
+    save_weights(folder, state_of(model), dtype)
     return folder
 
 
@@ -166,7 +167,7 @@ def test_a_trillion_parameters_are_refused(folder, changes):
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (("regard_format",), 2, "regard_format is 2"),
+        (("regard_format",), 3, "regard_format is 3"),
         (("regard_format",), None, "not a Regard model"),
         (("family",), "transfomer", "unknown family 'transfomer'"),
         (("family",), ["transformer"], "unknown family"),

@@ -18,6 +18,7 @@ from regard.metrics.bleu import compare, judge, tokenise_for
 from regard.models.folder import save_config, save_weights
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.tasks.translator import save_tokenizers
+from regard.weights import state_of
 
 ENGLISH = ["The dog runs, and the cat sits.", "A man in a red hat!", "Two women (old) talk."]
 GUESSES = ["The dog runs and the cat sits.", "A man in a Red hat!", "Two old women talk."]
@@ -64,7 +65,7 @@ def test_settings_of_a_score_stand_in_its_signature():
 def test_wrong_ways_to_judge():
     with pytest.raises(UsageError, match="tokenise='14a' is not one of"):
         judge(GUESSES, [ENGLISH], tokenise="14a")
-    with pytest.raises(UsageError, match="nothing to judge"):
+    with pytest.raises(UsageError, match="nothing to score"):
         judge([], [[]])
 
 
@@ -121,7 +122,7 @@ def save_model(folder: Path, seed: int, language: str) -> Path:
     save_config(
         folder, model, name="transformer", task="translate", about={"from": "en", "to": language}
     )
-    save_weights(folder, dict(model.named_parameters()))
+    save_weights(folder, state_of(model))
     save_tokenizers(folder, (tokenizer, tokenizer))
     return folder
 

@@ -459,7 +459,7 @@ def test_every_position_just_works(home, tmp_path, position):
     ("settings", "message"),
     [
         ({"objective": "reverse"}, "unknown objective 'reverse'; choose from causal, masked"),
-        ({"like": "gtp2"}, "unknown row 'gtp2'.*Did you mean 'gpt2'"),
+        ({"like": "gtp2"}, "unknown preset 'gtp2'.*Did you mean 'gpt2'"),
         ({"tokenizer": "words"}, "unknown tokenizer 'words'"),
         ({"context": 1}, "context=1 is too small"),
         ({"data": "nowhere.txt"}, "nowhere.txt: no such file"),

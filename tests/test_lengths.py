@@ -36,6 +36,7 @@ from regard.models.folder import save_config, save_weights
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.tasks.translate import FAMILIES, resolve
 from regard.tasks.translator import Translator, save_tokenizers
+from regard.weights import state_of
 
 WORDS = ["a", "man", "in", "red", "sits", "on", "the", "wet", "grass", "and", "two", "old", "books"]
 
@@ -125,7 +126,7 @@ def save_model(folder: Path, seed: int) -> None:
     folder.mkdir()
     about = {"from": "en", "to": "de"}
     save_config(folder, model, name="transformer", task="translate", about=about)
-    save_weights(folder, dict(model.named_parameters()))
+    save_weights(folder, state_of(model))
     save_tokenizers(folder, (tokenizer, tokenizer))
 
 

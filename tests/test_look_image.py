@@ -21,13 +21,15 @@ from regard.data.image import ImageFormat
 from regard.errors import UsageError
 from regard.models import family, preset, pretrainer
 from regard.models.folder import save_config, save_weights
-from regard.tasks.encoder import Encoder
-from regard.tasks.image_classifier import ImageClassifier
+from regard.tasks.vision.images import ClassifyImages
+from regard.tasks.vision.photos import ImageCodec
+from regard.tasks.vision.pretrain import Pretrain
 from regard.viewer import Look, Picture
 from regard.viewer.html import MOST_LAID, page
 from regard.viewer.image import clearest, filters, layouts, reconstruction, rollout, views_of
 from regard.viewer.laid import lay, on_grid, row_at, thin, token_at
 from regard.viewer.picture import Lattice
+from regard.weights import state_of
 
 # name -> family, row, what is changed of its tiny size
 KINDS = {
@@ -57,8 +59,8 @@ def make(kind: str, image: int = 32, **changes) -> torch.nn.Module:
     return model
 
 
-def classifier(kind: str = "vit", image: int = 32, **changes) -> ImageClassifier:
-    return ImageClassifier(make(kind, image, **changes), LABELS, ImageFormat(image, 3))
+def classifier(kind: str = "vit", image: int = 32, **changes) -> ClassifyImages:
+    return ClassifyImages(make(kind, image, **changes), ImageCodec(ImageFormat(image, 3), LABELS))
 
 
 def watched(model, size=(32, 32)):
@@ -275,13 +277,13 @@ def test_a_picture_tells_what_run_tells(photo):
     answer = model.run(photo)
     assert picture.output == str(answer) and picture.photo.shape == (40, 40, 3)
     told = re.findall(r"\d\.\d{4}", picture.note)
-    assert told == [f"{p:.4f}" for p in sorted(model.run(photo).chances)[::-1]]
+    assert told == [f"{p:.4f}" for p in sorted(model.run(photo).probabilities)[::-1]]
     assert picture.views[-1].name == "rollout" and len(picture.views) == 5
 
 
 def test_a_grey_array_is_looked_at_as_it_is():
     pixels = np.arange(28 * 28, dtype=np.uint8).reshape(28, 28)
-    model = ImageClassifier(make("vit", 28, channels=1), LABELS, ImageFormat(28, 1))
+    model = ClassifyImages(make("vit", 28, channels=1), ImageCodec(ImageFormat(28, 1), LABELS))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         picture = model.picture(pixels, at="27,0")
@@ -294,9 +296,9 @@ def test_a_pixel_of_the_photo_is_found_where_it_is_cropped_stretched_or_padded(p
     # 40 of 60 columns are seen: 10 to 49
     assert model.picture(photo, at="10,0").spot == pytest.approx((0.5 / 40, 0.5 / 40))
     assert model.picture(photo, at="49,39").spot == pytest.approx((39.5 / 40, 39.5 / 40))
-    model.format = replace(model.format, fit="stretch")
+    model.codec = replace(model.codec, format=replace(model.format, fit="stretch"))
     assert model.picture(photo, at="0,39").spot == pytest.approx((0.5 / 60, 39.5 / 40))
-    model.format = replace(model.format, fit="pad")
+    model.codec = replace(model.codec, format=replace(model.format, fit="pad"))
     assert model.picture(photo, at="0,0").spot == pytest.approx((0.5 / 60, 10.5 / 60))
 
 
@@ -326,7 +328,7 @@ def test_what_cannot_be_looked_at_is_refused(tmp_path, photo):
     with pytest.raises(UsageError, match="has no attention to look at; choose view=filters"):
         name, size = "resnet", preset("resnet", "tiny", "resnet")
         model = family(name)[1](replace(size, labels=3)).eval()
-        ImageClassifier(model, LABELS, ImageFormat(32, 3)).picture(photo)
+        ClassifyImages(model, ImageCodec(ImageFormat(32, 3), LABELS)).picture(photo)
     with pytest.raises(UsageError, match=r"no\.png"):
         classifier().picture(str(tmp_path / "no.png"))
     with pytest.raises(UsageError, match="is no image"):
@@ -454,7 +456,7 @@ def test_an_encoder_shows_where_it_looks_and_what_it_paints(photo, monkeypatch):
     _, mae = pretrainer("mae")
     config = replace(preset("vit", "tiny"), labels=0)
     model = family("vit")[1](config).eval()
-    encoder = Encoder(model, ImageFormat(32, 3))
+    encoder = Pretrain(model, ImageCodec(ImageFormat(32, 3)))
     assert [view.name for view in encoder.picture(photo).views][-1] == "rollout"
     with pytest.raises(UsageError, match="is not known; only its vectors are"):
         encoder.picture(photo, view="rebuilt")
@@ -476,7 +478,7 @@ def test_the_command_line_looks_at_photos(tmp_path, photo, capsys):
     folder = tmp_path / "model"
     folder.mkdir()
     model = make("swin")
-    save_weights(folder, dict(model.named_parameters()))
+    save_weights(folder, state_of(model))
     about = {"labels": LABELS, "image": {"size": 32, "channels": 3}}
     save_config(folder, model, name="swin", task="images", about=about)
     for name in ("a.html", "a.png"):

@@ -32,7 +32,7 @@ from regard.pretrained.folder import export_weights, import_folder
 from regard.pretrained.load import find_format, fitting, unlike
 from regard.pretrained.vision import KEYS, read_prepared, write_prepared
 from regard.settings import fill
-from regard.tasks.images import resolve
+from regard.tasks.vision.images import ClassifyImages
 
 SIZE = {
     "hidden_size": 48,
@@ -509,7 +509,7 @@ def test_the_recipes_for_small_images_train_attention_models(
     recipe: str, image: int, channels: int
 ):
     told = import_module(f"regard.recipes.{recipe}").SETTINGS
-    config = resolve({**told, "data": "nowhere", "out": "nowhere"}).model
+    config = ClassifyImages.resolve({**told, "data": "nowhere", "out": "nowhere"}).model
     config = replace(config, labels=10, image=image, channels=channels)
     model, images = build("vit", config), torch.empty(1, channels, image, image, device="meta")
     counted = forward(model, (images,))

@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 
 from regard.costs.count import count as count_of
+from regard.data.captions import captions_in
 from regard.data.documents import find_texts, read_texts
 from regard.data.image import ImageOptions, find_images, holds_images
 from regard.data.labelled import (
@@ -32,7 +33,6 @@ from regard.examine.images import examine_images
 from regard.examine.pairs import Finding, Report, examine
 from regard.examine.rows import examine_rows, examine_texts
 from regard.tasks import trainer
-from regard.tasks.pretrain import captions_in
 from regard.tasks.run import Rehearsed, parameters, rehearsing
 from regard.training.loop import one_step
 from regard.training.optim import build_optimiser

@@ -48,7 +48,7 @@ def cider(outputs: Sequence[str], references: Sequence[Sequence[str]]) -> np.nda
     in percent. g counts the runs of n words, times log(images / images whose references have it).
     """
     if not outputs:
-        raise UsageError("nothing to judge: there are no outputs")
+        raise UsageError("nothing to score: there are no outputs")
     if len(outputs) != len(references) or not all(references):
         raise UsageError(
             f"{len(outputs)} outputs for {len(references)} images; give references each"

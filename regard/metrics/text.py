@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from regard.errors import UsageError
-from regard.metrics.bleu import Comparison, Score, compare, judge
+from regard.metrics.bleu import bleu_scores, compare_bleu
+from regard.metrics.score import Comparison, Score, compare_means
 
 # a word is a run of letters and digits; where no spaces part words, each character is one
 WORD = re.compile("[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\\W_\u3040-\u30ff\u3400-\u9fff]+")
@@ -88,7 +89,7 @@ class Mean:
     ) -> dict[str, np.ndarray]:
         """Return every score of every example, in percent."""
         if not outputs:
-            raise UsageError("nothing to judge: there are no outputs")
+            raise UsageError("nothing to score: there are no outputs")
         for told in references:
             if len(told) != len(outputs):
                 raise UsageError(f"{len(outputs)} outputs for {len(told)} references; give as many")
@@ -101,7 +102,7 @@ class Mean:
             for name in rows[0][0]
         }
 
-    def judge(
+    def score(
         self,
         outputs: Sequence[str],
         references: Sequence[Sequence[str]],
@@ -116,6 +117,8 @@ class Mean:
         table = self.table(outputs, references)
         return [Score(name, float(values.mean()), signature) for name, values in table.items()]
 
+    judge = score  # an older name
+
     def compare(
         self,
         ours: Sequence[str],
@@ -129,28 +132,10 @@ class Mean:
     ) -> list[Comparison]:
         """Compare two systems by paired bootstrap resampling (Koehn 2004)."""
         _only_bleu(tokenise, lowercase)
-        tables = [self.table(outputs, references) for outputs in (ours, theirs)]
-        return resample(tables, samples, f"nrefs:{len(references)}|bs:{samples}|{self.signature}")
-
-
-def resample(
-    tables: Sequence[dict[str, np.ndarray]], samples: int, signature: str
-) -> list[Comparison]:
-    """Compare the scores that two systems have of every example, by paired bootstrap."""
-    both = np.array([list(table.values()) for table in tables])  # system, score, example
-    chance, count = np.random.default_rng(12345), both.shape[-1]
-    even = np.full(count, 1 / count)
-    drawn = np.array([both @ chance.multinomial(count, even) for _ in range(samples)]) / count
-    mine, other = both.mean(-1)
-    # how often chance alone makes a difference as large as the one that was found
-    gap = drawn[:, 0] - drawn[:, 1] - (mine - other)
-    p = ((np.abs(gap) >= np.abs(mine - other)).sum(0) + 1) / (samples + 1)
-    low, high = np.percentile(drawn[:, 0], [2.5, 97.5], axis=0)
-    rows = zip(tables[0], *(x.tolist() for x in (mine, other, p, low, high)), strict=True)
-    return [
-        Comparison(name, one, two, chance_of, least, most, signature)
-        for name, one, two, chance_of, least, most in rows
-    ]
+        mine, other = (self.table(outputs, references) for outputs in (ours, theirs))
+        return compare_means(
+            mine, other, samples, f"nrefs:{len(references)}|{self.signature}", "texts"
+        )
 
 
 def _only_bleu(tokenise: str | None, lowercase: bool) -> None:
@@ -165,8 +150,8 @@ class Bleu:
     """BLEU and chrF by sacreBLEU."""
 
     main = "BLEU"
-    judge = staticmethod(judge)
-    compare = staticmethod(compare)
+    score = judge = staticmethod(bleu_scores)
+    compare = staticmethod(compare_bleu)
 
 
 # name -> how outputs are judged

@@ -42,6 +42,7 @@ from regard.pretrained.tables import FORMATS, HARMLESS, HARMLESS_LIKE, Format
 from regard.pretrained.talk import read_chat, write_chat
 from regard.pretrained.vision import PREPARED, read_prepared, write_prepared
 from regard.pretrained.vocabulary import read_tokenizers
+from regard.weights import float_state
 
 MOST_LABELS = 1_000_000
 LONGEST_LABEL = 200
@@ -316,7 +317,7 @@ def export_weights(
                 f"{format.model_type} needs {key}={theirs[key]}, the tokenizer has {number}; "
                 "only a model that came in this format can be written in it"
             )
-    tensors = to_theirs(format, model.config, dict(model.named_parameters()), named)
+    tensors = to_theirs(format, model.config, float_state(model), named)
     tensors |= format.more(model.config)
     sizes = {} if max_shard is None else {"max_shard": max_shard}
     write_shards(folder, {name: x.detach().to(kind) for name, x in tensors.items()}, **sizes)

@@ -15,6 +15,7 @@ from regard.models import family
 from regard.models.folder import hollow
 from regard.pretrained.tables import CHANGES, FORMATS, Format, Key, Rule
 from regard.settings import fill
+from regard.weights import float_state
 
 # What a model is does not depend on these.
 FREE = re.compile(r"start|drop_path|.*dropout")
@@ -265,7 +266,7 @@ def _agree(
 def weights_of(format: Format, config: Any) -> dict[str, Tensor]:
     """Return the weights of our model without their memory."""
     with hollow():
-        return dict(family(format.family)[1](config).named_parameters())
+        return float_state(family(format.family)[1](config))
 
 
 def _ruled(

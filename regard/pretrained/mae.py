@@ -18,6 +18,7 @@ from regard.pretrained.load import find_format, read_keys, to_theirs, unlike, wr
 from regard.pretrained.shards import open_weights
 from regard.pretrained.tables import Format, Key, Rule, linear
 from regard.pretrained.vision import told
+from regard.weights import float_state
 
 PAINTS = "ViTMAEForPreTraining"
 OWN = (
@@ -110,6 +111,6 @@ def export_rest(whole: Any, encoder: ViTConfig) -> tuple[dict[str, Any], dict[st
             return None
     except UsageError:
         return None
-    rest = {n: p for n, p in whole.named_parameters() if not n.startswith("encoder.")}
-    inner = to_theirs(format, plain, dict(whole.encoder.named_parameters()), PAINTS)
+    rest = {n: p for n, p in float_state(whole).items() if not n.startswith("encoder.")}
+    inner = to_theirs(format, plain, float_state(whole.encoder), PAINTS)
     return theirs, {**inner, **to_theirs(DECODER, None, rest)}

@@ -215,11 +215,10 @@ def _write_resnet(config: ResNetConfig, task: str) -> dict[str, Any]:
 
 def _convolution(ours: str, theirs: str) -> list[Rule]:
     """Name the weights of a convolution and its norm."""
-    norm = {"weight": "weight", "bias": "bias", "mean": "running_mean", "var": "running_var"}
     rules = [Rule(f"{ours}.convolution.weight", (f"{theirs}.convolution.weight",))]
     return rules + [
-        Rule(f"{ours}.norm.{name}", (f"{theirs}.normalization.{other}",))
-        for name, other in norm.items()
+        Rule(f"{ours}.norm.{name}", (f"{theirs}.normalization.{name}",))
+        for name in ("weight", "bias", "running_mean", "running_var")
     ]
 
 

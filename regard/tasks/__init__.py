@@ -1,5 +1,6 @@
 """All tasks by name: what a model is trained and used for."""
 
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -13,6 +14,14 @@ class Home(NamedTuple):
     settings: str  # and in it the class of its keys
     runs: str  # the module with the class that runs it
     runner: str
+
+
+class Entry(NamedTuple):
+    """A task in the table: where its class is, imported only when asked for, and two examples."""
+
+    module: str
+    task: str
+    examples: tuple[str, str]
 
 
 TASKS: dict[str, Any] = {
@@ -29,11 +38,21 @@ TASKS: dict[str, Any] = {
     "classify": Home(
         "regard.tasks.classify", "ClassifySettings", "regard.tasks.classifier", "Classifier"
     ),
-    "images": Home(
-        "regard.tasks.images", "ImageSettings", "regard.tasks.image_classifier", "ImageClassifier"
+    "images": Entry(
+        "regard.tasks.vision.images",
+        "ClassifyImages",
+        (
+            "regard train images data=photos augment=flip+crop+trivial mixup=0.2 minutes=30",
+            "regard train images data=photos init=runs/other tune=all layer_decay=0.75",
+        ),
     ),
-    "pretrain": Home(
-        "regard.tasks.pretrain", "PretrainSettings", "regard.tasks.encoder", "Encoder"
+    "pretrain": Entry(
+        "regard.tasks.vision.pretrain",
+        "Pretrain",
+        (
+            "regard train pretrain data=photos objective=contrastive like=cct minutes=60",
+            "regard train pretrain data=photos family=swin mask_share=0.6 out=runs/masked",
+        ),
     ),
     "caption": Home(
         "regard.tasks.caption", "CaptionSettings", "regard.tasks.captions", "Describer"
@@ -47,20 +66,17 @@ TASKS: dict[str, Any] = {
 }
 
 
-class Entry(NamedTuple):
-    """A task in the table: where its class is, imported only when asked for, and two examples."""
-
-    module: str
-    task: str
-    examples: tuple[str, str]
-
-
 def task(name: str) -> Any:
     """Return the class of a task."""
     entry = lookup("task", name, TASKS)
     if isinstance(entry, Entry):
         return getattr(import_module(entry.module), entry.task)
     raise NotImplementedError
+
+
+def task_for(name: str, values: Mapping[str, Any]) -> str:
+    """Return the task to train by such data, such as images where classify is given images."""
+    return task(name).instead(values) if isinstance(TASKS[name], Entry) else name
 
 
 def trainer(name: str) -> Any:

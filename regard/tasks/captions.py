@@ -30,7 +30,7 @@ from regard.metrics.bleu import Comparison, Score, bleu_metric, compare
 from regard.metrics.cider import SIGNATURE, cider
 from regard.metrics.evaluation import Evaluation, made_here, write_outputs
 from regard.metrics.interval import paired
-from regard.metrics.text import resample
+from regard.metrics.score import compare_means
 from regard.native import fast_run
 from regard.settings import fill, setting
 from regard.tasks.image_classifier import format_of, read_image
@@ -551,5 +551,6 @@ def compare_captions(
     options: dict[str, Any] = {"tokenise": how.tokenise, "lowercase": how.lowercase}
     found = compare(ours, theirs, told, "en", samples=how.samples, **options)
     found = [replace(one, name="BLEU-4") if one.name == "BLEU" else one for one in found]
-    tables = [{"CIDEr-D": cider(outputs, captions)} for outputs in (ours, theirs)]
-    return found + resample(tables, how.samples, f"nrefs:{len(told)}|bs:{how.samples}|{SIGNATURE}")
+    mine, other = ({"CIDEr-D": cider(outputs, captions)} for outputs in (ours, theirs))
+    more = f"nrefs:{len(told)}|{SIGNATURE}"
+    return found + compare_means(mine, other, how.samples, more, "images")

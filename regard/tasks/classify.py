@@ -16,7 +16,6 @@ from regard.data.labelled import Example, ExampleFormat, ExampleReader, load_lab
 from regard.errors import UsageError, lookup
 from regard.metrics.baselines import Baselines, worth_of_order
 from regard.metrics.labels import count, log_loss, macro_f1, micro_f1
-from regard.tasks import images
 from regard.tasks.classifier import Classifier, ClassifierSettings, member_logits, one_label_each
 from regard.tasks.labelling import (
     FAMILY,
@@ -39,6 +38,7 @@ from regard.tasks.labelling import (
     weigh,
 )
 from regard.tasks.run import Data, Report, Work, save_tokenizer, settle_tokenizer, train_task
+from regard.tasks.vision.images import ClassifyImages as images
 from regard.training.loop import Trainable, at_least, mix
 
 NAME = "classify"
@@ -111,7 +111,7 @@ def suited(values: Mapping[str, Any], texts: Sequence[str], numbers: np.ndarray)
     return {**values, **{key: value for key, value in few.items() if key not in said}}
 
 
-def resolve(values: Mapping[str, Any]) -> ClassifySettings | images.ImageSettings:
+def resolve(values: Mapping[str, Any]) -> Any:
     """Make full settings of what a user gave: the size fills in what is not said."""
     return images.resolve(values) if holds_images(values.get("data")) else of_texts(values)
 

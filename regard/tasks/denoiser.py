@@ -32,6 +32,7 @@ from regard.files import write_atomically
 from regard.metrics.bleu import Comparison, Score
 from regard.metrics.evaluation import Evaluation, made_here
 from regard.metrics.image import psnr, ssim
+from regard.metrics.score import compare_means
 from regard.settings import fill, setting
 from regard.tasks.image_classifier import Unread
 from regard.tasks.image_look import check_kind, spot_of
@@ -538,12 +539,4 @@ def told_of(name: str, found: tuple[list[float], list[float]], made: str) -> lis
 
 def compared(ours: list[float], theirs: list[float], name: str, samples: int) -> Comparison:
     """Compare two models on the same images by paired bootstrap resampling."""
-    chance = np.random.Generator(np.random.PCG64(1))
-    a, b = np.array(ours), np.array(theirs)
-    rows = chance.integers(len(a), size=(samples, len(a)))
-    gaps, own = (a - b)[rows].mean(1), a[rows].mean(1)
-    gap = float((a - b).mean())
-    p = (int((np.abs(gaps - gaps.mean()) >= abs(gap)).sum()) + 1) / (samples + 1)
-    low, high = np.percentile(own, [2.5, 97.5])
-    signature = f"paired bootstrap|samples:{samples}|seed:1|images:{len(a)}"
-    return Comparison(name, float(a.mean()), float(b.mean()), p, float(low), float(high), signature)
+    return compare_means({name: ours}, {name: theirs}, samples, unit="images")[0]

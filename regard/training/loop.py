@@ -31,6 +31,7 @@ from regard.training import distributed
 from regard.training.optim import OPTIMISERS, SCHEDULES, build_optimiser
 from regard.training.plan import LEAST_ROWS, Cost, usual_warmup
 from regard.training.progress import Progress
+from regard.weights import buffers_of, copy_stored, learned_state, stored_name
 
 PATIENCE_FOR_NAN = 10
 MEASURED = 0.05  # of the time may be spent on measuring steps
@@ -213,13 +214,14 @@ def measure(
     A task with a `valid_share` decodes some of its rows only, from which the rest is told.
     """
     reuse_memory()
+    train_mode(model)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     optimiser = build_optimiser(model, name=settings.optimiser, lr=0.0)
     times = []
     started = time.perf_counter()
     number, patience = 0, min(8.0, MEASURED * seconds)
     with fast(model):
-        while number < 5 or distributed.first_says(
+        while number < 5 or distributed.broadcast(
             time.perf_counter() - started < patience and number < 60
         ):
             begun = time.perf_counter()
@@ -231,16 +233,16 @@ def measure(
     for parameter in model.parameters():
         parameter.grad = None
     save = validation = 0.0
-    if distributed.is_first():
+    if distributed.is_main():
         begun = time.perf_counter()
-        named: dict[str, Tensor] = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        named = learned_state(model)
         kept = keep.optimiser_tensors(optimiser, keep.optimiser_names(optimiser, named))
         with tempfile.TemporaryDirectory(prefix=".", suffix=".tmp", dir=folder) as place:
             home = Path(place) / "checkpoints"
             keep.save_checkpoint(home, 0, {"raw": named, "optimiser": kept}, {})
         save = time.perf_counter() - begun
         validation = _time_validation(model, task)
-    step, save, validation = (distributed.first_says(x) for x in (step, save, validation))
+    step, save, validation = (distributed.broadcast(x) for x in (step, save, validation))
     return Cost(step, save, validation, task.decoded)
 
 
@@ -253,21 +255,30 @@ def _time_validation(model: nn.Module, task: Trainable) -> float:
     try:
         task.evaluate(model)
     finally:
-        model.train()
+        train_mode(model)
         task.valid_share = 1.0
     return (time.perf_counter() - begun) / share
+
+
+def train_mode(model: nn.Module) -> None:
+    """Set training mode; a frozen batch norm keeps and uses its running statistics."""
+    model.train()
+    for part in model.modules():
+        batch_norm = isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d)
+        if batch_norm and part.affine and not part.weight.requires_grad:
+            part.eval()
 
 
 def one_step(
     model: nn.Module, task: Trainable, settings: LoopSettings, optimiser, n: int, lr: float
 ) -> tuple[float, float, int, bool]:
     """Make one update; return loss a token, gradient norm, tokens read, and if it was sound."""
-    rank, size, parts = distributed.rank(), distributed.size(), settings.accumulate
+    rank, size, parts = distributed.rank(), distributed.world_size(), settings.accumulate
     draw = torch.default_generator if settings.device == "cpu" else torch  # which asks all devices
     draw.manual_seed(mix(settings.seed, "step", n, rank))
     batches = [task.batch((n * parts + i) * size + rank) for i in range(parts)]
     counts = [task.count(batch) for batch in batches]
-    total, read = distributed.total(*(sum(column) for column in zip(*counts, strict=True)))
+    total, read = distributed.all_reduce(*(sum(column) for column in zip(*counts, strict=True)))
     loss, kind = torch.zeros(()), DTYPES[settings.dtype]
     for batch in batches:
         with torch.autocast(settings.device.split(":")[0], kind, enabled=kind is not None):
@@ -277,10 +288,10 @@ def one_step(
     learning = (p for group in optimiser.param_groups for p in group["params"])
     parameters = [p for p in learning if p.grad is not None]
     grads = [p.grad for p in parameters if p.grad is not None]
-    grads, norm = distributed.add_up(grads, settings.clip or math.inf)
+    grads, norm = distributed.all_reduce_grads(grads, settings.clip or math.inf)
     for parameter, grad in zip(parameters, grads, strict=True):
         parameter.grad = grad
-    (loss,) = distributed.total(float(loss))
+    (loss,) = distributed.all_reduce(float(loss))
     sound = math.isfinite(loss) and math.isfinite(norm)
     if sound:
         for group in optimiser.param_groups:
@@ -325,10 +336,11 @@ class Fit:
             lr_scales=task.lr_scales,
         )
         self.schedule = lookup("schedule", settings.schedule, SCHEDULES)
-        # what stays as it is need not be kept
-        self.named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        # what is frozen need not be kept
+        self.state = learned_state(model)
+        self.buffers = list(buffers_of(model).values())
         self.averaged = (
-            {name: p.detach().clone() for name, p in self.named.items()} if settings.ema else None
+            {name: x.detach().clone() for name, x in self.state.items()} if settings.ema else None
         )
         self.counters: dict[str, Any] = {
             "step": 0,
@@ -354,9 +366,9 @@ class Fit:
     def save(self) -> None:
         """Write a checkpoint of everything that the next step depends on."""
         step = self.counters["step"]
-        names = keep.optimiser_names(self.optimiser, self.named)
+        names = keep.optimiser_names(self.optimiser, self.state)
         groups = {
-            "raw": dict(self.named),
+            "raw": dict(self.state),
             "optimiser": keep.optimiser_tensors(self.optimiser, names),
         }
         if self.averaged is not None:
@@ -385,12 +397,10 @@ class Fit:
         groups, counters = keep.load_checkpoint(place)
         self.counters.update(counters)
         with torch.no_grad():
-            for name, parameter in self.named.items():
-                parameter.copy_(groups["raw"][name])
+            copy_stored(groups["raw"], self.state)
             if self.averaged is not None:
-                for name, tensor in self.averaged.items():
-                    tensor.copy_(groups["ema"][name])
-        names = keep.optimiser_names(self.optimiser, self.named)
+                copy_stored(groups["ema"], self.averaged)
+        names = keep.optimiser_names(self.optimiser, self.state)
         keep.restore_optimiser(self.optimiser, names, groups["optimiser"])
         self._forget_after(self.counters["step"])
 
@@ -403,7 +413,7 @@ class Fit:
     def _forget_after(self, step: int) -> None:
         """Drop the lines of metrics.jsonl that a killed run wrote after its last checkpoint."""
         path = self.folder / "metrics.jsonl"
-        if not path.exists() or not distributed.is_first():
+        if not path.exists() or not distributed.is_main():
             return
         kept = []
         for line in path.read_text(errors="replace").splitlines():
@@ -420,13 +430,13 @@ class Fit:
         """Train until the last step, until nothing is gained, or until asked to stop."""
         reuse_memory()
         self.restore()
-        if self.lost and distributed.is_first():
+        if self.lost and distributed.is_main():
             self._publish_again()
-        distributed.wait()
+        distributed.barrier()
         settings, counters = self.settings, self.counters
         started = time.perf_counter() - counters["seconds"]
         saved = time.perf_counter()
-        first = distributed.is_first()
+        first = distributed.is_main()
         ended = self._is_over()
         with (
             fast(self.model),
@@ -436,14 +446,18 @@ class Fit:
             Progress("train", self.steps, quiet=self.quiet, done=counters["step"]) as bar,
         ):
             self.left = bar.left
-            self.model.train()
+            train_mode(self.model)
             while not ended:
                 n = counters["step"]
                 lr = settings.lr * self.schedule(n, self.steps, self.warmup)
                 begun = time.perf_counter()
+                before = [buffer.clone() for buffer in self.buffers]
                 loss, norm, tokens, sound = one_step(
                     self.model, self.task, settings, self.optimiser, n, lr
                 )
+                if not sound:  # a step that is skipped leaves nothing behind
+                    for buffer, old in zip(self.buffers, before, strict=True):
+                        buffer.copy_(old)
                 counters["step"] = n + 1
                 counters["tokens"] += tokens
                 self._after(sound, loss, norm)
@@ -459,8 +473,8 @@ class Fit:
                 if due and first:
                     self._validate(metrics, board)
                     counters["seconds"] = time.perf_counter() - started
-                ended = bool(distributed.first_says(self._is_over()))
-                asked = distributed.total(stopper.asked)[0] > 0
+                ended = bool(distributed.broadcast(self._is_over()))
+                asked = distributed.all_reduce(stopper.asked)[0] > 0
                 late = time.perf_counter() - saved > settings.save_every
                 if first and (due or ended or late or asked):
                     metrics.flush()
@@ -486,8 +500,11 @@ class Fit:
             if self.averaged is not None:
                 # early on, a short memory: the start should not linger
                 memory = min(self.settings.ema, (counters["step"] + 1) / (counters["step"] + 10))
-                for name, parameter in self.named.items():
-                    self.averaged[name].lerp_(parameter.detach(), 1 - memory)
+                for name, new in self.state.items():
+                    if new.is_floating_point():
+                        self.averaged[name].lerp_(new.detach(), 1 - memory)
+                    else:
+                        self.averaged[name].copy_(new)
             return
         counters["skipped"] += 1
         counters["skipped_in_a_row"] += 1
@@ -505,16 +522,14 @@ class Fit:
         if weights is None:
             yield
             return
-        own = {name: p.detach().clone() for name, p in self.named.items()}
+        own = {name: x.detach().clone() for name, x in self.state.items()}
         with torch.no_grad():
-            for name, p in self.named.items():
-                p.copy_(weights[name])
+            copy_stored(weights, self.state)
         try:
             yield
         finally:
             with torch.no_grad():
-                for name, p in self.named.items():
-                    p.copy_(own[name])
+                copy_stored(own, self.state)
 
     def _score(self, weights: dict[str, Tensor] | None) -> dict[str, float]:
         with self._with(weights):
@@ -522,7 +537,7 @@ class Fit:
             try:
                 return self.task.evaluate(self.model)
             finally:
-                self.model.train()
+                train_mode(self.model)
 
     def _validate(self, metrics, board) -> None:
         """Score the weights that would be used, and publish them if they are the best so far."""
@@ -542,7 +557,7 @@ class Fit:
         if self._is_better(scores):
             counters["best"], counters["best_step"] = scores["better"], step
             counters["scores"], counters["published"] = scores, [step]
-            self.publish(self.averaged or dict(self.named), scores)
+            self.publish(self.averaged or dict(self.state), scores)
             write_atomically(self.folder / "best", f"step-{step}\n")
 
     def _is_better(self, scores: dict[str, float]) -> bool:
@@ -580,10 +595,12 @@ class Fit:
         sums: dict[str, Tensor] = {}
         for step in steps:
             tensors = keep.load_checkpoint(self.place / f"step-{step}")[0][group]
-            for name, tensor in tensors.items():
-                sums[name] = sums[name] + tensor.double() if name in sums else tensor.double()
+            for name in self.state:
+                place = stored_name(name, tensors)
+                if place is not None:
+                    sums[name] = sums.get(name, 0.0) + tensors[place].double()
         return {
-            name: (total / len(steps)).to(self.named[name].dtype) for name, total in sums.items()
+            name: (total / len(steps)).to(self.state[name].dtype) for name, total in sums.items()
         }
 
     def _publish_again(self) -> None:

@@ -34,12 +34,14 @@ from regard.tasks.frame.settings import (
     RunSettings,
     TrainSettings,
     derived,
+    is_derived,
     resolve_train,
     size_of,
     with_parts,
 )
 from regard.tasks.tune import let_learn
 from regard.training.loop import mix
+from regard.viewer.settings import LookSettings
 
 One = str | Path | Image | np.ndarray | Tensor  # one text or image, and no list of such
 PARTS = {"test": 0, "valid": 0, "train": 0}
@@ -102,6 +104,7 @@ class Judged:
     scores: list[Score]
     count: int
     fields: dict[str, Any] = field(default_factory=dict)
+    made_with: dict[str, Any] = field(default_factory=dict)  # what else the scores depend on
 
 
 class System(NamedTuple):
@@ -136,7 +139,7 @@ class Task(Generic[C, A]):
     input: ClassVar[str] = "src"  # the name of an input in JSON; image for pictures
     from_nothing: ClassVar[bool] = False  # whether an empty text has an answer
     dynamic: bool = True  # whether batches differ in shape, for compile=true
-    # Settings of the verbs; Eval is Run with EvalSettings unless it is given
+    # Settings of the verbs; unless given, Eval is EvalSettings with Run, Look LookSettings with Run
     Train: ClassVar[type]
     Run: ClassVar[type] = RunSettings
     Eval: ClassVar[type]
@@ -150,10 +153,10 @@ class Task(Generic[C, A]):
     def __init_subclass__(cls, **rest: Any) -> None:
         super().__init_subclass__(**rest)
         if "Run" in cls.__dict__:
-            if "Eval" not in cls.__dict__:
+            if is_derived(getattr(cls, "Eval", None)):
                 cls.Eval = derived(f"{cls.__name__}Eval", EvalSettings, cls.Run)
-            if "Look" not in cls.__dict__:
-                cls.Look = cls.Run
+            if is_derived(getattr(cls, "Look", None)):
+                cls.Look = derived(f"{cls.__name__}Look", LookSettings, cls.Run)
 
     def __init__(self, model: Any, codec: C, config: Mapping[str, Any] | None = None):
         """Take a model, what lies beside it, and what its config.json says."""
@@ -170,6 +173,11 @@ class Task(Generic[C, A]):
         return self.name
 
     # ---- Training: what a task says
+
+    @classmethod
+    def instead(cls, values: Mapping[str, Any]) -> str:
+        """Return the task to train by such data: this one, or the one for another modality."""
+        return cls.name
 
     @classmethod
     def read(cls, settings: Any, origin: Origin | None) -> Data:
@@ -400,9 +408,7 @@ class Task(Generic[C, A]):
     def check_eval(self, settings: Any, given: Mapping[str, Any]) -> None:
         """Refuse settings of eval, of which the user gave some, before anything is read."""
 
-    def settings_for(
-        self, other: "Task[Any, Any]", settings: Any, given: Mapping[str, Any]
-    ) -> Any:
+    def settings_for(self, other: "Task[Any, Any]", settings: Any, given: Mapping[str, Any]) -> Any:
         """Return by which settings another model predicts: as this one does."""
         return settings
 
@@ -530,7 +536,7 @@ class Task(Generic[C, A]):
             raise UsageError(f"data is missing; add data=FILE or data=FOLDER with {self.holds}")
         lookup("part", asked.part, PARTS)
         self.check_eval(asked, settings)
-        others = against if isinstance(against, Sequence) else [against] if against else []
+        others = listed(against)
         for other in others:
             self.check_against(other)
         with self.using(asked):
@@ -560,6 +566,7 @@ class Task(Generic[C, A]):
                 "data_hash": self.data_hash(data, asked),
                 **({"tokenizers": hashes} if hashes else {}),
                 **self.made_with(asked),
+                **judged.made_with,
                 **made_here(),
             }
         if asked.outputs:
@@ -598,3 +605,8 @@ class Task(Generic[C, A]):
         told["device"] = self.device
         words = ", ".join(f"{key}={value}" for key, value in told.items() if value != "")
         return f"{type(self).__name__}({self.path!r}, {words})"
+
+
+def listed(against: Any) -> Sequence[Any]:
+    """Return the models to be judged against: none, one, or several."""
+    return against if isinstance(against, Sequence) else [] if against is None else [against]
