@@ -64,7 +64,7 @@ def test_what_is_not_said_is_no_setting(monkeypatch):
 def test_all_that_load_returns_is_of_one_kind_and_says_what_it_is(translator):
     assert all(issubclass(runner(task), Runner) for task in TASKS)
     told = repr(translator)
-    for word in ("Translator", "en-zh", "translate", "transformer", "en to zh", "2,349,568"):
+    for word in ("Translate(", "en-zh", "translate", "transformer", "en to zh", "2,349,568"):
         assert word in told
     assert "labels=10" in repr(regard.load("fashion"))
 
@@ -197,8 +197,8 @@ with regard.watch(translator) as maps:
 regard.train("translate", minutes="long")
 """
 SEEN = [
-    '"Translated"',
-    '"list[Translated]"',
+    '"Generated"',
+    '"list[Generated]"',
     '"Sequence[str]"',
     '"Report"',
     '"Evaluation"',

@@ -25,8 +25,13 @@ class Entry(NamedTuple):
 
 
 TASKS: dict[str, Any] = {
-    "translate": Home(
-        "regard.tasks.translate", "TranslateSettings", "regard.tasks.translator", "Translator"
+    "translate": Entry(
+        "regard.tasks.text.translate",
+        "Translate",
+        (
+            "regard train translate data=folder from=en to=de minutes=25 out=runs/mine",
+            "regard train multi30k_en_de data=multi30k out=runs/multi30k",
+        ),
     ),
     "prefix": Home(
         "regard.tasks.prefix", "PrefixSettings", "regard.tasks.prefix", "PrefixTranslator"
@@ -34,7 +39,9 @@ TASKS: dict[str, Any] = {
     "language": Home(
         "regard.tasks.language", "LanguageSettings", "regard.tasks.writing", "LanguageModel"
     ),
-    "text": Home("regard.tasks.text", "TextSettings", "regard.tasks.text", "TextToText"),
+    "text": Home(
+        "regard.tasks.text_to_text", "TextSettings", "regard.tasks.text_to_text", "TextToText"
+    ),
     "classify": Home(
         "regard.tasks.classify", "ClassifySettings", "regard.tasks.classifier", "Classifier"
     ),

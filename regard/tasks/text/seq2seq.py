@@ -31,14 +31,17 @@ from regard.data.text import Corpus, Pair, load_pairs
 from regard.data.tokenizer import Tokenizer
 from regard.decode.alignment import Aligner, Alignment
 from regard.decode.options import Decoding
-from regard.decode.sentences import Joined, Sentence, SentenceDecoder
+from regard.decode.sentences import Sentence, SentenceDecoder
 from regard.errors import UsageError, log
-from regard.metrics.bleu import Comparison, bleu_metric, judge, tokenise_for
+from regard.metrics.bleu import bleu_metric, tokenise_for
 from regard.metrics.lengths import BORDERS, by_length, join_some
+from regard.metrics.score import Comparison
 from regard.metrics.text import METRICS
+from regard.models.folder import load_folder
 from regard.settings import setting
 from regard.tasks.frame.origin import Origin
-from regard.tasks.frame.settings import SHORT, BootstrapSettings, TrainSettings, derived
+from regard.tasks.frame.recipe import save_generation
+from regard.tasks.frame.settings import SHORT, BootstrapSettings, TrainSettings
 from regard.tasks.frame.task import Answer, Data, Judged, Learnt, System, Task
 from regard.tasks.tokenizer import load_any_tokenizers, save_any_tokenizers
 from regard.training.loss import r_drop_loss, vocabulary_loss
@@ -235,7 +238,6 @@ class Seq2Seq(Task[PairCodec, Generated]):
         "depth": ("model.encoder_depth", "model.decoder_depth"),
     }
     several_against = True
-    aligns: ClassVar[bool] = True  # whether an alignment head is chosen after training
 
     def __init__(self, model: Any, codec: PairCodec, config: Mapping[str, Any] | None = None):
         super().__init__(model, codec, config)
@@ -339,7 +341,7 @@ class Seq2Seq(Task[PairCodec, Generated]):
         self, outputs: list[str], references: list[str], settings: Any
     ) -> dict[str, float]:
         """Return the scores of written texts; `better` is to be raised."""
-        bleu = judge(outputs, [references], self.config.get("to"))[0].value
+        bleu = METRICS["bleu"].score(outputs, [references], self.config.get("to"))[0].value
         return {"bleu": bleu, "better": bleu}
 
     @torch.inference_mode()
@@ -368,6 +370,15 @@ class Seq2Seq(Task[PairCodec, Generated]):
     def facts(self, data: Data, settings: Any) -> dict[str, Any]:
         """Return how many pairs were too long to be learnt from."""
         return {"left_out": self.left_out}
+
+    def save_alignment_head(self, folder: Path, pairs: Sequence[Pair]) -> None:
+        """Note in a folder which head of its model aligns some pairs best."""
+        published = type(self).load(folder, *load_folder(folder))
+        if published.aligner.heads:
+            some = [(pair.source, pair.target) for pair in pairs[:50]]
+            ids = published.encode_pairs(some, published.check({}))
+            name, head = published.aligner.choose(ids)
+            save_generation(folder, {**self.generation, "alignment_head": f"{name}:{head}"})
 
     # ---- Writing
 
@@ -582,7 +593,7 @@ class Seq2Seq(Task[PairCodec, Generated]):
     def judge(self, data: Data, predictions: list[str], settings: Any) -> Judged:
         """Return BLEU and chrF, or the scores of another metric."""
         references, options = self._references(data, settings)
-        scores = self.metric(settings).judge(predictions, references, **options)
+        scores = self.metric(settings).score(predictions, references, **options)
         return Judged(scores, len(predictions))
 
     def _references(self, data: Data, settings: Any) -> tuple[list[list[str]], dict[str, Any]]:
