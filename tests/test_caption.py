@@ -619,7 +619,7 @@ def test_where_each_word_looked_is_drawn_and_true(run: Path, photos: Path, tmp_p
     picture = describer.picture(name)
     words = picture.output.split()
     (view,) = picture.views
-    assert list(view.row_tokens) == words and view.laid.rows.names == tuple(words)
+    assert list(view.row_tokens) == words and view.placement.query_grid.names == tuple(words)
     assert view.weights.shape == (2, len(words), 36)
     np.testing.assert_allclose(view.weights.sum(-1), 1, atol=1e-5)
     assert len(picture.steps) >= len(words) and picture.photo.shape == (24, 24, 3)
@@ -647,19 +647,16 @@ def test_where_each_word_looked_is_drawn_and_true(run: Path, photos: Path, tmp_p
 
 
 def test_the_brightest_place_of_the_picture_is_the_one_looked_at_most():
-    from regard.viewer.image import lattice_of
-    from regard.viewer.panels import glow
-    from regard.viewer.picture import Laid, View
+    from regard.viewer.image import feature_grid
+    from regard.viewer.overlays import glow
 
     encoder = family("resnet")[1](RESNET)
-    lattice = lattice_of(encoder, (12, 12))
-    assert (lattice.height, lattice.width) == encoder.grid((12, 12))
-    assert lattice.height * lattice.down == pytest.approx(1)
-    laid = Laid(lattice, lattice, np.arange(1), np.arange(36)[None])
-    view = View("x", np.full((1, 1, 36), 1 / 36), ["a"], [""] * 36, laid=laid)
-    found = np.zeros((6, 6))
-    found[4, 1] = 1.0
-    light = glow(np.full((60, 60, 3), 200, np.uint8), found, view).sum(-1)
+    grid = feature_grid(encoder, (12, 12))
+    assert (grid.height, grid.width) == encoder.grid((12, 12))
+    assert grid.height * grid.cell_height == pytest.approx(1)
+    weights = np.zeros((6, 6))
+    weights[4, 1] = 1.0
+    light = glow(np.full((60, 60, 3), 200, np.uint8), weights, grid).sum(-1)
     y, x = np.unravel_index(light.argmax(), light.shape)
     assert (y * 6 // len(light), x * 6 // len(light)) == (4, 1)
 

@@ -26,7 +26,7 @@ from regard.recipes import RECIPES, recipe
 from regard.tasks import denoise
 from regard.tasks.denoise import Denoising
 from regard.tasks.denoiser import ImageDenoiser, Photo, noise_of, shelf_of, train_and_valid
-from regard.viewer.laid import lay
+from regard.viewer.placement import token_weights
 from regard.weights import state_of
 
 BLOCK = BlockConfig(16, 2, 24, dropout=0.0)
@@ -368,8 +368,8 @@ def test_a_piece_looks_as_the_whole_image_does(trained):
     rows = []
     for piece in (512, 96):
         picture = model.picture(image, sigma=20, piece=piece, at=f"{at},{at}")
-        (row,) = [lay(view, picture.spot) for view in picture.views[:1]]
-        width = picture.views[0].laid.columns.width
+        (row,) = [token_weights(view, picture.query) for view in picture.views[:1]]
+        width = picture.views[0].placement.key_grid.width
         rows.append(np.sort(row[row > 0]))
         assert len(row[0]) == width * width
     assert rows[0] == pytest.approx(rows[1], abs=1e-5)

@@ -805,7 +805,7 @@ def test_ragged_pairs_are_read_as_each_would_be_alone(prefixed):
     source, reads = torch.randint(4, 20, (3, 7)), torch.randint(4, 20, (3, 5))
     lengths = torch.tensor([7, 2, 4])
     logits = model(source, reads, lengths)
-    state = model.start(source, lengths, hypotheses=1, capacity=5)
+    state = model.start(source, lengths, capacity=5)
     cached = torch.cat([model.step(reads[:, i : i + 1], state)[0] for i in range(5)], 1)
     assert torch.allclose(cached, logits, atol=1e-10)
     for row, length in enumerate(lengths.tolist()):

@@ -1,4 +1,4 @@
-"""Who may look at whom: small objects that combine with & and can give any tile.
+"""Attention masks: small objects that combine with & and can give any tile.
 
 True means may look. Positions are an int (they count up from it) or coordinates of shape (l, c)
 or (b, l, c); tiles broadcast to (b, h, q, k).
@@ -48,7 +48,7 @@ class Mask:
     __rand__ = __and__
 
     def additive(self, rows: slice, columns: slice, like: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return 0 where one may look and -inf elsewhere, and the rows that may look nowhere.
+        """Return the mask as a bias of 0 and -inf, and which rows are fully masked, if any.
 
         Those rows get 0 throughout, so that no NaN arises in them or in their gradient; the caller
         blanks them. All layers of a model ask the same, so it is computed once a forward pass.
@@ -56,11 +56,12 @@ class Mask:
 
         def make() -> tuple[Tensor, Tensor | None]:
             tile = self.tile(rows, columns).to(like.device)
-            blind = ~tile.any(-1, keepdim=True)
-            blind = blind if blind.is_meta or bool(blind.any()) else None
+            fully_masked: Tensor | None = ~tile.any(-1, keepdim=True)
+            if not fully_masked.is_meta and not bool(fully_masked.any()):
+                fully_masked = None
+            seen = tile if fully_masked is None else tile | fully_masked
             bias = torch.zeros(tile.shape, dtype=like.dtype, device=like.device)
-            bias = bias.masked_fill_(~tile if blind is None else ~(tile | blind), float("-inf"))
-            return bias, blind
+            return bias.masked_fill_(~seen, float("-inf")), fully_masked
 
         ends = rows.start, rows.stop, columns.start, columns.stop
         return once(make, self, ends=ends, dtype=like.dtype, device=like.device)
@@ -84,7 +85,7 @@ class Both(Mask):
         return slice(start, max(start, min(a.stop, b.stop)))
 
 
-class _Placed(Mask):
+class _PositionMask(Mask):
     """A mask that compares the position of a query with that of a key."""
 
     def __init__(self, q_at: At = 0, k_at: At = 0):
@@ -97,7 +98,7 @@ class _Placed(Mask):
         """Return the comparison of all these positions."""
         return self.allowed(*_grid(_part(self.q_at, rows), _part(self.k_at, columns)))
 
-    def _counted(self) -> int | None:
+    def _offset(self) -> int | None:
         """Return how far queries are ahead of keys if both just count up.
 
         Of a class from elsewhere nobody knows: it may allow other pairs than what it is made from.
@@ -109,7 +110,7 @@ class _Placed(Mask):
         return None
 
 
-class Causal(_Placed):
+class Causal(_PositionMask):
     """A key may be seen from its own position on."""
 
     def allowed(self, q: Tensor, k: Tensor) -> Tensor:
@@ -118,16 +119,16 @@ class Causal(_Placed):
 
     def span(self, rows: slice, keys: int) -> slice:
         """Return the keys up to the last row's own position."""
-        ahead = self._counted()
-        stop = keys if ahead is None else min(keys, max(0, rows.stop + ahead))
+        offset = self._offset()
+        stop = keys if offset is None else min(keys, max(0, rows.stop + offset))
         return slice(0, stop)
 
     def aligned(self, queries: int, keys: int) -> bool:
         """Tell whether queries and keys are the same positions."""
-        return self._counted() == 0 and queries == keys
+        return self._offset() == 0 and queries == keys
 
 
-class Sliding(_Placed):
+class Sliding(_PositionMask):
     """Nearer than a width in every coordinate."""
 
     def __init__(self, width: int, q_at: At = 0, k_at: At = 0):
@@ -140,14 +141,14 @@ class Sliding(_Placed):
 
     def span(self, rows: slice, keys: int) -> slice:
         """Return the keys near these rows."""
-        ahead = self._counted()
-        if ahead is None:
+        offset = self._offset()
+        if offset is None:
             return slice(0, keys)
-        start = min(keys, max(0, rows.start + ahead - self.width + 1))
-        return slice(start, max(start, min(keys, rows.stop + ahead + self.width - 1)))
+        start = min(keys, max(0, rows.start + offset - self.width + 1))
+        return slice(start, max(start, min(keys, rows.stop + offset + self.width - 1)))
 
 
-class Window(_Placed):
+class Window(_PositionMask):
     """In the same window, when all positions are cut into windows of a size."""
 
     def __init__(self, size: int, q_at: At = 0, k_at: At = 0):
@@ -160,7 +161,7 @@ class Window(_Placed):
 
     def span(self, rows: slice, keys: int) -> slice:
         """Return the windows that these rows lie in."""
-        if self._counted() is None:
+        if self._offset() is None:
             return slice(0, keys)
         first, last = self.q_at + rows.start, self.q_at + rows.stop - 1
         start = first // self.size * self.size - self.k_at
@@ -169,7 +170,7 @@ class Window(_Placed):
         return slice(start, max(start, min(keys, stop)))
 
 
-class Prefix(_Placed):
+class Prefix(_PositionMask):
     """Everyone sees the prefix; what comes after it is causal."""
 
     def __init__(self, length: int | Tensor, q_at: At = 0, k_at: At = 0):
@@ -194,8 +195,8 @@ class Document(Mask):
         return (q == k).all(-1)
 
 
-class Given(Mask):
-    """True where one may look, in a table that broadcasts to (b, h, q, k)."""
+class TensorMask(Mask):
+    """A boolean tensor as a mask: it broadcasts to (b, h, q, k), True where one may look."""
 
     def __init__(self, table: Tensor):
         self.table = table

@@ -99,10 +99,10 @@ class Maps:
             self._names.setdefault(id(module), []).append(name)
         self._maps: dict[str, list[Map]] = {}
 
-    def see(self, module: object, shape: tuple, compute: Callable) -> None:
-        """Note that a module attended; one that stands in several places does so in turn."""
+    def record(self, module: object, shape: tuple, compute: Callable) -> None:
+        """Record that a module attended; one that stands in several places does so in turn."""
         if self._outer is not None:
-            self._outer.see(module, shape, compute)
+            self._outer.record(module, shape, compute)
         if names := self._names.get(id(module)):
             turn = self._seen[id(module)] = self._seen.get(id(module), -1) + 1
             name = names[turn % len(names)]
@@ -195,8 +195,8 @@ def watch(model: nn.Module | Holder) -> Iterator[Maps]:
 @contextmanager
 def as_one(module: object) -> Iterator[None]:
     """Show what a module attends to step by step while the block runs as one map, row by row."""
-    seer = watcher()
-    before = 0 if seer is None else seer.count(module)
+    recorder = watcher()
+    before = 0 if recorder is None else recorder.count(module)
     yield
-    if seer is not None:
-        seer.join(module, seer.count(module) - before)
+    if recorder is not None:
+        recorder.join(module, recorder.count(module) - before)

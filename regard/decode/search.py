@@ -361,7 +361,7 @@ def beam(
     if count == 0:
         return []
 
-    state = writer.start(source, lengths, hypotheses=1, capacity=plan.longest)
+    state = writer.start(source, lengths, capacity=plan.longest)
     ids = _first(source, begin, bos)
     number = torch.arange(count, device=device)  # which sentence each one in the batch is
     written = ids.new_empty(count, 1, 0)  # the tokens of each hypothesis
@@ -455,7 +455,7 @@ def _follow(
     finished = _Finished(count, divisor, texts)
     if count == 0:
         return []
-    state = writer.start(source, lengths, hypotheses=1, capacity=plan.longest)
+    state = writer.start(source, lengths, capacity=plan.longest)
     ids = _first(source, begin, bos)
     number = torch.arange(count, device=device)
     written = ids.new_empty(count, texts, 0)
@@ -622,7 +622,7 @@ def score(
     ids[:, 0] = bos
     for row, text in zip(ids, texts, strict=True):
         row[1 : len(text) + 1] = ids.new_tensor(text)
-    state = writer.start(source, lengths, hypotheses=1, capacity=longest)
+    state = writer.start(source, lengths, capacity=longest)
     parts = []
     for start in range(0, longest, SPAN):
         end = min(longest, start + SPAN)

@@ -36,10 +36,8 @@ S = TypeVar("S", bound=State)
 class Writer(Protocol[S]):
     """A model that reads a source and then says, token by token, how a text may go on."""
 
-    def start(
-        self, source: Tensor, lengths: Tensor | None = None, *, hypotheses: int, capacity: int
-    ) -> S:
-        """Read the sources (b, s) and take memory for texts of this many tokens."""
+    def start(self, source: Tensor, lengths: Tensor | None = None, *, capacity: int) -> S:
+        """Read the sources (b, s) and allocate for texts of `capacity` tokens, one for each."""
         ...
 
     def step(self, ids: Tensor, state: S) -> tuple[Tensor, S]:

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.layers.exact import plain
-from regard.native import Scope, scope, seen_through
+from regard.layers.kernel_weights import unmodified
+from regard.native import Scope, scope
+from regard.native.torch_private import traced
 
 # For every product MKL lays out weights anew. Where they are as large, and rows about as many as a
 # layout is for, it pays to do that once; with fewer or more rows the plain product is as fast.
@@ -51,9 +52,9 @@ class Head(nn.Linear):
             or weight.is_inference()
             or not x.dtype == weight.dtype == torch.float32
             or not x.device == weight.device == torch.device("cpu")
-            or seen_through()
+            or traced()
             or not torch.backends.mkl.is_available()
-            or not plain(self)
+            or not unmodified(self)
         ):
             return None
         with _one_at_a_time:

@@ -149,7 +149,7 @@ class Lengths:
         title = "BLEU by the length of the source"
         title += f"; hollow: under {FEW} sentences" if hollow else ""
         names = ("source words", "BLEU")
-        draw_curves(path, title, lines, names, log=False, looks=looks, hollow=hollow)
+        draw_curves(path, title, lines, names, log=False, styles=looks, hollow=hollow)
 
 
 def grade(

@@ -43,12 +43,10 @@ class Continued(nn.Module):
         source: Int[Tensor, "b s"],
         lengths: Int[Tensor, " b"] | None = None,
         *,
-        hypotheses: int = 1,
         capacity: int = 256,
     ) -> RecurrentState:
         """Read the sources; what writing needs does not grow with the text."""
-        state = self._begin(source, lengths)
-        return state.select(source.new_zeros(len(source), hypotheses))
+        return self._begin(source, lengths)
 
     def step(
         self, ids: Int[Tensor, "b l"], state: RecurrentState

@@ -27,11 +27,10 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
-from torch._C._functorch import peek_interpreter_stack
-from torch.autograd import forward_ad
 
 from regard.errors import UsageError
 from regard.files import alone, cache_folder, replacing, write_atomically
+from regard.native.torch_private import traced
 from regard.processor import about
 
 P = ParamSpec("P")
@@ -149,22 +148,9 @@ def scope(of: object = None) -> Scope | None:
     return found if found is None or of is None or id(of) in found.members else None
 
 
-def seen_through() -> bool:
-    """Tell whether somebody must see each operation: a compiler, a mode, a transform, a tracer."""
-    return bool(
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
-        or peek_interpreter_stack() is not None
-        or forward_ad._current_level >= 0
-        or torch._C._get_tracing_state() is not None
-        or torch.is_autocast_enabled("cpu")
-    )
-
-
 def kernels(of: object = None) -> ctypes.CDLL | None:
     """Return the kernels where they are switched on, unless somebody must see each operation."""
-    return None if scope(of) is None or seen_through() else library()
+    return None if scope(of) is None or traced() else library()
 
 
 def _loaded(name: str) -> str | None:

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._autograd import _top_saved_tensors_default_hooks
 from torch.autograd import Function
 
 from regard.errors import UsageError
 from regard.native import PLAIN, address, addresses, kernels
+from regard.native.torch_private import packs_saved_tensors
 
 # A thread takes so many rows through a block at once: what it makes of them fits its cache.
 ROWS = 128
@@ -31,7 +31,7 @@ def _kernels(of: object, *tensors: Tensor) -> ctypes.CDLL | None:
     Whoever packs what autograd keeps, as torch.utils.checkpoint does, gets it from PyTorch: it is
     unpacked, or computed again, where kernels may be switched off.
     """
-    if not torch.is_grad_enabled() or _top_saved_tensors_default_hooks(True):
+    if not torch.is_grad_enabled() or packs_saved_tensors():
         return None
     if any(x.dtype != torch.float32 or not x.is_cpu or type(x) not in PLAIN for x in tensors):
         return None

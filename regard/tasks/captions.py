@@ -413,7 +413,7 @@ class Describer(Runner[Caption]):
         writes = self.check({"beam": how.beam, "n_best": how.beam})
         if how.view != "words":
             return self._seen(image, how, writes)
-        from regard.viewer.image import word_views
+        from regard.viewer.image import caption_views
         from regard.viewer.picture import Picture, Step
 
         if how.threads:
@@ -432,7 +432,7 @@ class Describer(Runner[Caption]):
         pieces = self.tokenizer.pieces(ids)
         words, of = words_of_pieces(pieces)
         size = (images.shape[2], images.shape[3])
-        views = word_views(self.model.encoder, maps, size, words, of)
+        views = caption_views(self.model.encoder, maps, size, words, of)
         chances = logits.float().softmax(-1)
         top = chances.topk(min(how.candidates, chances.shape[-1]))
         show, steps = self.tokenizer.pieces, []
@@ -450,7 +450,7 @@ class Describer(Runner[Caption]):
             note=f"beam {how.beam}" if found else "a caption that was given",
             opens=(views[-1].name, "mean"),
             photo=photo,
-            spot="mean",
+            query="mean",
         )
 
     def _seen(self, image: Any, how: CaptionLookSettings, writes: CaptionRunSettings):

@@ -35,9 +35,10 @@ from regard.metrics.image import psnr, ssim
 from regard.metrics.score import compare_means
 from regard.settings import fill, setting
 from regard.tasks.image_classifier import Unread
-from regard.tasks.image_look import check_kind, spot_of
+from regard.tasks.image_look import check_kind
 from regard.tasks.runners import Answer, Runner
 from regard.training.progress import Progress
+from regard.viewer.placement import parse_query_point
 
 SIDE = 1024  # pixels to a side that are denoised at once
 
@@ -423,8 +424,8 @@ class ImageDenoiser(Runner[Denoised | Unread]):
     def picture(self, image: Any, **settings: Any):
         """Denoise a piece of an image and gather where the pixel in its middle looked."""
         from regard.filters.nonlocal_means import nonlocal_means_weights
-        from regard.viewer.image import VIEWS, make_view, show
-        from regard.viewer.picture import Laid, Lattice
+        from regard.viewer.image import VIEWS, image_picture, placed_view
+        from regard.viewer.picture import Placement, TokenGrid
 
         how = fill(DenoiseLookSettings, settings)
         view = lookup("view", how.view, {name: VIEWS[name] for name in ("attention", "rollout")})
@@ -445,15 +446,15 @@ class ImageDenoiser(Runner[Denoised | Unread]):
         means = nonlocal_means_weights(
             piece, (x - left, y - top), h=spread / 2, noise=spread, window="full"
         )
-        lattice = Lattice((), high, wide, 1 / high, 1 / wide)
+        grid = TokenGrid((), high, wide, 1 / high, 1 / wide)
         token = np.array([(y - top) * wide + x - left])
-        laid = Laid(lattice, lattice, token, np.arange(high * wide)[None])
+        placement = Placement(grid, grid, token, np.arange(high * wide)[None])
         name = Path(image).name if isinstance(image, str | Path) else "image"
         told = f"sigma {255 * sigma:.1f}"
         if how.noise:
             meant = clean[:, down, across]
             told += ", PSNR {:.2f} -> {:.2f} dB".format(*(psnr(a, meant) for a in (piece, found)))
-        picture = show(
+        picture = image_picture(
             view,
             self.model,
             maps,
@@ -465,8 +466,8 @@ class ImageDenoiser(Runner[Denoised | Unread]):
             output=told,
             note="non-local means beside what was learned: the weights of one pixel",
         )
-        by_hand = make_view("non-local means", means.numpy().reshape(1, 1, -1), laid)
-        by_hand = replace(by_hand, heads=("mean",))
+        weights = means.numpy().reshape(1, 1, -1)
+        by_hand = placed_view("non-local means", weights, placement, heads=("mean",))
         return replace(picture, views=[*picture.views, by_hand])
 
 
@@ -480,9 +481,9 @@ def _pixel(at: str, wide: int, high: int) -> tuple[int, int]:
         return wide // 2, high // 2
     if not re.match(r"\s*\d", at):
         raise UsageError(f"at={at:.40}; expected middle, or a pixel such as at=120,80")
-    spot = spot_of(at, (wide, high), (0, 0, wide, high))
-    assert isinstance(spot, tuple)
-    return int(spot[0] * wide), int(spot[1] * high)
+    point = parse_query_point(at, (wide, high), (0, 0, wide, high))
+    assert isinstance(point, tuple)
+    return int(point[0] * wide), int(point[1] * high)
 
 
 def _span(at: int, piece: int, whole: int) -> slice:

@@ -52,16 +52,14 @@ def save(
     if suffix in (".html", ".htm"):
         write_atomically(path, page([choose_views(each, layers, heads) for each in shown]))
     elif suffix == ".png":
-        from regard.viewer.panels import draw_panels  # matplotlib takes a while to import
-        from regard.viewer.png import draw
+        from regard.viewer.png import draw  # matplotlib takes a while to import
 
         if len(shown) != 1:
             raise UsageError(
                 f"{path}: a .png holds one picture, not {len(shown)}; give one input, "
                 "or save as .html, which holds them all"
             )
-        of_image = shown[0].photo is not None or shown[0].tiles
-        (draw_panels if of_image else draw)(shown[0], path, layers, heads)
+        draw(shown[0], path, layers, heads)
     else:
         raise UsageError(
             f"{path}: unknown kind of picture '{path.suffix}'; end it in .html or .png"

@@ -334,9 +334,8 @@ class ImageTask(Task[ImageCodec, A]):
 
     def explain(self, given: Any, settings: Any) -> Any:
         """Watch the model while it answers an image, and gather where it looked."""
-        from regard.tasks.image_look import spot_of as parse_query_point
-        from regard.viewer.image import VIEWS
-        from regard.viewer.image import show as image_picture
+        from regard.viewer.image import VIEWS, image_picture
+        from regard.viewer.placement import parse_query_point
 
         view = lookup("view", settings.view, VIEWS)
         format = self.format_for(settings)

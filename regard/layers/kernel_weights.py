@@ -1,6 +1,6 @@
-"""What kernels may take: blocks known by every part, and whether they still are what they were.
+"""The weights of blocks that kernels know by every part, and whether those are still the same.
 
-Nothing is assumed of a part but what is looked at here. Anything unknown means PyTorch.
+Nothing is assumed of a part but what is checked here. Anything unknown means PyTorch.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules import module as torch_module
 
-from regard.attention import multihead
+from regard.attention import attend, kernels, multihead
+from regard.attention.kernels import KERNELS
 from regard.attention.multihead import MultiHead
 from regard.attention.positions import POSITIONS, Position, Rotary, Yarn
 from regard.attention.scores import Dot
@@ -24,15 +25,15 @@ from regard.layers.block import EncoderBlock
 from regard.layers.feedforward import FeedForward, GatedFeedForward, gelu_tanh
 from regard.layers.norm import GainNorm, LayerNorm, RMSNorm
 from regard.layers.residual import PreNorm
+from regard.native.torch_private import HOOKS, dtype, has_global_hooks, has_hooks, requires_grad
 
 # as the kernels number them
 ACTS = (F.relu, F.gelu, gelu_tanh, F.silu)
-# positions that change nothing in a block, or turn queries and keys; as they are, no subclass
+# positions that change nothing in a block, or rotate queries and keys; exact classes only
 KNOWN_POSITIONS = frozenset(POSITIONS.values())
-TURNING = (Rotary, Yarn)
+ROTATING = (Rotary, Yarn)
 FEED_FORWARDS = (FeedForward, GatedFeedForward)
 NORMS = (LayerNorm, GainNorm, RMSNorm)
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 # what an instance may have instead of what its class says
 OVERRIDES = ("forward", "_call_impl", "_compiled_call_impl", "_slow_forward")
 
@@ -44,7 +45,7 @@ def _functions(owner: Any) -> list[tuple[dict[str, Any], str, Any]]:
     return [(cast(dict, vars(owner)), name, vars(owner)[name]) for name in names]
 
 
-_CLASSES = [EncoderBlock, MultiHead, PreNorm, *FEED_FORWARDS, *NORMS, Dot, Position, *TURNING]
+_CLASSES = [EncoderBlock, MultiHead, PreNorm, *FEED_FORWARDS, *NORMS, Dot, Position, *ROTATING]
 _CLASSES += [*Dot.__mro__[1:-1], nn.Linear, nn.LayerNorm]
 _LOOKED_UP = [
     *((torch_module.Module.__dict__, name) for name in ("__call__", "_call_impl", "__getattr__")),
@@ -52,23 +53,27 @@ _LOOKED_UP = [
     (vars(F), "scaled_dot_product_attention"),
     (vars(multihead), "attend"),
     *((vars(residual), name) for name in ("add_dropped", "drop_path")),
+    *((vars(attend), name) for name in ("compute", "Problem")),
+    (vars(kernels), "KERNELS"),
+    *((KERNELS, name) for name in KERNELS),
 ]
 # everything that PyTorch would run for a known block: where it is looked up, its name, what it was
 _KNOWN = [*chain.from_iterable(map(_functions, _CLASSES))]
 _KNOWN += [(cast(dict, place), name, place[name]) for place, name in _LOOKED_UP]
 _PLACES = [(place, name) for place, name, _ in _KNOWN]
 _WERE = [value for *_, value in _KNOWN]
+_KERNELS = len(KERNELS)
 
 
-def untouched() -> bool:
-    """Tell whether no known class or function was replaced and nobody listens to all modules."""
-    if torch_module._has_any_global_hook():
+def unpatched() -> bool:
+    """Tell whether nobody has patched a known class or function, or hooked all modules."""
+    if has_global_hooks() or len(KERNELS) != _KERNELS:
         return False
     return all(map(is_, [place.get(name) for place, name in _PLACES], _WERE))
 
 
-class Parts(NamedTuple):
-    """What a block is made of."""
+class BlockWeights(NamedTuple):
+    """The weights and sizes of a block, as kernels need them."""
 
     weights: list[Tensor | None]
     columns: int  # a bit for each matrix that is laid by columns
@@ -84,20 +89,20 @@ class Parts(NamedTuple):
     position: Rotary | None
 
 
-def take_apart(block: nn.Module, training: bool) -> Parts | None:
-    """Take a block apart, if every part of it is known exactly and drops nothing in training."""
-    if type(block) is not EncoderBlock or not plain(block):
+def kernel_weights(block: nn.Module, training: bool) -> BlockWeights | None:
+    """Return the weights of a block, if each part is known exactly and there is no dropout."""
+    if type(block) is not EncoderBlock or not unmodified(block):
         return None
-    look, think = block.attention, block.feed_forward
+    attention, ffn = block.attention, block.feed_forward
     around: list[Any] = [block.around_attention, block.around_feed_forward]
     if (
-        type(look) is not MultiHead
-        or type(think) not in FEED_FORWARDS
+        type(attention) is not MultiHead
+        or type(ffn) not in FEED_FORWARDS
         or any(type(one) is not PreNorm for one in around)
     ):
         return None
-    think, norms = cast(Any, think), [one.norm for one in around]
-    position, score, kind = look.position, look.score, type(norms[0])
+    ffn, norms = cast(Any, ffn), [one.norm for one in around]
+    position, score, kind = attention.position, attention.score, type(norms[0])
     if (
         kind not in NORMS
         or type(norms[1]) is not kind
@@ -105,35 +110,35 @@ def take_apart(block: nn.Module, training: bool) -> Parts | None:
         or type(score) is not Dot
         or vars(score).keys() != {"scale"}
         or type(position) not in KNOWN_POSITIONS
-        or look.compares
-        or (look.turns and type(position) not in TURNING)
-        or not any(think.act is act for act in ACTS)
+        or attention.needs_key_positions
+        or (attention.uses_rotation and type(position) not in ROTATING)
+        or not any(ffn.act is act for act in ACTS)
     ):
         return None
-    gate = think.gate if type(think) is GatedFeedForward else None
-    matrices: list[Any] = [look.qkv, look.out, gate, think.inner, think.outer]
+    gate = ffn.gate if type(ffn) is GatedFeedForward else None
+    matrices: list[Any] = [attention.qkv, attention.out, gate, ffn.inner, ffn.outer]
     there = [matrix for matrix in matrices if matrix is not None]
-    modules = [block, look, think, *around, *norms, position, *there]
+    modules = [block, attention, ffn, *around, *norms, position, *there]
     if (
         any(type(matrix) is not nn.Linear for matrix in there)
-        or not plain(*modules)
+        or not unmodified(*modules)
         or any(m.training != training for m in modules[:5])
-        or (training and _drops(look, think, *around))
+        or (training and _drops(attention, ffn, *around))
     ):
         return None
-    h, g, d = look.heads, look.kv_heads, look.head_width
-    w, f = look.out.weight.shape[0], think.inner.weight.shape[0]
+    h, g, d = attention.heads, attention.kv_heads, attention.head_width
+    w, f = attention.out.weight.shape[0], ffn.inner.weight.shape[0]
     shapes = [(w,), ((h + 2 * g) * d, w), (w, h * d), (w,), (f, w), (f, w), (w, f)]
     weights: list[Tensor | None] = []
     owners = [norms[0], *matrices[:2], norms[1], *matrices[2:]]
     for module, shape in zip(owners, shapes, strict=True):
-        weight, bias = pair(module)
-        known = module is None or readable(weight, shape)
-        if not known or not (bias is None or readable(bias, shape[:1])):
+        weight, bias = weight_and_bias(module)
+        known = module is None or kernel_can_read(weight, shape)
+        if not known or not (bias is None or kernel_can_read(bias, shape[:1])):
             return None
         weights += [weight, bias]
     columns = sum(1 << i for i, m in enumerate(matrices) if m and not m.weight.is_contiguous())
-    return Parts(
+    return BlockWeights(
         weights,
         columns,
         w,
@@ -141,24 +146,24 @@ def take_apart(block: nn.Module, training: bool) -> Parts | None:
         g,
         d,
         f,
-        next(i for i, act in enumerate(ACTS) if think.act is act),
+        next(i for i, act in enumerate(ACTS) if ffn.act is act),
         kind,
         norms[0].eps,
         d**-0.5 if score.scale is None else score.scale,
-        cast(Rotary, position) if look.turns else None,
+        cast(Rotary, position) if attention.uses_rotation else None,
     )
 
 
-def _drops(look: MultiHead, think: Any, *around: PreNorm) -> bool:
-    """Tell whether anything is left out by chance."""
-    return bool(look.dropout or think.drop or any(one.drop or one.path for one in around))
+def _drops(attention: MultiHead, ffn: Any, *around: PreNorm) -> bool:
+    """Tell whether there is dropout or stochastic depth."""
+    return bool(attention.dropout or ffn.drop or any(one.drop or one.path for one in around))
 
 
-def plain(*modules: nn.Module) -> bool:
-    """Tell whether modules run as their classes say: no hook, no forward of an instance's own."""
+def unmodified(*modules: nn.Module) -> bool:
+    """Tell whether modules run as their classes say: no hook, no method of an instance's own."""
     for module in modules:
         own = vars(module)
-        if any(own[name] for name in HOOKS) or any(own.get(name) for name in OVERRIDES):
+        if has_hooks(module) or any(own.get(name) for name in OVERRIDES):
             return False
         if not own.keys().isdisjoint(_METHODS[type(module)]):
             return False
@@ -178,7 +183,7 @@ class _Methods(dict):
 _METHODS = _Methods()
 
 
-def readable(x: Tensor | None, shape: tuple[int, ...]) -> bool:
+def kernel_can_read(x: Tensor | None, shape: tuple[int, ...]) -> bool:
     """Tell whether a kernel can read a weight where it lies."""
     return (
         type(x) is nn.Parameter
@@ -191,16 +196,16 @@ def readable(x: Tensor | None, shape: tuple[int, ...]) -> bool:
     )
 
 
-def pair(module: nn.Module | None) -> tuple[Tensor | None, Tensor | None]:
+def weight_and_bias(module: nn.Module | None) -> tuple[Tensor | None, Tensor | None]:
     """Return the weight and the bias that a module has as parameters."""
     own = {} if module is None else module._parameters
     return own.get("weight"), own.get("bias")
 
 
-class Print:
-    """What modules are made of, so finely that no change of what they compute goes unseen.
+class Fingerprint:
+    """All that determines what modules compute, but for the numbers of their weights.
 
-    Weights may change their numbers, which kernels read anew each time, but nothing else.
+    Kernels read those anew each time; any other change is found by `same`.
     """
 
     def __init__(self, roots: Sequence[nn.Module]):
@@ -225,12 +230,12 @@ class Print:
 
     def _laid(self) -> list[Any]:
         some = self.tensors
-        asked = (type, Tensor.data_ptr, Tensor.stride, _dtype, _requires_grad)
+        asked = (type, Tensor.data_ptr, Tensor.stride, dtype, requires_grad)
         return [list(map(ask, some)) for ask in asked]
 
-    def unheard(self) -> bool:
-        """Tell whether nobody listens to one of the modules, or to all."""
-        return not any(self.hooks) and not torch_module._has_any_global_hook()
+    def unhooked(self) -> bool:
+        """Tell whether there is no hook on any of the modules, or on all."""
+        return not any(self.hooks) and not has_global_hooks()
 
     def same(self) -> bool:
         """Tell whether nothing but numbers has changed."""
@@ -246,7 +251,3 @@ class Print:
             )
         except (RuntimeError, TypeError, ValueError):  # what cannot be compared is another
             return False
-
-
-# of a tensor, without a call of Python's
-_requires_grad, _dtype = (vars(torch._C.TensorBase)[x].__get__ for x in ("requires_grad", "dtype"))
