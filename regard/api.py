@@ -32,12 +32,13 @@ if TYPE_CHECKING:
     from regard.tasks.embed import Embedder
     from regard.tasks.encoder import Encoder
     from regard.tasks.fill import Filler
+    from regard.tasks.frame.task import Task
     from regard.tasks.image_classifier import ImageClassifier
     from regard.tasks.run import Report
     from regard.tasks.runners import Runner
     from regard.tasks.tagger import Tagger
-    from regard.tasks.text import TextToText
-    from regard.tasks.translator import Translator
+    from regard.tasks.text.translate import Translate
+    from regard.tasks.text_to_text import TextToText
     from regard.tasks.writing import LanguageModel
 
 Place = str | Path
@@ -90,8 +91,8 @@ def check_finished(folder: Path) -> None:
 
 @overload
 def load(
-    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["translate", "prefix"]
-) -> "Translator": ...
+    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["translate"]
+) -> "Translate": ...
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["language"]
@@ -129,7 +130,7 @@ def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["denoise"]
 ) -> "ImageDenoiser": ...
 @overload
-def load(name_or_folder: Literal["en-zh"], /, device: str = "cpu") -> "Translator": ...
+def load(name_or_folder: Literal["en-zh"], /, device: str = "cpu") -> "Translate": ...
 @overload
 def load(name_or_folder: Literal["shakespeare"], /, device: str = "cpu") -> "LanguageModel": ...
 @overload
@@ -137,10 +138,10 @@ def load(name_or_folder: Literal["fashion"], /, device: str = "cpu") -> "ImageCl
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", task: str | None = None
-) -> "Runner[Any]": ...
+) -> "Task[Any, Any] | Runner[Any]": ...
 
 
-def load(name_or_folder: Place, /, device: str = "cpu", task: str | None = None) -> "Runner[Any]":
+def load(name_or_folder: Place, /, device: str = "cpu", task: str | None = None) -> Any:
     """Load a trained model, ready to run: load("en-zh").run("How are you?").
 
     The name is that of a starter (regard models lists them), a folder that was trained, or one of
@@ -366,7 +367,9 @@ def evaluate(
     many = getattr(loaded, "several_against", getattr(loaded, "takes_several", False))
     if len(others) > 1 and not many:
         raise UsageError(f"against= names {len(others)} models; one of {loaded.task} takes one")
-    found = [load(one, task=task) if isinstance(one, str | Path) else one for one in others]
+    found: list[Any] = [
+        load(one, task=task) if isinstance(one, str | Path) else one for one in others
+    ]
     names = (str(model) if folder else "model", *("" if x is None else str(x) for x in others))
     if isinstance(loaded, Task):
         rivals = [one for one in found if one is not None]

@@ -15,7 +15,7 @@ from regard.attention.watch import watch
 from regard.decode.search import in_batches
 from regard.metrics.bleu import Score
 from regard.metrics.labels import LabelEvaluation
-from regard.tasks import TASKS, runner, trainer
+from regard.tasks import TASKS, runner, train_settings, trainer
 from regard.tasks.run import Report
 from regard.tasks.runners import Runner
 
@@ -47,8 +47,8 @@ def test_help_of_train_names_every_key_and_each_is_one_of_the_tasks():
     assert all(
         task in (regard.train.__doc__ or "") for task in TASKS if task not in ("fill", "embed")
     )
-    module = trainer("translate")
-    known = {row.key for row in describe(module.TranslateSettings)} | set(module.SHORT)
+    kind, short = train_settings("translate")
+    known = {row.key for row in describe(kind)} | set(short)
     assert set(keys) - {"quiet"} <= known
 
 

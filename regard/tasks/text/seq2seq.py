@@ -44,7 +44,7 @@ from regard.tasks.frame.recipe import save_generation
 from regard.tasks.frame.settings import SHORT, BootstrapSettings, TrainSettings
 from regard.tasks.frame.task import Answer, Data, Judged, Learnt, System, Task
 from regard.tasks.tokenizer import load_any_tokenizers, save_any_tokenizers
-from regard.training.loss import r_drop_loss, vocabulary_loss
+from regard.training.loss import linear_cross_entropy, r_drop_loss
 from regard.viewer.settings import LookSettings
 
 LONGEST_PART = 400  # tokens; a longer sentence is read in parts, as the model never saw such
@@ -214,7 +214,7 @@ def head_loss(
         one, two = (half.flatten(0, 1)[real] for half in hidden.chunk(2))
         return r_drop_loss(one, two, weight, writes, r_drop, bias=bias, smoothing=smoothing)
     rows = hidden.flatten(0, 1)[real]
-    return vocabulary_loss(rows, weight, writes, bias=bias, smoothing=smoothing)
+    return linear_cross_entropy(rows, weight, writes, bias=bias, smoothing=smoothing)
 
 
 def sequence_loss(model: Any, batch: PairBatch, smoothing: float, r_drop: float) -> Tensor:
@@ -238,6 +238,8 @@ class Seq2Seq(Task[PairCodec, Generated]):
         "depth": ("model.encoder_depth", "model.decoder_depth"),
     }
     several_against = True
+    noted: ClassVar[tuple[str, ...]] = ("from", "to")  # in config.json, beside the model
+    as_given: ClassVar[Mapping[str, Any]] = {}  # settings by which a source is read as it stands
 
     def __init__(self, model: Any, codec: PairCodec, config: Mapping[str, Any] | None = None):
         super().__init__(model, codec, config)
@@ -283,14 +285,14 @@ class Seq2Seq(Task[PairCodec, Generated]):
     ) -> PairCodec:
         """Learn the tokenizers, and note the languages."""
         corpus: Corpus = data.parts
-        pair = learnt(
+        source, target = learnt(
             lambda: learn_tokenizers(
                 corpus.parts["train"], settings.tokenizer, settings.pieces, settings.vocabularies
             ),
             load=load_any_tokenizers,
             save=save_any_tokenizers,
         )
-        return PairCodec(*pair, {"from": corpus.source, "to": corpus.target})
+        return PairCodec(source, target, {"from": corpus.source, "to": corpus.target})
 
     def batches(self, data: Data, settings: Any) -> Any:
         """Return batches of pairs."""
@@ -334,9 +336,6 @@ class Seq2Seq(Task[PairCodec, Generated]):
             scores |= self.valid_scores(outputs, [p.target for p in some], settings)
         return scores
 
-    # settings by which sources are read as they stand
-    as_given: ClassVar[Mapping[str, Any]] = {}
-
     def valid_scores(
         self, outputs: list[str], references: list[str], settings: Any
     ) -> dict[str, float]:
@@ -357,8 +356,8 @@ class Seq2Seq(Task[PairCodec, Generated]):
         lengths = [np.array([min(len(row), most) + 1 for row in side]) for side in encoded]
         plan = Batches(lengths, max(4096, settings.batch_tokens), 0)
         for n in range(plan.len_epoch(0)):
-            sides = ([np.asarray(side[i][:most]) for i in plan[n]] for side in encoded)
-            batch = make_batch(*sides, *tokenizers, settings.device)
+            source, target = ([np.asarray(side[i][:most]) for i in plan[n]] for side in encoded)
+            batch = make_batch(source, target, *tokenizers, settings.device)
             total += float(self.batch_loss(batch, 0.0, 0.0))
             tokens += batch.tokens
         return total / tokens
@@ -387,7 +386,8 @@ class Seq2Seq(Task[PairCodec, Generated]):
         """Read the tokenizers, and check that they fit the model."""
         # without a note of where it came from, a folder is one of ours
         foreign = None if "imported" in config else False
-        codec = PairCodec(*load_any_tokenizers(folder, foreign), config)
+        about = {key: config[key] for key in cls.noted if key in config}
+        codec = PairCodec(*load_any_tokenizers(folder, foreign), about)
         shape = cls.encoder_decoder(model).config
         for side in SIDES:
             count, size = getattr(codec, side).vocab, getattr(shape, f"{side}_vocab")

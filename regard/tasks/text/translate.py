@@ -27,7 +27,7 @@ from regard.tasks.text.seq2seq import (
     sequence_loss,
     twice,
 )
-from regard.training.loss import ROWS
+from regard.training.loss import CHUNK
 
 TransformerConfig, _ = family("transformer")
 VOCABULARIES = ("joint", "separate", "auto")
@@ -56,7 +56,7 @@ def hard_attention_loss(model: Any, batch: PairBatch, smoothing: float, r_drop: 
     if not draws.chances:
         return loss
     writes = torch.cat([batch.writes] * (len(hidden) // len(batch.writes)))
-    rows = zip(hidden.flatten(0, 1).split(ROWS), writes.flatten().split(ROWS), strict=True)
+    rows = zip(hidden.flatten(0, 1).split(CHUNK), writes.flatten().split(CHUNK), strict=True)
     options: dict[str, Any] = {"ignore_index": -1, "reduction": "none"}
     with torch.no_grad():
         each = [
