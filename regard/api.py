@@ -37,8 +37,9 @@ if TYPE_CHECKING:
     from regard.tasks.run import Report
     from regard.tasks.runners import Runner
     from regard.tasks.tagger import Tagger
+    from regard.tasks.text.prefix import PrefixTranslate
+    from regard.tasks.text.text import TextToText
     from regard.tasks.text.translate import Translate
-    from regard.tasks.text_to_text import TextToText
     from regard.tasks.writing import LanguageModel
 
 Place = str | Path
@@ -93,6 +94,10 @@ def check_finished(folder: Path) -> None:
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["translate"]
 ) -> "Translate": ...
+@overload
+def load(
+    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["prefix"]
+) -> "PrefixTranslate": ...
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["language"]

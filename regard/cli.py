@@ -386,17 +386,9 @@ VERBS = {
 
 # task -> how to train it
 EXAMPLES: dict[str, tuple[str, str]] = {
-    "prefix": (
-        "regard train prefix data=folder from=en to=de size=small out=runs/prefix",
-        "regard train prefix data=pairs.tsv minutes=30",
-    ),
     "language": (
         "regard train language data=book.txt minutes=10 out=runs/mine",
         "regard train language data=folder like=llama size=small position=alibi",
-    ),
-    "text": (
-        "regard train text data=folder prefix=summarize metric=rouge out=runs/mine",
-        "regard train text data=book.txt objective=spans like=t5",
     ),
     "classify": (
         "regard train classify data=reviews.tsv minutes=5 out=runs/reviews",

@@ -34,7 +34,7 @@ from regard.metrics.lengths import (
 from regard.models import preset_names
 from regard.models.folder import save_config, save_weights
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.tasks.text.seq2seq import Generated
+from regard.tasks.frame.answers import Generated
 from regard.tasks.text.translate import Translate
 from regard.tasks.tokenizer import save_any_tokenizers
 from regard.weights import state_of

@@ -10,10 +10,14 @@ from torch.nn import functional as F
 from regard.data.parallel import PairBatch
 from regard.layers.block import BlockConfig
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.tasks.text.seq2seq import sequence_loss
 from regard.training import loss as losses
 from regard.training.loop import LoopSettings, Trainable, one_step
-from regard.training.loss import linear_cross_entropy, r_drop_loss, reference_cross_entropy
+from regard.training.loss import (
+    linear_cross_entropy,
+    r_drop_loss,
+    reference_cross_entropy,
+    sequence_loss,
+)
 
 
 def numbers(rows: int, vocab: int, width: int = 6, seed: int = 0, bias: bool = True):

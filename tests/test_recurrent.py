@@ -32,8 +32,8 @@ from regard.layers.recurrent import (
 from regard.models import preset
 from regard.models.convolutional import EncoderLayer, GatedConfig
 from regard.models.recurrent import Recurrent, RecurrentConfig
-from regard.tasks.text.seq2seq import sequence_loss
 from regard.tasks.text.translate import Translate, hard_attention_loss
+from regard.training.loss import sequence_loss
 
 CELL = CellConfig(8, dropout=0.0)
 

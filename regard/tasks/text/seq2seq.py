@@ -5,9 +5,8 @@ from pairs, writes a text sentence by sentence, scores given pairs, and is judge
 metric, also by the length of the source.
 """
 
-import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -39,12 +38,13 @@ from regard.metrics.score import Comparison
 from regard.metrics.text import METRICS
 from regard.models.folder import load_folder
 from regard.settings import setting
+from regard.tasks.frame.answers import Generated
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.recipe import save_generation
 from regard.tasks.frame.settings import SHORT, BootstrapSettings, TrainSettings
-from regard.tasks.frame.task import Answer, Data, Judged, Learnt, System, Task
+from regard.tasks.frame.task import Data, Judged, Learnt, System, Task
 from regard.tasks.tokenizer import load_any_tokenizers, save_any_tokenizers
-from regard.training.loss import linear_cross_entropy, r_drop_loss
+from regard.training.loss import sequence_loss
 from regard.viewer.settings import LookSettings
 
 LONGEST_PART = 400  # tokens; a longer sentence is read in parts, as the model never saw such
@@ -135,42 +135,7 @@ class PairEvalSettings(PairFormat, BootstrapSettings):
     plot: str | None = setting(None, "a .png of BLEU by source length")
 
 
-# Answers and what lies beside the weights
-
-
-@dataclass
-class Generated(Answer):
-    """A generated text with its score; `others` are the next best hypotheses."""
-
-    text: str
-    score: float = 0.0
-    logprob: float = 0.0
-    alignment: Alignment | None = None
-    others: list["Generated"] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        return self.text
-
-    def lines(self, settings: PairRunSettings) -> Iterator[str]:
-        """Write the hypotheses as lines, each with what was asked for after ` ||| `."""
-        for answer in [self, *self.others]:
-            parts = [answer.text]
-            if settings.scores or settings.forced:
-                parts.append(f"{answer.score:.6f}")
-            if answer.alignment is not None:
-                pharaoh = settings.alignments == "pharaoh"
-                record = json.dumps(answer.alignment.record(), ensure_ascii=False)
-                parts.append(str(answer.alignment) if pharaoh else record)
-            yield " ||| ".join(parts)
-
-    def record(self, settings: PairRunSettings) -> dict[str, Any]:
-        """Return the fields of a JSON line."""
-        fields: dict[str, Any] = {"prediction": self.text, "score": round(self.score, 6)}
-        if self.alignment is not None:
-            fields["alignment"] = self.alignment.record()
-        if self.others:
-            fields["n_best"] = [fields.copy(), *(other.record(settings) for other in self.others)]
-        return fields
+# The task
 
 
 @dataclass(frozen=True)
@@ -183,7 +148,12 @@ class PairCodec:
 
     def save(self, folder: Path) -> None:
         """Write the tokenizers, one if both are the same."""
-        save_any_tokenizers(folder, (self.source, self.target))
+        save_any_tokenizers(folder, self.tokenizers)
+
+    @property
+    def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
+        """Return both."""
+        return self.source, self.target
 
     def facts(self) -> dict[str, Any]:
         """Return what config.json says."""
@@ -192,37 +162,6 @@ class PairCodec:
     def hashes(self) -> list[str]:
         """Return the hashes of both tokenizers."""
         return [self.source.sha, self.target.sha]
-
-
-# The loss
-
-
-def twice(batch: PairBatch, r_drop: float) -> tuple[Tensor, ...]:
-    """Return what a model reads of a batch: source, target and lengths; for R-Drop twice."""
-    sides = batch.source, batch.reads, batch.source_lengths
-    return tuple(torch.cat([x, x]) for x in sides) if r_drop else sides
-
-
-def head_loss(
-    model: Any, hidden: Tensor, batch: PairBatch, smoothing: float, r_drop: float
-) -> Tensor:
-    """Return the summed loss of the vectors before the head; padding never reaches the logits."""
-    real = (batch.writes >= 0).flatten().nonzero().squeeze(-1)
-    writes = batch.writes.flatten()[real]
-    weight, bias = model.head.weight, model.head.bias
-    if r_drop:
-        one, two = (half.flatten(0, 1)[real] for half in hidden.chunk(2))
-        return r_drop_loss(one, two, weight, writes, r_drop, bias=bias, smoothing=smoothing)
-    rows = hidden.flatten(0, 1)[real]
-    return linear_cross_entropy(rows, weight, writes, bias=bias, smoothing=smoothing)
-
-
-def sequence_loss(model: Any, batch: PairBatch, smoothing: float, r_drop: float) -> Tensor:
-    """Return the summed cross-entropy of targets, with label smoothing and R-Drop."""
-    return head_loss(model, model.hidden(*twice(batch, r_drop)), batch, smoothing, r_drop)
-
-
-# The task
 
 
 class Seq2Seq(Task[PairCodec, Generated]):
@@ -249,8 +188,7 @@ class Seq2Seq(Task[PairCodec, Generated]):
         told = self.config.get("generation", {})
         self.decoder = SentenceDecoder(
             self.writer,
-            codec.source,
-            codec.target,
+            *codec.tokenizers,
             self.writer.config.target_vocab,
             rules=told.get("rules"),
             longest=self.longest_source(),
@@ -264,6 +202,11 @@ class Seq2Seq(Task[PairCodec, Generated]):
     def encoder_decoder(cls, model: Any) -> Any:
         """Return the model as one that reads a source, then a target."""
         return model
+
+    @property
+    def positions(self) -> int | None:
+        """Return how many positions the model has learned, where that bounds a text."""
+        return None
 
     def longest_source(self) -> int:
         """Return the most tokens of a sentence that are read at once."""
@@ -298,7 +241,7 @@ class Seq2Seq(Task[PairCodec, Generated]):
         """Return batches of pairs."""
         made = PairBatches(
             data.parts,
-            (self.codec.source, self.codec.target),
+            self.codec.tokenizers,
             tokens=settings.batch_tokens,
             longest=settings.max_length,
             seed=settings.seed,
@@ -343,21 +286,27 @@ class Seq2Seq(Task[PairCodec, Generated]):
         bleu = METRICS["bleu"].score(outputs, [references], self.config.get("to"))[0].value
         return {"bleu": bleu, "better": bleu}
 
-    @torch.inference_mode()
     def valid_loss(self, pairs: Sequence[Pair], settings: Any) -> float:
-        """Return the cross-entropy a token of pairs, without smoothing."""
-        total = tokens = 0.0
-        tokenizers = self.codec.source, self.codec.target
+        """Return the cross-entropy a token of pairs."""
         encoded = [
             tokenizer.encode_batch([getattr(pair, side) for pair in pairs])
-            for side, tokenizer in zip(SIDES, tokenizers, strict=True)
+            for side, tokenizer in zip(SIDES, self.codec.tokenizers, strict=True)
         ]
         most = min(4 * settings.max_length, self.writer.config.max_length - 2)
         lengths = [np.array([min(len(row), most) + 1 for row in side]) for side in encoded]
         plan = Batches(lengths, max(4096, settings.batch_tokens), 0)
-        for n in range(plan.len_epoch(0)):
-            source, target = ([np.asarray(side[i][:most]) for i in plan[n]] for side in encoded)
-            batch = make_batch(source, target, *tokenizers, settings.device)
+
+        def batch(rows: np.ndarray) -> PairBatch:
+            source, target = ([np.asarray(side[i][:most]) for i in rows] for side in encoded)
+            return make_batch(source, target, *self.codec.tokenizers, settings.device)
+
+        return self.mean_loss(batch(plan[n]) for n in range(plan.len_epoch()))
+
+    @torch.inference_mode()
+    def mean_loss(self, batches: Iterable[PairBatch]) -> float:
+        """Return the cross-entropy a token of batches, without smoothing."""
+        total = tokens = 0.0
+        for batch in batches:
             total += float(self.batch_loss(batch, 0.0, 0.0))
             tokens += batch.tokens
         return total / tokens
@@ -406,8 +355,9 @@ class Seq2Seq(Task[PairCodec, Generated]):
     def own(self) -> dict[str, Any]:
         """Return the model's own defaults of decoding; a checkpoint may bound the length."""
         own = super().own
-        if (longest := self.decoder.rules.longest) is not None:
-            own.setdefault("max_length", max(1, longest - 1))  # but for the token it begins with
+        if self.decoder.rules.longest is not None:  # with the token after which it begins
+            longest = max(1, self.decoder.rules.longest - 1)
+            own.setdefault("max_length", min(longest, (self.positions or longest + 1) - 1))
         return own
 
     def check_run(self, settings: Any) -> Any:
@@ -474,7 +424,7 @@ class Seq2Seq(Task[PairCodec, Generated]):
     ) -> Alignment | None:
         if settings.alignments == "none":
             return None
-        return self.aligner.align(pairs, self.codec.source, self.codec.target)
+        return self.aligner.align(pairs, *self.codec.tokenizers)
 
     def _in_script(self, text: str, settings: Any) -> str:
         """Write Chinese in the script that was asked for."""

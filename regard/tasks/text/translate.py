@@ -23,11 +23,8 @@ from regard.tasks.text.seq2seq import (
     PairRunSettings,
     PairTrainSettings,
     Seq2Seq,
-    head_loss,
-    sequence_loss,
-    twice,
 )
-from regard.training.loss import CHUNK
+from regard.training.loss import CHUNK, head_loss, sequence_loss, twice
 
 TransformerConfig, _ = family("transformer")
 VOCABULARIES = ("joint", "separate", "auto")
