@@ -469,7 +469,7 @@ def test_a_t5_learns_to_mend_with_its_own_sentinels():
     class Own:
         """A tokenizer of T5's, as far as marks go."""
 
-        vocab = 30
+        vocab, mask = 30, None
 
         def token_to_id(self, piece: str) -> int | None:
             found = {f"<extra_id_{n}>": 29 - n for n in range(5)}
