@@ -4,6 +4,6 @@ import hashlib
 
 
 def mix(*parts: int | str) -> int:
-    """Make one seed from several numbers."""
+    """Hash several numbers or names into one seed."""
     digest = hashlib.sha256(repr(parts).encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1

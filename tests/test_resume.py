@@ -187,7 +187,7 @@ def result(out: Path) -> dict[str, Any]:
         "metrics": [{k: v for k, v in row.items() if k != "tokens_per_second"} for row in rows],
         "counters": counters,
         "checkpoints": sorted(path.name for path in (out / "checkpoints").iterdir()),
-        "whole": checkpoint.whole(last),
+        "whole": checkpoint.is_complete(last),
         "left": sorted(path.name for path in out.glob(".*") if path.name != ".lock"),
     }
     recipe = json.loads((out / "recipe.json").read_text())

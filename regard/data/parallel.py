@@ -8,8 +8,8 @@ import numpy as np
 from torch import Tensor
 
 from regard.data.batches import Batches, pad
+from regard.data.pairs import Corpus, Pair
 from regard.data.store import tokenised
-from regard.data.text import Corpus, Pair
 from regard.data.tokenize import train_tokenizer
 from regard.data.tokenizer import Tokenizer
 from regard.errors import UsageError

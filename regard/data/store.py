@@ -163,19 +163,28 @@ def _map(path: Path) -> np.ndarray:
     return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
 
 
-# Images, or whatever else has rows of bytes that are alike
+# Decoded images
 
 
-class Table:
-    """Rows of bytes of one shape, memory-mapped; some places may be empty."""
+class ImageStore:
+    """Images, as rows of bytes of one shape, memory-mapped; some places may be empty."""
 
     def __init__(self, rows: np.ndarray, gaps: list[int], why: str):
         """Take the rows (n, ...), the numbers of those left out, and why the first of them was."""
         self.rows, self.gaps, self.why = rows, gaps, why
 
+    def fill(self, rows: Iterable[np.ndarray | str]) -> None:
+        """Take rows in their order; a text says why one is left out."""
+        for number, row in enumerate(rows):
+            if isinstance(row, str):
+                self.gaps.append(number)
+                self.why = self.why or row
+            elif self.rows.size:
+                self.rows[number] = row
+
     @classmethod
-    def open(cls, folder: str | Path, shape: tuple[int, ...]) -> "Table":
-        """Open the table of a shape (n, ...) in a folder, or say what is wrong with it."""
+    def open(cls, folder: str | Path, shape: tuple[int, ...]) -> "ImageStore":
+        """Open the store of a shape (n, ...) in a folder, or say what is wrong with it."""
         folder = Path(folder)
         try:
             note = json.loads((folder / NOTE).read_bytes())
@@ -194,35 +203,30 @@ class Table:
             ) from error
 
 
-def build_table(
+def build_image_store(
     folder: str | Path, shape: tuple[int, ...], rows: Iterable[np.ndarray | str]
-) -> Table:
-    """Write rows of bytes and open the table they make; a text says why a row is left out.
+) -> ImageStore:
+    """Write rows of bytes and open the store they make; a text says why a row is left out.
 
     Several processes may do so at once, since what they write is the same, and others may delete
     the folder meanwhile: then it is used from where it was written.
     """
-    folder, table = Path(folder), Table(np.zeros(shape[:1] + (0,), np.uint8), [], "")
+    folder, store = Path(folder), ImageStore(np.zeros(shape[:1] + (0,), np.uint8), [], "")
     filled = False
     try:
         with replacing(folder / "rows.npy") as temporary:
-            table.rows = _room(temporary, shape)
-            for number, row in enumerate(rows):
-                if isinstance(row, str):
-                    table.gaps.append(number)
-                    table.why = table.why or row
-                elif table.rows.size:
-                    table.rows[number] = row
-            if isinstance(table.rows, np.memmap):
-                table.rows.flush()
+            store.rows = _room(temporary, shape)
+            store.fill(rows)
+            if isinstance(store.rows, np.memmap):
+                store.rows.flush()
             filled = True
-        note = {"format": FORMAT, "gaps": table.gaps, "why": table.why}
+        note = {"format": FORMAT, "gaps": store.gaps, "why": store.why}
         write_atomically(folder / NOTE, json.dumps(note) + "\n")
-        return Table.open(folder, shape)
+        return ImageStore.open(folder, shape)
     except UsageError as mistake:
         if not filled or not _deleted(mistake):
             raise
-        return Table(np.asarray(table.rows), table.gaps, table.why)
+        return ImageStore(np.asarray(store.rows), store.gaps, store.why)
 
 
 def _room(path: Path, shape: tuple[int, ...]) -> np.ndarray:

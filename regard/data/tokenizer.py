@@ -177,10 +177,7 @@ def mask_id(tokenizer: Tokenizer) -> int:
 
 
 def words_of_pieces(pieces: Sequence[str]) -> tuple[list[str], list[int]]:
-    """Join pieces to the words between spaces, and tell the word of each piece.
-
-    Without spaces each piece is a word.
-    """
+    """Join pieces to the words between spaces; without spaces each piece is a word."""
     words: list[str] = []
     of: list[int] = []
     spaced = sum(piece.startswith("▁") for piece in pieces) > 1

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.data.batches import pad
-from regard.data.text import join_sentences, split_sentences
+from regard.data.sentences import join_sentences, split_sentences
 from regard.data.tokenizer import Tokenizer
 from regard.decode import search
 from regard.decode.batching import in_batches

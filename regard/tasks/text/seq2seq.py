@@ -17,6 +17,7 @@ from torch import Tensor
 
 from regard.attention.watch import watch
 from regard.data.batches import Batches
+from regard.data.pairs import Corpus, Pair, load_pairs
 from regard.data.parallel import (
     SIDES,
     PairBatch,
@@ -26,7 +27,6 @@ from regard.data.parallel import (
     learn_tokenizers,
     make_batch,
 )
-from regard.data.text import Corpus, Pair, load_pairs
 from regard.data.tokenizer import Tokenizer
 from regard.decode.alignment import Aligner, Alignment
 from regard.decode.options import Decoding

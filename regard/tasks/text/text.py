@@ -14,9 +14,9 @@ from torch import nn
 from regard.attention.positions import has_table
 from regard.data.denoising import CORRUPTIONS, DenoisingBatches
 from regard.data.documents import load_texts
+from regard.data.pairs import Corpus, PairReader
 from regard.data.parallel import corpus_hash
 from regard.data.table import Table
-from regard.data.text import Corpus, PairReader
 from regard.data.tokenize import train_tokenizer
 from regard.data.tokenizer import Tokenizer
 from regard.decode import search
