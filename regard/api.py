@@ -154,14 +154,15 @@ def load(name_or_folder: Place, /, device: str = "cpu", task: str | None = None)
     to name it in `task` lets a type checker know it too, and task="embed" takes its vectors
     instead. One input to run() gives one answer, a list of inputs a list of answers.
     """
-    from regard.pretrained.folder import is_foreign
+    from regard.pretrained.folder import read_any_config
     from regard.tasks.frame.task import Task
 
     folder = find_model(name_or_folder)
-    if is_foreign(folder):
+    read, foreign = read_any_config(folder)
+    if foreign:
         model, config, _ = _import(folder, device)
     else:
-        model, config = load_folder(folder, device)
+        model, config = load_folder(folder, device, read)
         config["generation"] = _generation(folder)
     if not isinstance(config["task"], str) or config["task"] not in TASKS:
         raise UsageError(

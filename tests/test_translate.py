@@ -2,16 +2,24 @@
 
 import json
 import random
+from importlib import resources
 
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
+import regard.files
+import regard.pretrained.parts
+import regard.tasks.frame.task as frame_task
 from regard.attention.watch import watch
+from regard.cli import main
+from regard.data.pairs import Corpus, Pair
+from regard.data.parallel import PairBatches
 from regard.data.tokenize import train_tokenizer
 from regard.data.tokenizer import words_of_pieces
 from regard.errors import UsageError
+from regard.files import parse_json
 from regard.layers.block import BlockConfig
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.tasks.text.seq2seq import PairCodec
@@ -287,6 +295,52 @@ def test_wrong_settings_cost_one_line(translator, settings, message):
     with pytest.raises(UsageError) as mistake:
         translator.run(["a dog."], **settings)
     assert message in str(mistake.value) and "\n" not in str(mistake.value)
+
+
+@pytest.mark.parametrize("words", [[], ["beam=2"]])
+def test_a_request_resolves_its_settings_and_reads_its_config_once(words, monkeypatch, capsys):
+    filled, read, real = [], [], frame_task.fill
+
+    def fill(kind, values, **rest):
+        filled.append((kind, dict(values)))
+        return real(kind, values, **rest)
+
+    def parse(data):
+        read.append(bytes(data))
+        return parse_json(data)
+
+    monkeypatch.setattr(frame_task, "fill", fill)
+    for module in (regard.files, regard.pretrained.parts):
+        monkeypatch.setattr(module, "parse_json", parse)
+    assert main(["run", "en-zh", "How are you?", *words]) == 0
+    assert capsys.readouterr().out.count("\n") == 1
+    config = (resources.files("regard") / "starters" / "en-zh" / "config.json").read_bytes()
+    assert read.count(config) == 1
+    own, *given = [values for kind, values in filled if kind is Translate.Run]
+    assert own["beam"] == 5  # the model's own, when it is loaded
+    assert given == [{"beam": "2"} for _ in words]
+
+
+def test_pairs_that_are_stored_are_not_tokenised_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("REGARD_CACHE", str(tmp_path))
+    long = Pair("a " * 200, "b", "")  # the first, so that all others have another number
+    pairs = [long, *(Pair(line, line.upper(), "") for line in some_lines(40))]
+    corpus = Corpus({"train": pairs, "valid": pairs[:4]}, None, None)
+    tokenizer = train_tokenizer([p.source for p in pairs] + [p.target for p in pairs], vocab=320)
+    options = {"tokens": 200, "longest": 99, "seed": 3}
+    first = PairBatches(corpus, (tokenizer, tokenizer), **options)
+    monkeypatch.setattr(type(tokenizer), "encode_batch", None)
+    again = PairBatches(corpus, (tokenizer, tokenizer), **options)
+    assert first.left_out == again.left_out == 1
+    for n in range(5):
+        assert torch.equal(first[n].source, again[n].source)
+        assert torch.equal(first[n].writes, again[n].writes)
+    noisy = PairBatches(corpus, (tokenizer, tokenizer), bpe_dropout=1.0, **options)
+    for ids, length in zip(noisy[0].source.tolist(), noisy[0].source_lengths, strict=True):
+        text = tokenizer.decode(ids[: length - 1])
+        assert text in {pair.source for pair in pairs[1:]}
+    assert noisy[0].source.shape[1] > first[0].source.shape[1]
+    assert len(noisy[0].source) == len(first[0].source)
 
 
 # Looking

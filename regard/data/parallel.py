@@ -19,19 +19,12 @@ SIDES = ("source", "target")
 SOME = 2000  # pairs whose letters are compared
 
 
-def hash_pairs(*parts: Iterable[Pair]) -> str:
-    """Return a hash of the pairs of some parts of a corpus."""
+def hash_pairs(pairs: Iterable[Pair]) -> str:
+    """Return a hash of pairs."""
     digest = hashlib.sha256()
-    for pairs in parts:
-        for pair in pairs:
-            digest.update(f"{pair.source}\x00{pair.target}\x01".encode(errors="replace"))
-        digest.update(b"\x02" if len(parts) > 1 else b"")
+    for pair in pairs:
+        digest.update(f"{pair.source}\x00{pair.target}\x01".encode(errors="replace"))
     return digest.hexdigest()
-
-
-def corpus_hash(corpus: Corpus) -> str:
-    """Return a hash of the pairs that are trained and validated on."""
-    return hash_pairs(*(corpus.parts.get(part, ()) for part in ("train", "valid")))
 
 
 # Tokenizers
@@ -113,7 +106,7 @@ class PairBatches:
         self.pairs, self.tokenizers = corpus.parts["train"], tokenizers
         self.longest, self.seed, self.device = longest, seed, device
         shas = [tokenizer.sha for tokenizer in tokenizers]
-        self.store = tokenised(self._rows, "pairs", corpus_hash(corpus), *shas, longest)
+        self.store = tokenised(self._rows, "pairs", corpus.sha, *shas, longest)
         self.left_out = len(self.pairs) - len(self.store)
         self.plan = Batches([self.store.lengths(i) + 1 for i in (0, 1)], tokens, seed)
         self.samplers = [t.sampler(bpe_dropout, seed) for t in tokenizers if bpe_dropout]

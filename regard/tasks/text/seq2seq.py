@@ -22,7 +22,6 @@ from regard.data.parallel import (
     SIDES,
     PairBatch,
     PairBatches,
-    corpus_hash,
     hash_pairs,
     learn_tokenizers,
     make_batch,
@@ -220,7 +219,7 @@ class Seq2Seq(Task[PairCodec, Generated]):
         keys = ("source", "target", "columns", "header", "valid", "test", "skip_bad")
         corpus = load_pairs(settings.data, **{key: getattr(settings, key) for key in keys})
         corpus = join_some(corpus, settings.joined) if settings.joined else corpus
-        return Data(corpus, corpus_hash(corpus), corpus.notes, corpus.split)
+        return Data(corpus, corpus.sha, corpus.notes, corpus.split)
 
     @classmethod
     def make_codec(

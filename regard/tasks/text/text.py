@@ -15,7 +15,6 @@ from regard.attention.positions import has_table
 from regard.data.denoising import CORRUPTIONS, DenoisingBatches
 from regard.data.documents import load_texts
 from regard.data.pairs import Corpus, PairReader
-from regard.data.parallel import corpus_hash
 from regard.data.table import Table
 from regard.data.tokenize import train_tokenizer
 from regard.data.tokenizer import Tokenizer
@@ -177,7 +176,7 @@ class TextToText(Seq2Seq):
             texts = load_texts(settings.data, key=settings.columns, **options)
             return Data(texts, texts.sha, texts.notes, texts.split)
         corpus = with_prefixes(super().read(settings, origin).parts, settings.prefix)
-        return Data(corpus, corpus_hash(corpus), corpus.notes, corpus.split)
+        return Data(corpus, corpus.sha, corpus.notes, corpus.split)
 
     @classmethod
     def make_codec(
