@@ -22,7 +22,7 @@ from regard.metrics.text import METRICS, answer, longest_common, normalise, roug
 from regard.models import preset
 from regard.models.transformer import PRESETS, Transformer, TransformerConfig
 from regard.tasks.frame.task import Data
-from regard.tasks.text.seq2seq import PairCodec
+from regard.tasks.text.pairs import PairCodec
 from regard.tasks.text.text import TextToText, lead, with_prefixes
 
 SENTINELS = list(range(1000, 1100))

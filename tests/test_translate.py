@@ -22,7 +22,7 @@ from regard.errors import UsageError
 from regard.files import parse_json
 from regard.layers.block import BlockConfig
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.tasks.text.seq2seq import PairCodec
+from regard.tasks.text.pairs import PairCodec
 from regard.tasks.text.translate import Translate
 
 WORDS = [

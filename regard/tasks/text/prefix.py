@@ -21,13 +21,8 @@ from regard.models import family, task_changes
 from regard.settings import setting
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.task import Data
-from regard.tasks.text.seq2seq import (
-    PairCodec,
-    PairEvalSettings,
-    PairRunSettings,
-    PairTrainSettings,
-    Seq2Seq,
-)
+from regard.tasks.text.pairs import PairCodec, PairEvalSettings, PairTrainSettings
+from regard.tasks.text.seq2seq import PairRunSettings, Seq2Seq
 
 GPTConfig, _ = family("gpt")
 

@@ -25,14 +25,8 @@ from regard.models import family
 from regard.settings import setting
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.task import Data, Learnt
-from regard.tasks.text.seq2seq import (
-    PairCodec,
-    PairEvalSettings,
-    PairLookSettings,
-    PairRunSettings,
-    PairTrainSettings,
-    Seq2Seq,
-)
+from regard.tasks.text.pairs import PairCodec, PairEvalSettings, PairTrainSettings
+from regard.tasks.text.seq2seq import PairLookSettings, PairRunSettings, Seq2Seq
 from regard.tasks.tokenizer import load_any_tokenizers, save_any_tokenizers
 
 TransformerConfig, _ = family("transformer")
