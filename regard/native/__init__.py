@@ -31,7 +31,7 @@ from torch import Tensor
 from regard.errors import UsageError
 from regard.files import alone, cache_folder, replacing, write_atomically
 from regard.native.torch_private import traced
-from regard.processor import about
+from regard.processor import cpu_description
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -171,7 +171,7 @@ def _built() -> Path:
     for part in [*sources, *sorted(HERE.glob("*.h"))]:
         key.update(part.read_bytes())
     age = os.stat(compiler).st_mtime_ns
-    told = [FLAGS, compiler, age, platform.machine(), about(), torch.__version__]
+    told = [FLAGS, compiler, age, platform.machine(), cpu_description(), torch.__version__]
     key.update(repr(told).encode())
     made = cache_folder() / f"native-{key.hexdigest()}.so"
     if not made.exists():
