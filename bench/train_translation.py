@@ -38,7 +38,7 @@ from apart import machine  # noqa: E402
 
 from regard.allocator import reuse_memory  # noqa: E402
 from regard.data.batches import Batches  # noqa: E402
-from regard.data.text import load_pairs  # noqa: E402
+from regard.data.pairs import load_pairs  # noqa: E402
 from regard.data.tokenize import Tokenizer, train_tokenizer  # noqa: E402
 from regard.layers.block import BlockConfig  # noqa: E402
 from regard.models.transformer import Transformer, TransformerConfig  # noqa: E402

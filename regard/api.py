@@ -22,22 +22,22 @@ from regard.training.plan import DURATION_KEYS
 if TYPE_CHECKING:
     from regard.costs.lectures import Lectures
     from regard.costs.report import Cost
-    from regard.examine.forecast import Examined
+    from regard.examine.doctor import Examined
     from regard.filters.program import Filtered
     from regard.lab.report import Compared
     from regard.metrics.evaluation import Evaluation
-    from regard.tasks.captions import Describer
     from regard.tasks.classifier import Classifier
-    from regard.tasks.denoiser import ImageDenoiser
     from regard.tasks.embed import Embedder
-    from regard.tasks.encoder import Encoder
     from regard.tasks.fill import Filler
-    from regard.tasks.image_classifier import ImageClassifier
     from regard.tasks.run import Report
     from regard.tasks.runners import Runner
     from regard.tasks.tagger import Tagger
     from regard.tasks.text import TextToText
     from regard.tasks.translator import Translator
+    from regard.tasks.vision.caption import WriteCaptions
+    from regard.tasks.vision.denoise import Denoise
+    from regard.tasks.vision.images import ClassifyImages
+    from regard.tasks.vision.pretrain import Pretrain
     from regard.tasks.writing import LanguageModel
 
 Place = str | Path
@@ -107,7 +107,7 @@ def load(
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["images"]
-) -> "ImageClassifier": ...
+) -> "ClassifyImages": ...
 @overload
 def load(name_or_folder: Place, /, device: str = "cpu", *, task: Literal["tag"]) -> "Tagger": ...
 @overload
@@ -119,21 +119,21 @@ def load(
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["caption"]
-) -> "Describer": ...
+) -> "WriteCaptions": ...
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["pretrain"]
-) -> "Encoder": ...
+) -> "Pretrain": ...
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["denoise"]
-) -> "ImageDenoiser": ...
+) -> "Denoise": ...
 @overload
 def load(name_or_folder: Literal["en-zh"], /, device: str = "cpu") -> "Translator": ...
 @overload
 def load(name_or_folder: Literal["shakespeare"], /, device: str = "cpu") -> "LanguageModel": ...
 @overload
-def load(name_or_folder: Literal["fashion"], /, device: str = "cpu") -> "ImageClassifier": ...
+def load(name_or_folder: Literal["fashion"], /, device: str = "cpu") -> "ClassifyImages": ...
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", task: str | None = None
@@ -316,7 +316,7 @@ def plan(name: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any], str 
 
 def stored(settings: dict[str, Any]) -> dict[str, Any]:
     """Return settings with data that lie in memory, such as lists and frames, as files."""
-    from regard.data.memory import on_disk
+    from regard.data.in_memory import on_disk
 
     found = dict(settings)
     for key in ("data", "valid", "test"):
@@ -491,12 +491,12 @@ def doctor(data: Any, /, *, quiet: bool = True, **settings: Any) -> "Examined":
     Data for any task, in files or in memory; `task=` says which, else their looks do. At most some
     thousand rows are looked at, unless full=True. Further keys: `regard doctor --help`.
     """
-    from regard.data.memory import on_disk
-    from regard.examine.forecast import DoctorSettings, examine_any
+    from regard.data.in_memory import on_disk
+    from regard.examine.doctor import DoctorSettings, examine
     from regard.settings import fill
 
-    how = fill(DoctorSettings, stored(settings))
-    return examine_any(str(resolve_data(on_disk(data))), how, quiet)
+    own = fill(DoctorSettings, stored(settings))
+    return examine(str(resolve_data(on_disk(data))), own, quiet)
 
 
 def import_model(folder: Place, /, *, out: Place | None = None, **settings: Any) -> Saved:

@@ -118,7 +118,7 @@ def kind_of(word: str) -> str:
 
 def run_path(model: Any, path: str, kind: str, call: Call, number: int) -> int:
     """Answer the lines of a file, an image or the images of a folder; return the next number."""
-    from regard.data.image import SUFFIXES
+    from regard.data.image_format import SUFFIXES
     from regard.data.lines import opened
 
     as_text = "; to answer the word itself, write it after --"
@@ -329,7 +329,7 @@ VERBS = {
             "regard doctor folder from=en to=de",
             "regard doctor reviews.csv task=classify columns=body,team",
         ),
-        ("regard.examine.forecast", "DoctorSettings"),
+        ("regard.examine.doctor", "DoctorSettings"),
     ),
     "filter": Verb(
         filter_photo,
@@ -402,14 +402,6 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "classify": (
         "regard train classify data=reviews.tsv minutes=5 out=runs/reviews",
         "regard train classify data=photos family=swin minutes=30 out=runs/photos",
-    ),
-    "caption": (
-        "regard train caption data=flickr8k init=runs/encoder minutes=60 out=runs/captions",
-        "regard train caption data=photos.tsv decoder=recurrent doubly_stochastic=1 image=96",
-    ),
-    "denoise": (
-        "regard train denoise data=photos minutes=30 out=runs/denoiser",
-        "regard train denoise data=photos size=small noise=5,55 window=8 out=runs/denoiser",
     ),
     "tag": (
         "regard train tag data=folder column=upos minutes=10 out=runs/tags",

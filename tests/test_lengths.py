@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 import regard
 import regard.recipes.ladder_multi30k as ladder
 from regard.costs.model import build
-from regard.data.text import Corpus, Pair
+from regard.data.pairs import Corpus, Pair
 from regard.data.tokenize import train_tokenizer
 from regard.errors import UsageError
 from regard.layers.block import BlockConfig

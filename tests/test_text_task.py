@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import regard
 from regard.data.corrupt import corrupt_spans, cut_texts, infill, permute_parts, restore_spans
 from regard.data.documents import load_texts
-from regard.data.text import load_pairs
+from regard.data.pairs import load_pairs
 from regard.data.tokenize import train_tokenizer
 from regard.errors import UsageError
 from regard.layers.block import BlockConfig

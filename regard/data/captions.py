@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from regard.data.image import Images
-from regard.data.labelled import find_labelled
-from regard.data.text import PairReader
+from regard.data.images import Images
+from regard.data.pairs import PairReader
+from regard.data.parts import named_files
 from regard.errors import UsageError
 
 
@@ -13,7 +14,7 @@ def captions_in(
     path: Path, part: str, columns: str | None, header: bool | None = None
 ) -> dict[str, list[str]]:
     """Read the captions of each image in a table, or in that of a part, by the path of its file."""
-    tables = find_labelled(path).get(part, []) if path.is_dir() else [path]
+    tables = named_files(path).get(part, []) if path.is_dir() else [path]
     captions: dict[str, list[str]] = {}
     for table in tables:
         for pair in PairReader(table, columns=columns, header=header):
@@ -50,3 +51,23 @@ def hashed_captions(
 ) -> list[tuple[str, list[str]]]:
     """Return the hash of each image of a part with its captions."""
     return list(zip(images.hashes, captions_of(images, captions), strict=True))
+
+
+def all_captions_of(images: Images, settings: Any) -> list[list[str]]:
+    """Return the captions of each image of a part, wherever the data of an evaluation have them."""
+    data = Path(str(settings.data))
+    home = data if data.is_dir() else data.parent
+    captions: dict[str, list[str]] = {}
+    for part in ("train", "valid", "test") if data.is_dir() else ("train",):
+        captions |= captions_in(data, part, settings.columns, settings.header)
+    for given in (settings.valid, settings.test):
+        for path in [Path(given), home / given] if given else []:
+            if path.is_file():
+                captions |= captions_in(path, "", settings.columns, settings.header)
+    mine = captions_of(images, captions)
+    if not any(map(any, mine)):
+        raise UsageError(
+            f"{data}: no captions of these images; expected a TSV of paths and captions, or a "
+            "folder with test.tsv"
+        )
+    return mine

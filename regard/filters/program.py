@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.data.image import ImageFormat
+from regard.data.image_format import ImageFormat
 from regard.errors import UsageError, lookup
 from regard.files import write_atomically
 from regard.filters import FILTERS, WEIGHTS
@@ -248,7 +248,7 @@ def _check_cost(name: str, image: Tensor, own: dict[str, Any]) -> None:
 
 
 def _draw_weights(name: str, image: Tensor, own: dict[str, Any], settings: Any, title: str) -> None:
-    from regard.viewer.gallery import draw_gallery  # matplotlib takes a while to import
+    from regard.viewer.panels import draw_gallery  # matplotlib takes a while to import
 
     if name not in WEIGHTS:
         raise UsageError(
@@ -294,8 +294,7 @@ def _image_panel(image: Tensor, at: Pixel, box: Crop, caption: str = "the image 
 
 def _weights_panel(weights: Tensor, box: Crop, caption: str):
     """Return the panel of the weights in a crop."""
-    from regard.viewer.gallery import heat_map
-    from regard.viewer.panels import Panel
+    from regard.viewer.panels import Panel, heat_map
 
     shown = heat_map(weights[box].numpy())
     top = float(weights.max())
@@ -329,8 +328,7 @@ def settings_for(noise: float, channels: int = 1) -> dict[str, tuple[str, dict[s
 
 def _compare(image: Tensor, settings: FilterCompareSettings, title: str, quiet: bool) -> Scores:
     """Draw a photo with added noise, and the output of each filter."""
-    from regard.viewer.gallery import draw_gallery
-    from regard.viewer.panels import Panel
+    from regard.viewer.panels import Panel, draw_gallery
 
     assert settings.out is not None
     clean, scale = shrink(image, settings.size)
@@ -363,8 +361,7 @@ def _compare(image: Tensor, settings: FilterCompareSettings, title: str, quiet: 
 
 def _grid(image: Tensor, settings: FilterGridSettings, title: str, quiet: bool) -> Scores:
     """Draw the bilateral filter over a grid of both sigmas, with the weights of one pixel."""
-    from regard.viewer.gallery import draw_gallery
-    from regard.viewer.panels import Panel
+    from regard.viewer.panels import Panel, draw_gallery
 
     assert settings.out is not None
     small, scale = shrink(image, settings.size)

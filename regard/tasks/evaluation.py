@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from regard.data.text import Corpus, load_pairs
+from regard.data.pairs import Corpus, load_pairs
 from regard.errors import UsageError, log
 from regard.metrics.bleu import bleu_metric, tokenise_for
 from regard.metrics.evaluation import Evaluation, made_here, write_outputs

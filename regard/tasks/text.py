@@ -17,9 +17,9 @@ from regard.attention.positions import has_table
 from regard.data.batches import Batches
 from regard.data.corrupt import corrupt_spans, cut_texts, infill, permute_parts
 from regard.data.documents import Texts, load_texts
+from regard.data.pairs import Corpus, PairReader
 from regard.data.store import Store, build_store, store_key
 from regard.data.table import Table
-from regard.data.text import Corpus, PairReader
 from regard.data.tokenize import train_tokenizer
 from regard.decode import search
 from regard.errors import UsageError, log, lookup

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from regard.attention.positions import has_table
 from regard.data.batches import Batches, pad
+from regard.data.pairs import Corpus, Pair, load_pairs
 from regard.data.store import Store, build_store, store_key
-from regard.data.text import Corpus, Pair, load_pairs
 from regard.data.tokenize import Tokenizer, train_tokenizer
 from regard.errors import UsageError, lookup
 from regard.files import cache_folder

@@ -1,17 +1,22 @@
-"""CIDEr-D: consensus of a caption with several reference captions (Vedantam et al. 2015)."""
+"""Scores of captions with several references each: BLEU-1 to 4, chrF and CIDEr-D."""
 
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
+from sacrebleu.metrics.chrf import CHRF
 
 from regard.errors import UsageError
+from regard.metrics.bleu import bleu_metric, compare
+from regard.metrics.score import Comparison, Score, compare_means
 from regard.metrics.text import words
 
 MAX_ORDER = 4  # of n-grams
 SIGMA = 6.0  # of the length penalty, in words
-SIGNATURE = f"n:{MAX_ORDER}|sigma:{SIGMA:g}|case:lc|tok:letters and digits|idf:these references"
+CIDER = f"n:{MAX_ORDER}|sigma:{SIGMA:g}|case:lc|tok:letters and digits|idf:these references"
 
 Ngram = tuple[str, ...]
 
@@ -40,6 +45,8 @@ def clipped_cosine(ours: dict[Ngram, float], theirs: dict[Ngram, float]) -> floa
 def cider(outputs: Sequence[str], references: Sequence[Sequence[str]]) -> np.ndarray:
     """Return the CIDEr-D of each output against the references of its image, 0 to 1000.
 
+    Vedantam, Zitnick and Parikh 2015.
+
     10 mean over n of mean over references of exp(-(l - l')^2 / 2 sigma^2) min(g, g') g' / |g||g'|,
     in percent. g counts n-grams, times log(images / images whose references have it).
     """
@@ -64,3 +71,48 @@ def cider(outputs: Sequence[str], references: Sequence[Sequence[str]]) -> np.nda
             total += penalty * sum(map(clipped_cosine, ours, theirs)) / MAX_ORDER
         scores.append(100 * 10 * total / len(several))
     return np.array(scores)
+
+
+def references_of(captions: Sequence[Sequence[str]]) -> list[list[str | None]]:
+    """Lay the captions of each image out as sacreBLEU wants them: first ones, second ones, ..."""
+    most = max(map(len, captions))
+    return [[some[n] if n < len(some) else None for some in captions] for n in range(most)]
+
+
+def caption_scores(
+    outputs: Sequence[str],
+    captions: Sequence[Sequence[str]],
+    tokenise: str | None = None,
+    lowercase: bool = True,
+) -> list[Score]:
+    """Return BLEU of runs of up to 1, 2, 3 and 4 words, chrF and CIDEr-D."""
+    references: Any = references_of(captions)
+    metrics: dict[str, Any] = {
+        f"BLEU-{order}": bleu_metric("en", tokenise, lowercase, order, force=True)
+        for order in range(1, 5)
+    }
+    metrics["chrF2"] = CHRF(lowercase=lowercase)
+    scores = [
+        Score(
+            name, metric.corpus_score(list(outputs), references).score, str(metric.get_signature())
+        )
+        for name, metric in metrics.items()
+    ]
+    signature = f"nrefs:{len(references)}|{CIDER}"
+    return [*scores, Score("CIDEr-D", float(cider(outputs, captions).mean()), signature)]
+
+
+def compare_captions(
+    ours: Sequence[str],
+    theirs: Sequence[str],
+    captions: Sequence[Sequence[str]],
+    settings: Any,
+) -> list[Comparison]:
+    """Compare two systems by paired bootstrap resampling (Koehn 2004)."""
+    references: Any = references_of(captions)
+    options: dict[str, Any] = {"tokenise": settings.tokenise, "lowercase": settings.lowercase}
+    rows = compare(ours, theirs, references, "en", samples=settings.samples, **options)
+    rows = [replace(one, name="BLEU-4") if one.name == "BLEU" else one for one in rows]
+    mine, other = ({"CIDEr-D": cider(outputs, captions)} for outputs in (ours, theirs))
+    more = f"nrefs:{len(references)}|{CIDER}"
+    return rows + compare_means(mine, other, settings.samples, more, "images")
