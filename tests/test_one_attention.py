@@ -39,7 +39,7 @@ EXPONENTIALS = {
     "filters/diffusion.py:<module>": "weights by the difference of neighbours, a diffusion",
     "filters/pixels.py:exp_weights": "windowed filters: see regard/attention/kernels.py",
     "filters/gaussian.py:gaussian": "weights by place alone, a convolution",
-    "filters/nonlocal_means.py:_round": "weights by place alone, of the pixels of a patch",
+    "filters/nonlocal_means.py:_gaussian": "weights by place alone, of the pixels of a patch",
     "filters/texture.py:_grow": "weights by place alone, of the pixels of a patch",
     "models/clip.py:compare": "a temperature that is learned as a logarithm",
     "models/contrast.py:compare": "a temperature that is learned as a logarithm",
