@@ -14,7 +14,7 @@ from regard.data.split import Split
 from regard.errors import UsageError, nearest
 from regard.files import read_json
 from regard.models.folder import WEIGHTS, load_folder
-from regard.recipes import RECIPES, data_folder, found_data, recipe
+from regard.recipes import RECIPES, data_folder, recipe, resolve_data
 from regard.results import Named
 from regard.tasks import TASKS, runner, task_for, trainer
 from regard.training.plan import DURATION_KEYS
@@ -300,16 +300,16 @@ def plan(name: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any], str 
     """Return the task to train, all settings, and the recipe that is followed, if one is."""
     values = stored(settings)
     if values.get("data"):
-        values["data"] = found_data(values["data"])
+        values["data"] = resolve_data(values["data"])
     if values.get("init"):
         values["init"] = str(find_model(values["init"]))
     task = task_of(name)
     if name not in RECIPES:
         return task_for(task, values), values, None
     found = recipe(name)
-    rows = getattr(found, "ROWS", {})
+    variants = getattr(found, "VARIANTS", {})
     like = str(values.get("like") or found.SETTINGS.get("like"))
-    values = {**found.SETTINGS, **rows.get(like, {}), **values}
+    values = {**found.SETTINGS, **variants.get(like, {}), **values}
     if any(settings.get(key) is not None for key in DURATION_KEYS):
         # another length than the recipe's has its own of all that follows from the length
         follows = (*DURATION_KEYS, "warmup", "valid_every")
@@ -361,7 +361,7 @@ def evaluate(
     settings |= given(data=data, part=part, outputs=outputs)
     folder = find_model(model) if isinstance(model, str | Path) else None
     settings = stored(settings)
-    sets = {key: found_data(settings[key]) for key in ("data", "filters") if key in settings}
+    sets = {key: resolve_data(settings[key]) for key in ("data", "filters") if key in settings}
     settings |= sets
     loaded: Any = load(folder, task=task) if folder is not None else model
     other = against
@@ -503,7 +503,7 @@ def doctor(data: Any, /, *, quiet: bool = True, **settings: Any) -> "Examined":
     from regard.settings import fill
 
     own = fill(DoctorSettings, stored(settings))
-    return examine(str(found_data(on_disk(data))), own, quiet)
+    return examine(str(resolve_data(on_disk(data))), own, quiet)
 
 
 def import_model(folder: Place, /, *, out: Place | None = None, **settings: Any) -> Saved:

@@ -13,7 +13,7 @@ import regard
 from regard.errors import UsageError
 from regard.metrics import baselines as baseline
 from regard.metrics.baselines import COMMONEST, FILE, Baselines, bigram_gain, downsample
-from regard.metrics.labels import ones
+from regard.metrics.labels import one_hot
 from regard.tasks.text.classify import Classify
 from regard.tasks.text.few_texts import BAG_OF_WORDS, WORD_ORDER, few_text_settings
 from regard.tasks.vision.distillation import soft_loss
@@ -55,8 +55,8 @@ def test_naive_bayes_is_that_of_the_textbook():
     texts, numbers = [], chance.integers(0, 3, 120)
     for n in numbers:
         texts.append(" ".join(words[int(i)] for i in (chance.integers(0, 14, 6) + 10 * n) % 30))
-    learnt = Baselines.fit(BAYES, texts[:80], ones(numbers[:80], 3))
-    scores = learnt.scores(texts[80:], ones(numbers[80:], 3))
+    learnt = Baselines.fit(BAYES, texts[:80], one_hot(numbers[:80], 3))
+    scores = learnt.scores(texts[80:], one_hot(numbers[80:], 3))
     answers = np.array(by_hand(texts[:80], numbers[:80], 3, texts[80:]))
     assert scores[BAYES]["accuracy"] == pytest.approx(100 * (answers == numbers[80:]).mean())
     assert scores[BAYES]["accuracy"] > scores[COMMONEST]["accuracy"]
@@ -67,8 +67,8 @@ def test_naive_bayes_is_that_of_the_textbook():
 def test_the_commonest_tag_of_a_word_and_of_rare_words():
     words = ["the", "dog", "the", "cat", "run", "run", "run", "fox", "a"]
     tags = np.array([0, 1, 0, 1, 1, 2, 2, 1, 0])
-    learnt = Baselines.fit(USUAL, words, ones(tags, 3))
-    scores = learnt.scores(["the", "run", "unheard"], ones([0, 2, 1], 3))
+    learnt = Baselines.fit(USUAL, words, one_hot(tags, 3))
+    scores = learnt.scores(["the", "run", "unheard"], one_hot([0, 2, 1], 3))
     assert scores[USUAL]["accuracy"] == 100
     assert scores[COMMONEST]["accuracy"] == pytest.approx(100 / 3)
 
@@ -82,8 +82,8 @@ def test_the_nearest_mean_image():
     assert vectors.shape == (60, 3 * 16 * 16) and 0 <= vectors.min() < vectors.max() <= 1
     whole = downsample(np.full((1, 1, 20, 20), 255, np.uint8))
     assert np.allclose(whole, 1)
-    learnt = Baselines.fit(NEAREST, vectors[:40], ones(numbers[:40], 2))
-    assert learnt.scores(vectors[40:], ones(numbers[40:], 2))[NEAREST]["accuracy"] == 100
+    learnt = Baselines.fit(NEAREST, vectors[:40], one_hot(numbers[:40], 2))
+    assert learnt.scores(vectors[40:], one_hot(numbers[40:], 2))[NEAREST]["accuracy"] == 100
 
 
 def test_several_labels_have_the_commonest_answer():
@@ -97,11 +97,13 @@ def test_several_labels_have_the_commonest_answer():
 @pytest.mark.parametrize("kind", [*baseline.BASELINES, ""])
 def test_baselines_are_read_as_they_were_written(tmp_path, kind):
     inputs = {NEAREST: downsample(np.zeros((2, 1, 4, 4), np.uint8))}.get(kind, ["so", "not so"])
-    learnt = Baselines.fit(kind, inputs, ones([0, 1], 2)) if kind else Baselines(np.ones(2, bool))
+    learnt = (
+        Baselines.fit(kind, inputs, one_hot([0, 1], 2)) if kind else Baselines(np.ones(2, bool))
+    )
     learnt.save(tmp_path)
     again = Baselines.load(tmp_path, 2)
     assert again is not None
-    assert again.scores(inputs, ones([0, 1], 2)) == learnt.scores(inputs, ones([0, 1], 2))
+    assert again.scores(inputs, one_hot([0, 1], 2)) == learnt.scores(inputs, one_hot([0, 1], 2))
     with pytest.raises(UsageError, match="not the baselines of 3 labels; remove it"):
         Baselines.load(tmp_path, 3)
     (tmp_path / FILE).write_bytes(b"\x08\0\0\0\0\0\0\0{]      ")

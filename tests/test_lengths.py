@@ -279,7 +279,7 @@ def test_a_curve_has_the_scores_of_its_model(tmp_path: Path, monkeypatch):
 
 def test_the_three_of_the_recipe_have_about_as_many_parameters():
     counts = {}
-    for like in ladder.ROWS:
+    for like in ladder.VARIANTS:
         _, values, _ = regard.api.plan("ladder_multi30k", {"like": like, "data": "x"})
         settings = Translate.resolve(values)
         assert settings.joined == 80 and settings.minutes == 45

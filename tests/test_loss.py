@@ -71,7 +71,7 @@ def test_equals_cross_entropy(monkeypatch, rows, chunk, smoothing, bias):
 
 
 def test_more_rows_than_a_chunk_and_another_word_for_padding():
-    hidden, weight, bent, targets = numbers(2 * losses.ROWS + 5, 17)
+    hidden, weight, bent, targets = numbers(2 * losses.CHUNK + 5, 17)
     ours, theirs = (
         gradients(
             lambda h, w, b, f=function: f(h, w, targets, bias=b, smoothing=0.1, ignore=3),

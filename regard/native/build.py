@@ -20,7 +20,7 @@ import torch
 
 from regard.errors import UsageError
 from regard.files import alone, cache_folder, make_folder, replacing, write_atomically
-from regard.processor import about
+from regard.processor import cpu_description
 
 HERE = Path(__file__).resolve().parent
 COMPILERS = ("gcc", "cc", "clang")
@@ -125,8 +125,8 @@ def built() -> Path:
     for part in [*sources, *sorted(HERE.glob("*.h"))]:
         key.update(part.read_bytes())
     age = os.stat(compiler).st_mtime_ns
-    linked = _libraries()
-    made_by = [FLAGS, compiler, age, platform.machine(), about(), torch.__version__, linked]
+    made_by = [FLAGS, compiler, age, platform.machine(), cpu_description(), torch.__version__]
+    made_by += _libraries()
     key.update(repr(made_by).encode())
     made = cache_folder() / f"native-{key.hexdigest()}.so"
     make_folder(made.parent)

@@ -13,7 +13,18 @@ CHUNK = 512  # rows of logits held at once: small enough to stay in the processo
 ROWS = CHUNK  # an older name
 
 
-class _LinearCrossEntropy(torch.autograd.Function):
+class _GradientsInForward(torch.autograd.Function):
+    """A loss whose forward saves the gradients of its tensors; three other arguments have none."""
+
+    @staticmethod
+    def backward(ctx, *grad_outputs):  # noqa: D102
+        (grad,) = grad_outputs
+        # each is handed on once, so that scaling may happen in place
+        grads = [None if g is None else g.mul_(grad) for g in ctx.saved_tensors]
+        return *grads, None, None, None
+
+
+class _LinearCrossEntropy(_GradientsInForward):
     """Cross-entropy of h W' + b with label smoothing; forward computes the gradients as well.
 
     With E = exp(logits - max) and s its row sums, the gradient by the logits is
@@ -63,13 +74,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ctx.save_for_backward(grad_h, grad_w, grad_b)
         return losses.masked_fill_(~real, 0.0).sum()
 
-    @staticmethod
-    def backward(ctx, *grad_outputs):  # noqa: D102
-        (grad,) = grad_outputs
-        # each is handed on once, so that scaling may happen in place
-        grads = [None if g is None else g.mul_(grad) for g in ctx.saved_tensors]
-        return *grads, None, None, None
-
 
 def linear_cross_entropy(
     hidden: Tensor,
@@ -109,7 +113,7 @@ def reference_cross_entropy(
     )
 
 
-class _RDropLoss(torch.autograd.Function):
+class _RDropLoss(_GradientsInForward):
     """Cross-entropy of two passes with dropout, and the symmetric KL divergence between them.
 
     For p and q the two distributions, the loss is the mean of both cross-entropies plus
@@ -157,12 +161,6 @@ class _RDropLoss(torch.autograd.Function):
             total += add(slice(start, min(rows, start + CHUNK)))
         ctx.save_for_backward(*grads, grad_w, grad_b)
         return total
-
-    @staticmethod
-    def backward(ctx, *grad_outputs):  # noqa: D102
-        (grad,) = grad_outputs
-        grads = [None if g is None else g.mul_(grad) for g in ctx.saved_tensors]
-        return *grads, None, None, None
 
 
 def r_drop_loss(

@@ -17,7 +17,7 @@ from regard.data.labels import label_list, saved_labels
 from regard.errors import UsageError, lookup
 from regard.files import sha256
 from regard.metrics.baselines import Baselines
-from regard.metrics.labels import count, log_loss, macro_f1, ones
+from regard.metrics.labels import count, log_loss, macro_f1, one_hot
 from regard.models import task_changes
 from regard.settings import setting
 from regard.tasks.frame.origin import Origin
@@ -105,7 +105,7 @@ def learn_baselines(train: Images, labels: int) -> Baselines:
     """Learn the nearest-mean baseline from some of the images."""
     rows = np.linspace(0, len(train) - 1, min(len(train), BASELINE_IMAGES)).astype(np.int64)
     some = train.pick(rows)
-    targets = ones(some.labels.numpy(), labels)
+    targets = one_hot(some.labels.numpy(), labels)
     return Baselines.learn("the nearest mean image", shrunk(some), targets)
 
 
@@ -198,8 +198,8 @@ class ClassifyImages(ImageLabeller):
         """Return loss, accuracy and macro F1 on the validation part."""
         valid: Images = data.parts.parts["valid"]
         probs = self.probabilities_of(valid, RunImages(batch=256))
-        targets = ones(valid.labels.numpy(), len(self.labels))
-        predictions = ones(probs.argmax(1), len(self.labels))
+        targets = one_hot(valid.labels.numpy(), len(self.labels))
+        predictions = one_hot(probs.argmax(1), len(self.labels))
         accuracy = 100 * float((targets & predictions).any(1).mean())
         f1 = macro_f1(count(targets, predictions))
         better = accuracy if self.weights is None else f1

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from regard.data.images import Images
 from regard.errors import UsageError
-from regard.metrics.baselines import small
-from regard.metrics.labels import LabelEvaluation, LabelResults, ones, top_k
+from regard.metrics.baselines import downsample
+from regard.metrics.labels import LabelEvaluation, LabelResults, one_hot, top_k
 from regard.settings import setting
 from regard.tasks.frame.answers import Classified
 from regard.tasks.frame.settings import derived
@@ -41,7 +41,7 @@ class EvalImages(derived("EvalImages", ImageEvalSettings, RunImages)):
 def shrunk(images: Images) -> np.ndarray:
     """Return images as the nearest-mean baseline reads them."""
     parts = np.array_split(np.arange(len(images)), -(-len(images) // 256))
-    return np.concatenate([small(images.read(part).numpy()) for part in parts])
+    return np.concatenate([downsample(images.read(part).numpy()) for part in parts])
 
 
 class ImageLabeller(ImageTask[Classified]):
@@ -58,7 +58,7 @@ class ImageLabeller(ImageTask[Classified]):
     def baseline_scores(self, images: Images) -> dict[str, dict[str, float]]:
         """Return the scores of the commonest label and the nearest mean image."""
         learnt = self.codec.baselines
-        targets = ones(images.labels.numpy(), len(self.labels))
+        targets = one_hot(images.labels.numpy(), len(self.labels))
         return {} if learnt is None else learnt.scores(shrunk(images), targets)
 
     def check_run(self, settings: Any) -> Any:
