@@ -16,7 +16,7 @@ from regard.examine.report import DataReport, Finding
 from regard.examine.rows import examine_rows, examine_texts
 from regard.settings import setting
 
-MOST = 20_000  # rows of a part that are looked at, unless all are asked for
+MOST = 10_000  # rows of a part that are looked at, unless all are asked for
 MOST_IMAGES = 500
 SIZES = ("tiny", "small", "base", "big")
 
