@@ -17,6 +17,7 @@ from regard.examine.rows import examine_rows, examine_texts
 from regard.settings import setting
 
 MOST = 10_000  # rows of a part that are looked at, unless all are asked for
+MOST_SENTENCES = 3000  # with a tag for each word
 MOST_IMAGES = 500
 SIZES = ("tiny", "small", "base", "big")
 
@@ -65,14 +66,15 @@ def _look_at_pairs(
 def _look_at_rows(
     task: str, data: str, settings: DoctorSettings, most: int | None, given: dict[str, Any]
 ) -> DataReport:
-    columns, reader = settings.columns, None
+    columns = settings.columns
     if task == "tag":
         column = columns if columns and "," not in columns else None
         format = SentenceFormat(column, skip_bad=True, columns=None if column else columns)
         reader = SentenceReader(format)
+        reader.most = most and MOST_SENTENCES
     else:
         reader = ExampleReader(ExampleFormat(columns, skip_bad=True, header=settings.header))
-    reader.most = most
+        reader.most = most
     return examine_rows(data, reader, valid=settings.valid, test=settings.test)
 
 
