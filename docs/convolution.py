@@ -14,8 +14,7 @@ from PIL import Image
 import regard
 from regard.files import write_atomically
 from regard.recipes import data_folder
-from regard.viewer.gallery import draw_gallery, heat_map
-from regard.viewer.panels import Panel
+from regard.viewer.panels import Panel, draw_gallery, heat_map
 from regard.viewer.placement import grid_weights
 
 HERE = Path(__file__).resolve().parent

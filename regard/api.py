@@ -17,7 +17,7 @@ from regard.models.folder import WEIGHTS, load_folder
 from regard.recipes import RECIPES, data_folder, found_data, recipe
 from regard.results import Named
 from regard.tasks import TASKS, runner, task_for, trainer
-from regard.training.plan import LENGTHS
+from regard.training.plan import DURATION_KEYS
 
 if TYPE_CHECKING:
     from regard.costs.lectures import Lectures
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from regard.filters.program import Filtered
     from regard.lab.report import Compared
     from regard.metrics.evaluation import Evaluation
-    from regard.tasks.captions import Describer
     from regard.tasks.classifier import Classifier
-    from regard.tasks.denoiser import ImageDenoiser
     from regard.tasks.embed import Embedder
-    from regard.tasks.encoder import Encoder
     from regard.tasks.fill import Filler
-    from regard.tasks.image_classifier import ImageClassifier
     from regard.tasks.run import Report
     from regard.tasks.runners import Runner
     from regard.tasks.tagger import Tagger
     from regard.tasks.text import TextToText
     from regard.tasks.translator import Translator
+    from regard.tasks.vision.caption import WriteCaptions
+    from regard.tasks.vision.denoise import Denoise
+    from regard.tasks.vision.images import ClassifyImages
+    from regard.tasks.vision.pretrain import Pretrain
     from regard.tasks.writing import LanguageModel
 
 Place = str | Path
@@ -107,7 +107,7 @@ def load(
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["images"]
-) -> "ImageClassifier": ...
+) -> "ClassifyImages": ...
 @overload
 def load(name_or_folder: Place, /, device: str = "cpu", *, task: Literal["tag"]) -> "Tagger": ...
 @overload
@@ -119,21 +119,21 @@ def load(
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["caption"]
-) -> "Describer": ...
+) -> "WriteCaptions": ...
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["pretrain"]
-) -> "Encoder": ...
+) -> "Pretrain": ...
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["denoise"]
-) -> "ImageDenoiser": ...
+) -> "Denoise": ...
 @overload
 def load(name_or_folder: Literal["en-zh"], /, device: str = "cpu") -> "Translator": ...
 @overload
 def load(name_or_folder: Literal["shakespeare"], /, device: str = "cpu") -> "LanguageModel": ...
 @overload
-def load(name_or_folder: Literal["fashion"], /, device: str = "cpu") -> "ImageClassifier": ...
+def load(name_or_folder: Literal["fashion"], /, device: str = "cpu") -> "ClassifyImages": ...
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", task: str | None = None
@@ -305,9 +305,9 @@ def plan(name: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any], str 
     rows = getattr(found, "ROWS", {})
     like = str(values.get("like") or found.SETTINGS.get("like"))
     values = {**found.SETTINGS, **rows.get(like, {}), **values}
-    if any(settings.get(key) is not None for key in LENGTHS):
+    if any(settings.get(key) is not None for key in DURATION_KEYS):
         # another length than the recipe's has its own of all that follows from the length
-        follows = (*LENGTHS, "warmup", "valid_every")
+        follows = (*DURATION_KEYS, "warmup", "valid_every")
         values = {k: v for k, v in values.items() if k not in follows or k in settings}
     values["data"] = values.get("data") or data_folder(found.DATA)
     values.setdefault("out", f"runs/{name}")

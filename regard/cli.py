@@ -403,14 +403,6 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "regard train classify data=reviews.tsv minutes=5 out=runs/reviews",
         "regard train classify data=photos family=swin minutes=30 out=runs/photos",
     ),
-    "caption": (
-        "regard train caption data=flickr8k init=runs/encoder minutes=60 out=runs/captions",
-        "regard train caption data=photos.tsv decoder=recurrent doubly_stochastic=1 image=96",
-    ),
-    "denoise": (
-        "regard train denoise data=photos minutes=30 out=runs/denoiser",
-        "regard train denoise data=photos size=small noise=5,55 window=8 out=runs/denoiser",
-    ),
     "tag": (
         "regard train tag data=folder column=upos minutes=10 out=runs/tags",
         "regard train tag data=train.conllu features=affixes size=small",

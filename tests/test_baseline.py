@@ -12,13 +12,13 @@ from PIL import Image
 import regard
 from regard.errors import UsageError
 from regard.metrics import baselines as baseline
-from regard.metrics.baselines import COMMONEST, FILE, Baselines, small, worth_of_order
+from regard.metrics.baselines import COMMONEST, FILE, Baselines, bigram_gain, downsample
 from regard.metrics.labels import ones
 from regard.tasks.classify import BAG, ORDER, of_texts, suited
 from regard.tasks.labelling import WAYS, label_loss, uneven, weigh
 from regard.tasks.vision.distillation import soft_loss
 
-BAYES, USUAL, NEAREST = baseline.KINDS
+BAYES, USUAL, NEAREST = baseline.BASELINES
 
 
 def by_hand(texts, numbers, labels, asked):
@@ -49,7 +49,7 @@ def test_naive_bayes_is_that_of_the_textbook():
     texts, numbers = [], chance.integers(0, 3, 120)
     for n in numbers:
         texts.append(" ".join(words[int(i)] for i in (chance.integers(0, 14, 6) + 10 * n) % 30))
-    learnt = Baselines.learn(BAYES, texts[:80], ones(numbers[:80], 3))
+    learnt = Baselines.fit(BAYES, texts[:80], ones(numbers[:80], 3))
     scores = learnt.scores(texts[80:], ones(numbers[80:], 3))
     answers = np.array(by_hand(texts[:80], numbers[:80], 3, texts[80:]))
     assert scores[BAYES]["accuracy"] == pytest.approx(100 * (answers == numbers[80:]).mean())
@@ -61,7 +61,7 @@ def test_naive_bayes_is_that_of_the_textbook():
 def test_the_commonest_tag_of_a_word_and_of_rare_words():
     words = ["the", "dog", "the", "cat", "run", "run", "run", "fox", "a"]
     tags = np.array([0, 1, 0, 1, 1, 2, 2, 1, 0])
-    learnt = Baselines.learn(USUAL, words, ones(tags, 3))
+    learnt = Baselines.fit(USUAL, words, ones(tags, 3))
     scores = learnt.scores(["the", "run", "unheard"], ones([0, 2, 1], 3))
     assert scores[USUAL]["accuracy"] == 100
     assert scores[COMMONEST]["accuracy"] == pytest.approx(100 / 3)
@@ -72,26 +72,26 @@ def test_the_nearest_mean_image():
     numbers = chance.integers(0, 2, 60)
     images = chance.integers(0, 60, (60, 3, 20, 20)).astype(np.uint8)
     images[numbers == 1, :, :, 10:] += 100
-    vectors = small(images)
+    vectors = downsample(images)
     assert vectors.shape == (60, 3 * 16 * 16) and 0 <= vectors.min() < vectors.max() <= 1
-    whole = small(np.full((1, 1, 20, 20), 255, np.uint8))
+    whole = downsample(np.full((1, 1, 20, 20), 255, np.uint8))
     assert np.allclose(whole, 1)
-    learnt = Baselines.learn(NEAREST, vectors[:40], ones(numbers[:40], 2))
+    learnt = Baselines.fit(NEAREST, vectors[:40], ones(numbers[:40], 2))
     assert learnt.scores(vectors[40:], ones(numbers[40:], 2))[NEAREST]["accuracy"] == 100
 
 
 def test_several_labels_have_the_commonest_answer():
     wanted = np.array([[1, 1, 0], [1, 1, 0], [0, 0, 1]], dtype=bool)
-    learnt = Baselines.learn(BAYES, ["a", "b", "c"], wanted)
+    learnt = Baselines.fit(BAYES, ["a", "b", "c"], wanted)
     scores = learnt.scores(["a", "b", "c"], wanted)
     assert list(scores) == [COMMONEST]
     assert scores[COMMONEST]["accuracy"] == pytest.approx(200 / 3)
 
 
-@pytest.mark.parametrize("kind", [*baseline.KINDS, ""])
+@pytest.mark.parametrize("kind", [*baseline.BASELINES, ""])
 def test_baselines_are_read_as_they_were_written(tmp_path, kind):
-    inputs = {NEAREST: small(np.zeros((2, 1, 4, 4), np.uint8))}.get(kind, ["so", "not so"])
-    learnt = Baselines.learn(kind, inputs, ones([0, 1], 2)) if kind else Baselines(np.ones(2, bool))
+    inputs = {NEAREST: downsample(np.zeros((2, 1, 4, 4), np.uint8))}.get(kind, ["so", "not so"])
+    learnt = Baselines.fit(kind, inputs, ones([0, 1], 2)) if kind else Baselines(np.ones(2, bool))
     learnt.save(tmp_path)
     again = Baselines.load(tmp_path, 2)
     assert again is not None
@@ -243,8 +243,8 @@ RIGHT = {"bag": np.array([0, 0, 1, 1] * 30), "order": np.array([0, 1, 0, 1] * 30
 
 
 def test_what_order_is_worth_is_seen_in_naive_bayes():
-    assert worth_of_order(BAGS, RIGHT["bag"], 2) == 0
-    assert worth_of_order(ORDERS, RIGHT["order"], 2) > 40
+    assert bigram_gain(BAGS, RIGHT["bag"], 2) == 0
+    assert bigram_gain(ORDERS, RIGHT["order"], 2) > 40
 
 
 def test_defaults_follow_the_texts():

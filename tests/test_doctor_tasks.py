@@ -9,8 +9,10 @@ import pytest
 from PIL import Image
 
 import regard
+from regard import native
 from regard.cli import main
 from regard.errors import UsageError
+from regard.examine import forecast
 from regard.examine.guess import guess_task
 
 UPOS = ("NOUN", "VERB")
@@ -102,6 +104,19 @@ def test_no_forecast_where_nothing_can_be_trained(tmp_path: Path, capsys):
     path.write_text("text,label\n" + "".join(f"row {i},same\n" for i in range(30)))
     found = regard.doctor(str(path))
     assert found.forecast is None and "only the label 'same'" in str(found)
+
+
+def test_why_kernels_are_off_is_told(tmp_path: Path, capsys, monkeypatch):
+    path = tmp_path / "a.csv"
+    path.write_text("text,label\n")
+    status = native.Status(False, "there is no C compiler")
+    monkeypatch.setattr(forecast, "status", lambda: status)
+    assert main(["doctor", str(path), "task=classify"]) == 1
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "C kernels: off, PyTorch computes instead: there is no C compiler"
+    assert main(["doctor", str(path), "task=classify", "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)["kernels"]
+    assert told == {"enabled": False, "reason": "there is no C compiler"}
 
 
 def test_faults_of_rows_with_labels(tmp_path: Path):

@@ -26,11 +26,11 @@ from regard.api import task_of
 from regard.cli import EXAMPLES, main
 from regard.data.image_format import ImageFormat
 from regard.data.images import load_images
+from regard.metrics.labels import top_k
 from regard.models import MODELS, family, preset
 from regard.recipes import RECIPES, recipe
 from regard.settings import describe, parse
 from regard.tasks import TASKS, train_settings
-from regard.tasks.frame.labels import top_score
 from regard.tasks.frame.origin import Origin
 from regard.tasks.vision.distillation import DISTILS, Teacher, soft_loss, two_heads
 from regard.tasks.vision.images import ClassifyImages, ImageBatches
@@ -398,7 +398,7 @@ def test_the_right_label_is_counted_among_the_five_likeliest():
         w in sorted(range(9), key=lambda i: -row[i])[:5]
         for row, w in zip(chances, wanted, strict=True)
     )
-    assert top_score(wanted, chances, "images").value == pytest.approx(100 * loop / 50)
+    assert top_k(wanted, chances, 5, "images").value == pytest.approx(100 * loop / 50)
 
 
 def test_judging_names_the_errors_and_compares_two(data, trained, tmp_path):

@@ -16,8 +16,8 @@ from regard.attention.kernels import KERNELS, Problem
 from regard.attention.masks import Causal, Sliding
 from regard.attention.scores import Dot
 from regard.filters.bilateral import bilateral
-from regard.filters.frame import places
-from regard.filters.nonlocal_means import nonlocal_means, patch_score
+from regard.filters.nonlocal_means import PatchScore, nonlocal_means
+from regard.filters.pixels import pixel_coordinates
 from regard.processor import half_precision
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 4e-2}
@@ -145,14 +145,14 @@ def test_windowed_filters_equal_the_loop(filter: str, data):
     high, wide = data.draw(st.integers(1, 7)), data.draw(st.integers(1, 7))
     channels, radius = data.draw(st.integers(1, 3)), data.draw(st.integers(0, 4))
     image = randn(1, channels, high, wide, seed=data.draw(st.integers(0, 999))).sigmoid()
-    at = places(image)
+    at = pixel_coordinates(image)
     if filter == "bilateral":
         out = bilateral(image, sigma_s=1.5, sigma_r=0.3, window=2 * radius + 1)
         k = torch.cat([at / 1.5, image[0].flatten(1).mT / 0.3], 1)
         formula = lambda q, k: -((q - k) ** 2).sum(-1) / 2  # noqa: E731
     else:
         out = nonlocal_means(image, h=0.3, patch=3, window=2 * radius + 1)
-        k = patch_score(image, 0.3, 3, "squared", "flat", 0.0)[1][0]
+        k = PatchScore(0.3, 3).keys(image)[0]
         formula = lambda q, k: -((q - k) ** 2).sum(-1) / 0.3**2  # noqa: E731
     allowed: Allowed = lambda b, i, j: bool((at[i] - at[j]).abs().max() <= radius)  # noqa: E731
     v = image[0].flatten(1).mT

@@ -21,14 +21,14 @@ from regard.metrics.bleu import bleu_metric
 from regard.metrics.interval import Interval
 from regard.metrics.lengths import (
     FEW,
-    Graded,
+    BleuInterval,
+    LengthGroup,
     Lengths,
-    Row,
+    add_joined,
     by_length,
     count_words,
     groups,
     join_pairs,
-    join_some,
     short_names,
 )
 from regard.models import preset_names
@@ -90,11 +90,11 @@ def test_joined_chinese_has_no_spaces():
 
 def test_training_learns_from_joined_pairs_too():
     corpus = Corpus({"train": PAIRS * 20, "valid": PAIRS}, "en", "de")
-    longer = join_some(corpus, 40)
+    longer = add_joined(corpus, 40)
     assert longer.parts["valid"] == PAIRS and corpus.parts["train"] == PAIRS * 20
     assert longer.parts["train"][: len(PAIRS) * 20] == PAIRS * 20
     joined = longer.parts["train"][len(PAIRS) * 20 :]
-    assert joined == join_some(corpus, 40).parts["train"][len(PAIRS) * 20 :]
+    assert joined == add_joined(corpus, 40).parts["train"][len(PAIRS) * 20 :]
     sizes = [count_words(pair.source) for pair in joined]
     assert min(sizes) < 15 and 30 < max(sizes) < 40 + 25
     assert f"{len(joined)} pairs joined" in longer.notes[0]
@@ -260,9 +260,9 @@ def test_a_curve_has_the_scores_of_its_model(tmp_path: Path, monkeypatch):
     drawn = {}
     monkeypatch.setattr(plot, "draw_curves", lambda *args, **more: drawn.update(lines=args[2]))
     rows = [
-        Row("all", 9, 12.0, [Graded(30.0, 1.0), Graded(20.0, 1.0)]),
-        Row("1-10", 5, 8.5, [Graded(31.0, 2.0), Graded(25.0, 3.0)]),
-        Row("joined 40+", 1, 44.0, [Graded(30.5, None), Graded(5.0, None)]),
+        LengthGroup("all", 9, 12.0, [BleuInterval(30.0, 1.0), BleuInterval(20.0, 1.0)]),
+        LengthGroup("1-10", 5, 8.5, [BleuInterval(31.0, 2.0), BleuInterval(25.0, 3.0)]),
+        LengthGroup("joined 40+", 1, 44.0, [BleuInterval(30.5, None), BleuInterval(5.0, None)]),
     ]
     Lengths(["runs/new", "runs/old"], rows, "sig").draw(tmp_path / "x.png")
     assert drawn["lines"] == {

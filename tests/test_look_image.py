@@ -24,7 +24,7 @@ from regard.models.folder import save_config, save_weights
 from regard.tasks.vision.images import ClassifyImages
 from regard.tasks.vision.photos import ImageCodec
 from regard.tasks.vision.pretrain import Pretrain
-from regard.viewer import Look, Picture
+from regard.viewer import Look, Picture, draw
 from regard.viewer.html import MAX_IMAGE_WEIGHTS, page
 from regard.viewer.image import (
     filters,
@@ -565,7 +565,6 @@ def test_a_page_opens_where_there_is_something_to_see(tmp_path):
 
 def test_a_png_shows_its_scale(monkeypatch):
     from regard.viewer import panels
-    from regard.viewer.png import draw
 
     words: list[str] = []
     monkeypatch.setattr(panels, "spell", lambda text, missing: words.append(text) or text)
@@ -578,8 +577,7 @@ def test_a_png_shows_its_scale(monkeypatch):
 def test_images_of_a_gallery_are_enlarged_pixel_for_pixel():
     from io import BytesIO
 
-    from regard.viewer.gallery import draw_gallery
-    from regard.viewer.panels import Panel
+    from regard.viewer.panels import Panel, draw_gallery
 
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (2, 3, 20, 30, 3), dtype=np.uint8)

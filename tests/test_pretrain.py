@@ -29,10 +29,9 @@ from regard.models.folder import hollow, load_folder
 from regard.models.masked import MAE, MAEConfig, SimMIM, SimMIMConfig, cut, lay
 from regard.models.swin import Swin
 from regard.models.vit import ViT
-from regard.tasks import pretrain
-from regard.tasks.vision.contrast import recall_at_k
 from regard.tasks.vision.photos import ImageCodec
 from regard.tasks.vision.pretrain import Pretrain
+from regard.tasks.vision.pretraining import MaskedBatches, recall_at_k
 from regard.tasks.vision.probe import Known, by_neighbours, fit_best_linear, fit_linear
 from regard.training import checkpoint
 
@@ -519,13 +518,18 @@ def test_going_on_is_the_same_run(runs, stripes, captioned, tmp_path, name):
 
 def test_masks_are_drawn_by_seed_and_step(stripes, tmp_path):
     """A batch is a function of seed and number, masks included."""
-    settings = pretrain.resolve({"data": str(stripes), **OBJECTIVES["mae"], "batch": 4, "steps": 1})
-    data = pretrain.read_pictures(settings)
-    data.format = replace(data.format, mean=(0.5,) * 3, std=(0.2,) * 3)
-    tasks = [pretrain.Painting(data, replace(settings, seed=seed), 16, 16) for seed in (1, 1, 2)]
-    (one, noise), (same, again), (_, other) = (task.batch(5) for task in tasks)
+    settings = Pretrain.resolve({"data": str(stripes), **OBJECTIVES["mae"], "batch": 4, "steps": 1})
+    data = Pretrain.read(settings, None)
+    codec = Pretrain.make_codec(data, settings, None, None)
+    _, model = Pretrain.make_model(data, codec, settings, None)
+    images, captions = data.parts
+    feeds = [
+        MaskedBatches(images, replace(settings, seed=seed), 16, model, codec, captions)
+        for seed in (1, 1, 2)
+    ]
+    (one, noise), (same, again), (_, other) = (feed[5] for feed in feeds)
     assert torch.equal(one, same) and torch.equal(noise, again) and not torch.equal(noise, other)
-    assert not torch.equal(noise, tasks[0].batch(6)[1])
+    assert not torch.equal(noise, feeds[0][6][1])
 
 
 @pytest.mark.parametrize("probe", ["linear", "knn"])

@@ -22,6 +22,7 @@ from regard.errors import UsageError
 from regard.files import sha256
 from regard.tasks import run as task_run
 from regard.tasks import translate
+from regard.tasks.frame.recipe import RESUME_MAY_DIFFER
 from regard.training import checkpoint, loop
 
 STEPS, VALID_EVERY = 40, 10
@@ -186,7 +187,7 @@ def result(out: Path) -> dict[str, Any]:
         "metrics": [{k: v for k, v in row.items() if k != "tokens_per_second"} for row in rows],
         "counters": counters,
         "checkpoints": sorted(path.name for path in (out / "checkpoints").iterdir()),
-        "whole": checkpoint.whole(last),
+        "whole": checkpoint.is_complete(last),
         "left": sorted(path.name for path in out.glob(".*") if path.name != ".lock"),
     }
     recipe = json.loads((out / "recipe.json").read_text())
@@ -526,4 +527,4 @@ def test_tokenizers_of_a_start_that_was_broken_off_are_not_used(home, tmp_path):
 
 def test_a_free_setting_is_one_that_the_settings_have():
     known = {item.name for item in translate.TranslateSettings.__dataclass_fields__.values()}
-    assert known >= task_run.FREE
+    assert known >= RESUME_MAY_DIFFER

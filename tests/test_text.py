@@ -127,7 +127,7 @@ def test_an_open_stream_is_read_and_named() -> None:
 
 
 def test_a_pipe_is_read_once_from_front_to_back() -> None:
-    code = "from regard.data.text import *; print(len(read_pairs('/dev/stdin')))"
+    code = "from regard.data.pairs import *; print(len(read_pairs('/dev/stdin')))"
     done = subprocess.run([sys.executable, "-c", code], input=b"a\tb\n" * 3, capture_output=True)
     assert done.stdout == b"3\n", done.stderr
 

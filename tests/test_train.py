@@ -519,22 +519,25 @@ def test_a_checkpoint_is_whole_or_not_believed(tmp_path):
     for step in (1, 2, 3):
         checkpoint.save_checkpoint(tmp_path, step, tensors, {"step": step})
     newest = tmp_path / "step-3"
-    assert checkpoint.newest_whole(tmp_path) == (newest, [])
+    assert checkpoint.newest_complete(tmp_path) == (newest, [])
     groups, counters = checkpoint.load_checkpoint(newest)
     assert counters == {"step": 3}
     assert torch.equal(groups["raw"]["a"], torch.arange(6.0))
     data = (newest / "raw.safetensors").read_bytes()
     for spoilt in (data[:-1], data[:-1] + b"\x01", b""):
         (newest / "raw.safetensors").write_bytes(spoilt)
-        assert not checkpoint.whole(newest)
+        assert not checkpoint.is_complete(newest)
     (newest / "raw.safetensors").write_bytes(data)
-    assert checkpoint.whole(newest)
+    assert checkpoint.is_complete(newest)
     for manifest in ("{}", "[]", "{", "null", '{"raw.safetensors": 1}'):
         (newest / "manifest.json").write_text(manifest)
-        assert not checkpoint.whole(newest)
+        assert not checkpoint.is_complete(newest)
     (newest / "manifest.json").unlink()
     (tmp_path / "step-2" / "counters.json").unlink()
-    assert checkpoint.newest_whole(tmp_path) == (tmp_path / "step-1", [newest, tmp_path / "step-2"])
+    assert checkpoint.newest_complete(tmp_path) == (
+        tmp_path / "step-1",
+        [newest, tmp_path / "step-2"],
+    )
 
 
 def test_a_manifest_that_leaves_a_file_out_is_not_believed(tmp_path):
@@ -544,7 +547,7 @@ def test_a_manifest_that_leaves_a_file_out_is_not_believed(tmp_path):
     hashes = json.loads(path.read_text())
     del hashes["raw.safetensors"]
     path.write_text(json.dumps(hashes))
-    assert not checkpoint.whole(tmp_path / "step-1")
+    assert not checkpoint.is_complete(tmp_path / "step-1")
 
 
 def test_a_second_training_in_the_folder_is_refused(tmp_path):

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from regard.data.images import Images
 from regard.data.pairs import PairReader
@@ -60,3 +61,23 @@ def hashed_captions(
 ) -> list[tuple[str, list[str]]]:
     """Return the hash of each image of a part with its captions."""
     return list(zip(images.hashes, captions_of(images, captions), strict=True))
+
+
+def all_captions_of(images: Images, settings: Any) -> list[list[str]]:
+    """Return the captions of each image of a part, wherever the data of an evaluation have them."""
+    data = Path(str(settings.data))
+    home = data if data.is_dir() else data.parent
+    captions: dict[str, list[str]] = {}
+    for part in ("train", "valid", "test") if data.is_dir() else ("train",):
+        captions |= captions_in(data, part, settings.columns, settings.header)
+    for given in (settings.valid, settings.test):
+        for path in [Path(given), home / given] if given else []:
+            if path.is_file():
+                captions |= captions_in(path, "", settings.columns, settings.header)
+    mine = captions_of(images, captions)
+    if not any(map(any, mine)):
+        raise UsageError(
+            f"{data}: no captions of these images; expected a TSV of paths and captions, or a "
+            "folder with test.tsv"
+        )
+    return mine

@@ -14,6 +14,7 @@ from regard.examine.images import examine_images
 from regard.examine.pairs import examine_pairs
 from regard.examine.report import DataReport, Finding
 from regard.examine.rows import examine_rows, examine_texts
+from regard.native import Status, status
 from regard.settings import setting
 
 MOST = 10_000  # rows of a part that are looked at, unless all are asked for
@@ -44,14 +45,17 @@ class Examined:
     report: DataReport
     forecast: Forecast | None
     task: str = ""
+    kernels: Status = field(default_factory=status)
 
     def __str__(self) -> str:
-        return "\n".join([*self.report.lines(), *([str(self.forecast)] if self.forecast else [])])
+        forecast = [str(self.forecast)] if self.forecast else []
+        return "\n".join([*self.report.lines(), *forecast, str(self.kernels)])
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
         forecast = asdict(self.forecast) if self.forecast else None
-        return {"task": self.task, **self.report.to_dict(), "forecast": forecast}
+        more = {"forecast": forecast, "kernels": asdict(self.kernels)}
+        return {"task": self.task, **self.report.to_dict(), **more}
 
 
 # What each task looks at

@@ -19,7 +19,7 @@ from regard.data.image_format import ImageFormat
 from regard.errors import UsageError, lookup
 from regard.files import write_atomically
 from regard.filters import FILTERS, WEIGHTS
-from regard.filters.frame import Place, check_place
+from regard.filters.pixels import Pixel, check_pixel
 from regard.metrics.image import noisy, psnr, ssim
 from regard.results import Named
 from regard.settings import fill, setting
@@ -112,7 +112,7 @@ SETTINGS: dict[str, type] = {
 
 @dataclass(frozen=True)
 class Filtered(Named):
-    """A picture that was written, and how near each filter came to the photo."""
+    """A picture that was written, and how window_mask each filter came to the photo."""
 
     path: str
     scores: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # PSNR and SSIM
@@ -151,14 +151,14 @@ def read(photo: str | Path) -> Tensor:
     return torch.tensor(ImageFormat().read(photo)).float() / 255
 
 
-def place_of(text: str, image: Tensor, share: float = 1.0) -> Place:
+def parse_pixel(text: str, image: Tensor, share: float = 1.0) -> Pixel:
     """Read which pixel is meant, of a photo that was since made smaller by a share."""
     numbers = re.fullmatch(r"\s*(\d{1,6})\s*[,x ]\s*(\d{1,6})\s*", text)
     if numbers is None:
         raise UsageError(f"weights_at={text:.40}; expected a pixel such as weights_at=120,80")
     x, y = int(numbers[1]), int(numbers[2])
     try:
-        check_place((x, y), image)
+        check_pixel((x, y), image)
     except UsageError as mistake:
         raise UsageError(f"weights_at={text}: {mistake}") from None
     return int(x * share), int(y * share)
@@ -242,13 +242,13 @@ def _afford(name: str, image: Tensor, own: dict[str, Any]) -> None:
 
 
 def _draw_weights(name: str, image: Tensor, own: dict[str, Any], how: Any, title: str) -> None:
-    from regard.viewer.gallery import draw_gallery  # matplotlib takes a while to import
+    from regard.viewer.panels import draw_gallery  # matplotlib takes a while to import
 
     if name not in WEIGHTS:
         raise UsageError(
             f"weights_at: {name} copies single pixels; choose from {', '.join(WEIGHTS)}"
         )
-    at = place_of(how.weights_at, image)
+    at = parse_pixel(how.weights_at, image)
     _afford(name, image, own)
     weights = WEIGHTS[name](image, at, **own)
     box = box_of([weights], at)
@@ -259,7 +259,7 @@ def _draw_weights(name: str, image: Tensor, own: dict[str, Any], how: Any, title
 Box = tuple[slice, slice]
 
 
-def box_of(maps: Sequence[Tensor], at: Place) -> Box:
+def box_of(maps: Sequence[Tensor], at: Pixel) -> Box:
     """Return the part around a pixel, as wide and high as the image is, that holds all weights."""
     high, wide = maps[0].shape
     reach = 0.04
@@ -276,7 +276,7 @@ def box_of(maps: Sequence[Tensor], at: Place) -> Box:
     return spans[0], spans[1]
 
 
-def _seen(image: Tensor, at: Place, box: Box, caption: str = "the image there"):
+def _seen(image: Tensor, at: Pixel, box: Box, caption: str = "the image there"):
     """Return the panel of a part of an image, with a frame around a pixel."""
     from regard.viewer.panels import Panel
 
@@ -288,8 +288,7 @@ def _seen(image: Tensor, at: Place, box: Box, caption: str = "the image there"):
 
 def _weighed(weights: Tensor, box: Box, caption: str):
     """Return the panel of weights in a part of an image."""
-    from regard.viewer.gallery import heat_map
-    from regard.viewer.panels import Panel
+    from regard.viewer.panels import Panel, heat_map
 
     shown = heat_map(weights[box].numpy())
     top = float(weights.max())
@@ -323,12 +322,11 @@ def settings_for(noise: float, channels: int = 1) -> dict[str, tuple[str, dict[s
 
 def _compare(image: Tensor, how: CompareSettings, title: str, quiet: bool) -> dict:
     """Draw the photo with noise, and what each filter makes of it."""
-    from regard.viewer.gallery import draw_gallery
-    from regard.viewer.panels import Panel
+    from regard.viewer.panels import Panel, draw_gallery
 
     assert how.out is not None
     clean, share = fitted(image, how.size)
-    at = None if how.weights_at is None else place_of(how.weights_at, image, share)
+    at = None if how.weights_at is None else parse_pixel(how.weights_at, image, share)
     noise = how.sigma / 255
     given = noisy(clean, noise, how.seed)
     found, maps = {"noisy": given}, {}
@@ -355,14 +353,13 @@ def _compare(image: Tensor, how: CompareSettings, title: str, quiet: bool) -> di
 
 def _grid(image: Tensor, how: GridSettings, title: str, quiet: bool) -> dict:
     """Draw the lectures' grid of the bilateral filter, with the weights of one pixel."""
-    from regard.viewer.gallery import draw_gallery
-    from regard.viewer.panels import Panel
+    from regard.viewer.panels import Panel, draw_gallery
 
     assert how.out is not None
     small, share = fitted(image, how.size)
     at = small.shape[-1] // 2, small.shape[-2] // 2
     if how.weights_at is not None:
-        at = place_of(how.weights_at, image, share)
+        at = parse_pixel(how.weights_at, image, share)
     spaces, values = (4.0, 8.0, 16.0), (0.05, 0.2, 0.8, "inf")
     found, maps = {}, {}
     with Progress("grid", len(spaces) * len(values), quiet=quiet) as bar:

@@ -221,6 +221,18 @@ class LabelResults:
     def _named(self, row: np.ndarray) -> str:
         return ",".join(self.labels[k] for k in np.flatnonzero(row).tolist()) or "none"
 
+    def details(
+        self, errors: Sequence[Misprediction], baselines: dict[str, dict[str, float]] | None = None
+    ) -> dict[str, Any]:
+        """Return the fields of a LabelEvaluation beside the scores."""
+        return {
+            "labels": list(self.labels),
+            "classes": class_scores(count(self.targets, self.predictions), self.labels),
+            "confusion": self.confusion(),
+            "errors": list(errors),
+            "baselines": baselines or {},
+        }
+
     def evaluation(
         self,
         model: str,
@@ -244,11 +256,7 @@ class LabelResults:
             against or None,
             [] if theirs is None else [self.compare(theirs, samples)],
             self.unit,
-            list(self.labels),
-            class_scores(count(self.targets, self.predictions), self.labels),
-            self.confusion(),
-            list(errors),
-            baselines or {},
+            **self.details(errors, baselines),
             notes=list(notes),
         )
 

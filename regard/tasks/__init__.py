@@ -54,11 +54,21 @@ TASKS: dict[str, Any] = {
             "regard train pretrain data=photos family=swin mask_share=0.6 out=runs/masked",
         ),
     ),
-    "caption": Home(
-        "regard.tasks.caption", "CaptionSettings", "regard.tasks.captions", "Describer"
+    "caption": Entry(
+        "regard.tasks.vision.caption",
+        "WriteCaptions",
+        (
+            "regard train caption data=flickr8k init=runs/encoder minutes=60 out=runs/captions",
+            "regard train caption data=photos.tsv decoder=recurrent doubly_stochastic=1 image=96",
+        ),
     ),
-    "denoise": Home(
-        "regard.tasks.denoise", "DenoiseSettings", "regard.tasks.denoiser", "ImageDenoiser"
+    "denoise": Entry(
+        "regard.tasks.vision.denoise",
+        "Denoise",
+        (
+            "regard train denoise data=photos minutes=30 out=runs/denoiser",
+            "regard train denoise data=photos size=small noise=5,55 window=8 out=runs/denoiser",
+        ),
     ),
     "tag": Home("regard.tasks.tag", "TagSettings", "regard.tasks.tagger", "Tagger"),
     "fill": Home("regard.tasks.fill", "FillSettings", "regard.tasks.fill", "Filler"),

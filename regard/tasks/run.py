@@ -49,7 +49,7 @@ from regard.training.loop import (
     measure,
     mix,
 )
-from regard.training.plan import FOR_TRAINING, LENGTHS, Plan, settle
+from regard.training.plan import DURATION_KEYS, MIN_TRAINING_SHARE, Plan, make_plan
 from regard.weights import state_of
 
 # settings of tasks that say how many rows a validation decodes
@@ -72,7 +72,7 @@ def resolve_task(
     """
     size = size_of(values)
     said = {"size": size, "model": model, **lookup("size", size, sizes)}
-    if any(values.get(key) is not None for key in LENGTHS):
+    if any(values.get(key) is not None for key in DURATION_KEYS):
         said.pop("steps")
     if values.get("init"):
         said["lr"] = usual_rate(values, width_of(model))
@@ -318,14 +318,14 @@ def _plan(
 ) -> Plan:
     """Settle how many steps there will be, and what follows from that."""
     if settings.minutes is None:
-        return settle(settings, epoch=_epoch(settings, task))
+        return make_plan(settings, epoch=_epoch(settings, task))
     if any(values.get(key) is not None for key in ROWS_JUDGED):
         task.decoded = 0  # the user has said how many
     whole = 60 * settings.minutes
     cost = measure(model, task, settings, folder, whole)
     passed = distributed.broadcast(time.perf_counter() - started)
-    left = max(whole - passed, FOR_TRAINING * whole)
-    return settle(settings, epoch=_epoch(settings, task), cost=cost, seconds=left)
+    left = max(whole - passed, MIN_TRAINING_SHARE * whole)
+    return make_plan(settings, epoch=_epoch(settings, task), cost=cost, seconds=left)
 
 
 def _epoch(settings: TaskSettings, task: Trainable) -> float | None:

@@ -22,7 +22,7 @@ from regard.errors import UsageError, lookup
 from regard.files import cache_folder
 from regard.layers.recurrent import Draws
 from regard.metrics.bleu import judge
-from regard.metrics.lengths import join_some
+from regard.metrics.lengths import add_joined
 from regard.models import family, rows
 from regard.models.folder import load_folder, read_config
 from regard.pretrained.folder import is_foreign
@@ -433,7 +433,7 @@ def load(settings: TranslateSettings) -> Corpus:
         test=settings.test,
         skip_bad=settings.skip_bad,
     )
-    return join_some(corpus, settings.joined) if settings.joined else corpus
+    return add_joined(corpus, settings.joined) if settings.joined else corpus
 
 
 class Way(NamedTuple):

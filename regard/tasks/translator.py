@@ -13,6 +13,7 @@ from regard.attention.watch import watch
 from regard.data.batches import pad
 from regard.data.sentences import join_sentences, split_sentences
 from regard.data.tokenize import Tokenizer
+from regard.data.tokenizer import words_of_pieces
 from regard.decode import search
 from regard.decode.rules import Given, Ways
 from regard.decode.search import Hypothesis, in_batches
@@ -577,17 +578,3 @@ class Translator(Runner[Translated]):
             note=f"beam {how.beam}, {how.length_penalty} length penalty",
             opens=(name, int(head)),
         )
-
-
-def words_of_pieces(pieces: Sequence[str]) -> tuple[list[str], list[int]]:
-    """Join pieces to the words between spaces; without spaces each piece is a word."""
-    words: list[str] = []
-    of: list[int] = []
-    spaced = sum(piece.startswith("▁") for piece in pieces) > 1
-    for piece in pieces:
-        if not words or not spaced or piece.startswith("▁"):
-            words.append(piece.replace("▁", " ").strip())
-        else:
-            words[-1] += piece
-        of.append(len(words) - 1)
-    return words, of

@@ -12,11 +12,11 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 
-from regard.viewer.fonts import spell, text_width
-from regard.viewer.panels import BLUES, INK, LINE, SOFT, Sheet, fonts_of, lay_out
+from regard.viewer.fonts import cut, spell, text_width
+from regard.viewer.panels import BLUES, INK, LINE, SOFT, Panel, Sheet, fonts_of, lay_out
 from regard.viewer.picture import Choice, Picture, View, choose_views, show_token
 
-LONGEST_LABEL = 24
+MAX_LABEL = 14  # font sizes
 LEFT_TO_RIGHT = "\u200e"
 SLANT = math.radians(60)  # of the columns' labels
 MAX_ACROSS = 8
@@ -41,32 +41,19 @@ def arrange(views: Sequence[View]) -> list[Row]:
     ]
 
 
-@dataclass(frozen=True, eq=False)
-class HeatMap:
-    """One head of one layer as a panel; a cell is so many inches, a letter so many points."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class HeatMap(Panel):
+    """The weights (queries, keys) of a head as a panel, with the tokens of both sides.
 
-    view: View
-    head: int
+    A cell has a side of so many inches, a letter so many points.
+    """
+
     rows: list[str]
     columns: list[str]
     cell: float
     letters: float
     norm: Normalize
-    numbers: bool
-    caption: str = ""
-    span: int = 1
-
-    @property
-    def weights(self) -> np.ndarray:
-        """Return the weights (queries, keys)."""
-        return self.view.weights[self.head]
-
-    @property
-    def heading(self) -> str:
-        """Name the layer and the head."""
-        head = self.view.heads[self.head]
-        name = f"{head} of heads" if isinstance(head, str) else f"head {head}"
-        return f"{self.view.name}, {name}"
+    numbers: bool  # in the cells
 
     @property
     def size(self) -> tuple[float, float]:
@@ -76,7 +63,7 @@ class HeatMap:
     def draw(self, axes: Axes, sheet: Sheet) -> None:
         """Draw the weights, the tokens along both axes as far as there is room, and a grid."""
         rows, columns = self.rows, self.columns
-        axes.imshow(self.weights, cmap=BLUES, norm=self.norm, aspect="auto")
+        axes.imshow(self.pixels, cmap=BLUES, norm=self.norm, aspect="auto")
         every = max(1, math.ceil(1.15 * self.letters / (72 * self.cell)))
         away, style = -0.5 - 0.05 / self.cell, sheet.style(self.letters)
         # Plain texts: matplotlib's ticks are ten times as slow, and there may be thousands.
@@ -92,9 +79,9 @@ class HeatMap:
             axes.vlines(across, -0.5, len(rows) - 0.5, color=LINE, linewidth=0.5)
             axes.hlines(down, -0.5, len(columns) - 0.5, color=LINE, linewidth=0.5)
         if self.numbers:
-            for i, j in np.argwhere(self.weights >= 0.05):
-                number = f"{self.weights[i, j]:.2f}".removeprefix("0")
-                ink = "white" if self.norm(self.weights[i, j]) > 0.4 else INK
+            for i, j in np.argwhere(self.pixels >= 0.05):
+                number = f"{self.pixels[i, j]:.2f}".removeprefix("0")
+                ink = "white" if self.norm(self.pixels[i, j]) > 0.4 else INK
                 middle = {"ha": "center", "va": "center", "fontsize": 0.75 * self.letters}
                 axes.text(j, i, number, color=ink, **middle)
 
@@ -117,20 +104,22 @@ def draw_heat_maps(picture: Picture, layers: Choice = None, heads: Choice = None
     cell = min(0.3 if alone else 0.2, 11.0 / most)
     letters = max(5.0, min(9.0, 0.72 * 72 * cell))
     norm = Normalize(0, max(float(view.weights[at].max()) for row in rows for view, at in row) or 1)
-    labels = {id(view): (row_labels(view, missing), column_labels(view, missing)) for view in views}
     numbers = alone and most <= MAX_NUMBERS
+    style = {"cell": cell, "letters": letters, "norm": norm, "numbers": numbers}
+    labels = {id(view): labels_of(view, missing) for view in views}
     maps = [
-        [HeatMap(view, at, *labels[id(view)], cell, letters, norm, numbers) for view, at in row]
+        [
+            HeatMap(view.weights[at], heading=name_of(view, at), **labels[id(view)], **style)
+            for view, at in row
+        ]
         for row in rows
     ]
-    em = letters / 72
-    left = max(text_width(name) for names, _ in labels.values() for name in names) * em + 0.12
-    long = [max(text_width(name) for each in row for name in each.columns) * em for row in maps]
     panels = [each for row in maps for each in row]
-    across = max(
-        max(each.size[0] + max(long) * math.cos(SLANT), text_width(each.heading) * 8 / 72)
-        for each in panels
-    )
+    em = letters / 72
+    left = max(text_width(name) for each in panels for name in each.rows) * em + 0.12
+    long = [max(text_width(name) for each in row for name in each.columns) * em for row in maps]
+    slant = max(long) * math.cos(SLANT)
+    across = max(max(p.size[0] + slant, text_width(p.heading) * 8 / 72) for p in panels)
     sheet = lay_out(
         picture.title,
         maps,
@@ -149,26 +138,29 @@ def draw_heat_maps(picture: Picture, layers: Choice = None, heads: Choice = None
     return sheet
 
 
-def row_labels(view: View, missing: frozenset[str]) -> list[str]:
-    """Return the labels of the rows: the token there and, in a decoder, the one it writes."""
-    rows = [bare(token, missing) for token in view.row_tokens]
-    if view.writes is None:
-        return rows
-    words = [bare(word, missing) for word in view.writes]
-    # Where letters run from right to left, marks keep the two and their arrow in our order.
-    right = any(bidirectional(letter) in ("R", "AL") for name in (*rows, *words) for letter in name)
-    mark = LEFT_TO_RIGHT if right else ""
-    pairs = zip(rows, words, strict=True)
-    return [f"{mark}{row}{mark} → {mark}{word}" for row, word in pairs]
+def name_of(view: View, at: int) -> str:
+    """Name one head of one layer."""
+    head = view.heads[at]
+    return f"{view.name}, {f'{head} of heads' if isinstance(head, str) else f'head {head}'}"
 
 
-def column_labels(view: View, missing: frozenset[str]) -> list[str]:
-    """Return the labels of the columns."""
-    return [bare(token, missing) for token in view.column_tokens]
+def labels_of(view: View, missing: frozenset[str]) -> dict[str, list[str]]:
+    """Return the labels of rows and columns; in a decoder a row has the token it writes, too."""
+    rows, columns, words = (
+        [bare(token, missing) for token in tokens]
+        for tokens in (view.row_tokens, view.column_tokens, view.writes or ())
+    )
+    if words:
+        # Where letters run from right to left, marks keep the two and their arrow in our order.
+        right = any(bidirectional(c) in ("R", "AL") for name in (*rows, *words) for c in name)
+        mark = LEFT_TO_RIGHT if right else ""
+        pairs = zip(rows, words, strict=True)
+        rows = [f"{mark}{row}{mark} → {mark}{word}" for row, word in pairs]
+    return {"rows": rows, "columns": columns}
 
 
 def bare(token: str, missing: frozenset[str]) -> str:
     """Return a token as one reads it: no mark of a word's start, and not too long for a label."""
     shown = show_token(token)
-    shown = spell(shown[1:] if shown.startswith("▁") and len(shown) > 1 else shown, missing)
-    return shown if len(shown) <= LONGEST_LABEL else shown[: LONGEST_LABEL - 1] + "…"
+    shown = shown[1:] if shown.startswith("▁") and len(shown) > 1 else shown
+    return cut(spell(shown, missing), MAX_LABEL)

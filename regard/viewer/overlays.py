@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from PIL import Image
@@ -15,6 +16,10 @@ from regard.viewer.placement import cell_of, grid_weights, placement_of, query_r
 SIDE = 320  # pixels to a side that a map is drawn with, at most
 MAX_ACROSS, MIN_ACROSS = 12, 6
 TILES_ACROSS = 16
+QUERIES: dict[QueryPoint, str] = {
+    "class": "from the class token, or all",
+    "mean": "the mean from all places",
+}
 SCALE = "≤ the number under each map; even: the weight if attention were uniform"
 
 
@@ -31,17 +36,17 @@ def overlay_rows(picture: Picture, layers: Choice, heads: Choice) -> list[list[P
         heads = "mean" if many else "all"
     views = choose_views(chosen, heads=heads).views
     photo = as_rgb(picture.photo)
-    first, groups = [Panel(photo, query_caption(picture.query))], []
+    first, groups = [Panel(photo, QUERIES.get(picture.query, "from the framed place"))], []
     single = all(len(view.heads) == 1 for view in views)
     for view in views:
         panels = head_panels(view, photo, picture.query)
         heading = f"{view.name}, even {uniform_weight(view):.2g}"
         if single or view.kind == "rollout":
-            first += [panel._replace(heading=heading) for panel in panels]
+            first += [replace(panel, heading=heading) for panel in panels]
         else:
             for at in range(0, len(panels), MAX_ACROSS):
                 head, *rest = panels[at : at + MAX_ACROSS]
-                groups.append([head._replace(heading=heading, span=1 + len(rest)), *rest])
+                groups.append([replace(head, heading=heading, span=1 + len(rest)), *rest])
     return fill_rows([[panel] for panel in first]) + fill_rows(groups)
 
 
@@ -111,13 +116,6 @@ def head_panels(view: View, photo: np.ndarray, query: QueryPoint) -> list[Panel]
 def uniform_weight(view: View) -> float:
     """Return what each key gets where attention is uniform."""
     return 1 / max(1.0, float((placement_of(view).key_tokens >= 0).sum(1).mean()))
-
-
-def query_caption(query: QueryPoint) -> str:
-    """Say from where the maps are."""
-    return {"class": "from the class token, or all", "mean": "the mean from all places"}.get(
-        query if isinstance(query, str) else "", "from the framed place"
-    )
 
 
 def as_rgb(pixels: np.ndarray) -> np.ndarray:

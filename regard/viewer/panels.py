@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from io import BytesIO
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -28,7 +29,8 @@ INK, SOFT, LINE = "#1b1f27", "#5c6575", "#e3e7ee"
 FRAME = "#35f0ff"
 DPI = 130
 MAX_PIXELS = 60_000_000
-MAX_PANELS = 240
+MAX_PANELS = 256  # as many as there are filters to look at
+MIN_SIDE = 240  # pixels to which the longer side of a smaller image is enlarged, at least
 # inches: around all panels, of the title, of a note under it, above and under a panel
 MARGIN, TITLE, NOTE, HEADING, CAPTION = 0.15, 0.5, 0.2, 0.22, 0.22
 MISSING = "Letters that no installed font has are shown as code points; Noto Sans CJK has most."
@@ -86,37 +88,15 @@ def fonts_of(words: Iterable[str]) -> tuple[list[str], frozenset[str]]:
     return fonts_for("".join(sorted(set("".join(map(show_token, words))))))
 
 
-class Drawable(Protocol):
-    """A panel: what stands above and under it, and how it is drawn."""
+@dataclass(frozen=True, eq=False)
+class Panel:
+    """An image (h, w, 3) with its caption, and a frame (left, top, width, height) from 0 to 1.
 
-    @property
-    def heading(self) -> str:
-        """Return the line above."""
-        ...
-
-    @property
-    def caption(self) -> str:
-        """Return the line under it."""
-        ...
-
-    @property
-    def span(self) -> int:
-        """Return over how many panels the heading has room."""
-        ...
-
-    def draw(self, axes: Axes, sheet: Sheet) -> None:
-        """Draw the panel into its axes."""
-        ...
-
-
-P = TypeVar("P", bound=Drawable)
-
-
-class Panel(NamedTuple):
-    """An image (h, w, 3) with its caption, and a frame (left, top, width, height) from 0 to 1."""
+    A heading stands above it, with room over `span` panels.
+    """
 
     pixels: np.ndarray
-    caption: str
+    caption: str = ""
     frame: tuple[float, float, float, float] | None = None
     heading: str = ""
     span: int = 1
@@ -133,8 +113,8 @@ class Panel(NamedTuple):
 
 def lay_out(
     title: str,
-    rows: Sequence[Sequence[P]],
-    size: Callable[[P], tuple[float, float]],
+    rows: Sequence[Sequence[Panel]],
+    size: Callable[[Any], tuple[float, float]],
     *,
     notes: Sequence[str] = (),
     words: Iterable[str] = (),
@@ -173,18 +153,35 @@ def lay_out(
     for number, note in enumerate(notes):
         sheet.write(note, MARGIN, 0.52 + NOTE * number, 8, SOFT, width - 2 * MARGIN)
     down = TITLE + NOTE * len(notes)
-    for row, heading, free, high, under in zip(
-        rows, headings, above, heights, captions, strict=True
-    ):
-        down += heading + free
-        for number, panel in enumerate(row):
+    for row, panels in enumerate(rows):
+        down += headings[row] + above[row]
+        for number, panel in enumerate(panels):
             at = MARGIN + number * pitch + left
             panel.draw(sheet.axes(at, down, *size(panel), xticks=[], yticks=[]), sheet)
-            room = pitch - 0.05
-            sheet.write(panel.caption, at, down + high + 0.13, letters, SOFT, room)
-            room = panel.span * pitch - 0.05
-            sheet.write(panel.heading, at, down - free - 0.05, 8, INK, room)
-        down += high + under
+            low, high = down + heights[row] + 0.13, down - above[row] - 0.05
+            sheet.write(panel.caption, at, low, letters, SOFT, pitch - 0.05)
+            sheet.write(panel.heading, at, high, 8, INK, panel.span * pitch - 0.05)
+        down += heights[row] + captions[row]
     if sheet.missing:
         sheet.write(MISSING, MARGIN, height - 0.1, 6.5, SOFT)
     return sheet
+
+
+def draw_gallery(title: str, rows: Sequence[Sequence[Panel]]) -> bytes:
+    """Draw rows of images pixel for pixel, all in the size of the first, and return the PNG."""
+    count, (high, wide) = sum(map(len, rows)), rows[0][0].pixels.shape[:2]
+    times = -(-MIN_SIDE // max(high, wide))
+    if count * (high * times + 30) * (wide * times + 10) > MAX_PIXELS:
+        raise UsageError(
+            f"{count} images of {wide} x {high} pixels are too many for one picture; "
+            "choose a smaller size="
+        )
+    # at 100 dots per inch all lengths of the layout are whole pixels, so images stay sharp
+    inches = wide * times / 100, high * times / 100
+    return lay_out(title, rows, lambda _: inches, letters=8.5, min_width=2.4).png(100)
+
+
+def heat_map(weights: np.ndarray) -> np.ndarray:
+    """Return weights (h, w) as colours: the root of their share of the largest."""
+    top = float(np.abs(weights).max()) or 1.0
+    return (255 * HEAT(np.sqrt(np.abs(weights) / top))[..., :3]).round().astype(np.uint8)

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from regard.errors import UsageError
 from regard.files import write_atomically
 from regard.metrics.interval import Interval
-from regard.viewer.fonts import text_width
+from regard.viewer.fonts import cut, text_width
 from regard.viewer.panels import BLUES, LINE, SOFT, Sheet
 
 Points = Sequence[tuple[float, Interval]]
@@ -24,7 +24,7 @@ STYLES = [
 ]
 DASHED = 10  # how much further the same colour is found with the next dash
 MAX_ROWS = 120
-LONGEST = 40
+MAX_LABEL = 24  # font sizes
 
 
 def draw_scores(
@@ -38,7 +38,7 @@ def draw_scores(
     """
     if len(labels) > MAX_ROWS:
         raise UsageError(f"{len(labels)} rows are too many for one plot, which holds {MAX_ROWS}")
-    names = [shorten(label) for label in labels]
+    names = [cut(label, MAX_LABEL) for label in labels]
     left = max(map(text_width, names), default=1) * 8.5 / 72 + 0.25
     high = 0.24 * len(names) + 0.3
     sheet = Sheet(left + 3.4 * len(panels) + 0.2, high + 1.05, [title, *names, *panels])
@@ -79,7 +79,7 @@ def draw_curves(
     marked. `styles` are the numbers of the lines among STYLES, if not as they come; `hollow` the
     points of a line that stand for too little.
     """
-    names = {name: shorten(name) for name in lines}
+    names = {name: cut(name, MAX_LABEL) for name in lines}
     room = max(map(text_width, names.values()), default=1) * 8 / 72 + 0.75
     high = max(4.0, 0.19 * len(names) + 0.4)
     sheet = Sheet(6.2 + room, high + 1.1, [title, *labels, *names.values()])
@@ -143,8 +143,3 @@ def plain(axes: Axes) -> None:
     axes.grid(axis="both", color=LINE, linewidth=0.5)
     axes.set_axisbelow(True)
     axes.ticklabel_format(useOffset=False)
-
-
-def shorten(label: str) -> str:
-    """Cut a label that is too long for its axes."""
-    return label if len(label) <= LONGEST else label[: LONGEST - 1] + "…"

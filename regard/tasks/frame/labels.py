@@ -9,18 +9,8 @@ import torch
 from torch import Tensor
 
 from regard.errors import UsageError, nearest
-from regard.metrics.bleu import Comparison, Score
-from regard.metrics.labels import (
-    Error,
-    by_class,
-    compare,
-    confusion,
-    count,
-    ones,
-    scores_of,
-    units,
-    wilson,
-)
+from regard.metrics.labels import LabelResults, one_hot, top_k
+from regard.metrics.score import Comparison
 from regard.tasks.frame.task import Judged
 
 MOST_LABELS = 100_000
@@ -142,42 +132,17 @@ def judge_labels(
     `numbers` are the right labels, `probs` (n, labels) what was predicted, and `named` says of
     each example where it stands and what it is.
     """
-    size, best = len(labels), probs.argmax(1)
-    targets, predictions = ones(numbers, size), ones(best, size)
-    scores = scores_of(targets, predictions, probs, several=False, what=unit)
-    if size > TOP:
-        scores.insert(1, top_score(numbers, probs, unit))
-    sure = probs.max(1)
-    wrong = np.flatnonzero(best != numbers)
-    order = wrong[np.argsort(-sure[wrong], kind="stable")][: settings.errors]
-    errors = [
-        Error(*named[i], labels[numbers[i]], labels[best[i]], float(sure[i]))
-        for i in order.tolist()
-    ]
-    fields = {
-        "labels": list(labels),
-        "classes": by_class(count(targets, predictions), labels),
-        "confusion": confusion(numbers, best, size).tolist(),
-        "errors": errors,
-        "baselines": baselines,
-    }
-    return Judged(scores, len(numbers), fields)
-
-
-def top_score(numbers: np.ndarray, probs: np.ndarray, unit: str) -> Score:
-    """Return how often the right label is among the few most probable."""
-    best = np.argsort(-probs, 1, kind="stable")[:, :TOP]
-    right = int((best == numbers[:, None]).any(1).sum())
-    low, high = wilson(right, len(numbers))
-    signature = f"{unit}:{len(numbers)}|95%:{low:.2f} to {high:.2f}|wilson"
-    return Score(f"top-{TOP}", 100 * right / len(numbers), signature)
+    results = LabelResults.single(labels, numbers, probs, unit=unit)
+    scores = results.scores()
+    if len(labels) > TOP:
+        scores.insert(1, top_k(numbers, probs, TOP, unit))
+    errors = results.errors(settings.errors, lambda i: named[i])
+    return Judged(scores, len(numbers), results.details(errors, baselines))
 
 
 def compare_labels(
     numbers: np.ndarray, ours: np.ndarray, theirs: np.ndarray, settings: Any
 ) -> list[Comparison]:
     """Compare the accuracy of two tables of probabilities by a paired bootstrap."""
-    size = ours.shape[1]
-    targets = ones(numbers, size)
-    both = (units(targets, ones(probs.argmax(1), size)) for probs in (ours, theirs))
-    return [compare(*both, "accuracy", settings.samples)]
+    results = LabelResults.single([""] * ours.shape[1], numbers, ours)
+    return [results.compare(one_hot(theirs.argmax(1), ours.shape[1]), settings.samples)]

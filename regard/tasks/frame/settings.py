@@ -10,7 +10,7 @@ from regard.errors import UsageError, lookup
 from regard.settings import describe, fill, setting
 from regard.tasks.tune import check_tune, usual_rate
 from regard.training.loop import LoopSettings, check
-from regard.training.plan import LENGTHS
+from regard.training.plan import DURATION_KEYS
 
 # short keys of every task for fields of its model's config
 SHORT: dict[str, str | tuple[str, ...]] = {
@@ -113,7 +113,7 @@ def resolve_train(
     """
     size = size_of(values)
     defaults = {"size": size, "model": model, **lookup("size", size, sizes)}
-    if any(values.get(key) is not None for key in LENGTHS):
+    if any(values.get(key) is not None for key in DURATION_KEYS):
         defaults.pop("steps", None)
     if values.get("init"):
         defaults["lr"] = usual_rate(values, width_of(model))

@@ -75,6 +75,21 @@ class Codec(Protocol):
         ...
 
 
+class NoCodec:
+    """The codec of a model with nothing beside its weights."""
+
+    def save(self, folder: Path) -> None:
+        """Write nothing."""
+
+    def facts(self) -> dict[str, Any]:
+        """Return nothing."""
+        return {}
+
+    def hashes(self) -> list[str]:
+        """Return nothing."""
+        return []
+
+
 class Batches(Protocol):
     """Batch n of a training, a pure function of (seed, n)."""
 
@@ -426,14 +441,18 @@ class Task(Generic[C, A]):
         """Refuse a model that cannot be compared with this one."""
         if other.name != self.name:
             raise UsageError(
-                f"against= names a model for {other.name}; expected one for {self.name}"
+                f"against= names a model for {other.task}; expected one for {self.name}"
             )
 
     def outputs(self, data: Data, predictions: Any, settings: Any) -> list[dict[str, Any]]:
         """Return the predictions as rows of the file that outputs= names."""
         raise NotImplementedError
 
-    def data_hash(self, data: Data, settings: Any) -> str:
+    def write_outputs(self, data: Data, predictions: Any, settings: Any) -> None:
+        """Write the predictions where outputs= says."""
+        write_outputs(settings.outputs, self.outputs(data, predictions, settings))
+
+    def data_hash(self, data: Data, settings: Any) -> Any:
         """Return a hash of the examples that were judged."""
         return data.sha
 
@@ -570,7 +589,7 @@ class Task(Generic[C, A]):
                 **made_here(),
             }
         if asked.outputs:
-            write_outputs(asked.outputs, self.outputs(data, predictions, asked))
+            self.write_outputs(data, predictions, asked)
         return self.Result(
             names[0],
             scores,

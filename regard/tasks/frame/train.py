@@ -34,7 +34,7 @@ from regard.tasks.frame.task import Data, Task
 from regard.tasks.tokenizer import load_any_tokenizer
 from regard.training import distributed
 from regard.training.loop import Fit, Trainable, locked, measure
-from regard.training.plan import FOR_TRAINING, Plan, settle
+from regard.training.plan import MIN_TRAINING_SHARE, Plan, make_plan
 from regard.weights import state_of
 
 # settings of tasks that say how many rows a validation decodes
@@ -288,14 +288,14 @@ def _plan(
 ) -> Plan:
     """Settle how many steps there will be, and what follows from that."""
     if settings.minutes is None:
-        return settle(settings, epoch=_epoch(settings, training))
+        return make_plan(settings, epoch=_epoch(settings, training))
     if any(values.get(key) is not None for key in ROWS_DECODED):
         training.decoded = 0  # the user has said how many
     whole = 60 * settings.minutes
     cost = measure(model, training, settings, folder, whole)
     passed = distributed.broadcast(time.perf_counter() - started)
-    left = max(whole - passed, FOR_TRAINING * whole)
-    return settle(settings, epoch=_epoch(settings, training), cost=cost, seconds=left)
+    left = max(whole - passed, MIN_TRAINING_SHARE * whole)
+    return make_plan(settings, epoch=_epoch(settings, training), cost=cost, seconds=left)
 
 
 def _epoch(settings: Any, training: Training) -> float | None:

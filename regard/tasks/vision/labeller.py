@@ -84,7 +84,7 @@ class ImageLabeller(ImageTask[Classified]):
             [self.probabilities(images.read(some), settings.mirror) for some in rows]
         )
 
-    def answer_pixels(self, pixels: Tensor, settings: Any) -> list[Classified]:
+    def answer_pixels(self, pixels: Tensor, settings: Any, lines: Any) -> list[Classified]:
         """Label bytes (n, c, h, w)."""
         probs = self.probabilities(pixels, settings.mirror)
         return [Classified(self.labels, row, [int(row.argmax())]) for row in probs]

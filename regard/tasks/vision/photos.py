@@ -1,6 +1,6 @@
 """What tasks on images share: their settings, the format of images, reading and looking."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -115,6 +115,7 @@ class ImageCodec:
     baselines: Baselines | None = None
     tokenizer: Tokenizer | None = None
     pretraining: Mapping[str, Any] = field(default_factory=dict)  # what the encoder was trained by
+    more: Mapping[str, Any] = field(default_factory=dict)  # further facts of config.json
     folder: Path | None = None  # where it was loaded from
 
     def save(self, folder: Path) -> None:
@@ -128,7 +129,7 @@ class ImageCodec:
         """Return what config.json says of it."""
         labels = {"labels": self.labels} if self.labels else {}
         more = {"pretraining": dict(self.pretraining)} if self.pretraining else {}
-        return {**labels, "image": asdict(self.format), **more}
+        return {**labels, "image": asdict(self.format), **more, **self.more}
 
     def hashes(self) -> list[str]:
         """Return the hash of the tokenizer, if there is one."""
@@ -313,13 +314,18 @@ class ImageTask(Task[ImageCodec, A]):
             some = inputs[start : start + settings.batch]
             read = [read_image(image, format, settings.broken) for image in some]
             good = [torch.from_numpy(pixels) for pixels in read if not isinstance(pixels, str)]
-            rows = iter(self.answer_pixels(torch.stack(good), settings) if good else [])
+            lines = [first + start + n for n, one in enumerate(read) if not isinstance(one, str)]
+            rows = iter(self.answer_pixels(torch.stack(good), settings, lines) if good else [])
             answers += [Unread(one) if isinstance(one, str) else next(rows) for one in read]
         return answers
 
-    def answer_pixels(self, pixels: Tensor, settings: Any) -> list[A]:
-        """Answer bytes (n, c, h, w)."""
+    def answer_pixels(self, pixels: Tensor, settings: Any, lines: Sequence[int]) -> list[A]:
+        """Answer bytes (n, c, h, w), which are inputs of these numbers."""
         raise NotImplementedError
+
+    def watched(self) -> Any:
+        """Return what attends to the image: the model, or a part of it."""
+        return self.model
 
     def describe(self, pixels: Tensor, settings: Any) -> dict[str, Any]:
         """Answer the bytes (1, c, h, w) of an image as fields of its picture."""
@@ -336,8 +342,8 @@ class ImageTask(Task[ImageCodec, A]):
         wide, high = upright(open_image(check_image(given))).size
         query = parse_query_point(settings.at, (wide, high), format.seen(wide, high))
         pixels, photo, name = photo_of(format, given)
-        with watch(self.model) as maps:
+        with watch(self.watched()) as maps:
             told = self.describe(pixels, settings)
         told = {"title": name, "source": name, **told}
         size = format.size, format.size
-        return image_picture(view, self.model, maps, size, photo, query, **told)
+        return image_picture(view, self.watched(), maps, size, photo, query, **told)

@@ -1,7 +1,7 @@
 """Pretraining of image encoders without labels: by masks, by two views, by captions."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,39 +15,40 @@ from regard.data.image_files import BROKEN
 from regard.data.images import ImageData, Images
 from regard.data.labelled import hash_items
 from regard.data.tokenize import train_tokenizer
-from regard.data.tokenizer import Tokenizer
 from regard.errors import UsageError, lookup
 from regard.metrics.bleu import Score
-from regard.models import family, info, pretrainer, task_changes
+from regard.models import family, pretrainer, task_changes
 from regard.models.folder import load_rest, save_parts
 from regard.pretrained.folder import is_foreign
 from regard.pretrained.mae import import_rest
-from regard.settings import setting
 from regard.tasks.frame.answers import Classified, Embedded
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.settings import resolve_train, size_of, with_parts
 from regard.tasks.frame.task import Data, Judged
 from regard.tasks.tokenizer import load_any_tokenizer
-from regard.tasks.vision.contrast import (
-    CaptionBatches,
-    MaskedBatches,
-    PretrainBatches,
-    ViewBatches,
-    image_vectors,
-    recall_at_k,
-    text_rows,
-    text_vectors,
-)
-from regard.tasks.vision.labeller import RunImages
 from regard.tasks.vision.photos import (
     SHORT,
     ImageCodec,
     ImageTask,
-    ImageTrainSettings,
     check_image,
     format_of,
     use_share,
     with_statistics,
+)
+from regard.tasks.vision.pretraining import (
+    BATCHES,
+    OBJECTIVES,
+    LookPretrain,
+    PretrainBatches,
+    RunPretrain,
+    TrainPretrain,
+    around_config,
+    image_vectors,
+    pretrainer_config,
+    pretrainer_of,
+    recall_at_k,
+    text_rows,
+    text_vectors,
 )
 from regard.tasks.vision.probe import (
     Known,
@@ -58,87 +59,8 @@ from regard.tasks.vision.probe import (
     vectors,
 )
 from regard.training.loop import mix
-from regard.viewer.settings import ImageLookSettings
 
-MAEConfig, _ = pretrainer("mae")
-# objective -> what it means for training
-OBJECTIVES: dict[str, dict[str, Any]] = {
-    "masked": {"augment": "flip+crop", "batch": 256},
-    "contrastive": {"augment": "zoom+flip+jitter+grey", "batch": 256},
-    "clip": {"augment": "flip+crop", "batch": 128},
-}
-# what any encoder can be trained by; others are named by the family
-ANY_ENCODER = {"contrastive": "simclr", "clip": "clip"}
-BATCHES: dict[str, type[PretrainBatches]] = {
-    "mae": MaskedBatches,
-    "simmim": MaskedBatches,
-    "simclr": ViewBatches,
-    "clip": CaptionBatches,
-}
-# the text encoder of CLIP: depth, width and heads
-TEXT_SIZES = {"tiny": (2, 128, 2), "small": (3, 192, 3), "base": (4, 256, 4), "big": (6, 384, 6)}
 KNOWN, QUERIES = 5000, 1000  # images by which neighbours are judged while training
-
-
-@dataclass(frozen=True)
-class TrainPretrain(ImageTrainSettings):
-    """What a training without labels can be told."""
-
-    objective: str = setting("masked", "masked, contrastive, or clip with captions")
-    least: float = setting(0.2, "least share of an image that a zoom keeps", above=0, max=1)
-    pieces: int = setting(4000, "vocabulary size of the captions", min=300, max=99_999)
-    way: MAEConfig = field(default_factory=MAEConfig)  # type: ignore[valid-type]
-
-
-@dataclass(frozen=True)
-class RunPretrain(RunImages):
-    """How to embed images, or to choose among texts."""
-
-    texts: str | None = setting(None, "texts to choose from, with | between: a dog|a cat")
-
-
-@dataclass(frozen=True)
-class LookPretrain(ImageLookSettings):
-    """What to see of how an image is read."""
-
-    view: str = setting("attention", "attention, rollout (up to each layer), filters or rebuilt")
-    seed: int = setting(1, "random seed of the mask, with view=rebuilt", min=0, max=2**31)
-
-
-def pretrainer_of(objective: str, name: str) -> str:
-    """Return what is built around an encoder of a family to train it by an objective."""
-    lookup("objective", objective, OBJECTIVES)
-    by = info(name).pretrainers.get(objective) or ANY_ENCODER.get(objective)
-    if by is None:
-        known = [each for each in Pretrain.families() if objective in info(each).pretrainers]
-        raise UsageError(
-            f"objective={objective} is for family={' and '.join(known)}, not {name}; choose one of "
-            "them, or objective=contrastive"
-        )
-    return by
-
-
-def pretrainer_config(by: str, model: Any, size: str) -> Any:
-    """Return the config of what is built around an encoder of a size."""
-    config: Any = pretrainer(by)[0]()
-    if by == "mae":
-        half = model.block.width // 2
-        narrow = half % model.block.heads == 0 and model.block.head_width is None
-        parts = {"width": half, "ffn_width": 2 * half} if narrow else {}
-        return replace(config, block=replace(model.block, dropout=0.0, **parts))
-    if by == "clip":
-        depth, width, heads = TEXT_SIZES.get(size, TEXT_SIZES["big"])
-        block = replace(config.text.block, width=width, heads=heads, ffn_width=4 * width)
-        return replace(config, text=replace(config.text, depth=depth, block=block), width=width)
-    return config
-
-
-def around_config(settings: Any, tokenizer: Tokenizer | None) -> Any:
-    """Return the config of what trains the encoder, with the vocabulary of its captions."""
-    if tokenizer is None:
-        return settings.way
-    text = replace(settings.way.text, vocab=tokenizer.vocab, head="none")
-    return replace(settings.way, text=text)
 
 
 class Pretrain(ImageTask[Any]):
@@ -361,7 +283,7 @@ class Pretrain(ImageTask[Any]):
         self.answerer = self._embed if settings.texts is None else self._chooser(settings)
         return super().predict(inputs, settings, first=first)
 
-    def answer_pixels(self, pixels: Tensor, settings: Any) -> list[Any]:
+    def answer_pixels(self, pixels: Tensor, settings: Any, lines: Sequence[int]) -> list[Any]:
         """Answer bytes (n, c, h, w)."""
         return self.answerer(self.format.normalise(pixels.to(self.device)))
 

@@ -1,4 +1,4 @@
-"""What filters share: images as planes, places in and around them, and the one average."""
+"""What filters share: images as planes, pixels and windows, and weighted averages by attention."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -14,16 +14,16 @@ from regard.attention.masks import Mask, Sliding
 from regard.attention.scores import Score
 from regard.errors import UsageError
 
-Window = int | Literal["full"]  # the side of a square around each pixel, or the whole image
-AutoWindow = int | Literal["auto", "full"]  # or as wide as a Gaussian needs
-Place = tuple[int, int]  # x and y of a pixel
-TILE = 2**22  # weights held at once where no kernel can do without them
-LEAST = -70.0  # of a score: processors are slow with numbers much nearer to zero than its weight
-BAND = 2**16  # pixels a thread works on at once, so that what it needs stays in its cache
+Window = int | Literal["full"]  # side of the square around each pixel, or the whole image
+AutoWindow = int | Literal["auto", "full"]  # auto: as wide as a Gaussian needs
+Pixel = tuple[int, int]  # x and y of a pixel
+TILE = 2**22  # weights held at once where they must be materialised
+MIN_SCORE = -70.0  # exp of less is nearly subnormal, which processors are slow with
+BAND_PIXELS = 2**16  # per thread, so that a band stays in its cache
 
 
 def planes(image: Tensor, name: str = "image") -> Float[Tensor, "n c h w"]:
-    """Lay any leading axes of an image out as one, or refuse what is none."""
+    """Flatten the leading axes of an image to one, or refuse what is no image."""
     if not isinstance(image, Tensor) or image.dtype not in (torch.float32, torch.float64):
         kind = image.dtype if isinstance(image, Tensor) else type(image).__name__
         raise UsageError(f"{name} of {kind}; expected a tensor of float or double, values 0 to 1")
@@ -32,24 +32,24 @@ def planes(image: Tensor, name: str = "image") -> Float[Tensor, "n c h w"]:
     return image.reshape(-1, *image.shape[-3:])
 
 
-def positive(**values: float) -> None:
+def check_positive(**values: float) -> None:
     """Refuse what is not more than zero."""
     for name, value in values.items():
         if not value > 0:
             raise UsageError(f"{name}={value} is too small; it must be more than 0")
 
 
-def of_range(image: Tensor, **values: float) -> None:
-    """Refuse a difference of values that cannot be meant for the range that an image has.
+def check_range(image: Tensor, **values: float) -> None:
+    """Refuse a difference of values that is meant for another range than the image has.
 
-    Values are from 0 to 1 or from 0 to 255; a difference for one of these is none for the other.
+    Values are from 0 to 1 or from 0 to 255; what is a difference in one is none in the other.
     """
     reach = float(image.detach().abs().max()) if image.numel() else 0.0
     bytes_ = reach > 16  # noise may go beyond 1, but not so far
     for name, value in values.items():
         if math.isinf(value) or not math.isfinite(reach):
             continue
-        if not bytes_ and max(1.0, 2 * reach) < value <= 1000:  # more is meant to ignore values
+        if not bytes_ and max(1.0, 2 * reach) < value <= 1000:  # more is meant as infinity
             raise UsageError(
                 f"{name}={value:g} is more than any difference of values from 0 to 1, as they are "
                 f"here; of 0 to 255 it is {name}={value / 255:.3g}"
@@ -61,15 +61,15 @@ def of_range(image: Tensor, **values: float) -> None:
             )
 
 
-def counted(**values: int) -> None:
-    """Refuse what is no number of times."""
+def check_count(**values: int) -> None:
+    """Refuse what is not a count."""
     for name, value in values.items():
         if not isinstance(value, int) or value < 0:
             raise UsageError(f"{name}={value}; expected a whole number, 0 or more")
 
 
 def radius_of(side: AutoWindow, name: str = "window") -> int | None:
-    """Return how far a square of a side reaches from its centre; the whole image has no bound."""
+    """Return the radius of a square window of a side; None for the whole image."""
     if side == "full":
         return None
     if not isinstance(side, int) or side < 1 or side % 2 == 0:
@@ -78,39 +78,39 @@ def radius_of(side: AutoWindow, name: str = "window") -> int | None:
 
 
 def mirrored(size: int, reach: int, device: torch.device) -> Int[Tensor, " l"]:
-    """Return which pixel stands at each place from -reach on, mirrored about the first and last."""
+    """Return the index of the pixel at each position from -reach on, in mirror padding."""
     period = max(1, 2 * (size - 1))
     at = torch.arange(-reach, size + reach, device=device) % period
     return torch.where(at < size, at, period - at)
 
 
 def pad(image: Float[Tensor, "n c h w"], reach: int) -> Float[Tensor, "n c h2 w2"]:
-    """Mirror an image of any size about its outermost pixels."""
+    """Mirror-pad an image of any size (the border pixel is not repeated)."""
     down, right = (mirrored(size, reach, image.device) for size in image.shape[-2:])
     return image.index_select(-2, down).index_select(-1, right)
 
 
-def places(image: Float[Tensor, "n c h w"]) -> Float[Tensor, "hw 2"]:
-    """Return row and column of every pixel, from the middle of the image."""
+def pixel_coordinates(image: Float[Tensor, "n c h w"]) -> Float[Tensor, "hw 2"]:
+    """Return row and column of every pixel, centred on the image."""
     high, wide = image.shape[-2:]
     rows, columns = (torch.arange(n, dtype=image.dtype, device=image.device) for n in (high, wide))
     return torch.cartesian_prod(rows - (high - 1) / 2, columns - (wide - 1) / 2)
 
 
-def near(radius: int | None, image: Float[Tensor, "n c h w"]) -> Mask | None:
-    """Return the mask of a square around each pixel."""
+def window_mask(radius: int | None, image: Float[Tensor, "n c h w"]) -> Mask | None:
+    """Return the mask of a square window around each pixel."""
     if radius is None:
         return None
-    at = places(image)
+    at = pixel_coordinates(image)
     return Sliding(radius + 1, at, at)
 
 
-def average(
+def attention_average(
     k: Float[Tensor, "n l d"], v: Float[Tensor, "n l c"], score: Score, mask: Mask | None = None
 ) -> Float[Tensor, "n l c"]:
-    """Let every pixel attend to all, in memory linear in their number unless there is a mask."""
+    """Let every pixel attend to all, in linear memory unless there is a mask."""
     if hasattr(score, "prepare"):
-        # the kernel can do without the matrix of weights if values are as wide as keys
+        # the fused kernel needs values as wide as keys
         wide = F.pad(v, (0, max(0, k.shape[-1] - v.shape[-1])))
         return attend(k, k, wide, score=score, mask=mask)[..., : v.shape[-1]]
     if mask is not None:
@@ -122,28 +122,28 @@ def average(
 def squares(
     x: Float[Tensor, "n c h w"], scale: float = 1.0, plus: Tensor | None = None
 ) -> Float[Tensor, "n 1 h w"]:
-    """Add up the squares of all channels, times a scale, to something."""
+    """Return plus + scale * the sum of squares over channels."""
     total = x.new_zeros(()) if plus is None else plus
     for channel in x.split(1, 1):
         total = torch.addcmul(total, channel, channel, value=scale)
     return total
 
 
-def weights_of(score: Tensor) -> Tensor:
-    """Return the exponential of scores, which it overwrites."""
-    return score.clamp_(min=LEAST).exp_()
+def exp_weights(score: Tensor) -> Tensor:
+    """Return the exponential of scores, in place."""
+    return score.clamp_(min=MIN_SCORE).exp_()
 
 
-def half(radius: int, high: int, wide: int) -> Iterator[tuple[int, int]]:
-    """Give one of each two opposite steps (down, right) from pixel to pixel in a window."""
+def half_window(radius: int, high: int, wide: int) -> Iterator[tuple[int, int]]:
+    """Yield one of each two opposite offsets (down, right) in a window."""
     down, right = min(radius, high - 1), min(radius, wide - 1)
     return ((y, x) for y in range(down + 1) for x in range(-right if y else 1, right + 1))
 
 
-class Sums:
-    """Weighted sums of all pixels in the making, to which pairs of pixels are added.
+class PairwiseSums:
+    """Accumulates weighted sums for all pixels, one window offset at a time.
 
-    A pair weighs the same from both its sides, so that each is computed but once.
+    Weights are symmetric, so that each pair of pixels is computed once.
     """
 
     def __init__(self, image: Float[Tensor, "n c h w"]):
@@ -152,9 +152,9 @@ class Sums:
         self.weights = torch.ones_like(image[:, :1])
 
     def bands(self, down: int, right: int) -> Iterator[tuple[tuple, tuple]]:
-        """Cut the pairs that are a step apart into bands of rows: the pixels of each side."""
+        """Yield the pixel pairs at an offset in bands of rows: the slices of both sides."""
         high, wide = self.image.shape[-2:]
-        rows = max(1, BAND * torch.get_num_threads() // wide)
+        rows = max(1, BAND_PIXELS * torch.get_num_threads() // wide)
         left, end = max(0, -right), wide - max(0, right)
         for top in range(0, high - down, rows):
             stop = min(high - down, top + rows)
@@ -163,18 +163,18 @@ class Sums:
             yield (..., *here), (..., *there)
 
     def add(self, weights: Tensor, here: tuple, there: tuple) -> None:
-        """Add what pairs of pixels give to each other."""
+        """Add the pairs of two slices with their weights."""
         self.weights[here] += weights
         self.weights[there] += weights
         self.values[here].addcmul_(weights, self.image[there])
         self.values[there].addcmul_(weights, self.image[here])
 
     def done(self) -> Float[Tensor, "n c h w"]:
-        """Return the averages."""
+        """Return the weighted averages."""
         return self.values.div_(self.weights)
 
 
-def check_place(at: Place, image: Tensor) -> None:
+def check_pixel(at: Pixel, image: Tensor) -> None:
     """Refuse a pixel that an image does not have."""
     high, wide = image.shape[-2:]
     if not (0 <= at[0] < wide and 0 <= at[1] < high):
@@ -183,25 +183,25 @@ def check_place(at: Place, image: Tensor) -> None:
         )
 
 
-def in_piece(
-    image: Tensor, at: Place, reach: int | None, find: Callable[[Tensor, Place], Tensor]
+def local_weights(
+    image: Tensor, at: Pixel, reach: int | None, find: Callable[[Tensor, Pixel], Tensor]
 ) -> Float[Tensor, "h w"]:
-    """Find the weights of a pixel in the piece of the image that they depend on."""
-    check_place(at, image)
+    """Return the weights of a pixel, computed on the part of the image within reach."""
+    check_pixel(at, image)
     image = planes(image)[:1].detach()
     if reach is None:
         return find(image, at)
-    left, top = (max(0, place - reach) for place in at)
+    left, top = (max(0, x - reach) for x in at)
     across, down = slice(left, at[0] + reach + 1), slice(top, at[1] + reach + 1)
-    found = torch.zeros_like(image[0, 0])
-    found[down, across] = find(image[..., down, across], (at[0] - left, at[1] - top))
-    return found
+    weights = torch.zeros_like(image[0, 0])
+    weights[down, across] = find(image[..., down, across], (at[0] - left, at[1] - top))
+    return weights
 
 
-def attended(
-    k: Float[Tensor, "1 l d"], score: Score, at: Place, size: tuple[int, int], radius: int | None
+def attention_weights(
+    k: Float[Tensor, "1 l d"], score: Score, at: Pixel, size: tuple[int, int], radius: int | None
 ) -> Float[Tensor, "h w"]:
-    """Return the weights of one pixel: how the average there changes with each value."""
+    """Return the attention weights of one pixel, as the gradient of its output by the values."""
     high, wide = size
     x, y = at
     bias = None
@@ -215,8 +215,8 @@ def attended(
         return torch.autograd.grad(out.sum(), v)[0].view(high, wide)
 
 
-def flowed(x: Tensor, down: Tensor, right: Tensor) -> Tensor:
-    """Take from each pixel what flows down and to the right, and give it to the next ones."""
+def apply_flow(x: Tensor, down: Tensor, right: Tensor) -> Tensor:
+    """Move the flow down and to the right from each pixel to its neighbour."""
     x = x.clone()
     x[..., :-1, :] -= down
     x[..., 1:, :] += down
@@ -225,11 +225,11 @@ def flowed(x: Tensor, down: Tensor, right: Tensor) -> Tensor:
     return x
 
 
-def derivative(
-    filtered: Callable[[Tensor], Tensor], image: Tensor, at: Place
+def pixel_gradient(
+    filtered: Callable[[Tensor], Tensor], image: Tensor, at: Pixel
 ) -> Float[Tensor, "h w"]:
-    """Return how a pixel of a filtered image changes with each pixel of the image."""
+    """Return the gradient of one filtered pixel by the pixels of the image."""
     with torch.enable_grad():
-        given = image.clone().requires_grad_()
-        found = torch.autograd.grad(filtered(given)[..., at[1], at[0]].sum(), given)[0]
-    return found[0].mean(0)
+        x = image.clone().requires_grad_()
+        gradient = torch.autograd.grad(filtered(x)[..., at[1], at[0]].sum(), x)[0]
+    return gradient[0].mean(0)

@@ -1,6 +1,7 @@
-"""Batches of pretraining, and how images and texts find each other."""
+"""Pretraining by masks, views or captions: settings, batches, and retrieval between them."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,86 @@ from regard.data.batches import Shuffled, pad
 from regard.data.image_format import ImageFormat
 from regard.data.images import ImageData, Images
 from regard.data.tokenizer import Tokenizer
-from regard.errors import UsageError
-from regard.tasks.vision.photos import ImageCodec
+from regard.errors import UsageError, lookup
+from regard.models import info, pretrainer, serving
+from regard.settings import setting
+from regard.tasks.vision.labeller import RunImages
+from regard.tasks.vision.photos import ImageCodec, ImageTrainSettings
+from regard.viewer.settings import ImageLookSettings
 
+MAEConfig, _ = pretrainer("mae")
+# objective -> what it means for training
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "masked": {"augment": "flip+crop", "batch": 256},
+    "contrastive": {"augment": "zoom+flip+jitter+grey", "batch": 256},
+    "clip": {"augment": "flip+crop", "batch": 128},
+}
+# what any encoder can be trained by; others are named by the family
+ANY_ENCODER = {"contrastive": "simclr", "clip": "clip"}
+# the text encoder of CLIP: depth, width and heads
+TEXT_SIZES = {"tiny": (2, 128, 2), "small": (3, 192, 3), "base": (4, 256, 4), "big": (6, 384, 6)}
 VALID = 7  # the stream of random numbers for validation
+
+
+@dataclass(frozen=True)
+class TrainPretrain(ImageTrainSettings):
+    """What a training without labels can be told."""
+
+    objective: str = setting("masked", "masked, contrastive, or clip with captions")
+    least: float = setting(0.2, "least share of an image that a zoom keeps", above=0, max=1)
+    pieces: int = setting(4000, "vocabulary size of the captions", min=300, max=99_999)
+    way: MAEConfig = field(default_factory=MAEConfig)  # type: ignore[valid-type]
+
+
+@dataclass(frozen=True)
+class RunPretrain(RunImages):
+    """How to embed images, or to choose among texts."""
+
+    texts: str | None = setting(None, "texts to choose from, with | between: a dog|a cat")
+
+
+@dataclass(frozen=True)
+class LookPretrain(ImageLookSettings):
+    """What to see of how an image is read."""
+
+    view: str = setting("attention", "attention, rollout (up to each layer), filters or rebuilt")
+    seed: int = setting(1, "random seed of the mask, with view=rebuilt", min=0, max=2**31)
+
+
+def pretrainer_of(objective: str, name: str) -> str:
+    """Return what is built around an encoder of a family to train it by an objective."""
+    lookup("objective", objective, OBJECTIVES)
+    by = info(name).pretrainers.get(objective) or ANY_ENCODER.get(objective)
+    if by is None:
+        known = [each for each in serving("pretrain") if objective in info(each).pretrainers]
+        raise UsageError(
+            f"objective={objective} is for family={' and '.join(known)}, not {name}; choose one of "
+            "them, or objective=contrastive"
+        )
+    return by
+
+
+def pretrainer_config(by: str, model: Any, size: str) -> Any:
+    """Return the config of what is built around an encoder of a size."""
+    config: Any = pretrainer(by)[0]()
+    if by == "mae":
+        half = model.block.width // 2
+        narrow = half % model.block.heads == 0 and model.block.head_width is None
+        parts = {"width": half, "ffn_width": 2 * half} if narrow else {}
+        return replace(config, block=replace(model.block, dropout=0.0, **parts))
+    if by == "clip":
+        depth, width, heads = TEXT_SIZES.get(size, TEXT_SIZES["big"])
+        block = replace(config.text.block, width=width, heads=heads, ffn_width=4 * width)
+        return replace(config, text=replace(config.text, depth=depth, block=block), width=width)
+    return config
+
+
+def around_config(settings: Any, tokenizer: Tokenizer | None) -> Any:
+    """Return the config of what trains the encoder, with the vocabulary of its captions."""
+    if tokenizer is None:
+        return settings.way
+    text = replace(settings.way.text, vocab=tokenizer.vocab, head="none")
+    return replace(settings.way, text=text)
 
 
 class PretrainBatches:
@@ -126,6 +203,14 @@ class CaptionBatches(PretrainBatches):
         ids, lengths = pad(chosen, self.pad)
         device = self.settings.device
         return self.view(part.read(picked), rng), ids.to(device), lengths.to(device)
+
+
+BATCHES: dict[str, type[PretrainBatches]] = {
+    "mae": MaskedBatches,
+    "simmim": MaskedBatches,
+    "simclr": ViewBatches,
+    "clip": CaptionBatches,
+}
 
 
 def text_rows(texts: Sequence[str], tokenizer: Tokenizer, longest: int) -> list[np.ndarray]:
