@@ -20,7 +20,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from regard.data.captions import captions_in
 from regard.data.image_files import ImageFiles
 from regard.tasks import trainer
-from regard.tasks.run import Rehearsed, parameters, rehearsing
+from regard.tasks.frame.recipe import parameters
+from regard.tasks.frame.train import Rehearsed, rehearsing
 from regard.training.loop import one_step
 
 STEPS = 3  # that are measured, besides the first
