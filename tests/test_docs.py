@@ -21,7 +21,7 @@ from regard.filters.program import SETTINGS as FILTERS
 from regard.lab.variants import CompareSettings
 from regard.recipes import RECIPES
 from regard.settings import describe, parse
-from regard.tasks import TASKS, runner, trainer
+from regard.tasks import TASKS, runner, train_settings
 
 HOME = Path(__file__).resolve().parents[1]
 ALL = [HOME / "README.md", *sorted((HOME / "docs").glob("*.md"))]
@@ -116,12 +116,13 @@ def keys_of_tasks(kind: str) -> set[str]:
     """Return the keys that some task takes for a verb."""
     known: set[str] = set()
     for task in TASKS:
-        module = trainer(task)
         if kind == "train":
-            settings = [getattr(module, TASKS[task].settings)]
-            known |= set(getattr(module, "SHORT", {}))
+            own, short = train_settings(task)
+            settings = [own]
+            known |= set(short)
+        elif hasattr(one := runner(task), "Run"):
+            settings = [getattr(one, kind.capitalize()), one.Run]
         else:
-            one = runner(task)
             settings = [getattr(one, f"{kind}_settings", None) or one.settings, one.settings]
         for each in settings:
             known |= {row.key for row in describe(each)}
