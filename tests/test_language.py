@@ -145,7 +145,7 @@ def test_a_folder_of_texts_holds_a_document_each(tmp_path):
         ("a.txt", b"one\ntwo\0\n", "a.txt:2: a NUL byte"),
         ("a.jsonl", b'{"text": "a"}\n{"text": 3}\n{"txt": "b"}\n', "a.jsonl:3: no key 'text'"),
         ("a.jsonl", b'{"text": "a"}\nrubbish\n', "a.jsonl:2: not JSON"),
-        ("a.jsonl", b'{"text": "a"}\n', "a single document cannot be split"),
+        ("a.jsonl", b'{"text": "a"}\n', "too few different rows to split"),
     ],
 )
 def test_a_bad_text_is_refused_with_its_place(tmp_path, name, content, message):
