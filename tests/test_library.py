@@ -12,7 +12,7 @@ import torch
 
 import regard
 from regard.attention.watch import watch
-from regard.decode.search import in_batches
+from regard.decode.batching import in_batches
 from regard.metrics.bleu import Score
 from regard.metrics.labels import LabelEvaluation
 from regard.tasks import TASKS, runner, train_settings, trainer
