@@ -107,10 +107,10 @@ class ExampleReader:
     """Reads texts and labels from a table, or from lines such as `NUM:date When was ...`."""
 
     of = "texts with labels"
-    most: int | None = None  # rows to read, if not all
 
-    def __init__(self, format: ExampleFormat):
-        self.format = format
+    def __init__(self, format: ExampleFormat, most: int | None = None):
+        """Take how rows stand in a file, and how many to read, if not all."""
+        self.format, self.most = format, most
         self.several = format.separator is not None  # or as soon as a list of labels is read
         self.fine = lookup("labels", format.labels, FINENESS)
         if format.separator == "":
@@ -223,10 +223,10 @@ class SentenceReader:
 
     of = "words with tags"
     several = False  # a word has one tag
-    most: int | None = None  # sentences to read, if not all
 
-    def __init__(self, format: SentenceFormat):
-        self.format = format
+    def __init__(self, format: SentenceFormat, most: int | None = None):
+        """Take how rows stand in a file, and how many sentences to read, if not all."""
+        self.format, self.most = format, most
 
     def read(self, path: Path, notes: list[str]) -> list[Sentence]:
         """Read a file; what the user should be told is added to the notes."""

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from regard.data.split import Split
 from regard.errors import UsageError, lookup
 from regard.metrics.bleu import Comparison, Score
-from regard.metrics.evaluation import Evaluation, made_here, write_outputs
+from regard.metrics.evaluation import Evaluation, provenance, write_outputs
 from regard.models import family, preset, preset_family, preset_names, serving
 from regard.native import fast
 from regard.results import Named
@@ -586,7 +586,7 @@ class Task(Generic[C, A]):
                 **({"tokenizers": hashes} if hashes else {}),
                 **self.made_with(asked),
                 **judged.made_with,
-                **made_here(),
+                **provenance(),
             }
         if asked.outputs:
             self.write_outputs(data, predictions, asked)

@@ -1,1 +1,1 @@
-"""Tasks on texts."""
+"""Tasks on text: a file each, and beside them what several share."""

@@ -314,7 +314,8 @@ class Tag(Labeller[Tagged]):
         with watch(self.model) as maps:
             (probs,) = self._forward([window])
         shown = self._tagged(words[: len(probs)], probs)
-        tags = [shown.tags[n] if 0 <= n < len(probs) else "" for n in window.row.word_ids.tolist()]
+        word_ids: list[int] = window.row.word_ids.tolist()
+        tags = [shown.tags[n] if 0 <= n < len(probs) else "" for n in word_ids]
         steps = candidate_steps(
             torch.from_numpy(probs), self.labels, candidates=settings.candidates
         )
