@@ -15,8 +15,9 @@ from regard.metrics import baselines as baseline
 from regard.metrics.baselines import COMMONEST, FILE, Baselines, bigram_gain, downsample
 from regard.metrics.labels import one_hot
 from regard.tasks.text.classify import Classify
-from regard.tasks.text.few_texts import BAG_OF_WORDS, WORD_ORDER, few_text_settings
+from regard.tasks.text.labelling import SHORT
 from regard.tasks.vision.distillation import soft_loss
+from regard.training.few_texts import BAG_OF_WORDS, WORD_ORDER, few_text_settings
 from regard.training.label_loss import (
     LABEL_LOSSES,
     class_weights,
@@ -256,7 +257,8 @@ def test_what_order_is_worth_is_seen_in_naive_bayes():
 
 def test_defaults_follow_the_texts():
     def of(texts=BAGS, right=RIGHT["bag"], **values):
-        found = few_text_settings({"data": "x", **values}, texts, right)
+        given = {"data": "x", **values}
+        found = few_text_settings(given, SHORT, len(texts), lambda: bigram_gain(texts, right, 2))
         assert not found.keys() & values.keys()
         return found
 
@@ -267,7 +269,7 @@ def test_defaults_follow_the_texts():
     assert "epochs" not in of(steps=10)
     assert of(minutes=2) == BAG_OF_WORDS
     assert not {"tokenizer", "embeddings"} & set(of(pieces=300))
-    assert "dropout" not in few_text_settings({"model.block.dropout": 0.5}, BAGS, RIGHT["bag"])
+    assert "dropout" not in few_text_settings({"model.block.dropout": 0.5}, SHORT, 9, lambda: 0.0)
     settings = Classify.resolve({**of(), "data": "x"})
     assert settings.epochs == BAG_OF_WORDS["epochs"] and settings.steps is None
 
