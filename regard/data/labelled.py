@@ -374,7 +374,8 @@ class Labelled(Dataset[list[Any]]):
     @property
     def sha(self) -> str:
         """Return a hash of what is trained and validated on."""
-        return hash_items([item for name in ("train", "valid") for item in self.parts[name]])
+        names = [name for name in ("train", "valid") if name in self.parts] or list(self.parts)
+        return hash_items([item for name in names for item in self.parts[name]])
 
 
 def hash_items(items: Sequence[Any]) -> str:
