@@ -10,9 +10,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from regard.errors import UsageError, lookup
-from regard.pretrained import spm
-from regard.pretrained.folder import write_json
-from regard.pretrained.parts import read_object
+from regard.files import read_json, write_json
+from regard.pretrained import sentencepiece_model as spm
+from regard.pretrained.tokenizer_checks import MOST_BYTES
 from regard.pretrained.shards import INDEX, Weights, read_header
 
 Words = Mapping[str, Any]
@@ -86,7 +86,7 @@ TRANSPOSED = ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
 
 def as_folder(raw: Path, folder: Path) -> None:
     """Write config.json, weights and tokenizer for what the reader of a GGUF file has written."""
-    told = read_object(raw / "raw.json")
+    told = read_json(raw / "raw.json", MOST_BYTES)
     kind = str(told.get("general.architecture"))
     lookup("general.architecture", kind[:60], NAMES)
     files = [read_header(path) for path in sorted(raw.glob("*.safetensors"))]

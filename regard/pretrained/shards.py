@@ -16,9 +16,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from regard.errors import UsageError
-from regard.files import refuse, replacing, write_atomically
+from regard.files import read_json, refuse, replacing, write_json
 from regard.models.folder import MOST_PARAMETERS
-from regard.pretrained.parts import read_object
 
 MOST_HEADER = 32 * 2**20
 MOST_VALUES = 3_000_000  # in a header, which bounds what it takes in memory
@@ -145,7 +144,7 @@ def _missing(folder: Path) -> UsageError:
 def _read_index(folder: Path) -> dict[str, Entry]:
     """Read the headers of the files that an index names."""
     path = folder / INDEX
-    names = read_object(path).get("weight_map")
+    names = read_json(path).get("weight_map")
     if not isinstance(names, dict) or not names:
         raise UsageError(f"{path}: no weight_map; expected the file of every weight")
     files: dict[str, list[str]] = {}
@@ -276,5 +275,5 @@ def write_shards(
         places = {key: name for name, group in zip(names, groups, strict=True) for key in group}
         total = sum(tensor.nbytes for tensor in tensors.values())
         index = {"metadata": {"total_size": total}, "weight_map": places}
-        write_atomically(folder / INDEX, json.dumps(index, indent=2) + "\n")
+        write_json(folder / INDEX, index)
     return names

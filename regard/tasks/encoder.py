@@ -26,7 +26,7 @@ from regard.metrics.evaluation import Evaluation, made_here, write_outputs
 from regard.metrics.labels import LabelEvaluation
 from regard.models.folder import load_rest
 from regard.pretrained.folder import is_foreign
-from regard.pretrained.mae import import_rest
+from regard.pretrained.mae_decoder import import_decoder
 from regard.settings import fill, setting
 from regard.tasks.classifier import Classified
 from regard.tasks.embed import Embedded
@@ -166,7 +166,7 @@ class Encoder(Runner[Embedded | Classified | Unread]):
             raise UsageError(
                 "what this encoder was trained with is not known; only its vectors are"
             )
-        read = import_rest if is_foreign(self.folder) else load_rest
+        read = import_decoder if is_foreign(self.folder) else load_rest
         return read(self.folder, self.model, self.config["pretraining"])
 
     @torch.inference_mode()

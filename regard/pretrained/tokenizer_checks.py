@@ -7,16 +7,13 @@ import base64
 import binascii
 import math
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from regard.errors import UsageError
-from regard.files import parse_json, refuse
 
-MOST_BYTES = 40 * 2**20
-MOST_VALUES = 6_000_000  # in a JSON file, which bounds what its parts take in memory
+MOST_BYTES = 40 * 2**20  # of a tokenizer's file
 MOST_PIECES = 1_000_000
 MOST_MERGES = 2_000_000
 MOST_ADDED = 50_000
@@ -80,42 +77,6 @@ PATTERNS = frozenset(
         r"\d",
     ]
 )
-
-
-def read_limited(path: Path, most: int = MOST_BYTES) -> bytes:
-    """Read a whole file that may have been tampered with, if it is one and not too large."""
-    try:
-        if not path.is_file():  # a pipe or a device could be read forever
-            raise UsageError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
-        with open(path, "rb") as file:
-            data = file.read(most + 1)
-    except OSError as error:
-        raise refuse(error, path) from error
-    if len(data) > most:
-        raise UsageError(f"{path}: over {most >> 20} MB; expected a smaller file")
-    return data
-
-
-def read_text(path: Path) -> str:
-    """Read a file of text."""
-    try:
-        return read_limited(path).decode()
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: not UTF-8 ({error.reason} at byte {error.start})") from error
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """Read a JSON object whose size is bounded both as text and in memory."""
-    data = read_limited(path)
-    if sum(data.count(mark) for mark in b",[{:") > MOST_VALUES:
-        raise UsageError(f"{path}: over {MOST_VALUES:,} values; expected a smaller file")
-    try:
-        value = parse_json(data)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: not JSON ({str(error)[:100]})") from error
-    if not isinstance(value, dict):
-        raise UsageError(f"{path}: expected a JSON object")
-    return value
 
 
 # ---- single values: each returns what may go on to the library

@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from regard.errors import UsageError
-from regard.pretrained import spm
-from regard.pretrained.foreign import MOST_FRAME, ROLES, About, ForeignTokenizer, Frame, checked
-from regard.pretrained.parts import (
+from regard.files import errors_in, read_json, read_text
+from regard.pretrained import sentencepiece_model as spm
+from regard.pretrained.imported_tokenizer import MOST_FRAME, ROLES, About, ImportedTokenizer, Frame, checked
+from regard.pretrained.tokenizer_checks import (
     CLIP_PATTERN,
+    MOST_BYTES,
     QWEN_PATTERN,
     check_added,
     check_id,
     check_vocab,
     count,
     flag,
-    read_object,
-    read_text,
 )
 
 # names of special tokens in well-known vocabularies, where a folder does not tell them
@@ -120,15 +120,15 @@ class Source:
 
 def read_tokenizers(
     folder: str | Path, config: Mapping[str, Any] | None = None
-) -> tuple[ForeignTokenizer, ForeignTokenizer]:
+) -> tuple[ImportedTokenizer, ImportedTokenizer]:
     """Read the tokenizer of a public checkpoint: for what is read, and for what is written."""
     folder = Path(folder)
     if config is None:
-        config = read_object(folder / "config.json") if (folder / "config.json").exists() else {}
+        config = read_json(folder / "config.json") if (folder / "config.json").exists() else {}
     settings: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if (folder / name).exists():
-            settings |= {k: v for k, v in read_object(folder / name).items() if v is not None}
+            settings |= {k: v for k, v in read_json(folder / name).items() if v is not None}
     source = Source(folder, config, settings)
     readers = {
         ("source.spm", "target.spm", "vocab.json"): _read_marian,
@@ -151,11 +151,11 @@ def read_tokenizers(
     )
 
 
-Pair = tuple[ForeignTokenizer, ForeignTokenizer]
+Pair = tuple[ImportedTokenizer, ImportedTokenizer]
 
 
 def _read_file(source: Source, path: Path) -> Pair:
-    file = read_object(path)
+    file = read_json(path, MOST_BYTES)
     return _finish(source, checked(file), file.get("post_processor"))
 
 
@@ -163,7 +163,7 @@ def _read_wordpiece(source: Source, path: Path) -> Pair:
     """Read BERT's list of pieces."""
     if source.model_type == "esm":
         raise UsageError("ESM's list of amino acids is not supported; only tokenizer.json is")
-    vocab = {piece.rstrip(): i for i, piece in enumerate(read_text(path).rstrip("\n").split("\n"))}
+    vocab = {piece.rstrip(): i for i, piece in enumerate(read_text(path, MOST_BYTES).rstrip("\n").split("\n"))}
     normalizer = {
         "type": "BertNormalizer",
         "clean_text": True,
@@ -189,7 +189,7 @@ def _read_wordpiece(source: Source, path: Path) -> Pair:
 
 def _read_bytes(source: Source, path: Path) -> Pair:
     """Read pieces and merges that are made of bytes, as GPT-2 and those after it have them."""
-    lines = read_text(path.with_name("merges.txt")).split("\n")
+    lines = read_text(path.with_name("merges.txt"), MOST_BYTES).split("\n")
     merges = [line.rstrip("\r") for line in lines if line.strip() and line[:8] != "#version"]
     normalizer, split, suffix = BYTES.get(source.model_type, (None, None, ""))
     byte_level = {
@@ -201,7 +201,7 @@ def _read_bytes(source: Source, path: Path) -> Pair:
     before: dict[str, Any] = {**byte_level, "add_prefix_space": spaced}
     if split is not None:
         before = {"type": "Sequence", "pretokenizers": [split, before]}
-    vocab = read_object(path)
+    vocab = read_json(path, MOST_BYTES)
     model = {"type": "BPE", "vocab": vocab, "merges": merges, "end_of_word_suffix": suffix}
     if suffix:
         model["unk_token"] = source.name("unk") or "<|endoftext|>"
@@ -256,7 +256,7 @@ def _read_marian(source: Source, path: Path) -> Pair:
     apart = source.flag("separate_vocabs", False)
     made = []
     for side, vocabulary in (("source", "vocab"), ("target", "target_vocab" if apart else "vocab")):
-        vocab = check_vocab(read_object(source.folder / f"{vocabulary}.json"))
+        vocab = check_vocab(read_json(source.folder / f"{vocabulary}.json", MOST_BYTES))
         _fits(source, len(vocab))
         unknown = vocab.get(source.name("unk") or "<unk>")
         if unknown is None:
@@ -274,7 +274,7 @@ def _read_marian(source: Source, path: Path) -> Pair:
             names[number] = piece
         about = _about_of(source, vocab, {}, None)
         about = replace(about, names=tuple(names), numbers=tuple(numbers))
-        made.append(ForeignTokenizer(checked(file), about))
+        made.append(ImportedTokenizer(checked(file), about))
     return made[0], made[1]
 
 
@@ -290,7 +290,7 @@ def _finish(source: Source, file: dict[str, Any], post_processor: Any = None) ->
     ids = vocab | {token["content"]: token["id"] for token in file["added_tokens"]}
     _fits(source, len(ids))
     about = _about_of(source, ids, file["model"], post_processor)
-    both = ForeignTokenizer(file, about)
+    both = ImportedTokenizer(file, about)
     return both, both
 
 
@@ -313,7 +313,7 @@ def _more_tokens(source: Source, vocab: Mapping[str, int]) -> Iterator[dict[str,
                 raise UsageError(f"added_tokens_decoder has {number!r:.20}: {token!r:.40}")
             yield {**token, "id": int(str(number)[:9])}
     if source.has("added_tokens.json"):
-        for name, number in read_object(source.folder / "added_tokens.json").items():
+        for name, number in read_json(source.folder / "added_tokens.json", MOST_BYTES).items():
             special = name in {source.name(role) for role in ROLES}
             yield {"content": name, "id": number, "special": special}
     for role, known in NAMES.items():

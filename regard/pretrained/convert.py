@@ -1,6 +1,6 @@
-"""Weights in the files of other tools, which are made safetensors once, on import.
+"""Pickled weights and GGUF files, which are converted to safetensors once, on import.
 
-Such files are read by a process of its own with little memory and time (`child.py`).
+They are read by a process of its own with little memory and time (`convert_sandbox.py`).
 """
 
 import json
@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from regard.errors import UsageError
-from regard.pretrained.folder import read_foreign, write_json
+from regard.files import errors_in, read_json, write_json
+from regard.pretrained.folder import read_huggingface_config
 from regard.pretrained.gguf import as_folder
-from regard.pretrained.parts import read_object
 from regard.pretrained.shards import (
     BIN,
     BIN_INDEX,
@@ -28,7 +28,7 @@ from regard.pretrained.shards import (
 )
 
 PLAIN_BIN = re.compile(r"[\w-][\w.-]*\.bin")
-PROGRAM = Path(__file__).with_name("child.py")
+PROGRAM = Path(__file__).with_name("convert_sandbox.py")
 SLOWEST = 10 * 2**20  # bytes a second
 SPARE = 2**29  # bytes of memory
 SECONDS = 120
@@ -48,7 +48,7 @@ def readable(path: str | Path) -> Iterator[Path]:
         yield path
         return
     elif any((path / name).exists() for name in (BIN, BIN_INDEX)):
-        read_foreign(path)  # before anything takes long
+        read_huggingface_config(path)  # before anything takes long
         way, files = _unpickle, _bins(path)
     elif found := sorted(path.glob("*.gguf"))[:2]:
         if len(found) > 1:
@@ -82,7 +82,7 @@ def _bins(folder: Path) -> list[Path]:
     """Return the files of pickled weights."""
     if (folder / BIN).exists():
         return [folder / BIN]
-    names = read_object(folder / BIN_INDEX).get("weight_map")
+    names = read_json(folder / BIN_INDEX).get("weight_map")
     files = sorted(set(map(str, names.values()))) if isinstance(names, dict) else []
     if not 0 < len(files) <= MOST_SHARDS or not all(map(PLAIN_BIN.fullmatch, files)):
         raise UsageError(f"{folder / BIN_INDEX}: no weight_map with .bin files in the same folder")

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from regard.errors import UsageError
-from regard.pretrained.parts import LONGEST_PIECE, MOST_PIECES, check_map, read_limited
+from regard.files import errors_in, read_bounded
+from regard.pretrained.tokenizer_checks import LONGEST_PIECE, MOST_PIECES, check_map
 
 MOST_BYTES = 16 * 2**20
 MOST_LETTERS = 4_000_000  # of all pieces of a BPE model, whose merges are found letter by letter
@@ -43,7 +44,7 @@ class Pieces:
 
 def read_pieces(path: Path) -> Pieces:
     """Read a SentencePiece file, or say what is wrong with it."""
-    data = read_limited(path, MOST_BYTES)
+    data = read_bounded(path, MOST_BYTES)
     try:
         found = _parse(data)
         if found.charsmap:

@@ -14,15 +14,15 @@ from typing import Any
 import tokenizers
 
 from regard.errors import UsageError
-from regard.files import write_atomically
-from regard.pretrained.parts import (
+from regard.files import errors_in, read_json, write_atomically
+from regard.pretrained.tokenizer_checks import (
+    MOST_BYTES,
     MOST_PIECES,
     PARTS,
     check_added,
     check_id,
     check_model,
     check_part,
-    read_object,
 )
 
 KIND = "foreign"
@@ -70,7 +70,7 @@ class About:
     numbers: tuple[int, ...] | None = None  # ids, where they are not the library's
 
 
-class ForeignTokenizer:
+class ImportedTokenizer:
     """A tokenizer that came with a public checkpoint; it answers like one of Regard's own."""
 
     def __init__(self, file: Mapping[str, Any], about: About):
@@ -114,10 +114,10 @@ class ForeignTokenizer:
         self._suffix = suffix if self._bytes_in_letters else ""  # CLIP's, which stands for a space
 
     @classmethod
-    def load(cls, path: str | Path) -> "ForeignTokenizer":
+    def load(cls, path: str | Path) -> "ImportedTokenizer":
         """Read a tokenizer that Regard has saved, or say what is wrong with the file."""
         path = Path(path)
-        file = read_object(path)
+        file = read_json(path, MOST_BYTES)
         try:
             if file.get("regard_tokenizer") != KIND or not isinstance(file.get("about"), dict):
                 raise UsageError("not a tokenizer that was imported")

@@ -20,7 +20,7 @@ SMALL = 1e-5
 MOST = 1e12  # logits that are taken
 
 
-def with_gates(config: BertConfig) -> BertConfig | None:
+def modernbert_config(config: BertConfig) -> BertConfig | None:
     """Return a config with the parts of ModernBERT for the same logits, if there is one."""
     block = config.block
     same = (
@@ -113,7 +113,7 @@ def from_modernbert(model: Any) -> Any:
     block = replace(config.block, feed_forward=plain)
     told = {"first_norm": "same", "transform": "none", "transform_bias": True, "head_act": "same"}
     ours = replace(config, depth=config.depth - 1, block=block, **told)
-    if with_gates(ours) is None:
+    if modernbert_config(ours) is None:
         return model
     theirs = model.state_dict()
     out = theirs["head.out.weight"]

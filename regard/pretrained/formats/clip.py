@@ -1,0 +1,146 @@
+"""CLIP checkpoints: both encoders, or one of them."""
+
+from typing import Any
+
+from regard.errors import UsageError
+from regard.models.clip import ClipConfig
+from regard.pretrained.format import (
+    Architecture,
+    Format,
+    Key,
+    KeyGroup,
+    Rule,
+    Template,
+    Theirs,
+    Weights,
+    activation,
+    integer,
+    mapping,
+    with_defaults,
+    within,
+    without_nulls,
+)
+from regard.pretrained.formats.rope import canonical
+from regard.pretrained.formats.vision import square_sizes
+
+TEMPLATE = Template(("bos", "A", "eos"), ("bos", "A", "eos", "eos", "B", "eos"), (0,) * 6)
+IGNORED = (r"position_ids$",)
+HARMLESS = ("logit_scale_init_value", "projection_dim")
+TEXT_KEYS = (
+    Key("depth", "num_hidden_layers", 12),
+    Key("block.width", "hidden_size", 512),
+    Key("block.heads", "num_attention_heads", 8),
+    Key("block.ffn_width", "intermediate_size", 2048),
+    activation("hidden_act", "quick_gelu"),
+    Key("block.norm_eps", "layer_norm_eps", 1e-5),
+    Key("block.attention_dropout", "attention_dropout", 0.0),
+)
+VISION_KEYS = with_defaults(
+    TEXT_KEYS, hidden_size=768, num_attention_heads=12, intermediate_size=3072
+)
+BLOCKS: Weights = within(
+    "blocks.{}.",
+    "encoder.layers.{}.",
+    {
+        "attention.qkv": tuple(f"self_attn.{letter}_proj" for letter in "qkv"),
+        "attention.out": "self_attn.out_proj",
+        "around_attention.norm": "layer_norm1",
+        "feed_forward.inner": "mlp.fc1",
+        "feed_forward.outer": "mlp.fc2",
+        "around_feed_forward.norm": "layer_norm2",
+    },
+)
+TEXT = Format(
+    "clip_text_model",
+    "gpt",
+    {"CLIPTextModel": Architecture("embed", about={"pooling": "last"})},
+    (
+        *TEXT_KEYS,
+        Key("vocab", "vocab_size", 49408),
+        Key("max_length", "max_position_embeddings", 77),
+    ),
+    {
+        "embed.tokens": "embeddings.token_embedding",
+        "embed.position.table": "embeddings.position_embedding",
+        **BLOCKS,
+        "norm": "final_layer_norm",
+    },
+    config={"block.dropout": 0.0, "tie": True, "start": "normal"},
+    prefix="text_model.",
+    ignored=IGNORED,
+    harmless=HARMLESS,
+    prepare=without_nulls,
+    canonical=canonical,
+    template=TEMPLATE,
+)
+VISION = Format(
+    "clip_vision_model",
+    "vit",
+    {"CLIPVisionModel": Architecture("pretrain")},
+    (
+        *VISION_KEYS,
+        Key("channels", "num_channels", 3),
+        Key("image", "image_size", 224),
+        Key("patch", "patch_size", 32),
+    ),
+    {
+        "tokens.weight": Rule(("embeddings.class_embedding",), "row_of"),
+        "position.table": "embeddings.position_embedding",
+        "stem.project.weight": Rule(("embeddings.patch_embedding.weight",), "patches"),
+        "embed_norm": "pre_layrnorm",
+        **BLOCKS,
+        "norm": "post_layernorm",
+    },
+    config={"labels": 0, "stem": "patches_nobias", "embed_norm": "layer", "block.dropout": 0.0},
+    prefix="vision_model.",
+    ignored=IGNORED,
+    harmless=HARMLESS,
+    prepare=square_sizes,
+    inputs="images",
+)
+
+OLD_END = 2  # the end token that files had before it was known where it is used
+
+
+def _side(theirs: Theirs, name: str) -> Theirs:
+    """Return the config of one side, which older files have once more, and that counts."""
+    again = f"{name}_dict"
+    return mapping(theirs, name if theirs.get(again) is None else again)
+
+
+def _read_sides(theirs: Theirs) -> dict[str, Any]:
+    text = _side(theirs, "text_config")
+    end = integer({"eos_token_id": 49407, **text}, "eos_token_id", -1, 0)
+    return {
+        "vision": VISION.read_config(_side(theirs, "vision_config")),
+        "text": TEXT.read_config(text),
+        "end": None if end == OLD_END else end,
+    }
+
+
+def _write_sides(config: ClipConfig) -> dict[str, Any]:
+    text, vision = TEXT.write_config(config.text), VISION.write_config(config.vision)
+    del text["architectures"], vision["architectures"]
+    end = OLD_END if config.end is None else config.end
+    return {"text_config": {**text, "eos_token_id": end}, "vision_config": vision}
+
+
+CLIP = Format(
+    "clip",
+    "clip",
+    {"CLIPModel": Architecture("pretrain")},
+    (Key("width", "projection_dim", 512), KeyGroup(_read_sides, _write_sides)),
+    {
+        **within("text.", TEXT.prefix, TEXT.weights),
+        **within("vision.", VISION.prefix, VISION.weights),
+        "image_out": "visual_projection",
+        "text_out": "text_projection",
+        "sharpness": "logit_scale",
+    },
+    ignored=IGNORED,
+    harmless=HARMLESS,
+    inputs="both",
+    template=TEMPLATE,
+)
+
+FORMATS = (CLIP, TEXT, VISION)
