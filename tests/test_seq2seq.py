@@ -16,7 +16,8 @@ from regard.decode import search
 from regard.errors import UsageError
 from regard.models import preset
 from regard.models.transformer import PRESETS, Transformer
-from regard.pretrained.load import find_format, fitting, to_ours, to_theirs
+from regard.pretrained.format import to_ours, to_theirs
+from regard.pretrained.formats import find_format, fitting
 from regard.pretrained.shards import open_weights
 
 transformers = pytest.importorskip("transformers")
@@ -469,9 +470,9 @@ def test_a_t5_learns_to_mend_with_its_own_sentinels():
     class Own:
         """A tokenizer of T5's, as far as marks go."""
 
-        vocab = 30
+        vocab, mask = 30, None
 
-        def number(self, piece: str) -> int | None:
+        def token_to_id(self, piece: str) -> int | None:
             found = {f"<extra_id_{n}>": 29 - n for n in range(5)}
             return found.get(piece)
 

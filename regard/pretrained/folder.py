@@ -33,17 +33,18 @@ from regard.pretrained.tokenizer_folder import load_tokenizers
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 # keys of any config.json that change no output of a model in use
-HARMLESS = frozenset(
-    """
-    architectures model_type transformers_version torch_dtype dtype tokenizer_class processor_class
-    auto_map is_encoder_decoder id2label label2id num_labels problem_type finetuning_task
-    task_specific_params tie_encoder_decoder tie_word_embeddings name language license bos_token_id
-    eos_token_id pad_token_id sep_token_id cls_token_id mask_token_id unk_token_id
-    decoder_start_token_id use_cache cache_implementation gradient_checkpointing torchscript
-    use_bfloat16 return_dict output_attentions output_hidden_states output_past attn_implementation
-    pruned_heads chunk_size_feed_forward vocab_file model_max_length xla_device
-    max_position_embeddings pretraining_tp unsloth_version unsloth_fixed adapters prefix
-    """.split()
+HARMLESS = (
+    *("architectures", "model_type", "transformers_version", "torch_dtype", "dtype"),
+    *("tokenizer_class", "processor_class", "auto_map", "is_encoder_decoder", "id2label"),
+    *("label2id", "num_labels", "problem_type", "finetuning_task", "task_specific_params"),
+    *("tie_encoder_decoder", "tie_word_embeddings", "name", "language", "license"),
+    *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "cls_token_id"),
+    *("mask_token_id", "unk_token_id", "decoder_start_token_id", "use_cache"),
+    *("cache_implementation", "gradient_checkpointing", "torchscript", "use_bfloat16"),
+    *("return_dict", "output_attentions", "output_hidden_states", "output_past"),
+    *("attn_implementation", "pruned_heads", "chunk_size_feed_forward", "vocab_file"),
+    *("model_max_length", "xla_device", "max_position_embeddings", "pretraining_tp"),
+    *("unsloth_version", "unsloth_fixed", "adapters", "prefix"),
 )
 # and how they begin or what is in them: initialisation, and dropout in training
 HARMLESS_PATTERN = re.compile(r"^_|^regard_|^init|^summary_|drop")

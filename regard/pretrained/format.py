@@ -53,6 +53,8 @@ class Key:
         value = self.value(config) if self.value else setting_of(config, self.ours)
         if self.only and value not in self.names.values():
             raise UsageError(f"{self.ours}={value!r}")
+        if value is None and self.default is None:
+            return {}  # what is absent means the same
         back = {ours: name for name, ours in reversed(list(self.names.items()))}
         value = back.get(value, value)
         return {self.theirs: list(value) if isinstance(value, tuple) else value}
@@ -92,21 +94,27 @@ def activation(theirs: str, default: str, names: Mapping[str, str] = ACTIVATIONS
     return Key("block.feed_forward", theirs, default, names, only=True)
 
 
-def changed(keys: Iterable[Key | KeyGroup], *changes: Key) -> tuple[Key | KeyGroup, ...]:
-    """Return a table of keys in which some settings are read from others, or added."""
-    new = {key.ours for key in changes}
-    kept = (key for key in keys if isinstance(key, KeyGroup) or key.ours not in new)
-    return (*kept, *changes)
-
-
-def with_defaults(keys: Iterable[Key | KeyGroup], **defaults: Any) -> tuple[Key | KeyGroup, ...]:
-    """Return a table of keys with other defaults, named by their keys."""
-    return tuple(
-        replace(key, default=defaults[key.theirs])
-        if isinstance(key, Key) and key.theirs in defaults
-        else key
-        for key in keys
-    )
+def sizes(
+    *,
+    depth: int,
+    width: int,
+    heads: int,
+    ffn_width: int | None = None,
+    vocab: int | None = None,
+    length: int | None = None,
+    tie: bool | None = None,
+) -> tuple[Key, ...]:
+    """Return the keys of the sizes that most configs name alike, with a format's defaults."""
+    defaults = {
+        ("vocab", "vocab_size"): vocab,
+        ("depth", "num_hidden_layers"): depth,
+        ("max_length", "max_position_embeddings"): length,
+        ("tie", "tie_word_embeddings"): tie,
+        ("block.width", "hidden_size"): width,
+        ("block.heads", "num_attention_heads"): heads,
+        ("block.ffn_width", "intermediate_size"): ffn_width,
+    }
+    return tuple(Key(*names, value) for names, value in defaults.items() if value is not None)
 
 
 def without_nulls(theirs: Theirs) -> Theirs:
@@ -281,15 +289,23 @@ def transposed(name: str) -> Rule:
 
 
 def half(name: str, number: int) -> Rule:
-    """Return the rule of a weight that is the first (0) or second (1) half of the rows of theirs."""
+    """Return the rule of a weight that is one half (0 or 1) of the rows of theirs."""
     return Rule((name,), part=(number, 2))
+
+
+def head_width(config: Any) -> int:
+    """Return how wide a head is, whether the config says so or not."""
+    return config.block.head_width or config.block.width // config.block.heads
+
+
+def kv_heads(config: Any) -> int:
+    """Return how many heads keys and values have, whether the config says so or not."""
+    return config.block.kv_heads or config.block.heads
 
 
 def qkv_rows(config: Any) -> tuple[int, ...]:
     """Return how many rows queries, keys and values have where heads may share keys and values."""
-    block = config.block
-    width = block.head_width or block.width // block.heads
-    return tuple(n * width for n in (block.heads, *[block.kv_heads or block.heads] * 2))
+    return tuple(n * head_width(config) for n in (config.block.heads, *[kv_heads(config)] * 2))
 
 
 # ---- formats

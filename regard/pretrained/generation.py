@@ -30,18 +30,18 @@ TOKENS = (
     *("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "eos_token_id"),
     *("forced_bos_token_id", "forced_eos_token_id", "decoder_start_token_id"),
 )
-# settings that change no text, or that say what another setting says; the last three lines are of
-# speculative decoding, which changes only the speed
-HARMLESS = frozenset(
-    """
-    _from_model_config transformers_version bos_token_id pad_token_id use_cache cache_implementation
-    cache_config max_cache_len return_legacy_cache compile_config disable_compile
-    continuous_batching_config low_memory output_attentions output_hidden_states output_scores
-    output_logits return_dict_in_generate remove_invalid_values prefill_chunk_size
-    is_assistant num_assistant_tokens num_assistant_tokens_schedule assistant_confidence_threshold
-    assistant_early_exit assistant_ensemble_weight assistant_lookbehind target_lookbehind
-    max_matching_ngram_size prompt_lookup_num_tokens speculation_type use_mtp
-    """.split()
+# settings that change no text, or that say what another setting says; from is_assistant on they are
+# of speculative decoding, which changes only the speed
+HARMLESS = (
+    *("_from_model_config", "transformers_version", "bos_token_id", "pad_token_id", "use_cache"),
+    *("cache_implementation", "cache_config", "max_cache_len", "return_legacy_cache"),
+    *("compile_config", "disable_compile", "continuous_batching_config", "low_memory"),
+    *("output_attentions", "output_hidden_states", "output_scores", "output_logits"),
+    *("return_dict_in_generate", "remove_invalid_values", "prefill_chunk_size", "is_assistant"),
+    *("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold"),
+    *("assistant_early_exit", "assistant_ensemble_weight", "assistant_lookbehind"),
+    *("target_lookbehind", "max_matching_ngram_size", "prompt_lookup_num_tokens"),
+    *("speculation_type", "use_mtp"),
 )
 # settings that are honoured elsewhere than by a rule
 READ = ("num_beams", "num_return_sequences", "length_penalty", "max_new_tokens", "do_sample")

@@ -183,7 +183,9 @@ def write_task_config(
         theirs |= {"problem_type": kind} if kind else {}
     if config["task"] != "translate" or task != "translate":
         kept = KEPT.get(config["task"], ())
-        theirs |= {f"regard_{key}": config[key] for key in kept if config.get(key) not in (None, "")}
+        theirs |= {
+            f"regard_{key}": config[key] for key in kept if config.get(key) not in (None, "")
+        }
     if config["task"] != task:
         theirs["regard_task"] = config["task"]
     write_chat(folder, config)

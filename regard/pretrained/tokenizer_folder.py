@@ -106,7 +106,7 @@ def _export_sides(folder: Path, source: Any, target: Any, config: Mapping[str, A
         )
     tables = []
     for side, tokenizer in zip(SIDES, (source, target), strict=True):
-        write_atomically(folder / f"{side}.spm", spm.write_pieces(tokenizer.file))
+        write_atomically(folder / f"{side}.spm", spm.write_model(tokenizer.file))
         named = {name: n for n, name in enumerate(tokenizer.names) if name is not None}
         tables.append(named)
     write_json(folder / "vocab.json", tables[0])

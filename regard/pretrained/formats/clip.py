@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from regard.errors import UsageError
 from regard.models.clip import ClipConfig
 from regard.pretrained.format import (
     Architecture,
@@ -16,7 +15,7 @@ from regard.pretrained.format import (
     activation,
     integer,
     mapping,
-    with_defaults,
+    sizes,
     within,
     without_nulls,
 )
@@ -26,17 +25,10 @@ from regard.pretrained.formats.vision import square_sizes
 TEMPLATE = Template(("bos", "A", "eos"), ("bos", "A", "eos", "eos", "B", "eos"), (0,) * 6)
 IGNORED = (r"position_ids$",)
 HARMLESS = ("logit_scale_init_value", "projection_dim")
-TEXT_KEYS = (
-    Key("depth", "num_hidden_layers", 12),
-    Key("block.width", "hidden_size", 512),
-    Key("block.heads", "num_attention_heads", 8),
-    Key("block.ffn_width", "intermediate_size", 2048),
+KEYS = (
     activation("hidden_act", "quick_gelu"),
     Key("block.norm_eps", "layer_norm_eps", 1e-5),
     Key("block.attention_dropout", "attention_dropout", 0.0),
-)
-VISION_KEYS = with_defaults(
-    TEXT_KEYS, hidden_size=768, num_attention_heads=12, intermediate_size=3072
 )
 BLOCKS: Weights = within(
     "blocks.{}.",
@@ -55,9 +47,8 @@ TEXT = Format(
     "gpt",
     {"CLIPTextModel": Architecture("embed", about={"pooling": "last"})},
     (
-        *TEXT_KEYS,
-        Key("vocab", "vocab_size", 49408),
-        Key("max_length", "max_position_embeddings", 77),
+        *KEYS,
+        *sizes(vocab=49408, depth=12, width=512, heads=8, ffn_width=2048, length=77),
     ),
     {
         "embed.tokens": "embeddings.token_embedding",
@@ -78,7 +69,8 @@ VISION = Format(
     "vit",
     {"CLIPVisionModel": Architecture("pretrain")},
     (
-        *VISION_KEYS,
+        *KEYS,
+        *sizes(depth=12, width=768, heads=12, ffn_width=3072),
         Key("channels", "num_channels", 3),
         Key("image", "image_size", 224),
         Key("patch", "patch_size", 32),

@@ -18,12 +18,13 @@ from regard.pretrained.format import (
     Theirs,
     Weights,
     activation,
-    changed,
+    head_width,
     integer,
+    kv_heads,
     positive,
     qkv_rows,
+    sizes,
     transposed,
-    with_defaults,
     within,
     without_nulls,
 )
@@ -204,13 +205,9 @@ NEOX = Format(
         )
     },
     (
-        Key("vocab", "vocab_size", 50432),
-        Key("depth", "num_hidden_layers", 44),
-        Key("max_length", "max_position_embeddings", 2048),
-        Key("tie", "tie_word_embeddings", False),
-        Key("block.width", "hidden_size", 6144),
-        Key("block.heads", "num_attention_heads", 64),
-        Key("block.ffn_width", "intermediate_size", 24576),
+        *sizes(
+            vocab=50432, depth=44, width=6144, heads=64, ffn_width=24576, length=2048, tie=False
+        ),
         activation("hidden_act", "gelu"),
         Key("block.norm_eps", "layer_norm_eps", 1e-5),
         Key("block.order", "use_parallel_residual", True, {True: "parallel_norms", False: "pre"}),
@@ -236,20 +233,27 @@ NEOX = Format(
 
 # ---- LLaMA and those that follow it
 
-LLAMA_KEYS = (
-    Key("vocab", "vocab_size", 32000),
-    Key("depth", "num_hidden_layers", 32),
-    Key("max_length", "max_position_embeddings", 2048),
-    Key("tie", "tie_word_embeddings", False),
-    Key("block.width", "hidden_size", 4096),
-    Key("block.heads", "num_attention_heads", 32),
-    Key("block.kv_heads", "num_key_value_heads", None),
-    Key("block.head_width", "head_dim", None),
-    Key("block.ffn_width", "intermediate_size", 11008),
-    activation("hidden_act", "silu", GATED_ACTIVATIONS),
-    Key("block.norm_eps", "rms_norm_eps", 1e-6),
-    Key("block.attention_dropout", "attention_dropout", 0.0),
-)
+
+def _llama_keys(
+    act: Key, shared: int | None, head_dim: int | None = None, **defaults: Any
+) -> tuple[Key, ...]:
+    """Return the keys that all of them have, with the defaults in which they differ.
+
+    Where the default is no number of its own, `shared` key-value heads and the width of a head
+    follow from other sizes, and are written only where they do not.
+    """
+    return (
+        *sizes(**defaults),
+        Key("block.kv_heads", "num_key_value_heads", shared, value=shared and kv_heads),
+        Key("block.head_width", "head_dim", head_dim, value=head_dim and head_width),
+        act,
+        Key("block.norm_eps", "rms_norm_eps", 1e-6),
+        Key("block.attention_dropout", "attention_dropout", 0.0),
+    )
+
+
+SILU = activation("hidden_act", "silu", GATED_ACTIVATIONS)
+LLAMA_SIZES = {"vocab": 32000, "depth": 32, "width": 4096, "heads": 32, "tie": False}
 LLAMA_CONFIG = {"position": "rotary", "block.norm": "rms", "block.dropout": 0.0}
 NO_BIAS = {**LLAMA_CONFIG, "block.bias": False}
 LLAMA_BLOCK: Weights = {
@@ -306,7 +310,7 @@ SCALED = ("rope_scaling", "original_max_position_embeddings", "partial_rotary_fa
 LLAMA = _like_llama(
     "llama",
     "Llama",
-    *LLAMA_KEYS,
+    *_llama_keys(SILU, None, **LLAMA_SIZES, ffn_width=11008, length=2048),
     Key("block.bias", "mlp_bias", False),
     attention_bias(rest="mlp_bias"),
     rope(),
@@ -317,25 +321,12 @@ LLAMA = _like_llama(
 MISTRAL = _like_llama(
     "mistral",
     "Mistral",
-    *with_defaults(
-        LLAMA_KEYS,
-        intermediate_size=14336,
-        max_position_embeddings=4096 * 32,
-        num_key_value_heads=8,
-    ),
+    *_llama_keys(SILU, 8, **LLAMA_SIZES, ffn_width=14336, length=4096 * 32),
     Key("window", "sliding_window", 4096),
     rope(4096 * 32),
     harmless=SCALED,
     template=BOS_TEMPLATE,
 )
-
-
-def _head_width(config: GPTConfig) -> int:
-    return config.block.head_width or config.block.width // config.block.heads
-
-
-def _kv_heads(config: GPTConfig) -> int:
-    return config.block.kv_heads or config.block.heads
 
 
 # ---- Qwen
@@ -357,27 +348,20 @@ def _write_qwen_window(config: GPTConfig) -> dict[str, Any]:
     }
 
 
-QWEN_KEYS = (
-    *with_defaults(
-        LLAMA_KEYS,
-        vocab_size=151936,
-        max_position_embeddings=32768,
-        intermediate_size=22016,
-        num_key_value_heads=32,
-    ),
-    KeyGroup(_read_qwen_window, _write_qwen_window),
-    rope(32768),
-)
+QWEN_SIZES = {**LLAMA_SIZES, "vocab": 151936, "ffn_width": 22016, "length": 32768}
+QWEN_POSITIONS = (KeyGroup(_read_qwen_window, _write_qwen_window), rope(32768))
 QWEN2 = _like_llama(
     "qwen2",
     "Qwen2",
-    *changed(QWEN_KEYS, Key("block.head_width", "head_dim", None, value=_head_width)),
+    *_llama_keys(SILU, 32, **QWEN_SIZES),
+    *QWEN_POSITIONS,
     config={**NO_BIAS, "block.attention_bias": "qkv"},
 )
 QWEN3 = _like_llama(
     "qwen3",
     "Qwen3",
-    *changed(QWEN_KEYS, Key("block.head_width", "head_dim", 128, value=_head_width)),
+    *_llama_keys(SILU, 32, 128, **QWEN_SIZES),
+    *QWEN_POSITIONS,
     attention_bias(),
     config={**NO_BIAS, "block.head_norm": "rms"},
 )
@@ -396,35 +380,22 @@ def _prepare_gemma(theirs: Theirs) -> Theirs:
 
 
 GEMMA_CONFIG = {**NO_BIAS, "block.norm": "rms_plus1", "scale_embedding": True}
+TANH = "gelu_pytorch_tanh"
 # what the first files call gelu is the one by a hyperbolic tangent
-GEMMA_ACTIVATIONS = {
-    "gelu_pytorch_tanh": "geglu_tanh",
-    **GATED_ACTIVATIONS,
-    "gelu": "geglu_tanh",
-}
-GEMMA_KEYS = (
-    *with_defaults(
-        changed(
-            LLAMA_KEYS,
-            # which Gemma's own config does not work out
-            Key("block.kv_heads", "num_key_value_heads", 16, value=_kv_heads),
-            Key("block.head_width", "head_dim", 256, value=_head_width),
-            activation("hidden_act", "gelu_pytorch_tanh", GEMMA_ACTIVATIONS),
-        ),
-        vocab_size=256000,
-        num_hidden_layers=28,
-        max_position_embeddings=8192,
-        tie_word_embeddings=True,
-        hidden_size=3072,
-        num_attention_heads=16,
-        intermediate_size=24576,
-    ),
-    attention_bias(),
-)
+GEMMA_ACTIVATIONS = {TANH: "geglu_tanh", **GATED_ACTIVATIONS, "gelu": "geglu_tanh"}
+GEMMA_SIZES = {"vocab": 256000, "depth": 28, "width": 3072, "heads": 16, "ffn_width": 24576}
 GEMMA = _like_llama(
     "gemma",
     "Gemma",
-    *GEMMA_KEYS,
+    *_llama_keys(
+        activation("hidden_act", TANH, GEMMA_ACTIVATIONS),
+        16,
+        256,
+        **GEMMA_SIZES,
+        length=8192,
+        tie=True,
+    ),
+    attention_bias(),
     rope(8192),
     config=GEMMA_CONFIG,
     prepare=_prepare_gemma,
@@ -447,7 +418,7 @@ def _scores(cap: float | None, logit_cap: float | None) -> KeyGroup:
         }
 
     def write(config: GPTConfig) -> dict[str, Any]:
-        block, scalar = config.block, _head_width(config)
+        block, scalar = config.block, head_width(config)
         if block.score_scale is not None:
             exact = block.score_scale**-2
             scalar = round(exact)
@@ -480,17 +451,11 @@ def _gemma3_window(theirs: Theirs, i: int) -> int:
 
 
 def _later_keys(vocab: int, length: int) -> tuple[Key | KeyGroup, ...]:
-    """Return the keys of Gemma 2 and 3, which have names of their own and other sizes."""
-    return with_defaults(
-        changed(GEMMA_KEYS, activation("hidden_activation", "gelu_pytorch_tanh", GATED_ACTIVATIONS)),
-        vocab_size=vocab,
-        num_hidden_layers=26,
-        max_position_embeddings=length,
-        hidden_size=2304,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        intermediate_size=9216,
-    )
+    """Return the keys of Gemma 2 and 3, whose activation has another name."""
+    act = activation("hidden_activation", TANH, GATED_ACTIVATIONS)
+    sizes = {"depth": 26, "width": 2304, "heads": 8, "ffn_width": 9216, "tie": True}
+    keys = _llama_keys(act, 4, 256, vocab=vocab, length=length, **sizes)
+    return (*keys, attention_bias())
 
 
 GEMMA2 = _like_llama(

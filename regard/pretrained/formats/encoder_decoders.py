@@ -1,7 +1,8 @@
 """Encoder-decoder checkpoints: T5 (1.0 and 1.1), mT5, BART, Marian (OPUS-MT) and Pegasus."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from regard.pretrained.format import (
     Theirs,
     Weights,
     activation,
-    with_defaults,
+    head_width,
     within,
 )
 
@@ -73,26 +74,24 @@ def _write_sides(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
-SIDE_KEYS = (
-    Key("source_vocab", "vocab_size", 50265),
-    Key("encoder_depth", "encoder_layers", 12),
-    Key("decoder_depth", "decoder_layers", 12),
-    Key("max_length", "max_position_embeddings", 1024),
-    Key("scale_embedding", "scale_embedding", False),
-    Key("block.width", "d_model", 1024),
-    Key("block.heads", "encoder_attention_heads", 16),
-    Key("block.ffn_width", "encoder_ffn_dim", 4096),
-    activation("activation_function", "gelu"),
-    Key("block.dropout", "dropout", 0.1),
-    Key("block.attention_dropout", "attention_dropout", 0.0),
-    Key("block.ffn_dropout", "activation_dropout", 0.0),
-    KeyGroup(_read_sides, _write_sides),
-)
-SIDE_FIXED = {"normalize_before": False, "add_final_layer_norm": False}
-SIDE_HARMLESS = (
-    *("num_hidden_layers", "normalize_embedding", "static_position_embeddings"),
-    *("extra_pos_embeddings", "add_bias_logits"),
-)
+def _side_keys(vocab: int) -> tuple[Key | KeyGroup, ...]:
+    return (
+        Key("source_vocab", "vocab_size", vocab),
+        Key("encoder_depth", "encoder_layers", 12),
+        Key("decoder_depth", "decoder_layers", 12),
+        Key("max_length", "max_position_embeddings", 1024),
+        Key("scale_embedding", "scale_embedding", False),
+        Key("block.width", "d_model", 1024),
+        Key("block.heads", "encoder_attention_heads", 16),
+        Key("block.ffn_width", "encoder_ffn_dim", 4096),
+        activation("activation_function", "gelu"),
+        Key("block.dropout", "dropout", 0.1),
+        Key("block.attention_dropout", "attention_dropout", 0.0),
+        Key("block.ffn_dropout", "activation_dropout", 0.0),
+        KeyGroup(_read_sides, _write_sides),
+    )
+
+
 TABLES = ("encoder.embed_tokens", "decoder.embed_tokens")
 
 
@@ -104,6 +103,9 @@ def _source_table(config: TransformerConfig) -> Rule:
     if config.tie == "all":
         return Rule(("shared",), also=TABLES)
     return Rule(TABLES[:1], instead=("shared",))
+
+
+TARGET_TABLE = Rule(TABLES[1:], instead=("shared",))
 
 
 def _attention(ours: str, theirs: str) -> Weights:
@@ -123,31 +125,60 @@ SIDE_BLOCK: Weights = {
 }
 SIDE_WEIGHTS: Weights = {
     "source.tokens": _source_table,
-    "target.tokens": Rule(TABLES[1:], instead=("shared",)),
+    "target.tokens": TARGET_TABLE,
     **within("encoder.{}.", "encoder.layers.{}.", SIDE_BLOCK),
     **within("decoder.{}.", "decoder.layers.{}.", SIDE_BLOCK),
 }
 SIDE_HEAD: Weights = {"head": "lm_head", "head.bias": Rule(("final_logits_bias",), "row")}
 
+
+def _side_format(
+    model_type: str,
+    architectures: Mapping[str, Architecture],
+    vocab: int,
+    vocabulary: KeyGroup,
+    weights: Weights = SIDE_WEIGHTS,
+    *,
+    preset: str,
+    **more: Any,
+) -> Format:
+    """Return a format with what the three share."""
+    keys = _side_keys(vocab)
+    return Format(
+        model_type,
+        "transformer",
+        architectures,
+        (*keys, vocabulary),
+        weights,
+        config=_preset(preset, keys),
+        fixed={"normalize_before": False, "add_final_layer_norm": False},
+        prefix="model.",
+        tied=TIED,
+        harmless=(
+            *("num_hidden_layers", "normalize_embedding", "static_position_embeddings"),
+            *("extra_pos_embeddings", "add_bias_logits"),
+        ),
+        **{"template": EOS_ONCE, "decoder_start": "pad", **more},
+    )
+
+
 # ---- BART
 
-BART = Format(
+
+def _read_vocabulary(theirs: Theirs) -> dict[str, Any]:
+    tie = "all" if _is_tied(theirs) else "none"
+    return {"target_vocab": theirs.get("vocab_size") or 50265, "tie": tie}
+
+
+BART = _side_format(
     "bart",
-    "transformer",
     {
         "BartForConditionalGeneration": Architecture("text", weights=SIDE_HEAD),
         # without the class for writing there is no bias of the head either
         "BartModel": Architecture("text", {"head_bias": False}, weights=SIDE_HEAD, base=True),
     },
-    (
-        *SIDE_KEYS,
-        KeyGroup(
-            lambda theirs: {
-                "target_vocab": theirs.get("vocab_size") or 50265,
-                "tie": "all" if _is_tied(theirs) else "none",
-            }
-        ),
-    ),
+    50265,
+    KeyGroup(_read_vocabulary),
     {
         **SIDE_WEIGHTS,
         "source.position.table": Rule(("encoder.embed_positions",), "skip2"),
@@ -155,12 +186,8 @@ BART = Format(
         "source.norm": "encoder.layernorm_embedding",
         "target.norm": "decoder.layernorm_embedding",
     },
-    config=_preset("bart", SIDE_KEYS),
-    fixed=SIDE_FIXED,
-    prefix="model.",
-    tied=TIED,
+    preset="bart",
     ignored=(r"^(model\.)?(encoder|decoder)\.version$",),
-    harmless=SIDE_HARMLESS,
     template=ROBERTA_TEMPLATE,
     decoder_start="eos",
     forced_eos=2,
@@ -187,23 +214,13 @@ def _write_marian_vocabulary(config: TransformerConfig) -> dict[str, Any]:
     return {"decoder_vocab_size": config.target_vocab, **shared}
 
 
-MARIAN = Format(
+MARIAN = _side_format(
     "marian",
-    "transformer",
     {"MarianMTModel": Architecture("translate", weights=SIDE_HEAD)},
-    (
-        *with_defaults(SIDE_KEYS, vocab_size=58101),
-        KeyGroup(_read_marian_vocabulary, _write_marian_vocabulary),
-    ),
-    SIDE_WEIGHTS,
-    config=_preset("marian", SIDE_KEYS),
-    fixed=SIDE_FIXED,
-    prefix="model.",
-    tied=TIED,
+    58101,
+    KeyGroup(_read_marian_vocabulary, _write_marian_vocabulary),
+    preset="marian",
     ignored=(r"embed_positions\.weight$",),
-    harmless=SIDE_HARMLESS,
-    template=EOS_ONCE,
-    decoder_start="pad",
     forced_eos=0,
 )
 
@@ -260,10 +277,10 @@ def _write_pegasus(config: TransformerConfig) -> dict[str, Any]:
     return {**theirs, VOCABULARIES: sizes, "vocab_size": sum(sizes)}
 
 
-def _pegasus_table(number: int, side: str, config: TransformerConfig) -> Rule:
+def _pegasus_table(number: int, config: TransformerConfig) -> Rule:
     """Name the rows of one table that are of a language, where each has its own."""
     if config.tie != "target":
-        return _source_table(config) if side == "source" else Rule(TABLES[1:], instead=("shared",))
+        return TARGET_TABLE if number else _source_table(config)
     rows = (config.source_vocab, config.target_vocab)
     return Rule(("shared",), rows=rows, also=TABLES, part=(number, 2))
 
@@ -283,27 +300,21 @@ def _pegasus_constants(config: TransformerConfig) -> dict[str, Tensor]:
     return made
 
 
-PEGASUS = Format(
+PEGASUS = _side_format(
     "pegasus",
-    "transformer",
     {"PegasusForConditionalGeneration": Architecture("text", weights=SIDE_HEAD)},
-    (*SIDE_KEYS, KeyGroup(_read_pegasus, _write_pegasus)),
+    50265,
+    KeyGroup(_read_pegasus, _write_pegasus),
     {
         **SIDE_WEIGHTS,
-        "source.tokens": lambda config: _pegasus_table(0, "source", config),
-        "target.tokens": lambda config: _pegasus_table(1, "target", config),
+        "source.tokens": partial(_pegasus_table, 0),
+        "target.tokens": partial(_pegasus_table, 1),
         "encoder_norm": "encoder.layer_norm",
         "decoder_norm": "decoder.layer_norm",
     },
-    config=_preset("transformer", SIDE_KEYS),
-    fixed=SIDE_FIXED,
-    prefix="model.",
-    tied=TIED,
+    preset="transformer",
     ignored=(r"embed_positions\.weight$", r"^final_logits_bias$"),
-    harmless=SIDE_HARMLESS,
     derived=_pegasus_constants,
-    template=EOS_ONCE,
-    decoder_start="pad",
     forced_eos=1,
 )
 
@@ -351,18 +362,15 @@ def _write_t5(config: TransformerConfig) -> dict[str, Any]:
     return {**_write_mt5(config), "scale_decoder_outputs": config.scale_head}
 
 
-def _inner(network: int) -> Any:
+def _inner(network: str, config: TransformerConfig) -> str:
     """Name the first product of a network, which is called otherwise beside a gate."""
-
-    def rule(config: TransformerConfig) -> Rule:
-        gated = config.block.feed_forward in ("geglu_tanh", "swiglu")
-        return Rule((f"{network}.DenseReluDense.{'wi_1' if gated else 'wi'}",))
-
-    return rule
+    gated = config.block.feed_forward in ("geglu_tanh", "swiglu")
+    return f"{network}.wi_1" if gated else f"{network}.wi"
 
 
-def _t5_block(network: int) -> Weights:
-    """Name the weights of a block, in which its feed-forward network is the sublayer `network`."""
+def _t5_block(last: int) -> Weights:
+    """Name the weights of a block, whose last sublayer is its feed-forward network."""
+    network = f"{last}.DenseReluDense"
     return {
         "attention.qkv": tuple(f"0.SelfAttention.{letter}" for letter in "qkv"),
         "attention.out": "0.SelfAttention.o",
@@ -370,10 +378,10 @@ def _t5_block(network: int) -> Weights:
         "cross.qkv": tuple(f"1.EncDecAttention.{letter}" for letter in "qkv"),
         "cross.out": "1.EncDecAttention.o",
         "around_cross.norm": "1.layer_norm",
-        "feed_forward.gate": f"{network}.DenseReluDense.wi_0",
-        "feed_forward.inner": _inner(network),
-        "feed_forward.outer": f"{network}.DenseReluDense.wo",
-        "around_feed_forward.norm": f"{network}.layer_norm",
+        "feed_forward.gate": f"{network}.wi_0",
+        "feed_forward.inner": partial(_inner, network),
+        "feed_forward.outer": f"{network}.wo",
+        "around_feed_forward.norm": f"{last}.layer_norm",
     }
 
 
@@ -383,12 +391,7 @@ T5_KEYS = (
     Key("max_length", "n_positions", 512),
     Key("block.width", "d_model", 512),
     Key("block.heads", "num_heads", 8),
-    Key(
-        "block.head_width",
-        "d_kv",
-        64,
-        value=lambda c: c.block.head_width or c.block.width // c.block.heads,
-    ),
+    Key("block.head_width", "d_kv", 64, value=head_width),
     Key("block.ffn_width", "d_ff", 2048),
     Key("block.norm_eps", "layer_norm_epsilon", 1e-6),
     activation("feed_forward_proj", "relu", T5_ACTIVATIONS),

@@ -26,11 +26,10 @@ from regard.pretrained.format import (
     Theirs,
     Weights,
     activation,
-    changed,
     half,
     integer,
     only,
-    with_defaults,
+    sizes,
     within,
     without_nulls,
 )
@@ -62,24 +61,35 @@ OLDER = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.bet
 
 ENCODER_ONLY = {"is_decoder": False, "add_cross_attention": False}
 ABSOLUTE = {"position_embedding_type": "absolute"}
-EPS = Key("block.norm_eps", "layer_norm_eps", 1e-12)
 LENGTH = Key("max_length", "max_position_embeddings", 512)
 HEAD_DROPOUT = Key("head_dropout", "classifier_dropout", 0.1)
 LABELS = Key("labels", "num_labels", 2)
 TYPES = Key("types", "type_vocab_size", 2, value=lambda config: max(1, config.types))
-SIZES = (
-    Key("vocab", "vocab_size", 30522),
-    Key("depth", "num_hidden_layers", 12),
-    LABELS,
-    Key("tie", "tie_word_embeddings", True),
-    Key("block.width", "hidden_size", 768),
-    Key("block.heads", "num_attention_heads", 12),
-    Key("block.ffn_width", "intermediate_size", 3072),
-    activation("hidden_act", "gelu"),
-    Key("block.dropout", "hidden_dropout_prob", 0.1),
-    Key("block.attention_dropout", "attention_probs_dropout_prob", 0.1),
-)
-BERT_KEYS = (*SIZES, TYPES, EPS, LENGTH, HEAD_DROPOUT)
+
+
+def _bert_keys(
+    vocab: int,
+    *more: Key | KeyGroup,
+    depth: int = 12,
+    width: int = 768,
+    act: str = "gelu",
+    acts: Mapping[str, str] = ACTIVATIONS,
+    dropout: float = 0.1,
+    eps: float = 1e-12,
+) -> tuple[Key | KeyGroup, ...]:
+    """Return the keys that most of them have, with the defaults in which they differ."""
+    counts = {"depth": depth, "width": width, "heads": width // 64, "ffn_width": 4 * width}
+    return (
+        *sizes(vocab=vocab, tie=True, **counts),
+        LABELS,
+        activation("hidden_act", act, acts),
+        Key("block.dropout", "hidden_dropout_prob", dropout),
+        Key("block.attention_dropout", "attention_probs_dropout_prob", dropout),
+        Key("block.norm_eps", "layer_norm_eps", eps),
+        *more,
+    )
+
+
 EMBEDDINGS: Weights = {
     "embed.tokens": "embeddings.word_embeddings",
     "embed.types": "embeddings.token_type_embeddings",
@@ -149,7 +159,7 @@ def _words(weights: Weights) -> Architecture:
 
 
 def canonical(config: BertConfig) -> BertConfig:
-    """Return the config of the same model with one spelling of its head's activation and windows."""
+    """Return the config of the same model, its activations and windows in one spelling."""
     acts = [FEED_FORWARDS.get(name) for name in (config.head_act, config.block.feed_forward)]
     if acts[0] is not None and acts[1] is not None and acts[0][1] is acts[1][1]:
         config = replace(config, head_act="same")
@@ -167,6 +177,9 @@ def _refuse_members(config: BertConfig) -> dict[str, Any]:
     return {}
 
 
+ONE_MEMBER = KeyGroup(lambda theirs: {}, _refuse_members)
+
+
 def _format(
     model_type: str,
     architectures: Mapping[str, Architecture],
@@ -182,7 +195,7 @@ def _format(
         model_type,
         "bert",
         architectures,
-        (*keys, KeyGroup(lambda theirs: {}, _refuse_members)),
+        (*keys, ONE_MEMBER),
         weights,
         tied=TIED,
         older=OLDER,
@@ -203,7 +216,7 @@ BERT = _format(
         {"head.pool.dense": "bert.pooler.dense", **CLASSIFIER},
         pretraining=_words(BERT_WORDS),
     ),
-    BERT_KEYS,
+    _bert_keys(30522, TYPES, LENGTH, HEAD_DROPOUT),
     fixed={**ABSOLUTE, **ENCODER_ONLY},
     prefix="bert.",
     ignored=(r"^cls\.seq_relationship\.",),
@@ -225,7 +238,7 @@ PADDED_POSITIONS: Weights = {
 ROBERTA = _format(
     "roberta",
     _architectures("Roberta", ROBERTA_WORDS, ROBERTA_CLASSIFIER),
-    (*with_defaults((*SIZES, TYPES, EPS, HEAD_DROPOUT), vocab_size=50265), AFTER_PADDING),
+    _bert_keys(50265, TYPES, HEAD_DROPOUT, AFTER_PADDING),
     {**BERT_WEIGHTS, **PADDED_POSITIONS},
     config={"pool": "roberta", "head_act": "gelu"},
     fixed={**ABSOLUTE, **ENCODER_ONLY, "pad_token_id": 1},  # the positions begin after its row
@@ -238,15 +251,15 @@ XLM_ROBERTA, CAMEMBERT = (
         ROBERTA,
         model_type=model_type,
         architectures=_architectures(name, ROBERTA_WORDS, ROBERTA_CLASSIFIER),
-        keys=with_defaults(ROBERTA.keys, vocab_size=30522),
+        keys=_bert_keys(30522, TYPES, HEAD_DROPOUT, AFTER_PADDING, ONE_MEMBER),
     )
     for model_type, name in (("xlm-roberta", "XLMRoberta"), ("camembert", "Camembert"))
 )
 MPNET = _format(
     "mpnet",
     _architectures("MPNet", ROBERTA_WORDS, ROBERTA_CLASSIFIER),
-    (
-        *with_defaults((*SIZES, EPS), vocab_size=30527),
+    _bert_keys(
+        30527,
         AFTER_PADDING,
         KeyGroup(lambda theirs: {"head_dropout": theirs.get("hidden_dropout_prob", 0.1)}),
     ),
@@ -295,19 +308,15 @@ ALBERT = _format(
         {"head.pool.dense": "albert.pooler", **CLASSIFIER},
         pretraining=_words(ALBERT_WORDS),
     ),
-    (
-        *with_defaults(
-            (*SIZES, TYPES, EPS, LENGTH),
-            vocab_size=30000,
-            hidden_size=4096,
-            num_attention_heads=64,
-            intermediate_size=16384,
-            hidden_act="gelu_new",
-            hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
-        ),
+    _bert_keys(
+        30000,
+        TYPES,
+        LENGTH,
         Key("head_dropout", "classifier_dropout_prob", 0.1),
         Key("inner_width", "embedding_size", 128),
+        width=4096,
+        act="gelu_new",
+        dropout=0.0,
     ),
     {
         **EMBEDDINGS,
@@ -339,13 +348,11 @@ ELECTRA = _format(
         # what tells replaced tokens has learnt is in the model below its head
         pretraining=Architecture("embed", {"head": "none"}),
     ),
-    (
-        *with_defaults(
-            BERT_KEYS, hidden_size=256, num_attention_heads=4, intermediate_size=1024
-        ),
-        KeyGroup(
-            _read_inner_width, lambda c: {"embedding_size": c.inner_width or c.block.width}
-        ),
+    _bert_keys(
+        30522,
+        *(TYPES, LENGTH, HEAD_DROPOUT),
+        KeyGroup(_read_inner_width, lambda c: {"embedding_size": c.inner_width or c.block.width}),
+        width=256,
     ),
     {**BERT_WEIGHTS, "embed.widen": "embeddings_project"},
     config={"pool": "electra", "head_act": "gelu"},
@@ -404,21 +411,17 @@ DEBERTA = _format(
         {"head.pool.dense": "pooler.dense", **CLASSIFIER},
         pretraining=_words(DEBERTA_WORDS),
     ),
-    (
-        *with_defaults(
-            (*SIZES, EPS, LENGTH),
-            vocab_size=128100,
-            num_hidden_layers=24,
-            hidden_size=1536,
-            num_attention_heads=24,
-            intermediate_size=6144,
-            layer_norm_eps=1e-7,
-        ),
+    _bert_keys(
+        128100,
+        LENGTH,
         Key("types", "type_vocab_size", 0),
         Key("head_dropout", "cls_dropout", 0.1),
         Key("distances.buckets", "position_buckets", -1, {-1: 0}),
         Key("distances.norm", "norm_rel_ebd", "none", {"layer_norm": "layer"}),
         KeyGroup(_read_distances, _write_distances),
+        depth=24,
+        width=1536,
+        eps=1e-7,
     ),
     {
         **BERT_WEIGHTS,
@@ -548,22 +551,18 @@ MODERNBERT = _format(
         "ModernBert", _word_head("head.dense", "head.norm", "decoder"), MODERN_HEAD, MODERN_HEAD
     ),
     (
-        Key("vocab", "vocab_size", 50368),
-        Key("depth", "num_hidden_layers", 22),
-        Key("max_length", "max_position_embeddings", 8192),
+        *sizes(vocab=50368, depth=22, width=768, heads=12, ffn_width=1152, length=8192, tie=True),
         LABELS,
-        Key("tie", "tie_word_embeddings", True),
         Key("pool", "classifier_pooling", "cls", POOLS, only=True),
         Key("head_act", "classifier_activation", "gelu", ACTIVATIONS, only=True, value=_head_act),
         Key("head_bias", "decoder_bias", True),
         Key("transform_bias", "classifier_bias", False),
         Key("head_dropout", "classifier_dropout", 0.0),
-        Key("block.width", "hidden_size", 768),
-        Key("block.heads", "num_attention_heads", 12),
-        Key("block.ffn_width", "intermediate_size", 1152),
         activation("hidden_activation", "gelu", GATED_ACTIVATIONS),
         Key("block.norm", "norm_bias", False, {False: "layer_nobias", True: "layer"}),
-        KeyGroup(lambda t: {"embed_norm": "layer" if t.get("norm_bias") is True else "layer_nobias"}),
+        KeyGroup(
+            lambda t: {"embed_norm": "layer" if t.get("norm_bias") is True else "layer_nobias"}
+        ),
         Key("block.norm_eps", "norm_eps", 1e-5),
         Key("block.dropout", "embedding_dropout", 0.0),
         Key("block.attention_dropout", "attention_dropout", 0.0),
@@ -600,15 +599,13 @@ def _canonical_esm(config: BertConfig) -> BertConfig:
 ESM = _format(
     "esm",
     _architectures("Esm", ROBERTA_WORDS, ROBERTA_CLASSIFIER),
-    (
-        *with_defaults(
-            changed((*SIZES, EPS, LENGTH), activation("hidden_act", "gelu", {"gelu": "gelu"})),
-            vocab_size=33,
-            max_position_embeddings=1026,
-        ),
+    _bert_keys(
+        33,
+        Key("max_length", "max_position_embeddings", 1026),
         Key("position_base", "rope_theta", 10_000.0),
         HEAD_DROPOUT,
         Key("embed_norm", "emb_layer_norm_before", False, {True: "layer", False: "none"}),
+        acts={"gelu": "gelu"},
     ),
     {
         "embed.tokens": "embeddings.word_embeddings",

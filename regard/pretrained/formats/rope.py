@@ -145,9 +145,7 @@ def rope_by_layer(
 # ---- sliding windows
 
 
-def read_layer_types(
-    theirs: Theirs, depth: int, is_local: Callable[[int], Any]
-) -> tuple[int, ...]:
+def read_layer_types(theirs: Theirs, depth: int, is_local: Callable[[int], Any]) -> tuple[int, ...]:
     """Return the layers that have a sliding window, `is_local` saying so where no list does."""
     kinds = theirs.get("layer_types")
     if kinds is None:

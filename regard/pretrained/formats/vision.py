@@ -20,7 +20,7 @@ from regard.pretrained.format import (
     activation,
     half,
     positive,
-    with_defaults,
+    sizes,
     within,
     without_nulls,
 )
@@ -61,17 +61,9 @@ def _base(base: bool = True, **config: Any) -> Architecture:
 VIT_KEYS = (
     Key("channels", "num_channels", 3),
     Key("image", "image_size", 224),
-    Key("patch", "patch_size", 16),
-    Key("depth", "num_hidden_layers", 12),
-    Key("block.width", "hidden_size", 768),
-    Key("block.heads", "num_attention_heads", 12),
-    Key("block.norm_eps", "layer_norm_eps", 1e-12),
+    *sizes(depth=12, width=768, heads=12),
     Key("block.dropout", "hidden_dropout_prob", 0.0),
     Key("block.attention_dropout", "attention_probs_dropout_prob", 0.0),
-)
-NETWORK_KEYS = (
-    Key("block.ffn_width", "intermediate_size", 3072),
-    activation("hidden_act", "gelu"),
 )
 STEM: Weights = {
     "stem.project.weight": Rule(("embeddings.patch_embeddings.projection.weight",), "patches"),
@@ -114,7 +106,13 @@ def _vit(
         model_type,
         "vit",
         architectures,
-        (*VIT_KEYS, *NETWORK_KEYS),
+        (
+            *VIT_KEYS,
+            Key("patch", "patch_size", 16),
+            Key("block.ffn_width", "intermediate_size", 3072),
+            activation("hidden_act", "gelu"),
+            Key("block.norm_eps", "layer_norm_eps", 1e-12),
+        ),
         _vit_weights(tokens, VIT_BLOCK),
         config={"tokens": len(tokens)},
         fixed={"qkv_bias": True},
@@ -212,7 +210,9 @@ DINOV2 = Format(
         "Dinov2Model": _base(pool="first"),
     },
     (
-        *with_defaults(VIT_KEYS, patch_size=14, layer_norm_eps=1e-6),
+        *VIT_KEYS,
+        Key("patch", "patch_size", 14),
+        Key("block.norm_eps", "layer_norm_eps", 1e-6),
         Key("drop_path", "drop_path_rate", 0.0),
         KeyGroup(_read_dinov2_network, _write_dinov2_network),
     ),
@@ -393,9 +393,7 @@ SWIN = Format(
     "swin",
     _swin_architectures("Swin"),
     SWIN_KEYS,
-    _swin_weights(
-        ("query", "key", "value"), {"position.table": "relative_position_bias_table"}
-    ),
+    _swin_weights(("query", "key", "value"), {"position.table": "relative_position_bias_table"}),
     fixed={"qkv_bias": True, "use_absolute_embeddings": False},
     prefix="swin.",
     ignored=(
@@ -417,7 +415,7 @@ SWINV2 = replace(
         Key(
             "trained",
             "pretrained_window_sizes",
-            (),
+            (0, 0, 0, 0),
             value=lambda config: config.trained or (0,) * len(config.depths),
         ),
     ),
