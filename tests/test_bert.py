@@ -448,7 +448,11 @@ def test_what_cannot_be_read_is_refused_by_name(model_type: str, key: str, value
     with pytest.raises(UsageError) as told, torch.device("meta"):
         Bert(format.read_config(config))
     words = {"position_buckets": "buckets", "norm_rel_ebd": "norm", "hidden_size": "width"}
-    words |= {"max_relative_positions": "span", "id2label": "labels", "num_attention_heads": "heads"}
+    words |= {
+        "max_relative_positions": "span",
+        "id2label": "labels",
+        "num_attention_heads": "heads",
+    }
     words |= {"rope_scaling": "rope_type=yarn"} if model_type == "modernbert" else {}
     words |= {"rope_parameters": "rope_"} if "FULL" in str(value) or FULL in str(value) else {}
     assert words.get(key, key) in str(told.value) and len(str(told.value)) < 200

@@ -1,4 +1,4 @@
-"""The tokenizer of any folder: one of ours, one that was imported, or a public checkpoint's own."""
+"""Loads, saves and exports the tokenizers of a model folder, of ours or of transformers."""
 
 import json
 from collections.abc import Mapping
@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from regard.data.characters import Characters
-from regard.data.tokenize import FIRST, SPACELESS, SPECIALS, Tokenizer
+from regard.data.tokenize import FIRST, SPACELESS, SubwordTokenizer
+from regard.data.tokenizer import SPECIALS
 from regard.errors import UsageError
 from regard.files import plain_file, read_json, write_atomically, write_json
 from regard.pretrained import sentencepiece_model as spm
@@ -33,8 +34,8 @@ def load_tokenizer_file(path: Path) -> Any:
             head = file.read(100)
     except OSError:
         head = b""
-    found = [cls for kind, cls in KINDS.items() if f'"regard_tokenizer": "{kind}"'.encode() in head]
-    return (found or [Tokenizer])[0].load(path)
+    named = (cls for kind, cls in KINDS.items() if f'"regard_tokenizer": "{kind}"'.encode() in head)
+    return next(named, SubwordTokenizer).load(path)
 
 
 def load_tokenizers(folder: str | Path) -> tuple[Any, Any]:
@@ -116,7 +117,7 @@ def _export_sides(folder: Path, source: Any, target: Any, config: Mapping[str, A
     settings: dict[str, Any] = {"tokenizer_class": "MarianTokenizer", "separate_vocabs": apart}
     settings |= {"source_lang": config.get("from"), "target_lang": config.get("to")}
     for role in ("pad", "eos", "unk"):
-        number = getattr(target, role)
+        number = target.specials.get(role)
         settings[f"{role}_token"] = None if number is None else target.names[number]
     write_json(folder / "tokenizer_config.json", settings)
 
@@ -127,7 +128,7 @@ def _export_joined(folder: Path, source: Any, target: Any, config: Mapping[str, 
     The pieces of the second have names that no word can spell, with bytes in letters: so what is no
     character comes out as we show it.
     """
-    if not isinstance(source, Tokenizer) or not isinstance(target, Tokenizer):
+    if not isinstance(source, SubwordTokenizer) or not isinstance(target, SubwordTokenizer):
         raise UsageError(
             "no public format holds these two tokenizers; train with vocabularies=joint"
         )
@@ -191,15 +192,15 @@ def _write(
 
 
 def _own_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Say what a model of ours reads, and that a text which spells a special token has none."""
+    """Return settings for a tokenizer of ours, none of whose texts spells a special token."""
     writes = config["task"] in ("language", "fill")  # whose texts may be begun or masked by them
-    told: dict[str, Any] = {} if writes else {"split_special_tokens": True}
+    settings: dict[str, Any] = {} if writes else {"split_special_tokens": True}
     model = config.get("model")
     if config["task"] in ("classify", "tag") and "max_length" in config:
-        told["model_max_length"] = config["max_length"]
+        settings["model_max_length"] = config["max_length"]
     if not isinstance(model, Mapping) or not model.get("types"):
-        told["model_input_names"] = ["input_ids", "attention_mask"]
-    return told
+        settings["model_input_names"] = ["input_ids", "attention_mask"]
+    return settings
 
 
 def _template(frame: Frame, pieces: Any) -> dict[str, Any]:
@@ -236,7 +237,7 @@ def _own(tokenizer: Any, running: bool = False) -> dict[str, Any]:
 
     In the midst of a running text there is no unseen space before a text.
     """
-    told = json.loads(tokenizer.text)
+    file = json.loads(tokenizer.text)
     if isinstance(tokenizer, Characters):
         vocab = {piece: n for n, piece in enumerate([*SPECIALS, *tokenizer.characters])}
         model = {"type": "BPE", "vocab": vocab, "merges": [], "unk_token": "<unk>"}
@@ -244,7 +245,7 @@ def _own(tokenizer: Any, running: bool = False) -> dict[str, Any]:
         rest = {"added_tokens": [], "decoder": {"type": "Fuse"}, "model": model}
         return {"version": "1.0", **parts, **rest}
     if running:
-        return told
+        return file
     # the unseen space before a text
     space = {"Regex": rf"\A(?=[^{SPACELESS}])"}
-    return {**told, "normalizer": {"type": "Replace", "pattern": space, "content": " "}}
+    return {**file, "normalizer": {"type": "Replace", "pattern": space, "content": " "}}
