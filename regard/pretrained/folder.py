@@ -113,8 +113,9 @@ def import_folder(
     format, named, settings = read_huggingface_config(folder)
     weights = open_weights(folder)
     model = build_hollow(format.family, settings, path, len(weights.shapes))
+    empty = dict(model.named_parameters())
     with errors_in(folder):
-        places = compare(format, settings, weights.shapes, named)
+        places = compare(format, settings, empty, weights.shapes, named)
     tokenizers: tuple[Any, Any] = (None, None)
     if format.inputs != "images":
         tokenizers = read(folder)
@@ -132,7 +133,7 @@ def import_folder(
         **read_task_config(folder, theirs, task, settings),
         "model": dataclasses.asdict(settings),
     }
-    tensors = convert(format, settings, weights, places, named)
+    tensors = convert(format, settings, empty, weights, places, named)
     give_weights(model, {name: tensor.to(device) for name, tensor in tensors.items()})
     if format.model_type == "modernbert":  # one that we exported, perhaps
         model = from_modernbert(model).to(device)

@@ -213,8 +213,8 @@ class Rule:
 
 # Our module or parameter -> theirs: one name, several, or a rule, which may depend on our config. A
 # row for a module holds for each of its parameters, whose own names are the same on both sides.
-Entry = str | tuple[str, ...] | Rule
-Weights = Mapping[str, Entry | Callable[[Any], Entry]]
+Row = str | tuple[str, ...] | Rule
+WeightNames = Mapping[str, Row | Callable[[Any], Row]]
 
 
 class Change(NamedTuple):
@@ -266,7 +266,7 @@ CHANGES: dict[str, Change] = {
 }
 
 
-def as_rule(entry: Entry | Callable[[Any], Entry], config: Any) -> Rule:
+def as_rule(entry: Row | Callable[[Any], Row], config: Any) -> Rule:
     """Return the rule that a row of a weight table stands for under one of our configs."""
     entry = entry(config) if callable(entry) else entry
     if isinstance(entry, Rule):
@@ -274,18 +274,35 @@ def as_rule(entry: Entry | Callable[[Any], Entry], config: Any) -> Rule:
     return Rule((entry,) if isinstance(entry, str) else entry)
 
 
-def within(ours: str, theirs: str, weights: Weights) -> Weights:
+def within(ours: str, theirs: str, weights: WeightNames) -> WeightNames:
     """Return a weight table with prefixes before our names and before theirs."""
 
-    def prefixed(entry: Entry | Callable[[Any], Entry]) -> Callable[[Any], Entry]:
+    def prefixed(entry: Row | Callable[[Any], Row]) -> Callable[[Any], Row]:
         return lambda config: as_rule(entry, config).renamed(lambda name: theirs + name)
 
     return {ours + name: prefixed(entry) for name, entry in weights.items()}
 
 
-def transposed(name: str) -> Rule:
-    """Return the rule of a Conv1D of transformers."""
-    return Rule((name,), "transpose")
+def each(name: str) -> tuple[str, ...]:
+    """Return the names that a pattern such as `{q,k,v}_proj` stands for."""
+    before, options, after = re.split(r"{(\w+(?:,\w+)+)}", name)
+    return tuple(f"{before}{option}{after}" for option in options.split(","))
+
+
+def block(
+    attention: tuple[str, str, str], network: tuple[str, str, str], change: str = "same"
+) -> dict[str, Row | Callable[[Any], Row]]:
+    """Name the modules of a block.
+
+    `attention` are its projection of queries, keys and values (one name, or several in braces), of
+    the output, and its norm; `network` the two products of the feed-forward network, and its norm.
+    """
+    qkv, *rest = attention
+    names: dict[str, Any] = {"attention.qkv": each(qkv) if "," in qkv else (qkv,)}
+    modules = ("attention.out", "around_attention.norm")
+    modules += ("feed_forward.inner", "feed_forward.outer", "around_feed_forward.norm")
+    names |= {ours: (name,) for ours, name in zip(modules, (*rest, *network), strict=True)}
+    return {ours: Rule(theirs, change) for ours, theirs in names.items()}
 
 
 def half(name: str, number: int) -> Rule:
@@ -322,7 +339,7 @@ class Architecture:
     task: str  # of ours
     config: Mapping[str, Any] = field(default_factory=dict)
     keys: tuple[Key, ...] = ()
-    weights: Weights = field(default_factory=dict)
+    weights: WeightNames = field(default_factory=dict)
     base: bool = False
     about: Mapping[str, Any] = field(default_factory=dict)  # of our config.json, beside the model
 
@@ -355,7 +372,7 @@ class Format:
     family: str  # key of MODELS
     architectures: Mapping[str, Architecture]  # by their class; the first one is the default
     keys: tuple[Key | KeyGroup, ...]
-    weights: Weights  # of the base model
+    weights: WeightNames  # of the base model
     config: Mapping[str, Any] = field(default_factory=dict)  # of ours, in every such checkpoint
     fixed: Theirs = field(default_factory=dict)  # keys of theirs of which one value is supported
     prefix: str = ""  # of the base model's weights, there or not
@@ -404,7 +421,7 @@ class Format:
         fitting = [n for n in named if config is not None and self.architectures[n].fits(config)]
         return (fitting or named)[0]
 
-    def weight_table(self, named: str | None = None) -> Weights:
+    def weight_table(self, named: str | None = None) -> WeightNames:
         """Return the names of all weights of one of its classes."""
         architecture = self.architectures[named or next(iter(self.architectures))]
         base = within("", "" if architecture.base else self.prefix, self.weights)
@@ -440,7 +457,10 @@ def to_ours(
 ) -> dict[str, Tensor]:
     """Return the weights of our model from theirs, which are those of a class."""
     shapes = {name: tuple(x.shape) for name, x in theirs.items()}
-    return convert(format, config, theirs, compare(format, config, shapes, named), named)
+    with hollow():
+        empty = dict(family(format.family)[1](config).named_parameters())
+    places = compare(format, config, empty, shapes, named)
+    return convert(format, config, empty, theirs, places, named)
 
 
 def to_theirs(
@@ -464,17 +484,18 @@ def to_theirs(
 def compare(
     format: Format,
     config: Any,
+    ours: Mapping[str, Tensor],
     shapes: Mapping[str, Sequence[int]],
     named: str | None = None,
 ) -> dict[str, str]:
-    """Refuse weights whose names or shapes do not fit a config, before any memory is taken.
+    """Refuse weights whose names or shapes do not fit our model, before any memory is taken.
 
-    Returns where each of the weights that the rules name stands in the file.
+    `ours` are its parameters, on the meta device. Returns where each of the weights that the rules
+    name stands in the file.
     """
-    empty = empty_weights(format, config)
-    expected = to_theirs(format, config, empty, named)
+    expected = to_theirs(format, config, ours, named)
     also: dict[str, list[str]] = {}
-    for rule in resolved_rules(format, config, empty, named).values():
+    for rule in resolved_rules(format, config, ours, named).values():
         for other in (*rule.also, *rule.instead):
             also.setdefault(other, []).append(rule.theirs[0])
     shared: dict[str, str] = {}
@@ -513,22 +534,22 @@ def compare(
 def convert(
     format: Format,
     config: Any,
+    ours: Mapping[str, Tensor],
     theirs: Mapping[str, Tensor],
     places: Mapping[str, str],
     named: str | None = None,
 ) -> dict[str, Tensor]:
     """Change weights that have been compared, one after the other, into ours."""
-    ours: dict[str, Tensor] = {}
-    empty = empty_weights(format, config)
-    for name, rule in resolved_rules(format, config, empty, named).items():
+    made: dict[str, Tensor] = {}
+    for name, rule in resolved_rules(format, config, ours, named).items():
         _refuse_contradiction(format, rule, theirs, places)
         change, (number, whole) = CHANGES[rule.change].read, rule.part
         parts = [change(theirs[places[part]], config) for part in rule.theirs]
         joined = parts[0] if len(parts) == 1 else torch.cat(parts)
         if whole > 1:
             joined = (joined.split(rule.rows) if rule.rows else joined.chunk(whole))[number]
-        ours[name] = joined.reshape(empty[name].shape).contiguous()
-    return ours
+        made[name] = joined.reshape(ours[name].shape).contiguous()
+    return made
 
 
 def _refuse_contradiction(
@@ -545,12 +566,6 @@ def _refuse_contradiction(
                     f"{spelling} and {place} differ, though the config says that they are the "
                     "same; set tie_word_embeddings to false in config.json if they are not"
                 )
-
-
-def empty_weights(format: Format, config: Any) -> dict[str, Tensor]:
-    """Return the weights of our model without their memory."""
-    with hollow():
-        return dict(family(format.family)[1](config).named_parameters())
 
 
 def resolved_rules(
@@ -583,7 +598,7 @@ def resolved_rules(
 LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
-def _rule(name: str, table: Weights, config: Any) -> Rule | None:
+def _rule(name: str, table: WeightNames, config: Any) -> Rule | None:
     """Return the rule of a parameter: its own row, or that of its module."""
     row = LAYER_NUMBER.sub("{}", name)
     module, _, leaf = row.rpartition(".")

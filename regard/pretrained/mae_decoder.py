@@ -6,10 +6,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from regard.errors import UsageError
+from regard.files import errors_in
 from regard.models.folder import build_rest
 from regard.models.masked import MAEConfig
 from regard.models.vit import ViTConfig
@@ -20,6 +20,8 @@ from regard.pretrained.format import (
     Rule,
     Theirs,
     activation,
+    compare,
+    convert,
     differing,
     read_keys,
     to_theirs,
@@ -60,9 +62,10 @@ DECODER = Format(
         "paint": "decoder_pred",
     },
     prefix="decoder.",
+    ignored=(r"^(?!decoder\.)",),  # the encoder's
 )
 # some versions of transformers write the layers by another name
-OTHER_LAYERS = re.compile(r"^decoder\.decoder_encoder\.layer\.")
+LAYERS, OTHER_LAYERS = "decoder.decoder_layers.", re.compile(r"^decoder\.decoder_encoder\.layer\.")
 
 
 def _read(theirs: Theirs) -> MAEConfig:
@@ -79,23 +82,14 @@ def read_decoder_config(theirs: Theirs) -> dict[str, Any]:
 def import_decoder(folder: Path, encoder: nn.Module, known: Any) -> Any:
     """Build the decoder of a public checkpoint around its encoder."""
     weights = open_weights(folder)
-    places = {OTHER_LAYERS.sub("decoder.decoder_layers.", name): name for name in weights.shapes}
+    names = {OTHER_LAYERS.sub(LAYERS, name): name for name in weights}
+    shapes = {name: weights.entries[own].shape for name, own in names.items()}
 
     def read(wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        ours: dict[str, Tensor] = {}
-        for name, like in wanted.items():
-            parts = to_theirs(DECODER, None, {name: like})
-            for theirs, part in parts.items():
-                shape = weights.shapes.get(places.get(theirs, ""))
-                if shape is None or tuple(shape) != tuple(part.shape):
-                    given = "missing" if shape is None else f"{list(shape)}"
-                    raise UsageError(
-                        f"{folder}: the weights do not fit the config: {theirs} is {given}, not "
-                        f"{list(part.shape)}"
-                    )
-            joined = torch.cat([weights[places[theirs]] for theirs in parts])
-            ours[name] = joined.reshape(like.shape).float().contiguous()
-        return ours
+        with errors_in(folder):
+            places = compare(DECODER, None, wanted, shapes)
+        places = {name: names[place] for name, place in places.items()}
+        return convert(DECODER, None, wanted, weights, places)
 
     return build_rest(folder, encoder, known, read)
 

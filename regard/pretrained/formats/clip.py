@@ -11,8 +11,9 @@ from regard.pretrained.format import (
     Rule,
     Template,
     Theirs,
-    Weights,
+    WeightNames,
     activation,
+    block,
     integer,
     mapping,
     sizes,
@@ -30,17 +31,13 @@ KEYS = (
     Key("block.norm_eps", "layer_norm_eps", 1e-5),
     Key("block.attention_dropout", "attention_dropout", 0.0),
 )
-BLOCKS: Weights = within(
+BLOCKS: WeightNames = within(
     "blocks.{}.",
     "encoder.layers.{}.",
-    {
-        "attention.qkv": tuple(f"self_attn.{letter}_proj" for letter in "qkv"),
-        "attention.out": "self_attn.out_proj",
-        "around_attention.norm": "layer_norm1",
-        "feed_forward.inner": "mlp.fc1",
-        "feed_forward.outer": "mlp.fc2",
-        "around_feed_forward.norm": "layer_norm2",
-    },
+    block(
+        attention=("self_attn.{q,k,v}_proj", "self_attn.out_proj", "layer_norm1"),
+        network=("mlp.fc1", "mlp.fc2", "layer_norm2"),
+    ),
 )
 TEXT = Format(
     "clip_text_model",

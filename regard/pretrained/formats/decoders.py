@@ -16,15 +16,16 @@ from regard.pretrained.format import (
     KeyGroup,
     Rule,
     Theirs,
-    Weights,
+    WeightNames,
     activation,
+    block,
+    each,
     head_width,
     integer,
     kv_heads,
     positive,
     qkv_rows,
     sizes,
-    transposed,
     within,
     without_nulls,
 )
@@ -41,7 +42,7 @@ from regard.pretrained.formats.rope import (
     write_rope,
 )
 
-LM_HEAD: Weights = {"head": "lm_head"}
+LM_HEAD: WeightNames = {"head": "lm_head"}
 TIED = {"head.weight": ("embed.tokens.weight",)}
 
 # ---- GPT-2
@@ -83,14 +84,11 @@ GPT2 = Format(
         **within(
             "blocks.{}.",
             "h.{}.",
-            {
-                "attention.qkv": transposed("attn.c_attn"),
-                "attention.out": transposed("attn.c_proj"),
-                "feed_forward.inner": transposed("mlp.c_fc"),
-                "feed_forward.outer": transposed("mlp.c_proj"),
-                "around_attention.norm": "ln_1",
-                "around_feed_forward.norm": "ln_2",
-            },
+            block(
+                attention=("attn.c_attn", "attn.c_proj", "ln_1"),
+                network=("mlp.c_fc", "mlp.c_proj", "ln_2"),
+                change="transpose",
+            ),
         ),
         "norm": "ln_f",
     },
@@ -109,15 +107,12 @@ GPT2 = Format(
 # ---- BLOOM and GPT-NeoX, whose query, key and value of a head lie together
 
 
-def _by_head(attention: str) -> Weights:
-    return {
-        "attention.qkv": Rule((f"{attention}.query_key_value",), "by_head"),
-        "attention.out": f"{attention}.dense",
-        "feed_forward.inner": "mlp.dense_h_to_4h",
-        "feed_forward.outer": "mlp.dense_4h_to_h",
-        "around_attention.norm": "input_layernorm",
-        "around_feed_forward.norm": "post_attention_layernorm",
-    }
+def _by_head(attention: str) -> WeightNames:
+    names = block(
+        attention=(f"{attention}.query_key_value", f"{attention}.dense", "input_layernorm"),
+        network=("mlp.dense_h_to_4h", "mlp.dense_4h_to_h", "post_attention_layernorm"),
+    )
+    return {**names, "attention.qkv": Rule((f"{attention}.query_key_value",), "by_head")}
 
 
 def _prepare_bloom(theirs: Theirs) -> Theirs:
@@ -244,8 +239,8 @@ def _llama_keys(
     """
     return (
         *sizes(**defaults),
-        Key("block.kv_heads", "num_key_value_heads", shared, value=shared and kv_heads),
-        Key("block.head_width", "head_dim", head_dim, value=head_dim and head_width),
+        Key("block.kv_heads", "num_key_value_heads", shared, value=kv_heads if shared else None),
+        Key("block.head_width", "head_dim", head_dim, value=head_width if head_dim else None),
         act,
         Key("block.norm_eps", "rms_norm_eps", 1e-6),
         Key("block.attention_dropout", "attention_dropout", 0.0),
@@ -256,20 +251,17 @@ SILU = activation("hidden_act", "silu", GATED_ACTIVATIONS)
 LLAMA_SIZES = {"vocab": 32000, "depth": 32, "width": 4096, "heads": 32, "tie": False}
 LLAMA_CONFIG = {"position": "rotary", "block.norm": "rms", "block.dropout": 0.0}
 NO_BIAS = {**LLAMA_CONFIG, "block.bias": False}
-LLAMA_BLOCK: Weights = {
-    "attention.qkv": lambda config: Rule(
-        tuple(f"self_attn.{letter}_proj" for letter in "qkv"), rows=qkv_rows(config)
+LLAMA_BLOCK: WeightNames = {
+    **block(
+        attention=("self_attn.{q,k,v}_proj", "self_attn.o_proj", "input_layernorm"),
+        network=("mlp.up_proj", "mlp.down_proj", "post_attention_layernorm"),
     ),
-    "attention.out": "self_attn.o_proj",
+    "attention.qkv": lambda config: Rule(each("self_attn.{q,k,v}_proj"), rows=qkv_rows(config)),
     "attention.q_norm": "self_attn.q_norm",
     "attention.k_norm": "self_attn.k_norm",
     "feed_forward.gate": "mlp.gate_proj",
-    "feed_forward.inner": "mlp.up_proj",
-    "feed_forward.outer": "mlp.down_proj",
-    "around_attention.norm": "input_layernorm",
-    "around_feed_forward.norm": "post_attention_layernorm",
 }
-SANDWICH_BLOCK: Weights = {
+SANDWICH_BLOCK: WeightNames = {
     **LLAMA_BLOCK,
     "around_attention.after": "post_attention_layernorm",
     "around_feed_forward.norm": "pre_feedforward_layernorm",
@@ -282,7 +274,7 @@ def _like_llama(
     name: str,
     *keys: Key | KeyGroup,
     config: Mapping[str, Any] = NO_BIAS,
-    block: Weights = LLAMA_BLOCK,
+    block: WeightNames = LLAMA_BLOCK,
     harmless: tuple[str, ...] = ROPE_HARMLESS,
     **more: Any,
 ) -> Format:

@@ -20,8 +20,10 @@ from regard.pretrained.format import (
     Rule,
     Template,
     Theirs,
-    Weights,
+    WeightNames,
     activation,
+    block,
+    each,
     head_width,
     within,
 )
@@ -108,28 +110,22 @@ def _source_table(config: TransformerConfig) -> Rule:
 TARGET_TABLE = Rule(TABLES[1:], instead=("shared",))
 
 
-def _attention(ours: str, theirs: str) -> Weights:
-    return {
-        f"{ours}.qkv": tuple(f"{theirs}.{letter}_proj" for letter in "qkv"),
-        f"{ours}.out": f"{theirs}.out_proj",
-        f"around_{ours}.norm": f"{theirs}_layer_norm",
-    }
-
-
-SIDE_BLOCK: Weights = {
-    **_attention("attention", "self_attn"),
-    **_attention("cross", "encoder_attn"),
-    "feed_forward.inner": "fc1",
-    "feed_forward.outer": "fc2",
-    "around_feed_forward.norm": "final_layer_norm",
+SIDE_BLOCK: WeightNames = {
+    **block(
+        attention=("self_attn.{q,k,v}_proj", "self_attn.out_proj", "self_attn_layer_norm"),
+        network=("fc1", "fc2", "final_layer_norm"),
+    ),
+    "cross.qkv": each("encoder_attn.{q,k,v}_proj"),
+    "cross.out": "encoder_attn.out_proj",
+    "around_cross.norm": "encoder_attn_layer_norm",
 }
-SIDE_WEIGHTS: Weights = {
+SIDE_WEIGHTS: WeightNames = {
     "source.tokens": _source_table,
     "target.tokens": TARGET_TABLE,
     **within("encoder.{}.", "encoder.layers.{}.", SIDE_BLOCK),
     **within("decoder.{}.", "decoder.layers.{}.", SIDE_BLOCK),
 }
-SIDE_HEAD: Weights = {"head": "lm_head", "head.bias": Rule(("final_logits_bias",), "row")}
+SIDE_HEAD: WeightNames = {"head": "lm_head", "head.bias": Rule(("final_logits_bias",), "row")}
 
 
 def _side_format(
@@ -137,7 +133,7 @@ def _side_format(
     architectures: Mapping[str, Architecture],
     vocab: int,
     vocabulary: KeyGroup,
-    weights: Weights = SIDE_WEIGHTS,
+    weights: WeightNames = SIDE_WEIGHTS,
     *,
     preset: str,
     **more: Any,
@@ -368,20 +364,19 @@ def _inner(network: str, config: TransformerConfig) -> str:
     return f"{network}.wi_1" if gated else f"{network}.wi"
 
 
-def _t5_block(last: int) -> Weights:
+def _t5_block(last: int) -> WeightNames:
     """Name the weights of a block, whose last sublayer is its feed-forward network."""
     network = f"{last}.DenseReluDense"
     return {
-        "attention.qkv": tuple(f"0.SelfAttention.{letter}" for letter in "qkv"),
-        "attention.out": "0.SelfAttention.o",
-        "around_attention.norm": "0.layer_norm",
-        "cross.qkv": tuple(f"1.EncDecAttention.{letter}" for letter in "qkv"),
+        **block(
+            attention=("0.SelfAttention.{q,k,v}", "0.SelfAttention.o", "0.layer_norm"),
+            network=(f"{network}.wi", f"{network}.wo", f"{last}.layer_norm"),
+        ),
+        "cross.qkv": each("1.EncDecAttention.{q,k,v}"),
         "cross.out": "1.EncDecAttention.o",
         "around_cross.norm": "1.layer_norm",
         "feed_forward.gate": f"{network}.wi_0",
         "feed_forward.inner": partial(_inner, network),
-        "feed_forward.outer": f"{network}.wo",
-        "around_feed_forward.norm": f"{last}.layer_norm",
     }
 
 
@@ -397,7 +392,7 @@ T5_KEYS = (
     activation("feed_forward_proj", "relu", T5_ACTIVATIONS),
     Key("block.dropout", "dropout_rate", 0.1),
 )
-T5_HEAD: Weights = {"head": Rule(("lm_head",), instead=("shared",))}
+T5_HEAD: WeightNames = {"head": Rule(("lm_head",), instead=("shared",))}
 DISTANCES = "{}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
 T5 = Format(
     "t5",

@@ -24,8 +24,10 @@ from regard.pretrained.format import (
     Rule,
     Template,
     Theirs,
-    Weights,
+    WeightNames,
     activation,
+    block,
+    each,
     half,
     integer,
     only,
@@ -90,29 +92,28 @@ def _bert_keys(
     )
 
 
-EMBEDDINGS: Weights = {
+EMBEDDINGS: WeightNames = {
     "embed.tokens": "embeddings.word_embeddings",
     "embed.types": "embeddings.token_type_embeddings",
     "embed.norm": "embeddings.LayerNorm",
     "embed.position.table": "embeddings.position_embeddings",
 }
-BERT_BLOCK: Weights = {
-    "attention.qkv": tuple(f"attention.self.{name}" for name in ("query", "key", "value")),
-    "attention.out": "attention.output.dense",
-    "around_attention.norm": "attention.output.LayerNorm",
-    "feed_forward.inner": "intermediate.dense",
-    "feed_forward.outer": "output.dense",
-    "around_feed_forward.norm": "output.LayerNorm",
-}
-BERT_WEIGHTS: Weights = {**EMBEDDINGS, **within("blocks.{}.", "encoder.layer.{}.", BERT_BLOCK)}
-CLASSIFIER: Weights = {"head.out": "classifier"}
-ROBERTA_CLASSIFIER: Weights = {
+BERT_BLOCK = block(
+    attention=(
+        *("attention.self.{query,key,value}", "attention.output.dense"),
+        "attention.output.LayerNorm",
+    ),
+    network=("intermediate.dense", "output.dense", "output.LayerNorm"),
+)
+BERT_WEIGHTS: WeightNames = {**EMBEDDINGS, **within("blocks.{}.", "encoder.layer.{}.", BERT_BLOCK)}
+CLASSIFIER: WeightNames = {"head.out": "classifier"}
+ROBERTA_CLASSIFIER: WeightNames = {
     "head.pool.dense": "classifier.dense",
     "head.out": "classifier.out_proj",
 }
 
 
-def _word_head(transform: str, norm: str, out: str, *bias: str) -> Weights:
+def _word_head(transform: str, norm: str, out: str, *bias: str) -> WeightNames:
     """Name the head that predicts words, whose bias may stand under names of its own."""
 
     def bias_rule(config: BertConfig) -> Rule:
@@ -122,7 +123,7 @@ def _word_head(transform: str, norm: str, out: str, *bias: str) -> Weights:
             return Rule(bias[:1], also=(*bias[1:], f"{out}.bias"))
         return Rule((f"{out}.bias",), instead=bias)
 
-    names: Weights = {"head.transform": transform, "head.norm": norm, "head.out": out}
+    names: WeightNames = {"head.transform": transform, "head.norm": norm, "head.out": out}
     return {**names, "head.out.bias": bias_rule}
 
 
@@ -137,12 +138,12 @@ ROBERTA_WORDS = _word_head("lm_head.dense", "lm_head.layer_norm", "lm_head.decod
 
 def _architectures(
     name: str,
-    words: Weights,
-    classifier: Weights,
-    tagger: Weights = CLASSIFIER,
-    pretraining: Architecture | None = None,
+    words: WeightNames,
+    classifier: WeightNames,
+    tagger: WeightNames = CLASSIFIER,
+    pretraining: str | None = None,
 ) -> dict[str, Architecture]:
-    """Return the classes that each of them has; that for pretraining fills in words by default."""
+    """Return the classes that each of them has; `pretraining` is the task of the one for it."""
     made = {
         f"{name}Model": Architecture("embed", {"head": "none"}, base=True),
         f"{name}ForMaskedLM": Architecture("fill", {"head": "words"}, weights=words),
@@ -151,11 +152,11 @@ def _architectures(
         ),
         f"{name}ForTokenClassification": Architecture("tag", {"head": "tag"}, weights=tagger),
     }
-    return made | ({f"{name}ForPreTraining": pretraining} if pretraining else {})
-
-
-def _words(weights: Weights) -> Architecture:
-    return Architecture("fill", {"head": "words"}, weights=weights)
+    if pretraining == "fill":
+        made[f"{name}ForPreTraining"] = made[f"{name}ForMaskedLM"]
+    elif pretraining == "embed":  # what tells replaced tokens has learnt is below its head
+        made[f"{name}ForPreTraining"] = Architecture("embed", {"head": "none"})
+    return made
 
 
 def canonical(config: BertConfig) -> BertConfig:
@@ -184,7 +185,7 @@ def _format(
     model_type: str,
     architectures: Mapping[str, Architecture],
     keys: tuple[Key | KeyGroup, ...],
-    weights: Weights = BERT_WEIGHTS,
+    weights: WeightNames = BERT_WEIGHTS,
     *,
     ignored: tuple[str, ...] = (),
     prepare: Callable[[Theirs], Theirs] = dict,
@@ -214,7 +215,7 @@ BERT = _format(
         "Bert",
         BERT_WORDS,
         {"head.pool.dense": "bert.pooler.dense", **CLASSIFIER},
-        pretraining=_words(BERT_WORDS),
+        pretraining="fill",
     ),
     _bert_keys(30522, TYPES, LENGTH, HEAD_DROPOUT),
     fixed={**ABSOLUTE, **ENCODER_ONLY},
@@ -232,7 +233,7 @@ def _read_after_padding(theirs: Theirs) -> dict[str, Any]:
 
 
 AFTER_PADDING = KeyGroup(_read_after_padding, lambda c: {LENGTH.theirs: c.max_length + 2})
-PADDED_POSITIONS: Weights = {
+PADDED_POSITIONS: WeightNames = {
     "embed.position.table": Rule(("embeddings.position_embeddings",), "skip2")
 }
 ROBERTA = _format(
@@ -267,7 +268,7 @@ MPNET = _format(
         **BERT_WEIGHTS,
         **PADDED_POSITIONS,
         "embed.position.distances.table": "encoder.relative_attention_bias.weight",
-        "blocks.{}.attention.qkv": tuple(f"encoder.layer.{{}}.attention.attn.{x}" for x in "qkv"),
+        "blocks.{}.attention.qkv": each("encoder.layer.{}.attention.attn.{q,k,v}"),
         "blocks.{}.attention.out": "encoder.layer.{}.attention.attn.o",
         "blocks.{}.around_attention.norm": "encoder.layer.{}.attention.LayerNorm",
     },
@@ -292,21 +293,17 @@ def _refuse_equal_widths(theirs: Theirs) -> Theirs:
 ALBERT_WORDS = _word_head(
     "predictions.dense", "predictions.LayerNorm", "predictions.decoder", "predictions.bias"
 )
-ALBERT_BLOCK: Weights = {
-    "attention.qkv": tuple(f"attention.{name}" for name in ("query", "key", "value")),
-    "attention.out": "attention.dense",
-    "around_attention.norm": "attention.LayerNorm",
-    "feed_forward.inner": "ffn",
-    "feed_forward.outer": "ffn_output",
-    "around_feed_forward.norm": "full_layer_layer_norm",
-}
+ALBERT_BLOCK = block(
+    attention=("attention.{query,key,value}", "attention.dense", "attention.LayerNorm"),
+    network=("ffn", "ffn_output", "full_layer_layer_norm"),
+)
 ALBERT = _format(
     "albert",
     _architectures(
         "Albert",
         ALBERT_WORDS,
         {"head.pool.dense": "albert.pooler", **CLASSIFIER},
-        pretraining=_words(ALBERT_WORDS),
+        pretraining="fill",
     ),
     _bert_keys(
         30000,
@@ -345,8 +342,7 @@ ELECTRA = _format(
             "generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head"
         ),
         ROBERTA_CLASSIFIER,
-        # what tells replaced tokens has learnt is in the model below its head
-        pretraining=Architecture("embed", {"head": "none"}),
+        pretraining="embed",
     ),
     _bert_keys(
         30522,
@@ -388,7 +384,7 @@ def _write_distances(config: BertConfig) -> dict[str, Any]:
     return {"pos_att_type": ["p2c", "c2p"], "max_relative_positions": config.distances.span}
 
 
-DEBERTA_WORDS: Weights = {
+DEBERTA_WORDS: WeightNames = {
     **_word_head(
         "cls.predictions.transform.dense",
         "cls.predictions.transform.LayerNorm",
@@ -409,7 +405,7 @@ DEBERTA = _format(
         "DebertaV2",
         DEBERTA_WORDS,
         {"head.pool.dense": "pooler.dense", **CLASSIFIER},
-        pretraining=_words(DEBERTA_WORDS),
+        pretraining="fill",
     ),
     _bert_keys(
         128100,
@@ -425,9 +421,7 @@ DEBERTA = _format(
     ),
     {
         **BERT_WEIGHTS,
-        "blocks.{}.attention.qkv": tuple(
-            f"encoder.layer.{{}}.attention.self.{name}_proj" for name in ("query", "key", "value")
-        ),
+        "blocks.{}.attention.qkv": each("encoder.layer.{}.attention.self.{query,key,value}_proj"),
         "embed.position.table": "encoder.rel_embeddings",
         "embed.position.norm": "encoder.LayerNorm",
     },
@@ -447,14 +441,10 @@ def _prepare_distilbert(theirs: Theirs) -> Theirs:
     return {**theirs, **{own: theirs[name] for name, own in usual.items() if name in theirs}}
 
 
-DISTILBERT_BLOCK: Weights = {
-    "attention.qkv": tuple(f"attention.{letter}_lin" for letter in "qkv"),
-    "attention.out": "attention.out_lin",
-    "around_attention.norm": "sa_layer_norm",
-    "feed_forward.inner": "ffn.lin1",
-    "feed_forward.outer": "ffn.lin2",
-    "around_feed_forward.norm": "output_layer_norm",
-}
+DISTILBERT_BLOCK = block(
+    attention=("attention.{q,k,v}_lin", "attention.out_lin", "sa_layer_norm"),
+    network=("ffn.lin1", "ffn.lin2", "output_layer_norm"),
+)
 DISTILBERT = _format(
     "distilbert",
     _architectures(
@@ -531,19 +521,17 @@ def _head_act(config: BertConfig) -> str:
     return next(name for name, (_, one) in FEED_FORWARDS.items() if one is act)
 
 
-MODERN_HEAD: Weights = {
+MODERN_HEAD: WeightNames = {
     "head.transform.dense": "head.dense",
     "head.transform.norm": "head.norm",
     **CLASSIFIER,
 }
-MODERN_BLOCK: Weights = {
-    "attention.qkv": "attn.Wqkv",
-    "attention.out": "attn.Wo",
-    "around_attention.norm": "attn_norm",
+MODERN_BLOCK: WeightNames = {
+    **block(
+        attention=("attn.Wqkv", "attn.Wo", "attn_norm"), network=("mlp.Wi", "mlp.Wo", "mlp_norm")
+    ),
     "feed_forward.gate": half("mlp.Wi", 0),
     "feed_forward.inner": half("mlp.Wi", 1),
-    "feed_forward.outer": "mlp.Wo",
-    "around_feed_forward.norm": "mlp_norm",
 }
 MODERNBERT = _format(
     "modernbert",

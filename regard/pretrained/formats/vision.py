@@ -16,8 +16,10 @@ from regard.pretrained.format import (
     KeyGroup,
     Rule,
     Theirs,
-    Weights,
+    WeightNames,
     activation,
+    block,
+    each,
     half,
     positive,
     sizes,
@@ -32,7 +34,7 @@ HARMLESS = (
     *("drop_path_rate", "image_size", "num_layers", "hidden_size", "path_norm"),
     *("apply_layernorm", "reshape_hidden_states", "layerscale_value"),
 )
-CLASSIFIER: Weights = {"head": "classifier"}
+CLASSIFIER: WeightNames = {"head": "classifier"}
 LABELS = Key("labels", "num_labels", 2, value=lambda config: max(1, config.labels))
 
 
@@ -47,7 +49,7 @@ def square_sizes(theirs: Theirs) -> Theirs:
     return made
 
 
-def _classifier(weights: Weights = CLASSIFIER, **config: Any) -> Architecture:
+def _classifier(weights: WeightNames = CLASSIFIER, **config: Any) -> Architecture:
     return Architecture("images", config, (LABELS,), weights)
 
 
@@ -65,22 +67,18 @@ VIT_KEYS = (
     Key("block.dropout", "hidden_dropout_prob", 0.0),
     Key("block.attention_dropout", "attention_probs_dropout_prob", 0.0),
 )
-STEM: Weights = {
+STEM: WeightNames = {
     "stem.project.weight": Rule(("embeddings.patch_embeddings.projection.weight",), "patches"),
     "stem.project.bias": "embeddings.patch_embeddings.projection.bias",
 }
-QKV = tuple(f"attention.attention.{name}" for name in ("query", "key", "value"))
-VIT_BLOCK: Weights = {
-    "attention.qkv": QKV,
-    "attention.out": "attention.output.dense",
-    "around_attention.norm": "layernorm_before",
-    "feed_forward.inner": "intermediate.dense",
-    "feed_forward.outer": "output.dense",
-    "around_feed_forward.norm": "layernorm_after",
-}
+QKV = "attention.attention.{query,key,value}"
+VIT_BLOCK = block(
+    attention=(QKV, "attention.output.dense", "layernorm_before"),
+    network=("intermediate.dense", "output.dense", "layernorm_after"),
+)
 
 
-def _vit_weights(tokens: tuple[str, ...], block: Weights) -> Weights:
+def _vit_weights(tokens: tuple[str, ...], block: WeightNames) -> WeightNames:
     return {
         "tokens.weight": Rule(tuple(f"embeddings.{name}" for name in tokens), "row"),
         "position.table.weight": Rule(("embeddings.position_embeddings",), "row"),
@@ -219,11 +217,11 @@ DINOV2 = Format(
     _vit_weights(
         ("cls_token",),
         {
-            "attention.qkv": QKV,
-            "attention.out": "attention.output.dense",
-            "around_attention.norm": "norm1",
+            **block(
+                attention=(QKV, "attention.output.dense", "norm1"),
+                network=("mlp.fc1", "mlp.fc2", "norm2"),
+            ),
             "around_attention.scale": "layer_scale1.lambda1",
-            "around_feed_forward.norm": "norm2",
             "around_feed_forward.scale": "layer_scale2.lambda1",
             "feed_forward.gate": half("mlp.weights_in", 0),
             "feed_forward.inner": _gated(half("mlp.weights_in", 1), "mlp.fc1"),
@@ -242,7 +240,7 @@ DINOV2 = Format(
 # ---- ResNet
 
 
-def _convolution(ours: str, theirs: str) -> Weights:
+def _convolution(ours: str, theirs: str) -> WeightNames:
     """Name the weights of a convolution and its batch norm."""
     return {
         f"{ours}.convolution": f"{theirs}.convolution",
@@ -356,24 +354,22 @@ SWIN_KEYS = (
 )
 
 
-def _swin_weights(biased: tuple[str, ...], own: Weights) -> Weights:
+def _swin_weights(biased: str, own: WeightNames) -> WeightNames:
     """Name all weights; `own` are those of attention that only one of the two has."""
-    block: Weights = {
-        "attention.inside.qkv.weight": tuple(
-            f"attention.self.{name}.weight" for name in ("query", "key", "value")
-        ),
-        "attention.inside.qkv.bias": tuple(f"attention.self.{name}.bias" for name in biased),
-        **within("attention.inside.", "attention.self.", own),
+    inside: WeightNames = {
+        "qkv.weight": each("{query,key,value}.weight"),
+        "qkv.bias": each(biased),
+        **own,
+    }
+    names: WeightNames = {
+        **VIT_BLOCK,
+        **within("attention.inside.", "attention.self.", inside),
         "attention.inside.out": "attention.output.dense",
-        "around_attention.norm": "layernorm_before",
-        "feed_forward.inner": "intermediate.dense",
-        "feed_forward.outer": "output.dense",
-        "around_feed_forward.norm": "layernorm_after",
     }
     return {
         **STEM,
         "stem_norm": "embeddings.norm",
-        **within("stages.{}.blocks.{}.", "encoder.layers.{}.blocks.{}.", block),
+        **within("stages.{}.blocks.{}.", "encoder.layers.{}.blocks.{}.", names),
         "stages.{}.merge.norm": "encoder.layers.{}.downsample.norm",
         "stages.{}.merge.reduce": "encoder.layers.{}.downsample.reduction",
         "norm": "layernorm",
@@ -393,7 +389,7 @@ SWIN = Format(
     "swin",
     _swin_architectures("Swin"),
     SWIN_KEYS,
-    _swin_weights(("query", "key", "value"), {"position.table": "relative_position_bias_table"}),
+    _swin_weights("{query,key,value}.bias", {"position.table": "relative_position_bias_table"}),
     fixed={"qkv_bias": True, "use_absolute_embeddings": False},
     prefix="swin.",
     ignored=(
@@ -420,7 +416,7 @@ SWINV2 = replace(
         ),
     ),
     weights=_swin_weights(
-        ("query", "value"),
+        "{query,value}.bias",
         {
             "score.factor": "logit_scale",
             "position.inner": "continuous_position_bias_mlp.0",
