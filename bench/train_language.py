@@ -138,9 +138,9 @@ def gpt2() -> Step:
 def regard() -> Step:
     """Train as the loop of `regard train language` does."""
     from regard import native
+    from regard.allocator import reuse_memory
     from regard.data.characters import Characters
     from regard.data.documents import load_texts
-    from regard.memory import reuse_memory
     from regard.models import family
     from regard.native import fast
     from regard.tasks.language import NextToken, resolve
@@ -148,7 +148,7 @@ def regard() -> Step:
     from regard.training.loop import one_step
     from regard.training.optim import build_optimiser
 
-    distributed.join()
+    distributed.init()
     start = time.perf_counter()
     native.library()
     COMPILING.append(time.perf_counter() - start)
@@ -164,7 +164,7 @@ def regard() -> Step:
             "dropout": 0.0,
             "feed_forward": "gelu",
             "context": CONTEXT,
-            "batch_tokens": ROWS * CONTEXT // distributed.size(),
+            "batch_tokens": ROWS * CONTEXT // distributed.world_size(),
             "clip": CLIP,
             "lr": RATE,
             "steps": 1,

@@ -14,9 +14,8 @@ from PIL import Image
 import regard
 from regard.files import write_atomically
 from regard.recipes import data_folder
-from regard.viewer.gallery import draw_gallery, heat_map
-from regard.viewer.laid import on_grid
-from regard.viewer.panels import Panel
+from regard.viewer.panels import Panel, draw_gallery, heat_map
+from regard.viewer.placement import grid_weights
 
 HERE = Path(__file__).resolve().parent
 PLACES = (8, 22), (21, 16)  # x and y of who looks: the toe, and the shaft
@@ -66,7 +65,7 @@ def main() -> None:
             model = regard.load(home / f"fashion-mnist.8.{name}.1.0")
             picture = model.picture(image, at=f"{at[0]},{at[1]}")
             views = [view for view in picture.views if view.laid is not None]
-            map = on_grid(views[layer], picture.spot).mean(0)
+            map = grid_weights(views[layer], picture.query).mean(0)
             grown = np.asarray(Image.fromarray(map.astype(np.float32)).resize((28, 28), 0))
             row.append(Panel(heat_map(grown), f"{caption}"))
         rows.append(row)

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 import regard
 from regard.models.ladder import RUNGS
-from regard.viewer.png import COLOURS
+from regard.viewer.panels import BLUES
 
 HERE = Path(__file__).parent
 SHOWN = "mzfa>mzfa"  # each letter after > is the one five places before
@@ -65,7 +65,7 @@ def main() -> None:
             best = some[:, range(4, 8), range(4)].sum(-1).argmax()
             shown = some.mean(0) if rung == "gated" else some[best]
             place = places[layer, column]
-            place.imshow(shown, cmap=COLOURS, vmin=0, vmax=1)
+            place.imshow(shown, cmap=BLUES, vmin=0, vmax=1)
             place.set_xticks(range(len(letters)), letters, fontsize=8, family="monospace")
             place.set_yticks(range(len(letters)), letters, fontsize=8, family="monospace")
             if layer == 0:

@@ -14,30 +14,32 @@ from regard.data.split import Split
 from regard.errors import UsageError, nearest
 from regard.files import read_json
 from regard.models.folder import WEIGHTS, load_folder
-from regard.recipes import RECIPES, data_folder, found_data, recipe
+from regard.recipes import RECIPES, data_folder, recipe, resolve_data
 from regard.results import Named
-from regard.tasks import TASKS, runner, trainer
-from regard.training.plan import LENGTHS
+from regard.tasks import TASKS, runner, task_for, trainer
+from regard.training.plan import DURATION_KEYS
 
 if TYPE_CHECKING:
     from regard.costs.lectures import Lectures
     from regard.costs.report import Cost
-    from regard.examine.forecast import Examined
+    from regard.examine.doctor import Examined
     from regard.filters.program import Filtered
     from regard.lab.report import Compared
     from regard.metrics.evaluation import Evaluation
-    from regard.tasks.captions import Describer
-    from regard.tasks.classifier import Classifier
-    from regard.tasks.denoiser import ImageDenoiser
-    from regard.tasks.embed import Embedder
-    from regard.tasks.encoder import Encoder
     from regard.tasks.fill import Filler
-    from regard.tasks.image_classifier import ImageClassifier
+    from regard.tasks.frame.task import Task
     from regard.tasks.run import Report
     from regard.tasks.runners import Runner
-    from regard.tasks.tagger import Tagger
-    from regard.tasks.text import TextToText
-    from regard.tasks.translator import Translator
+    from regard.tasks.text.classify import Classify
+    from regard.tasks.text.embed import Embed
+    from regard.tasks.text.prefix import PrefixTranslate
+    from regard.tasks.text.tag import Tag
+    from regard.tasks.text.text import TextToText
+    from regard.tasks.text.translate import Translate
+    from regard.tasks.vision.caption import WriteCaptions
+    from regard.tasks.vision.denoise import Denoise
+    from regard.tasks.vision.images import ClassifyImages
+    from regard.tasks.vision.pretrain import Pretrain
     from regard.tasks.writing import LanguageModel
 
 Place = str | Path
@@ -90,8 +92,12 @@ def check_finished(folder: Path) -> None:
 
 @overload
 def load(
-    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["translate", "prefix"]
-) -> "Translator": ...
+    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["translate"]
+) -> "Translate": ...
+@overload
+def load(
+    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["prefix"]
+) -> "PrefixTranslate": ...
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["language"]
@@ -103,44 +109,42 @@ def load(
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["classify"]
-) -> "Classifier": ...
+) -> "Classify": ...
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["images"]
-) -> "ImageClassifier": ...
+) -> "ClassifyImages": ...
 @overload
-def load(name_or_folder: Place, /, device: str = "cpu", *, task: Literal["tag"]) -> "Tagger": ...
+def load(name_or_folder: Place, /, device: str = "cpu", *, task: Literal["tag"]) -> "Tag": ...
 @overload
 def load(name_or_folder: Place, /, device: str = "cpu", *, task: Literal["fill"]) -> "Filler": ...
 @overload
-def load(
-    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["embed"]
-) -> "Embedder": ...
+def load(name_or_folder: Place, /, device: str = "cpu", *, task: Literal["embed"]) -> "Embed": ...
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["caption"]
-) -> "Describer": ...
+) -> "WriteCaptions": ...
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["pretrain"]
-) -> "Encoder": ...
+) -> "Pretrain": ...
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["denoise"]
-) -> "ImageDenoiser": ...
+) -> "Denoise": ...
 @overload
-def load(name_or_folder: Literal["en-zh"], /, device: str = "cpu") -> "Translator": ...
+def load(name_or_folder: Literal["en-zh"], /, device: str = "cpu") -> "Translate": ...
 @overload
 def load(name_or_folder: Literal["shakespeare"], /, device: str = "cpu") -> "LanguageModel": ...
 @overload
-def load(name_or_folder: Literal["fashion"], /, device: str = "cpu") -> "ImageClassifier": ...
+def load(name_or_folder: Literal["fashion"], /, device: str = "cpu") -> "ClassifyImages": ...
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", task: str | None = None
-) -> "Runner[Any]": ...
+) -> "Task[Any, Any] | Runner[Any]": ...
 
 
-def load(name_or_folder: Place, /, device: str = "cpu", task: str | None = None) -> "Runner[Any]":
+def load(name_or_folder: Place, /, device: str = "cpu", task: str | None = None) -> Any:
     """Load a trained model, ready to run: load("en-zh").run("How are you?").
 
     The name is that of a starter (regard models lists them), a folder that was trained, or one of
@@ -148,14 +152,15 @@ def load(name_or_folder: Place, /, device: str = "cpu", task: str | None = None)
     to name it in `task` lets a type checker know it too, and task="embed" takes its vectors
     instead. One input to run() gives one answer, a list of inputs a list of answers.
     """
-    from regard.pretrained.folder import is_foreign
+    from regard.pretrained.folder import read_any_config
     from regard.tasks.frame.task import Task
 
     folder = find_model(name_or_folder)
-    if is_foreign(folder):
+    read, foreign = read_any_config(folder)
+    if foreign:
         model, config, _ = _import(folder, device)
     else:
-        model, config = load_folder(folder, device)
+        model, config = load_folder(folder, device, read)
         config["generation"] = _generation(folder)
     if not isinstance(config["task"], str) or config["task"] not in TASKS:
         raise UsageError(
@@ -295,28 +300,28 @@ def plan(name: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any], str 
     """Return the task to train, all settings, and the recipe that is followed, if one is."""
     values = stored(settings)
     if values.get("data"):
-        values["data"] = found_data(values["data"])
+        values["data"] = resolve_data(values["data"])
     if values.get("init"):
         values["init"] = str(find_model(values["init"]))
     task = task_of(name)
     if name not in RECIPES:
-        return task, values, None
+        return task_for(task, values), values, None
     found = recipe(name)
-    rows = getattr(found, "ROWS", {})
+    variants = getattr(found, "VARIANTS", {})
     like = str(values.get("like") or found.SETTINGS.get("like"))
-    values = {**found.SETTINGS, **rows.get(like, {}), **values}
-    if any(settings.get(key) is not None for key in LENGTHS):
+    values = {**found.SETTINGS, **variants.get(like, {}), **values}
+    if any(settings.get(key) is not None for key in DURATION_KEYS):
         # another length than the recipe's has its own of all that follows from the length
-        follows = (*LENGTHS, "warmup", "valid_every")
+        follows = (*DURATION_KEYS, "warmup", "valid_every")
         values = {k: v for k, v in values.items() if k not in follows or k in settings}
     values["data"] = values.get("data") or data_folder(found.DATA)
     values.setdefault("out", f"runs/{name}")
-    return task, values, name
+    return task_for(task, values), values, name
 
 
 def stored(settings: dict[str, Any]) -> dict[str, Any]:
     """Return settings with data that lie in memory, such as lists and frames, as files."""
-    from regard.data.memory import on_disk
+    from regard.data.in_memory import on_disk
 
     found = dict(settings)
     for key in ("data", "valid", "test"):
@@ -356,7 +361,7 @@ def evaluate(
     settings |= given(data=data, part=part, outputs=outputs)
     folder = find_model(model) if isinstance(model, str | Path) else None
     settings = stored(settings)
-    sets = {key: found_data(settings[key]) for key in ("data", "filters") if key in settings}
+    sets = {key: resolve_data(settings[key]) for key in ("data", "filters") if key in settings}
     settings |= sets
     loaded: Any = load(folder, task=task) if folder is not None else model
     other = against
@@ -366,7 +371,9 @@ def evaluate(
     many = getattr(loaded, "several_against", getattr(loaded, "takes_several", False))
     if len(others) > 1 and not many:
         raise UsageError(f"against= names {len(others)} models; one of {loaded.task} takes one")
-    found = [load(one, task=task) if isinstance(one, str | Path) else one for one in others]
+    found: list[Any] = [
+        load(one, task=task) if isinstance(one, str | Path) else one for one in others
+    ]
     names = (str(model) if folder else "model", *("" if x is None else str(x) for x in others))
     if isinstance(loaded, Task):
         rivals = [one for one in found if one is not None]
@@ -491,12 +498,12 @@ def doctor(data: Any, /, *, quiet: bool = True, **settings: Any) -> "Examined":
     Data for any task, in files or in memory; `task=` says which, else their looks do. At most some
     thousand rows are looked at, unless full=True. Further keys: `regard doctor --help`.
     """
-    from regard.data.memory import on_disk
-    from regard.examine.forecast import DoctorSettings, examine_any
+    from regard.data.in_memory import on_disk
+    from regard.examine.doctor import DoctorSettings, examine
     from regard.settings import fill
 
-    how = fill(DoctorSettings, stored(settings))
-    return examine_any(str(found_data(on_disk(data))), how, quiet)
+    own = fill(DoctorSettings, stored(settings))
+    return examine(str(resolve_data(on_disk(data))), own, quiet)
 
 
 def import_model(folder: Place, /, *, out: Place | None = None, **settings: Any) -> Saved:
@@ -524,6 +531,7 @@ def _take_over(folder: Path, out: Place) -> Saved:
     from regard.models.folder import save_config, save_parts, save_weights
     from regard.pretrained.folder import is_foreign, write_json
     from regard.tasks.tokenizer import save_any_tokenizers
+    from regard.weights import state_of
 
     if not is_foreign(folder):
         read_json(Path(folder) / "config.json")
@@ -532,9 +540,9 @@ def _take_over(folder: Path, out: Place) -> Saved:
     known = ("regard_format", "family", "task", "model", "generation")
     about = {key: value for key, value in config.items() if key not in known}
     with making(out) as partial:
-        save_weights(partial, dict(model.named_parameters()))
+        save_weights(partial, state_of(model))
         if "pretraining" in config:
-            save_parts(partial, dict(_whole(Path(folder), model, config).named_parameters()))
+            save_parts(partial, state_of(_whole(Path(folder), model, config)))
         if tokenizers[0] is not None:  # a model that reads images has none
             save_any_tokenizers(partial, tokenizers)
             write_json(partial / "generation_config.json", config.get("generation", {}))

@@ -1,4 +1,4 @@
-"""Files that are either wholly written or not at all."""
+"""Atomic writes, file locks, and JSON from outside."""
 
 import errno
 import hashlib
@@ -15,12 +15,12 @@ from regard.errors import UsageError
 
 MOST_JSON = 16 << 20  # bytes of a JSON file from outside
 MOST_JSON_VALUES = 6_000_000  # which bounds what it takes in memory
-MOST_LEVELS = 100  # of JSON within JSON
+MOST_LEVELS = 100  # of nested JSON
 
 
 def refuse(error: OSError, path: str | Path) -> UsageError:
-    """Turn what the system said about a file into a mistake a user can read."""
-    if isinstance(error, FileExistsError):  # a file stands where a folder is wanted
+    """Turn an OSError into a UsageError that names the path."""
+    if isinstance(error, FileExistsError):  # a file where a folder should be
         return UsageError(f"{path}: not a directory")
     return UsageError(f"{path}: {(error.strerror or str(error)).lower()}")
 
@@ -35,13 +35,13 @@ def errors_in(path: str | Path) -> Iterator[None]:
 
 
 def cache_folder() -> Path:
-    """Return where tokenised data and compiled kernels are kept, unless REGARD_CACHE says."""
+    """Return the cache of tokenised data and compiled kernels; REGARD_CACHE sets it."""
     default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "regard"
     return Path(os.environ.get("REGARD_CACHE", default))
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
+    """Make the entries of a folder durable (fsync)."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -50,7 +50,15 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path, mode: int = 0o777) -> None:
-    """Make a folder and those above it, also while others make or delete them."""
+    """Make a folder and its parents, also while other processes make or delete them.
+
+    The cache is made for its owner alone: what is compiled there is run.
+    """
+    with suppress(RuntimeError):  # no home folder
+        home = cache_folder()
+        if home in folder.parents:
+            make_folder(home)
+        mode = 0o700 if folder == home else mode
     for turn in range(1000):
         try:
             return folder.mkdir(mode, parents=True, exist_ok=True)
@@ -61,7 +69,7 @@ def make_folder(folder: Path, mode: int = 0o777) -> None:
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Give a temporary name to write to, which takes the place of the path once all went well."""
+    """Yield a temporary path to write to, which replaces the path on success."""
     path = Path(path)
     # two containers that share a folder may both be process 1
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
@@ -81,9 +89,9 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def alone(path: str | Path) -> Iterator[None]:
-    """Let one process at a time be here, by a lock on a file that may be deleted meanwhile.
+    """Hold an exclusive lock on a file, which may be deleted meanwhile.
 
-    Where files cannot be locked, nobody waits.
+    Where files cannot be locked, it does not wait.
     """
     path = Path(path)
     for _ in range(10_000):
@@ -98,10 +106,10 @@ def alone(path: str | Path) -> Iterator[None]:
 
                 fcntl.flock(file, fcntl.LOCK_EX)
                 if not os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
-                    continue  # who comes now locks another file
+                    continue  # a new file has taken its place
             except FileNotFoundError:
                 continue
-            except (OSError, ImportError):  # of this file system or system
+            except (OSError, ImportError):  # not supported here
                 pass
             try:
                 yield
@@ -124,18 +132,18 @@ def write_atomically(path: str | Path, data: bytes | str) -> None:
 
 @contextmanager
 def making(folder: str | Path) -> Iterator[Path]:
-    """Give a temporary folder to fill, which gets its own name once all went well."""
+    """Yield a temporary folder to fill, which is renamed to the folder on success."""
     folder = Path(folder)
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UsageError(f"{folder}: is there already and not empty; choose another out=")
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(folder.parent)
         partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     except OSError as error:
         raise refuse(error, folder) from error
     try:
         yield partial
-        partial.chmod(0o755)  # a temporary folder is closed to others
+        partial.chmod(0o755)  # mkdtemp makes it private
         partial.replace(folder)
         sync_folder(folder.parent)
     except OSError as error:
@@ -145,13 +153,13 @@ def making(folder: str | Path) -> Iterator[Path]:
 
 
 def plain_file(path: str | Path) -> None:
-    """Refuse what is there and no file: a pipe could be waited for, a device read, forever."""
+    """Refuse a path that is no regular file: a pipe or device could be read forever."""
     if os.path.exists(path) and not os.path.isfile(path):
         raise UsageError(f"{path}: not a file")
 
 
 def parse_json(data: bytes | str) -> Any:
-    """Read JSON from outside, in which nothing is deeper and no number longer than can be meant."""
+    """Parse JSON from outside, with bounds on nesting and on the digits of a number."""
     value = json.loads(data, parse_int=_whole_number)
     level = [value] if isinstance(value, dict | list) else []
     for _ in range(MOST_LEVELS):

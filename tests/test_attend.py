@@ -10,110 +10,21 @@ from beartype import beartype
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxtyping import jaxtyped
+from oracle import loop, make_score, masks, randn
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import regard.attention.attend as core
+from regard.attention import kernels
 from regard.attention.dropout import add_dropped, dropout
-from regard.attention.masks import Causal, Document, Mask, Padding, Prefix, Sliding, Window
+from regard.attention.masks import Causal, Document, Mask, Padding, Sliding, Window
 from regard.attention.multihead import Cache, MultiHead
-from regard.attention.scores import SCORES, Additive, Bilinear, Cosine, Dot, Gaussian, Score
+from regard.attention.normalisers import Sample
+from regard.attention.scores import SCORES, Bilinear
 from regard.errors import UsageError
 
 attend = jaxtyped(typechecker=beartype)(core.attend)  # shapes in signatures hold while testing
-Allowed = Callable[[int, int, int], bool]  # may query i of sentence b look at key j?
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def make_score(name: str, width: int, key_width: int) -> tuple[Score, Callable]:
-    """Return a score, and its textbook formula for one query (d) and some keys (n, c)."""
-    if name == "dot":
-        return Dot(), lambda q, k: k @ q / math.sqrt(width)
-    if name == "product":
-        return SCORES[name](width), lambda q, k: k @ q
-    if name == "disentangled":
-        return SCORES[name](width), lambda q, k: k @ q / math.sqrt(3 * width)
-    if name == "cosine":
-        return Cosine(0.5), lambda q, k: k @ q / (q.norm() * k.norm(dim=-1)) / 0.5
-    if name == "gaussian":
-        return Gaussian(1.5), lambda q, k: -((q - k) ** 2).sum(-1) / (2 * 1.5**2)
-    torch.manual_seed(7)
-    if name == "bilinear":
-        score = Bilinear(width, key_width).double()
-        weight = score.weight.detach() / math.sqrt(key_width)
-        return score, lambda q, k: k @ (q @ weight)
-    score = Additive(width, key_width, hidden=3).double()
-    w, b, u = score.query.weight.detach(), score.query.bias.detach(), score.key.weight.detach()
-    return score, lambda q, k: (w @ q + b + k @ u.T).tanh() @ score.vector.detach()
-
-
-def loop(q, k, v, formula, bias, allowed: Allowed | None, weigh) -> Tensor:
-    """Attend one sentence, head and query at a time."""
-    lead, (queries, keys) = q.shape[:-2], (q.shape[-2], k.shape[-2])
-    out = torch.zeros(*q.shape[:-1], v.shape[-1], dtype=q.dtype)
-    group = lead[-1] // k.shape[-3] if len(lead) > 1 else 1
-    bias = None if bias is None else bias.expand(*lead, queries, keys)
-    for place in product(*(range(n) for n in lead)):
-        other = (*place[:-1], place[-1] // group) if len(lead) > 1 else place
-        for i in range(queries):
-            seen = [j for j in range(keys) if not allowed or allowed((place or (0,))[0], i, j)]
-            scores = formula(q[place][i], k[other][seen])
-            if bias is not None:
-                scores = scores + bias[place][i][seen]
-            if (scores > -math.inf).any():
-                out[place][i] = weigh(place, i, seen, scores) @ v[other][seen]
-    return out
-
-
-@st.composite
-def masks(draw, batch: int, queries: int, keys: int) -> tuple[Mask, Allowed]:
-    """Draw a mask and, apart from it, what it should allow."""
-    kind = draw(st.sampled_from(["causal", "sliding", "window", "prefix", "document", "padding"]))
-    seed = draw(st.integers(0, 99))
-    rand = torch.Generator().manual_seed(seed)
-    if kind == "padding":
-        keep = torch.rand(batch, keys, generator=rand) < 0.7
-        return Padding(keep), lambda b, i, j: bool(keep[b, j])
-    if kind == "document":
-        q, k = (torch.randint(0, 3, (batch, n), generator=rand) for n in (queries, keys))
-        return Document(q, k), lambda b, i, j: bool(q[b, i] == k[b, j])
-    how = draw(st.sampled_from(["count", "coordinates", "batch"]))
-    if how == "count":
-        a, b = draw(st.integers(-3, 5)), draw(st.integers(-3, 5))
-        q_at, k_at = a, b
-        q_of, k_of = (lambda _, i: [a + i]), (lambda _, j: [b + j])
-    else:
-        c = draw(st.integers(1, 2))
-        q_at, k_at = (
-            torch.randint(-3, 9, ((batch, n, c) if how == "batch" else (n, c)), generator=rand)
-            for n in (queries, keys)
-        )
-        row = (lambda at, b: at[b]) if how == "batch" else (lambda at, b: at)
-        q_of, k_of = (
-            (lambda b, i: row(q_at, b)[i].tolist()),
-            (lambda b, j: row(k_at, b)[j].tolist()),
-        )
-    size = draw(st.integers(1, 4))
-    if kind == "causal":
-        return Causal(q_at, k_at), lambda b, i, j: k_of(b, j)[0] <= q_of(b, i)[0]
-    if kind == "prefix":
-        lengths = torch.randint(0, 4, (batch,), generator=rand)
-        mask = Prefix(lengths if seed % 2 else int(lengths[0]), q_at, k_at)
-        first = (lambda b: lengths[b]) if seed % 2 else (lambda b: lengths[0])
-        return mask, lambda b, i, j: k_of(b, j)[0] < max(first(b), q_of(b, i)[0] + 1)
-
-    def pairs(b, i, j):
-        return zip(q_of(b, i), k_of(b, j), strict=True)
-
-    if kind == "sliding":
-        near = lambda b, i, j: all(abs(x - y) < size for x, y in pairs(b, i, j))  # noqa: E731
-        return Sliding(size, q_at, k_at), near
-    same = lambda b, i, j: all(x // size == y // size for x, y in pairs(b, i, j))  # noqa: E731
-    return Window(size, q_at, k_at), same
 
 
 @st.composite
@@ -152,7 +63,7 @@ def questions(draw) -> dict:
         "mask": mask,
         "allowed": (lambda b, i, j: all(f(b, i, j) for _, f in chosen)) if chosen else None,
         "normalise": draw(st.sampled_from(["softmax", "softmax", "argmax", "sample", "given"])),
-        "tile": draw(st.sampled_from([1, core.TILE])),
+        "tile": draw(st.sampled_from([1, kernels.TILE])),
     }
 
 
@@ -166,10 +77,10 @@ def test_a_loop_in_fp64_equals_attention():
         shapes.add((*(tuple(x.shape) for x in (q, k, v)), bias is not None and bias.shape))
         score, formula = make_score(ask["name"], q.shape[-1], k.shape[-1])
         weights = randn(*q.shape[:-1], k.shape[-2], seed=5).softmax(-1)
-        sample = core.Sample(torch.Generator().manual_seed(3))
+        sample = Sample(torch.Generator().manual_seed(3))
         normalise = {"given": weights, "sample": sample}.get(ask["normalise"], ask["normalise"])
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(core, "TILE", ask["tile"])
+            patch.setattr(kernels, "TILE", ask["tile"])
             out = attend(q, k, v, score=score, bias=bias, mask=mask, normalise=normalise)
 
         def weigh(place, i: int, seen: list[int], scores: Tensor) -> Tensor:
@@ -226,7 +137,7 @@ def test_what_is_added_to_values_is_weighted_as_they_are(normalise: str, mask: M
 
 def test_sampling_draws_by_the_softmax():
     q, k, v = randn(1, 4), randn(3, 4, seed=1), torch.eye(3, dtype=torch.float64)
-    sample = core.Sample(torch.Generator().manual_seed(0))
+    sample = Sample(torch.Generator().manual_seed(0))
     drawn = attend(q.expand(20_000, 4), k, v, normalise=sample)
     assert drawn.sum(-1).eq(1).all()
     torch.testing.assert_close(drawn.mean(0, keepdim=True), attend(q, k, v), atol=0.02, rtol=0)
@@ -237,10 +148,10 @@ def test_sampling_draws_by_the_softmax():
     assert grad.abs().sum() > 0  # what REINFORCE needs
 
 
-@pytest.mark.parametrize("tile", [1, core.TILE])
+@pytest.mark.parametrize("tile", [1, kernels.TILE])
 @pytest.mark.parametrize("name", SCORES)
 def test_gradients_are_right(name: str, tile: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(core, "TILE", tile)
+    monkeypatch.setattr(kernels, "TILE", tile)
     score, _ = make_score(name, 2, 2)
     keep = torch.tensor([[True] * 4 + [False]])
     for mask, queries in [
@@ -280,9 +191,9 @@ NOTHING_LATER = {
 
 @pytest.mark.parametrize("name", SCORES)
 @pytest.mark.parametrize("case", NOTHING_LATER)
-@pytest.mark.parametrize("tile", [1, core.TILE])
+@pytest.mark.parametrize("tile", [1, kernels.TILE])
 def test_the_future_has_no_gradient(case: str, name: str, tile: int, monkeypatch):
-    monkeypatch.setattr(core, "TILE", tile)
+    monkeypatch.setattr(kernels, "TILE", tile)
     mask, biased = NOTHING_LATER[case]
     score, _ = make_score(name, 4, 4)
     q, k, v = (randn(1, 2, 20, 4, seed=i).float().requires_grad_() for i in range(3))
@@ -336,9 +247,9 @@ POISONED = {
 
 @pytest.mark.parametrize("case", POISONED)
 @pytest.mark.parametrize("name", SCORES)
-@pytest.mark.parametrize("tile", [1, core.TILE])
+@pytest.mark.parametrize("tile", [1, kernels.TILE])
 def test_poison_at_a_masked_place_never_leaks(case: str, name: str, tile: int, monkeypatch):
-    monkeypatch.setattr(core, "TILE", tile)
+    monkeypatch.setattr(kernels, "TILE", tile)
     mask, places, rows = POISONED[case]
     rows, places = list(rows), list(places)
     score, _ = make_score(name, 4, 4)
@@ -525,7 +436,7 @@ def test_memory_is_linear_in_the_length():
         q = randn(1, 1, 4096, 8).float().requires_grad_()
         with Largest() as seen:
             attend(q, q, q, mask=mask).sum().backward()
-        assert seen.bytes <= 4 * core.TILE < 4 * 4096**2
+        assert seen.bytes <= 4 * kernels.TILE < 4 * 4096**2
 
 
 def test_dropout_keeps_the_mean_and_is_seeded():

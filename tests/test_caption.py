@@ -19,12 +19,12 @@ from torch.nn import functional as F
 import regard
 from regard.attention.watch import watch
 from regard.cli import main
-from regard.data.image import ImageFormat
+from regard.data.captions import captions_in
+from regard.data.image_format import ImageFormat
 from regard.errors import UsageError
 from regard.layers.block import BlockConfig
-from regard.layers.convolution import statistics
 from regard.layers.recurrent import CellConfig
-from regard.metrics.cider import cider
+from regard.metrics.captions import caption_scores, cider, references_of
 from regard.models import family
 from regard.models.captioner import Captioner, CaptionerConfig, EncoderConfig, WriterConfig
 from regard.models.folder import load_folder, save_config, save_weights
@@ -33,10 +33,10 @@ from regard.models.mvit import MViTConfig
 from regard.models.resnet import ResNetConfig
 from regard.models.swin import SwinConfig
 from regard.models.vit import ViTConfig
-from regard.tasks.caption import Batch, caption_loss, resolve
-from regard.tasks.captions import Describer, judge_captions, references_of, strangers
-from regard.tasks.pretrain import captions_in
+from regard.tasks.vision.caption import WriteCaptions
+from regard.tasks.vision.captioning import Batch, CaptionBatches, caption_loss, derangement
 from regard.training.optim import build_optimiser
+from regard.weights import state_of
 
 # ---- the model --------------------------------------------------------------------------------
 
@@ -185,13 +185,11 @@ def test_cached_equals_full_while_hypotheses_move(model: Any):
 def test_every_parameter_learns(model: Any):
     torch.manual_seed(2)
     texts = captions(16)
-    batch = Batch(images(8), texts, texts.roll(-1, 1), 112, 112)
+    batch = Batch(images(8), texts, texts.roll(-1, 1), 112)
     caption_loss(model.train(), batch, 0.1, model.looks()).backward()
-    averages = {id(p) for p in statistics(model)}
     for name, parameter in model.named_parameters():
-        if id(parameter) not in averages:
-            assert parameter.grad is not None and parameter.grad.isfinite().all(), name
-            assert parameter.grad.abs().max() > 1e-9, name
+        assert parameter.grad is not None and parameter.grad.isfinite().all(), name
+        assert parameter.grad.abs().max() > 1e-9, name
 
 
 def test_a_model_builds_on_the_meta_device(model: Any):
@@ -207,7 +205,7 @@ def test_a_model_builds_on_the_meta_device(model: Any):
 def test_save_then_load_is_the_identity(model: Any, tmp_path: Path):
     model = model.float()
     save_config(tmp_path, model, name="captioner", task="caption", about={})
-    save_weights(tmp_path, dict(model.named_parameters()))
+    save_weights(tmp_path, state_of(model))
     again, _ = load_folder(tmp_path)
     assert again.config == model.config
     with torch.no_grad():
@@ -346,18 +344,18 @@ def test_captions_may_be_of_any_number():
         ["a dog runs on the grass", "a cat sits on the mat"],
         ["A dog.", None],
     ]
-    scores = {s.name: s for s in judge_captions([some[0].upper() for some in told], told)}
+    scores = {s.name: s for s in caption_scores([some[0].upper() for some in told], told)}
     assert list(scores) == ["BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "chrF2", "CIDEr-D"]
     assert all(abs(score.value - 100) < 1e-6 for score in list(scores.values())[:5])
-    part = [s.value for s in judge_captions(["a dog runs on mats"] * 2, told)[:4]]
+    part = [s.value for s in caption_scores(["a dog runs on mats"] * 2, told)[:4]]
     assert part == sorted(part, reverse=True) and part[0] > part[3]
 
 
 def test_nobody_gets_its_own_image():
     for count in (2, 3, 50):
-        other = strangers(count, 1)
+        other = derangement(count, 1)
         assert sorted(other) == list(range(count)) and (other != np.arange(count)).all()
-    assert (strangers(50, 1) != strangers(50, 2)).any()
+    assert (derangement(50, 1) != derangement(50, 2)).any()
 
 
 # ---- the task ---------------------------------------------------------------------------------
@@ -489,50 +487,50 @@ def test_photos_are_captioned_one_for_one(run: Path, photos: Path, capsys, monke
 
 def test_a_batch_sees_each_photo_once_and_is_always_the_same(photos: Path, home: Path):
     seen, batches = [], []
-    from regard.tasks import caption
+    plain, made = WriteCaptions.loss, WriteCaptions.batches
 
-    class Looking(caption.Captioning):
-        def loss(self, model, batch):
-            features = model.encoder.features
-            model.encoder.features = lambda x: (seen.append(len(x)), features(x))[1]
-            try:
-                return super().loss(model, batch)
-            finally:
-                del model.encoder.features
+    def looking(self, batch, settings):
+        encoder = self.model.encoder
+        features = encoder.features
+        encoder.features = lambda x: (seen.append(len(x)), features(x))[1]
+        try:
+            return plain(self, batch, settings)
+        finally:
+            del encoder.features
 
-        def __init__(self, *args):
-            super().__init__(*args)
-            batches.append([self.batch(n) for n in (0, 5, 0)])
+    def keeping(self, data, settings):
+        feed = made(self, data, settings)
+        batches.append([feed[n] for n in (0, 5, 0)])
+        return feed
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(caption, "Captioning", Looking)
+        patch.setattr(WriteCaptions, "loss", looking)
+        patch.setattr(WriteCaptions, "batches", keeping)
         train(photos, home / "once", steps=2, valid_every=2, valid_images=0)
     first, other, again = batches[0]
-    assert torch.equal(first.images, again.images) and torch.equal(first.reads, again.reads)
+    assert torch.equal(first.images, again.images) and torch.equal(first.inputs, again.inputs)
     assert not torch.equal(first.images, other.images)
     assert seen == [16, 16]
     for batch in (first, other):  # as many rows of each photo as one of them has captions
-        real = (batch.writes >= 0).any(1).view(16, -1).sum(1)
-        assert set(real.tolist()) <= {2, 3} and int(real.max()) * 16 == len(batch.reads)
-        assert batch.tokens == int((batch.writes >= 0).sum())
+        real = (batch.targets >= 0).any(1).view(16, -1).sum(1)
+        assert set(real.tolist()) <= {2, 3} and int(real.max()) * 16 == len(batch.inputs)
+        assert batch.tokens == int((batch.targets >= 0).sum())
 
 
 def test_a_photo_with_a_left_and_a_right_is_never_mirrored(photos: Path, home: Path):
-    from regard.tasks import caption
+    found, made = [], WriteCaptions.batches
 
-    found = []
-
-    class Keeping(caption.Captioning):
-        def __init__(self, *args):
-            super().__init__(*args)
-            for n in range(6):
-                picked, batch = self.pick(n), self.batch(n)
-                plain = self.format.normalise(self.train.read(picked))
-                same = (batch.images == plain).flatten(1).all(1)
-                found.extend(zip(self.sided[picked].tolist(), same.tolist(), strict=True))
+    def keeping(self, data, settings):
+        feed: CaptionBatches = made(self, data, settings)
+        for n in range(6):
+            picked, batch = feed.pick(n), feed[n]
+            plain = feed.format.normalise(feed.train.read(picked))
+            same = (batch.images == plain).flatten(1).all(1)
+            found.extend(zip(feed.sided[picked].tolist(), same.tolist(), strict=True))
+        return feed
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(caption, "Captioning", Keeping)
+        patch.setattr(WriteCaptions, "batches", keeping)
         train(photos, home / "sides", steps=1, valid_every=1, valid_images=0)
     assert all(same for sided, same in found if sided)
     assert 0.2 < np.mean([same for sided, same in found if not sided]) < 0.8
@@ -621,7 +619,7 @@ def test_where_each_word_looked_is_drawn_and_true(run: Path, photos: Path, tmp_p
     picture = describer.picture(name)
     words = picture.output.split()
     (view,) = picture.views
-    assert list(view.row_tokens) == words and view.laid.rows.names == tuple(words)
+    assert list(view.row_tokens) == words and view.placement.query_grid.names == tuple(words)
     assert view.weights.shape == (2, len(words), 36)
     np.testing.assert_allclose(view.weights.sum(-1), 1, atol=1e-5)
     assert len(picture.steps) >= len(words) and picture.photo.shape == (24, 24, 3)
@@ -649,19 +647,16 @@ def test_where_each_word_looked_is_drawn_and_true(run: Path, photos: Path, tmp_p
 
 
 def test_the_brightest_place_of_the_picture_is_the_one_looked_at_most():
-    from regard.viewer.image import lattice_of
-    from regard.viewer.panels import glow
-    from regard.viewer.picture import Laid, View
+    from regard.viewer.image import feature_grid
+    from regard.viewer.overlays import glow
 
     encoder = family("resnet")[1](RESNET)
-    lattice = lattice_of(encoder, (12, 12))
-    assert (lattice.height, lattice.width) == encoder.grid((12, 12))
-    assert lattice.height * lattice.down == pytest.approx(1)
-    laid = Laid(lattice, lattice, np.arange(1), np.arange(36)[None])
-    view = View("x", np.full((1, 1, 36), 1 / 36), ["a"], [""] * 36, laid=laid)
-    found = np.zeros((6, 6))
-    found[4, 1] = 1.0
-    light = glow(np.full((60, 60, 3), 200, np.uint8), found, view).sum(-1)
+    grid = feature_grid(encoder, (12, 12))
+    assert (grid.height, grid.width) == encoder.grid((12, 12))
+    assert grid.height * grid.cell_height == pytest.approx(1)
+    weights = np.zeros((6, 6))
+    weights[4, 1] = 1.0
+    light = glow(np.full((60, 60, 3), 200, np.uint8), weights, grid).sum(-1)
     y, x = np.unravel_index(light.argmax(), light.shape)
     assert (y * 6 // len(light), x * 6 // len(light)) == (4, 1)
 
@@ -681,7 +676,7 @@ def test_mistakes_are_told_in_one_line(photos: Path, run: Path, settings: dict, 
     if "init" in settings:
         settings = {**settings, "init": str(run)}
     with pytest.raises(UsageError, match=told):
-        resolve({"data": str(photos), **settings})
+        WriteCaptions.resolve({"data": str(photos), **settings})
 
 
 def test_data_without_captions_are_refused(run: Path, photos: Path, tmp_path: Path, capsys):
@@ -704,14 +699,14 @@ def test_padding_never_reaches_the_loss():
     writes = texts.roll(-1, 1)
     writes[1, 3:] = -1
     writes[2] = -1  # a caption that is not there
-    batch = Batch(some, texts, writes, 0, 0)
+    batch = Batch(some, texts, writes, 0)
     loss = caption_loss(model, batch, 0.0)
     logits = model(some, texts).flatten(0, 1)
     right = F.cross_entropy(logits, writes.flatten(), ignore_index=-1, reduction="sum")
     close(loss, right)
     other = texts.clone()
     other[1, 4:], other[2] = 5, 9
-    close(caption_loss(model, replace(batch, reads=other), 0.0), loss)
+    close(caption_loss(model, batch._replace(inputs=other), 0.0), loss)
 
 
 def test_flickr8k_has_five_captions_of_each_photo(real_data: Path):
@@ -726,4 +721,4 @@ def test_flickr8k_has_five_captions_of_each_photo(real_data: Path):
 def test_a_describer_refuses_a_model_of_another_family(tmp_path: Path):
     other = family("vit")[1](VIT)
     with pytest.raises(UsageError, match="expected captioner"):
-        Describer.load(tmp_path, other, {"image": vars(ImageFormat(12, 3))})
+        WriteCaptions.load(tmp_path, other, {"image": vars(ImageFormat(12, 3))})

@@ -132,7 +132,7 @@ def test_an_image_chooses_among_texts_as_transformers_does(tmp_path: Path):
     for folder in (tmp_path / "theirs", tmp_path / "ours"):
         model = regard.load(folder)
         answer = model.run([str(tmp_path / "photo.png")], texts="|".join(TEXTS))[0]
-        assert np.abs(answer.chances - chances).max() < 1e-4
+        assert np.abs(answer.probabilities - chances).max() < 1e-4
         assert answer.label == TEXTS[int(chances.argmax())]
         vector = model.run([str(tmp_path / "photo.png")])[0].vector
         cosine = vector @ right.image_embeds[0].numpy() / np.linalg.norm(vector)

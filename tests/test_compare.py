@@ -25,14 +25,14 @@ from regard import cli
 from regard.api import plan
 from regard.errors import UsageError
 from regard.lab import variants as lab
-from regard.lab.extrapolate import stretched, window_loss
+from regard.lab.extrapolate import window_loss, with_yarn
 from regard.lab.report import Compared
-from regard.lab.variants import grid, lists_of, options
+from regard.lab.variants import grid, list_keys, varied_values
 from regard.lab.workers import Worker, work
 from regard.metrics.interval import critical, interval, paired, within
 from regard.models import preset
 from regard.models.gpt import GPT
-from regard.recipes import RECIPES, found_data, recipe
+from regard.recipes import RECIPES, recipe, resolve_data
 from regard.tasks import trainer
 from regard.training import loop
 from regard.viewer.plot import draw_curves, draw_scores
@@ -177,18 +177,18 @@ def test_paired_test_sees_what_seeds_share():
 
 
 def test_commas_vary_a_key_unless_they_belong_to_it(home, tmp_path):
-    lists = lists_of("translate")
-    assert options("position", "none, rotary", lists) == ["none", "rotary"]
-    assert options("columns", "2,1", lists) == ["2,1"]
-    assert options("lr", 0.1, lists) == [0.1]
-    assert options("lr", [0.1, 0.2], lists) == [0.1, 0.2]
+    lists = list_keys("translate")
+    assert varied_values("position", "none, rotary", lists) == ["none", "rotary"]
+    assert varied_values("columns", "2,1", lists) == ["2,1"]
+    assert varied_values("lr", 0.1, lists) == [0.1]
+    assert varied_values("lr", [0.1, 0.2], lists) == [0.1, 0.2]
     (tmp_path / "a,b").mkdir()
-    assert options("data", str(tmp_path / "a,b"), lists) == [str(tmp_path / "a,b")]
-    assert options("data", "a,b", lists) == ["a", "b"]
+    assert varied_values("data", str(tmp_path / "a,b"), lists) == [str(tmp_path / "a,b")]
+    assert varied_values("data", "a,b", lists) == ["a", "b"]
     with pytest.raises(UsageError, match="an empty value"):
-        options("position", "none,,rotary", lists)
+        varied_values("position", "none,,rotary", lists)
     with pytest.raises(UsageError, match="twice"):
-        options("position", "none,none", lists)
+        varied_values("position", "none,none", lists)
 
 
 def test_several_keys_make_a_grid_with_a_folder_for_each():
@@ -351,7 +351,7 @@ def test_what_is_finished_is_not_trained_again_and_more_can_be_added(
 
 FORK = multiprocessing.get_context("forkserver")
 FORK.set_forkserver_preload(
-    ["regard.tasks.translate", "torch._dynamo", "torch.utils.tensorboard", "PIL.Image"]
+    ["regard.tasks.text.translate", "torch._dynamo", "torch.utils.tensorboard", "PIL.Image"]
 )
 
 
@@ -545,8 +545,8 @@ def test_rotary_stretched_to_its_own_length_is_itself():
     torch.manual_seed(0)
     model = GPT(preset("gpt", "tiny", "llama")).eval()
     ids = torch.randint(0, 1000, (1, 24))
-    assert torch.allclose(stretched(model, 1, 24)(ids), model(ids), atol=1e-5)
-    assert not torch.allclose(stretched(model, 4, 24)(ids), model(ids), atol=1e-5)
+    assert torch.allclose(with_yarn(model, 1, 24)(ids), model(ids), atol=1e-5)
+    assert not torch.allclose(with_yarn(model, 4, 24)(ids), model(ids), atol=1e-5)
 
 
 # The command line
@@ -569,8 +569,8 @@ def test_a_set_of_data_may_be_named_where_no_such_path_is_here(tmp_path, monkeyp
     monkeypatch.setenv("REGARD_DATA", str(tmp_path / "sets"))
     monkeypatch.chdir(tmp_path / "here")
     ours = str(tmp_path / "sets" / "mine")
-    assert found_data("mine") == plan("language", {"data": "mine"})[1]["data"] == ours
-    assert found_data("other") == "other"  # what is nowhere is told by whoever reads it
-    assert found_data("../mine") == "../mine" and found_data(None) is None
+    assert resolve_data("mine") == plan("language", {"data": "mine"})[1]["data"] == ours
+    assert resolve_data("other") == "other"  # what is nowhere is told by whoever reads it
+    assert resolve_data("../mine") == "../mine" and resolve_data(None) is None
     Path("mine").mkdir()
-    assert found_data("mine") == "mine"
+    assert resolve_data("mine") == "mine"

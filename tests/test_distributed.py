@@ -17,16 +17,16 @@ if sys.argv[1] != "none":
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
 import torch
 from regard.training import distributed
-distributed.join()
+distributed.init()
 own = [torch.full(({NUMBERS},), 1.0 + distributed.rank()), torch.tensor([0.5])]
 for _ in range(2):
-    sums, long = distributed.add_up(own)
+    sums, long = distributed.all_reduce_grads(own)
     assert float(sums[0].min()) == float(sums[0].max()) == 3.0 and float(sums[1]) == 1.0
     assert abs(long - (9 * {NUMBERS} + 1) ** 0.5) < 1e-2, long
-assert distributed.total(2.0, 1.0 + distributed.rank()) == [4.0, 3.0]
-boards = [board for board in distributed._BOARDS.values()]
+assert distributed.all_reduce(2.0, 1.0 + distributed.rank()) == [4.0, 3.0]
+boards = [board for board in distributed._SHARED.values()]
 print("shared" if all(boards) else "sockets" if not any(boards) else "both")
-distributed.leave()
+distributed.destroy()
 """
 
 

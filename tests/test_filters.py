@@ -200,7 +200,7 @@ def test_full_field_equals_a_window_over_everything(how):
 def test_bands_of_rows_change_nothing(monkeypatch):
     image = random(3, 20, 9)
     whole = nonlocal_means(image, window=7), bilateral(image, window=7)
-    monkeypatch.setattr("regard.filters.frame.BAND", 40)
+    monkeypatch.setattr("regard.filters.pixels.BAND_PIXELS", 40)
     assert torch.allclose(whole[0], nonlocal_means(image, window=7), atol=1e-12)
     assert torch.allclose(whole[1], bilateral(image, window=7), atol=1e-12)
 

@@ -24,22 +24,18 @@ from torch import nn
 import regard
 from regard.api import task_of
 from regard.cli import EXAMPLES, main
-from regard.data.image import ImageFormat, load_images
+from regard.data.image_format import ImageFormat
+from regard.data.images import load_images
+from regard.metrics.labels import top_k
 from regard.models import MODELS, family, preset
 from regard.recipes import RECIPES, recipe
 from regard.settings import describe, parse
-from regard.tasks import TASKS, images, trainer
-from regard.tasks.image_classifier import ImageClassifier, top
-from regard.tasks.images import (
-    DISTILS,
-    FAMILIES,
-    SHORT,
-    ImageClassification,
-    Teacher,
-    soft_loss,
-    two_heads,
-)
-from regard.training.optim import build_optimiser, depths
+from regard.tasks import TASKS, train_settings
+from regard.tasks.frame.origin import Origin
+from regard.tasks.vision.distillation import DISTILS, Teacher, soft_loss, two_heads
+from regard.tasks.vision.images import ClassifyImages, ImageBatches
+from regard.tasks.vision.photos import ImageCodec
+from regard.training.optim import build_optimiser, layer_depths
 
 SMALL = {
     "steps": 30,
@@ -108,7 +104,7 @@ def trained(data, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(trained) -> ImageClassifier:
+def model(trained) -> ClassifyImages:
     return regard.load(trained)
 
 
@@ -139,26 +135,28 @@ def test_a_file_is_labelled_alike_alone_in_company_and_as_an_array(data, model):
         as_array = model.run(np.asarray(Image.open(path)))
         as_image = model.run([Image.open(path)])[0]
         for other in (alone, as_array, as_image):
-            assert np.allclose(other.chances, answer.chances, atol=1e-5)
+            assert np.allclose(other.probabilities, answer.probabilities, atol=1e-5)
         assert str(alone) == Path(path).parent.name
-        assert alone.chances.sum() == pytest.approx(1, abs=1e-5)
+        assert alone.probabilities.sum() == pytest.approx(1, abs=1e-5)
 
 
 def test_running_and_judging_see_the_same_images(data, model):
     part = load_images(str(data), need=("test",), format=model.format, classes=model.labels).parts[
         "test"
     ]
-    table = model.chances_of(part, model.check({}))
-    found = np.stack([answer.chances for answer in model.run([part.where(i) for i in range(40)])])
+    table = model.probabilities_of(part, model.check({}))
+    found = np.stack(
+        [answer.probabilities for answer in model.run([part.where(i) for i in range(40)])]
+    )
     assert np.allclose(table, found, atol=1e-5)
     mirrored = model.run(files(data)[:3], mirror=True)
     turned = [np.asarray(Image.open(path))[:, ::-1] for path in files(data)[:3]]
     plain, other = model.run(files(data)[:3]), model.run(turned)
     for a, b, c in zip(mirrored, plain, other, strict=True):
-        assert np.allclose(a.chances, (b.chances + c.chances) / 2, atol=1e-5)
+        assert np.allclose(a.probabilities, (b.probabilities + c.probabilities) / 2, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name in MODELS])
+@pytest.mark.parametrize("name", [name for name in ClassifyImages.families() if name in MODELS])
 def test_every_family_is_trained_by_the_same_words(name, data, tmp_path):
     report = regard.train(
         "classify",
@@ -180,7 +178,7 @@ def test_every_family_is_trained_by_the_same_words(name, data, tmp_path):
     assert loaded.model.config.image == 16 and loaded.model.config.channels == 3
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name in MODELS])
+@pytest.mark.parametrize("name", [name for name in ClassifyImages.families() if name in MODELS])
 def test_every_family_trains_on_any_size_and_channel(name, tmp_path):
     home = write_set(tmp_path / "data", {"train": 8, "valid": 2}, size=21)
     more = {"family": name, "image": 19, "channels": 1, "steps": 1, "batch": 4}
@@ -217,14 +215,14 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(data, trained, tmp
     more = {**SMALL, **LAVISH, "teacher": str(trained), "share": 0.9, "steps": 15}
     whole = regard.train("images", data=str(data), out=str(tmp_path / "a"), quiet=True, **more)
     assert whole.finished
-    plain = ImageClassification.batch
+    plain = ImageBatches.__getitem__
 
     def stopping(self, n):
         if n == 2 * 9:
             os.kill(os.getpid(), signal.SIGINT)
         return plain(self, n)
 
-    monkeypatch.setattr(ImageClassification, "batch", stopping)
+    monkeypatch.setattr(ImageBatches, "__getitem__", stopping)
     first = regard.train("images", data=str(data), out=str(tmp_path / "b"), quiet=True, **more)
     assert (first.finished, first.step) == (False, 10)
     monkeypatch.undo()
@@ -238,17 +236,15 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(data, trained, tmp
 
 def test_a_batch_is_a_function_of_its_number(data, trained):
     values = {"data": str(data), **SMALL, **LAVISH}
-    settings = images.resolve(values)
-    found = images.read_images(settings)
-    format = replace(found.format, mean=(0.5,) * 3, std=(0.2,) * 3)
-    one, two = (
-        ImageClassification(found.parts["train"], settings, format, list(KINDS)) for _ in range(2)
-    )
-    later = [two.batch(n) for n in (7, 3)]
+    settings = ClassifyImages.resolve(values)
+    data = ClassifyImages.read(settings, None).parts
+    codec = ImageCodec(replace(data.format, mean=(0.5,) * 3, std=(0.2,) * 3), list(KINDS))
+    one, two = (ImageBatches(data.parts["train"], settings, codec) for _ in range(2))
+    later = [two[n] for n in (7, 3)]
     for n, other in ((7, later[0]), (3, later[1])):
-        mine = one.batch(n)
+        mine = one[n]
         assert torch.equal(mine.images, other.images) and torch.equal(mine.targets, other.targets)
-    assert one.count(later[0]) == (16, 16)
+    assert len(later[0].images) == 16
     assert torch.allclose(later[0].targets.sum(1), torch.ones(16))
 
 
@@ -268,9 +264,11 @@ def test_a_teacher_sees_what_it_would_see_by_itself(data, trained, model):
     )
     ours = ImageFormat(16, 3, mean=(0.3, 0.4, 0.5), std=(0.1, 0.2, 0.3))
     turned = KINDS[::-1]
-    teacher = Teacher(str(trained), list(turned), ours, "cpu")
+    other = Origin.load(trained)
+    theirs = ClassifyImages.load_codec(other.folder, other.model, other.config)
+    teacher = Teacher(other, theirs, ImageCodec(ours, list(turned)), "cpu")
     theirs = teacher(ours.normalise(pixels)).softmax(-1)
-    assert np.allclose(theirs[:, [1, 0]], model.chances(pixels), atol=1e-5)
+    assert np.allclose(theirs[:, [1, 0]], model.probabilities(pixels), atol=1e-5)
 
 
 def test_distillation_is_what_its_papers_say():
@@ -359,7 +357,7 @@ def test_the_same_labels_keep_their_head(data, trained, tmp_path):
 
 def test_lower_layers_learn_more_slowly_by_a_power_of_the_decay():
     model = family("vit")[1](replace(preset("vit", "tiny"), labels=3))
-    below = depths(model)
+    below = layer_depths(model)
     most = model.config.depth + 1
     assert below["stem.project.weight"] == below["tokens.weight"] == 0
     assert below["blocks.0.attention.qkv.weight"] == 1
@@ -378,11 +376,11 @@ def test_lower_layers_learn_more_slowly_by_a_power_of_the_decay():
     assert len(plain) <= 3 and all("scale" not in group for group in plain)
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name in MODELS])
+@pytest.mark.parametrize("name", [name for name in ClassifyImages.families() if name in MODELS])
 def test_depths_rise_along_every_model(name):
     with torch.device("meta"):
         model = family(name)[1](replace(preset(name, "tiny"), labels=3))
-    below = depths(model)
+    below = layer_depths(model)
     assert set(below) == {key for key, _ in model.named_parameters()}
     assert below["head.weight"] == max(below.values()) and min(below.values()) == 0
     blocks = [below[key] for key in below if key.split(".")[-1] == "weight"]
@@ -400,7 +398,7 @@ def test_the_right_label_is_counted_among_the_five_likeliest():
         w in sorted(range(9), key=lambda i: -row[i])[:5]
         for row, w in zip(chances, wanted, strict=True)
     )
-    assert top(wanted, chances).value == pytest.approx(100 * loop / 50)
+    assert top_k(wanted, chances, 5, "images").value == pytest.approx(100 * loop / 50)
 
 
 def test_judging_names_the_errors_and_compares_two(data, trained, tmp_path):
@@ -413,7 +411,7 @@ def test_judging_names_the_errors_and_compares_two(data, trained, tmp_path):
     assert len(sure) == 4 and sure == sorted(sure, reverse=True)
     assert all(Path(error.text).exists() for error in result.errors)
     assert result.comparison[0].ours == result.comparison[0].theirs
-    assert "wrong and surest of it" in str(result)
+    assert "wrong, with the highest probability" in str(result)
 
 
 # The command line
@@ -472,9 +470,8 @@ def test_a_broken_file_costs_its_own_line_if_so_wished(
 def test_the_help_of_a_task_shows_its_own_examples(task, capsys):
     assert main(["train", task, "--help"]) == 0
     page = capsys.readouterr().out
-    examples = EXAMPLES.get(task)
-    if examples is None:
-        pytest.skip(f"no examples of {task}")
+    examples = getattr(TASKS[task], "examples", EXAMPLES.get(task, ()))
+    assert len(examples) == 2
     assert all(f"  {example}\n" in page for example in examples)
     for example in examples:
         words = shlex.split(example)[1:]
@@ -482,29 +479,25 @@ def test_the_help_of_a_task_shows_its_own_examples(task, capsys):
             continue
         (name,), values = parse(words[1:])
         name = task_of(name)
-        module = trainer(name)
-        known = {row.key for row in describe(getattr(module, TASKS[name].settings))}
-        known |= set(getattr(module, "SHORT", {})) | known_of_images(name)
+        known: set[str] = set()
+        for each in (name, "images") if name == "classify" else (name,):
+            settings, short = train_settings(each)
+            known |= {row.key for row in describe(settings)} | set(short)
         assert set(values) <= known, example
-
-
-def known_of_images(name: str) -> set[str]:
-    keys = {row.key for row in describe(images.ImageSettings)} | set(SHORT)
-    return keys if name == "classify" else set()
 
 
 @pytest.mark.parametrize("name", [n for n in RECIPES if recipe(n).TASK == "images"])
 def test_recipes_use_keys_that_there_are_and_models_that_can_be_built(name):
-    settings = images.resolve({**recipe(name).SETTINGS, "data": "somewhere"})
+    settings = ClassifyImages.resolve({**recipe(name).SETTINGS, "data": "somewhere"})
     with torch.device("meta"):
         family(settings.family)[1](replace(settings.model, labels=10))
     assert " ".join((recipe(name).__doc__ or "").split()).count("regard train") == 1
 
 
 def test_every_family_has_settings_of_its_own():
-    for name in FAMILIES:
+    for name in ClassifyImages.families():
         if name in MODELS:
-            settings = images.resolve({"family": name, "data": "somewhere"})
+            settings = ClassifyImages.resolve({"family": name, "data": "somewhere"})
             keys = {row.key for row in describe(type(settings))}
             assert {"model.drop_path", "model.labels", "augment", "teacher", "share"} <= keys
 
@@ -644,7 +637,7 @@ TABLE = {
     "a format without size": (config("size", None), RUN, "config.json: 'image' has no size"),
     "a format of no size": (config("size", 0), RUN, "config.json: size=0 is too small"),
     "a format of a huge size": (config("size", 10**9), RUN, "size=1000000000 is too large"),
-    "one mean too many": (config("mean", [0.5] * 4), RUN, "4 means and 3 spreads for 3 channels"),
+    "one mean too many": (config("mean", [0.5] * 4), RUN, "3 standard deviations for 3"),
     "a spread of nothing": (config("std", [0, 1, 1]), RUN, "std=0.0 is too small"),
     "a mean that is no number": (config("mean", ["a"] * 3), RUN, "mean=['a', 'a', 'a'] is not a"),
     "channels of another model": (
@@ -755,7 +748,7 @@ TABLE = {
     "an unknown change": (fine, [*TRAIN, "augment=flip+corp"], "unknown augment 'corp'"),
     "an unknown family": (fine, [*TRAIN, "family=vitt"], "unknown family 'vitt'; choose from"),
     "a family of texts": (fine, [*TRAIN, "family=bert"], "unknown family 'bert'; choose from"),
-    "an unknown member": (fine, [*TRAIN, "like=diet"], "unknown row 'diet'; choose from"),
+    "an unknown member": (fine, [*TRAIN, "like=diet"], "unknown preset 'diet'; choose from"),
     "an unknown size": (fine, [*TRAIN, "size=huge"], "unknown size 'huge'; choose from"),
     "holes in more than all": (fine, [*TRAIN, "erase=2"], "erase=2.0 is too large"),
     "mixup of less than nothing": (fine, [*TRAIN, "mixup=-1"], "mixup=-1.0 is too small"),

@@ -17,12 +17,15 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations, parametrize
 
 from regard import native
+from regard.attention import kernels as attention_kernels
+from regard.attention.kernels import KERNELS
 from regard.attention.masks import Causal
 from regard.attention.multihead import MultiHead
 from regard.attention.positions import Position, Rotary
 from regard.attention.scores import Cosine, Dot
 from regard.data.characters import Characters
-from regard.layers import feedforward, lora, run
+from regard.layers import feedforward, lora
+from regard.layers import kernels as block_kernels
 from regard.layers.block import BLOCKS, BlockConfig, EncoderBlock
 from regard.layers.feedforward import FeedForward, GatedFeedForward
 from regard.layers.norm import LayerNorm, RMSNorm
@@ -357,6 +360,10 @@ GLOBAL: dict[str, Callable[[Any], Any]] = {
             (nn.Module, "_call_impl"),
         ]
     },
+    "a kernel of attention replaced": lambda patch: patch.setitem(KERNELS, "fused", _halved),
+    "a kernel of attention added": lambda patch: patch.setattr(
+        attention_kernels, "KERNELS", {"mine": _halved, **KERNELS}
+    ),
     "F.linear replaced": lambda patch: patch.setattr(F, "linear", _more(F, "linear")),
     "F.rms_norm replaced": lambda patch: patch.setattr(F, "rms_norm", _more(F, "rms_norm")),
     "F.layer_norm replaced": lambda patch: patch.setattr(F, "layer_norm", _more(F, "layer_norm")),
@@ -370,6 +377,11 @@ GLOBAL: dict[str, Callable[[Any], Any]] = {
         lambda m, x, y: scaled(x) if type(m) is nn.Linear and x[0] is not None else None
     ),
 }
+
+
+def _halved(problem: attention_kernels.Problem) -> tuple[Tensor, None]:
+    """Attend with all weights in memory, and return half of the average."""
+    return KERNELS["plain"](problem)[0] / 2, None  # pyright: ignore
 
 
 def _more(owner: Any, name: str) -> Callable:
@@ -528,27 +540,27 @@ def test_lora_of_peft_is_what_runs(kind, merged, tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_kernels_take_what_nobody_has_changed(kind, monkeypatch, tmp_path):
     model, calls = build(kind), []
-    for name in ("_learn", "_write"):
-        old = getattr(run, name)
+    for name in ("try_train_kernel", "try_decode_kernel"):
+        old = getattr(block_kernels, name)
 
         def noted(*words, name=name, old=old):
             calls.append((name, (y := old(*words)) is not None))
             return y
 
-        monkeypatch.setattr(run, name, noted)
+        monkeypatch.setattr(block_kernels, name, noted)
     gradients(model), logits(model)
     assert not calls  # in library use PyTorch runs what somebody has built
     trained(model, tmp_path)
-    assert calls == [("_learn", True)] * 3
+    assert calls == [("try_train_kernel", True)] * 3
     calls.clear()
     text(model)
-    assert calls.count(("_write", True)) >= 8
+    assert calls.count(("try_decode_kernel", True)) >= 8
     calls.clear()
     with fast(model):
         logits(model)
         with fast(model, on=False):
             logits(model)
-    assert calls == [("_write", False)] + [("_write", True)] * 6
+    assert calls == [("try_decode_kernel", False)] + [("try_decode_kernel", True)] * 6
 
 
 def test_the_fuzz_is_wide_enough():

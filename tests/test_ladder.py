@@ -165,7 +165,8 @@ def test_packed_documents_never_see_each_other(rung):
 @torch.no_grad()
 def test_the_state_of_a_gated_unit_is_its_last_vector():
     model = Ladder(SMALL).eval()
-    state = model.start(torch.randint(0, 19, (2, 7)), hypotheses=3)
+    state = model.start(torch.randint(0, 19, (2, 7)))
+    state.select(torch.zeros(2, 3, dtype=torch.long))
     for cache in state.caches:
         assert isinstance(cache, Remembered) and cache.past is not None
         assert cache.past.shape == (2, 3, 12) and cache.k.numel() == cache.v.numel() == 0

@@ -13,7 +13,6 @@ from regard.attention.attend import attend
 from regard.attention.masks import Sliding
 from regard.attention.watch import watch
 from regard.errors import UsageError
-from regard.layers.convolution import statistics
 from regard.layers.patches import grid_at
 from regard.models import preset
 from regard.models.local import Local, LocalConfig, LocalRelation
@@ -171,8 +170,7 @@ def count(config: LocalConfig) -> tuple[int, float]:
     """Return what a model learns, and its multiply-adds for an image of the size it is made for."""
     with torch.device("meta"):
         model = Local(config).eval()
-    averages = {id(p) for p in statistics(model)}
-    learned = sum(p.numel() for p in model.parameters() if id(p) not in averages)
+    learned = sum(p.numel() for p in model.parameters())
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(torch.empty(1, config.channels, config.image, config.image, device="meta"))
     return learned, counter.get_total_flops() / 2

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.errors import UsageError
-from regard.viewer import Look, Picture, Step, View, choose_views, save
-from regard.viewer.html import MOST, pack, page
+from regard.viewer import Look, Picture, Step, View, choose_views, draw, save
+from regard.viewer.html import MAX_WEIGHTS, pack, page
 from regard.viewer.picture import readable, show_token
 
 HOSTILE = [
@@ -262,7 +262,7 @@ def test_a_long_text_takes_few_bytes_and_too_long_a_one_is_refused():
     assert data_of(text)["pictures"][0]["views"][0]["levels"] == 255
     assert len(text) < weights.size
     huge = View("a", np.ones((1, 1, 1)), ["x"], ["y"])
-    object.__setattr__(huge, "weights", np.broadcast_to(np.float32(0), (1, 1, MOST + 1)))
+    object.__setattr__(huge, "weights", np.broadcast_to(np.float32(0), (1, 1, MAX_WEIGHTS + 1)))
     with pytest.raises(UsageError, match="choose some with layers= and heads="):
         page(Picture("huge", [huge]))
 
@@ -293,41 +293,51 @@ def size_of(png: bytes) -> tuple[int, int]:
     ],
 )
 def test_heat_maps_are_drawn_without_a_warning(tmp_path, choice):
-    from regard.viewer.png import draw
-
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        png = draw(translation(), tmp_path / "a.png", **choice)
-    assert (tmp_path / "a.png").read_bytes() == png
+        save(translation(), tmp_path / "a.png", **choice)
+    png = (tmp_path / "a.png").read_bytes()
     assert min(size_of(png)) > 300
     assert draw(translation(), **choice) == png
 
 
 def test_hostile_tokens_can_be_drawn():
-    from regard.viewer.png import draw
-
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert min(size_of(draw(hostile(), heads="mean"))) > 300
 
 
 def test_letters_without_a_font_are_spelled_out(monkeypatch):
-    from regard.viewer import png
+    from regard.viewer import fonts
 
-    only = [entry for entry in png.fontManager.ttflist if entry.name == png.PLAIN]
-    monkeypatch.setattr(png.fontManager, "ttflist", only)
-    png.fonts_for.cache_clear()
-    fonts, missing = png.fonts_for("How 你好")
-    assert fonts == [png.PLAIN] and missing == {"你", "好"}
-    assert png.spell("你好 you", missing) == "[U+4F60 U+597D] you"
+    only = [entry for entry in fonts.fontManager.ttflist if entry.name == fonts.PLAIN]
+    monkeypatch.setattr(fonts.fontManager, "ttflist", only)
+    fonts.fonts_for.cache_clear()
+    chosen, missing = fonts.fonts_for("How 你好")
+    assert chosen == [fonts.PLAIN] and missing == {"你", "好"}
+    assert fonts.spell("你好 you", missing) == "[U+4F60 U+597D] you"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert min(size_of(png.draw(translation(), layers="decoder.1.cross", heads=0))) > 200
-    png.fonts_for.cache_clear()
+        assert min(size_of(draw(translation(), layers="decoder.1.cross", heads=0))) > 200
+    fonts.fonts_for.cache_clear()
+
+
+def test_a_text_is_as_wide_as_it_is_drawn_and_cut_where_it_would_be_wider():
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextPath
+
+    from regard.viewer.fonts import PLAIN, cut, text_width
+
+    for text in ["non-local means 27.14 dB", "0123456789", "WWW", "illi."]:
+        path = TextPath((0, 0), text, size=100, prop=FontProperties(family=PLAIN))
+        assert text_width(text) == pytest.approx(path.get_extents().width / 100, abs=0.25)
+    assert text_width("你好") == 2.0 and text_width("") == 0.0
+    assert cut("How are you?", 20) == "How are you?"
+    assert cut("How are you?", 4).endswith("…") and text_width(cut("How are you?", 4)) <= 4
 
 
 def test_layers_of_a_kind_and_heads_of_a_layer_share_a_row():
-    from regard.viewer.png import arrange
+    from regard.viewer.heatmaps import arrange
 
     picture = translation()
     heads = [[view.name for view, _ in row] for row in arrange(picture.views)]
@@ -341,10 +351,8 @@ def test_layers_of_a_kind_and_heads_of_a_layer_share_a_row():
 
 
 def test_too_many_heat_maps_are_refused():
-    from regard.viewer.png import draw
-
     view = View("a", np.ones((300, 1, 1)), ["x"], ["y"])
-    with pytest.raises(UsageError, match="300 heat maps are too many"):
+    with pytest.raises(UsageError, match="300 maps are too many"):
         draw(Picture("many", [view]), heads="all")
     with pytest.raises(UsageError, match="no attention to draw"):
         draw(Picture("none"))

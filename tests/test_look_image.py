@@ -17,17 +17,32 @@ from test_look import Reader, browser, data_of, unpack, visit  # noqa: F401
 import regard
 from regard.attention.watch import watch
 from regard.cli import main
-from regard.data.image import ImageFormat
+from regard.data.image_format import ImageFormat
 from regard.errors import UsageError
 from regard.models import family, preset, pretrainer
 from regard.models.folder import save_config, save_weights
-from regard.tasks.encoder import Encoder
-from regard.tasks.image_classifier import ImageClassifier
-from regard.viewer import Look, Picture
-from regard.viewer.html import MOST_LAID, page
-from regard.viewer.image import clearest, filters, layouts, reconstruction, rollout, views_of
-from regard.viewer.laid import lay, on_grid, row_at, thin, token_at
-from regard.viewer.picture import Lattice
+from regard.tasks.vision.images import ClassifyImages
+from regard.tasks.vision.photos import ImageCodec
+from regard.tasks.vision.pretrain import Pretrain
+from regard.viewer import Look, Picture, draw
+from regard.viewer.html import MAX_IMAGE_WEIGHTS, page
+from regard.viewer.image import (
+    filters,
+    image_views,
+    layouts,
+    lowest_entropy_head,
+    reconstruction,
+    rollout,
+)
+from regard.viewer.picture import TokenGrid
+from regard.viewer.placement import (
+    grid_weights,
+    query_row,
+    subsample_queries,
+    token_at,
+    token_weights,
+)
+from regard.weights import state_of
 
 # name -> family, row, what is changed of its tiny size
 KINDS = {
@@ -57,16 +72,16 @@ def make(kind: str, image: int = 32, **changes) -> torch.nn.Module:
     return model
 
 
-def classifier(kind: str = "vit", image: int = 32, **changes) -> ImageClassifier:
-    return ImageClassifier(make(kind, image, **changes), LABELS, ImageFormat(image, 3))
+def classifier(kind: str = "vit", image: int = 32, **changes) -> ClassifyImages:
+    return ClassifyImages(make(kind, image, **changes), ImageCodec(ImageFormat(image, 3), LABELS))
 
 
 def watched(model, size=(32, 32)):
-    """Return the laid views of an image of noise, and the maps they come from."""
+    """Return the placed views of an image of noise, and the maps they come from."""
     images = torch.rand(1, 3, *size, generator=torch.Generator().manual_seed(1))
     with torch.inference_mode(), watch(model) as maps:
         out = model(images)
-    return views_of(model, maps, size), maps, images, out
+    return image_views(model, maps, size), maps, images, out
 
 
 @pytest.fixture
@@ -78,7 +93,7 @@ def photo(tmp_path):
     return str(path)
 
 
-# ---- laying back ------------------------------------------------------------------------------
+# ---- placing ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -87,17 +102,18 @@ def test_every_map_finds_its_place_and_loses_nothing_but_padding(kind, size):
     views, maps, _, _ = watched(make(kind), size)
     assert [view.name for view in views] == [name.removesuffix(".inside") for name in maps]
     for view in views:
-        laid = view.laid
-        assert laid.asks.tolist() == list(range(len(laid.rows)))
-        for spot in ("class", "mean", (0.3, 0.7)):
-            total = lay(view, spot).sum(1)
+        placement = view.placement
+        tokens = placement.query_tokens.tolist()
+        assert tokens == list(range(len(placement.query_grid)))
+        for query in ("class", "mean", (0.3, 0.7)):
+            total = token_weights(view, query).sum(1)
             whole = not kind.startswith("swin")  # whose windows look at padding
             assert (total <= 1 + 1e-5).all() and (not whole or (total >= 1 - 1e-5).all())
     for layout in layouts(make(kind), size).values():
         for side in (layout.rows, layout.columns):
             if not side.height:
                 continue
-            step = side.down * size[0], side.right * size[1]
+            step = side.cell_height * size[0], side.cell_width * size[1]
             assert step[0] == pytest.approx(step[1])
             over = side.height * step[0] - size[0], side.width * step[1] - size[1]
             # grids cover the image, but for what is less than a patch
@@ -129,7 +145,7 @@ def oracle_windows(windows, x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("size", [(32, 32), (20, 36)])  # windows fill the first, not the second
-def test_laid_back_windows_are_full_attention_under_a_mask(size):
+def test_windows_put_back_are_full_attention_under_a_mask(size):
     model = make("swin", window=4)
     inputs = {}
     for name, module in model.named_modules():
@@ -144,10 +160,11 @@ def test_laid_back_windows_are_full_attention_under_a_mask(size):
         shifts.add(windows.shift)
         with torch.no_grad():
             wanted = oracle_windows(windows, x.clone())
-        grid = view.laid.rows
+        grid = view.placement.query_grid
         for token in range(0, len(grid), 7):
             y, x_at = divmod(token, grid.width)
-            found = lay(view, ((x_at + 0.5) * grid.right, (y + 0.5) * grid.down))
+            point = (x_at + 0.5) * grid.cell_width, (y + 0.5) * grid.cell_height
+            found = token_weights(view, point)
             np.testing.assert_allclose(found, wanted[:, token], atol=1e-5)
     assert shifts == {0, 2}
 
@@ -178,37 +195,37 @@ def test_local_kernels_lie_around_their_pixel():
                         near = prior[:, i - y + reach, j - x_at + reach]
                         scores[:, i, j] = q[y, x_at] * k[i, j] + near
             wanted = scores.flatten(1).softmax(-1).view_as(scores).numpy()
-            columns = view.laid.columns
-            spot = ((x_at + 0.5) * columns.right, (y + 0.5) * columns.down)
-            np.testing.assert_allclose(on_grid(view, spot), wanted, atol=1e-5)
+            columns = view.placement.key_grid
+            query = ((x_at + 0.5) * columns.cell_width, (y + 0.5) * columns.cell_height)
+            np.testing.assert_allclose(grid_weights(view, query), wanted, atol=1e-5)
 
 
 def test_pooled_keys_are_the_rows_of_the_map_itself():
     views, maps, *_ = watched(make("mvit1"))
     for view in views:
         weights = maps[view.name].weights()[0].numpy()
-        np.testing.assert_allclose(lay(view, "class"), weights[:, 0], atol=1e-6)
-        np.testing.assert_allclose(lay(view, "mean"), weights.mean(1), atol=1e-6)
-        grid = view.laid.rows
-        last = lay(view, (0.999, 0.999))
+        np.testing.assert_allclose(token_weights(view, "class"), weights[:, 0], atol=1e-6)
+        np.testing.assert_allclose(token_weights(view, "mean"), weights.mean(1), atol=1e-6)
+        grid = view.placement.query_grid
+        last = token_weights(view, (0.999, 0.999))
         np.testing.assert_allclose(last, weights[:, -1], atol=1e-6)
         assert grid.names == ("class",)
 
 
 def test_a_place_is_column_by_row_and_the_nearest_that_was_kept():
-    lattice = Lattice(("class",), 4, 8, 0.25, 0.125)
-    assert token_at(lattice, "class") == 0 and token_at(lattice, "mean") is None
-    assert token_at(lattice, (0.99, 0.0)) == 1 + 7
-    assert token_at(lattice, (0.0, 0.99)) == 1 + 3 * 8
-    assert token_at(replace(lattice, names=()), "class") is None
+    grid = TokenGrid(("class",), 4, 8, 0.25, 0.125)
+    assert token_at(grid, "class") == 0 and token_at(grid, "mean") is None
+    assert token_at(grid, (0.99, 0.0)) == 1 + 7
+    assert token_at(grid, (0.0, 0.99)) == 1 + 3 * 8
+    assert token_at(replace(grid, names=()), "class") is None
     view = watched(make("vit"))[0][0]
-    few = thin(view, view.weights.size // 10, (0.9, 0.9))
+    few = subsample_queries(view, view.weights.size // 10, (0.9, 0.9))
     assert few.weights.size <= view.weights.size // 8
-    assert 0 in few.laid.asks  # the class token always stays
-    np.testing.assert_array_equal(lay(few, (0.9, 0.9)), lay(view, (0.9, 0.9)))
-    row = row_at(few.laid, (0.05, 0.05))
-    cell = int(few.laid.asks[row]) - 1
-    assert max(divmod(cell, view.laid.rows.width)) <= 2
+    assert 0 in few.placement.query_tokens  # the class token always stays
+    np.testing.assert_array_equal(token_weights(few, (0.9, 0.9)), token_weights(view, (0.9, 0.9)))
+    row = query_row(few.placement, (0.05, 0.05))
+    cell = int(few.placement.query_tokens[row]) - 1
+    assert max(divmod(cell, view.placement.query_grid.width)) <= 2
 
 
 # ---- rollout ----------------------------------------------------------------------------------
@@ -222,20 +239,20 @@ def test_rollout_is_the_product_of_all_layers():
         wanted = (mean + np.eye(len(mean))) / 2 @ wanted
     found = rollout(views)
     np.testing.assert_allclose(found.weights[0], wanted, atol=1e-6)
-    assert found.laid.rows.names == ("class", "teacher")
+    assert found.placement.query_grid.names == ("class", "teacher")
 
 
 def test_rollout_through_windows_and_merging_is_a_loop_over_dense_matrices():
     views, *_ = watched(make("swin", window=4))
     wanted, before = None, None
     for view in views:
-        grid = view.laid.rows
+        grid = view.placement.query_grid
         n = grid.height * grid.width
         centres = [
-            ((i % grid.width + 0.5) * grid.right, (i // grid.width + 0.5) * grid.down)
+            ((i % grid.width + 0.5) * grid.cell_width, (i // grid.width + 0.5) * grid.cell_height)
             for i in range(n)
         ]
-        mean = np.stack([lay(view, centre).mean(0) for centre in centres])
+        mean = np.stack([token_weights(view, centre).mean(0) for centre in centres])
         if wanted is None:
             wanted = np.eye(n)
         elif before != grid:
@@ -255,7 +272,7 @@ def test_what_is_rolled_out_comes_wholly_from_the_image(kind, size):
     views, *_ = watched(make(kind), size)
     found = rollout(views, (0.4, 0.6))
     np.testing.assert_allclose(found.weights.sum(2), 1.0, atol=1e-5)
-    assert found.heads == ("mean",) and row_at(found.laid, (0.4, 0.6)) is not None
+    assert found.heads == ("mean",) and query_row(found.placement, (0.4, 0.6)) is not None
 
 
 # ---- watching ---------------------------------------------------------------------------------
@@ -275,29 +292,30 @@ def test_a_picture_tells_what_run_tells(photo):
     answer = model.run(photo)
     assert picture.output == str(answer) and picture.photo.shape == (40, 40, 3)
     told = re.findall(r"\d\.\d{4}", picture.note)
-    assert told == [f"{p:.4f}" for p in sorted(model.run(photo).chances)[::-1]]
+    assert told == [f"{p:.4f}" for p in sorted(model.run(photo).probabilities)[::-1]]
     assert picture.views[-1].name == "rollout" and len(picture.views) == 5
 
 
 def test_a_grey_array_is_looked_at_as_it_is():
     pixels = np.arange(28 * 28, dtype=np.uint8).reshape(28, 28)
-    model = ImageClassifier(make("vit", 28, channels=1), LABELS, ImageFormat(28, 1))
+    model = ClassifyImages(make("vit", 28, channels=1), ImageCodec(ImageFormat(28, 1), LABELS))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         picture = model.picture(pixels, at="27,0")
     np.testing.assert_array_equal(picture.photo, pixels)
-    assert row_at(picture.views[0].laid, picture.spot) == 7  # after the class token, the last
+    # after the class token, the last of the first row
+    assert query_row(picture.views[0].placement, picture.query) == 7
 
 
 def test_a_pixel_of_the_photo_is_found_where_it_is_cropped_stretched_or_padded(photo):
     model = classifier()
     # 40 of 60 columns are seen: 10 to 49
-    assert model.picture(photo, at="10,0").spot == pytest.approx((0.5 / 40, 0.5 / 40))
-    assert model.picture(photo, at="49,39").spot == pytest.approx((39.5 / 40, 39.5 / 40))
-    model.format = replace(model.format, fit="stretch")
-    assert model.picture(photo, at="0,39").spot == pytest.approx((0.5 / 60, 39.5 / 40))
-    model.format = replace(model.format, fit="pad")
-    assert model.picture(photo, at="0,0").spot == pytest.approx((0.5 / 60, 10.5 / 60))
+    assert model.picture(photo, at="10,0").query == pytest.approx((0.5 / 40, 0.5 / 40))
+    assert model.picture(photo, at="49,39").query == pytest.approx((39.5 / 40, 39.5 / 40))
+    model.codec = replace(model.codec, format=replace(model.format, fit="stretch"))
+    assert model.picture(photo, at="0,39").query == pytest.approx((0.5 / 60, 39.5 / 40))
+    model.codec = replace(model.codec, format=replace(model.format, fit="pad"))
+    assert model.picture(photo, at="0,0").query == pytest.approx((0.5 / 60, 10.5 / 60))
 
 
 @pytest.mark.parametrize(
@@ -326,7 +344,7 @@ def test_what_cannot_be_looked_at_is_refused(tmp_path, photo):
     with pytest.raises(UsageError, match="has no attention to look at; choose view=filters"):
         name, size = "resnet", preset("resnet", "tiny", "resnet")
         model = family(name)[1](replace(size, labels=3)).eval()
-        ImageClassifier(model, LABELS, ImageFormat(32, 3)).picture(photo)
+        ClassifyImages(model, ImageCodec(ImageFormat(32, 3), LABELS)).picture(photo)
     with pytest.raises(UsageError, match=r"no\.png"):
         classifier().picture(str(tmp_path / "no.png"))
     with pytest.raises(UsageError, match="is no image"):
@@ -337,9 +355,10 @@ def test_what_cannot_be_looked_at_is_refused(tmp_path, photo):
 
 
 def unpacked(view: dict) -> np.ndarray:
-    """Read a laid view back as the page's script does."""
-    asks = np.frombuffer(zlib.decompress(base64.b64decode(view["laid"]["asks"])), "<i4")
-    counts = {"rows": range(len(asks)), "columns": range(view["laid"]["slots"])}
+    """Read a placed view back as the page's script does."""
+    placement = view["placement"]
+    tokens = np.frombuffer(zlib.decompress(base64.b64decode(placement["query_tokens"])), "<i4")
+    counts = {"rows": range(len(tokens)), "columns": range(placement["keys_per_query"])}
     return unpack({**view, **counts})
 
 
@@ -358,7 +377,7 @@ def test_a_page_needs_nothing_from_outside_and_escapes(tmp_path, photo):
     assert picture["title"] == hostile.name
 
 
-def test_a_page_holds_what_was_laid_within_half_a_level(photo):
+def test_a_page_holds_what_was_placed_within_half_a_level(photo):
     picture = classifier("swin", window=4).picture(photo)
     (data,) = data_of(page(picture))["pictures"]
     for view, packed in zip(picture.views, data["views"], strict=True):
@@ -372,12 +391,12 @@ def test_however_large_the_photo_the_page_is_small(tmp_path):
     Image.fromarray(noise).save(tmp_path / "big.png")
     picture = classifier(image=64, patch=2).picture(str(tmp_path / "big.png"), at="1200,700")
     assert picture.photo.shape == (512, 512, 3)
-    assert sum(view.weights.size for view in picture.views) > MOST_LAID
+    assert sum(view.weights.size for view in picture.views) > MAX_IMAGE_WEIGHTS
     text = page(picture)
-    assert len(text) < 1.5 * MOST_LAID
+    assert len(text) < 1.5 * MAX_IMAGE_WEIGHTS
     (data,) = data_of(text)["pictures"]
     found = unpacked(data["views"][0])
-    assert found.size < MOST_LAID and data["views"][0]["levels"] == 255
+    assert found.size < MAX_IMAGE_WEIGHTS and data["views"][0]["levels"] == 255
 
 
 def size_of(png: bytes) -> tuple[int, int]:
@@ -399,12 +418,12 @@ def test_maps_are_drawn_over_the_photo_without_a_warning(kind, photo, tmp_path):
 
 
 def test_the_heat_lies_where_the_weight_is():
-    from regard.viewer.panels import overlay
+    from regard.viewer.overlays import overlay
 
     view = watched(make("vit"))[0][0]
     found = np.zeros((8, 8))
     found[2, 5] = 1.0
-    drawn = overlay(np.zeros((64, 64, 3), np.uint8), found, view).sum(2)
+    drawn = overlay(np.zeros((64, 64, 3), np.uint8), found, view.placement.key_grid).sum(2)
     y, x = np.unravel_index(drawn.argmax(), drawn.shape)
     side = drawn.shape[0] / 8
     assert (y // side, x // side) == (2, 5)
@@ -445,7 +464,7 @@ def test_a_reconstruction_stands_beside_its_original(tmp_path):
     wide, high = size_of((tmp_path / "a.png").read_bytes())
     assert high > wide
     (data,) = data_of(Look(picture).html())["pictures"]
-    assert len(data["tiles"]) == 12 and data["across"] == 3
+    assert len(data["tiles"]) == 12 and data["tiles_per_row"] == 3
     with pytest.raises(ValueError, match="expected three times"):
         reconstruction(original, masked[:2], original)
 
@@ -454,7 +473,7 @@ def test_an_encoder_shows_where_it_looks_and_what_it_paints(photo, monkeypatch):
     _, mae = pretrainer("mae")
     config = replace(preset("vit", "tiny"), labels=0)
     model = family("vit")[1](config).eval()
-    encoder = Encoder(model, ImageFormat(32, 3))
+    encoder = Pretrain(model, ImageCodec(ImageFormat(32, 3)))
     assert [view.name for view in encoder.picture(photo).views][-1] == "rollout"
     with pytest.raises(UsageError, match="is not known; only its vectors are"):
         encoder.picture(photo, view="rebuilt")
@@ -476,7 +495,7 @@ def test_the_command_line_looks_at_photos(tmp_path, photo, capsys):
     folder = tmp_path / "model"
     folder.mkdir()
     model = make("swin")
-    save_weights(folder, dict(model.named_parameters()))
+    save_weights(folder, state_of(model))
     about = {"labels": LABELS, "image": {"size": 32, "channels": 3}}
     save_config(folder, model, name="swin", task="images", about=about)
     for name in ("a.html", "a.png"):
@@ -501,7 +520,7 @@ def test_clicking_a_patch_shows_where_it_looks(visit, photo):  # noqa: F811
     assert "even: 0.0" in seen.locator(".legend").inner_text()
     values = ".detail .bars .value"
     shown = [float(value.strip("<")) for value in seen.locator(values).all_inner_texts()]
-    wanted = lay(view, "class").mean(0)
+    wanted = token_weights(view, "class").mean(0)
     np.testing.assert_allclose(shown[:2], wanted[:2], atol=2e-4)
     np.testing.assert_allclose(shown[2:], np.sort(wanted[2:])[::-1][:6], atol=2e-4)
     box = seen.locator(".photo canvas").bounding_box()
@@ -509,7 +528,7 @@ def test_clicking_a_patch_shows_where_it_looks(visit, photo):  # noqa: F811
     seen.mouse.move(1, 1)
     assert seen.locator(".detail h2").inner_text() == "6, 1 looks at"
     shown = [float(value.strip("<")) for value in seen.locator(values).all_inner_texts()]
-    wanted = lay(view, (0.8, 0.2)).mean(0)
+    wanted = token_weights(view, (0.8, 0.2)).mean(0)
     np.testing.assert_allclose(shown[2:], np.sort(wanted[2:])[::-1][:6], atol=2e-4)
     seen.locator(".photo").focus()
     seen.keyboard.press("ArrowDown")
@@ -523,7 +542,7 @@ def test_filters_and_reconstructions_open_as_images(visit):  # noqa: F811
     seen = visit(reconstruction(images, images / 2, images), tab="tiles")
     assert seen.locator(".tiles canvas").count() == 6
     assert seen.locator("figcaption").first.inner_text() == "original"
-    assert json.loads(seen.locator("#data").inner_text())["pictures"][0]["across"] == 3
+    assert json.loads(seen.locator("#data").inner_text())["pictures"][0]["tiles_per_row"] == 3
 
 
 def test_a_page_opens_where_there_is_something_to_see(tmp_path):
@@ -536,12 +555,12 @@ def test_a_page_opens_where_there_is_something_to_see(tmp_path):
         (view.name, each): float(found.max())
         for view in picture.views
         if view.kind != "rollout"
-        for each, found in zip(view.heads, on_grid(view, picture.spot), strict=True)
+        for each, found in zip(view.heads, grid_weights(view, picture.query), strict=True)
     }
     even = max(top for (layer, _), top in tops.items() if layer == "pool")
     assert even < 2 / 49 and tops[name, head] > 10 / 49
-    chosen = clearest([view for view in picture.views if view.kind != "rollout"], picture.spot)
-    assert chosen == picture.opens
+    layers = [view for view in picture.views if view.kind != "rollout"]
+    assert lowest_entropy_head(layers, picture.query) == picture.opens
 
 
 def test_a_png_shows_its_scale(monkeypatch):
@@ -550,6 +569,23 @@ def test_a_png_shows_its_scale(monkeypatch):
     words: list[str] = []
     monkeypatch.setattr(panels, "spell", lambda text, missing: words.append(text) or text)
     clothes = regard.load("fashion")
-    panels.draw_panels(clothes.picture(np.full((28, 28, 3), 90, np.uint8)))
+    draw(clothes.picture(np.full((28, 28, 3), 90, np.uint8)))
     assert any("under each map" in word for word in words) and "0" in words
     assert any(word.endswith("even 0.02") for word in words)
+
+
+def test_images_of_a_gallery_are_enlarged_pixel_for_pixel():
+    from io import BytesIO
+
+    from regard.viewer.panels import Panel, draw_gallery
+
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (2, 3, 20, 30, 3), dtype=np.uint8)
+    rows = [[Panel(pixels, "caption") for pixels in row] for row in images]
+    drawn = np.asarray(Image.open(BytesIO(draw_gallery("title", rows))).convert("RGB"))
+    for i, j in np.ndindex(2, 3):
+        y, x = 50 + i * (160 + 22), 15 + j * (240 + 10)
+        expected = images[i, j].repeat(8, 0).repeat(8, 1)
+        np.testing.assert_array_equal(drawn[y : y + 160, x : x + 240], expected)
+    with pytest.raises(UsageError, match="choose a smaller size="):
+        draw_gallery("title", [[Panel(np.zeros((8000, 8000, 3), np.uint8), "")]])

@@ -7,12 +7,17 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from regard.data.parallel import PairBatch
 from regard.layers.block import BlockConfig
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.tasks.translate import Batch, translation_loss
 from regard.training import loss as losses
 from regard.training.loop import LoopSettings, Trainable, one_step
-from regard.training.loss import plain_loss, r_drop_loss, vocabulary_loss
+from regard.training.loss import (
+    linear_cross_entropy,
+    r_drop_loss,
+    reference_cross_entropy,
+    sequence_loss,
+)
 
 
 def numbers(rows: int, vocab: int, width: int = 6, seed: int = 0, bias: bool = True):
@@ -47,7 +52,7 @@ def test_equals_cross_entropy(monkeypatch, rows, chunk, smoothing, bias):
     hidden, weight, bent, targets = numbers(rows, 11, bias=bias)
     targets[::3] = -1  # padding
     ours = gradients(
-        lambda h, w, b: vocabulary_loss(h, w, targets, bias=b, smoothing=smoothing),
+        lambda h, w, b: linear_cross_entropy(h, w, targets, bias=b, smoothing=smoothing),
         (hidden, weight, bent),
         scale=0.37,
     )
@@ -66,13 +71,13 @@ def test_equals_cross_entropy(monkeypatch, rows, chunk, smoothing, bias):
 
 
 def test_more_rows_than_a_chunk_and_another_word_for_padding():
-    hidden, weight, bent, targets = numbers(2 * losses.ROWS + 5, 17)
+    hidden, weight, bent, targets = numbers(2 * losses.CHUNK + 5, 17)
     ours, theirs = (
         gradients(
             lambda h, w, b, f=function: f(h, w, targets, bias=b, smoothing=0.1, ignore=3),
             (hidden, weight, bent),
         )
-        for function in (vocabulary_loss, plain_loss)
+        for function in (linear_cross_entropy, reference_cross_entropy)
     )
     assert_same(ours, theirs)
 
@@ -83,7 +88,7 @@ def test_a_row_that_is_ignored_gets_no_gradient_and_matters_not():
     spoilt = hidden.clone()
     spoilt[4] = 1e3
     one, two = (
-        gradients(lambda h, w, b: vocabulary_loss(h, w, targets, bias=b), (x, weight, bent))
+        gradients(lambda h, w, b: linear_cross_entropy(h, w, targets, bias=b), (x, weight, bent))
         for x in (hidden, spoilt)
     )
     assert_same(one, two)
@@ -93,7 +98,7 @@ def test_a_row_that_is_ignored_gets_no_gradient_and_matters_not():
 def test_nothing_but_padding_costs_nothing():
     hidden, weight, bent, targets = numbers(4, 11)
     answer = gradients(
-        lambda h, w, b: vocabulary_loss(h, w, targets.fill_(-1), bias=b, smoothing=0.1),
+        lambda h, w, b: linear_cross_entropy(h, w, targets.fill_(-1), bias=b, smoothing=0.1),
         (hidden, weight, bent),
     )
     assert all(not tensor.any() for tensor in answer)
@@ -106,7 +111,7 @@ def test_large_logits_do_not_overflow():
             lambda h, w, f=function: f(h, w, targets, smoothing=0.1),
             ((500 * hidden).float(), weight.float()),
         )
-        for function in (vocabulary_loss, plain_loss)
+        for function in (linear_cross_entropy, reference_cross_entropy)
     )
     assert all(tensor.isfinite().all() for tensor in ours)
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-3)
@@ -124,8 +129,8 @@ def test_without_gradients_none_are_made():
 
     with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
         patch.setattr(torch, "zeros_like", noted)
-        value = vocabulary_loss(hidden, weight, targets)
-        expected = plain_loss(hidden, weight, targets)
+        value = linear_cross_entropy(hidden, weight, targets)
+        expected = reference_cross_entropy(hidden, weight, targets)
     assert not made  # the gradient of the weight would be most of the work
     assert float(value) == pytest.approx(float(expected), abs=1e-10)
 
@@ -166,13 +171,13 @@ def test_r_drop_equals_its_formula(monkeypatch, rows, chunk, alpha, smoothing, b
 def test_r_drop_of_twice_the_same_is_the_plain_loss():
     one, weight, bent, targets = numbers(9, 11)
     twice = r_drop_loss(one, one, weight, targets, 5.0, bias=bent, smoothing=0.1)
-    once = vocabulary_loss(one, weight, targets, bias=bent, smoothing=0.1)
+    once = linear_cross_entropy(one, weight, targets, bias=bent, smoothing=0.1)
     torch.testing.assert_close(twice, once, rtol=0, atol=1e-10)
 
 
 LIMITED = """
 import resource, torch
-from regard.training.loss import r_drop_loss, vocabulary_loss
+from regard.training.loss import r_drop_loss, linear_cross_entropy
 torch.set_num_threads(1)
 rows, vocab, width = 4000, 20_000, 8
 h = torch.randn(rows, width, requires_grad=True)
@@ -180,7 +185,7 @@ w = torch.randn(vocab, width, requires_grad=True)
 y = torch.randint(vocab, (rows,))
 used = [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss]
 for loss in (
-    lambda: vocabulary_loss(h, w, y, smoothing=0.1),
+    lambda: linear_cross_entropy(h, w, y, smoothing=0.1),
     lambda: r_drop_loss(h, h * 1.01, w, y, 5.0, smoothing=0.1),
 ):
     loss().backward()
@@ -212,13 +217,13 @@ class Table(Trainable):
         return batch.tokens, batch.read
 
     def loss(self, model, batch):
-        return translation_loss(model, batch, 0.1, 0.0)
+        return sequence_loss(model, batch, 0.1, 0.0)
 
     def evaluate(self, model):
         return {"better": 0.0}
 
 
-def some_batch(first: int, last: int, length: int) -> Batch:
+def some_batch(first: int, last: int, length: int) -> PairBatch:
     """Return rows first to last of one fixed batch, padded to a length of target."""
     generator = torch.Generator().manual_seed(3)
     source = torch.randint(4, 30, (6, 7), generator=generator)
@@ -229,7 +234,7 @@ def some_batch(first: int, last: int, length: int) -> Batch:
     writes = target.masked_fill(ends, -1)
     rows = slice(first, last)
     tokens = int(lengths[rows].sum())
-    return Batch(
+    return PairBatch(
         source[rows],
         torch.full((last - first,), 7),
         reads[rows, :length],

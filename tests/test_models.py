@@ -26,6 +26,7 @@ from regard.models.gpt import GPT, GPTConfig
 from regard.models.ladder import RUNGS, LadderConfig
 from regard.models.recurrent import Recurrent, RecurrentConfig
 from regard.models.transformer import Transformer, TransformerConfig
+from regard.weights import state_of
 
 BLOCK = BlockConfig(width=16, heads=4, ffn_width=24, dropout=0.0)
 SMALL = TransformerConfig(23, 23, 2, 2, BLOCK, max_length=32)
@@ -468,7 +469,7 @@ def test_save_then_load_is_the_identity(model: nn.Module, tmp_path: Path):
     model = model.float()
     name = next(name for name in MODELS if family(name)[1] is type(model))
     save_config(tmp_path, model, name=name, task="translate", about={})
-    save_weights(tmp_path, dict(model.named_parameters()))
+    save_weights(tmp_path, state_of(model))
     again, _ = load_folder(tmp_path)
     assert again.config == model.config
     texts = sentences(model, [5, 5])

@@ -17,12 +17,12 @@ from regard.attention.positions import (
     POSITIONS,
     SCALINGS,
     T5,
+    GrowingTable,
     Learned,
     Position,
     Rotary,
     RotaryScaling,
     Sinusoidal,
-    Table,
     build_position,
     sinusoids,
     slopes,
@@ -262,7 +262,7 @@ def test_buckets_are_those_of_t5(bidirectional: bool, buckets: int, furthest: in
 
 @given(st.lists(st.integers(-300, 3000), min_size=1, max_size=9), st.sampled_from([2, 6]))
 def test_a_table_is_its_function(numbers: list[int], width: int):
-    table = Table(lambda at: torch.stack([at, at.cos()], -1).repeat(1, width // 2))
+    table = GrowingTable(lambda at: torch.stack([at, at.cos()], -1).repeat(1, width // 2))
     for some in (numbers[:1], numbers, numbers[::-1]):
         at = torch.tensor(some).unsqueeze(-1)
         rows = table(at, torch.float64)
@@ -274,7 +274,7 @@ def test_a_table_is_its_function(numbers: list[int], width: int):
 
 def test_a_table_takes_little_memory():
     made = []
-    table = Table(lambda at: made.append(len(at)) or at.unsqueeze(-1).expand(-1, 64))
+    table = GrowingTable(lambda at: made.append(len(at)) or at.unsqueeze(-1).expand(-1, 64))
     far = torch.tensor([0, 10**9])
     assert torch.equal(table(far, torch.float64)[:, 0], far.double())
     assert sum(made) < 10  # nobody computed what lies between

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-import regard.attention.positions as positions
 from regard.attention.masks import Causal, Document, Mask, Padding, Prefix
 from regard.attention.multihead import Cache, MultiHead
 from regard.attention.positions import (
     POSITIONS,
     RotaryScaling,
     build_position,
+    distance,
     of_layer,
 )
 from regard.errors import UsageError
@@ -426,7 +426,7 @@ def test_a_long_text_is_computed_in_parts(monkeypatch: pytest.MonkeyPatch):
     position, at = build_position("fire", WIDTH, HEADS, HEAD_WIDTH), torch.arange(20).unsqueeze(-1)
     at = torch.stack([at, at + 7])
     whole = position.shared(at, at)
-    monkeypatch.setattr(positions, "ROWS", 32 * 50)
+    monkeypatch.setattr(distance, "MAX_TABLE", 32 * 50)
     torch.testing.assert_close(position.shared(at, at), whole, atol=1e-12, rtol=0)
 
 

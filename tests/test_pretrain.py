@@ -20,7 +20,7 @@ from torch.nn import functional as F
 import regard
 from regard.cli import main
 from regard.data.augment import chance_of, grey, hue, jitter
-from regard.data.image import ImageFormat
+from regard.data.image_format import ImageFormat
 from regard.errors import UsageError
 from regard.layers.block import BlockConfig
 from regard.models import PRETRAINERS, family, preset, pretrainer
@@ -29,11 +29,10 @@ from regard.models.folder import hollow, load_folder
 from regard.models.masked import MAE, MAEConfig, SimMIM, SimMIMConfig, cut, lay
 from regard.models.swin import Swin
 from regard.models.vit import ViT
-from regard.tasks import pretrain
-from regard.tasks.encoder import Encoder
-from regard.tasks.images import FAMILIES
-from regard.tasks.pretrain import recall
-from regard.tasks.probe import Known, by_neighbours, fit_line, fit_linear
+from regard.tasks.vision.photos import ImageCodec
+from regard.tasks.vision.pretrain import Pretrain
+from regard.tasks.vision.pretraining import MaskedBatches, recall_at_k
+from regard.tasks.vision.probe import Known, by_neighbours, fit_best_linear, fit_linear
 from regard.training import checkpoint
 
 os.environ.setdefault("REGARD_CACHE", "/nonexistent")
@@ -336,7 +335,7 @@ def test_clip_loss_is_that_of_a_loop():
     assert float(model.loss(images, ids, lengths)) == pytest.approx(found, rel=1e-9)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", Pretrain.families())
 def test_every_family_learns_by_views(name):
     """A step of SimCLR reaches every weight of any encoder."""
     config = replace(preset(name, "tiny"), labels=0, image=16)
@@ -351,7 +350,7 @@ def test_recall_is_that_of_a_loop():
     counts = [2, 1, 3, 2, 2, 1, 1]
     near = torch.randn(7, sum(counts))
     own = [i for i, n in enumerate(counts) for _ in range(n)]
-    found = recall(near, counts, (1, 2, 5))
+    found = recall_at_k(near, counts, (1, 2, 5))
     for k in (1, 2, 5):
         texts = [any(own[t] == i for t in near[i].topk(k).indices) for i in range(7)]
         images = [own[t] in near[:, t].topk(k).indices.tolist() for t in range(len(own))]
@@ -403,7 +402,7 @@ def test_the_linear_probe_is_at_its_minimum():
     asked = blobs(9, seed=2)[0]
     other = fit_linear(Known(5 * vectors - 3, labels, 3), 0.01)
     torch.testing.assert_close(probe(asked), other(5 * asked - 3), atol=1e-3, rtol=1e-3)
-    chances, decay = fit_line(Known(vectors, labels, 3))
+    chances, decay = fit_best_linear(Known(vectors, labels, 3))
     assert (chances(asked).argmax(1) == blobs(9, seed=2)[1]).float().mean() > 0.8
     # the mean of the errors in each label's chance is zero where the bias is at its best
     off = probe(vectors) - F.one_hot(labels, 3)
@@ -471,7 +470,7 @@ def test_a_run_publishes_an_encoder(runs, name):
     model, config = load_folder(folder)
     assert config["task"] == "pretrain" and config["pretraining"]["by"] == name
     assert model.config.labels == 0
-    whole = Encoder.load(folder, model, config).whole()
+    whole = Pretrain.load(folder, model, config).whole()
     assert type(whole) is pretrainer(name)[1] and whole.encoder is model
     rest = load_file(folder / "pretraining.safetensors")
     names = {n for n, _ in whole.named_parameters() if not n.startswith("encoder.")}
@@ -519,13 +518,18 @@ def test_going_on_is_the_same_run(runs, stripes, captioned, tmp_path, name):
 
 def test_masks_are_drawn_by_seed_and_step(stripes, tmp_path):
     """A batch is a function of seed and number, masks included."""
-    settings = pretrain.resolve({"data": str(stripes), **OBJECTIVES["mae"], "batch": 4, "steps": 1})
-    data = pretrain.read_pictures(settings)
-    data.format = replace(data.format, mean=(0.5,) * 3, std=(0.2,) * 3)
-    tasks = [pretrain.Painting(data, replace(settings, seed=seed), 16, 16) for seed in (1, 1, 2)]
-    (one, noise), (same, again), (_, other) = (task.batch(5) for task in tasks)
+    settings = Pretrain.resolve({"data": str(stripes), **OBJECTIVES["mae"], "batch": 4, "steps": 1})
+    data = Pretrain.read(settings, None)
+    codec = Pretrain.make_codec(data, settings, None, None)
+    _, model = Pretrain.make_model(data, codec, settings, None)
+    images, captions = data.parts
+    feeds = [
+        MaskedBatches(images, replace(settings, seed=seed), 16, model, codec, captions)
+        for seed in (1, 1, 2)
+    ]
+    (one, noise), (same, again), (_, other) = (feed[5] for feed in feeds)
     assert torch.equal(one, same) and torch.equal(noise, again) and not torch.equal(noise, other)
-    assert not torch.equal(noise, tasks[0].batch(6)[1])
+    assert not torch.equal(noise, feeds[0][6][1])
 
 
 @pytest.mark.parametrize("probe", ["linear", "knn"])
@@ -544,7 +548,7 @@ def test_a_probe_finds_what_is_plain(stripes, tmp_path):
     """Stripes are told apart by the vectors of an encoder that nobody trained, and compared."""
     torch.manual_seed(1)
     format = ImageFormat(16, 3, mean=(0.4,) * 3, std=(0.3,) * 3)
-    one, other = (Encoder(vit(pool="mean"), format) for _ in range(2))
+    one, other = (Pretrain(vit(pool="mean"), ImageCodec(format)) for _ in range(2))
     settings = {"data": str(stripes), "probe": "linear"}
     result = one.evaluate(settings, against=other, names=("one", "other"))
     assert result.scores[0].value > 60
@@ -574,7 +578,7 @@ def test_clip_finds_texts(runs, captioned):
     encoder = regard.load(runs["clip"])
     path = next((captioned / "all").rglob("*.png"))
     answer = encoder.run(str(path), texts="across number 1|down number 2", n_best=2)
-    assert sum(answer.chances) == pytest.approx(1, abs=1e-5)
+    assert sum(answer.probabilities) == pytest.approx(1, abs=1e-5)
     result = regard.evaluate(str(runs["clip"]), data=str(captioned))
     names = [score.name for score in result.scores]
     assert names == [f"{what}@{k}" for what in ("text", "image") for k in (1, 5, 10)]

@@ -1,4 +1,4 @@
-"""Our ResNet equals that of transformers, and its averages behave."""
+"""Our ResNet equals that of transformers, and its running statistics behave."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,18 +11,20 @@ from torch import Tensor, nn
 
 from regard.attention.watch import watch
 from regard.errors import UsageError
-from regard.layers.convolution import BatchNorm, statistics
 from regard.models import preset
 from regard.models.resnet import PRESETS, SIZES, GridAttention, Residual, ResNet, ResNetConfig
 from regard.pretrained.folder import export_weights, import_folder
 from regard.pretrained.format import differing
 from regard.pretrained.formats import find_format, fitting
+from regard.training.loop import train_mode
 from regard.training.optim import build_optimiser
+from regard.weights import buffers_of, float_state, state_of
 
 KINDS: dict[str, dict] = {
     "basic": {"layer_type": "basic", "hidden_sizes": [16, 24], "depths": [2, 1]},
     "bottleneck": {"hidden_sizes": [16, 32, 64], "depths": [1, 2, 1], "num_channels": 1},
 }
+MEAN = "stem.first.norm.running_mean"
 TOPS = ("ResNetForImageClassification", "ResNetModel")
 
 
@@ -81,8 +83,8 @@ def test_outputs_equal_transformers_and_folders_go_both_ways(kind: str, name: st
     compare(again.eval(), ours, (32, 32))
     twice, *_ = import_folder(tmp_path / "ours")
     assert not differing(twice.config, ours.config)
-    for key, parameter in ours.named_parameters():
-        assert torch.equal(parameter, twice.get_parameter(key)), key
+    for key, tensor in float_state(ours).items():
+        assert torch.equal(tensor, twice.state_dict()[key]), key
 
 
 @pytest.mark.parametrize("row, count", [("resnet18", 11_689_512), ("resnet50", 25_557_032)])
@@ -99,11 +101,9 @@ def test_published_sizes_have_as_many_parameters_as_transformers(row: str, count
                 num_labels=1000,
             )
         )
-    averages = {id(p) for p in statistics(ours)}
-    learned = sum(p.numel() for p in ours.parameters() if id(p) not in averages)
+    learned = sum(p.numel() for p in ours.parameters())
     assert learned == sum(p.numel() for p in theirs.parameters()) == count
-    kept = {n for n, _ in theirs.named_buffers() if "num_batches" not in n}
-    assert len(averages) == len(kept)
+    assert len(dict(ours.named_buffers())) == len(dict(theirs.named_buffers()))
 
 
 @pytest.mark.parametrize("row", ["resnet", "resnet_attention"])
@@ -157,54 +157,34 @@ def test_attention_stands_evenly_between_the_blocks():
     assert maps["stages.2.1.block.attention"].weights().shape == (3, 4, 16, 16)
 
 
-# ---- averages
+# ---- running statistics
 
 
-def test_a_batch_norm_equals_torch():
-    torch.manual_seed(0)
-    ours, theirs = BatchNorm(5).double(), nn.BatchNorm2d(5).double()
-    batches = 2 * torch.randn(3, 4, 5, 3, 2, dtype=torch.float64) + 1
-    for x in batches:
-        torch.testing.assert_close(ours(x), theirs(x))
-    torch.testing.assert_close(ours.mean.data, theirs.running_mean)
-    torch.testing.assert_close(ours.var.data, theirs.running_var)
-    torch.testing.assert_close(ours.eval()(batches[0]), theirs.eval()(batches[0]))
-
-
-def test_averages_are_kept_with_the_weights_and_no_optimiser_moves_them():
+def test_statistics_are_kept_with_the_weights_and_no_optimiser_moves_them():
     torch.manual_seed(0)
     model = ResNet(replace(preset("resnet", "tiny"), labels=3, depths=(1, 1, 1)))
     optimiser = build_optimiser(model, lr=0.1, weight_decay=1.0)
     model(images(3, (8, 8))).sum().backward()
-    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    before = {name: tensor.detach().clone() for name, tensor in state_of(model).items()}
     optimiser.step()
-    averages = {id(p) for p in statistics(model)}
-    assert averages <= {id(p) for p in model.parameters() if p.requires_grad}
-    for name, parameter in model.named_parameters():
-        moved = not torch.equal(before[name], parameter)
-        assert moved == (id(parameter) not in averages), name
+    for name, tensor in state_of(model).items():
+        assert torch.equal(before[name], tensor) == (name in buffers_of(model)), name
     model(images(3, (8, 8)))
-    assert not torch.equal(
-        before["stem.first.norm.mean"], model.get_parameter("stem.first.norm.mean")
-    )
+    assert not torch.equal(before[MEAN], model.get_buffer(MEAN))
 
 
-def test_frozen_averages_stay_and_are_used():
+def test_frozen_statistics_stay_and_are_used():
     torch.manual_seed(0)
-    norm = BatchNorm(4)
-    norm(torch.randn(8, 4, 2, 2) + 3)
-    norm.requires_grad_(False)
-    kept, x = norm.mean.clone(), torch.randn(8, 4, 2, 2)
-    trained = norm.train()(x)
-    assert torch.equal(norm.mean, kept) and torch.equal(trained, norm.eval()(x))
-
-
-def test_a_step_that_is_not_finite_leaves_no_trace():
-    norm = BatchNorm(2)
-    norm(torch.randn(4, 2, 3, 3))
-    kept = norm.mean.detach().clone(), norm.var.detach().clone()
-    norm(torch.full((4, 2, 3, 3), torch.nan))
-    assert torch.equal(norm.mean, kept[0]) and torch.equal(norm.var, kept[1])
+    model = ResNet(replace(preset("resnet", "tiny"), labels=3, depths=(1, 1, 1)))
+    some = images(3, (8, 8))
+    model(some)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name.startswith("head."))
+    kept = model.get_buffer(MEAN).clone()
+    train_mode(model)
+    trained = model(some)
+    assert model.training and torch.equal(model.get_buffer(MEAN), kept)
+    assert torch.equal(trained, model.eval()(some))
 
 
 # ---- what is refused

@@ -9,7 +9,7 @@ from PIL import Image
 
 import regard
 from regard.cli import beside, main
-from regard.lab.variants import remember
+from regard.lab.variants import load_results
 
 
 @pytest.fixture
@@ -143,6 +143,6 @@ def test_shares_that_were_kept_by_an_older_comparison_become_percent(tmp_path):
     run = {"name": "a", "seed": 1, "finished": True}
     run["scores"] = {"loss": 2.0, "perplexity": 7.4, "accuracy": 0.25, "better": -2.0}
     (tmp_path / "results.json").write_text(json.dumps({"runs": [run]}))
-    assert remember(tmp_path)["a", 1]["scores"]["accuracy"] == 25.0
+    assert load_results(tmp_path)["a", 1]["scores"]["accuracy"] == 25.0
     (tmp_path / "results.json").write_text(json.dumps({"accuracy_in": "percent", "runs": [run]}))
-    assert remember(tmp_path)["a", 1]["scores"]["accuracy"] == 0.25
+    assert load_results(tmp_path)["a", 1]["scores"]["accuracy"] == 0.25

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from regard.errors import UsageError
 from regard.training import checkpoint, loop
 from regard.training.loop import Fit, LoopSettings, Outcome, Trainable, measure, one_step
-from regard.training.optim import SCHEDULES, build_optimiser, orthogonal
+from regard.training.optim import SCHEDULES, build_optimiser, newton_schulz
 
 
 class Line(nn.Module):
@@ -29,6 +29,17 @@ class Line(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(self.linear(x))
+
+
+class BatchNormed(Line):
+    """The same, of inputs whose running statistics are buffers."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = nn.BatchNorm1d(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.seen(x))
 
 
 class Points(Trainable):
@@ -65,12 +76,14 @@ class Published(list):
         self.append(({name: tensor.clone() for name, tensor in weights.items()}, scores))
 
 
-def fit(folder: Path, task=None, *, steps=12, valid_every=4, **settings) -> tuple[Fit, Published]:
+def fit(
+    folder: Path, task=None, *, steps=12, valid_every=4, model=None, **settings
+) -> tuple[Fit, Published]:
     folder.mkdir(exist_ok=True)
     published = Published()
     how = LoopSettings(**{"lr": 0.05, "warmup": 3, "save_every": 1000.0, **settings})
     one = Fit(
-        Line(),
+        model or Line(),
         task or Points(),
         how,
         folder,
@@ -205,11 +218,11 @@ def test_averaged_weights_follow_the_formula(tmp_path):
     after = one._after
 
     def noted(sound: bool, loss: float, norm: float) -> None:
-        followed.append({name: p.detach().clone() for name, p in one.named.items()})
+        followed.append({name: p.detach().clone() for name, p in one.state.items()})
         after(sound, loss, norm)
 
     one._after = noted
-    mean = {name: p.detach().clone() for name, p in one.named.items()}
+    mean = {name: p.detach().clone() for name, p in one.state.items()}
     one.run()
     for step, weights in enumerate(followed, 1):
         memory = min(0.9, (step + 1) / (step + 10))
@@ -228,7 +241,7 @@ def test_validation_leaves_the_weights_of_training_alone(tmp_path):
     for valid_every in (1, 12):
         one, _ = fit(tmp_path / str(valid_every), ema=0.9, valid_every=valid_every)
         one.run()
-        weights.append(one.named)
+        weights.append(one.state)
     assert same(*weights)
 
 
@@ -342,9 +355,9 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(tmp_path):
     for name, spoil in (("some", lambda n: n in (3, 4, 7)), ("none", lambda n: False)):
         folder = tmp_path / name
         one, _ = fit(folder, Points(spoil), steps=8, ema=0.9)
-        before = one.named["linear.weight"].detach().clone()
+        before = one.state["linear.weight"].detach().clone()
         assert one.run().finished
-        assert not torch.equal(one.named["linear.weight"], before)
+        assert not torch.equal(one.state["linear.weight"], before)
         weights[name] = one
     told = [row for row in rows(tmp_path / "some") if "sound" in row]
     assert [row["step"] for row in told if not row["sound"]] == [4, 5, 8]
@@ -352,7 +365,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(tmp_path):
     counters = weights["some"].counters
     assert (counters["skipped"], counters["skipped_in_a_row"]) == (3, 1)
     assert weights["none"].counters["skipped"] == 0
-    for tensors in (weights["some"].named, weights["some"].averaged):
+    for tensors in (weights["some"].state, weights["some"].averaged):
         assert all(tensor.isfinite().all() for tensor in tensors.values())
     optimiser = weights["some"].optimiser
     assert {int(state["step"]) for state in optimiser.state.values()} == {5}
@@ -364,10 +377,48 @@ def test_a_gradient_that_is_not_finite_is_skipped_too(tmp_path):
             return next(model.parameters()).sum().mul(0).sqrt()  # 0, and its slope is not a number
 
     one, _ = fit(tmp_path, Steep(), steps=3)
-    before = {name: p.detach().clone() for name, p in one.named.items()}
+    before = {name: p.detach().clone() for name, p in one.state.items()}
     one.run()
     assert one.counters["skipped"] == 3
-    assert same(before, one.named)
+    assert same(before, one.state)
+
+
+def test_a_step_that_is_skipped_leaves_no_trace_in_buffers(tmp_path):
+    one, _ = fit(tmp_path, Points(lambda n: n == 2), steps=2, model=BatchNormed())
+    one.run()
+    before = {name: tensor.detach().clone() for name, tensor in one.state.items()}
+    one.steps = 3
+    one.run()
+    assert one.counters["skipped"] == 1 and same(before, one.state)
+
+
+def test_buffers_are_kept_averaged_published_and_taken_up_again(tmp_path):
+    whole, _ = fit(tmp_path / "whole", steps=8, model=BatchNormed(), ema=0.9)
+    whole.run()
+    half, _ = fit(tmp_path / "parts", steps=4, model=BatchNormed(), ema=0.9)
+    half.run()
+    rest, published = fit(tmp_path / "parts", steps=8, model=BatchNormed(), ema=0.9)
+    rest.run()
+    assert same(rest.state, whole.state) and same(rest.averaged, whole.averaged)
+    assert rest.state["seen.num_batches_tracked"] == 8
+    assert not torch.equal(rest.averaged["seen.running_mean"], rest.state["seen.running_mean"])
+    assert same(published[-1][0], rest.averaged)
+
+
+def test_checkpoints_of_format_1_whose_statistics_were_parameters_are_taken_up(tmp_path):
+    one, _ = fit(tmp_path, steps=4, model=BatchNormed(), ema=0.9)
+    one.run()
+    kept = {name: tensor.detach().clone() for name, tensor in one.state.items()}
+    place = tmp_path / "checkpoints" / "step-4"
+    groups, counters = checkpoint.load_checkpoint(place)
+    for name in ("raw", "ema"):
+        del groups[name]["seen.num_batches_tracked"]
+        groups[name] = {key.replace("running_", ""): x for key, x in groups[name].items()}
+    checkpoint.save_checkpoint(place.parent, 4, groups, counters)
+    again, _ = fit(tmp_path, steps=4, model=BatchNormed(), ema=0.9)
+    again.restore()
+    del kept["seen.num_batches_tracked"], again.state["seen.num_batches_tracked"]
+    assert same(kept, again.state)
 
 
 def test_ten_in_a_row_stop_the_run(tmp_path):
@@ -391,7 +442,7 @@ def test_ten_in_a_row_are_counted_across_a_restart(tmp_path):
     with pytest.raises(UsageError, match="10 steps in a row"):
         again.run()
     assert again.counters["step"] == 16
-    assert all(tensor.isfinite().all() for tensor in again.named.values())
+    assert all(tensor.isfinite().all() for tensor in again.state.values())
 
 
 def test_a_half_written_line_of_metrics_is_forgotten(tmp_path):
@@ -420,7 +471,7 @@ def test_measuring_leaves_no_trace(tmp_path, monkeypatch):
             assert all(0 < seconds < 10 for seconds in (cost.step, cost.save, cost.validation))
             assert not list(one.folder.iterdir())
             assert all(parameter.grad is None for parameter in one.model.parameters())
-        outcomes.append((one.run(), one.named))
+        outcomes.append((one.run(), one.state))
     assert outcomes[0][0].scores == outcomes[1][0].scores
     assert same(outcomes[0][1], outcomes[1][1])
 
@@ -468,22 +519,25 @@ def test_a_checkpoint_is_whole_or_not_believed(tmp_path):
     for step in (1, 2, 3):
         checkpoint.save_checkpoint(tmp_path, step, tensors, {"step": step})
     newest = tmp_path / "step-3"
-    assert checkpoint.newest_whole(tmp_path) == (newest, [])
+    assert checkpoint.newest_complete(tmp_path) == (newest, [])
     groups, counters = checkpoint.load_checkpoint(newest)
     assert counters == {"step": 3}
     assert torch.equal(groups["raw"]["a"], torch.arange(6.0))
     data = (newest / "raw.safetensors").read_bytes()
     for spoilt in (data[:-1], data[:-1] + b"\x01", b""):
         (newest / "raw.safetensors").write_bytes(spoilt)
-        assert not checkpoint.whole(newest)
+        assert not checkpoint.is_complete(newest)
     (newest / "raw.safetensors").write_bytes(data)
-    assert checkpoint.whole(newest)
+    assert checkpoint.is_complete(newest)
     for manifest in ("{}", "[]", "{", "null", '{"raw.safetensors": 1}'):
         (newest / "manifest.json").write_text(manifest)
-        assert not checkpoint.whole(newest)
+        assert not checkpoint.is_complete(newest)
     (newest / "manifest.json").unlink()
     (tmp_path / "step-2" / "counters.json").unlink()
-    assert checkpoint.newest_whole(tmp_path) == (tmp_path / "step-1", [newest, tmp_path / "step-2"])
+    assert checkpoint.newest_complete(tmp_path) == (
+        tmp_path / "step-1",
+        [newest, tmp_path / "step-2"],
+    )
 
 
 def test_a_manifest_that_leaves_a_file_out_is_not_believed(tmp_path):
@@ -493,7 +547,7 @@ def test_a_manifest_that_leaves_a_file_out_is_not_believed(tmp_path):
     hashes = json.loads(path.read_text())
     del hashes["raw.safetensors"]
     path.write_text(json.dumps(hashes))
-    assert not checkpoint.whole(tmp_path / "step-1")
+    assert not checkpoint.is_complete(tmp_path / "step-1")
 
 
 def test_a_second_training_in_the_folder_is_refused(tmp_path):
@@ -520,11 +574,11 @@ def test_orthogonal_matrices_have_singular_values_near_one():
     torch.manual_seed(0)
     for shape in ((3, 16, 40), (2, 40, 16), (1, 24, 48)):
         matrices = torch.randn(shape)
-        values = torch.linalg.svdvals(orthogonal(matrices))
+        values = torch.linalg.svdvals(newton_schulz(matrices))
         assert values.min() > 0.5 and values.max() < 1.3
         # and directions stay: nothing that was large changes its sign
         u, s, vt = torch.linalg.svd(matrices, full_matrices=False)
-        assert (torch.einsum("nij,nik,nkj->nj", u, orthogonal(matrices), vt.mT) > 0.5).all()
+        assert (torch.einsum("nij,nik,nkj->nj", u, newton_schulz(matrices), vt.mT) > 0.5).all()
 
 
 def test_muon_turns_the_inner_matrices_and_leaves_the_rest_to_adamw():
@@ -544,7 +598,7 @@ def test_muon_turns_the_inner_matrices_and_leaves_the_rest_to_adamw():
     assert torch.equal(model[0].weight, twin[0].weight)
     assert torch.equal(model[1].bias, twin[1].bias)
     # one step: the momentum is a multiple of the gradient
-    step = 0.01 * 0.2 * 6**0.5 * orthogonal(grad[None])[0]
+    step = 0.01 * 0.2 * 6**0.5 * newton_schulz(grad[None])[0]
     torch.testing.assert_close(model[1].weight, before * (1 - 0.01 * 0.1) - step)
 
 

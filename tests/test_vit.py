@@ -20,7 +20,7 @@ from regard.attention.positions import Rotary, Sinusoidal
 from regard.attention.watch import watch
 from regard.costs.model import build
 from regard.costs.report import attending, forward, learned, looked
-from regard.data.image import ImageFormat
+from regard.data.image_format import ImageFormat
 from regard.errors import UsageError
 from regard.layers.block import BlockConfig, EncoderBlock
 from regard.layers.depth import drop_path, rising
@@ -33,7 +33,7 @@ from regard.pretrained.format import differing
 from regard.pretrained.formats import find_format, fitting
 from regard.pretrained.image_processor import read_processor, write_processor
 from regard.settings import fill
-from regard.tasks.images import resolve
+from regard.tasks.vision.images import ClassifyImages
 
 SIZE = {
     "hidden_size": 48,
@@ -503,7 +503,7 @@ def test_the_recipes_for_small_images_train_attention_models(
     recipe: str, image: int, channels: int
 ):
     told = import_module(f"regard.recipes.{recipe}").SETTINGS
-    config = resolve({**told, "data": "nowhere", "out": "nowhere"}).model
+    config = ClassifyImages.resolve({**told, "data": "nowhere", "out": "nowhere"}).model
     config = replace(config, labels=10, image=image, channels=channels)
     model, images = build("vit", config), torch.empty(1, channels, image, image, device="meta")
     counted = forward(model, (images,))

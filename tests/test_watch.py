@@ -6,9 +6,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from regard.attention.attend import Sample, attend
+from regard.attention.attend import attend
 from regard.attention.masks import Causal, Document, Mask, Padding, Prefix, Sliding, Window
-from regard.attention.multihead import Cache, Move, MultiHead
+from regard.attention.multihead import Cache, MultiHead, RowSelect
+from regard.attention.normalisers import Sample
 from regard.attention.scores import SCORES
 from regard.attention.watch import watch
 from regard.errors import UsageError
@@ -172,7 +173,7 @@ def test_maps_of_cached_steps_stay_right_when_sentences_leave():
         cache = Cache(3, 2, 8, 4, x)
         layer(x[:, :3], mask=Causal(), cache=cache)
         layer(x[:, 3:], cache=cache)
-        cache.keep(Move(torch.tensor([2, 0])))  # in place
+        cache.keep(RowSelect(torch.tensor([2, 0])))  # in place
     full, first, second = (one.weights() for one in maps.calls("layer"))
     torch.testing.assert_close(first, full[:, :, :3, :3])
     torch.testing.assert_close(second, full[:, :, 3:])

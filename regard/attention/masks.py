@@ -1,7 +1,7 @@
-"""Who may look at whom: small objects that combine with & and can give any tile.
+"""Attention masks: small objects that combine with & and can give any tile.
 
-True means may look. Positions are an int (they count up from it) or coordinates of shape (l, c)
-or (b, l, c); tiles broadcast to (b, h, q, k).
+True means that the query may see the key. Positions are an int (they count up from it) or
+coordinates of shape (l, c) or (b, l, c); tiles broadcast to (b, h, q, k).
 """
 
 import torch
@@ -26,16 +26,16 @@ def _grid(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Mask:
-    """What every mask answers."""
+    """The base of all masks: which keys each query may see."""
 
     by_query = True  # whether queries differ in what they may see; else a tile is one row
 
     def tile(self, rows: slice, columns: slice) -> Tensor:
-        """Return whether each query of the rows may look at each key of the columns."""
+        """Return whether each query of the rows may see each key of the columns."""
         raise NotImplementedError
 
     def span(self, rows: slice, keys: int) -> slice:
-        """Return a range of keys outside of which none of these rows may look."""
+        """Return a range of keys outside of which none of these rows sees any."""
         return slice(0, keys)
 
     def aligned(self, queries: int, keys: int) -> bool:
@@ -48,7 +48,7 @@ class Mask:
     __rand__ = __and__
 
     def additive(self, rows: slice, columns: slice, like: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return 0 where one may look and -inf elsewhere, and the rows that may look nowhere.
+        """Return the mask as a bias of 0 and -inf, and which rows are fully masked, if any.
 
         Those rows get 0 throughout, so that no NaN arises in them or in their gradient; the caller
         blanks them. All layers of a model ask the same, so it is computed once a forward pass.
@@ -56,18 +56,19 @@ class Mask:
 
         def make() -> tuple[Tensor, Tensor | None]:
             tile = self.tile(rows, columns).to(like.device)
-            blind = ~tile.any(-1, keepdim=True)
-            blind = blind if blind.is_meta or bool(blind.any()) else None
+            fully_masked: Tensor | None = ~tile.any(-1, keepdim=True)
+            if not fully_masked.is_meta and not bool(fully_masked.any()):
+                fully_masked = None
+            seen = tile if fully_masked is None else tile | fully_masked
             bias = torch.zeros(tile.shape, dtype=like.dtype, device=like.device)
-            bias = bias.masked_fill_(~tile if blind is None else ~(tile | blind), float("-inf"))
-            return bias, blind
+            return bias.masked_fill_(~seen, float("-inf")), fully_masked
 
         ends = rows.start, rows.stop, columns.start, columns.stop
         return once(make, self, ends=ends, dtype=like.dtype, device=like.device)
 
 
 class Both(Mask):
-    """May look only where both masks allow it."""
+    """The intersection of two masks."""
 
     def __init__(self, one: Mask, other: Mask):
         self.one, self.other = one, other
@@ -84,7 +85,7 @@ class Both(Mask):
         return slice(start, max(start, min(a.stop, b.stop)))
 
 
-class _Placed(Mask):
+class _PositionMask(Mask):
     """A mask that compares the position of a query with that of a key."""
 
     def __init__(self, q_at: At = 0, k_at: At = 0):
@@ -97,10 +98,10 @@ class _Placed(Mask):
         """Return the comparison of all these positions."""
         return self.allowed(*_grid(_part(self.q_at, rows), _part(self.k_at, columns)))
 
-    def _counted(self) -> int | None:
+    def _offset(self) -> int | None:
         """Return how far queries are ahead of keys if both just count up.
 
-        Of a class from elsewhere nobody knows: it may allow other pairs than what it is made from.
+        None for a class from elsewhere: it may allow other pairs than what it is made from.
         """
         if type(self).__module__ != __name__:
             return None
@@ -109,8 +110,8 @@ class _Placed(Mask):
         return None
 
 
-class Causal(_Placed):
-    """A key may be seen from its own position on."""
+class Causal(_PositionMask):
+    """Causal mask: a query sees the keys up to its own position."""
 
     def allowed(self, q: Tensor, k: Tensor) -> Tensor:
         """Compare the first coordinates."""
@@ -118,17 +119,17 @@ class Causal(_Placed):
 
     def span(self, rows: slice, keys: int) -> slice:
         """Return the keys up to the last row's own position."""
-        ahead = self._counted()
-        stop = keys if ahead is None else min(keys, max(0, rows.stop + ahead))
+        offset = self._offset()
+        stop = keys if offset is None else min(keys, max(0, rows.stop + offset))
         return slice(0, stop)
 
     def aligned(self, queries: int, keys: int) -> bool:
         """Tell whether queries and keys are the same positions."""
-        return self._counted() == 0 and queries == keys
+        return self._offset() == 0 and queries == keys
 
 
-class Sliding(_Placed):
-    """Nearer than a width in every coordinate."""
+class Sliding(_PositionMask):
+    """Sliding window: a query sees keys nearer than a width in every coordinate."""
 
     def __init__(self, width: int, q_at: At = 0, k_at: At = 0):
         super().__init__(q_at, k_at)
@@ -140,15 +141,15 @@ class Sliding(_Placed):
 
     def span(self, rows: slice, keys: int) -> slice:
         """Return the keys near these rows."""
-        ahead = self._counted()
-        if ahead is None:
+        offset = self._offset()
+        if offset is None:
             return slice(0, keys)
-        start = min(keys, max(0, rows.start + ahead - self.width + 1))
-        return slice(start, max(start, min(keys, rows.stop + ahead + self.width - 1)))
+        start = min(keys, max(0, rows.start + offset - self.width + 1))
+        return slice(start, max(start, min(keys, rows.stop + offset + self.width - 1)))
 
 
-class Window(_Placed):
-    """In the same window, when all positions are cut into windows of a size."""
+class Window(_PositionMask):
+    """Window partition: a query sees the keys in its own window of a size."""
 
     def __init__(self, size: int, q_at: At = 0, k_at: At = 0):
         super().__init__(q_at, k_at)
@@ -160,7 +161,7 @@ class Window(_Placed):
 
     def span(self, rows: slice, keys: int) -> slice:
         """Return the windows that these rows lie in."""
-        if self._counted() is None:
+        if self._offset() is None:
             return slice(0, keys)
         first, last = self.q_at + rows.start, self.q_at + rows.stop - 1
         start = first // self.size * self.size - self.k_at
@@ -169,8 +170,8 @@ class Window(_Placed):
         return slice(start, max(start, min(keys, stop)))
 
 
-class Prefix(_Placed):
-    """Everyone sees the prefix; what comes after it is causal."""
+class Prefix(_PositionMask):
+    """Prefix-LM mask: all see the prefix; what comes after it is causal."""
 
     def __init__(self, length: int | Tensor, q_at: At = 0, k_at: At = 0):
         super().__init__(q_at, k_at)
@@ -182,7 +183,7 @@ class Prefix(_Placed):
 
 
 class Document(Mask):
-    """In the same document: packed sequences do not see each other."""
+    """Document mask: packed sequences do not see each other."""
 
     def __init__(self, q_document: Tensor, k_document: Tensor | None = None):
         self.q = q_document
@@ -194,8 +195,8 @@ class Document(Mask):
         return (q == k).all(-1)
 
 
-class Given(Mask):
-    """True where one may look, in a table that broadcasts to (b, h, q, k)."""
+class TensorMask(Mask):
+    """A boolean tensor as a mask: it broadcasts to (b, h, q, k), True where one may look."""
 
     def __init__(self, table: Tensor):
         self.table = table
@@ -208,7 +209,7 @@ class Given(Mask):
 
 
 class Padding(Mask):
-    """Only real keys, none of the padding: keep has shape (b, k)."""
+    """Key padding mask: keep (b, k) is True for real keys."""
 
     by_query = False
 

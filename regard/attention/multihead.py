@@ -1,4 +1,4 @@
-"""Many heads that look at once, and what they remember while a text is written."""
+"""Multi-head attention, and the keys and values that decoding caches."""
 
 from collections.abc import Callable
 from functools import partial
@@ -8,32 +8,32 @@ import torch
 from jaxtyping import Bool, Float, Num
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.module import _has_any_global_hook
 
 from regard.attention.attend import as_mask, attend
 from regard.attention.masks import Mask
 from regard.attention.positions import Position
 from regard.attention.scores import build_score
 from regard.errors import UsageError
+from regard.native.torch_private import has_global_hooks, has_hooks
 
 
 class Memory(NamedTuple):
-    """Keys and values (b, h, k, d) of what is looked at, projected once."""
+    """Keys and values (b, h, k, d) of what cross-attention reads, projected once."""
 
     k: Tensor
     v: Tensor
 
     def by_columns(self) -> "Memory":
-        """Lay each key as a column: products with a few queries at a time are far faster then."""
+        """Lay keys out by columns: products with a few queries at a time are far faster then."""
         return Memory(self.k.mT.contiguous().mT, self.v.contiguous())
 
-    def keep(self, move: "Move") -> "Memory":
+    def keep(self, select: "RowSelect") -> "Memory":
         """Go on with some sentences only."""
-        return Memory(move(self.k), move(self.v))
+        return Memory(select(self.k), select(self.v))
 
 
-class Move:
-    """Rows that stay, put together in their own memory: only those not in their place move."""
+class RowSelect:
+    """A selection of rows, in place: only rows that are not where they shall be are copied."""
 
     def __init__(self, rows: Tensor):
         self.rows, self.count = rows, len(rows)
@@ -41,49 +41,39 @@ class Move:
         self.origin = rows[self.to]
 
     def __call__(self, x: Tensor, used: int | None = None) -> Tensor:
-        """Return the rows of x that stay, of which only the first columns of axis 2 matter."""
+        """Return the selected rows; only the first `used` positions of axis 2 are copied."""
         if len(self.to):
             x[self.to, :, :used] = x[self.origin, :, :used]
         return x[: self.count]
 
 
 class Cache:
-    """Keys and values (b, h, k, d) of texts that grow, in memory that is taken ahead.
+    """Keys and values (b, h, k, d) of texts that grow, in memory that is allocated ahead.
 
-    All texts that are written for a sentence share its row; a mask tells which of the keys each of
-    them stands on, so that texts part and are given up without anything being moved. Where several
-    texts will ask at once, keys are laid as Memory.by_columns lays them; one alone gains nothing.
+    The hypotheses of a sentence share its row; a mask tells which of the keys each of them sees, so
+    that a beam branches and drops hypotheses without copying a key.
     """
 
-    def __init__(
-        self, rows: int, heads: int, capacity: int, width: int, like: Tensor, columns: bool = False
-    ):
-        self.columns = columns
-        self.k = self._keys(like, rows, heads, capacity, width)
+    def __init__(self, rows: int, heads: int, capacity: int, width: int, like: Tensor):
+        self.k = like.new_empty(rows, heads, capacity, width)
         self.v = like.new_empty(rows, heads, capacity, width)
         self._at: list[Tensor] = []
         self.length = 0
 
     @property
     def at(self) -> Tensor | None:
-        """Return where the keys stand, put together only when somebody asks."""
+        """Return the positions of the keys, concatenated only when asked for."""
         if len(self._at) > 1:
             self._at = [torch.cat(self._at, dim=-2)]
         return self._at[0] if self._at else None
 
-    def _keys(self, like: Tensor, rows: int, heads: int, capacity: int, width: int) -> Tensor:
-        """Take memory for keys."""
-        if self.columns:
-            return like.new_empty(rows, heads, width, capacity).mT
-        return like.new_empty(rows, heads, capacity, width)
-
     @property
     def room(self) -> int:
-        """Return for how many keys memory is taken."""
+        """Return for how many keys memory is allocated."""
         return self.v.shape[-2]
 
     def take(self, count: int, at: Tensor) -> int:
-        """Take room for the keys and values of new positions and return where it begins."""
+        """Reserve room for the keys and values of new positions and return where it begins."""
         start, end = self.length, self.length + count
         if end > self.room:
             self.compact(None, 2 * end)
@@ -111,15 +101,15 @@ class Cache:
                 at = at.expand(rows, -1, -1)
                 self._at = [at.gather(1, places.unsqueeze(-1).expand(-1, -1, at.shape[-1]))]
             self.length = places.shape[1]
-        self.k = self._keys(k, rows, heads, capacity, width)
+        self.k = k.new_empty(rows, heads, capacity, width)
         self.v = v.new_empty(rows, heads, capacity, width)
         self.k[:, :, : self.length], self.v[:, :, : self.length] = k, v
 
-    def keep(self, move: Move) -> None:
+    def keep(self, select: RowSelect) -> None:
         """Go on with some sentences only."""
-        self.k, self.v = move(self.k, self.length), move(self.v, self.length)
+        self.k, self.v = select(self.k, self.length), select(self.v, self.length)
         if (at := self.at) is not None and at.ndim == 3:
-            self._at = [at[move.rows]]
+            self._at = [at[select.rows]]
 
 
 def is_linear(linear: nn.Module) -> bool:
@@ -130,9 +120,8 @@ def is_linear(linear: nn.Module) -> bool:
         and kind.forward is nn.Linear.forward
         and kind.__call__ is nn.Module.__call__
         and "forward" not in own
-        and not (linear._forward_hooks or linear._forward_pre_hooks)
-        and not (linear._backward_hooks or linear._backward_pre_hooks)
-        and not _has_any_global_hook()
+        and not has_hooks(linear)
+        and not has_global_hooks()
     )
 
 
@@ -174,13 +163,13 @@ class MultiHead(nn.Module):
         self.position = position or Position()
 
     @property
-    def turns(self) -> bool:
-        """Tell whether positions turn queries and keys."""
+    def uses_rotation(self) -> bool:
+        """Tell whether the position rotates queries and keys."""
         return getattr(self.position.rotate, "__func__", None) is not Position.rotate
 
     @property
-    def compares(self) -> bool:
-        """Tell whether the positions of all keys are asked for."""
+    def needs_key_positions(self) -> bool:
+        """Tell whether the position has a bias or values of its own, for which keys have places."""
         own = getattr(self.position.bias, "__func__", None) is not Position.bias
         return own or self.position.adds_values
 
@@ -188,22 +177,22 @@ class MultiHead(nn.Module):
         return x.view(*x.shape[:-1], heads, self.head_width).transpose(1, 2)
 
     def ready(self, qkv: Tensor) -> Tensor:
-        """Return projected queries, keys and values (b, l, h, d) as they are compared."""
+        """Return projected queries, keys and values (b, l, h, d) as attention takes them."""
         return qkv
 
     def read(self, memory: Tensor) -> Memory:
-        """Project what is to be looked at to keys and values."""
+        """Project what cross-attention reads to keys and values."""
         first, last = self.heads, self.heads + 2 * self.kv_heads
-        k, v = self._some(memory, first, last).chunk(2, dim=-1)
+        k, v = self._project_heads(memory, first, last).chunk(2, dim=-1)
         return Memory(self._split(k, self.kv_heads), self._split(v, self.kv_heads))
 
-    def _ask(self, x: Tensor) -> Tensor:
-        return self._split(self._some(x, 0, self.heads), self.heads)
+    def _project_queries(self, x: Tensor) -> Tensor:
+        return self._split(self._project_heads(x, 0, self.heads), self.heads)
 
-    def _some(self, x: Tensor, first: int, last: int) -> Tensor:
+    def _project_heads(self, x: Tensor, first: int, last: int) -> Tensor:
         """Project to some of the heads of queries, keys and values: by their rows of the matrix.
 
-        A matrix of another kind, or one that somebody listens to, projects to all of them.
+        A matrix of another kind, or one with hooks, projects to all of them.
         """
         some = slice(first * self.head_width, last * self.head_width)
         if not is_linear(self.qkv):
@@ -214,7 +203,7 @@ class MultiHead(nn.Module):
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return what vectors (l, w) would be as queries and as keys, (h, l, d)."""
         both = [self.heads, self.kv_heads]
-        qk = self._split(self._some(x, 0, sum(both)).unsqueeze(0), sum(both))
+        qk = self._split(self._project_heads(x, 0, sum(both)).unsqueeze(0), sum(both))
         q, k = qk.squeeze(0).split(both)
         return q, k
 
@@ -229,34 +218,20 @@ class MultiHead(nn.Module):
         bias: Float[Tensor, "..."] | None = None,
         cache: Cache | None = None,
     ) -> Float[Tensor, "b q w"]:
-        """Let every position of x look at itself and its like, or at a memory."""
+        """Self-attention of x, or cross-attention of x to a memory."""
         if memory is None:
             if at is None:
                 start = 0 if cache is None else cache.length
                 at = torch.arange(start, start + x.shape[1], device=x.device).unsqueeze(-1)
-            memory_at, both = at, [self.heads, self.kv_heads]
-            # parted before heads and places change places, so that gradients meet as they are laid
-            qkv = self.ready(self.qkv(x).unflatten(-1, (-1, self.head_width)))
-            if self.turns:
-                qk, v = qkv.split_with_sizes([sum(both), self.kv_heads], 2)
-                qk, v = qk.transpose(1, 2), v.transpose(1, 2)
-                turned, k = self.position.rotate(qk, at).split_with_sizes(both, 1)
-                q = qk[:, : self.heads] if self.compares else turned
-            else:
-                parts = qkv.split([*both, self.kv_heads], dim=2)
-                q, k, v = (part.transpose(1, 2) for part in parts)
-                turned = q
+            memory_at = at
+            q, q_rot, k, v = self._project_self(x, at)
         else:
-            turned = q = self._ask(x)
-            k, v = memory if isinstance(memory, Memory) else self.read(memory)
-            if at is not None and memory_at is not None:
-                turned = self.position.rotate(q, at)
-                k = self.position.rotate(k, memory_at)
-        add_values = None
+            q, q_rot, k, v = self._project_cross(x, memory, at, memory_at)
         if cache is not None and memory_at is not None:
             k, v = cache.append(k, v, memory_at)
         mask = as_mask(mask, (*q.shape[:-1], k.shape[-2]))
-        if self.compares and at is not None and memory_at is not None:
+        add_values = None
+        if self.needs_key_positions and at is not None and memory_at is not None:
             memory_at = memory_at if cache is None else cache.at
             assert memory_at is not None
             own = self.position.bias(q, k, at, memory_at, mask, self._project)
@@ -264,7 +239,7 @@ class MultiHead(nn.Module):
             if self.position.adds_values:
                 add_values = partial(self.position.add_values, q_at=at, k_at=memory_at)
         y = attend(
-            turned,
+            q_rot,
             k,
             v,
             score=self.score,
@@ -275,6 +250,29 @@ class MultiHead(nn.Module):
             watch=self,
         )
         return self.out(y.transpose(1, 2).flatten(2))
+
+    def _project_self(self, x: Tensor, at: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return queries of x as projected and as rotated, and its keys and values."""
+        both = [self.heads, self.kv_heads]
+        # split before heads and places are transposed, so that gradients meet as they are laid
+        qkv = self.ready(self.qkv(x).unflatten(-1, (-1, self.head_width)))
+        if not self.uses_rotation:
+            q, k, v = (part.transpose(1, 2) for part in qkv.split([*both, self.kv_heads], dim=2))
+            return q, q, k, v
+        qk, v = qkv.split_with_sizes([sum(both), self.kv_heads], 2)
+        qk, v = qk.transpose(1, 2), v.transpose(1, 2)
+        q_rot, k = self.position.rotate(qk, at).split_with_sizes(both, 1)
+        return qk[:, : self.heads] if self.needs_key_positions else q_rot, q_rot, k, v
+
+    def _project_cross(
+        self, x: Tensor, memory: Tensor | Memory, at: Tensor | None, memory_at: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return queries of x as projected and as rotated, and keys and values of a memory."""
+        q = self._project_queries(x)
+        k, v = memory if isinstance(memory, Memory) else self.read(memory)
+        if at is None or memory_at is None:
+            return q, q, k, v
+        return q, self.position.rotate(q, at), self.position.rotate(k, memory_at), v
 
     def start(self) -> None:
         """Begin with queries, keys and values as the separate Glorot matrices that they are."""
@@ -296,12 +294,12 @@ class NormedMultiHead(MultiHead):
         return torch.cat([self.q_norm(q), self.k_norm(k), v], dim=2)
 
     def read(self, memory: Tensor) -> Memory:
-        """Project what is to be looked at to keys, which are normalised, and values."""
+        """Project what cross-attention reads to keys, which are normalised, and values."""
         k, v = super().read(memory)
         return Memory(self.k_norm(k), v)
 
-    def _ask(self, x: Tensor) -> Tensor:
-        return self.q_norm(super()._ask(x))
+    def _project_queries(self, x: Tensor) -> Tensor:
+        return self.q_norm(super()._project_queries(x))
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor]:
         q, k = super()._project(x)

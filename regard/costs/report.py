@@ -15,7 +15,6 @@ from regard.costs.count import Counted, count, pretend
 from regard.costs.machine import Machine, machine
 from regard.costs.model import Reading, build, described, named
 from regard.errors import UsageError
-from regard.layers.convolution import statistics
 from regard.models.folder import hollow
 from regard.results import Named
 from regard.settings import fill
@@ -229,9 +228,8 @@ def _many(number: int, one: str, many: str | None = None) -> str:
 
 
 def learned(model: nn.Module) -> int:
-    """Count the numbers that a model learns."""
-    apart = statistics(model)
-    return sum(p.numel() for p in model.parameters() if p not in apart)
+    """Count the parameters of a model."""
+    return sum(p.numel() for p in model.parameters())
 
 
 def looked(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[list[Shape], list[str], Counted]:

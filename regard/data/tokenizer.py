@@ -174,3 +174,17 @@ def blank_id(tokenizer: Tokenizer) -> int:
 def mask_id(tokenizer: Tokenizer) -> int:
     """Return the mask of masked language models: the tokenizer's, or one beyond its vocabulary."""
     return tokenizer.vocab if tokenizer.mask is None else tokenizer.mask
+
+
+def words_of_pieces(pieces: Sequence[str]) -> tuple[list[str], list[int]]:
+    """Join pieces to the words between spaces; without spaces each piece is a word."""
+    words: list[str] = []
+    of: list[int] = []
+    spaced = sum(piece.startswith("▁") for piece in pieces) > 1
+    for piece in pieces:
+        if not words or not spaced or piece.startswith("▁"):
+            words.append(piece.replace("▁", " ").strip())
+        else:
+            words[-1] += piece
+        of.append(len(words) - 1)
+    return words, of

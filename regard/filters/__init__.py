@@ -1,4 +1,4 @@
-"""Filters by name: weighted averages of pixels, from fixed weights to attention."""
+"""Image filters by name: weighted averages of pixels, from fixed weights to attention."""
 
 from collections.abc import Callable
 
@@ -24,7 +24,7 @@ FILTERS: dict[str, Callable[..., Tensor]] = {
     "texture": texture,
 }
 
-# name -> the weights (h, w) of one pixel; what texture copies has but one
+# name -> the weights (h, w) of one pixel; texture copies a single one, so it has none
 WEIGHTS: dict[str, Callable[..., Tensor]] = {
     "gaussian": gaussian_weights,
     "heat": heat_weights,

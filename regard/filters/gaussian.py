@@ -1,4 +1,4 @@
-"""The Gaussian filter: a convolution, whose weights never look at the data."""
+"""The Gaussian filter: a convolution, whose weights do not depend on the data."""
 
 import torch
 from jaxtyping import Float
@@ -6,26 +6,26 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from regard.errors import lookup
-from regard.filters.frame import (
+from regard.filters.pixels import (
     AutoWindow,
-    Place,
-    derivative,
-    in_piece,
+    Pixel,
+    check_positive,
+    local_weights,
+    pixel_gradient,
     planes,
-    positive,
     radius_of,
 )
 
 
 def _cut(x: Tensor, kernel: Tensor) -> Tensor:
-    """What is outside has no weight, as in attention."""
+    """Pixels outside have no weight, as in masked attention."""
     reach = len(kernel) // 2
     inside = F.conv1d(x.new_ones(1, 1, x.shape[-1]), kernel.view(1, 1, -1), padding=reach)
     return F.conv1d(x, kernel.view(1, 1, -1), padding=reach) / inside
 
 
 def _mirror(x: Tensor, kernel: Tensor) -> Tensor:
-    """Outside stands a mirror, as for heat that cannot leave."""
+    """Mirror padding (the border pixel repeated), as for heat that cannot leave."""
     size, reach = x.shape[-1], len(kernel) // 2
     at = torch.arange(-reach, size + reach, device=x.device) % (2 * size)
     at = torch.where(at < size, at, 2 * size - 1 - at)
@@ -33,12 +33,12 @@ def _mirror(x: Tensor, kernel: Tensor) -> Tensor:
 
 
 def _nearest(x: Tensor, kernel: Tensor) -> Tensor:
-    """Outside stands the nearest pixel."""
+    """Replicate padding."""
     reach = len(kernel) // 2
     return F.conv1d(F.pad(x, (reach, reach), mode="replicate"), kernel.view(1, 1, -1))
 
 
-# name -> how rows (n, 1, l) are convolved, by what stands outside of the image
+# name -> convolution of rows (n, 1, l) with a kernel, by what is outside of the image
 BORDERS = {"cut": _cut, "mirror": _mirror, "nearest": _nearest}
 
 
@@ -49,14 +49,14 @@ def gaussian(
     window: AutoWindow = "auto",
     border: str = "cut",
 ) -> Float[Tensor, "*b c h w"]:
-    """Average around each pixel with weights exp(-distance^2 / 2 sigma^2).
+    """Gaussian filter, with weights exp(-distance^2 / 2 sigma^2).
 
-    The window reaches four sigma to each side unless told.
+    The window reaches four sigma to each side unless given.
     """
-    positive(sigma=sigma)
+    check_positive(sigma=sigma)
     convolve = lookup("border", border, BORDERS)
     x = planes(image)
-    reach = reach_of(sigma, window)
+    reach = window_radius(sigma, window)
     for _ in range(2):  # along rows, then along columns
         radius = x.shape[-1] - 1 if reach is None else reach
         at = torch.arange(-radius, radius + 1, dtype=x.dtype, device=x.device)
@@ -66,14 +66,14 @@ def gaussian(
     return x.reshape(image.shape)
 
 
-def reach_of(sigma: float, window: AutoWindow, times: float = 4) -> int | None:
-    """Return how far a window reaches, by itself some times sigma."""
+def window_radius(sigma: float, window: AutoWindow, times: float = 4) -> int | None:
+    """Return the radius of a window; auto is some times sigma, full has none."""
     return max(1, int(times * sigma + 0.5)) if window == "auto" else radius_of(window)
 
 
 def gaussian_weights(
     image: Tensor,
-    at: Place,
+    at: Pixel,
     *,
     sigma: float = 2.0,
     window: AutoWindow = "auto",
@@ -81,9 +81,9 @@ def gaussian_weights(
 ) -> Float[Tensor, "h w"]:
     """Return the weights of one pixel."""
 
-    def find(piece: Tensor, at: Place) -> Tensor:
-        return derivative(
+    def find(piece: Tensor, at: Pixel) -> Tensor:
+        return pixel_gradient(
             lambda x: gaussian(x, sigma=sigma, window=window, border=border), piece, at
         )
 
-    return in_piece(image, at, reach_of(sigma, window), find)
+    return local_weights(image, at, window_radius(sigma, window), find)

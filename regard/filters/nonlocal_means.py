@@ -1,6 +1,8 @@
-"""Non-local means: attention over patches, wherever in the image they are."""
+"""Non-local means: attention whose score compares patches, wherever in the image they are."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -8,22 +10,22 @@ from torch import Tensor
 
 from regard.attention.scores import Gaussian, Score
 from regard.errors import UsageError, lookup
-from regard.filters.frame import (
-    Place,
-    Sums,
+from regard.filters.pixels import (
+    PairwiseSums,
+    Pixel,
     Window,
-    attended,
-    average,
-    half,
-    in_piece,
-    near,
-    of_range,
+    attention_average,
+    attention_weights,
+    check_positive,
+    check_range,
+    exp_weights,
+    half_window,
+    local_weights,
     pad,
     planes,
-    positive,
     radius_of,
     squares,
-    weights_of,
+    window_mask,
 )
 
 
@@ -31,18 +33,18 @@ def _flat(side: int) -> Tensor:
     return torch.full((side,), 1 / side, dtype=torch.float64)
 
 
-def _round(side: int) -> Tensor:
+def _gaussian(side: int) -> Tensor:
     at = torch.arange(side, dtype=torch.float64) - side // 2
-    share = torch.exp(-((at / max(1.0, (side - 1) / 4)) ** 2) / 2)
-    return share / share.sum()
+    weights = torch.exp(-((at / max(1.0, (side - 1) / 4)) ** 2) / 2)
+    return weights / weights.sum()
 
 
-# name -> what each row, and each column, of a patch counts; together one
-PATCHES: dict[str, Callable[[int], Tensor]] = {"flat": _flat, "gaussian": _round}
+# name -> the weight of each row, and each column, of a patch; they sum to one
+PATCHES: dict[str, Callable[[int], Tensor]] = {"flat": _flat, "gaussian": _gaussian}
 
 
 def _squared(score: Tensor, h: float, noise: float) -> Tensor:
-    """Forgive what noise alone makes patches differ by: twice its variance."""
+    """Subtract what noise alone makes patches differ by: twice its variance."""
     return score.add_(2 * (noise / h) ** 2).clamp_(max=0) if noise else score
 
 
@@ -51,11 +53,56 @@ def _plain(score: Tensor, h: float, noise: float) -> Tensor:
     return _squared(score, h, noise).neg_().sqrt_().div_(-h)
 
 
-# name -> the score from -(mean squared difference) / h^2, which it may overwrite
+# name -> the score from -(mean squared difference) / h^2, in place
 DISTANCES: dict[str, Callable[[Tensor, float, float], Tensor]] = {
     "squared": _squared,
     "plain": _plain,
 }
+
+
+@dataclass(frozen=True)
+class PatchScore:
+    """The score of two patches by the mean of their squared differences.
+
+    It is no dot product where the noise is known or the distance plain.
+    """
+
+    h: float = 0.1
+    patch: int = 7
+    distance: str = "squared"
+    patch_weights: str = "flat"
+    noise: float = 0.0
+
+    def __post_init__(self):
+        check_positive(h=self.h)
+        radius_of(self.patch, "patch")
+        lookup("patch_weights", self.patch_weights, PATCHES)
+        if not self.noise >= 0:
+            raise UsageError(f"noise={self.noise} is too small; it must be at least 0")
+        lookup("distance", self.distance, DISTANCES)
+
+    def __call__(self, q: Tensor, k: Tensor) -> Tensor:
+        """Return the scores (..., q, k) of patches as vectors."""
+        distance = torch.cdist(q, k, compute_mode="donot_use_mm_for_euclid_dist")
+        return self.finish(-(distance / self.h).square())
+
+    def finish(self, score: Tensor) -> Tensor:
+        """Return the score from -(mean squared difference) / h^2, in place."""
+        return DISTANCES[self.distance](score, self.h, self.noise)
+
+    def score(self) -> Score:
+        """Return the score for attention: a Gaussian, which runs fused, where it is one."""
+        is_gaussian = self.distance == "squared" and not self.noise
+        return Gaussian(self.h / 2**0.5) if is_gaussian else self
+
+    def keys(self, image: Float[Tensor, "n c h w"]) -> Float[Tensor, "n l d"]:
+        """Return the patch of each pixel as a vector."""
+        weights = PATCHES[self.patch_weights](self.patch).sqrt().to(image)
+        weights = torch.outer(weights, weights).flatten() / image.shape[1] ** 0.5
+        centred = image - image.mean((-2, -1), keepdim=True)  # nearer to zero, finer differences
+        padded = pad(centred, self.patch // 2)
+        cut = padded.unfold(2, self.patch, 1).unfold(3, self.patch, 1).flatten(4)
+        return (cut * weights).permute(0, 2, 3, 1, 4).flatten(1, 2).flatten(2)
 
 
 def nonlocal_means(
@@ -68,82 +115,35 @@ def nonlocal_means(
     patch_weights: str = "flat",
     noise: float = 0.0,
 ) -> Float[Tensor, "*b c h w"]:
-    """Average pixels whose patches look alike (Buades, Coll and Morel 2005).
+    """Non-local means (Buades, Coll and Morel 2005).
 
     The weight is exp(-d^2 / h^2), d^2 the mean squared difference of two patches less twice the
     variance of a noise that is known, or exp(-d / h^2) if the distance is plain. window=full is
     attention over the whole image.
     """
     x = planes(image)
-    of_range(x, h=h)
+    check_range(x, h=h)
     radius = radius_of(window)
-    if radius is None:
-        score, keys = patch_score(x, h, patch, distance, patch_weights, noise)
-        out = average(keys, x.flatten(2).mT, score).mT.reshape(x.shape)
-    else:
-        out = _in_window(x, radius, h, patch, distance, patch_weights, noise)
+    patches = PatchScore(h, patch, distance, patch_weights, noise)
+    out = _by_attention(x, None, patches) if radius is None else _in_window(x, radius, patches)
     return out.view(image.shape)
 
 
-class Patchwise:
-    """A score of the distance between patches that is no dot product."""
-
-    def __init__(self, finish: Callable, h: float, noise: float):
-        self.finish, self.h, self.noise = finish, h, noise
-
-    def __call__(self, q: Tensor, k: Tensor) -> Tensor:
-        """Return all scores, (..., q, k)."""
-        apart = torch.cdist(q, k, compute_mode="donot_use_mm_for_euclid_dist")
-        return self.finish(-(apart / self.h).square(), self.h, self.noise)
-
-
-def _check(h: float, patch: int, distance: str, patch_weights: str, noise: float) -> Callable:
-    positive(h=h)
-    radius_of(patch, "patch")
-    lookup("patch_weights", patch_weights, PATCHES)
-    if not noise >= 0:
-        raise UsageError(f"noise={noise} is too small; it must be at least 0")
-    return lookup("distance", distance, DISTANCES)
-
-
-def patch_score(
-    image: Float[Tensor, "n c h w"],
-    h: float,
-    patch: int,
-    distance: str,
-    patch_weights: str,
-    noise: float,
-) -> tuple[Score, Float[Tensor, "n l d"]]:
-    """Return the score of patches, and each pixel's patch as a vector."""
-    finish = _check(h, patch, distance, patch_weights, noise)
-    share = PATCHES[patch_weights](patch).sqrt().to(image)
-    share = torch.outer(share, share).flatten() / image.shape[1] ** 0.5
-    centred = image - image.mean((-2, -1), keepdim=True)  # nearer to zero, finer differences
-    cut = pad(centred, patch // 2).unfold(2, patch, 1).unfold(3, patch, 1).flatten(4)
-    keys = (cut * share).permute(0, 2, 3, 1, 4).flatten(1, 2).flatten(2)
-    if finish is _squared and not noise:
-        return Gaussian(h / 2**0.5), keys
-    return Patchwise(finish, h, noise), keys
+def _by_attention(image: Tensor, radius: int | None, patches: PatchScore) -> Tensor:
+    values, mask = image.flatten(2).mT, window_mask(radius, image)
+    averages = attention_average(patches.keys(image), values, patches.score(), mask)
+    return averages.mT.reshape(image.shape)
 
 
 def exact(
-    image: Float[Tensor, "n c h w"],
-    radius: int | None,
-    *,
-    h: float = 0.1,
-    patch: int = 7,
-    distance: str = "squared",
-    patch_weights: str = "flat",
-    noise: float = 0.0,
+    image: Float[Tensor, "n c h w"], radius: int | None, **options: Any
 ) -> Float[Tensor, "n c h w"]:
-    """Filter by attention over the pixels that a mask leaves: what the fast way equals."""
-    score, keys = patch_score(image, h, patch, distance, patch_weights, noise)
-    mask = near(radius, image)
-    return average(keys, image.flatten(2).mT, score, mask).mT.reshape(image.shape)
+    """Filter by masked attention over all pixels, the reference of the windowed implementation."""
+    return _by_attention(image, radius, PatchScore(**options))
 
 
 def _sum_flat(x: Tensor, side: int, dim: int) -> Tensor:
-    """Add up each `side` neighbours by sums of two, of four and so on."""
+    """Box filter: sum each `side` neighbours by sums of two, of four and so on."""
     length, size, at, total = x.shape[dim] - side + 1, 1, 0, None
     while True:
         if side & size:
@@ -157,30 +157,22 @@ def _sum_flat(x: Tensor, side: int, dim: int) -> Tensor:
         x, size = x.narrow(dim, 0, rest) + x.narrow(dim, size, rest), 2 * size
 
 
-def _sum_weighted(x: Tensor, share: list[float], dim: int) -> Tensor:
-    """Add up neighbours by their share."""
-    length = x.shape[dim] - len(share) + 1
-    total = x.narrow(dim, 0, length) * share[0]
-    for at, weight in enumerate(share[1:], 1):
+def _sum_weighted(x: Tensor, weights: list[float], dim: int) -> Tensor:
+    """Sum neighbours with weights."""
+    length = x.shape[dim] - len(weights) + 1
+    total = x.narrow(dim, 0, length) * weights[0]
+    for at, weight in enumerate(weights[1:], 1):
         total.add_(x.narrow(dim, at, length), alpha=weight)
     return total
 
 
-def _in_window(
-    image: Tensor,
-    radius: int,
-    h: float,
-    patch: int,
-    distance: str,
-    patch_weights: str,
-    noise: float,
-) -> Tensor:
-    """Filter by one step of the window at a time, for all pixels at once."""
-    finish = _check(h, patch, distance, patch_weights, noise)
-    sums, padded, margin = Sums(image), pad(image, patch // 2), patch - 1
-    share = PATCHES[patch_weights](patch).tolist()
-    flat = patch_weights == "flat"
-    scale = -1 / (h * h * image.shape[1] * (patch**2 if flat else 1))
+def _in_window(image: Tensor, radius: int, patches: PatchScore) -> Tensor:
+    """Filter by looping over the offsets of the window, each for all pixels at once."""
+    side = patches.patch
+    sums, padded, margin = PairwiseSums(image), pad(image, side // 2), side - 1
+    weights = PATCHES[patches.patch_weights](side).tolist()
+    flat = patches.patch_weights == "flat"
+    scale = -1 / (patches.h * patches.h * image.shape[1] * (side**2 if flat else 1))
     nothing = image.new_zeros(())
 
     def wider(where: tuple) -> tuple:
@@ -188,32 +180,24 @@ def _in_window(
 
     def summed(x: Tensor) -> Tensor:
         for dim in (-2, -1):
-            x = _sum_flat(x, patch, dim) if flat else _sum_weighted(x, share, dim)
+            x = _sum_flat(x, side, dim) if flat else _sum_weighted(x, weights, dim)
         return x
 
-    for down, right in half(radius, *image.shape[-2:]):
+    for down, right in half_window(radius, *image.shape[-2:]):
         for here, there in sums.bands(down, right):
             score = squares(padded[wider(here)] - padded[wider(there)], scale, nothing)
-            sums.add(weights_of(finish(summed(score), h, noise)), here, there)
+            sums.add(exp_weights(patches.finish(summed(score))), here, there)
     return sums.done()
 
 
 def nonlocal_means_weights(
-    image: Tensor,
-    at: Place,
-    *,
-    h: float = 0.1,
-    patch: int = 7,
-    window: Window = 21,
-    distance: str = "squared",
-    patch_weights: str = "flat",
-    noise: float = 0.0,
+    image: Tensor, at: Pixel, *, window: Window = 21, **options: Any
 ) -> Float[Tensor, "h w"]:
-    """Return the weights of one pixel."""
-    radius = radius_of(window)
+    """Return the weights of one pixel; the options are those of the filter."""
+    radius, patches = radius_of(window), PatchScore(**options)
 
-    def find(piece: Tensor, at: Place) -> Tensor:
-        score, keys = patch_score(piece, h, patch, distance, patch_weights, noise)
-        return attended(keys, score, at, (piece.shape[-2], piece.shape[-1]), radius)
+    def find(piece: Tensor, at: Pixel) -> Tensor:
+        size = piece.shape[-2], piece.shape[-1]
+        return attention_weights(patches.keys(piece), patches.score(), at, size, radius)
 
-    return in_piece(image, at, None if radius is None else radius + patch, find)
+    return local_weights(image, at, None if radius is None else radius + patches.patch, find)

@@ -1,4 +1,4 @@
-"""Loss against length: how a language model does on longer texts than it was trained on."""
+"""Length extrapolation: the loss of a language model beyond its training length."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -17,16 +17,16 @@ from regard.models.folder import load_folder
 from regard.tasks.language import NextToken, next_loss
 from regard.tasks.run import load_tokenizer
 
-BATCH_TOKENS = 4096  # read at once; a bias for each pair of tokens takes memory
+BATCH_TOKENS = 4096  # a bias for each pair of tokens takes memory
 
 
 def loss_by_length(folder: Path, settings: Any, times: Sequence[int]) -> list[dict[str, Any]]:
     """Return the loss of a trained model at multiples of its training length.
 
-    The same tokens of the validation part are guessed at every length: a long window is cut into
-    shorter ones. `last` is the loss in the last quarter of a window. Both are None where the model
-    has no positions any more; lengths that the text does not reach are left out. A model of rotary
-    positions is read twice: as it is, and (way "yarn") stretched to the length by YaRN.
+    The same tokens of the validation part are predicted at every length: a long window is cut into
+    shorter ones. `last` is the loss in the last quarter of a window. Both are None beyond the last
+    position of the model; lengths that the text does not reach are left out. A model with rotary
+    positions is evaluated as it is, and (way "yarn") with its positions scaled by YaRN.
     """
     texts = load_texts(
         settings.data,
@@ -43,30 +43,30 @@ def loss_by_length(folder: Path, settings: Any, times: Sequence[int]) -> list[di
     if not times:
         return []
     starts = windows(column, times[-1] * context, settings.valid_tokens)
-    ways: dict[str, Callable[[int], Any]] = {"": lambda n: model}
+    models: dict[str, Callable[[int], Any]] = {"": lambda n: model}
     if ALIASES.get(model.config.position, model.config.position) == "rotary":
-        ways["yarn"] = lambda n: stretched(model, n, context)
-    found = []
-    for way, n in itertools.product(ways, times):
+        models["yarn"] = lambda n: with_yarn(model, n, context)
+    rows = []
+    for way, n in itertools.product(models, times):
         length = n * context
         within = np.arange(0, times[-1] * context - length + 1, length)
         places = (starts[:, None] + within).ravel()
-        loss, last = window_loss(ways[way](n), column.ids, places, length)
+        loss, last = window_loss(models[way](n), column.ids, places, length)
         row = {"way": way, "times": n, "length": length, "tokens": len(places) * length}
-        found.append({**row, "loss": loss, "last": last})
-    return found
+        rows.append({**row, "loss": loss, "last": last})
+    return rows
 
 
-def stretched(model: Any, times: int, length: int) -> Any:
-    """Return a model whose rotary positions, trained at a length, are stretched to reach more."""
+def with_yarn(model: Any, times: int, length: int) -> Any:
+    """Return the model with its rotary positions, trained at a length, scaled by YaRN."""
     scaling = RotaryScaling("yarn", factor=times, original_length=length)
-    other = type(model)(replace(model.config, scaling=scaling)).eval()
-    other.load_state_dict(model.state_dict())
-    return other.to(next(model.parameters()).device)
+    scaled = type(model)(replace(model.config, scaling=scaling)).eval()
+    scaled.load_state_dict(model.state_dict())
+    return scaled.to(next(model.parameters()).device)
 
 
 def windows(column: Column, length: int, most: int) -> np.ndarray:
-    """Return where windows of a length begin, side by side in each text, of so many tokens."""
+    """Return the starts of adjacent windows of a length in each text, of so many tokens in all."""
     starts = [
         np.arange(begin, end - length, length)
         for begin, end in zip(column.offsets[:-1], column.offsets[1:], strict=True)
@@ -80,7 +80,7 @@ def windows(column: Column, length: int, most: int) -> np.ndarray:
 def window_loss(
     model: Any, ids: np.ndarray, starts: np.ndarray, length: int
 ) -> tuple[float | None, float | None]:
-    """Return the loss a token over windows of ids, each read by itself, and in its last quarter."""
+    """Return the loss per token over independent windows of ids, and in their last quarters."""
     device = next(model.parameters()).device
     quarter = max(1, length // 4)
     total = last = 0.0
@@ -90,7 +90,7 @@ def window_loss(
         tokens = torch.from_numpy(taken).to(device)
         try:
             hidden, writes = model.hidden(tokens[:, :-1]), tokens[:, 1:]
-        except UsageError:  # past the last position that was learnt
+        except UsageError:  # beyond the last learned position
             return None, None
         total += float(next_loss(model, hidden, writes, 0.0))
         last += float(next_loss(model, hidden[:, -quarter:], writes[:, -quarter:], 0.0))

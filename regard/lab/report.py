@@ -1,4 +1,4 @@
-"""What a comparison came to: tables, plots and results.json."""
+"""The report of a comparison: tables, plots and results.json."""
 
 import itertools
 import json
@@ -13,15 +13,15 @@ from regard.files import write_atomically
 from regard.metrics.interval import Difference, Interval, interval, paired
 from regard.results import Named, markdown
 
-# keys that change what is learnt from
+# keys that change the training data
 DATA = {"data", "valid", "init", "columns", "from", "to", "skip_bad", "share"}
-LOWER = {"loss", "perplexity", "bits_per_byte", "wer", "cer"}  # scores that should be low
-DERIVED = {"perplexity", "bits_per_byte"}  # show nothing in a plot that the loss does not
-PANELS = 3
+LOWER_IS_BETTER = {"loss", "perplexity", "bits_per_byte", "wer", "cer"}  # of scores
+DERIVED = {"perplexity", "bits_per_byte"}  # from the loss, so a plot of it is enough
+MAX_PANELS = 3
 
 
 class Variant(NamedTuple):
-    """One choice of what is varied."""
+    """One combination of the varied settings."""
 
     name: str  # of its folder
     values: dict[str, Any]
@@ -31,18 +31,18 @@ class Variant(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Return what to call it where the keys are told elsewhere."""
+        """Return its values, for where the keys are named elsewhere."""
         return ", ".join(str(value) for value in self.values.values()) or self.name
 
 
-def name_of(job: Mapping[str, Any]) -> str:
-    """Name a run as a user would."""
+def run_name(job: Mapping[str, Any]) -> str:
+    """Return the name of a run: its variant and seed."""
     return f"{Variant(job['name'], job['variant'])}, seed {job['seed']}"
 
 
 @dataclass
 class Compared(Named):
-    """Scores of variants with their intervals over seeds."""
+    """The scores of all variants with confidence intervals over seeds."""
 
     name: str
     out: str
@@ -53,7 +53,7 @@ class Compared(Named):
     command: str
     runs: list[dict[str, Any]] = field(default_factory=list)
     stopped: bool = False
-    judged: Any = None  # on a test part, all of them against each other
+    judged: Any = None  # the evaluation of all models on a test part
 
     def of(self, variant: Variant) -> list[dict[str, Any]]:
         """Return the finished runs of a variant."""
@@ -70,7 +70,7 @@ class Compared(Named):
         return [run for run in self.runs if "failed" in run]
 
     def check_data(self) -> None:
-        """Refuse runs that learnt from different data, unless data are what is compared."""
+        """Refuse runs on different training data, unless data are what is compared."""
         for run in [] if DATA & set(self.varied) else self.done:
             first = self.done[0]
             if run["data"] != first["data"]:
@@ -83,43 +83,45 @@ class Compared(Named):
 
     @property
     def names(self) -> list[str]:
-        """Return the names of the scores, the one to choose by first."""
-        found = dict.fromkeys(name for run in self.done for name in run["scores"])
-        found.pop("better", None)
-        return sorted(found, key=lambda name: name != self.main)
+        """Return the names of the scores, the main one first."""
+        names = dict.fromkeys(name for run in self.done for name in run["scores"])
+        names.pop("better", None)
+        return sorted(names, key=lambda name: name != self.main)
 
     @property
     def main(self) -> str:
-        """Return the score that training chooses by."""
-        scores = self._sound()
+        """Return the score that training selects by."""
+        scores = self._first_finite()
         better = scores.pop("better", None)
         return next((k for k, v in scores.items() if better in (v, -v)), "")
 
-    def _sound(self) -> dict[str, float]:
+    def _first_finite(self) -> dict[str, float]:
         """Return the scores of a run that did not diverge."""
         runs = (run["scores"] for run in self.done if run["scores"].get("better") is not None)
         return {k: v for k, v in next(runs, {}).items() if v is not None}
 
-    def is_low(self, name: str) -> bool:
-        """Tell whether a score should be low: the main one by what training did with it."""
-        scores = self._sound()
-        return name in LOWER or (name == self.main and scores[name] != scores["better"])
+    def lower_is_better(self, name: str) -> bool:
+        """Tell whether a lower score is better; for the main one, as training had it."""
+        scores = self._first_finite()
+        return name in LOWER_IS_BETTER or (name == self.main and scores[name] != scores["better"])
 
     def score(self, variant: Variant, name: str) -> Interval | None:
-        """Return a score of a variant over its seeds."""
+        """Return a score of a variant with its interval over seeds."""
         return interval_of([run["scores"].get(name) for run in self.of(variant)])
 
     def against_best(self) -> dict[str, Difference | None]:
         """Compare the main score of every variant with that of the best, seed by seed."""
         means = {v.name: self.score(v, self.main) for v in self.variants}
-        number = best_of(list(means.values()), self.is_low(self.main)) if self.main else -1
+        number = (
+            best_index(list(means.values()), self.lower_is_better(self.main)) if self.main else -1
+        )
         if number < 0:
             return {}
         best = self.variants[number]
         return {v.name: self.between(v, best) for v in self.variants if v is not best}
 
     def between(self, one: Variant, other: Variant) -> Difference | None:
-        """Compare the main score of two variants by the seeds that both were trained with."""
+        """Compare the main score of two variants, paired by seed."""
         ours, theirs = (
             {run["seed"]: run["scores"].get(self.main) for run in self.of(v)} for v in (one, other)
         )
@@ -128,19 +130,19 @@ class Compared(Named):
         return paired([a for a, _ in known], [b for _, b in known])
 
     def curves(self) -> dict[str, dict[int, Interval | None]]:
-        """Return the loss of each variant by test length, also as stretched by another way."""
+        """Return the loss of each variant by test length, also with positions extended by YaRN."""
         key = "loss" if self.counted == "all" else "last"
-        found: dict[str, dict[int, Interval | None]] = {}
+        curves: dict[str, dict[int, Interval | None]] = {}
         for variant in self.variants:
             rows = [row for run in self.of(variant) for row in run["lengths"] or ()]
             for way in dict.fromkeys(row["way"] for row in rows):
-                line = found.setdefault(f"{variant.label} + {way}" if way else variant.label, {})
+                line = curves.setdefault(f"{variant.label} + {way}" if way else variant.label, {})
                 for length in sorted({row["length"] for row in rows}):
                     some = [r[key] for r in rows if (r["length"], r["way"]) == (length, way)]
                     line[length] = interval_of(some)
-        return found
+        return curves
 
-    # Files and words
+    # Tables, text and files
 
     def table(self) -> list[list[str]]:
         """Return the rows of the table, the head first."""
@@ -148,16 +150,18 @@ class Compared(Named):
         against = self.against_best() if several else {}
         columns = []
         for name in names:
-            found = [self.score(variant, name) for variant in self.variants]
-            columns.append(cells(found, best_of(found, self.is_low(name)) if several else -1))
-        told = any(against.values())
-        head = [*(self.varied or ["variant"]), *names, *([f"{self.main} against best"] * told)]
+            scores = [self.score(variant, name) for variant in self.variants]
+            columns.append(
+                cells(scores, best_index(scores, self.lower_is_better(name)) if several else -1)
+            )
+        compared = any(against.values())
+        head = [*(self.varied or ["variant"]), *names, *([f"{self.main} against best"] * compared)]
         rows = [[*head, "runs", "steps", "tokens", "seconds", "parameters"]]
         for number, variant in enumerate(self.variants):
             runs = self.of(variant)
             row = [str(value) for value in variant.values.values()] or [variant.name]
             row += [column[number] for column in columns]
-            row += [difference(against.get(variant.name))] * told
+            row += [difference(against.get(variant.name))] * compared
             row.append(f"{len(runs)}")
             for key in ("steps", "tokens", "seconds", "parameters"):
                 row.append(span([run[key] for run in runs]))
@@ -170,13 +174,13 @@ class Compared(Named):
         lengths = sorted({length for line in curves.values() for length in line})
         columns = []
         for length in lengths:
-            found = [line.get(length) for line in curves.values()]
-            columns.append(cells(found, best_of(found, True) if len(found) > 1 else -1))
+            losses = [line.get(length) for line in curves.values()]
+            columns.append(cells(losses, best_index(losses, True) if len(losses) > 1 else -1))
         head = [", ".join(self.varied) or "variant", *(f"{length:,} tokens" for length in lengths)]
         return [head, *([label, *row] for label, *row in zip(curves, *columns, strict=True))]
 
     def notes(self) -> list[str]:
-        """Return what a reader of the tables must know."""
+        """Return notes on how to read the tables."""
         seeds = f"seeds {', '.join(map(str, self.seeds))}" if len(self.seeds) > 1 else "one seed"
         notes = [f"Mean over {seeds}, ± its 95% interval by Student's t; the best is bold."]
         if len(self.variants) > 1 and len(self.seeds) > 1:
@@ -193,11 +197,11 @@ class Compared(Named):
         cuts = {tuple(run["tokenizers"]) for run in self.done}
         if len(cuts) > 1:
             notes.append("Tokenizers differ, so losses a token do not compare.")
-        notes += [f"{name_of(run)} failed: {run['failed']}" for run in self.failed]
+        notes += [f"{run_name(run)} failed: {run['failed']}" for run in self.failed]
         return notes
 
     def length_note(self) -> str:
-        """Say what the table of lengths shows."""
+        """Return a note on the table of test lengths."""
         what = "all tokens" if self.counted == "all" else "the last quarter of each window"
         return (
             f"Loss a token over {what} of the validation part, cut into windows of each length; "
@@ -227,25 +231,25 @@ class Compared(Named):
         """Return plain values for JSON."""
         keys = ("name", "out", "command", "varied", "seeds", "stopped", "main")
         against = self.against_best()
-        told = {
+        values = {
             **{key: getattr(self, key) for key in keys},
             "finished": len(self.done) == len(self.runs),
             "variants": [
                 {
                     "name": variant.name,
                     "values": variant.values,
-                    "scores": {name: plainly(self.score(variant, name)) for name in self.names},
-                    "against_best": plainly(against.get(variant.name)),
+                    "scores": {name: as_plain(self.score(variant, name)) for name in self.names},
+                    "against_best": as_plain(against.get(variant.name)),
                 }
                 for variant in self.variants
             ],
             "pairs": [
-                {"of": one.name, "against": other.name, **found._asdict()}
+                {"of": one.name, "against": other.name, **gap._asdict()}
                 for one, other in itertools.combinations(self.variants, 2)
-                if (found := self.between(one, other)) is not None
+                if (gap := self.between(one, other)) is not None
             ],
             "lengths": {
-                label: {str(length): plainly(found) for length, found in line.items()}
+                label: {str(length): as_plain(loss) for length, loss in line.items()}
                 for label, line in self.curves().items()
             },
             "counted": self.counted,
@@ -254,7 +258,7 @@ class Compared(Named):
             "runs": self.runs,
             "judged": None if self.judged is None else self.judged.to_dict(),
         }
-        return finite(told)
+        return finite(values)
 
     def write(self, out: Path) -> None:
         """Write results.json."""
@@ -262,11 +266,11 @@ class Compared(Named):
         write_atomically(out / "results.json", text + "\n")
 
     def plots(self) -> list[str]:
-        """Return which plots there are."""
+        """Return the names of the plots."""
         return ["plot.png"] * bool(self.done) + ["curve.png"] * bool(self.curves())
 
     def keep(self, out: Path) -> None:
-        """Write everything there is to show."""
+        """Write results.json, table.md and the plots."""
         self.write(out)
         if not self.done:
             return
@@ -281,7 +285,7 @@ class Compared(Named):
             parts += [self.length_note(), "", markdown(self.length_table()), ""]
         write_atomically(out / "table.md", "\n".join(parts))
         labels = [variant.label for variant in self.variants]
-        shown = [n for n in self.names if n == self.main or n not in DERIVED][:PANELS]
+        shown = [n for n in self.names if n == self.main or n not in DERIVED][:MAX_PANELS]
         panels = {name: [self.score(v, name) for v in self.variants] for name in shown}
         draw_scores(out / "plot.png", title, labels, panels)
         if curves:
@@ -296,56 +300,56 @@ class Compared(Named):
 
 
 def interval_of(values: Sequence[float | None]) -> Interval | None:
-    """Return the interval of the numbers that are there."""
+    """Return the interval of the numbers that are known."""
     known = [value for value in values if value is not None]
     return interval(known) if known else None
 
 
-def best_of(found: Sequence[Interval | None], low: bool) -> int:
-    """Return which of the means is the lowest, or the highest, or -1."""
+def best_index(scores: Sequence[Interval | None], low: bool) -> int:
+    """Return the index of the lowest (or highest) mean, or -1."""
     sign = 1 if low else -1
-    known = [(sign * one.mean, i) for i, one in enumerate(found) if one and one.mean == one.mean]
+    known = [(sign * one.mean, i) for i, one in enumerate(scores) if one and one.mean == one.mean]
     return min(known, default=(0.0, -1))[1]
 
 
-def cells(found: Sequence[Interval | None], best: int) -> list[str]:
-    """Write means with their intervals, the best in bold, all with as many digits."""
-    largest = max((abs(one.mean) for one in found if one and math.isfinite(one.mean)), default=0)
+def cells(scores: Sequence[Interval | None], best: int) -> list[str]:
+    """Format means with their intervals, the best in bold, all to the same precision."""
+    largest = max((abs(one.mean) for one in scores if one and math.isfinite(one.mean)), default=0)
     digits = 3 if largest < 20 else 2 if largest < 200 else 1
-    told = []
-    for number, one in enumerate(found):
+    texts = []
+    for number, one in enumerate(scores):
         if one is None:
-            told.append("-")
+            texts.append("-")
             continue
         text = f"{one.mean:,.{digits}f}"
         text = f"**{text}**" if number == best else text
-        told.append(text if one.half is None else f"{text} ± {one.half:,.{digits}f}")
-    return told
+        texts.append(text if one.half is None else f"{text} ± {one.half:,.{digits}f}")
+    return texts
 
 
-def difference(found: Difference | None) -> str:
-    """Write a difference to the best."""
-    if found is None:
+def difference(gap: Difference | None) -> str:
+    """Format a difference to the best, with its p-value."""
+    if gap is None:
         return ""
-    chance = f"p {found.p:.3f}" if found.p >= 0.001 else "p < 0.001"
-    return f"{found.mean:+.3f} ± {found.half:.3f}, {chance}"
+    p = f"p {gap.p:.3f}" if gap.p >= 0.001 else "p < 0.001"
+    return f"{gap.mean:+.3f} ± {gap.half:.3f}, {p}"
 
 
 def span(numbers: Sequence[float]) -> str:
-    """Write numbers that are mostly the same as one, or from the least to the largest."""
-    told = list(dict.fromkeys(f"{number:,.0f}" for number in sorted(numbers)))
-    return " to ".join([told[0], told[-1]] if len(told) > 1 else told) or "-"
+    """Format numbers as one if they are equal, else as the range from least to largest."""
+    texts = list(dict.fromkeys(f"{number:,.0f}" for number in sorted(numbers)))
+    return " to ".join([texts[0], texts[-1]] if len(texts) > 1 else texts) or "-"
 
 
-def plainly(found: Interval | Difference | None) -> dict[str, Any] | None:
-    """Return the parts of an interval."""
-    if found is None:
+def as_plain(value: Interval | Difference | None) -> dict[str, Any] | None:
+    """Return the fields of an interval for JSON."""
+    if value is None:
         return None
-    return found._asdict() if isinstance(found, Difference) else dict(vars(found))
+    return value._asdict() if isinstance(value, Difference) else dict(vars(value))
 
 
 def finite(value: Any) -> Any:
-    """Return JSON's null for numbers that it has no word for."""
+    """Replace numbers that are not finite by None, which JSON can write."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -1,7 +1,9 @@
-"""Processes that do jobs beside each other, each one after the other.
+"""A pool of worker processes that survives the death of a worker.
 
 A job is a line of JSON on a worker's standard input, its result a line on standard output. A worker
-ends when its input does, so that none outlives the process that started it.
+ends when its input does, so that none outlives the process that started it. The pools of the
+standard library would not do: a worker that is killed breaks all of a ProcessPoolExecutor and hangs
+a multiprocessing.Pool, and their spawned processes import the caller's script again.
 """
 
 import contextlib
@@ -41,7 +43,7 @@ class Worker:
     def give(self, job: Job) -> None:
         """Hand over the next job."""
         self.job = job
-        with contextlib.suppress(BrokenPipeError):  # it is gone, which take() will say
+        with contextlib.suppress(BrokenPipeError):  # it is dead, which take() will say
             self.jobs.write(json.dumps(job, default=str) + "\n")
             self.jobs.flush()
 
@@ -50,17 +52,17 @@ class Worker:
         job, line = self.job, self.results.readline()
         assert job is not None
         self.job = None
-        return job, json.loads(line) if line.endswith("\n") else RuntimeError(self._last_words())
+        return job, json.loads(line) if line.endswith("\n") else RuntimeError(self._exit_message())
 
-    def _last_words(self) -> str:
+    def _exit_message(self) -> str:
         code = self.process.wait()
         self.errors.seek(0)
-        said = self.errors.read().decode(errors="replace").strip().splitlines()
+        lines = self.errors.read().decode(errors="replace").strip().splitlines()
         ended = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
-        return f"its process {ended}" + (f": {said[-1]}" if said and code > 0 else "")
+        return f"its process {ended}" + (f": {lines[-1]}" if lines and code > 0 else "")
 
     def interrupt(self) -> None:
-        """Ask it to leave its job in order."""
+        """Send SIGINT, for it to leave its job in order."""
         if self.job is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
 
@@ -76,9 +78,9 @@ class Worker:
 def work(
     function: str, jobs: Sequence[Job], count: int, begin: Callable[[Job], None] = lambda job: None
 ) -> Generator[tuple[Job, Any]]:
-    """Yield each job with its result, as they are done by so many workers; `begin` is told of each.
+    """Yield each job with its result as workers finish it; `begin` is called as one starts.
 
-    Ctrl-C asks the workers to leave their jobs in order, yields what they come to, and is raised.
+    Ctrl-C interrupts the workers, yields the results of what they left, and is raised.
     """
     waiting = list(reversed(jobs))
     workers: list[Worker] = []
@@ -118,16 +120,16 @@ def work(
 
 
 def ready(workers: Sequence[Worker]) -> list[Worker]:
-    """Wait until some of the workers have a result, or are gone."""
-    with selectors.DefaultSelector() as chosen:
+    """Wait until some of the workers have a result, or are dead."""
+    with selectors.DefaultSelector() as selector:
         for worker in workers:
             if worker.job is not None:
-                chosen.register(worker.results, selectors.EVENT_READ, worker)
-        return [key.data for key, _ in chosen.select()]
+                selector.register(worker.results, selectors.EVENT_READ, worker)
+        return [key.data for key, _ in selector.select()]
 
 
 def serve(function: Callable[[Job], Any]) -> None:
-    """Do the jobs that come in, until no more do."""
+    """Do the jobs on standard input until it ends."""
     results = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a job prints is no result
     jobs: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -135,7 +137,7 @@ def serve(function: Callable[[Job], Any]) -> None:
     def read() -> None:
         for line in sys.stdin:
             jobs.put(line)
-        os._exit(0)  # nobody wants more, or nobody is there to want it
+        os._exit(0)  # there are no more jobs, or the parent is dead
 
     threading.Thread(target=read, daemon=True).start()
     while True:

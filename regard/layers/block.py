@@ -104,7 +104,7 @@ def build_feed_forward(config: BlockConfig) -> nn.Module:
 
 
 class EncoderBlock(nn.Module):
-    """Look around, then think."""
+    """Self-attention, then a feed-forward network, each with its residual."""
 
     def __init__(self, config: BlockConfig, position: Position | None = None, path: float = 0.0):
         super().__init__()
@@ -123,13 +123,12 @@ class EncoderBlock(nn.Module):
         cache: Cache | None = None,
     ) -> Tensor:
         """Pass (b, l, w) through both sublayers."""
-        look = lambda x: self.attention(x, at=at, mask=mask, bias=bias, cache=cache)  # noqa: E731
-        x = self.around_attention(x, look)
+        x = self.around_attention(x, self.attention, at=at, mask=mask, bias=bias, cache=cache)
         return self.around_feed_forward(x, self.feed_forward)
 
 
 class ParallelBlock(nn.Module):
-    """Look around and think at once: x + attention(norm(x)) + feed_forward(norm(x)), as in PaLM."""
+    """Parallel sublayers with one norm: x + attention(norm(x)) + feed_forward(norm(x)) (PaLM)."""
 
     def __init__(self, config: BlockConfig, position: Position | None = None, path: float = 0.0):
         super().__init__()
@@ -149,14 +148,14 @@ class ParallelBlock(nn.Module):
         """Pass (b, l, w) through both sublayers side by side."""
 
         def both(x: Tensor) -> Tensor:
-            look = self.attention(x, at=at, mask=mask, bias=bias, cache=cache)
-            return look + self.feed_forward(x)
+            attended = self.attention(x, at=at, mask=mask, bias=bias, cache=cache)
+            return attended + self.feed_forward(x)
 
         return self.around(x, both)
 
 
 class ParallelBlocks(nn.Module):
-    """x + attention(one norm of x) + feed_forward(another norm of x), as in GPT-NeoX."""
+    """Parallel sublayers with a norm each: x + attention(norm(x)) + ffn(other_norm(x)) (NeoX)."""
 
     def __init__(self, config: BlockConfig, position: Position | None = None, path: float = 0.0):
         super().__init__()
@@ -175,9 +174,8 @@ class ParallelBlocks(nn.Module):
         cache: Cache | None = None,
     ) -> Tensor:
         """Pass (b, l, w) through both sublayers side by side."""
-        look = self.attention(self.look_norm(x), at=at, mask=mask, bias=bias, cache=cache)
-        think = self.feed_forward(self.think_norm(x))
-        for y in (look, think):
+        attended = self.attention(self.look_norm(x), at=at, mask=mask, bias=bias, cache=cache)
+        for y in (attended, self.feed_forward(self.think_norm(x))):
             y = drop_path(y, self.path, self.training)
             x = add_dropped(x, y, self.drop, self.training)
         return x
@@ -208,7 +206,7 @@ def build_final_norm(config: BlockConfig) -> nn.Module:
 
 
 class DecoderBlock(nn.Module):
-    """Look at what is written, look at the memory, then think."""
+    """Self-attention, cross-attention to a memory, then a feed-forward network."""
 
     def __init__(self, config: BlockConfig, position: Position | None = None):
         super().__init__()
@@ -230,18 +228,13 @@ class DecoderBlock(nn.Module):
         bias: Tensor | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """Pass (b, l, w) through the three sublayers.
-
-        The memory may be that of fewer rows than x: then the rows of x that share one (the
-        hypotheses of a sentence) ask it together.
-        """
-        sentences = (memory.k if isinstance(memory, Memory) else memory).shape[0]
-
-        def read(x: Tensor) -> Tensor:
-            together = x.reshape(sentences, -1, x.shape[-1])
-            return self.cross(together, memory, mask=memory_mask).view(x.shape)
-
-        look = lambda x: self.attention(x, at=at, mask=mask, bias=bias, cache=cache)  # noqa: E731
-        x = self.around_attention(x, look)
-        x = self.around_cross(x, read)
+        """Pass (b, l, w) through the three sublayers."""
+        x = self.around_attention(x, self.attention, at=at, mask=mask, bias=bias, cache=cache)
+        x = self.around_cross(x, self._read, memory=memory, mask=memory_mask)
         return self.around_feed_forward(x, self.feed_forward)
+
+    def _read(self, x: Tensor, memory: Tensor | Memory, mask: Mask | None) -> Tensor:
+        """Cross-attention; rows of x that share a memory (a beam's hypotheses) ask it together."""
+        sentences = (memory.k if isinstance(memory, Memory) else memory).shape[0]
+        together = x.reshape(sentences, -1, x.shape[-1])
+        return self.cross(together, memory, mask=mask).view(x.shape)

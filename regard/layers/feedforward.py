@@ -1,4 +1,4 @@
-"""What each token thinks by itself: feed-forward networks by name."""
+"""Feed-forward networks, by name."""
 
 from collections.abc import Callable
 from functools import partial
@@ -20,7 +20,7 @@ class FeedForward(nn.Module):
         self.act, self.drop = act, drop
 
     def forward(self, x: Tensor) -> Tensor:
-        """Widen, bend, narrow."""
+        """Project up, apply the activation, project down."""
         return self.outer(dropout(self.act(self.inner(x)), self.drop, self.training))
 
 
@@ -35,11 +35,11 @@ class GatedFeedForward(nn.Module):
         self.act, self.drop = act, drop
 
     def forward(self, x: Tensor) -> Tensor:
-        """Widen, let one half gate the other, narrow."""
+        """Project up twice, gate one half with the other, project down."""
         return self.outer(dropout(self.act(self.gate(x)) * self.inner(x), self.drop, self.training))
 
 
-# the error function of Gauss's curve by a hyperbolic tangent, as GPT-2 has it
+# GELU by its tanh approximation, as in GPT-2
 gelu_tanh = partial(F.gelu, approximate="tanh")
 
 

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.attention.attend import Sample, attend
+from regard.attention.attend import attend
 from regard.attention.dropout import dropout
 from regard.attention.masks import Mask, Padding
 from regard.attention.multihead import is_linear
+from regard.attention.normalisers import Sample
 from regard.attention.scores import Additive, Bilinear, Dot, Gaussian
 from regard.attention.watch import as_one
 from regard.errors import UsageError, lookup

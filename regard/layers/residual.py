@@ -1,8 +1,8 @@
-"""Orders of norm and residual, by name."""
+"""Orders of norm and residual connection around a sublayer f, by name."""
 
 from collections.abc import Callable
 from copy import deepcopy
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,44 +11,44 @@ from regard.attention.dropout import add_dropped
 from regard.layers.depth import drop_path
 
 
-class PreNorm(nn.Module):
-    """x + f(norm(x)); a stack of these ends with a norm."""
+class Residual(nn.Module):
+    """A residual connection with a norm, dropout and stochastic depth (`path`)."""
 
-    final_norm = True
+    final_norm = True  # whether a stack of these ends with a norm
 
     def __init__(self, norm: nn.Module, drop: float, path: float = 0.0):
         super().__init__()
         self.norm, self.drop, self.path = norm, drop, path
 
-    def forward(self, x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+
+class PreNorm(Residual):
+    """x + f(norm(x)); a stack of these ends with a norm."""
+
+    def forward(self, x: Tensor, f: Callable[..., Tensor], **given: Any) -> Tensor:
         """Add what f makes of the normalised x."""
         if not self.training:
-            return x + f(self.norm(x))
-        y = drop_path(f(self.norm(x)), self.path, self.training)
+            return x + f(self.norm(x), **given)
+        y = drop_path(f(self.norm(x), **given), self.path, self.training)
         return add_dropped(x, y, self.drop, self.training)
 
 
-class PostNorm(nn.Module):
+class PostNorm(Residual):
     """norm(x + f(x)), as in the paper's formula."""
 
     final_norm = False
 
-    def __init__(self, norm: nn.Module, drop: float, path: float = 0.0):
-        super().__init__()
-        self.norm, self.drop, self.path = norm, drop, path
-
-    def forward(self, x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+    def forward(self, x: Tensor, f: Callable[..., Tensor], **given: Any) -> Tensor:
         """Normalise the sum."""
-        y = drop_path(f(x), self.path, self.training)
+        y = drop_path(f(x, **given), self.path, self.training)
         return self.norm(add_dropped(x, y, self.drop, self.training))
 
 
 class ResPostNorm(PreNorm):
     """x + norm(f(x)): what is added is normalised, not what it is added to (Swin V2)."""
 
-    def forward(self, x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+    def forward(self, x: Tensor, f: Callable[..., Tensor], **given: Any) -> Tensor:
         """Add the normalised f of x."""
-        y = drop_path(self.norm(f(x)), self.path, self.training)
+        y = drop_path(self.norm(f(x, **given)), self.path, self.training)
         return add_dropped(x, y, self.drop, self.training)
 
 
@@ -59,9 +59,9 @@ class SandwichNorm(PreNorm):
         super().__init__(norm, drop, path)
         self.after = deepcopy(norm)
 
-    def forward(self, x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+    def forward(self, x: Tensor, f: Callable[..., Tensor], **given: Any) -> Tensor:
         """Add the normalised f of the normalised x."""
-        y = drop_path(self.after(f(self.norm(x))), self.path, self.training)
+        y = drop_path(self.after(f(self.norm(x), **given)), self.path, self.training)
         return add_dropped(x, y, self.drop, self.training)
 
 
@@ -72,9 +72,9 @@ class ScaledPreNorm(PreNorm):
         super().__init__(norm, drop, path)
         self.scale = nn.Parameter(torch.ones(cast(Tensor, norm.weight).shape))
 
-    def forward(self, x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+    def forward(self, x: Tensor, f: Callable[..., Tensor], **given: Any) -> Tensor:
         """Add the scaled f of the normalised x."""
-        y = drop_path(f(self.norm(x)) * self.scale, self.path, self.training)
+        y = drop_path(f(self.norm(x), **given) * self.scale, self.path, self.training)
         return add_dropped(x, y, self.drop, self.training)
 
 

@@ -1,29 +1,16 @@
-"""Scores that say how they were made."""
+"""BLEU and chrF of sacreBLEU, with signatures and its paired bootstrap."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
 from regard.errors import UsageError
+from regard.metrics.score import Comparison, Score
 
-# languages whose words are not parted by spaces, and sacreBLEU's way to part them
+# languages written without spaces between words -> sacreBLEU's tokenizer
 TOKENISE = {"zh": "zh", "ja": "char", "ko": "char"}
-
-
-@dataclass(frozen=True)
-class Score:
-    """A score with the signature that lets anyone reproduce it."""
-
-    name: str
-    value: float
-    signature: str
-    digits: int = 2  # after the point
-
-    def __str__(self) -> str:
-        return f"{self.name} = {self.value:.{self.digits}f}  {self.signature}"
 
 
 def tokenise_for(language: str | None) -> str:
@@ -39,10 +26,10 @@ def bleu_metric(
     force: bool = False,
     effective: bool = False,
 ) -> BLEU:
-    """Return the BLEU that suits a language, of runs of up to so many words.
+    """Return sacreBLEU's BLEU with the tokenizer of a language and n-grams of up to an order.
 
-    It warns of spaces before full stops, unless those are known to belong there (force). For few or
-    short sentences the order is the effective one: of runs as long as any output has.
+    It warns of tokenised outputs (spaces before full stops) unless `force`. `effective` is for few
+    or short sentences: the order is that of the longest n-gram that any output has.
     """
     tokenise = tokenise or tokenise_for(language)
     if tokenise not in BLEU.TOKENIZERS:
@@ -58,7 +45,7 @@ def bleu_metric(
     )
 
 
-def judge(
+def bleu_scores(
     outputs: Sequence[str],
     references: Sequence[Sequence[str]],
     language: str | None = None,
@@ -68,31 +55,19 @@ def judge(
 ) -> list[Score]:
     """Return BLEU and chrF of outputs against one or several lists of references."""
     if not outputs:
-        raise UsageError("nothing to judge: there are no outputs")
+        raise UsageError("nothing to score: there are no outputs")
+    metrics = {
+        "BLEU": bleu_metric(language, tokenise, lowercase),
+        "chrF2": CHRF(lowercase=lowercase),
+    }
     scores = []
-    bleu, chrf = bleu_metric(language, tokenise, lowercase), CHRF(lowercase=lowercase)
-    metrics = (("BLEU", bleu), ("chrF2", chrf))
-    for name, metric in metrics:
+    for name, metric in metrics.items():
         result = metric.corpus_score(list(outputs), [list(r) for r in references])
         scores.append(Score(name, result.score, str(metric.get_signature())))
     return scores
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Two systems on the same sentences, and how likely the difference is chance."""
-
-    name: str
-    ours: float
-    theirs: float
-    p: float
-    low: float
-    high: float
-    signature: str
-    against: str = ""  # whose theirs are, where there are several
-
-
-def compare(
+def compare_bleu(
     ours: Sequence[str],
     theirs: Sequence[str],
     references: Sequence[Sequence[str]],
@@ -112,20 +87,16 @@ def compare(
         systems, metrics, [list(r) for r in references], test_type="bs", n_samples=samples
     )
     signatures, results = test()
-    found = []
+    comparisons = []
     for name in metrics:
         row: Any = results[name]
         base, new = row
-        found.append(
-            Comparison(
-                name,
-                new.score,
-                base.score,
-                # for equal scores sacreBLEU would count no resample, and be sure of a difference
-                1.0 if new.score == base.score else float(new.p_value or 0.0),
-                float(new.mean - new.ci),
-                float(new.mean + new.ci),
-                str(signatures[name]),
-            )
-        )
-    return found
+        # for equal scores sacreBLEU would count no resample, and be sure of a difference
+        p = 1.0 if new.score == base.score else float(new.p_value or 0.0)
+        low, high = float(new.mean - new.ci), float(new.mean + new.ci)
+        signature = str(signatures[name])
+        comparisons.append(Comparison(name, new.score, base.score, p, low, high, signature))
+    return comparisons
+
+
+judge, compare = bleu_scores, compare_bleu  # older names

@@ -3,7 +3,7 @@
 import json
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,12 @@ import torch
 from regard import __version__
 from regard.errors import log
 from regard.files import write_atomically
-from regard.metrics.bleu import Comparison, Score
 from regard.metrics.lengths import Lengths
+from regard.metrics.score import Comparison, Score
 from regard.results import Scored
+
+MOST_PRINTED = 20  # labels of a confusion matrix that is printed whole
+MOST_SHOWN = 100  # characters of a text that is shown
 
 
 @dataclass(frozen=True, repr=False)
@@ -44,8 +47,7 @@ class Evaluation(Scored):
         for c in self.comparison:
             lines.append(
                 f"{c.name}: {c.ours:.2f} against {c.theirs:.2f} of {c.against or self.against}; "
-                f"95% of resamples of ours {c.low:.2f} to {c.high:.2f}; "
-                f"p = {c.p:.4f} that the difference is chance  {c.signature}"
+                f"95% interval of ours {c.low:.2f} to {c.high:.2f}; p = {c.p:.4f}  {c.signature}"
             )
         lines += [str(self.lengths)] if self.lengths else []
         return "\n".join(lines)
@@ -65,8 +67,92 @@ class Evaluation(Scored):
             log(f"{folder}: could not be written to, so the scores are not kept there")
 
 
+@dataclass(frozen=True)
+class ClassScore:
+    """Precision, recall and F1 of one label, in percent."""
+
+    label: str
+    precision: float
+    recall: float
+    f1: float
+    support: int  # rows that have it
+
+
+@dataclass(frozen=True)
+class Misprediction:
+    """A wrong prediction, with the probability that the model gave it."""
+
+    where: str
+    text: str
+    right: str
+    answer: str
+    probability: float
+
+    def __str__(self) -> str:
+        text = self.text if len(self.text) <= MOST_SHOWN else self.text[: MOST_SHOWN - 1] + "…"
+        return f"  {self.answer} ({self.probability:.2f}), but {self.right}: {text}  {self.where}"
+
+
+def baseline_line(name: str, row: Mapping[str, float]) -> str:
+    """Write the scores of a baseline as a line."""
+    return f"baseline, {name}: accuracy {row['accuracy']:.2f}, macro F1 {row['macro_f1']:.2f}"
+
+
+@dataclass(frozen=True, repr=False)
+class LabelEvaluation(Evaluation):
+    """The scores of labels, by class too, with the mispredictions of highest probability."""
+
+    labels: list[str] = field(default_factory=list)
+    classes: list[ClassScore] = field(default_factory=list)
+    confusion: list[list[int]] | None = None
+    errors: list[Misprediction] = field(default_factory=list)
+    baselines: dict[str, dict[str, float]] = field(default_factory=dict)  # on the same rows
+
+    def __str__(self) -> str:
+        parts = [super().__str__()]
+        parts += [baseline_line(name, row) for name, row in self.baselines.items()]
+        parts.append(self._classes())
+        if self.confusion is not None:
+            parts.append(self._confusion(self.confusion))
+        if self.errors:
+            parts += ["wrong, with the highest probability:", *map(str, self.errors)]
+        return "\n".join(parts)
+
+    def _classes(self) -> str:
+        width = max(5, *(len(row.label) for row in self.classes))
+        lines = [f"{'label':<{width}}  precision  recall      F1  support"]
+        for row in self.classes:
+            lines.append(
+                f"{row.label:<{width}}  {row.precision:9.2f}  {row.recall:6.2f}  {row.f1:6.2f}"
+                f"  {row.support:7,}"
+            )
+        return "\n".join(lines)
+
+    def _confusion(self, table: list[list[int]]) -> str:
+        if len(self.labels) > MOST_PRINTED:
+            pairs = [
+                (number, self.labels[i], self.labels[j])
+                for i, row in enumerate(table)
+                for j, number in enumerate(row)
+                if i != j and number
+            ]
+            most = sorted(pairs, key=lambda pair: -pair[0])[:10]
+            lines = [f"  {a} predicted as {b}: {number:,}" for number, a, b in most]
+            return "\n".join(["most often confused:", *lines])
+        cells = [[f"{number:,}" for number in row] for row in table]
+        wide = [
+            max(len(label), *(len(row[j]) for row in cells)) for j, label in enumerate(self.labels)
+        ]
+        first = max(map(len, self.labels))
+        lines = ["confusion matrix, targets down, predictions across:"]
+        for name, row in (("", self.labels), *zip(self.labels, cells, strict=True)):
+            line = "  ".join(f"{cell:>{width}}" for cell, width in zip(row, wide, strict=True))
+            lines.append(f"{name:<{first}}  {line}")
+        return "\n".join(lines)
+
+
 def write_outputs(path: str, rows: Sequence[dict[str, Any]]) -> None:
-    """Write what a model answered: one line for each, or all that is known of it as JSON lines."""
+    """Write the predictions of a model: a line each, or JSON lines with all that is known."""
     if path.lower().endswith(".jsonl"):
         lines = [json.dumps(row, ensure_ascii=False) for row in rows]
     else:
@@ -86,8 +172,8 @@ def score_both(
     return scores, seconds
 
 
-def made_here() -> dict[str, Any]:
-    """Return by what program a score was made, on how many threads, and when."""
+def provenance() -> dict[str, Any]:
+    """Return the version, commit, threads and date that a score was made with."""
     return {
         "threads": torch.get_num_threads(),
         "regard": __version__,
@@ -102,9 +188,12 @@ def _commit() -> str | None:
     if not (home / ".git").exists():
         return None
     try:
-        found = subprocess.run(
+        git = subprocess.run(
             ["git", "rev-parse", "HEAD"], cwd=home, capture_output=True, text=True, timeout=5
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return found.stdout.strip() or None
+    return git.stdout.strip() or None
+
+
+made_here = provenance  # an older name

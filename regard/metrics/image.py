@@ -1,4 +1,4 @@
-"""How near an image is to another: PSNR and SSIM."""
+"""Image quality: PSNR and SSIM."""
 
 import math
 
@@ -7,10 +7,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.errors import UsageError
-from regard.filters.frame import planes
 from regard.filters.gaussian import gaussian
+from regard.filters.pixels import planes
 
-WIDTH, SIDE = 1.5, 11  # of the Gaussian window of SSIM, in pixels
+SIGMA, SIDE = 1.5, 11  # of the Gaussian window of SSIM, in pixels
 
 
 def psnr(image: Float[Tensor, "*b c h w"], clean: Float[Tensor, "*b c h w"]) -> float:
@@ -29,18 +29,18 @@ def ssim(image: Float[Tensor, "*b c h w"], clean: Float[Tensor, "*b c h w"]) -> 
     x, y = planes(image).double(), planes(clean).double()
 
     def mean(x: Tensor) -> Tensor:
-        return gaussian(x, sigma=WIDTH, window=SIDE, border="mirror")
+        return gaussian(x, sigma=SIGMA, window=SIDE, border="mirror")
 
     mean_x, mean_y = mean(x), mean(y)
     var_x, var_y = mean(x * x) - mean_x**2, mean(y * y) - mean_y**2
-    both = mean(x * y) - mean_x * mean_y
+    covariance = mean(x * y) - mean_x * mean_y
     c1, c2 = 0.01**2, 0.03**2
-    found = (2 * mean_x * mean_y + c1) * (2 * both + c2)
-    found = found / ((mean_x**2 + mean_y**2 + c1) * (var_x + var_y + c2))
+    similarity = (2 * mean_x * mean_y + c1) * (2 * covariance + c2)
+    similarity = similarity / ((mean_x**2 + mean_y**2 + c1) * (var_x + var_y + c2))
     for dim in (-2, -1):
-        edge = SIDE // 2 if found.shape[dim] >= SIDE else 0
-        found = found.narrow(dim, edge, found.shape[dim] - 2 * edge)
-    return float(found.mean())
+        edge = SIDE // 2 if similarity.shape[dim] >= SIDE else 0
+        similarity = similarity.narrow(dim, edge, similarity.shape[dim] - 2 * edge)
+    return float(similarity.mean())
 
 
 def _same(image: Tensor, clean: Tensor) -> None:
@@ -51,7 +51,7 @@ def _same(image: Tensor, clean: Tensor) -> None:
 
 
 def noisy(image: Tensor, sigma: float, seed: int = 0) -> Tensor:
-    """Add Gaussian noise of a spread, in shares of the range from 0 to 1; nothing is cut off."""
+    """Add Gaussian noise of standard deviation sigma, for values from 0 to 1, without clipping."""
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(image.shape, generator=generator, dtype=torch.float64)
     return image + sigma * noise.to(image)

@@ -1,4 +1,4 @@
-"""How sure a mean of a few numbers is, by Student's t."""
+"""Confidence intervals: Student's t for a mean of a few numbers, Wilson's for a proportion."""
 
 import math
 from collections.abc import Sequence
@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
+from regard.errors import UsageError
+
 SURE = 0.95
+NORMAL = 1.959963984540054  # 95% of a normal law lie within so many standard deviations
 
 
 def within(t: float, freedom: int) -> float:
-    """Return the chance that Student's t lies between -t and t.
+    """Return the probability that Student's t lies between -t and t.
 
     A finite sum for whole degrees of freedom (Abramowitz and Stegun 26.7.3 and 26.7.4).
     """
@@ -25,7 +28,7 @@ def within(t: float, freedom: int) -> float:
 
 @cache
 def critical(freedom: int, sure: float = SURE) -> float:
-    """Return the t that Student's t stays below, to both sides, as surely as this."""
+    """Return the critical value of Student's t, two-sided."""
     low, high = 0.0, 1.0
     while within(high, freedom) < sure:
         high *= 2
@@ -37,7 +40,7 @@ def critical(freedom: int, sure: float = SURE) -> float:
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean of some numbers, and how far to both sides the true one may be; unknown of one."""
+    """A mean with the half-width of its confidence interval; None for a single value."""
 
     mean: float
     half: float | None
@@ -45,7 +48,7 @@ class Interval:
 
 
 def interval(values: Sequence[float], sure: float = SURE) -> Interval:
-    """Return the mean of numbers with its interval, if they are a sample of a normal law."""
+    """Return the mean of numbers with its confidence interval by Student's t."""
     count = len(values)
     mean = math.fsum(values) / count
     if count < 2 or not all(map(math.isfinite, values)):
@@ -55,7 +58,7 @@ def interval(values: Sequence[float], sure: float = SURE) -> Interval:
 
 
 class Difference(NamedTuple):
-    """The mean of differences in pairs, and the chance of one as large if there were none."""
+    """The mean of paired differences, its half-width, and the p-value of Student's paired test."""
 
     mean: float
     half: float
@@ -64,11 +67,21 @@ class Difference(NamedTuple):
 
 def paired(ours: Sequence[float], theirs: Sequence[float]) -> Difference | None:
     """Compare numbers pair by pair (Student's paired test); None if there are too few."""
-    found = interval([a - b for a, b in zip(ours, theirs, strict=True)]) if ours else None
-    if found is None or found.half is None:
+    gap = interval([a - b for a, b in zip(ours, theirs, strict=True)]) if ours else None
+    if gap is None or gap.half is None:
         return None
-    if found.half == 0:
-        return Difference(found.mean, 0.0, 1.0 if found.mean == 0 else 0.0)
+    if gap.half == 0:
+        return Difference(gap.mean, 0.0, 1.0 if gap.mean == 0 else 0.0)
     freedom = len(ours) - 1
-    t = abs(found.mean) / found.half * critical(freedom)
-    return Difference(found.mean, found.half, 1 - within(t, freedom))
+    t = abs(gap.mean) / gap.half * critical(freedom)
+    return Difference(gap.mean, gap.half, 1 - within(t, freedom))
+
+
+def wilson(hits: int, total: int) -> tuple[float, float]:
+    """Return the 95% confidence interval of a proportion, in percent (Wilson 1927)."""
+    if not total:
+        raise UsageError("nothing to score: there are no answers")
+    share, z = hits / total, NORMAL**2 / total
+    half = NORMAL * math.sqrt(share * (1 - share) / total + z / 4 / total)
+    low, high = ((share + z / 2 + sign * half) / (1 + z) for sign in (-1, 1))
+    return 100 * max(0.0, low), 100 * min(1.0, high)

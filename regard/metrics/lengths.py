@@ -1,4 +1,4 @@
-"""BLEU by the length of the source: whether a translator loses the thread of long sentences."""
+"""BLEU by source length: the figure of Bahdanau et al. 2015."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from sacrebleu.metrics.bleu import BLEU
 
-from regard.data.text import Corpus, Pair, join_sentences
+from regard.data.pairs import Corpus, Pair
+from regard.data.sentences import join_sentences
 from regard.data.tokenize import SPACELESS
 from regard.errors import UsageError
 from regard.metrics.interval import Interval
@@ -18,24 +19,24 @@ from regard.results import markdown
 
 WORD = re.compile(rf"[{SPACELESS}]|[^\s{SPACELESS}]+")
 BORDERS = (10, 20, 30, 40, 50, 60)
-FEW = 30  # sentences: of fewer, BLEU is no measure of a group, and resampling no interval
-DRAWN = 2_000_000  # sentences drawn by all resamples of a row, which bounds their memory
+FEW = 30  # sentences: of fewer, BLEU is no measure of a group, and a bootstrap no interval
+MAX_DRAWN = 2_000_000  # sentences of all resamples of a group, which bounds their memory
 
 
 def count_words(text: str) -> int:
-    """Count what stands between spaces; a character each where words are not parted by them."""
+    """Count words by spaces, or characters of scripts without spaces."""
     return sum(1 for _ in WORD.finditer(text))
 
 
 def groups(sources: Sequence[str], borders: Sequence[int]) -> dict[str, list[int]]:
-    """Return which sentences have how many words: up to each border, and more than the last."""
+    """Return the numbers of the sentences in each bin of source length, by the name of the bin."""
     ends = sorted(set(borders))
     names = [f"{a + 1}-{b}" for a, b in zip([0, *ends], ends, strict=False)] + [f"{ends[-1] + 1}+"]
-    found: dict[str, list[int]] = {name: [] for name in names}
+    bins: dict[str, list[int]] = {name: [] for name in names}
     for number, source in enumerate(sources):
         words = count_words(source)
-        found[names[sum(words > end for end in ends)]].append(number)
-    return {name: numbers for name, numbers in found.items() if numbers}
+        bins[names[sum(words > end for end in ends)]].append(number)
+    return {name: numbers for name, numbers in bins.items() if numbers}
 
 
 def join_pairs(
@@ -44,7 +45,7 @@ def join_pairs(
     source: str | None = None,
     target: str | None = None,
 ) -> list[Pair]:
-    """Join pairs in their order until each source has so many words; a short rest is left out."""
+    """Concatenate neighbouring pairs until each source has so many words; drop a short rest."""
     joined, some, read, enough = [], [], 0, next(words)
     for pair in pairs:
         some.append(pair)
@@ -58,17 +59,20 @@ def join_pairs(
     return joined
 
 
-def join_some(corpus: Corpus, most: int) -> Corpus:
-    """Add the training pairs once more, joined to sources of any length up to so many words."""
-    pairs, chance = corpus.parts["train"], Random(most)
-    words = (chance.randint(1, most) for _ in count())
+def add_joined(corpus: Corpus, most: int) -> Corpus:
+    """Add the training pairs once more, concatenated to random lengths of up to `most` words."""
+    pairs, rng = corpus.parts["train"], Random(most)
+    words = (rng.randint(1, most) for _ in count())
     joined = join_pairs(pairs, words, corpus.source, corpus.target)
     notes = [*corpus.notes, f"{len(joined):,} pairs joined from them are learnt from too"]
     return replace(corpus, parts={**corpus.parts, "train": [*pairs, *joined]}, notes=notes)
 
 
+join_some = add_joined  # an older name
+
+
 def short_names(names: Sequence[str]) -> list[str]:
-    """Return what tells names of folders apart: neither how all begin nor how all end."""
+    """Shorten names of folders: without their common beginning and end."""
     parts = [Path(name).parts for name in names]
     if len(set(parts)) < 2:
         return list(names)
@@ -80,8 +84,8 @@ def short_names(names: Sequence[str]) -> list[str]:
     return [str(Path(*each[begin : max(begin + 1, len(each) - end)])) for each in parts]
 
 
-class Graded(NamedTuple):
-    """BLEU, and how far to both sides 95% of its resamples lie; unknown of few sentences."""
+class BleuInterval(NamedTuple):
+    """BLEU with the half-width of its 95% bootstrap interval; None for few sentences."""
 
     bleu: float
     half: float | None
@@ -91,21 +95,21 @@ class Graded(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Row:
-    """Sentences of about a length, with the BLEU of every model."""
+class LengthGroup:
+    """A bin of source length, with the BLEU of every model."""
 
     name: str  # all, 11-20, or joined 40+
     sentences: int
     words: float  # of a source, on average
-    scores: list[Graded]
+    scores: list[BleuInterval]
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """The BLEU of some models by the length of what they read."""
+    """The BLEU of several models by source length."""
 
     models: list[str]
-    rows: list[Row]
+    rows: list[LengthGroup]
     signature: str
 
     def table(self) -> list[list[str]]:
@@ -122,15 +126,15 @@ class Lengths:
 
     def __str__(self) -> str:
         few = f"few: under {FEW} sentences, too few to tell  " * self.has_few
-        return f"{markdown(self.table())}\n± 95% of resamples  {few}{self.signature}"
+        return f"{markdown(self.table())}\n± 95% bootstrap interval  {few}{self.signature}"
 
     @property
     def has_few(self) -> bool:
-        """Tell whether some group has too few sentences to be judged."""
+        """Tell whether some group has too few sentences to be scored."""
         return any(row.sentences < FEW for row in self.rows)
 
     def draw(self, path: str | Path) -> None:
-        """Draw a curve for each model, and one of its joined sentences if there are some."""
+        """Plot a curve for each model, and one of joined sentences if there are some."""
         from regard.viewer.plot import DASHED, draw_curves
 
         lines: dict[str, list[tuple[float, Interval]]] = {}
@@ -149,20 +153,20 @@ class Lengths:
         title = "BLEU by the length of the source"
         title += f"; hollow: under {FEW} sentences" if hollow else ""
         names = ("source words", "BLEU")
-        draw_curves(path, title, lines, names, log=False, looks=looks, hollow=hollow)
+        draw_curves(path, title, lines, names, log=False, styles=looks, hollow=hollow)
 
 
-def grade(
+def score_group(
     metric: BLEU, name: str, outputs: Sequence[Sequence[str]], pairs: Sequence[Pair], samples: int
-) -> Row:
-    """Grade what every model has written of the same pairs."""
-    samples = max(100, min(samples, DRAWN // len(pairs)))
+) -> LengthGroup:
+    """Score the outputs of every model for the same pairs."""
+    samples = max(100, min(samples, MAX_DRAWN // len(pairs)))
     references, scores = [[pair.target for pair in pairs]], []
     for some in outputs:
-        told = metric.corpus_score(list(some), references, n_bootstrap=samples)
-        scores.append(Graded(told.score, told._ci if len(pairs) >= FEW else None))
+        bleu = metric.corpus_score(list(some), references, n_bootstrap=samples)
+        scores.append(BleuInterval(bleu.score, bleu._ci if len(pairs) >= FEW else None))
     words = sum(count_words(pair.source) for pair in pairs) / len(pairs)
-    return Row(name, len(pairs), words, scores)
+    return LengthGroup(name, len(pairs), words, scores)
 
 
 def by_length(
@@ -178,20 +182,20 @@ def by_length(
     joined: Sequence[int] = (),
     languages: tuple[str | None, str | None] = (None, None),
 ) -> Lengths:
-    """Judge the outputs of models for pairs by the length of the source.
+    """Score the outputs of models by source length.
 
-    All together are judged by `metric`, groups by `effective`, the same of the effective order.
-    `write` lets each model write more: the pairs are also joined to sources of so many words.
+    All sentences are scored by `metric`, groups by `effective`, the same of the effective order.
+    `write` translates by each model: pairs are also `joined` to sources of so many words.
     """
-    rows = [grade(metric, "all", outputs, pairs, samples)]
+    rows = [score_group(metric, "all", outputs, pairs, samples)]
     for name, some in groups([pair.source for pair in pairs], borders).items():
         parts = [[each[i] for i in some] for each in outputs]
-        rows.append(grade(effective, name, parts, [pairs[i] for i in some], samples))
+        rows.append(score_group(effective, name, parts, [pairs[i] for i in some], samples))
     for words in sorted(set(joined)):
         longer = join_pairs(pairs, repeat(words), *languages)
         if not longer:
             raise UsageError(f"joined={words} is more words than all sentences have together")
-        told = [each([pair.source for pair in longer]) for each in write]
-        rows.append(grade(effective, f"joined {words}+", told, longer, samples))
+        written = [each([pair.source for pair in longer]) for each in write]
+        rows.append(score_group(effective, f"joined {words}+", written, longer, samples))
     signature = f"all: {metric.get_signature()}, groups: {effective.get_signature()}"
     return Lengths(list(models), rows, signature)

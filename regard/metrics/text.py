@@ -1,21 +1,23 @@
-"""Scores of written text: ROUGE for summaries, exact match and F1 for answers."""
+"""Metrics of generated text: BLEU and chrF, ROUGE, exact match and F1 of answers."""
 
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from regard.errors import UsageError
-from regard.metrics.bleu import Comparison, Score, compare, judge
+from regard.metrics.bleu import bleu_scores, compare_bleu
+from regard.metrics.score import Comparison, Score, compare_means
 
 # a word is a run of letters and digits; where no spaces part words, each character is one
 WORD = re.compile("[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\\W_\u3040-\u30ff\u3400-\u9fff]+")
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 PUNCTUATION = str.maketrans("", "", string.punctuation)
-LONGEST = 20_000  # words of a text that ROUGE-L compares
+MAX_WORDS = 20_000  # of a text that ROUGE-L compares
 
 
 def words(text: str) -> list[str]:
@@ -29,30 +31,30 @@ def f1(common: float, ours: int, theirs: int) -> float:
 
 
 def rouge_n(ours: Sequence[str], theirs: Sequence[str], n: int) -> float:
-    """Return the F1 of the runs of n words that two texts share (Lin 2004)."""
-    runs = [Counter(zip(*(side[i:] for i in range(n)), strict=False)) for side in (ours, theirs)]
-    return f1((runs[0] & runs[1]).total(), runs[0].total(), runs[1].total())
+    """Return ROUGE-N, the F1 of shared n-grams (Lin 2004)."""
+    grams = [Counter(zip(*(side[i:] for i in range(n)), strict=False)) for side in (ours, theirs)]
+    return f1((grams[0] & grams[1]).total(), grams[0].total(), grams[1].total())
 
 
 def longest_common(ours: Sequence[str], theirs: Sequence[str]) -> int:
-    """Return the length of the longest sequence of words that both have in this order.
+    """Return the length of the longest common subsequence of words.
 
-    A row of the usual table differs from the one before by steps of 0 or 1, so it is kept as the
-    bits of one number (Hyyrö 2004).
+    Neighbours in a row of the usual table differ by 0 or 1, so a row is kept as the bits of one
+    number (Hyyrö 2004).
     """
     places: dict[str, int] = {}
     for place, word in enumerate(ours):
         places[word] = places.get(word, 0) | 1 << place
     full = row = (1 << len(ours)) - 1
     for word in theirs:
-        found = row & places.get(word, 0)
-        row = (row + found | row - found) & full
+        match = row & places.get(word, 0)
+        row = (row + match | row - match) & full
     return len(ours) - row.bit_count()
 
 
 def rouge(output: str, reference: str) -> dict[str, float]:
     """Return ROUGE-1, ROUGE-2 and ROUGE-L of a text against one reference, from 0 to 1."""
-    ours, theirs = (words(text)[:LONGEST] for text in (output, reference))
+    ours, theirs = (words(text)[:MAX_WORDS] for text in (output, reference))
     return {
         "ROUGE-1": rouge_n(ours, theirs, 1),
         "ROUGE-2": rouge_n(ours, theirs, 2),
@@ -61,7 +63,7 @@ def rouge(output: str, reference: str) -> dict[str, float]:
 
 
 def normalise(answer: str) -> str:
-    """Make answers comparable as SQuAD does: no case, punctuation, articles or extra space."""
+    """Normalise an answer as SQuAD does: no case, punctuation, articles or extra space."""
     return " ".join(ARTICLES.sub(" ", answer.lower().translate(PUNCTUATION)).split())
 
 
@@ -70,51 +72,53 @@ def answer(output: str, reference: str) -> dict[str, float]:
     one, two = normalise(output), normalise(reference)
     ours, theirs = one.split(), two.split()
     shared = (Counter(ours) & Counter(theirs)).total()
-    # no answer is right only where none was wanted
+    # an empty answer is right only where the reference is empty
     close = f1(shared, len(ours), len(theirs)) if ours and theirs else float(one == two)
     return {"exact match": float(one == two), "F1": close}
 
 
 @dataclass(frozen=True)
-class Mean:
-    """Scores that are means over examples, each against the reference it suits best."""
+class MeanMetric:
+    """A metric that is a mean over examples, each against its best reference."""
 
     each: Callable[[str, str], dict[str, float]]
     signature: str
-    main: str  # the score to choose by
+    main: str  # the score that training selects by
 
     def table(
         self, outputs: Sequence[str], references: Sequence[Sequence[str]]
     ) -> dict[str, np.ndarray]:
         """Return every score of every example, in percent."""
         if not outputs:
-            raise UsageError("nothing to judge: there are no outputs")
-        for told in references:
-            if len(told) != len(outputs):
-                raise UsageError(f"{len(outputs)} outputs for {len(told)} references; give as many")
+            raise UsageError("nothing to score: there are no outputs")
+        for texts in references:
+            if len(texts) != len(outputs):
+                raise UsageError(
+                    f"{len(outputs)} outputs for {len(texts)} references; give as many"
+                )
         rows = [
-            [self.each(output, told) for told in all_told]
-            for output, all_told in zip(outputs, zip(*references, strict=True), strict=True)
+            [self.each(output, reference) for reference in several]
+            for output, several in zip(outputs, zip(*references, strict=True), strict=True)
         ]
         return {
-            name: np.array([100 * max(told[name] for told in row) for row in rows])
+            name: np.array([100 * max(scores[name] for scores in row) for row in rows])
             for name in rows[0][0]
         }
 
-    def judge(
+    def score(
         self,
         outputs: Sequence[str],
         references: Sequence[Sequence[str]],
         language: str | None = None,
-        *,
-        tokenise: str | None = None,
-        lowercase: bool = False,
+        **bleu: Any,
     ) -> list[Score]:
         """Return the means over all outputs, against one or several lists of references."""
-        _only_bleu(tokenise, lowercase)
+        _only_bleu(bleu)
         signature = f"nrefs:{len(references)}|{self.signature}"
         table = self.table(outputs, references)
         return [Score(name, float(values.mean()), signature) for name, values in table.items()]
+
+    judge = score  # an older name
 
     def compare(
         self,
@@ -123,55 +127,37 @@ class Mean:
         references: Sequence[Sequence[str]],
         language: str | None = None,
         *,
-        tokenise: str | None = None,
-        lowercase: bool = False,
         samples: int = 1000,
+        **bleu: Any,
     ) -> list[Comparison]:
         """Compare two systems by paired bootstrap resampling (Koehn 2004)."""
-        _only_bleu(tokenise, lowercase)
-        tables = [self.table(outputs, references) for outputs in (ours, theirs)]
-        return resample(tables, samples, f"nrefs:{len(references)}|bs:{samples}|{self.signature}")
+        _only_bleu(bleu)
+        mine, other = (self.table(outputs, references) for outputs in (ours, theirs))
+        signature = f"nrefs:{len(references)}|{self.signature}"
+        return compare_means(mine, other, samples, signature, "texts")
 
 
-def resample(
-    tables: Sequence[dict[str, np.ndarray]], samples: int, signature: str
-) -> list[Comparison]:
-    """Compare the scores that two systems have of every example, by paired bootstrap."""
-    both = np.array([list(table.values()) for table in tables])  # system, score, example
-    chance, count = np.random.default_rng(12345), both.shape[-1]
-    even = np.full(count, 1 / count)
-    drawn = np.array([both @ chance.multinomial(count, even) for _ in range(samples)]) / count
-    mine, other = both.mean(-1)
-    # how often chance alone makes a difference as large as the one that was found
-    gap = drawn[:, 0] - drawn[:, 1] - (mine - other)
-    p = ((np.abs(gap) >= np.abs(mine - other)).sum(0) + 1) / (samples + 1)
-    low, high = np.percentile(drawn[:, 0], [2.5, 97.5], axis=0)
-    rows = zip(tables[0], *(x.tolist() for x in (mine, other, p, low, high)), strict=True)
-    return [
-        Comparison(name, one, two, chance_of, least, most, signature)
-        for name, one, two, chance_of, least, most in rows
-    ]
-
-
-def _only_bleu(tokenise: str | None, lowercase: bool) -> None:
-    """Refuse settings that only BLEU has."""
-    if tokenise or lowercase:
+def _only_bleu(options: Mapping[str, Any]) -> None:
+    """Refuse tokenise and lowercase, which only BLEU has."""
+    if any(options.values()):
         raise UsageError(
-            "tokenise and lowercase are for metric=bleu; the others have their own ways"
+            "tokenise and lowercase are for metric=bleu; the others have their own tokenisation"
         )
 
 
-class Bleu:
+class BleuMetric:
     """BLEU and chrF by sacreBLEU."""
 
     main = "BLEU"
-    judge = staticmethod(judge)
-    compare = staticmethod(compare)
+    score = judge = staticmethod(bleu_scores)
+    compare = staticmethod(compare_bleu)
 
 
-# name -> how outputs are judged
-METRICS: dict[str, Mean | Bleu] = {
-    "bleu": Bleu(),
-    "rouge": Mean(rouge, "case:lc|tok:letters and digits|stem:no|F1", "ROUGE-L"),
-    "answers": Mean(answer, "norm:SQuAD", "F1"),
+Bleu = BleuMetric  # an older name
+
+# name -> metric
+METRICS: dict[str, MeanMetric | BleuMetric] = {
+    "bleu": BleuMetric(),
+    "rouge": MeanMetric(rouge, "case:lc|tok:letters and digits|stem:no|F1", "ROUGE-L"),
+    "answers": MeanMetric(answer, "norm:SQuAD", "F1"),
 }

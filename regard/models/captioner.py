@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from regard.attention.attend import softmax
 from regard.attention.masks import Causal
+from regard.attention.normalisers import softmax
 from regard.attention.once import one_pass
 from regard.attention.positions import build_position, of_layer
 from regard.errors import UsageError, lookup
@@ -272,12 +272,12 @@ class TransformerDecoder(nn.Module):
                 x = block(x, memory, at=at, mask=causal, bias=shared)
         return self.norm(x)
 
-    def start(self, memory: Float[Tensor, "b s w"], *, hypotheses: int, capacity: int) -> State:
+    def start(self, memory: Float[Tensor, "b s w"], *, capacity: int) -> State:
         """Project the memory for every block and take room for what will be written."""
         blocks = cast(list[DecoderBlock], list(self.blocks))
         memories = [block.cross.read(memory).by_columns() for block in blocks]
-        caches = take_caches([block.attention for block in blocks], len(memory), memory, hypotheses)
-        return State(caches, hypotheses, capacity, memories=memories)
+        caches = take_caches([block.attention for block in blocks], len(memory), memory)
+        return State(caches, capacity, memories=memories)
 
     def step(self, ids: Int[Tensor, "b l"], state: State) -> tuple[Float[Tensor, "b l w"], State]:
         """Read the next tokens of all hypotheses."""
@@ -320,13 +320,9 @@ class RecurrentWriter(nn.Module):
         state.select(torch.zeros(len(memory), each, dtype=torch.long, device=target.device))
         return self.inner.read(target, state, looks)[0]
 
-    def start(
-        self, memory: Float[Tensor, "b s w"], *, hypotheses: int, capacity: int
-    ) -> RecurrentState:
+    def start(self, memory: Float[Tensor, "b s w"], *, capacity: int) -> RecurrentState:
         """Begin with what the memory is about as a whole."""
-        state = self.inner.begin(memory)
-        rows = torch.zeros(len(memory), hypotheses, dtype=torch.long, device=memory.device)
-        return state.select(rows)
+        return self.inner.begin(memory)
 
     def step(
         self, ids: Int[Tensor, "b l"], state: RecurrentState
@@ -394,13 +390,12 @@ class Captioner(nn.Module):
         source: Float[Tensor, "b c y x"],
         lengths: Tensor | None = None,
         *,
-        hypotheses: int = 1,
         capacity: int = 256,
     ) -> Any:
         """See the images once and take the memory that writing will need."""
-        return self.decoder.start(self.encode(source), hypotheses=hypotheses, capacity=capacity)
+        return self.decoder.start(self.encode(source), capacity=capacity)
 
     def step(self, ids: Int[Tensor, "b l"], state: Any) -> tuple[Float[Tensor, "b l vocab"], Any]:
         """Read the next tokens of all hypotheses and return the logits after each."""
         hidden, state = self.decoder.step(ids, state)
-        return self.head.write(hidden), state
+        return self.head.step_logits(hidden), state

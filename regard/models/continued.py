@@ -43,15 +43,13 @@ class Continued(nn.Module):
         source: Int[Tensor, "b s"],
         lengths: Int[Tensor, " b"] | None = None,
         *,
-        hypotheses: int = 1,
         capacity: int = 256,
     ) -> RecurrentState:
         """Read the sources; what writing needs does not grow with the text."""
-        state = self._begin(source, lengths)
-        return state.select(source.new_zeros(len(source), hypotheses))
+        return self._begin(source, lengths)
 
     def step(
         self, ids: Int[Tensor, "b l"], state: RecurrentState
     ) -> tuple[Float[Tensor, "b l vocab"], RecurrentState]:
         """Read the next tokens of all hypotheses and return the logits after each."""
-        return self.head.write(self._read(ids, state)), state
+        return self.head.step_logits(self._read(ids, state)), state

@@ -20,8 +20,10 @@ from regard.files import MOST_JSON, plain_file, read_json, refuse, write_atomica
 from regard.hashes import remedy, verify
 from regard.models import MODELS, PRETRAINERS, family, pretrainer
 from regard.settings import fill
+from regard.weights import COUNTER, state_of, stored_name
 
-FORMAT = 1
+FORMAT = 2
+READABLE = (1, 2)  # 1 had other names for a few words of configs and statistics of batch norms
 WEIGHTS = "model.safetensors"
 REST = "pretraining.safetensors"  # what an encoder of images was trained with and runs without
 ENCODER = "encoder."  # how the names of its weights begin there
@@ -68,7 +70,7 @@ def save_weights(
     name: str = WEIGHTS,
 ):
     """Write model.safetensors; shared weights are written once."""
-    tensors = {name: tensor.detach().to(dtype or tensor.dtype) for name, tensor in weights.items()}
+    tensors = {name: _as_float(tensor.detach(), dtype) for name, tensor in weights.items()}
     data = save({name: t.contiguous() for name, t in tensors.items()}, {"format": "pt"})
     write_atomically(folder / name, data)
 
@@ -81,19 +83,19 @@ def save_parts(folder: Path, weights: dict[str, Tensor]) -> None:
     save_weights(folder, inner)
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """Read a folder's config.json and check that it is one of ours."""
+def read_config(folder: Path, config: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Read a folder's config.json, unless it was read before, and check that it is one of ours."""
     path = Path(folder) / "config.json"
     if not Path(folder).is_dir():
         raise UsageError(
             f"{folder}: no such model; expected a folder with config.json, or a starter's name"
         )
-    config = read_json(path)
+    config = read_json(path) if config is None else config
     if "regard_format" not in config and "model_type" in config:
         raise UsageError(
             f"{path}: a public checkpoint; import it first: regard import {folder} out=runs/mine"
         )
-    if config.get("regard_format") != FORMAT:
+    if config.get("regard_format") not in READABLE:
         raise UsageError(
             f"{path}: not a Regard model (regard_format is {config.get('regard_format')!r})"
         )
@@ -103,14 +105,17 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def load_folder(folder: Path, device: str = "cpu") -> tuple[nn.Module, dict[str, Any]]:
+def load_folder(
+    folder: Path, device: str = "cpu", config: dict[str, Any] | None = None
+) -> tuple[nn.Module, dict[str, Any]]:
     """Build the model that a folder describes and give it its weights.
 
-    Everything is compared with the header of the weights before any memory is taken.
+    Everything is compared with the header of the weights before any memory is taken. `config` is
+    what config.json holds, if it was read before.
     """
     folder = Path(folder)
     verify(folder)
-    config = read_config(folder)
+    config = read_config(folder, config)
     if not isinstance(config["family"], str) or config["family"] not in MODELS:
         raise UsageError(
             f"{folder / 'config.json'}: unknown family {config['family']!r}; "
@@ -123,8 +128,7 @@ def load_folder(folder: Path, device: str = "cpu") -> tuple[nn.Module, dict[str,
     with _reading(folder, WEIGHTS) as path, safe_open(path, framework="pt") as file:
         count = len(file.keys())
     model = build_hollow(config["family"], settings, folder / "config.json", count)
-    wanted = dict(model.named_parameters())
-    give_weights(model, _read_weights(folder, WEIGHTS, wanted, device))
+    give_weights(model, _read_weights(folder, WEIGHTS, state_of(model), device))
     return model.eval(), config
 
 
@@ -167,7 +171,7 @@ def build_rest(
     folder: Path,
     encoder: nn.Module,
     told: Any,
-    read: Callable[[dict[str, nn.Parameter]], dict[str, Tensor]],
+    read: Callable[[dict[str, Tensor]], dict[str, Tensor]],
 ) -> Any:
     """Build around an encoder what it was trained with, as config.json tells.
 
@@ -187,18 +191,18 @@ def build_rest(
             whole = whole_class(encoder, settings)
     except (UsageError, AttributeError) as error:
         raise UsageError(f"{where}: 'pretraining' does not fit the model ({error})") from None
-    named = dict(whole.named_parameters())
-    rest = {name: p for name, p in named.items() if not name.startswith(ENCODER)}
-    tensors = {name: p.detach() for name, p in named.items() if name not in rest}
+    named = state_of(whole)
+    rest = {name: x for name, x in named.items() if not name.startswith(ENCODER)}
+    tensors = {name: x.detach() for name, x in named.items() if name not in rest}
     give_weights(whole, {**tensors, **read(rest)})
     return whole.eval()
 
 
 def _read_weights(
-    folder: Path, name: str, wanted: dict[str, nn.Parameter], device: str
+    folder: Path, name: str, state: dict[str, Tensor], device: str
 ) -> dict[str, Tensor]:
-    """Read the weights that a model wants, after all were compared with the header of the file."""
-    total = sum(math.prod(p.shape) for p in wanted.values())
+    """Read the state of a model, after all of it was compared with the header of the file."""
+    total = sum(math.prod(x.shape) for x in state.values())
     if total > MOST_PARAMETERS:
         raise UsageError(
             f"{folder / 'config.json'}: asks for {total:,} parameters; too many to be meant"
@@ -207,8 +211,13 @@ def _read_weights(
         if path.stat().st_size <= 8 * total + MOST_JSON:  # else it cannot fit, and is not read
             verify(folder, name)
         with safe_open(path, framework="pt", device=device) as file:
-            _compare(path, {name: list(p.shape) for name, p in wanted.items()}, file)
-            return {name: file.get_tensor(name).to(torch.float32) for name in wanted}
+            stored = {name: stored_name(name, set(file.keys())) for name in state}
+            places = {name: place for name, place in stored.items() if place is not None}
+            _compare(path, {places[name]: list(state[name].shape) for name in places}, file)
+            return {
+                name: _as_float(file.get_tensor(place), torch.float32)
+                for name, place in places.items()
+            }
 
 
 @contextmanager
@@ -240,19 +249,26 @@ def _compare(path: Path, wanted: dict[str, list[int]], file) -> None:
         raise UsageError(f"{path}: does not fit config.json: {'; '.join(wrong[:3])}{more}")
 
 
+def _as_float(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Return a tensor in a floating-point type; whole numbers stay what they are."""
+    return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+
+
 def give_weights(model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Put real weights in the place of those on the meta device, shared ones staying shared.
+    """Put a real state in the place of that on the meta device, shared weights staying shared.
 
     Matrices of products are laid by columns: with 4 to 32 rows, as in writing, PyTorch multiplies
     up to eight times faster by them, and with more rows no slower.
     """
     products = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear)}
-    real = {}
-    for name, p in model.named_parameters():
-        tensor = tensors[name]
-        tensor = tensor.t().contiguous().t() if id(p) in products else tensor
-        real[id(p)] = nn.Parameter(tensor)
+    counter = next(iter(tensors.values())).new_zeros((), dtype=torch.long)
+    real: dict[int, Tensor] = {}
+    for name, old in state_of(model).items():
+        new = tensors.get(name, counter.clone()) if name.endswith(COUNTER) else tensors[name]
+        new = new.t().contiguous().t() if id(old) in products else new
+        real[id(old)] = nn.Parameter(new) if isinstance(old, nn.Parameter) else new
     for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                module._parameters[name] = real[id(parameter)]
+        for kind in (module._parameters, module._buffers):
+            for name, old in kind.items():
+                if old is not None:
+                    kind[name] = real[id(old)]  # type: ignore[assignment]

@@ -391,7 +391,6 @@ class GPT(nn.Module):
         source: Int[Tensor, "b s"],
         lengths: Int[Tensor, " b"] | None = None,
         *,
-        hypotheses: int = 1,
         capacity: int = 256,
     ) -> State:
         """Read prompts but for their last tokens, with which the first step begins."""
@@ -400,7 +399,7 @@ class GPT(nn.Module):
             raise UsageError("an empty prompt has no last token to go on from; begin with <s>")
         layers = [block.attention for block in cast(list[EncoderBlock], list(self.blocks))]
         like = self.embed.tokens.weight
-        caches = take_caches(layers, len(source), like, hypotheses, 2 * length, self.cache)
+        caches = take_caches(layers, len(source), like, 2 * length, self.cache)
         prompts = source.new_full((len(source),), length) if lengths is None else lengths - 1
         if length:
             masks = self._masks(length, None, self.prefix_of(prompts))
@@ -410,7 +409,7 @@ class GPT(nn.Module):
             self._read(source[:, :-1], at, at, masks, caches)
         # what one layer no longer sees, another may
         window = self.config.window if len(self.near) == len(self.blocks) else None
-        return self.state(caches, hypotheses, capacity, prompts=prompts, window=window)
+        return self.state(caches, capacity, prompts=prompts, window=window)
 
     def step(
         self, ids: Int[Tensor, "b l"], state: State
@@ -422,7 +421,7 @@ class GPT(nn.Module):
             near = Sliding(cast(int, window), at, everything) & mask
         masks, tokens = self._by_layer(mask, near), ids.reshape(state.sentences, -1)
         x = self._read(tokens, at, everything, masks, state.caches)
-        return self.head.write(x).view(*ids.shape, -1), state
+        return self.head.step_logits(x).view(*ids.shape, -1), state
 
 
 def windowed(config: Any) -> frozenset[int]:

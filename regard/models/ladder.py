@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from regard.attention.attend import attend
 from regard.attention.masks import Causal, Mask, Padding
-from regard.attention.multihead import Cache, Move, MultiHead
+from regard.attention.multihead import Cache, MultiHead, RowSelect
 from regard.attention.positions import ALIASES
 from regard.attention.watch import watcher
 from regard.errors import UsageError, lookup
@@ -81,19 +81,19 @@ class Remembered(Cache):
 
     past: Tensor | None = None
 
-    def begin(self, prompts: Tensor, width: int, hypotheses: int) -> None:
+    def begin(self, prompts: Tensor, width: int) -> None:
         """Take the vectors at the ends of prompts, of which all vectors (b, l, w) are there yet."""
         last = self.v.new_zeros(len(prompts), width)
         if self.past is not None:
             read = torch.cat([last.unsqueeze(1), self.past], 1)
             last = read[torch.arange(len(prompts), device=read.device), prompts]
-        self.past = last.unsqueeze(1).expand(-1, hypotheses, -1)
+        self.past = last.unsqueeze(1)
 
-    def keep(self, move: Move) -> None:
+    def keep(self, select: RowSelect) -> None:
         """Go on with some sentences only."""
-        super().keep(move)
+        super().keep(select)
         if self.past is not None:
-            self.past = self.past[move.rows]
+            self.past = self.past[select.rows]
 
 
 class Past(State):
@@ -336,14 +336,13 @@ class Ladder(GPT):
         source: Int[Tensor, "b s"],
         lengths: Int[Tensor, " b"] | None = None,
         *,
-        hypotheses: int = 1,
         capacity: int = 256,
     ) -> State:
         """Read prompts but for their last tokens, with which the first step begins."""
-        state = super().start(source, lengths, hypotheses=hypotheses, capacity=capacity)
+        state = super().start(source, lengths, capacity=capacity)
         prompts = source.new_full((len(source),), source.shape[1]) if lengths is None else lengths
         for cache in cast(list[Remembered], state.caches):
-            cache.begin(prompts - 1, self.config.block.width, hypotheses)
+            cache.begin(prompts - 1, self.config.block.width)
         return state
 
     def step(

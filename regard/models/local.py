@@ -14,7 +14,7 @@ from regard.attention.attend import attend
 from regard.attention.scores import Dot, Gaussian
 from regard.errors import UsageError, lookup
 from regard.layers.block import share, size
-from regard.layers.convolution import BatchNorm, ConvNorm, relu, unbent
+from regard.layers.convolution import ConvNorm, relu, unbent
 from regard.layers.depth import drop_path, rising
 from regard.layers.heads import Attentive, Max, Mean
 from regard.layers.patches import check_images
@@ -215,7 +215,7 @@ class RelationNorm(nn.Module):
     def __init__(self, relation: LocalRelation):
         super().__init__()
         self.relation = relation
-        self.norm = BatchNorm(relation.width)
+        self.norm = nn.BatchNorm2d(relation.width)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (b, w, y / stride, x / stride) of (b, w, y, x)."""

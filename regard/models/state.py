@@ -1,13 +1,13 @@
-"""What decoding carries from token to token, whatever the family."""
+"""The state of decoding: caches of keys and values, shared by the hypotheses of a sentence."""
 
 import torch
 from torch import Tensor
 
 from regard.attention.masks import Causal, Mask, Padding, Sliding
-from regard.attention.multihead import Cache, Memory, Move, MultiHead
+from regard.attention.multihead import Cache, Memory, MultiHead, RowSelect
 from regard.errors import UsageError
 
-# Decoding takes memory for this many keys at first.
+# Caches begin with room for this many keys.
 ROOM = 128
 
 
@@ -15,19 +15,16 @@ def take_caches(
     layers: list[MultiHead],
     sentences: int,
     like: Tensor,
-    hypotheses: int,
     least: int = 0,
     kind: type[Cache] = Cache,
 ) -> list[Cache]:
-    """Take memory for what the layers of a model will remember of some sentences."""
-    room, columns = max(ROOM, least), hypotheses > 1
-    return [
-        kind(sentences, layer.kv_heads, room, layer.head_width, like, columns) for layer in layers
-    ]
+    """Allocate the caches of a model's layers for some sentences."""
+    room = max(ROOM, least)
+    return [kind(sentences, layer.kv_heads, room, layer.head_width, like) for layer in layers]
 
 
-class Lineage(Mask):
-    """A text stands on its own past among all keys of its sentence: seen is (b, q, k)."""
+class BeamAncestryMask(Mask):
+    """A hypothesis sees its own past among all keys of its sentence: seen is (b, q, k)."""
 
     def __init__(self, seen: Tensor):
         self.seen = seen
@@ -45,13 +42,12 @@ class State:
     parted, `seen` is None: all see all.
 
     The caches may hold a prompt already; `prompts` (b) are then the numbers of its real tokens,
-    which differ from sentence to sentence. Nobody looks further back than a `window`.
+    which differ from sentence to sentence. With a `window`, queries see only that many keys back.
     """
 
     def __init__(
         self,
         caches: list[Cache],
-        hypotheses: int,
         capacity: int,
         *,
         memories: list[Memory] | None = None,
@@ -60,17 +56,15 @@ class State:
         window: int | None = None,
     ):
         self.caches, self.memories, self.mask = caches, memories or [], mask
-        self.hypotheses, self.capacity, self.window = hypotheses, capacity, window
+        self.hypotheses, self.capacity, self.window = 1, capacity, window
         self.length = 0  # tokens of each hypothesis that have been read
         self.seen: Tensor | None = None
-        columns = caches[0].length
-        self.begun: Tensor | int = columns  # where each text goes on
-        if prompts is not None and bool((prompts != columns).any()):
+        read = caches[0].length
+        self.begun: Tensor | int = read  # where each text goes on
+        if prompts is not None and bool((prompts != read).any()):
             self.begun = prompts.view(-1, 1)
-            real = torch.arange(columns, device=prompts.device) < self.begun
-            self.seen = real.unsqueeze(1).expand(-1, hypotheses, -1)
-        elif hypotheses > 1:
-            self.seen = self._all()
+            real = torch.arange(read, device=prompts.device) < self.begun
+            self.seen = real.unsqueeze(1)
 
     def _all(self) -> Tensor:
         """Let every hypothesis see every key."""
@@ -80,13 +74,13 @@ class State:
 
     @property
     def sentences(self) -> int:
-        """Return how many sentences are still being written."""
+        """Return how many sentences are not finished."""
         return len(self.caches[0].v)
 
     def take(self, tokens: int) -> tuple[Tensor, Tensor, Mask | None]:
         """Count new tokens of each hypothesis in.
 
-        Returns where they stand, where all keys stand, and who may look at whom.
+        Returns their positions, the positions of all keys, and the mask.
         """
         each, cache = self.hypotheses, self.caches[0]
         if self.length + tokens > self.capacity:
@@ -119,7 +113,7 @@ class State:
         own = torch.block_diag(*[own] * each) if each > 1 else own
         seen = torch.cat([past, own.expand(self.sentences, -1, -1)], dim=2)
         self.seen = seen[:, tokens - 1 :: tokens]
-        return Lineage(seen)
+        return BeamAncestryMask(seen)
 
     def select(self, parents: Tensor) -> "State":
         """Let hypothesis j of sentence i continue hypothesis parents[i, j] of that sentence."""
@@ -133,10 +127,10 @@ class State:
 
     def keep(self, sentences: Tensor) -> "State":
         """Go on with these sentences only."""
-        move = Move(sentences)
+        select = RowSelect(sentences)
         for cache in self.caches:
-            cache.keep(move)
-        self.memories = [memory.keep(move) for memory in self.memories]
+            cache.keep(select)
+        self.memories = [memory.keep(select) for memory in self.memories]
         if self.seen is not None:
             self.seen = self.seen[sentences]
         if isinstance(self.begun, Tensor):
@@ -146,7 +140,7 @@ class State:
         return self
 
     def _forget(self, new: int) -> None:
-        """Drop the keys that nobody will look at any more, if that makes much room."""
+        """Drop the keys that no query will see again, if that makes much room."""
         live = torch.ones_like(self._all()[:, 0]) if self.seen is None else self.seen.any(1)
         if self.window is not None and (at := self.caches[0].at) is not None:
             now = self.length + self.begun

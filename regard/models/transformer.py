@@ -220,7 +220,6 @@ class Transformer(nn.Module):
         source: Int[Tensor, "b s"],
         lengths: Int[Tensor, " b"] | None = None,
         *,
-        hypotheses: int = 1,
         capacity: int = 256,
     ) -> State:
         """Read the sources and take the memory that writing will need."""
@@ -228,8 +227,8 @@ class Transformer(nn.Module):
         memory = self.encode(source, mask)
         blocks = cast(list[DecoderBlock], list(self.decoder))
         memories = [block.cross.read(memory).by_columns() for block in blocks]
-        caches = take_caches([block.attention for block in blocks], len(source), memory, hypotheses)
-        return State(caches, hypotheses, capacity, memories=memories, mask=mask)
+        caches = take_caches([block.attention for block in blocks], len(source), memory)
+        return State(caches, capacity, memories=memories, mask=mask)
 
     def step(
         self, ids: Int[Tensor, "b l"], state: State
@@ -244,4 +243,4 @@ class Transformer(nn.Module):
             for block, memory, cache in layers:
                 x = block(x, memory, **rest, cache=cache)
         x = self.before_head(self.decoder_norm(x))
-        return self.head.write(x).view(*ids.shape, -1), state
+        return self.head.step_logits(x).view(*ids.shape, -1), state

@@ -19,6 +19,7 @@ from regard.pretrained.formats import (
     find_format,
     fitting,
     is_huggingface,
+    read_any_config,
     write_exactly,
 )
 from regard.pretrained.formats.encoder_decoders import vocabularies
@@ -30,6 +31,7 @@ from regard.pretrained.modernbert import as_modernbert, from_modernbert, modernb
 from regard.pretrained.shards import open_weights, write_shards
 from regard.pretrained.task_config import read_task_config, write_task_config
 from regard.pretrained.tokenizer_folder import load_tokenizers
+from regard.weights import float_state
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 # keys of any config.json that change no output of a model in use
@@ -53,7 +55,10 @@ HARMLESS_PATTERN = re.compile(r"^_|^regard_|^init|^summary_|drop")
 def read_huggingface_config(folder: str | Path) -> tuple[Format, str, Any]:
     """Read config.json of a public checkpoint: its format, the name of its class, our config."""
     path = Path(folder) / "config.json"
-    theirs = read_json(path)
+    return _read_config(path, read_json(path))
+
+
+def _read_config(path: Path, theirs: Theirs) -> tuple[Format, str, Any]:
     with errors_in(path):
         try:
             format = find_format(theirs.get("model_type"))
@@ -67,6 +72,14 @@ def read_huggingface_config(folder: str | Path) -> tuple[Format, str, Any]:
 
 # their names until every task has moved
 is_foreign, read_foreign = is_huggingface, read_huggingface_config
+__all__ = [
+    "export_weights",
+    "import_folder",
+    "is_foreign",
+    "read_any_config",
+    "read_foreign",
+    "write_json",
+]
 
 
 def _architecture(format: Format, named: Any) -> str:
@@ -110,10 +123,10 @@ def import_folder(
     folder = Path(folder)
     path = folder / "config.json"
     theirs = read_json(path)
-    format, named, settings = read_huggingface_config(folder)
+    format, named, settings = _read_config(path, theirs)
     weights = open_weights(folder)
     model = build_hollow(format.family, settings, path, len(weights.shapes))
-    empty = dict(model.named_parameters())
+    empty = float_state(model)
     with errors_in(folder):
         places = compare(format, settings, empty, weights.shapes, named)
     tokenizers: tuple[Any, Any] = (None, None)
@@ -178,7 +191,7 @@ def export_weights(
     else:
         model, format, theirs = _choose_format(model, config, dtype)
         named = format.architecture(task, model.config)
-        tensors = to_theirs(format, model.config, dict(model.named_parameters()), named)
+        tensors = to_theirs(format, model.config, float_state(model), named)
         tensors |= format.derived(model.config)
     ids = _special_ids(theirs, tokenizers[1]) if format.inputs == "text" else {}
     for key, number in ids.items():

@@ -18,6 +18,7 @@ from regard.errors import UsageError, lookup
 from regard.models import family
 from regard.models.folder import hollow
 from regard.settings import fill
+from regard.weights import float_state
 
 Theirs = Mapping[str, Any]  # a config.json of transformers
 
@@ -458,7 +459,7 @@ def to_ours(
     """Return the weights of our model from theirs, which are those of a class."""
     shapes = {name: tuple(x.shape) for name, x in theirs.items()}
     with hollow():
-        empty = dict(family(format.family)[1](config).named_parameters())
+        empty = float_state(family(format.family)[1](config))
     places = compare(format, config, empty, shapes, named)
     return convert(format, config, empty, theirs, places, named)
 
@@ -490,8 +491,8 @@ def compare(
 ) -> dict[str, str]:
     """Refuse weights whose names or shapes do not fit our model, before any memory is taken.
 
-    `ours` are its parameters, on the meta device. Returns where each of the weights that the rules
-    name stands in the file.
+    `ours` are its parameters and buffers, on the meta device. Returns where each of the weights
+    that the rules name stands in the file.
     """
     expected = to_theirs(format, config, ours, named)
     also: dict[str, list[str]] = {}

@@ -31,6 +31,7 @@ from regard.pretrained.format import (
 )
 from regard.pretrained.formats.vision import VIT_BLOCK, VIT_MAE
 from regard.pretrained.shards import open_weights
+from regard.weights import float_state
 
 ARCHITECTURE = "ViTMAEForPreTraining"
 KEYS = (
@@ -106,6 +107,6 @@ def export_with_decoder(
             return None
     except UsageError:
         return None
-    rest = {n: p for n, p in whole.named_parameters() if not n.startswith("encoder.")}
-    inner = to_theirs(VIT_MAE, plain, dict(whole.encoder.named_parameters()), ARCHITECTURE)
+    rest = {n: p for n, p in float_state(whole).items() if not n.startswith("encoder.")}
+    inner = to_theirs(VIT_MAE, plain, float_state(whole.encoder), ARCHITECTURE)
     return theirs, {**inner, **to_theirs(DECODER, None, rest)}

@@ -38,10 +38,13 @@ def load_tokenizer_file(path: Path) -> Any:
     return next(named, SubwordTokenizer).load(path)
 
 
-def load_tokenizers(folder: str | Path) -> tuple[Any, Any]:
-    """Read the tokenizers of a folder: for what the model reads, and for what it writes."""
+def load_tokenizers(folder: str | Path, public: bool | None = None) -> tuple[Any, Any]:
+    """Read the tokenizers of a folder: for what the model reads, and for what it writes.
+
+    `public` says whether it is a checkpoint of transformers, which its config.json says otherwise.
+    """
     folder = Path(folder)
-    public = is_huggingface(folder)
+    public = is_huggingface(folder) if public is None else public
     one = folder / (OURS if public else "tokenizer.json")
     if one.exists():
         both = load_tokenizer_file(one)

@@ -1,5 +1,6 @@
 """All tasks by name: what a model is trained and used for."""
 
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -15,38 +16,6 @@ class Home(NamedTuple):
     runner: str
 
 
-TASKS: dict[str, Any] = {
-    "translate": Home(
-        "regard.tasks.translate", "TranslateSettings", "regard.tasks.translator", "Translator"
-    ),
-    "prefix": Home(
-        "regard.tasks.prefix", "PrefixSettings", "regard.tasks.prefix", "PrefixTranslator"
-    ),
-    "language": Home(
-        "regard.tasks.language", "LanguageSettings", "regard.tasks.writing", "LanguageModel"
-    ),
-    "text": Home("regard.tasks.text", "TextSettings", "regard.tasks.text", "TextToText"),
-    "classify": Home(
-        "regard.tasks.classify", "ClassifySettings", "regard.tasks.classifier", "Classifier"
-    ),
-    "images": Home(
-        "regard.tasks.images", "ImageSettings", "regard.tasks.image_classifier", "ImageClassifier"
-    ),
-    "pretrain": Home(
-        "regard.tasks.pretrain", "PretrainSettings", "regard.tasks.encoder", "Encoder"
-    ),
-    "caption": Home(
-        "regard.tasks.caption", "CaptionSettings", "regard.tasks.captions", "Describer"
-    ),
-    "denoise": Home(
-        "regard.tasks.denoise", "DenoiseSettings", "regard.tasks.denoiser", "ImageDenoiser"
-    ),
-    "tag": Home("regard.tasks.tag", "TagSettings", "regard.tasks.tagger", "Tagger"),
-    "fill": Home("regard.tasks.fill", "FillSettings", "regard.tasks.fill", "Filler"),
-    "embed": Home("regard.tasks.embed", "EmbedSettings", "regard.tasks.embed", "Embedder"),
-}
-
-
 class Entry(NamedTuple):
     """A task in the table: where its class is, imported only when asked for, and two examples."""
 
@@ -55,12 +24,105 @@ class Entry(NamedTuple):
     examples: tuple[str, str]
 
 
+TASKS: dict[str, Any] = {
+    "translate": Entry(
+        "regard.tasks.text.translate",
+        "Translate",
+        (
+            "regard train translate data=folder from=en to=de minutes=25 out=runs/mine",
+            "regard train multi30k_en_de data=multi30k out=runs/multi30k",
+        ),
+    ),
+    "prefix": Entry(
+        "regard.tasks.text.prefix",
+        "PrefixTranslate",
+        (
+            "regard train prefix data=folder from=en to=de size=small out=runs/prefix",
+            "regard train prefix data=pairs.tsv minutes=30",
+        ),
+    ),
+    "language": Home(
+        "regard.tasks.language", "LanguageSettings", "regard.tasks.writing", "LanguageModel"
+    ),
+    "text": Entry(
+        "regard.tasks.text.text",
+        "TextToText",
+        (
+            "regard train text data=folder prefix=summarize metric=rouge out=runs/mine",
+            "regard train text data=book.txt objective=spans like=t5",
+        ),
+    ),
+    "classify": Entry(
+        "regard.tasks.text.classify",
+        "Classify",
+        (
+            "regard train classify data=reviews.tsv minutes=5 out=runs/reviews",
+            "regard train classify data=photos family=swin minutes=30 out=runs/photos",
+        ),
+    ),
+    "images": Entry(
+        "regard.tasks.vision.images",
+        "ClassifyImages",
+        (
+            "regard train images data=photos augment=flip+crop+trivial mixup=0.2 minutes=30",
+            "regard train images data=photos init=runs/other tune=all layer_decay=0.75",
+        ),
+    ),
+    "pretrain": Entry(
+        "regard.tasks.vision.pretrain",
+        "Pretrain",
+        (
+            "regard train pretrain data=photos objective=contrastive like=cct minutes=60",
+            "regard train pretrain data=photos family=swin mask_share=0.6 out=runs/masked",
+        ),
+    ),
+    "caption": Entry(
+        "regard.tasks.vision.caption",
+        "WriteCaptions",
+        (
+            "regard train caption data=flickr8k init=runs/encoder minutes=60 out=runs/captions",
+            "regard train caption data=photos.tsv decoder=recurrent doubly_stochastic=1 image=96",
+        ),
+    ),
+    "denoise": Entry(
+        "regard.tasks.vision.denoise",
+        "Denoise",
+        (
+            "regard train denoise data=photos minutes=30 out=runs/denoiser",
+            "regard train denoise data=photos size=small noise=5,55 window=8 out=runs/denoiser",
+        ),
+    ),
+    "tag": Entry(
+        "regard.tasks.text.tag",
+        "Tag",
+        (
+            "regard train tag data=folder column=upos minutes=10 out=runs/tags",
+            "regard train tag data=train.conllu features=affixes size=small",
+        ),
+    ),
+    "fill": Home("regard.tasks.fill", "FillSettings", "regard.tasks.fill", "Filler"),
+    "embed": Entry(
+        "regard.tasks.text.embed",
+        "Embed",
+        (
+            "regard import all-MiniLM-L6-v2 out=runs/minilm",
+            'regard run runs/minilm task=embed "A dog runs."',
+        ),
+    ),
+}
+
+
 def task(name: str) -> Any:
     """Return the class of a task."""
     entry = lookup("task", name, TASKS)
     if isinstance(entry, Entry):
         return getattr(import_module(entry.module), entry.task)
     raise NotImplementedError
+
+
+def task_for(name: str, values: Mapping[str, Any]) -> str:
+    """Return the task to train by such data, such as images where classify is given images."""
+    return task(name).instead(values) if isinstance(TASKS[name], Entry) else name
 
 
 def trainer(name: str) -> Any:

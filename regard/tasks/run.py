@@ -49,7 +49,8 @@ from regard.training.loop import (
     measure,
     mix,
 )
-from regard.training.plan import FOR_TRAINING, LENGTHS, Plan, settle
+from regard.training.plan import DURATION_KEYS, MIN_TRAINING_SHARE, Plan, make_plan
+from regard.weights import state_of
 
 # settings of tasks that say how many rows a validation decodes
 ROWS_JUDGED = ("valid_sentences", "valid_images")
@@ -71,7 +72,7 @@ def resolve_task(
     """
     size = size_of(values)
     said = {"size": size, "model": model, **lookup("size", size, sizes)}
-    if any(values.get(key) is not None for key in LENGTHS):
+    if any(values.get(key) is not None for key in DURATION_KEYS):
         said.pop("steps")
     if values.get("init"):
         said["lr"] = usual_rate(values, width_of(model))
@@ -178,9 +179,9 @@ def settle_tokenizer(
 ) -> Any:
     """Take the tokenizer of the run, or of the model it starts from, or learn a new one."""
     lost = [n for n in listed(folder) if is_learnt(n) and not (folder / n).exists()]
-    if distributed.is_first() and (begun is None or lost):
+    if distributed.is_main() and (begun is None or lost):
         save(folder, load(Path(settings.init)) if settings.init else learn())
-    distributed.wait()
+    distributed.barrier()
     return load(folder)
 
 
@@ -225,17 +226,17 @@ def train_task(
     started = time.perf_counter()
     folder = Path(settings.out or f"runs/{name}")
     threads = use_threads(settings.threads)
-    if settings.processes > 1 and distributed.size() == 1:
+    if settings.processes > 1 and distributed.world_size() == 1:
         words = [f"{key}={value}" for key, value in values.items() if value is not None]
         return Report(**distributed.launch(settings.processes, ["train", recipe or name, *words]))
-    distributed.join()
-    quiet = quiet or not distributed.is_first()
-    with locked(folder) if distributed.is_first() else nullcontext():
+    distributed.init()
+    quiet = quiet or not distributed.is_main()
+    with locked(folder) if distributed.is_main() else nullcontext():
         data = read()
         begun = recall(folder, settings, data.sha, data.split)
-        broken = set_aside(folder, quiet) if begun and distributed.is_first() else {}
+        broken = set_aside(folder, quiet) if begun and distributed.is_main() else {}
         lost = not (folder / SUMS).exists() or any(name.endswith(".safetensors") for name in broken)
-        distributed.wait()
+        distributed.barrier()
         work = prepare(data, folder, begun)
         if rehearsing.get():
             return Rehearsed(settings, work.model, work.task)  # type: ignore[arg-type]
@@ -260,7 +261,7 @@ def train_task(
             begun = _begin(name, folder, settings, data, work, recipe, plan)
             count = f"{parameters(model):,} parameters{learning(model)}"
             log(f"{count}; {steps_of(begun['steps'])}", quiet)
-        if distributed.is_first():
+        if distributed.is_main():
             task = work.runs_as or name
             about = {**origin(settings.init), **work.about}
             save_config(folder, work.kept or model, name=work.family, task=task, about=about)
@@ -274,7 +275,7 @@ def train_task(
                 seal(folder)
 
         def publish(weights: dict[str, Tensor], scores: dict[str, float]) -> None:
-            whole = {**dict(model.named_parameters()), **weights}
+            whole = {**state_of(model), **weights}
             unseal(folder)
             work.publish(folder, merged(model, whole))
             count = parameters(model)
@@ -300,10 +301,10 @@ def train_task(
             lost=lost,
         )
         outcome = fit.run()
-        if outcome.finished and distributed.is_first():
+        if outcome.finished and distributed.is_main():
             work.finish(folder)
             seal(folder)
-        distributed.leave()
+        distributed.destroy()
     return Report(str(folder), outcome.step, begun["steps"], outcome.finished, outcome.scores)
 
 
@@ -317,21 +318,21 @@ def _plan(
 ) -> Plan:
     """Settle how many steps there will be, and what follows from that."""
     if settings.minutes is None:
-        return settle(settings, epoch=_epoch(settings, task))
+        return make_plan(settings, epoch=_epoch(settings, task))
     if any(values.get(key) is not None for key in ROWS_JUDGED):
         task.decoded = 0  # the user has said how many
     whole = 60 * settings.minutes
     cost = measure(model, task, settings, folder, whole)
-    passed = distributed.first_says(time.perf_counter() - started)
-    left = max(whole - passed, FOR_TRAINING * whole)
-    return settle(settings, epoch=_epoch(settings, task), cost=cost, seconds=left)
+    passed = distributed.broadcast(time.perf_counter() - started)
+    left = max(whole - passed, MIN_TRAINING_SHARE * whole)
+    return make_plan(settings, epoch=_epoch(settings, task), cost=cost, seconds=left)
 
 
 def _epoch(settings: TaskSettings, task: Trainable) -> float | None:
     """Return how many steps read everything once, if that is asked."""
     if settings.epochs is None:
         return None
-    return task.epoch() / (settings.accumulate * distributed.size())
+    return task.epoch() / (settings.accumulate * distributed.world_size())
 
 
 def _begin(
@@ -352,4 +353,4 @@ def _begin(
         "kept": hash_kept(work.model),
         "split": data.split.to_json(),
     }
-    return write_recipe(folder, name, settings, data.sha, more) if distributed.is_first() else more
+    return write_recipe(folder, name, settings, data.sha, more) if distributed.is_main() else more

@@ -1,4 +1,4 @@
-"""Checkpoints: folders that are whole or not there, and are checked before they are believed."""
+"""Checkpoints: written atomically, and verified by their hashes before they are loaded."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
 
 def save_checkpoint(folder: Path, step: int, tensors: dict[str, dict[str, Tensor]], counters: dict):
     """Write checkpoints/step-N: every group of tensors, the counters, and a manifest of hashes."""
-    place = folder / f"step-{step}"
+    path = folder / f"step-{step}"
     temporary = folder / f".step-{step}.{os.getpid()}.tmp"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -38,26 +38,25 @@ def save_checkpoint(folder: Path, step: int, tensors: dict[str, dict[str, Tensor
         write_atomically(temporary / "counters.json", json.dumps(counters, indent=1))
         hashes = {file.name: sha256(file) for file in sorted(temporary.iterdir())}
         write_atomically(temporary / MANIFEST, json.dumps(hashes, indent=1))
-        if place.exists():
-            shutil.rmtree(place)
-        os.rename(temporary, place)
+        if path.exists():
+            shutil.rmtree(path)
+        os.rename(temporary, path)
         sync_folder(folder)
-        write_atomically(folder.parent / "last", place.name + "\n")
+        write_atomically(folder.parent / "last", path.name + "\n")
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        told = (
-            refuse(error, place) if isinstance(error, OSError) else UsageError(f"{place}: {error}")
-        )
-        raise told from error
+        if isinstance(error, OSError):
+            raise refuse(error, path) from error
+        raise UsageError(f"{path}: {error}") from error
 
 
-def whole(place: Path) -> bool:
+def is_complete(path: Path) -> bool:
     """Tell whether a checkpoint has every file of its manifest, with the right hash."""
     try:
-        hashes = json.loads((place / MANIFEST).read_text())
-        needed = {"counters.json", *(file.name for file in place.glob("*.safetensors"))}
+        hashes = json.loads((path / MANIFEST).read_text())
+        needed = {"counters.json", *(file.name for file in path.glob("*.safetensors"))}
         return needed <= hashes.keys() and all(
-            sha256(place / name) == hash for name, hash in hashes.items()
+            sha256(path / name) == hash for name, hash in hashes.items()
         )
     except (OSError, ValueError, AttributeError):
         return False
@@ -65,35 +64,35 @@ def whole(place: Path) -> bool:
 
 def checkpoints(folder: Path) -> list[tuple[int, Path]]:
     """Return the checkpoints of a run with their steps, newest first."""
-    found = [(int(p.name[5:]), p) for p in folder.glob("step-*") if p.name[5:].isdigit()]
-    return sorted(found, reverse=True)
+    steps = [(int(p.name[5:]), p) for p in folder.glob("step-*") if p.name[5:].isdigit()]
+    return sorted(steps, reverse=True)
 
 
-def newest_whole(folder: Path) -> tuple[Path | None, list[Path]]:
-    """Return the newest checkpoint that is whole, and the damaged ones that were passed over."""
+def newest_complete(folder: Path) -> tuple[Path | None, list[Path]]:
+    """Return the newest complete checkpoint, and the damaged ones that are newer."""
     damaged = []
-    for _, place in checkpoints(folder):
-        if whole(place):
-            return place, damaged
-        damaged.append(place)
+    for _, path in checkpoints(folder):
+        if is_complete(path):
+            return path, damaged
+        damaged.append(path)
     return None, damaged
 
 
-def load_checkpoint(place: Path) -> tuple[dict[str, dict[str, Tensor]], dict]:
+def load_checkpoint(path: Path) -> tuple[dict[str, dict[str, Tensor]], dict]:
     """Read every group of tensors and the counters of a checkpoint."""
-    groups = {file.stem: load_file(file) for file in sorted(place.glob("*.safetensors"))}
-    return groups, json.loads((place / "counters.json").read_text())
+    groups = {file.stem: load_file(file) for file in sorted(path.glob("*.safetensors"))}
+    return groups, json.loads((path / "counters.json").read_text())
 
 
 def prune(folder: Path, keep: set[str]) -> None:
-    """Delete the checkpoints that nobody needs any more."""
-    for _, place in checkpoints(folder):
-        if place.name not in keep:
-            shutil.rmtree(place, ignore_errors=True)
+    """Delete all checkpoints but those of these names."""
+    for _, path in checkpoints(folder):
+        if path.name not in keep:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def optimiser_tensors(optimiser: torch.optim.Optimizer, names: list[str]) -> dict[str, Tensor]:
-    """Lay an optimiser's state out as named tensors."""
+    """Return the state of an optimiser as named tensors."""
     parameters = [p for group in optimiser.param_groups for p in group["params"]]
     return {
         f"{name}:{key}": value
@@ -105,19 +104,19 @@ def optimiser_tensors(optimiser: torch.optim.Optimizer, names: list[str]) -> dic
 def restore_optimiser(
     optimiser: torch.optim.Optimizer, names: list[str], tensors: dict[str, Tensor]
 ) -> None:
-    """Put an optimiser's state back."""
+    """Load the state of an optimiser from named tensors."""
     parameters = [p for group in optimiser.param_groups for p in group["params"]]
     for name, parameter in zip(names, parameters, strict=True):
-        found = {
+        state = {
             key.rpartition(":")[2]: value.to(parameter.device)
             for key, value in tensors.items()
             if key.rpartition(":")[0] == name
         }
-        if found:
-            optimiser.state[parameter] = found
+        if state:
+            optimiser.state[parameter] = state
 
 
 def optimiser_names(optimiser: torch.optim.Optimizer, named: Mapping[str, Tensor]) -> list[str]:
-    """Return the parameter names in the optimiser's own order."""
+    """Return the names of the optimiser's parameters, in its order."""
     by_id = {id(parameter): name for name, parameter in named.items()}
     return [by_id[id(p)] for group in optimiser.param_groups for p in group["params"]]

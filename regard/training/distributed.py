@@ -1,9 +1,9 @@
-"""Several processes that train one model together: the only place that knows of them.
+"""Data-parallel training over processes: the only place that knows of them.
 
-Each reads its own batches; gradients are added up, and the loss is divided by the tokens of all.
+Each reads its own batches; gradients are all-reduced, and the loss is divided by the tokens of all.
 Started by `processes=N`, or by `torchrun --nproc-per-node N -m regard train ...` on one machine or
-many; alone, every function does nothing. On a CPU two processes with a thread each train a small
-model faster than one with two threads, since they meet once a step and not in every product.
+many; with one process, every function does nothing. On a CPU two processes with a thread each train
+a small model faster than one with two threads: they synchronise once a step, not in every product.
 """
 
 import json
@@ -27,48 +27,48 @@ from torch import Tensor, nn
 
 from regard import native
 
-PATIENCE = 1800  # seconds until the others are given up
-LINE = 64  # bytes that a processor fetches at once
+TIMEOUT = 1800  # seconds to wait for the other processes
+CACHE_LINE = 64  # bytes
 
 
 def rank() -> int:
-    """Return the number of this process, 0 if it is alone."""
+    """Return the rank of this process, 0 if it is the only one."""
     return int(os.environ.get("RANK", 0))
 
 
-def size() -> int:
-    """Return how many processes there are."""
+def world_size() -> int:
+    """Return the number of processes."""
     return int(os.environ.get("WORLD_SIZE", 1))
 
 
-def is_first() -> bool:
-    """Tell whether this process is the one that writes files and talks."""
+def is_main() -> bool:
+    """Tell whether this is rank 0, which writes files and logs."""
     return rank() == 0
 
 
-def join() -> None:
-    """Meet the other processes."""
-    if size() > 1 and not dist.is_initialized():
+def init() -> None:
+    """Join the process group, if there is one."""
+    if world_size() > 1 and not dist.is_initialized():
         _follow_parent()
         dist.init_process_group("gloo")
 
 
 def launch(count: int, words: list[str]) -> dict[str, Any]:
-    """Run `regard WORDS` in several processes, hand signals on, and return what the first says."""
+    """Run `regard WORDS` in several processes, pass signals on, and return the result of rank 0."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     threads = max(1, torch.get_num_threads() // count)
-    # told only if one of the others is the one that fails
+    # printed only if another process than rank 0 fails
     errors = tempfile.TemporaryFile()  # noqa: SIM115
-    together = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    group = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     children = [
         subprocess.Popen(
             [sys.executable, "-m", "regard", *words, "--json"],
             env={
                 "OMP_NUM_THREADS": str(threads),
                 **os.environ,
-                **together,
+                **group,
                 "RANK": str(number),
                 "REGARD_PARENT": str(os.getpid()),
             },
@@ -86,15 +86,15 @@ def launch(count: int, words: list[str]) -> dict[str, Any]:
                 child.send_signal(number)
 
     before = {n: signal.signal(n, pass_on) for n in (signal.SIGINT, signal.SIGTERM)}
-    said: list[bytes] = []
+    output: list[bytes] = []
     first: subprocess.Popen | None = None  # of those that failed
-    reader = threading.Thread(target=lambda: said.append(children[0].stdout.read()))  # type: ignore[union-attr]
+    reader = threading.Thread(target=lambda: output.append(children[0].stdout.read()))  # type: ignore[union-attr]
     reader.start()
     try:
         while any(child.poll() is None for child in children):
             if ended := [child for child in children if child.poll()]:
                 first = first or ended[0]
-                time.sleep(1)  # the one that failed first has said why; let it
+                time.sleep(1)  # let the one that failed first print why
                 for child in children:
                     child.kill()
             time.sleep(0.05)
@@ -110,11 +110,11 @@ def launch(count: int, words: list[str]) -> dict[str, Any]:
             name = signal.Signals(-first.returncode).name
             print(f"regard: a process of this training was ended by {name}", file=sys.stderr)
         raise SystemExit(failed[0] if failed[0] > 0 else 128 - failed[0])
-    return json.loads(said[0])
+    return json.loads(output[0])
 
 
 def _follow_parent() -> None:
-    """End with the process that started this one, however it ended."""
+    """Exit when the process that started this one is gone, however it ended."""
     parent = os.environ.get("REGARD_PARENT")
     if parent is None:
         return
@@ -127,79 +127,81 @@ def _follow_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def leave() -> None:
-    """Part from the other processes."""
+def destroy() -> None:
+    """Leave the process group."""
     if dist.is_initialized():
-        _BOARDS.clear()
+        _SHARED.clear()
         dist.destroy_process_group()
 
 
-def wait() -> None:
-    """Go on once all have come here."""
-    if size() > 1:
+def barrier() -> None:
+    """Wait for all processes."""
+    if world_size() > 1:
         dist.barrier()
 
 
-class Board:
-    """Memory that processes of one machine share, in which they add numbers up.
+class SharedSum:
+    """An all-reduce (sum) through shared memory, for the processes of one machine.
 
     Loopback sockets take as long for the gradients of a small model as its step does.
     """
 
     def __init__(self, count: int, dtype: torch.dtype, memory: mmap.mmap):
-        """Lay out memory of the length that `needs` tells."""
-        before = LINE * size()
-        here = torch.frombuffer(memory, dtype=dtype, count=(size() + 1) * count, offset=before)
-        self.rows, self.sums = here[:-count].view(size(), count), here[-count:]
-        # for each process how often it was here, and a length, on a line of memory of its own
-        self.seen = torch.frombuffer(memory, dtype=torch.int64, count=8 * size()).numpy()
-        self.lengths = torch.frombuffer(memory, dtype=torch.float64, count=8 * size())[1::8]
+        """Lay out memory of `bytes_needed` bytes."""
+        size = world_size()
+        values = torch.frombuffer(
+            memory, dtype=dtype, count=(size + 1) * count, offset=CACHE_LINE * size
+        )
+        self.rows, self.sums = values[:-count].view(size, count), values[-count:]
+        # for each process a counter of barriers and a norm, on a cache line of its own
+        self.seen = torch.frombuffer(memory, dtype=torch.int64, count=8 * size).numpy()
+        self.norms = torch.frombuffer(memory, dtype=torch.float64, count=8 * size)[1::8]
         self.turn = 0
-        share = -(-count // size())
+        share = -(-count // size)
         self.mine = slice(rank() * share, min(count, (rank() + 1) * share))
 
     @staticmethod
-    def needs(count: int, dtype: torch.dtype) -> int:
-        """Return how many bytes of memory the sums of so many numbers need."""
-        return LINE * size() + (size() + 1) * count * dtype.itemsize
+    def bytes_needed(count: int, dtype: torch.dtype) -> int:
+        """Return the size of the shared memory for sums of so many numbers."""
+        return CACHE_LINE * world_size() + (world_size() + 1) * count * dtype.itemsize
 
-    def meet(self) -> None:
-        """Go on once all have come here."""
+    def barrier(self) -> None:
+        """Wait for all processes."""
         self.turn += 1
         self.seen[8 * rank()] = self.turn
         started, tries = time.monotonic(), 0
         while (self.seen[::8] < self.turn).any():
             tries += 1
-            if tries > 1000:  # somebody takes longer, so let others have the processor
+            if tries > 1000:  # it takes longer, so leave the processor to others
                 time.sleep(0.0002)
-                if time.monotonic() - started > PATIENCE:
+                if time.monotonic() - started > TIMEOUT:
                     raise RuntimeError("another process of this training does not answer")
 
-    def add_up(self, most: float = math.inf) -> tuple[Tensor, float]:
-        """Return the sum of all rows, made no longer than `most`, and how long it was.
+    def reduce(self, max_norm: float = math.inf) -> tuple[Tensor, float]:
+        """Return the sum of all rows, clipped to a norm, and its norm before.
 
-        Each process works on its part of the sum, always in one order; nobody may change it.
+        Each process sums its part, always in one order; the result must not be changed.
         """
-        self.meet()
+        self.barrier()
         mine = self.sums[self.mine]
         torch.sum(self.rows[:, self.mine], 0, out=mine)
-        self.lengths[rank()] = float(mine.norm())
-        self.meet()
-        length = float(self.lengths.norm())
-        if length > most:
-            mine *= most / length
-            self.meet()
-        return self.sums, length
+        self.norms[rank()] = float(mine.norm())
+        self.barrier()
+        norm = float(self.norms.norm())
+        if norm > max_norm:
+            mine *= max_norm / norm
+            self.barrier()
+        return self.sums, norm
 
 
 def shared_memory(length: int) -> mmap.mmap | None:
-    """Return memory that all processes share, or nothing if one of them cannot have it.
+    """Return memory that all processes share, or None if one of them cannot map it.
 
-    It is a file without a name, so no limit of /dev/shm holds for it. The room is taken at once:
-    where there is none, a process that writes there later is ended by SIGBUS.
+    It is a memfd, so no limit of /dev/shm holds for it. It is allocated at once: where there is
+    no room, a process that writes there later would be ended by SIGBUS.
     """
     place, made, memory = torch.tensor([os.getpid(), -1]), -1, None
-    if is_first():
+    if is_main():
         with suppress(OSError):
             made = os.memfd_create("regard")
             os.posix_fallocate(made, 0, length)
@@ -220,59 +222,61 @@ def shared_memory(length: int) -> mmap.mmap | None:
     return memory if together.item() else None
 
 
-_BOARDS: dict[tuple[int, torch.dtype], Board | None] = {}
+_SHARED: dict[tuple[int, torch.dtype], SharedSum | None] = {}
 
 
-def _board(count: int, dtype: torch.dtype) -> Board | None:
-    """Return the memory for so many numbers, if all processes are on one machine."""
-    local = "REGARD_PARENT" in os.environ or os.environ.get("LOCAL_WORLD_SIZE") == str(size())
-    # where reads and writes of different processes keep their order by themselves
+def _shared_sum(count: int, dtype: torch.dtype) -> SharedSum | None:
+    """Return the shared sum for so many numbers, if all processes are on one machine."""
+    local = "REGARD_PARENT" in os.environ or os.environ.get("LOCAL_WORLD_SIZE") == str(world_size())
+    # x86-64 keeps the order of reads and writes of different processes
     if not local or platform.machine() != "x86_64" or not hasattr(os, "memfd_create"):
         return None
-    if (count, dtype) not in _BOARDS:
-        memory = shared_memory(Board.needs(count, dtype))
-        _BOARDS[count, dtype] = None if memory is None else Board(count, dtype, memory)
-    return _BOARDS[count, dtype]
+    if (count, dtype) not in _SHARED:
+        memory = shared_memory(SharedSum.bytes_needed(count, dtype))
+        _SHARED[count, dtype] = None if memory is None else SharedSum(count, dtype, memory)
+    return _SHARED[count, dtype]
 
 
-def add_up(tensors: list[Tensor], most: float = math.inf) -> tuple[list[Tensor], float]:
-    """Return the sums of tensors over all processes, together no longer than `most`, and how long.
+def all_reduce_grads(
+    tensors: list[Tensor], max_norm: float = math.inf
+) -> tuple[list[Tensor], float]:
+    """Return the sums of tensors over all processes, clipped to a total norm, and that norm before.
 
-    The sums are valid until the next call and may not be changed, since processes share them.
+    The sums are valid until the next call and must not be changed, since processes share them.
     """
-    if size() == 1:
-        if (long := native.length(tensors)) is None:
-            long = float(nn.utils.get_total_norm(tensors, foreach=True))
-        if long > most:
+    if world_size() == 1:
+        if (norm := native.length(tensors)) is None:
+            norm = float(nn.utils.get_total_norm(tensors, foreach=True))
+        if norm > max_norm:
             for tensor in tensors:
-                tensor *= most / long
-        return tensors, long
+                tensor *= max_norm / norm
+        return tensors, norm
     sizes = [tensor.numel() for tensor in tensors]
-    board = _board(sum(sizes), torch.float32)
-    flat = torch.empty(sum(sizes)) if board is None else board.rows[rank()]
+    shared = _shared_sum(sum(sizes), torch.float32)
+    flat = torch.empty(sum(sizes)) if shared is None else shared.rows[rank()]
     torch.cat([tensor.detach().flatten().cpu() for tensor in tensors], out=flat)
-    if board is None:
+    if shared is None:
         dist.all_reduce(flat)
-        if (long := float(flat.norm())) > most:
-            flat *= most / long
+        if (norm := float(flat.norm())) > max_norm:
+            flat *= max_norm / norm
     else:
-        flat, long = board.add_up(most)
+        flat, norm = shared.reduce(max_norm)
     parts = zip(flat.split(sizes), tensors, strict=True)
-    return [part.view(tensor.shape).to(tensor.device) for part, tensor in parts], long
+    return [part.view(tensor.shape).to(tensor.device) for part, tensor in parts], norm
 
 
-def total(*numbers: float) -> list[float]:
-    """Return the sums of some numbers over all processes."""
-    if size() == 1:
+def all_reduce(*numbers: float) -> list[float]:
+    """Return the sums of numbers over all processes."""
+    if world_size() == 1:
         return list(numbers)
     sums = torch.tensor(numbers, dtype=torch.float64)
-    if (board := _board(len(numbers), torch.float64)) is None:
+    if (shared := _shared_sum(len(numbers), torch.float64)) is None:
         dist.all_reduce(sums)
         return sums.tolist()
-    board.rows[rank()] = sums
-    return board.add_up()[0].tolist()
+    shared.rows[rank()] = sums
+    return shared.reduce()[0].tolist()
 
 
-def first_says(number: float) -> float:
-    """Return the number that the first process has."""
-    return total(number if is_first() else 0.0)[0]
+def broadcast(number: float) -> float:
+    """Return the number that rank 0 has."""
+    return all_reduce(number if is_main() else 0.0)[0]

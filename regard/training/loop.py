@@ -1,7 +1,6 @@
-"""The one training loop. It knows no task: a task brings batches, a loss and an evaluation."""
+"""The training loop. It knows no task: a Trainable brings batches, their loss and an evaluation."""
 
 import fcntl
-import hashlib
 import json
 import math
 import os
@@ -20,20 +19,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.allocator import reuse_memory
 from regard.errors import UsageError, lookup
 from regard.files import refuse, write_atomically
-from regard.memory import reuse_memory
 from regard.native import fast
-from regard.processor import half_precision
+from regard.processor import unsupported_reason
+from regard.seeds import mix
 from regard.settings import setting
 from regard.training import checkpoint as keep
 from regard.training import distributed
 from regard.training.optim import OPTIMISERS, SCHEDULES, build_optimiser
-from regard.training.plan import LEAST_ROWS, Cost, usual_warmup
+from regard.training.plan import MIN_DECODED, Cost, default_warmup
 from regard.training.progress import Progress
+from regard.weights import buffers_of, copy_stored, learned_state, stored_name
 
-PATIENCE_FOR_NAN = 10
-MEASURED = 0.05  # of the time may be spent on measuring steps
+MAX_SKIPPED = 10  # steps in a row whose loss or gradient is not finite
+MEASURING_SHARE = 0.05  # of the time, spent on timing steps
 
 
 def at_least(low: float, help: str = "", high: float | None = None) -> dict[str, Any]:
@@ -78,7 +79,7 @@ DTYPES = {"float32": None, "bfloat16": torch.bfloat16}
 
 
 def check(settings: LoopSettings) -> None:
-    """Refuse names that the loop does not know before anything is written."""
+    """Refuse unknown names and devices before anything is written."""
     lookup("optimiser", settings.optimiser, OPTIMISERS)
     lookup("schedule", settings.schedule, SCHEDULES)
     if settings.dtype == "float16":
@@ -96,7 +97,7 @@ def check(settings: LoopSettings) -> None:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0][:100]
         raise UsageError(f"device='{settings.device}' cannot be used ({reason}); try cpu") from None
-    if DTYPES[settings.dtype] and device == "cpu" and (why := half_precision(settings.dtype)):
+    if DTYPES[settings.dtype] and device == "cpu" and (why := unsupported_reason(settings.dtype)):
         raise UsageError(
             f"dtype={settings.dtype}: this processor cannot compute in it ({why}); "
             "use dtype=float32"
@@ -136,7 +137,7 @@ class Trainable(ABC):
 
 @dataclass
 class Outcome:
-    """How a training ended."""
+    """How a run ended."""
 
     step: int
     finished: bool
@@ -144,15 +145,9 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
 
 
-def mix(*parts: int | str) -> int:
-    """Make one seed from several numbers."""
-    digest = hashlib.sha256(repr(parts).encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 1
-
-
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep a second training out of the folder."""
+    """Hold the lock of a run's folder."""
     made = [place for place in (folder, *folder.parents) if not place.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -171,12 +166,12 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             yield
         except BaseException:
-            _leave_no_trace(folder, made)
+            _remove_if_empty(folder, made)
             raise
 
 
-def _leave_no_trace(folder: Path, made: Sequence[Path]) -> None:
-    """Remove folders that were made for what came to nothing, if nothing was written there."""
+def _remove_if_empty(folder: Path, made: Sequence[Path]) -> None:
+    """Remove the folders that a failed start has made, if nothing was written there."""
     if folder not in made or [path.name for path in folder.iterdir()] != [".lock"]:
         return
     with suppress(OSError):
@@ -185,18 +180,18 @@ def _leave_no_trace(folder: Path, made: Sequence[Path]) -> None:
             place.rmdir()
 
 
-class Stopper:
-    """Notes Ctrl-C and SIGTERM, so that the step can be finished and saved."""
+class StopSignal:
+    """Catches Ctrl-C and SIGTERM, so that the step can be finished and saved."""
 
     def __init__(self):
         self.asked = False
 
-    def __enter__(self) -> "Stopper":
+    def __enter__(self) -> "StopSignal":
         self.before = {}
         for number in (signal.SIGINT, signal.SIGTERM):
             try:
                 self.before[number] = signal.signal(number, self._ask)
-            except ValueError:  # not in the main thread: then nobody can interrupt
+            except ValueError:  # not in the main thread, which alone gets signals
                 break
         return self
 
@@ -213,20 +208,21 @@ class Stopper:
 def measure(
     model: nn.Module, task: Trainable, settings: LoopSettings, folder: Path, seconds: float
 ) -> Cost:
-    """Time some steps, a save and a validation, for a run that has so many seconds.
+    """Time some steps, a checkpoint and a validation, for a run of so many seconds.
 
-    The weights, the optimiser and the random numbers of the run are as if this had not happened.
-    A task with a `valid_share` decodes some of its rows only, from which the rest is told.
+    Weights, optimiser and random numbers of the run are as if this had not happened. Where a
+    validation decodes many rows, it is timed on a share of them.
     """
     reuse_memory()
+    train_mode(model)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     optimiser = build_optimiser(model, name=settings.optimiser, lr=0.0)
     times = []
     started = time.perf_counter()
-    number, patience = 0, min(8.0, MEASURED * seconds)
+    number, limit = 0, min(8.0, MEASURING_SHARE * seconds)
     with fast(model):
-        while number < 5 or distributed.first_says(
-            time.perf_counter() - started < patience and number < 60
+        while number < 5 or distributed.broadcast(
+            time.perf_counter() - started < limit and number < 60
         ):
             begun = time.perf_counter()
             one_step(model, task, settings, optimiser, 7919 * number + 13, 0.0)
@@ -237,67 +233,76 @@ def measure(
     for parameter in model.parameters():
         parameter.grad = None
     save = validation = 0.0
-    if distributed.is_first():
+    if distributed.is_main():
         begun = time.perf_counter()
-        named: dict[str, Tensor] = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        named = learned_state(model)
         kept = keep.optimiser_tensors(optimiser, keep.optimiser_names(optimiser, named))
         with tempfile.TemporaryDirectory(prefix=".", suffix=".tmp", dir=folder) as place:
             home = Path(place) / "checkpoints"
             keep.save_checkpoint(home, 0, {"raw": named, "optimiser": kept}, {})
         save = time.perf_counter() - begun
         validation = _time_validation(model, task)
-    step, save, validation = (distributed.first_says(x) for x in (step, save, validation))
+    step, save, validation = (distributed.broadcast(x) for x in (step, save, validation))
     return Cost(step, save, validation, task.decoded)
 
 
 def _time_validation(model: nn.Module, task: Trainable) -> float:
-    """Return in how many seconds the whole validation part would be evaluated."""
+    """Return the seconds of a validation on the whole part."""
     begun, share = time.perf_counter(), 1.0
-    if task.decoded > LEAST_ROWS:
-        task.valid_share = share = LEAST_ROWS / task.decoded
+    if task.decoded > MIN_DECODED:
+        task.valid_share = share = MIN_DECODED / task.decoded
     model.eval()
     try:
         task.evaluate(model)
     finally:
-        model.train()
+        train_mode(model)
         task.valid_share = 1.0
     return (time.perf_counter() - begun) / share
+
+
+def train_mode(model: nn.Module) -> None:
+    """Set training mode; a frozen batch norm keeps and uses its running statistics."""
+    model.train()
+    for part in model.modules():
+        batch_norm = isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d)
+        if batch_norm and part.affine and not part.weight.requires_grad:
+            part.eval()
 
 
 def one_step(
     model: nn.Module, task: Trainable, settings: LoopSettings, optimiser, n: int, lr: float
 ) -> tuple[float, float, int, bool]:
-    """Make one update; return loss a token, gradient norm, tokens read, and if it was sound."""
-    rank, size, parts = distributed.rank(), distributed.size(), settings.accumulate
-    draw = torch.default_generator if settings.device == "cpu" else torch  # which asks all devices
-    draw.manual_seed(mix(settings.seed, "step", n, rank))
+    """Make one update; return loss per token, gradient norm, tokens read, and if all was finite."""
+    rank, size, parts = distributed.rank(), distributed.world_size(), settings.accumulate
+    rng = torch.default_generator if settings.device == "cpu" else torch  # torch: all devices
+    rng.manual_seed(mix(settings.seed, "step", n, rank))
     batches = [task.batch((n * parts + i) * size + rank) for i in range(parts)]
     counts = [task.count(batch) for batch in batches]
-    total, read = distributed.total(*(sum(column) for column in zip(*counts, strict=True)))
+    total, read = distributed.all_reduce(*(sum(column) for column in zip(*counts, strict=True)))
     loss, kind = torch.zeros(()), DTYPES[settings.dtype]
     for batch in batches:
         with torch.autocast(settings.device.split(":")[0], kind, enabled=kind is not None):
             part = task.loss(model, batch) / total
         part.backward()
         loss += part.detach().cpu()
-    learning = (p for group in optimiser.param_groups for p in group["params"])
-    parameters = [p for p in learning if p.grad is not None]
+    trained = (p for group in optimiser.param_groups for p in group["params"])
+    parameters = [p for p in trained if p.grad is not None]
     grads = [p.grad for p in parameters if p.grad is not None]
-    grads, norm = distributed.add_up(grads, settings.clip or math.inf)
+    grads, norm = distributed.all_reduce_grads(grads, settings.clip or math.inf)
     for parameter, grad in zip(parameters, grads, strict=True):
         parameter.grad = grad
-    (loss,) = distributed.total(float(loss))
-    sound = math.isfinite(loss) and math.isfinite(norm)
-    if sound:
+    (loss,) = distributed.all_reduce(float(loss))
+    finite = math.isfinite(loss) and math.isfinite(norm)
+    if finite:
         for group in optimiser.param_groups:
             group["lr"] = lr * group.get("scale", 1.0)
         optimiser.step()
     optimiser.zero_grad(set_to_none=True)
-    return loss, norm, int(read), sound
+    return loss, norm, int(read), finite
 
 
 class Fit:
-    """One training run in one folder, which can be left and taken up again at any moment."""
+    """One training run in one folder, which can be stopped and resumed at any step."""
 
     def __init__(
         self,
@@ -312,7 +317,7 @@ class Fit:
         quiet: bool = False,
         lost: bool = False,
     ):
-        """Take what to train, where, how long and how its weights are published.
+        """Train `task` in a folder for so many steps; `publish` saves the best weights.
 
         If the published weights are `lost`, they are published again from a checkpoint.
         """
@@ -320,7 +325,7 @@ class Fit:
         self.model, self.task, self.settings = model, task, settings
         self.folder, self.steps, self.valid_every = Path(folder), steps, valid_every
         self.publish, self.quiet = publish, quiet
-        self.warmup = usual_warmup(steps) if settings.warmup is None else settings.warmup
+        self.warmup = default_warmup(steps) if settings.warmup is None else settings.warmup
         self.optimiser = build_optimiser(
             model,
             name=settings.optimiser,
@@ -331,10 +336,11 @@ class Fit:
             lr_scales=task.lr_scales,
         )
         self.schedule = lookup("schedule", settings.schedule, SCHEDULES)
-        # what stays as it is need not be kept
-        self.named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        # what is frozen need not be kept
+        self.state = learned_state(model)
+        self.buffers = list(buffers_of(model).values())
         self.averaged = (
-            {name: p.detach().clone() for name, p in self.named.items()} if settings.ema else None
+            {name: x.detach().clone() for name, x in self.state.items()} if settings.ema else None
         )
         self.counters: dict[str, Any] = {
             "step": 0,
@@ -350,29 +356,29 @@ class Fit:
         }
         self.notes: list[str] = []
 
-    # What is kept
+    # Checkpoints
 
     @property
-    def place(self) -> Path:
-        """Return where the checkpoints are."""
+    def checkpoints(self) -> Path:
+        """Return the folder of the checkpoints."""
         return self.folder / "checkpoints"
 
     def save(self) -> None:
         """Write a checkpoint of everything that the next step depends on."""
         step = self.counters["step"]
-        names = keep.optimiser_names(self.optimiser, self.named)
+        names = keep.optimiser_names(self.optimiser, self.state)
         groups = {
-            "raw": dict(self.named),
+            "raw": dict(self.state),
             "optimiser": keep.optimiser_tensors(self.optimiser, names),
         }
         if self.averaged is not None:
             groups["ema"] = self.averaged
-        keep.save_checkpoint(self.place, step, groups, self.counters)
-        # what is ahead of the present step was found damaged
-        recent = [path.name for at, path in keep.checkpoints(self.place) if at <= step][:2]
-        wanted = {f"step-{s}" for s in self._to_average()}
+        keep.save_checkpoint(self.checkpoints, step, groups, self.counters)
+        # those ahead of the present step are damaged
+        recent = [path.name for at, path in keep.checkpoints(self.checkpoints) if at <= step][:2]
+        averaged = {f"step-{s}" for s in self._to_average()}
         best = self.counters["best_step"]
-        keep.prune(self.place, {*recent, *wanted, f"step-{best}"})
+        keep.prune(self.checkpoints, {*recent, *averaged, f"step-{best}"})
 
     def _to_average(self) -> list[int]:
         """Return the steps of the last validations, whose weights may be averaged at the end."""
@@ -381,35 +387,33 @@ class Fit:
         return [s for s in range(first, last + 1, self.valid_every) if s and self.settings.average]
 
     def restore(self) -> None:
-        """Take up the newest checkpoint that is whole, if there is any."""
-        place, damaged = keep.newest_whole(self.place)
+        """Load the newest complete checkpoint, if there is any."""
+        newest, damaged = keep.newest_complete(self.checkpoints)
         for path in damaged:
             self._note(f"{path} is damaged and was passed over")
-        if place is None:
-            self._forget_after(0)
+        if newest is None:
+            self._truncate_metrics(0)
             return
-        groups, counters = keep.load_checkpoint(place)
+        groups, counters = keep.load_checkpoint(newest)
         self.counters.update(counters)
         with torch.no_grad():
-            for name, parameter in self.named.items():
-                parameter.copy_(groups["raw"][name])
+            copy_stored(groups["raw"], self.state)
             if self.averaged is not None:
-                for name, tensor in self.averaged.items():
-                    tensor.copy_(groups["ema"][name])
-        names = keep.optimiser_names(self.optimiser, self.named)
+                copy_stored(groups["ema"], self.averaged)
+        names = keep.optimiser_names(self.optimiser, self.state)
         keep.restore_optimiser(self.optimiser, names, groups["optimiser"])
-        self._forget_after(self.counters["step"])
+        self._truncate_metrics(self.counters["step"])
 
     def _note(self, text: str) -> None:
-        """Tell the user something now, and whoever asks later."""
+        """Print a note, and keep it for the outcome."""
         self.notes.append(text)
         if not self.quiet:
             print(text, file=sys.stderr)
 
-    def _forget_after(self, step: int) -> None:
+    def _truncate_metrics(self, step: int) -> None:
         """Drop the lines of metrics.jsonl that a killed run wrote after its last checkpoint."""
         path = self.folder / "metrics.jsonl"
-        if not path.exists() or not distributed.is_first():
+        if not path.exists() or not distributed.is_main():
             return
         kept = []
         for line in path.read_text(errors="replace").splitlines():
@@ -420,62 +424,66 @@ class Fit:
                 continue
         write_atomically(path, "".join(line + "\n" for line in kept))
 
-    # What is done
+    # Training
 
     def run(self) -> Outcome:
-        """Train until the last step, until nothing is gained, or until asked to stop."""
+        """Train until the last step, until early stopping, or until a signal."""
         reuse_memory()
         self.restore()
-        if self.lost and distributed.is_first():
+        if self.lost and distributed.is_main():
             self._publish_again()
-        distributed.wait()
+        distributed.barrier()
         settings, counters = self.settings, self.counters
         started = time.perf_counter() - counters["seconds"]
         saved = time.perf_counter()
-        first = distributed.is_first()
+        main = distributed.is_main()
         ended = self._is_over()
         with (
             fast(self.model),
-            _board(None if ended or not first else self.folder, counters["step"]) as board,
-            Stopper() as stopper,
-            open(self.folder / "metrics.jsonl" if first else os.devnull, "a") as metrics,
+            _tensorboard(None if ended or not main else self.folder, counters["step"]) as board,
+            StopSignal() as stop,
+            open(self.folder / "metrics.jsonl" if main else os.devnull, "a") as metrics,
             Progress("train", self.steps, quiet=self.quiet, done=counters["step"]) as bar,
         ):
             self.left = bar.left
-            self.model.train()
+            train_mode(self.model)
             while not ended:
                 n = counters["step"]
                 lr = settings.lr * self.schedule(n, self.steps, self.warmup)
                 begun = time.perf_counter()
-                loss, norm, tokens, sound = one_step(
+                before = [buffer.clone() for buffer in self.buffers]
+                loss, norm, tokens, finite = one_step(
                     self.model, self.task, settings, self.optimiser, n, lr
                 )
+                if not finite:  # a step that is skipped leaves nothing behind
+                    for buffer, old in zip(self.buffers, before, strict=True):
+                        buffer.copy_(old)
                 counters["step"] = n + 1
                 counters["tokens"] += tokens
-                self._after(sound, loss, norm)
+                self._after(finite, loss, norm)
                 counters["seconds"] = time.perf_counter() - started
                 speed = tokens / (time.perf_counter() - begun)
                 bar.update(1, loss=loss, tokens=tokens)
-                row = {"step": n + 1, "loss": loss, "lr": lr, "grad_norm": norm, "sound": sound}
+                row = {"step": n + 1, "loss": loss, "lr": lr, "grad_norm": norm, "sound": finite}
                 _write(metrics, {**row, "tokens_per_second": round(speed, 1)})
                 for name in ("loss", "lr", "grad_norm"):
                     board(f"train/{name}" if name == "loss" else name, row[name], n + 1)
                 board("tokens_per_second", speed, n + 1)
                 due = (n + 1) % self.valid_every == 0 or n + 1 == self.steps
-                if due and first:
+                if due and main:
                     self._validate(metrics, board)
                     counters["seconds"] = time.perf_counter() - started
-                ended = bool(distributed.first_says(self._is_over()))
-                asked = distributed.total(stopper.asked)[0] > 0
+                ended = bool(distributed.broadcast(self._is_over()))
+                asked = distributed.all_reduce(stop.asked)[0] > 0
                 late = time.perf_counter() - saved > settings.save_every
-                if first and (due or ended or late or asked):
+                if main and (due or ended or late or asked):
                     metrics.flush()
                     os.fsync(metrics.fileno())
                     self.save()
                     saved = time.perf_counter()
                 if asked and not ended:
                     break
-        if ended and first:
+        if ended and main:
             self._finish()
         return Outcome(counters["step"], ended, dict(counters["scores"]), self.notes)
 
@@ -484,43 +492,45 @@ class Fit:
         over = self.counters["step"] >= self.steps
         return over or bool(patience and self.counters["without_gain"] >= patience)
 
-    def _after(self, sound: bool, loss: float, norm: float) -> None:
-        """Average the weights, or count a step that had to be skipped."""
+    def _after(self, finite: bool, loss: float, norm: float) -> None:
+        """Update the EMA, or count a step that was skipped."""
         counters = self.counters
-        if sound:
+        if finite:
             counters["skipped_in_a_row"] = 0
             if self.averaged is not None:
-                # early on, a short memory: the start should not linger
-                memory = min(self.settings.ema, (counters["step"] + 1) / (counters["step"] + 10))
-                for name, parameter in self.named.items():
-                    self.averaged[name].lerp_(parameter.detach(), 1 - memory)
+                # a lower decay early on: the initial weights should not linger
+                decay = min(self.settings.ema, (counters["step"] + 1) / (counters["step"] + 10))
+                for name, new in self.state.items():
+                    if new.is_floating_point():
+                        self.averaged[name].lerp_(new.detach(), 1 - decay)
+                    else:
+                        self.averaged[name].copy_(new)
             return
         counters["skipped"] += 1
         counters["skipped_in_a_row"] += 1
-        if counters["skipped_in_a_row"] >= PATIENCE_FOR_NAN:
+        if counters["skipped_in_a_row"] >= MAX_SKIPPED:
+            kept = self.checkpoints.exists()
             raise UsageError(
-                f"{PATIENCE_FOR_NAN} steps in a row had a loss or gradient that is not finite "
+                f"{MAX_SKIPPED} steps in a row had a loss or gradient that is not finite "
                 f"(loss {loss}, gradient {norm}, step {counters['step']}); "
-                f"try a lower rate than lr={self.settings.lr} or a longer warmup"
-                + (f"; the last good weights are in {self.place}" if self.place.exists() else "")
+                f"try a lower learning rate than lr={self.settings.lr} or a longer warmup"
+                + (f"; the last good weights are in {self.checkpoints}" if kept else "")
             )
 
     @contextmanager
     def _with(self, weights: dict[str, Tensor] | None) -> Iterator[None]:
-        """Let the model have other weights for a while."""
+        """Give the model other weights inside the context."""
         if weights is None:
             yield
             return
-        own = {name: p.detach().clone() for name, p in self.named.items()}
+        own = {name: x.detach().clone() for name, x in self.state.items()}
         with torch.no_grad():
-            for name, p in self.named.items():
-                p.copy_(weights[name])
+            copy_stored(weights, self.state)
         try:
             yield
         finally:
             with torch.no_grad():
-                for name, p in self.named.items():
-                    p.copy_(own[name])
+                copy_stored(own, self.state)
 
     def _score(self, weights: dict[str, Tensor] | None) -> dict[str, float]:
         with self._with(weights):
@@ -528,10 +538,10 @@ class Fit:
             try:
                 return self.task.evaluate(self.model)
             finally:
-                self.model.train()
+                train_mode(self.model)
 
     def _validate(self, metrics, board) -> None:
-        """Score the weights that would be used, and publish them if they are the best so far."""
+        """Evaluate the weights, or their EMA, and publish them if they are the best so far."""
         counters = self.counters
         scores = self._score(self.averaged)
         step = counters["step"]
@@ -540,15 +550,15 @@ class Fit:
             board(f"valid/{name}", value, step)
         if not self.quiet:
             shown = "  ".join(f"{k} {v:.4g}" for k, v in scores.items() if k != "better")
-            told = f"step {step:,} of {self.steps:,}  {shown}  {self.left()}"
-            print(told.rstrip(), file=sys.stderr, flush=True)
-        # a lower loss at the same score is the better model, but no reason to be patient for longer
+            line = f"step {step:,} of {self.steps:,}  {shown}  {self.left()}"
+            print(line.rstrip(), file=sys.stderr, flush=True)
+        # a lower loss at the same score is the better model, but does not restart the patience
         gained = counters["best"] is None or scores["better"] > counters["best"]
         counters["without_gain"] = 0 if gained else counters["without_gain"] + 1
         if self._is_better(scores):
             counters["best"], counters["best_step"] = scores["better"], step
             counters["scores"], counters["published"] = scores, [step]
-            self.publish(self.averaged or dict(self.named), scores)
+            self.publish(self.averaged or dict(self.state), scores)
             write_atomically(self.folder / "best", f"step-{step}\n")
 
     def _is_better(self, scores: dict[str, float]) -> bool:
@@ -563,7 +573,7 @@ class Fit:
         """Publish the average of the last checkpoints if it is better than the best of them."""
         if self.settings.average < 2 or self.counters.get("averaged"):
             return
-        steps = [s for s in self._to_average() if keep.whole(self.place / f"step-{s}")]
+        steps = [s for s in self._to_average() if keep.is_complete(self.checkpoints / f"step-{s}")]
         if len(steps) < 2:
             return
         mean = self._mean(steps)
@@ -581,48 +591,49 @@ class Fit:
         self.save()
 
     def _mean(self, steps: list[int]) -> dict[str, Tensor]:
-        """Return the mean of the weights that some checkpoints would publish."""
+        """Return the mean of the weights (or their EMA) of some checkpoints."""
         group = "ema" if self.averaged is not None else "raw"
         sums: dict[str, Tensor] = {}
         for step in steps:
-            tensors = keep.load_checkpoint(self.place / f"step-{step}")[0][group]
-            for name, tensor in tensors.items():
-                sums[name] = sums[name] + tensor.double() if name in sums else tensor.double()
+            tensors = keep.load_checkpoint(self.checkpoints / f"step-{step}")[0][group]
+            for name in self.state:
+                place = stored_name(name, tensors)
+                if place is not None:
+                    sums[name] = sums.get(name, 0.0) + tensors[place].double()
         return {
-            name: (total / len(steps)).to(self.named[name].dtype) for name, total in sums.items()
+            name: (total / len(steps)).to(self.state[name].dtype) for name, total in sums.items()
         }
 
     def _publish_again(self) -> None:
-        """Publish the best weights so far once more, from the checkpoints that hold them."""
+        """Publish the best weights so far again, from the checkpoints that hold them."""
         steps = self.counters["published"]
-        gone = [s for s in steps if not keep.whole(self.place / f"step-{s}")]
+        gone = [s for s in steps if not keep.is_complete(self.checkpoints / f"step-{s}")]
         if gone:
             raise UsageError(
-                f"{self.place / f'step-{gone[0]}'}: damaged or missing, so its weights cannot be "
-                "published again; give another out= to begin anew"
+                f"{self.checkpoints / f'step-{gone[0]}'}: damaged or missing, so its weights "
+                "cannot be published again; give another out= to begin anew"
             )
         if steps:
             self.publish(self._mean(steps), self.counters["scores"])
             names = " and ".join(f"step-{step}" for step in steps)
-            self._note(f"{self.folder}: published again from {self.place.name}/{names}")
+            self._note(f"{self.folder}: published again from {self.checkpoints.name}/{names}")
 
 
 def _write(file, row: dict[str, Any]) -> None:
-    """Add a line to metrics.jsonl; a number that JSON has no word for becomes null."""
-    sound = {
+    """Add a line to metrics.jsonl; a number that is not finite becomes null."""
+    values = {
         k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()
     }
-    file.write(json.dumps(sound) + "\n")
+    file.write(json.dumps(values) + "\n")
 
 
 @contextmanager
-def _board(folder: Path | None, step: int) -> Iterator[Callable[[str, float, int], None]]:
-    """Give what writes a scalar to TensorBoard, going on after a step; nothing without a folder."""
+def _tensorboard(folder: Path | None, step: int) -> Iterator[Callable[[str, float, int], None]]:
+    """Yield a function that writes a scalar to TensorBoard, resuming after a step."""
     if folder is None:
         yield lambda name, value, at: None
         return
     from torch.utils.tensorboard import SummaryWriter
 
-    place = str(folder / "tensorboard")
-    with SummaryWriter(place, purge_step=step + 1, flush_secs=30) as writer:
+    with SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1, flush_secs=30) as writer:
         yield lambda name, value, at: writer.add_scalar(name, value, at)

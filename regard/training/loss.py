@@ -1,18 +1,35 @@
-"""The loss over a vocabulary, computed some rows at a time."""
+"""Cross-entropy over a vocabulary and R-Drop, fused with the output projection, in row chunks."""
+
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-ROWS = 512  # rows of logits held at once: small enough to stay in the processor's cache
+if TYPE_CHECKING:
+    from regard.data.parallel import PairBatch
+
+CHUNK = 512  # rows of logits held at once: small enough to stay in the processor's cache
+ROWS = CHUNK  # an older name
 
 
-class _VocabularyLoss(torch.autograd.Function):
-    """Cross-entropy of h W' + b with label smoothing, its gradient made along the way.
+class _GradientsInForward(torch.autograd.Function):
+    """A loss whose forward saves the gradients of its tensors; three other arguments have none."""
+
+    @staticmethod
+    def backward(ctx, *grad_outputs):  # noqa: D102
+        (grad,) = grad_outputs
+        # each is handed on once, so that scaling may happen in place
+        grads = [None if g is None else g.mul_(grad) for g in ctx.saved_tensors]
+        return *grads, None, None, None
+
+
+class _LinearCrossEntropy(_GradientsInForward):
+    """Cross-entropy of h W' + b with label smoothing; forward computes the gradients as well.
 
     With E = exp(logits - max) and s its row sums, the gradient by the logits is
-    E / s - (1 - e) onehot - e / V. Only E is ever written out, a chunk of rows at a time and into
-    memory that is used again; what is constant along a row or column enters through sums.
+    E / s - (1 - e) onehot - e / V. Only E is materialised, a chunk of rows at a time and into one
+    buffer; what is constant along a row or column enters through sums.
     """
 
     @staticmethod
@@ -28,9 +45,9 @@ class _VocabularyLoss(torch.autograd.Function):
         grad_h = torch.empty_like(h) if needs[0] else None
         grad_w = torch.zeros_like(w) if needs[1] else None
         grad_b = torch.zeros_like(bias) if bias is not None and needs[2] else None
-        buffer = h.new_empty(min(ROWS, rows), vocab)
-        for start in range(0, rows, ROWS):
-            part = slice(start, min(rows, start + ROWS))
+        buffer = h.new_empty(min(CHUNK, rows), vocab)
+        for start in range(0, rows, CHUNK):
+            part = slice(start, min(rows, start + CHUNK))
             x, logits = h[part], buffer[: part.stop - part.start]
             live = real[part]
             y = targets[part].masked_fill(~live, 0)
@@ -57,15 +74,8 @@ class _VocabularyLoss(torch.autograd.Function):
         ctx.save_for_backward(grad_h, grad_w, grad_b)
         return losses.masked_fill_(~real, 0.0).sum()
 
-    @staticmethod
-    def backward(ctx, *grad_outputs):  # noqa: D102
-        (grad,) = grad_outputs
-        # each is handed on once, so that scaling may happen in place
-        grads = [None if g is None else g.mul_(grad) for g in ctx.saved_tensors]
-        return *grads, None, None, None
 
-
-def vocabulary_loss(
+def linear_cross_entropy(
     hidden: Tensor,
     weight: Tensor,
     targets: Tensor,
@@ -84,10 +94,10 @@ def vocabulary_loss(
         bias = None if bias is None else bias.detach()
     with torch.autocast(weight.device.type, enabled=False):
         hidden = hidden.to(weight.dtype)
-        return _VocabularyLoss.apply(hidden, weight, bias, targets, smoothing, ignore)  # type: ignore[return-value]
+        return _LinearCrossEntropy.apply(hidden, weight, bias, targets, smoothing, ignore)  # type: ignore[return-value]
 
 
-def plain_loss(
+def reference_cross_entropy(
     hidden: Tensor,
     weight: Tensor,
     targets: Tensor,
@@ -96,19 +106,19 @@ def plain_loss(
     smoothing: float = 0.0,
     ignore: int = -1,
 ) -> Tensor:
-    """Return the same by torch's own functions, all logits at once."""
+    """Return the same by torch's own functions, all logits at once: faster for few classes."""
     logits = F.linear(hidden, weight, bias)
     return F.cross_entropy(
         logits, targets, reduction="sum", label_smoothing=smoothing, ignore_index=ignore
     )
 
 
-class _RDropLoss(torch.autograd.Function):
-    """Cross-entropy of two passes with dropout, and the distance between what they say.
+class _RDropLoss(_GradientsInForward):
+    """Cross-entropy of two passes with dropout, and the symmetric KL divergence between them.
 
     For p and q the two distributions, the loss is the mean of both cross-entropies plus
     alpha (KL(p|q) + KL(q|p)) / 4, summed over rows (Liang et al. 2021, halved: a row counts once).
-    The gradient by the first logits of the distance is p (log p/q - KL(p|q)) + p - q.
+    The gradient of the divergence by the first logits is p (log p/q - KL(p|q)) + p - q.
     """
 
     @staticmethod
@@ -121,42 +131,36 @@ class _RDropLoss(torch.autograd.Function):
         total = one.new_zeros(())
 
         def add(part: slice) -> Tensor:
-            """Add up the gradients of some rows and return their loss; then its memory is free."""
+            """Accumulate gradients of some rows and return their loss; its memory is then free."""
             y = targets[part].unsqueeze(-1)
             x = [one.detach()[part], two.detach()[part]]
             logs = [
                 F.linear(h, w, None if bias is None else bias.detach()).log_softmax(-1) for h in x
             ]
-            probabilities = [log.exp() for log in logs]
-            apart = logs[0] - logs[1]
-            distances = [
-                (probabilities[0] * apart).sum(-1, keepdim=True),
-                (probabilities[1] * -apart).sum(-1, keepdim=True),
+            probs = [log.exp() for log in logs]
+            ratio = logs[0] - logs[1]
+            kl = [
+                (probs[0] * ratio).sum(-1, keepdim=True),
+                (probs[1] * -ratio).sum(-1, keepdim=True),
             ]
-            found = alpha / 4 * (distances[0].sum() + distances[1].sum())
+            loss = alpha / 4 * (kl[0].sum() + kl[1].sum())
             for i, sign in ((0, 1.0), (1, -1.0)):
-                log, p, q = logs[i], probabilities[i], probabilities[1 - i]
+                log, p, q = logs[i], probs[i], probs[1 - i]
                 hit = log.gather(-1, y).sum()
-                found -= 0.5 * ((1 - smoothing) * hit + smoothing / vocab * log.sum())
-                g = (sign * apart).sub_(distances[i] - 1).mul_(p).sub_(q)
+                loss -= 0.5 * ((1 - smoothing) * hit + smoothing / vocab * log.sum())
+                g = (sign * ratio).sub_(kl[i] - 1).mul_(p).sub_(q)
                 g.mul_(alpha / 4).add_(p, alpha=0.5).sub_(0.5 * smoothing / vocab)
                 g.scatter_add_(-1, y, torch.full_like(y, -1, dtype=g.dtype) * 0.5 * (1 - smoothing))
                 torch.mm(g, w, out=grads[i][part])
                 grad_w.addmm_(g.t(), x[i])
                 if grad_b is not None:
                     grad_b.add_(g.sum(0))
-            return found
+            return loss
 
-        for start in range(0, rows, ROWS):
-            total += add(slice(start, min(rows, start + ROWS)))
+        for start in range(0, rows, CHUNK):
+            total += add(slice(start, min(rows, start + CHUNK)))
         ctx.save_for_backward(*grads, grad_w, grad_b)
         return total
-
-    @staticmethod
-    def backward(ctx, *grad_outputs):  # noqa: D102
-        (grad,) = grad_outputs
-        grads = [None if g is None else g.mul_(grad) for g in ctx.saved_tensors]
-        return *grads, None, None, None
 
 
 def r_drop_loss(
@@ -173,3 +177,35 @@ def r_drop_loss(
     with torch.autocast(weight.device.type, enabled=False):
         one, two = one.to(weight.dtype), two.to(weight.dtype)
         return _RDropLoss.apply(one, two, weight, bias, targets, alpha, smoothing)  # type: ignore[return-value]
+
+
+# older names
+vocabulary_loss, plain_loss = linear_cross_entropy, reference_cross_entropy
+
+
+# Encoder-decoders
+
+
+def twice(batch: "PairBatch", r_drop: float) -> tuple[Tensor, ...]:
+    """Return what a model reads of a batch: source, target and lengths; for R-Drop twice."""
+    sides = batch.source, batch.reads, batch.source_lengths
+    return tuple(torch.cat([x, x]) for x in sides) if r_drop else sides
+
+
+def head_loss(
+    model: Any, hidden: Tensor, batch: "PairBatch", smoothing: float, r_drop: float
+) -> Tensor:
+    """Return the summed loss of the vectors before the head; padding never reaches the logits."""
+    real = (batch.writes >= 0).flatten().nonzero().squeeze(-1)
+    writes = batch.writes.flatten()[real]
+    weight, bias = model.head.weight, model.head.bias
+    if r_drop:
+        one, two = (half.flatten(0, 1)[real] for half in hidden.chunk(2))
+        return r_drop_loss(one, two, weight, writes, r_drop, bias=bias, smoothing=smoothing)
+    rows = hidden.flatten(0, 1)[real]
+    return linear_cross_entropy(rows, weight, writes, bias=bias, smoothing=smoothing)
+
+
+def sequence_loss(model: Any, batch: "PairBatch", smoothing: float, r_drop: float) -> Tensor:
+    """Return the summed cross-entropy of targets, with label smoothing and R-Drop."""
+    return head_loss(model, model.hidden(*twice(batch, r_drop)), batch, smoothing, r_drop)

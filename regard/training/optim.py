@@ -1,4 +1,4 @@
-"""The optimiser and the rate of learning over time."""
+"""Optimisers (AdamW, Muon), their parameter groups, and learning-rate schedules."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -14,12 +14,12 @@ from regard.errors import lookup
 
 
 def inverse_sqrt(step: int, steps: int, warmup: int) -> float:
-    """Rise in a line, then fall with the square root of time, as in the paper."""
+    """Linear warm-up, then decay by the inverse square root (Vaswani et al. 2017)."""
     return min((step + 1) / max(1, warmup), math.sqrt(max(1, warmup) / (step + 1)))
 
 
 def cosine(step: int, steps: int, warmup: int) -> float:
-    """Rise in a line, then fall along half a cosine to a hundredth."""
+    """Linear warm-up, then cosine decay to a hundredth."""
     if step < warmup:
         return (step + 1) / warmup
     done = min(1.0, (step - warmup) / max(1, steps - warmup))
@@ -27,7 +27,7 @@ def cosine(step: int, steps: int, warmup: int) -> float:
 
 
 def constant(step: int, steps: int, warmup: int) -> float:
-    """Rise in a line, then stay."""
+    """Linear warm-up, then constant."""
     return min(1.0, (step + 1) / max(1, warmup))
 
 
@@ -38,30 +38,30 @@ SCHEDULES: dict[str, Callable[[int, int, int], float]] = {
 }
 
 
-# settings of a group that a kernel takes for all weights alike
+# options of a group that the kernel takes to be the same in all groups
 SHARED = ("betas", "eps", "amsgrad", "maximize")
 
 
-class Adam(AdamW):
-    """PyTorch's AdamW, which a kernel does for all weights at once where there is one."""
+class NativeAdamW(AdamW):
+    """PyTorch's AdamW, with one native kernel for all parameters where there is one."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        """Move everything by one step."""
-        some = [(p, group) for group in self.param_groups for p in group["params"]]
-        some = [(p, group, self.state[p]) for p, group in some if p.grad is not None]
-        if not some or not all("exp_avg" in past for *_, past in some):
-            super().step(closure)  # which makes the memory
+        """Update all parameters."""
+        pairs = [(p, group) for group in self.param_groups for p in group["params"]]
+        used = [(p, group, self.state[p]) for p, group in pairs if p.grad is not None]
+        if not used or not all("exp_avg" in state for *_, state in used):
+            super().step(closure)  # which initialises the state
             return
-        counts = [past["step"] for *_, past in some]
+        counts = [state["step"] for *_, state in used]
         steps = (torch.stack(counts) + 1).tolist()
         rows = [
-            (p, p.grad, past["exp_avg"], past["exp_avg_sq"], n, group["lr"], group["weight_decay"])
-            for (p, group, past), n in zip(some, steps, strict=True)
+            (p, p.grad, s["exp_avg"], s["exp_avg_sq"], n, group["lr"], group["weight_decay"])
+            for (p, group, s), n in zip(used, steps, strict=True)
         ]
-        first = some[0][1]
+        first = used[0][1]
         beta1, beta2 = first["betas"]
-        alike = all(group[key] == first[key] for _, group, _ in some for key in SHARED)
+        alike = all(group[key] == first[key] for _, group, _ in used for key in SHARED)
         plain = alike and closure is None and not (first["amsgrad"] or first["maximize"])
         if plain and native.adamw(rows, beta1, beta2, first["eps"]):
             for count in counts:
@@ -70,47 +70,47 @@ class Adam(AdamW):
             super().step(closure)
 
 
-class Muon(Adam):
-    """AdamW, but matrices and kernels inside the model move by their momentum made orthogonal.
+class Muon(NativeAdamW):
+    """Muon for hidden matrices and convolutions, AdamW for all else (Jordan et al. 2024).
 
-    As torch.optim.Muon (Jordan et al. 2024) with steps of AdamW's size, but in float32 and for all
-    matrices of a shape at once: a processor without bfloat16 is slow at many small products.
+    As torch.optim.Muon with steps of AdamW's size, but in float32 and batched over matrices of a
+    shape: a processor without bfloat16 is slow at many small products.
     """
 
-    MEMORY = 0.95
+    MOMENTUM = 0.95
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        """Move everything by one step."""
+        """Update all parameters."""
         groups = self.param_groups
         self.param_groups = [group for group in groups if not group["inner"]]
         super().step(closure)
         self.param_groups = groups
         for group in groups:
             if group["inner"]:
-                self._turn(group)
+                self._update(group)
 
-    def _turn(self, group: dict[str, Any]) -> None:
+    def _update(self, group: dict[str, Any]) -> None:
         shapes: dict[torch.Size, list[Tensor]] = {}
         for p in group["params"]:
             if p.grad is not None:
                 shapes.setdefault(p.shape, []).append(p)
-        for shape, some in shapes.items():
-            ahead = orthogonal(torch.stack([self._ahead(p).flatten(1) for p in some]))
-            rate = group["lr"] * 0.2 * math.sqrt(max(ahead.shape[1:]))
-            for p, way in zip(some, ahead, strict=True):
-                p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(way.view(shape), alpha=rate)
+        for shape, parameters in shapes.items():
+            updates = newton_schulz(torch.stack([self._nesterov(p).flatten(1) for p in parameters]))
+            lr = group["lr"] * 0.2 * math.sqrt(max(updates.shape[1:]))
+            for p, update in zip(parameters, updates, strict=True):
+                p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update.view(shape), alpha=lr)
 
-    def _ahead(self, p: Tensor) -> Tensor:
-        """Return the momentum of a matrix as the next step will find it (Nesterov)."""
+    def _nesterov(self, p: Tensor) -> Tensor:
+        """Update the momentum of a parameter and return it as of the next step (Nesterov)."""
         assert p.grad is not None
-        past = self.state[p].setdefault("momentum", torch.zeros_like(p))
-        past.lerp_(p.grad, 1 - self.MEMORY)
-        return p.grad.lerp(past, self.MEMORY)
+        momentum = self.state[p].setdefault("momentum", torch.zeros_like(p))
+        momentum.lerp_(p.grad, 1 - self.MOMENTUM)
+        return p.grad.lerp(momentum, self.MOMENTUM)
 
 
-def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
-    """Bring the singular values of matrices (n, rows, columns) near one, by Newton and Schulz."""
+def newton_schulz(matrices: Tensor, steps: int = 5) -> Tensor:
+    """Orthogonalise matrices (n, rows, columns): Newton-Schulz steps bring singular values to 1."""
     tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.mT if tall else matrices
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp_min(1e-7)
@@ -121,25 +121,25 @@ def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
     return x.mT if tall else x
 
 
-def depths(model: nn.Module) -> dict[str, int]:
-    """Return for every parameter how many layers lie below it.
+def layer_depths(model: nn.Module) -> dict[str, int]:
+    """Return the depth of every parameter: the number of layers below it.
 
-    A layer is an entry of a list of modules, the innermost where lists lie in lists; what comes
-    before the first has none below, what comes after the last has all.
+    A layer is an entry of an nn.ModuleList, the innermost where lists are nested; embeddings come
+    before the first, heads after the last.
     """
     lists = [f"{name}." for name, m in model.named_modules() if isinstance(m, nn.ModuleList)]
-    found: dict[str, int] = {}
+    depths: dict[str, int] = {}
     layers: dict[str, int] = {}
     for name, _ in model.named_parameters():
         inside = max((start for start in lists if name.startswith(start)), key=len, default="")
         layer = inside + name.removeprefix(inside).partition(".")[0] if inside else ""
-        found[name] = layers.setdefault(layer, len(layers) + 1) if layer else -len(layers)
+        depths[name] = layers.setdefault(layer, len(layers) + 1) if layer else -len(layers)
     most = len(layers) + 1
     # what is in no layer comes first, unless layers came before it
-    return {name: most if depth < 0 else depth for name, depth in found.items()}
+    return {name: most if depth < 0 else depth for name, depth in depths.items()}
 
 
-OPTIMISERS: dict[str, type[AdamW]] = {"adamw": Adam, "muon": Muon}
+OPTIMISERS: dict[str, type[AdamW]] = {"adamw": NativeAdamW, "muon": Muon}
 
 
 def build_optimiser(
@@ -153,35 +153,35 @@ def build_optimiser(
     layer_decay: float = 1.0,
     lr_scales: Mapping[str, float] = MappingProxyType({}),
 ) -> AdamW:
-    """Make an optimiser, fused, that lets matrices decay but neither biases nor norms.
+    """Build an optimiser with weight decay on matrices, not on biases and norms.
 
-    Each layer learns by `layer_decay` times the rate of the one above, and what has a name that
-    begins as in `lr_scales` by such a share: a group's `scale`.
+    A layer's learning rate is `layer_decay` times that of the one above, and that of parameters
+    whose names begin with a key of `lr_scales` is multiplied by its value: the group's `scale`.
     """
-    learning = [p for p in model.parameters() if p.requires_grad]
-    # tables of tokens and positions and what is tied to them are no maps between layers
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    # embeddings and what is tied to them do not map between layers, so Muon leaves them out
     tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     tables |= {id(p) for n, p in model.named_parameters() if n.startswith("head.")}
     kernels = {id(m.weight) for m in model.modules() if isinstance(m, nn.Conv1d | nn.Conv2d)}
-    inner = [p for p in learning if id(p) in kernels or (p.ndim == 2 and id(p) not in tables)]
-    others = {id(p) for p in learning} - {id(p) for p in inner}
+    inner = [p for p in trainable if id(p) in kernels or (p.ndim == 2 and id(p) not in tables)]
+    others = {id(p) for p in trainable} - {id(p) for p in inner}
     groups = [
         {"params": inner, "weight_decay": weight_decay, "inner": True},
         {
-            "params": [p for p in learning if p.ndim > 1 and id(p) in others],
+            "params": [p for p in trainable if p.ndim > 1 and id(p) in others],
             "weight_decay": weight_decay,
             "inner": False,
         },
-        {"params": [p for p in learning if p.ndim < 2], "weight_decay": 0.0, "inner": False},
+        {"params": [p for p in trainable if p.ndim < 2], "weight_decay": 0.0, "inner": False},
     ]
     groups = [group for group in groups if group["params"]]
-    if layer_decay != 1 or any(rate != 1 for rate in lr_scales.values()):
-        below = depths(model)
-        most = max(below.values())
+    if layer_decay != 1 or any(scale != 1 for scale in lr_scales.values()):
+        depths = layer_depths(model)
+        top = max(depths.values())
         scales: dict[int, float] = {}
         for part, p in model.named_parameters():
-            share = math.prod(rate for start, rate in lr_scales.items() if part.startswith(start))
-            scales[id(p)] = share * layer_decay ** (most - below[part])
+            scale = math.prod(x for start, x in lr_scales.items() if part.startswith(start))
+            scales[id(p)] = scale * layer_decay ** (top - depths[part])
         groups = [
             {**group, "params": some, "scale": scale}
             for group in groups

@@ -1,4 +1,4 @@
-"""How long a training is, and what follows from that: warm-up, and how often to validate."""
+"""The length of a run in steps, and what follows from it: warm-up and validation interval."""
 
 import math
 from dataclasses import dataclass, field
@@ -6,19 +6,19 @@ from typing import NamedTuple, Protocol
 
 from regard.errors import UsageError
 
-RISE = 0.1  # share of the steps in which the rate rises
-MOST_RISE = 4000
+WARMUP_SHARE = 0.1  # of all steps
+MAX_WARMUP = 4000
 VALIDATIONS = 12  # of a run; a long one has more:
-APART = 1000  # steps between validations at most
-FEWEST = 4  # validations, before each of them reads less
-LEAST_ROWS = 50  # that a validation decodes
-FOR_VALIDATION = 0.15  # of the time
-TO_SPARE = 0.05  # of the time, for the end
-FOR_TRAINING = 0.5  # of the time at least, however long all else takes
+MAX_INTERVAL = 1000  # steps between validations
+MIN_VALIDATIONS = 4  # before each of them decodes fewer rows
+MIN_DECODED = 50  # rows that a validation decodes
+VALIDATION_SHARE = 0.15  # of the time
+RESERVE = 0.05  # of the time, for the end
+MIN_TRAINING_SHARE = 0.5  # of the time, however long all else takes
 
 
-class Length(Protocol):
-    """The settings that say how long a training is."""
+class Duration(Protocol):
+    """The settings that limit a run: steps, epochs, minutes."""
 
     @property
     def steps(self) -> int | None: ...
@@ -32,11 +32,11 @@ class Length(Protocol):
     def valid_every(self) -> int | None: ...
 
 
-LENGTHS = ("steps", "epochs", "minutes")
+DURATION_KEYS = ("steps", "epochs", "minutes")
 
 
 class Cost(NamedTuple):
-    """What was measured: seconds of a step, a save and a validation of the whole part."""
+    """Measured seconds of a step, of a checkpoint, and of a validation on the whole part."""
 
     step: float
     save: float = 0.0
@@ -44,8 +44,8 @@ class Cost(NamedTuple):
     decoded: int = 0  # rows that a validation decodes, of which fewer would do; 0: all are needed
 
 
-class Rhythm(NamedTuple):
-    """How many steps fit, how often to validate among them, and on which share of the rows."""
+class Budget(NamedTuple):
+    """The steps and validations that fit into a time, and the share of rows these decode."""
 
     steps: int
     validations: int
@@ -54,7 +54,7 @@ class Rhythm(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run will do, before its first step."""
+    """What a run will do, settled before its first step."""
 
     steps: int
     warmup: int
@@ -65,43 +65,45 @@ class Plan:
     notes: list[str] = field(default_factory=list)
 
 
-def usual_warmup(steps: int) -> int:
-    """Return in how many steps the rate rises: a tenth of all, but not more than help."""
-    return min(MOST_RISE, int(RISE * steps))
+def default_warmup(steps: int) -> int:
+    """Return the warm-up steps of a run for which none are given."""
+    return min(MAX_WARMUP, int(WARMUP_SHARE * steps))
 
 
-def fitting(seconds: float, cost: Cost, valid_every: int | None = None) -> Rhythm:
+def budget(seconds: float, cost: Cost, valid_every: int | None = None) -> Budget:
     """Return how many steps fit into the time, with their validations."""
-    most = seconds * (1 - TO_SPARE)
+    most = seconds * (1 - RESERVE)
     each, share = cost.save + cost.validation, 1.0
     if valid_every:
         steps = max(1, int(most / (cost.step + each / valid_every)))
-        return Rhythm(steps, -(-steps // valid_every))
-    room = FOR_VALIDATION * seconds
-    if cost.decoded > LEAST_ROWS and FEWEST * each > room:
-        wanted = (room / FEWEST - cost.save) / cost.validation
-        share = min(1.0, max(LEAST_ROWS / cost.decoded, wanted))
+        return Budget(steps, -(-steps // valid_every))
+    room = VALIDATION_SHARE * seconds
+    if cost.decoded > MIN_DECODED and MIN_VALIDATIONS * each > room:
+        share = (room / MIN_VALIDATIONS - cost.save) / cost.validation
+        share = min(1.0, max(MIN_DECODED / cost.decoded, share))
         each = cost.save + share * cost.validation
-    count = max(1, min(_wished(seconds / cost.step), int(room / each) if each else VALIDATIONS))
-    left = max(most - count * each, FOR_TRAINING * seconds)
-    return Rhythm(max(1, int(left / cost.step)), count, share)
+    count = max(
+        1, min(_validations(seconds / cost.step), int(room / each) if each else VALIDATIONS)
+    )
+    left = max(most - count * each, MIN_TRAINING_SHARE * seconds)
+    return Budget(max(1, int(left / cost.step)), count, share)
 
 
-def _wished(steps: float) -> int:
-    return max(VALIDATIONS, math.ceil(steps / APART))
+def _validations(steps: float) -> int:
+    return max(VALIDATIONS, math.ceil(steps / MAX_INTERVAL))
 
 
-def settle(
-    settings: Length,
+def make_plan(
+    settings: Duration,
     *,
     epoch: float | None = None,
     cost: Cost | None = None,
     seconds: float = 0.0,
 ) -> Plan:
-    """Turn steps, epochs (of so many steps) or seconds into steps, and say what follows."""
+    """Turn steps, epochs (of `epoch` steps) or seconds (by `cost`) into a plan."""
     limits: dict[str, int] = {}
     notes: list[str] = []
-    rhythm = None
+    fits = None
     if settings.steps is not None:
         limits["steps"] = settings.steps
     if settings.epochs is not None:
@@ -109,8 +111,8 @@ def settle(
         limits["epochs"] = max(1, round(settings.epochs * epoch))
     if settings.minutes is not None:
         assert cost is not None
-        rhythm = fitting(seconds, cost, settings.valid_every)
-        limits["minutes"] = rhythm.steps
+        fits = budget(seconds, cost, settings.valid_every)
+        limits["minutes"] = fits.steps
     if not limits:
         raise UsageError("how long to train is missing; add steps=, epochs= or minutes=")
     holds = min(limits, key=lambda key: limits[key])
@@ -118,24 +120,24 @@ def settle(
     if len(limits) > 1:
         given = " and ".join(f"{key}={getattr(settings, key):g}" for key in limits)
         notes.append(f"{given}: what ends first holds, here {holds} ({steps:,} steps)")
-    validations = rhythm.validations if rhythm else _wished(steps)
-    share = rhythm.share if rhythm else 1.0
-    told = None
+    validations = fits.validations if fits else _validations(steps)
+    share = fits.share if fits else 1.0
+    validation = None
     if cost is not None:
-        told = cost.save + share * cost.validation
-        if validations * told > 2 * FOR_VALIDATION * seconds:
+        validation = cost.save + share * cost.validation
+        if validations * validation > 2 * VALIDATION_SHARE * seconds:
             notes.append(
-                f"a validation takes about {told:.0f} s, much of the {seconds:.0f} s there are; "
-                "give a smaller part with valid=, or more minutes"
+                f"a validation takes about {validation:.0f} s, much of the {seconds:.0f} s "
+                "there are; give a smaller part with valid=, or more minutes"
             )
         if share < 1:
             rows = math.ceil(share * cost.decoded)
             notes.append(f"validations decode {rows:,} of {cost.decoded:,} rows to save time")
-    warmup = settings.warmup if settings.warmup is not None else usual_warmup(steps)
+    warmup = settings.warmup if settings.warmup is not None else default_warmup(steps)
     if warmup >= steps > 1:
         notes.append(
-            f"warmup={warmup:,} is not over after {steps:,} steps, so the highest rate is never "
-            f"reached; without warmup= it takes {usual_warmup(steps):,} steps"
+            f"warmup={warmup:,} is not over after {steps:,} steps, so the peak learning rate "
+            f"is never reached; without warmup= it takes {default_warmup(steps):,} steps"
         )
     return Plan(
         steps,
@@ -143,6 +145,6 @@ def settle(
         settings.valid_every or max(1, -(-steps // validations)),
         share,
         cost.step if cost is not None else None,
-        told,
+        validation,
         notes,
     )

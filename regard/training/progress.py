@@ -1,20 +1,20 @@
-"""A bar with loss, tokens a second and time left on a terminal, or now and then a line of a log."""
+"""Progress of a long run: a bar on a terminal, else a log line every half minute."""
 
 import sys
 import time
 from typing import Any
 
-EVERY = 30.0  # seconds between two lines of a log
+LOG_EVERY = 30.0  # seconds between two log lines
 
 
 class Progress:
-    """Shows how far a long work has come: by a bar, or by lines where stderr is no terminal."""
+    """A progress bar with loss, tokens per second and time left; log lines without a terminal."""
 
     def __init__(self, what: str, total: int, *, quiet: bool = False, done: int = 0):
         self.what, self.total, self.done = what, total, done
         self.shown = not quiet and sys.stderr.isatty()
         self.logs = not quiet and not self.shown
-        self.said = time.perf_counter()
+        self.logged = time.perf_counter()
         self.begun = done
         self.bar: Any = None
         self.task: Any = None
@@ -25,26 +25,26 @@ class Progress:
         return self
 
     def update(self, steps: int, *, loss: float | None = None, tokens: int = 0) -> None:
-        """Note that some steps were done."""
+        """Count steps that were done."""
         self.done += steps
         self.tokens += tokens
         now = time.perf_counter()
         passed = now - self.started
-        if self.logs and now - self.said >= EVERY:
-            self.said = now
-            told = [f"{self.what} {self.done:,} of {self.total:,}"]
-            told += [f"loss {loss:.3f}"] if loss is not None else []
-            told += [f"{self.tokens / passed:,.0f} tokens/s"] if self.tokens else []
-            print("  ".join([*told, self.left()]), file=sys.stderr, flush=True)
+        if self.logs and now - self.logged >= LOG_EVERY:
+            self.logged = now
+            parts = [f"{self.what} {self.done:,} of {self.total:,}"]
+            parts += [f"loss {loss:.3f}"] if loss is not None else []
+            parts += [f"{self.tokens / passed:,.0f} tokens/s"] if self.tokens else []
+            print("  ".join([*parts, self.left()]), file=sys.stderr, flush=True)
         if not self.shown or passed < 2:
             return
         bar = self.bar or self._open()
         speed = f"{self.tokens / passed:,.0f} tokens/s" if self.tokens else ""
-        told = f"loss {loss:.3f}" if loss is not None else ""
-        bar.update(self.task, completed=self.done, speed=speed, loss=told)
+        shown = f"loss {loss:.3f}" if loss is not None else ""
+        bar.update(self.task, completed=self.done, speed=speed, loss=shown)
 
     def left(self) -> str:
-        """Say how long it will take from here, as fast as it went so far."""
+        """Return the estimated time left, at the speed so far."""
         steps, todo = self.done - self.begun, self.total - self.done
         if steps <= 0 or todo <= 0:
             return ""

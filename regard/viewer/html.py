@@ -16,22 +16,22 @@ import numpy as np
 from PIL import Image
 
 from regard.errors import UsageError
-from regard.viewer.laid import thin
 from regard.viewer.picture import (
-    Laid,
-    Lattice,
     Picture,
+    Placement,
+    TokenGrid,
     View,
     language_of,
     readable,
     show_token,
 )
+from regard.viewer.placement import subsample_queries
 
-FINE = 1_500_000  # up to so many weights a page keeps 16 bits of each, beyond that 8
-MOST = 64_000_000  # more than this no browser opens with pleasure
-MOST_LAID = 8_000_000  # weights over images: of more, only some places are asked
-MOST_SHOWN = 768  # pixels to a side of a photo
-SMALL = 96  # pixels to a side of an image that is kept to the bit
+MAX_FINE_WEIGHTS = 1_500_000  # up to so many weights a page keeps 16 bits of each, beyond that 8
+MAX_WEIGHTS = 64_000_000  # more than this no browser opens with pleasure
+MAX_IMAGE_WEIGHTS = 8_000_000  # weights over images: of more, only some queries are kept
+MAX_PHOTO_SIDE = 768  # pixels
+MAX_LOSSLESS_SIDE = 96  # pixels to a side of an image that is kept to the bit
 
 PAGE = """<!doctype html>
 <html lang="en">
@@ -56,14 +56,14 @@ from elsewhere); please allow scripts to see it.</noscript></main>
 def page(pictures: Picture | Sequence[Picture]) -> str:
     """Write pictures as one HTML page that runs its own script and nothing else."""
     shown = [pictures] if isinstance(pictures, Picture) else list(pictures)
-    shown = [thinned(picture, MOST_LAID // len(shown)) for picture in shown]
+    shown = [subsampled(picture, MAX_IMAGE_WEIGHTS // len(shown)) for picture in shown]
     total = sum(view.weights.size for picture in shown for view in picture.views)
-    if total > MOST:
+    if total > MAX_WEIGHTS:
         raise UsageError(
-            f"{total:,} attention weights are too many for a page, which holds {MOST:,}; "
+            f"{total:,} attention weights are too many for a page, which holds {MAX_WEIGHTS:,}; "
             "choose some with layers= and heads=, or look at a shorter text"
         )
-    levels = 65535 if total <= FINE else 255
+    levels = 65535 if total <= MAX_FINE_WEIGHTS else 255
     data = json.dumps(
         {"pictures": [as_data(picture, levels) for picture in shown]}, ensure_ascii=False
     )
@@ -81,12 +81,13 @@ def page(pictures: Picture | Sequence[Picture]) -> str:
     )
 
 
-def thinned(picture: Picture, most: int) -> Picture:
+def subsampled(picture: Picture, max_weights: int) -> Picture:
     """Keep so many weights over an image that a page of it stays small."""
-    laid = [view for view in picture.views if view.laid is not None]
-    if sum(view.weights.size for view in laid) <= most:
+    placed = [view for view in picture.views if view.placement is not None]
+    if sum(view.weights.size for view in placed) <= max_weights:
         return picture
-    views = tuple(thin(view, most // len(laid), picture.spot) for view in picture.views)
+    each = max_weights // len(placed)
+    views = tuple(subsample_queries(view, each, picture.query) for view in picture.views)
     return replace(picture, views=views)
 
 
@@ -122,67 +123,61 @@ def as_data(picture: Picture, levels: int) -> dict:
         ],
         "steps_language": language_of("".join(step.token for step in picture.steps)),
         "photo": None if picture.photo is None else image_data(picture.photo),
-        "spot": list(picture.spot) if isinstance(picture.spot, tuple) else picture.spot,
+        "query": list(picture.query) if isinstance(picture.query, tuple) else picture.query,
         "tiles": [[readable(tile.name), image_data(tile.pixels)] for tile in picture.tiles],
-        "across": picture.across,
+        "tiles_per_row": picture.tiles_per_row,
     }
 
 
 def view_data(view: View, levels: int) -> dict:
     """Return a view as plain values, its weights in few bits."""
-    if view.laid is not None:
-        return {
-            "name": readable(view.name),
-            "kind": view.kind,
-            "heads": [str(name) for name in view.heads],
-            "laid": laid_data(view.laid),
-            "levels": levels,
-            "weights": pack(view.weights, levels),
-        }
-    return {
+    data = {
         "name": readable(view.name),
         "kind": view.kind,
         "heads": [str(name) for name in view.heads],
+        "levels": levels,
+        "weights": pack(view.weights, levels),
+    }
+    if view.placement is not None:
+        return {**data, "placement": placement_data(view.placement)}
+    return {
+        **data,
         "rows": [show_token(token) for token in view.row_tokens],
         "columns": [show_token(token) for token in view.column_tokens],
         "writes": [show_token(token) for token in view.writes] if view.writes else None,
         "rows_language": language_of("".join(view.row_tokens)),
         "columns_language": language_of("".join(view.column_tokens)),
-        "levels": levels,
-        "weights": pack(view.weights, levels),
     }
 
 
-def laid_data(laid: Laid) -> dict:
-    """Return where a view lies on an image as plain values."""
+def placement_data(placement: Placement) -> dict:
+    """Return where a view stands on an image as plain values."""
 
-    def lattice(side: Lattice) -> dict:
-        names = [readable(name) for name in side.names]
-        size = {"height": side.height, "width": side.width}
-        return {"names": names, **size, "down": side.down, "right": side.right}
+    def grid(side: TokenGrid) -> dict:
+        return {**vars(side), "names": [readable(name) for name in side.names]}
 
     return {
-        "rows": lattice(laid.rows),
-        "columns": lattice(laid.columns),
-        "asks": squeeze(laid.asks.astype("<i4").tobytes()),
-        "sees": squeeze(laid.sees.astype("<i4").tobytes()),
-        "slots": laid.sees.shape[1],
+        "query_grid": grid(placement.query_grid),
+        "key_grid": grid(placement.key_grid),
+        "query_tokens": compress(placement.query_tokens.astype("<i4").tobytes()),
+        "key_tokens": compress(placement.key_tokens.astype("<i4").tobytes()),
+        "keys_per_query": placement.key_tokens.shape[1],
     }
 
 
 def image_data(pixels: np.ndarray) -> str:
     """Return an image as the text of a file: to the bit if it is small, smaller if it is large."""
     image, stream = Image.fromarray(pixels), BytesIO()
-    image.thumbnail((MOST_SHOWN, MOST_SHOWN))
-    if max(image.size) <= SMALL:
+    image.thumbnail((MAX_PHOTO_SIDE, MAX_PHOTO_SIDE))
+    if max(image.size) <= MAX_LOSSLESS_SIDE:
         image.save(stream, "PNG")
     else:
         image.save(stream, "JPEG", quality=88)
     return base64.b64encode(stream.getvalue()).decode()
 
 
-def squeeze(raw: bytes) -> str:
-    """Return bytes as a short text."""
+def compress(raw: bytes) -> str:
+    """Return bytes as base64 of zlib."""
     return base64.b64encode(zlib.compress(raw, 6)).decode()
 
 
@@ -191,7 +186,7 @@ def pack(weights: np.ndarray, levels: int) -> str:
     largest = weights.max(axis=2, keepdims=True)
     shares = np.divide(weights, largest, out=np.zeros_like(weights), where=largest > 0)
     whole = np.rint(shares * levels).astype("<u2" if levels > 255 else "u1")
-    return squeeze(largest.astype("<f4").tobytes() + whole.tobytes())
+    return compress(largest.astype("<f4").tobytes() + whole.tobytes())
 
 
 def text(words: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What a model looks at in an image: maps of any layer laid on it, rollout, and first filters."""
+"""Attention over an image: the maps of any layer placed on it, rollout, and first filters."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from regard.models.mvit import MViT, PooledBlock
 from regard.models.resnet import GridAttention, ResNet
 from regard.models.swin import Swin
 from regard.models.vit import ViT
-from regard.viewer.laid import name_of, on_grid, some
-from regard.viewer.picture import Laid, Lattice, Picture, Spot, Tile, View
+from regard.viewer.picture import Picture, Placement, QueryPoint, Tile, TokenGrid, View
+from regard.viewer.placement import grid_weights, placement_of, sample_tokens, token_name
 
-MOST_HELD = 150_000_000  # weights, of which each takes four bytes
-MOST_ROLLED = 8_000_000  # numbers of one rollout
-FINEST = 64  # cells to a side of a rollout
-MOST_FILTERS = 256
+MAX_WEIGHTS = 150_000_000  # of all layers; each takes four bytes
+MAX_ROLLOUT = 8_000_000  # numbers of one rollout
+MAX_ROLLOUT_SIDE = 64  # cells
+MAX_FILTERS = 256
+Lattice = TokenGrid
 NAMES = ("class", "teacher")  # of the tokens before a grid
 
 
@@ -152,142 +153,145 @@ def layouts(model: nn.Module, size: tuple[int, int]) -> dict[str, Layout]:
 # ---- maps -------------------------------------------------------------------------------------
 
 
-def views_of(model: nn.Module, maps: Maps, size: tuple[int, int]) -> list[View]:
-    """Lay what was watched of one image of (height, width) on it, layer by layer."""
+def image_views(model: nn.Module, maps: Maps, size: tuple[int, int]) -> list[View]:
+    """Place what was watched of one image of (height, width) on it, layer by layer."""
     known = layouts(model, size)
     total = sum(int(np.prod(maps[name].shape)) for name in maps if name in known)
-    if total > MOST_HELD:
+    if total > MAX_WEIGHTS:
         raise UsageError(
-            f"{total:,} attention weights are too many to look at, {MOST_HELD:,} are held; "
+            f"{total:,} attention weights are too many to look at, {MAX_WEIGHTS:,} are held; "
             "choose a smaller image="
         )
-    return [_view(maps[name], known[name]) for name in maps if name in known]
+    return [_placed(maps[name], known[name]) for name in maps if name in known]
 
 
-def _view(seen: Map, layout: Layout) -> View:
+def _placed(seen: Map, layout: Layout) -> View:
+    """Put the queries of all tiles in the order of their tokens, without padding."""
     tiles, heads, q, _ = seen.shape
     if (tiles, q) != layout.asked.shape:
         raise ValueError(f"{seen.name}: {tiles} x {q} queries, but {tuple(layout.asked.shape)}")
     weights = seen.weights().float().cpu()
-    sees = layout.place.unsqueeze(1)
+    keys = layout.place.unsqueeze(1)
     if layout.near is not None:
         near = layout.near.expand(tiles, -1, -1)
         weights = weights.gather(3, near.unsqueeze(1).expand(-1, heads, -1, -1))
-        sees = sees.expand(-1, q, -1).gather(2, near)
-    asks, order = layout.asked.flatten().sort()
-    order = order[asks >= 0]
+        keys = keys.expand(-1, q, -1).gather(2, near)
+    queries, order = layout.asked.flatten().sort()
+    order = order[queries >= 0]
     weights = weights.transpose(0, 1).flatten(1, 2)[:, order]
     alike = tiles == 1 and layout.near is None
-    sees = layout.place if alike else sees.expand(-1, q, -1).flatten(0, 1)[order]
-    laid = Laid(layout.rows, layout.columns, asks[asks >= 0].numpy(), sees.numpy())
-    return make_view(seen.name.removesuffix(".inside"), weights.numpy(), laid)
+    keys = layout.place if alike else keys.expand(-1, q, -1).flatten(0, 1)[order]
+    tokens = queries[queries >= 0].numpy()
+    placement = Placement(layout.rows, layout.columns, tokens, keys.numpy())
+    return placed_view(seen.name.removesuffix(".inside"), weights.numpy(), placement)
 
 
-def make_view(name: str, weights: np.ndarray, laid: Laid) -> View:
-    """Make a view of weights (heads, rows, columns) that lie on an image."""
-    rows = [name_of(laid.rows, token) for token in laid.asks.tolist()]
+def placed_view(name: str, weights: np.ndarray, placement: Placement, **more: Any) -> View:
+    """Make a view of weights (heads, rows, columns) that stand on an image."""
+    rows = [token_name(placement.query_grid, token) for token in placement.query_tokens.tolist()]
     columns = [""] * weights.shape[2]
-    if len(laid.sees) == 1:
-        columns = [name_of(laid.columns, token) for token in laid.sees[0].tolist()]
-    return View(name, weights, rows, columns, laid=laid)
+    if len(placement.key_tokens) == 1:
+        tokens = placement.key_tokens[0].tolist()
+        columns = [token_name(placement.key_grid, token) for token in tokens]
+    return View(name, weights, rows, columns, placement=placement, **more)
 
 
-def lattice_of(encoder: Any, size: tuple[int, int]) -> Lattice:
-    """Return how the features of an image of (height, width) lie on it."""
+def feature_grid(encoder: Any, size: tuple[int, int]) -> TokenGrid:
+    """Return the grid of an encoder's features of an image of (height, width)."""
     far = 2**16  # over so many pixels a cell's size is known to the pixel
     step = round(far / encoder.grid((far, far))[0])
     names = NAMES[: getattr(encoder.config, "tokens", 0)]
     return _lattice(encoder.grid(size), step, size, names)
 
 
-def word_views(
-    encoder: Any, maps: Maps, size: tuple[int, int], words: Sequence[str], of: Sequence[int]
+def caption_views(
+    encoder: Any, maps: Maps, size: tuple[int, int], words: Sequence[str], word_of: Sequence[int]
 ) -> list[View]:
-    """Lay on an image where each word of a caption looked, by the layers that look at a memory.
+    """Place on an image what each word of a caption attends to, by the layers of cross-attention.
 
-    `of` says to which word each piece belongs; what its pieces looked at is taken as the mean.
+    `word_of` says to which word each token belongs; a word's attention is the mean of its tokens'.
     """
-    columns = lattice_of(encoder, size)
-    rows = Lattice(tuple(words), 0, 0, 1.0, 1.0)
-    share = torch.zeros(len(words), len(of))
-    share[torch.tensor(of), torch.arange(len(of))] = 1.0
+    key_grid = feature_grid(encoder, size)
+    query_grid = TokenGrid(tuple(words), 0, 0, 1.0, 1.0)
+    share = torch.zeros(len(words), len(word_of))
+    share[torch.tensor(word_of), torch.arange(len(word_of))] = 1.0
     share = share / share.sum(1, keepdim=True)
-    laid = Laid(rows, columns, np.arange(len(words)), np.arange(len(columns))[None])
-    found = []
+    keys = np.arange(len(key_grid))[None]
+    placement = Placement(query_grid, key_grid, np.arange(len(words)), keys)
+    views = []
     for name in maps:
         if name.endswith(".cross"):
-            weights = maps[name].weights(rows=slice(0, len(of)))[0].float().cpu()
-            view = make_view(name, (share @ weights).numpy(), laid)
-            found.append(replace(view, kind="cross"))
-    if not found:
+            weights = maps[name].weights(rows=slice(0, len(word_of)))[0].float().cpu()
+            views.append(placed_view(name, (share @ weights).numpy(), placement, kind="cross"))
+    if not views:
         raise UsageError("this model looks at no image while it writes; choose view=attention")
-    return found
+    return views
 
 
 # ---- rollout ----------------------------------------------------------------------------------
 
 
-def rollout(views: Sequence[View], spot: Spot = "class", name: str = "rollout") -> View:
-    """Follow what the last of some layers looks at down to where the first began.
+def rollout(views: Sequence[View], query: QueryPoint = "class", name: str = "rollout") -> View:
+    """Follow the attention of the last of some layers down to the input of the first.
 
     Attention rollout (Abnar and Zuidema 2020): the product of (A + 1) / 2 over all layers, A the
     mean over heads. Where the grid changes between layers, a token is made of those under it.
     """
-    laid = [cast(Laid, view.laid) for view in views]
-    first, last = laid[0], laid[-1]
-    below = [max(first.rows, first.columns, key=len), *(each.rows for each in laid[:-1])]
-    asks = some(last.rows, MOST_ROLLED // max(map(len, below)), spot)
-    found = torch.zeros(len(asks), len(last.rows))
-    found[torch.arange(len(asks)), torch.from_numpy(asks)] = 1.0
-    for view, each, source in zip(views[::-1], laid[::-1], below[::-1], strict=True):
-        looked = _onto((_matrix(view).T @ found.T).T, each.columns, source)
-        stays = each.rows.height * each.rows.width  # what only reads the others leaves nothing
-        found = (looked + _onto(found, each.rows, source)) / 2 if stays else looked
+    places = [placement_of(view) for view in views]
+    first, last = places[0], places[-1].query_grid
+    below = [max(first.query_grid, first.key_grid, key=len)]
+    below += [place.query_grid for place in places[:-1]]
+    tokens = sample_tokens(last, MAX_ROLLOUT // max(map(len, below)), query)
+    rolled = torch.zeros(len(tokens), len(last))
+    rolled[torch.arange(len(tokens)), torch.from_numpy(tokens)] = 1.0
+    for view, place, source in zip(views[::-1], places[::-1], below[::-1], strict=True):
+        attended = _resample((_mean_attention(view).T @ rolled.T).T, place.key_grid, source)
+        skips = place.query_grid.height * place.query_grid.width  # a pooling query has no residual
+        kept = _resample(rolled, place.query_grid, source) if skips else attended
+        rolled = (attended + kept) / 2
     fine = below[0]
-    every = -(-max(fine.height, fine.width) // FINEST)
+    step = -(-max(fine.height, fine.width) // MAX_ROLLOUT_SIDE)
     coarse = replace(
         fine,
-        height=-(-fine.height // every),
-        width=-(-fine.width // every),
-        down=every * fine.down,
-        right=every * fine.right,
+        height=-(-fine.height // step),
+        width=-(-fine.width // step),
+        cell_height=step * fine.cell_height,
+        cell_width=step * fine.cell_width,
     )
-    weights = _onto(found, fine, coarse).unsqueeze(0).numpy()
-    sees = np.arange(len(coarse))[None]
-    view = make_view(name, weights, Laid(last.rows, coarse, asks, sees))
-    return replace(view, kind="rollout", heads=("mean",))
+    weights = _resample(rolled, fine, coarse).unsqueeze(0).numpy()
+    placement = Placement(last, coarse, tokens, np.arange(len(coarse))[None])
+    return placed_view(name, weights, placement, kind="rollout", heads=("mean",))
 
 
-def _matrix(view: View) -> Tensor:
+def _mean_attention(view: View) -> Tensor:
     """Return the mean over heads from every token to every token, each row's sum 1."""
-    laid = cast(Laid, view.laid)
+    placement = placement_of(view)
     weights = torch.from_numpy(view.weights.mean(0))
-    sees = torch.from_numpy(laid.sees)
-    weights = weights * (sees >= 0)
+    keys = torch.from_numpy(placement.key_tokens)
+    weights = weights * (keys >= 0)
     weights = weights / weights.sum(1, keepdim=True).clamp(min=1e-30)
-    shape = len(laid.rows), len(laid.columns)
-    if len(sees) == 1 and torch.equal(sees[0], torch.arange(shape[1])):
+    shape = len(placement.query_grid), len(placement.key_grid)
+    if len(keys) == 1 and torch.equal(keys[0], torch.arange(shape[1])):
         return weights
-    sees = sees.expand_as(weights)
-    rows = torch.from_numpy(laid.asks).unsqueeze(1).expand_as(sees)
-    there = sees >= 0
-    index = torch.stack([rows[there], sees[there]])
-    return torch.sparse_coo_tensor(index, weights[there], shape, check_invariants=False)
+    keys = keys.expand_as(weights)
+    queries = torch.from_numpy(placement.query_tokens).unsqueeze(1).expand_as(keys)
+    inside = keys >= 0
+    index = torch.stack([queries[inside], keys[inside]])
+    return torch.sparse_coo_tensor(index, weights[inside], shape, check_invariants=False)
 
 
-def _onto(x: Tensor, lattice: Lattice, other: Lattice) -> Tensor:
-    """Share what the tokens of a lattice have (n, tokens) among those of another under them."""
-    if lattice == other:
+def _resample(x: Tensor, grid: TokenGrid, other: TokenGrid) -> Tensor:
+    """Share what the tokens of a grid have (n, tokens) among those of another under them."""
+    if grid == other:
         return x
-    names = len(lattice.names)
-    grid = x[:, names:].unflatten(1, (lattice.height, lattice.width))
-    down = _shares(lattice.height, lattice.down, other.height, other.down)
-    right = _shares(lattice.width, lattice.right, other.width, other.right)
-    grid = (down.T @ grid @ right).flatten(1)
-    return torch.cat([x[:, :names], grid], 1)
+    names = len(grid.names)
+    cells = x[:, names:].unflatten(1, (grid.height, grid.width))
+    down = _overlap(grid.height, grid.cell_height, other.height, other.cell_height)
+    right = _overlap(grid.width, grid.cell_width, other.width, other.cell_width)
+    return torch.cat([x[:, :names], (down.T @ cells @ right).flatten(1)], 1)
 
 
-def _shares(cells: int, step: float, others: int, other: float) -> Tensor:
+def _overlap(cells: int, step: float, others: int, other: float) -> Tensor:
     """Return which share of each cell of a line lies on each cell of another, rows' sums 1."""
     start, begin = torch.arange(cells)[:, None] * step, torch.arange(others) * other
     both = torch.minimum(start + step, begin + other) - torch.maximum(start, begin)
@@ -297,19 +301,18 @@ def _shares(cells: int, step: float, others: int, other: float) -> Tensor:
     return both / both.sum(1, keepdim=True)
 
 
-def rollouts(views: Sequence[View], spot: Spot = "class") -> list[View]:
-    """Return the rollout up to each layer: how what one place knows of grows with depth."""
-    return [rollout(views[: n + 1], spot, view.name) for n, view in enumerate(views)]
+def rollouts(views: Sequence[View], query: QueryPoint = "class") -> list[View]:
+    """Return the rollout up to each layer: how the receptive field of a query grows with depth."""
+    return [rollout(views[: n + 1], query, view.name) for n, view in enumerate(views)]
 
 
 # ---- tiles ------------------------------------------------------------------------------------
 
 
 def filters(model: nn.Module) -> list[Tile]:
-    """Return what the first layer looks for, the strongest first: patches, or small kernels.
+    """Return the filters of the first layer, the strongest first: patches, or small kernels.
 
-    A local relation has no filters but what it thinks of distances: the weights that these alone
-    would give.
+    A local relation has none but its prior of distances: the weights that this alone would give.
     """
     for module in model.modules():
         if isinstance(module, Patches):
@@ -325,7 +328,7 @@ def filters(model: nn.Module) -> list[Tile]:
 def _filter_tiles(weight: Tensor) -> list[Tile]:
     weight = weight if weight.shape[1] == 3 else weight.mean(1, keepdim=True)
     strength = weight.flatten(1).norm(dim=1)
-    order = strength.argsort(descending=True, stable=True)[:MOST_FILTERS].tolist()
+    order = strength.argsort(descending=True, stable=True)[:MAX_FILTERS].tolist()
     most = weight.flatten(1).abs().amax(1).clamp(min=1e-30)
     shown = as_bytes(0.5 + 0.5 * weight / most[:, None, None, None])
     return [Tile(str(n), shown[n]) for n in order]
@@ -338,7 +341,7 @@ def _kernel_tiles(relation: LocalRelation) -> list[Tile]:
     kernels = middle[middle.isfinite()].view(len(middle), window, window).flatten(1).softmax(1)
     kernels = kernels / kernels.amax(1, keepdim=True)
     shown = as_bytes(kernels.view(-1, 1, window, window))
-    return [Tile(str(n), pixels) for n, pixels in enumerate(shown[:MOST_FILTERS])]
+    return [Tile(str(n), pixels) for n, pixels in enumerate(shown[:MAX_FILTERS])]
 
 
 def as_bytes(images: Tensor) -> list[np.ndarray]:
@@ -364,65 +367,64 @@ def reconstruction(
         raise ValueError(f"{shapes}; expected three times (n, c, h, w)")
     rows = zip(*(as_bytes(side) for side in sides.values()), strict=True)
     tiles = [Tile(name, pixels) for row in rows for name, pixels in zip(sides, row, strict=True)]
-    return Picture(title, tiles=tiles, across=len(sides), note=note)
+    return Picture(title, tiles=tiles, tiles_per_row=len(sides), note=note)
 
 
 # ---- pictures ---------------------------------------------------------------------------------
 
 
-def _attention(model: nn.Module, maps: Maps, size: tuple[int, int], spot: Spot) -> Picture:
-    views = views_of(model, maps, size)
+def _attention(model: nn.Module, maps: Maps, size: tuple[int, int], query: QueryPoint) -> Picture:
+    views = image_views(model, maps, size)
     if not views:
         raise UsageError(
             "this model has no attention to look at; choose view=filters, or a family such as vit, "
             "swin, mvit, local or resnet_attention"
         )
-    return Picture("", [*views, rollout(views, spot)], opens=clearest(views, spot))
+    return Picture("", [*views, rollout(views, query)], opens=lowest_entropy_head(views, query))
 
 
-def clearest(views: Sequence[View], spot: Spot) -> tuple[str, int | str]:
-    """Return the layer and head that tell places apart most, as seen from a spot.
+def lowest_entropy_head(views: Sequence[View], query: QueryPoint) -> tuple[str, int | str]:
+    """Return the layer and head whose attention from a query point is furthest from uniform.
 
-    That is the one furthest from looking everywhere alike: of least entropy, for its places.
+    That is the one of least entropy, as a share of the most there can be over its grid.
     """
-
-    def told(view: View) -> list[float]:
-        cells = on_grid(view, spot).reshape(len(view.heads), -1).astype(np.float64)
+    best, least = (views[0].name, views[0].heads[0]), np.inf
+    for view in views:
+        cells = grid_weights(view, query).reshape(len(view.heads), -1).astype(np.float64)
         shares = cells / np.maximum(cells.sum(1, keepdims=True), 1e-30)
         entropy = -(shares * np.log(np.maximum(shares, 1e-30))).sum(1)
-        return (1 - entropy / max(np.log(cells.shape[1]), 1e-9)).tolist()
-
-    found = [(value, view, head) for view in views for head, value in enumerate(told(view))]
-    _, view, head = max(found, key=lambda each: each[0])
-    return view.name, view.heads[head]
-
-
-def _rollout(model: nn.Module, maps: Maps, size: tuple[int, int], spot: Spot) -> Picture:
-    views = _attention(model, maps, size, spot).views[:-1]
-    return Picture("", rollouts(views, spot), opens=(views[-1].name, "mean"))
+        entropy /= max(np.log(cells.shape[1]), 1e-9)
+        if entropy.min() < least:
+            best, least = (view.name, view.heads[int(entropy.argmin())]), entropy.min()
+    return best
 
 
-def _filters(model: nn.Module, maps: Maps, size: tuple[int, int], spot: Spot) -> Picture:
+def _rollout(model: nn.Module, maps: Maps, size: tuple[int, int], query: QueryPoint) -> Picture:
+    views = _attention(model, maps, size, query).views[:-1]
+    return Picture("", rollouts(views, query), opens=(views[-1].name, "mean"))
+
+
+def _filters(model: nn.Module, maps: Maps, size: tuple[int, int], query: QueryPoint) -> Picture:
     return Picture("What the first layer looks for, the strongest first", tiles=filters(model))
 
 
-# name -> what is seen of a model that was watched while it saw an image of (height, width)
-VIEWS: dict[str, Callable[[nn.Module, Maps, tuple[int, int], Spot], Picture]] = {
+# name -> what is drawn of a model that was watched while it read an image of (height, width)
+VIEWS: dict[str, Callable[[nn.Module, Maps, tuple[int, int], QueryPoint], Picture]] = {
     "attention": _attention,
     "rollout": _rollout,
     "filters": _filters,
 }
 
 
-def show(
+def image_picture(
     view: Callable[..., Picture],
     model: nn.Module,
     maps: Maps,
     size: tuple[int, int],
     photo: np.ndarray,
-    spot: Spot,
-    **told: Any,
+    query: QueryPoint,
+    **about: Any,
 ) -> Picture:
-    """Make a picture of what was watched, with the photo and what else there is to tell."""
-    picture = view(model, maps, size, spot)
-    return picture if picture.tiles else replace(picture, photo=photo, spot=spot, **told)
+    """Make a picture of what was watched: one of VIEWS over a photo, with its title and output."""
+    picture = view(model, maps, size, query)
+    return picture if picture.tiles else replace(picture, photo=photo, query=query, **about)

@@ -52,18 +52,31 @@ def save(
     if suffix in (".html", ".htm"):
         write_atomically(path, page([choose_views(each, layers, heads) for each in shown]))
     elif suffix == ".png":
-        from regard.viewer.panels import draw_panels  # matplotlib takes a while to import
-        from regard.viewer.png import draw
-
         if len(shown) != 1:
             raise UsageError(
                 f"{path}: a .png holds one picture, not {len(shown)}; give one input, "
                 "or save as .html, which holds them all"
             )
-        of_image = shown[0].photo is not None or shown[0].tiles
-        (draw_panels if of_image else draw)(shown[0], path, layers, heads)
+        write_atomically(path, draw(shown[0], layers, heads))
     else:
         raise UsageError(
             f"{path}: unknown kind of picture '{path.suffix}'; end it in .html or .png"
         )
     return path
+
+
+def draw(picture: Picture, layers: Choice = None, heads: Choice = None) -> bytes:
+    """Draw chosen layers and heads, over the photo if there is one, and return the PNG.
+
+    A row is a layer, a panel a head. Unless given, all heads are shown, or their mean where they
+    would be too many.
+    """
+    if not picture.views and not picture.tiles:
+        raise UsageError("there is no attention to draw in this picture; save it as .html instead")
+    if picture.photo is not None or picture.tiles:
+        from regard.viewer.overlays import draw_overlays  # matplotlib takes a while to import
+
+        return draw_overlays(picture, layers, heads).png()
+    from regard.viewer.heatmaps import draw_heat_maps
+
+    return draw_heat_maps(picture, layers, heads).png(dpi=160)  # for its small labels

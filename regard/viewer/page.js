@@ -9,8 +9,8 @@
     hover: null, // what the pointer or the focus is on: {side: "rows" | "columns", at}
     pin: null, // what was clicked, shown while nothing is hovered
     step: null,
-    // who looks at an image: "class", "mean", a token's number, or a place [x, y] from 0 to 1
-    spot: "class",
+    // the query over an image: "class", "mean", a token's number, or a place [x, y] from 0 to 1
+    query: "class",
     over: null, // the place that the pointer is on
   };
   const LINES = 48; // up to so many tokens are joined by lines at first, more are shaded
@@ -70,7 +70,7 @@
   // As many digits as the stored levels support, four at most.
   function digits(value, error, most = 4) {
     const supported = error > 0 ? Math.floor(-Math.log10(2 * error)) : most;
-    const kept = Math.max(0, Math.min(most, supported));
+    const kept = clamp(supported, 0, most);
     const text = value.toFixed(kept);
     return value > 0 && !Number(text) ? `<${(10 ** -kept).toFixed(kept)}` : text;
   }
@@ -81,6 +81,10 @@
     return p >= 0.0995 && p < 0.9995 ? `${Math.round(p * 100)}%`
       : p >= 0.9995 ? "100%" : `${(p * 100).toFixed(1)}%`;
   }
+
+  const largestOf = (numbers) => numbers.reduce((a, b) => Math.max(a, b), 0);
+
+  const clamp = (value, low, high) => Math.max(low, Math.min(high, value));
 
   // ---- weights ----------------------------------------------------------------------------
 
@@ -98,12 +102,13 @@
 
   async function unpack(view) {
     if (view.values) return;
-    if (view.laid) {
-      const { laid } = view;
-      laid.asks = new Int32Array(await inflate(laid.asks));
-      laid.sees = new Int32Array(await inflate(laid.sees));
-      view.rows = Array.from(laid.asks, (token) => tokenName(laid.rows, token));
-      view.columns = Array(laid.slots).fill("");
+    if (view.placement) {
+      const { placement } = view;
+      placement.query_tokens = new Int32Array(await inflate(placement.query_tokens));
+      placement.key_tokens = new Int32Array(await inflate(placement.key_tokens));
+      view.rows = Array.from(placement.query_tokens,
+        (token) => tokenName(placement.query_grid, token));
+      view.columns = Array(placement.keys_per_query).fill("");
     }
     const buffer = await inflate(view.weights);
     const largest = view.heads.length * view.rows.length;
@@ -132,18 +137,21 @@
     return result;
   }
 
+  function rowTops(weights, q, k) {
+    const tops = new Float32Array(q);
+    for (let i = 0; i < q; i++) tops[i] = largestOf(weights.subarray(i * k, (i + 1) * k));
+    return tops;
+  }
+
   let shown = null; // the matrix on the screen
   function current() {
     const view = pictures[state.picture].views[state.view];
     if (shown && shown.view === view && shown.head === state.head) return shown;
     const weights = weightsOf(view, state.head);
     const q = view.rows.length, k = view.columns.length;
-    const tops = new Float32Array(q);
+    const tops = rowTops(weights, q, k), top = largestOf(tops);
     const errors = new Float32Array(q);
-    let top = 0;
     for (let i = 0; i < q; i++) {
-      for (let j = 0; j < k; j++) tops[i] = Math.max(tops[i], weights[i * k + j]);
-      top = Math.max(top, tops[i]);
       for (let h = 0; h < view.heads.length; h++) {
         if (typeof state.head === "number" && h !== state.head) continue;
         errors[i] = Math.max(errors[i], view.largest[h * q + i] / view.levels / 2);
@@ -155,35 +163,35 @@
 
   // ---- places on an image -------------------------------------------------------------------
 
-  const cellsOf = (lattice) => lattice.height * lattice.width;
+  const cellsOf = (grid) => grid.height * grid.width;
 
-  function tokenName(lattice, token) {
-    const at = token - lattice.names.length;
-    if (at < 0) return lattice.names[token];
-    return `${at % lattice.width}, ${Math.floor(at / lattice.width)}`;
+  function tokenName(grid, token) {
+    const at = token - grid.names.length;
+    if (at < 0) return grid.names[token];
+    return `${at % grid.width}, ${Math.floor(at / grid.width)}`;
   }
 
-  // The token that stands at a place of the image; null is all of them.
-  function tokenAt(lattice, spot) {
-    const names = lattice.names.length;
-    if (spot === "mean" || (spot === "class" && !names)) return null;
-    if (typeof spot === "number") return spot;
-    if (spot === "class" || !cellsOf(lattice)) return 0;
-    const cell = (share, step, most) => Math.max(0, Math.min(most - 1, Math.floor(share / step)));
-    return names + cell(spot[1], lattice.down, lattice.height) * lattice.width
-      + cell(spot[0], lattice.right, lattice.width);
+  // The token at a query point of the image; null is all of them.
+  function tokenAt(grid, query) {
+    const names = grid.names.length;
+    if (query === "mean" || (query === "class" && !names)) return null;
+    if (typeof query === "number") return query;
+    if (query === "class" || !cellsOf(grid)) return 0;
+    const cell = (share, step, most) => clamp(Math.floor(share / step), 0, most - 1);
+    return names + cell(query[1], grid.cell_height, grid.height) * grid.width
+      + cell(query[0], grid.cell_width, grid.width);
   }
 
-  // The row that asks from there, or from the nearest place that was kept.
-  function rowAt(laid, spot) {
-    const token = tokenAt(laid.rows, spot);
+  // The row of the query there, or at the nearest place that was kept.
+  function queryRow({ query_grid: grid, query_tokens: tokens }, query) {
+    const token = tokenAt(grid, query);
     if (token === null) return null;
-    const found = laid.asks.indexOf(token);
+    const found = tokens.indexOf(token);
     if (found >= 0) return found;
-    const { names, width } = laid.rows;
+    const { names, width } = grid;
     const [x, y] = [(token - names.length) % width, Math.floor((token - names.length) / width)];
     let best = 0, least = Infinity;
-    laid.asks.forEach((other, row) => {
+    tokens.forEach((other, row) => {
       const at = other - names.length;
       const far = Math.hypot((at % width) - x, Math.floor(at / width) - y);
       if (at >= 0 && far < least) [best, least] = [row, far];
@@ -191,14 +199,15 @@
     return best;
   }
 
-  // How much each token of an image is looked at from a place.
-  function layOn(view, head, spot) {
-    const { laid, largest, values, levels } = view;
-    const k = laid.slots, q = laid.asks.length, shared = laid.sees.length === k;
+  // How much each token of an image is attended to from a query point.
+  function tokenWeights(view, head, query) {
+    const { placement, largest, values, levels } = view;
+    const { key_grid: grid, key_tokens: keys, keys_per_query: k } = placement;
+    const q = placement.query_tokens.length, shared = keys.length === k;
     const heads = typeof head === "number" ? [head] : [...view.heads.keys()];
-    const row = rowAt(laid, spot);
+    const row = queryRow(placement, query);
     const rows = row === null ? [...Array(q).keys()] : [row];
-    const tokens = new Float32Array(laid.columns.names.length + cellsOf(laid.columns));
+    const tokens = new Float32Array(grid.names.length + cellsOf(grid));
     let error = 0, outside = 0, most = 0, inside = 0;
     for (const i of rows) {
       for (const h of heads) error = Math.max(error, largest[h * q + i] / levels / 2);
@@ -208,7 +217,7 @@
           const one = (values[(h * q + i) * k + j] * largest[h * q + i]) / levels;
           weight = head === "max" ? Math.max(weight, one) : weight + one / heads.length;
         }
-        const token = laid.sees[shared ? j : i * k + j];
+        const token = keys[shared ? j : i * k + j];
         if (token < 0) outside += weight / rows.length;
         else {
           tokens[token] += weight / rows.length;
@@ -219,48 +228,48 @@
     for (const h of heads) {
       for (let i = 0; i < q; i++) most = Math.max(most, largest[h * q + i]);
     }
-    const names = laid.columns.names.length;
-    const top = tokens.subarray(names).reduce((a, b) => Math.max(a, b), 0);
-    // what each would get of a look that tells none from another
+    const cells = tokens.subarray(grid.names.length);
+    // even is what each would get where attention is uniform
     const even = inside ? rows.length / inside : 0;
-    return { row, tokens, cells: tokens.subarray(names), top, most, error, outside, even };
+    return { row, tokens, cells, top: largestOf(cells), most, error, outside, even };
   }
 
   const HEAT = [[43, 15, 84], [140, 41, 129], [228, 80, 107], [254, 159, 109], [252, 253, 191]];
   function heat(s) {
-    const at = Math.max(0, Math.min(1, s)) * (HEAT.length - 1);
+    const at = clamp(s, 0, 1) * (HEAT.length - 1);
     const from = Math.min(HEAT.length - 2, Math.floor(at));
     return HEAT[from].map((value, c) => value + (HEAT[from + 1][c] - value) * (at - from));
   }
 
   // The photo, paled, with a map over it and a frame around the cell that looks.
   function paintOn(context, picture, view, found, width, height) {
-    const { rows, columns } = view.laid;
+    const { query_grid: queries, key_grid: keys } = view.placement;
     context.imageSmoothingEnabled = picture.bitmap.width > width;
     context.filter = "grayscale(0.7) brightness(0.62)";
     context.drawImage(picture.bitmap, 0, 0, width, height);
     context.filter = "none";
-    if (cellsOf(columns)) {
-      const pixels = new ImageData(columns.width, columns.height);
+    if (cellsOf(keys)) {
+      const pixels = new ImageData(keys.width, keys.height);
       found.cells.forEach((weight, at) => {
         let s = strength(weight, found.most, found.top);
         // a token that stays itself through all layers would leave the others dark
         if (view.kind === "rollout" && state.scale === "row") s = Math.sqrt(s);
         pixels.data.set([...heat(s), 255 * (0.12 + 0.8 * Math.sqrt(Math.min(1, s)))], at * 4);
       });
-      const small = make("canvas", { width: columns.width, height: columns.height });
+      const small = make("canvas", { width: keys.width, height: keys.height });
       small.getContext("2d").putImageData(pixels, 0, 0);
       context.imageSmoothingEnabled = view.kind === "cross";
       context.drawImage(small, 0, 0,
-        columns.width * columns.right * width, columns.height * columns.down * height);
+        keys.width * keys.cell_width * width, keys.height * keys.cell_height * height);
     }
-    const token = found.row === null ? -1 : view.laid.asks[found.row] - rows.names.length;
+    const token = found.row === null ? -1
+      : view.placement.query_tokens[found.row] - queries.names.length;
     if (token >= 0) {
       context.strokeStyle = "#35f0ff";
       context.lineWidth = width > 300 ? 2 : 1;
-      context.strokeRect((token % rows.width) * rows.right * width,
-        Math.floor(token / rows.width) * rows.down * height,
-        rows.right * width, rows.down * height);
+      context.strokeRect((token % queries.width) * queries.cell_width * width,
+        Math.floor(token / queries.width) * queries.cell_height * height,
+        queries.cell_width * width, queries.cell_height * height);
     }
   }
 
@@ -286,7 +295,7 @@
       return from.map((value, c) => Math.round(value + (to[c] - value) * t));
     });
   }
-  const level = (s) => ramp[Math.max(0, Math.min(255, Math.round(s * 255)))];
+  const level = (s) => ramp[clamp(Math.round(s * 255), 0, 255)];
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
   function paint(element, s) {
@@ -299,6 +308,14 @@
     element.style.backgroundColor = `rgb(${r}, ${g}, ${b})`;
     const light = (0.299 * r + 0.587 * g + 0.114 * b) / 255;
     element.style.color = light > 0.55 ? "#11151c" : "#ffffff";
+  }
+
+  // The scale of a legend: colours from left to right.
+  function drawScale(canvas, colour) {
+    const context = canvas.getContext("2d");
+    const strip = context.createImageData(256, 1);
+    for (let x = 0; x < 256; x++) strip.data.set([...colour(x / 255), 255], x * 4);
+    context.putImageData(strip, 0, 0);
   }
 
   // A canvas of the wanted size in CSS pixels, sharp, and no larger than phones allow.
@@ -352,8 +369,27 @@
         : event.key === "Home" ? 0 : event.key === "End" ? all.length - 1 : null;
       if (next === null) return;
       event.preventDefault();
-      all[Math.max(0, Math.min(all.length - 1, next))].focus();
+      all[clamp(next, 0, all.length - 1)].focus();
     });
+  }
+
+  // What an arrow key means as [across, down].
+  const ARROWS = {
+    ArrowDown: [0, 1], ArrowUp: [0, -1], ArrowRight: [1, 0], ArrowLeft: [-1, 0],
+  };
+
+  // Tell the items of a group that are pointed at, focused (null when left), or clicked.
+  function pointing(group, selector, onhover, onclick) {
+    const over = (listen) => (event) => {
+      const item = event.target.closest(selector);
+      if (item) listen(Number(item.dataset.at));
+    };
+    for (const type of ["pointerover", "focusin"]) group.addEventListener(type, over(onhover));
+    for (const type of ["pointerleave", "focusout"]) {
+      group.addEventListener(type, () => onhover(null));
+    }
+    group.addEventListener("click", over(onclick));
+    roving(group, selector);
   }
 
   // ---- the frame --------------------------------------------------------------------------
@@ -430,16 +466,16 @@
       state.scale = "row";
     }
     for (const tile of picture.tiles) tile[2] ??= await createImageBitmap(bytesOf(tile[1]));
-    state.spot = picture.spot;
+    state.query = picture.query;
     startAt(...(picture.opens || [null, null]));
   }
 
   function tabs() {
     const picture = pictures[state.picture];
-    const laid = picture.views.some((view) => view.laid);
+    const placed = picture.views.some((view) => view.placement);
     return Object.keys(TABS).filter((tab) => {
       if (tab === "steps" || tab === "tiles") return picture[tab].length;
-      return picture.views.length && (tab === "model" || (tab === "image") === laid);
+      return picture.views.length && (tab === "model" || (tab === "image") === placed);
     });
   }
 
@@ -470,19 +506,22 @@
     if (focus && document.getElementById(focus)) document.getElementById(focus).focus();
   }
 
+  // A list to choose from: pairs of a value and its text.
+  function selection(id, options, value, choose, settings = {}) {
+    return make("select", { id, ...settings, onchange: (event) => choose(event.target.value) },
+      ...options.map(([key, text]) => make("option", {
+        value: String(key), text, selected: key === value,
+      })));
+  }
+
   function chooser() {
-    const select = make("select", {
-      id: "picture", "aria-label": "Text",
-      onchange: async (event) => {
-        await show(Number(event.target.value));
+    const options = pictures.map((picture, at) => (
+      [at, `${at + 1}. ${picture.source.text || picture.title}`.slice(0, 90)]));
+    return make("p", { class: "controls" }, selection("picture", options, state.picture,
+      async (at) => {
+        await show(Number(at));
         open({});
-      },
-    });
-    pictures.forEach((picture, at) => select.append(make("option", {
-      value: String(at), text: `${at + 1}. ${picture.source.text || picture.title}`.slice(0, 90),
-      selected: at === state.picture,
-    })));
-    return make("p", { class: "controls" }, select);
+      }, { "aria-label": "Text" }));
   }
 
   function texts(picture) {
@@ -508,8 +547,8 @@
     const stored = picture.views[0] && picture.views[0].levels === 255
       ? "Weights are kept in 256 levels of each row's largest, and shown with fitting digits."
       : null;
-    const few = picture.views.some((view) => view.laid
-      && view.laid.asks.length < view.laid.rows.names.length + cellsOf(view.laid.rows));
+    const few = picture.views.some(({ placement }) => placement && placement.query_tokens.length
+      < placement.query_grid.names.length + cellsOf(placement.query_grid));
     return make("footer", {},
       few ? make("p", { text: "Only some places of the image were kept; the nearest is shown." })
         : null,
@@ -544,29 +583,26 @@
 
   function controls(picture) {
     const view = picture.views[state.view];
-    const select = make("select", {
-      id: "layer", onchange: (event) => open({ view: Number(event.target.value) }),
-    });
-    picture.views.forEach((each, at) => select.append(make("option", {
-      value: String(at), text: each.name, selected: at === state.view,
-    })));
     const box = make("div", { class: "controls" });
     if (state.tab !== "model") {
-      box.append(make("label", {}, make("span", { class: "label", text: "Layer" }), select));
+      const layers = picture.views.map((each, at) => [at, each.name]);
+      box.append(make("label", {}, make("span", { class: "label", text: "Layer" }),
+        selection("layer", layers, state.view, (at) => open({ view: Number(at) }))));
       if (view.heads.length > 1) {
         const heads = [...(joined(view) ? ["mean", "max"] : []), ...view.heads.keys()]
           .map((head) => [head, view.heads[head] ?? head, nameOf(view, head)]);
         box.append(choices("heads", "Head", heads, state.head, (head) => open({ head })));
       }
     }
-    if (view.laid) {
-      const { names } = view.laid.rows;
-      const spots = view.kind === "cross" ? [["mean", "all words"], ...names.entries()]
+    if (view.placement) {
+      const { names } = view.placement.query_grid;
+      const words = view.kind === "cross";
+      const queries = words ? [["mean", "all words"], ...names.entries()]
         : [...(names.length ? [["class", names[0]]] : []), ["mean", "all places"],
           ["place", "a place"]];
-      const kind = Array.isArray(state.spot) ? "place" : names.length ? state.spot : "mean";
-      box.append(choices("spot", view.kind === "cross" ? "Word" : "Looks from", spots, kind, (spot) => {
-        state.spot = spot === "place" ? [0.5, 0.5] : spot;
+      const kind = Array.isArray(state.query) ? "place" : names.length ? state.query : "mean";
+      box.append(choices("query", words ? "Word" : "Looks from", queries, kind, (query) => {
+        state.query = query === "place" ? [0.5, 0.5] : query;
         if (state.tab === "model") open({});
         else refresh();
       }));
@@ -579,14 +615,10 @@
       box.append(choices("zoom", "Zoom", [1, 2, 4, 8].map((zoom) => [zoom, `${zoom}×`]),
         state.zoom, (zoom) => open({ zoom })));
     }
-    const scale = make("select", {
-      id: "scale", onchange: (event) => open({ scale: event.target.value }),
-    });
-    for (const [value, text] of [["linear", "linear"], ["root", "square root"],
-      ["row", view.laid ? "each map by itself" : "row by row"]]) {
-      scale.append(make("option", { value, text, selected: value === state.scale }));
-    }
-    box.append(make("label", {}, make("span", { class: "label", text: "Shading" }), scale));
+    const scales = [["linear", "linear"], ["root", "square root"],
+      ["row", view.placement ? "each map by itself" : "row by row"]];
+    box.append(make("label", {}, make("span", { class: "label", text: "Shading" }),
+      selection("scale", scales, state.scale, (scale) => open({ scale }))));
     return box;
   }
 
@@ -597,6 +629,11 @@
   };
 
   const same = (a, b) => Boolean(a && b && a.side === b.side && a.at === b.at);
+
+  function togglePin(mark) {
+    state.pin = same(mark, state.pin) ? null : mark;
+    refresh();
+  }
 
   // ---- the panel beside: where one token looks ----------------------------------------------
 
@@ -632,7 +669,7 @@
     const box = make("div", { class: "bars" });
     for (const { token, language, share, value, chosen } of entries) {
       const fill = make("i", chosen ? { class: "chosen" } : {});
-      fill.style.width = `${Math.max(0, Math.min(1, share)) * 100}%`;
+      fill.style.width = `${clamp(share, 0, 1) * 100}%`;
       const mark = chosen ? " chosen" : "";
       box.append(make("span", { class: `name${mark}`, title: token }, written(token, language)),
         make("span", { class: "track" }, fill),
@@ -690,21 +727,19 @@
   function imageView() {
     const picture = pictures[state.picture];
     const view = picture.views[state.view];
-    const { rows, columns } = view.laid;
+    const { query_grid: queries, key_grid: keys } = view.placement;
     const canvas = make("canvas");
     const box = make("div", {
       class: "photo", tabindex: "0", role: "application",
-      "aria-label": `${view.name}, ${nameOf(view, state.head)}, over the image: ${rows.width} by `
-        + `${rows.height} places. Move with the arrow keys.`,
+      "aria-label": `${view.name}, ${nameOf(view, state.head)}, over the image: ${queries.width} by `
+        + `${queries.height} places. Move with the arrow keys.`,
     }, canvas);
     const scale = make("canvas", { width: 256, height: 1 });
     const most = make("span");
     const even = make("span", { class: "even" });
     const legend = make("div", { class: "legend" },
       make("span", { text: "0" }), scale, most, even);
-    const strip = scale.getContext("2d").createImageData(256, 1);
-    for (let x = 0; x < 256; x++) strip.data.set([...heat(x / 255), 255], x * 4);
-    scale.getContext("2d").putImageData(strip, 0, 0);
+    drawScale(scale, heat);
     const plainCanvas = make("canvas", { class: "plain", "aria-hidden": "true" });
     const told = make("div");
     const aside = make("aside", { class: "detail", "aria-label": "Where it looks" },
@@ -723,41 +758,45 @@
       refresh();
     };
     refresh = () => {
-      const found = layOn(view, state.head, state.over || state.spot);
+      const found = tokenWeights(view, state.head, state.over || state.query);
       const area = [parseFloat(canvas.style.width), parseFloat(canvas.style.height)];
       paintOn(canvas.getContext("2d"), picture, view, found, ...area);
       const top = state.scale === "row" ? found.top : found.most;
       most.textContent = digits(top, found.error);
       even.textContent = `even: ${digits(found.even, 0)}`
         + (found.row !== null && found.top < 2 * found.even ? " (so this map says little)" : "");
-      const kind = Array.isArray(state.spot) ? "place" : state.spot;
-      const chosen = document.getElementById(`spot-${kind}`);
+      const kind = Array.isArray(state.query) ? "place" : state.query;
+      const chosen = document.getElementById(`query-${kind}`);
       if (chosen) chosen.checked = true;
       const best = Array.from(found.tokens, (weight, at) => (
-        { token: tokenName(columns, at), weight, named: at < columns.names.length }))
+        { token: tokenName(keys, at), weight, named: at < keys.names.length }))
         .sort((a, b) => b.named - a.named || b.weight - a.weight).slice(0, 8);
       if (found.outside > 0.0005) {
         best.splice(7, 1, { token: "outside", weight: found.outside });
       }
       const words = view.kind === "cross";
       const from = found.row === null ? `All ${words ? "words" : "places"} look, on average, at`
-        : words || cellsOf(rows) ? `${view.rows[found.row]} looks at` : "The image is made of";
+        : words || cellsOf(queries) ? `${view.rows[found.row]} looks at` : "The image is made of";
       told.replaceChildren(make("h2", { text: from }), bars(best.map(({ token, weight }) => ({
         token, share: found.top ? weight / Math.max(found.top, ...best.map((b) => b.weight)) : 0,
         value: digits(weight, found.error),
       }))), make("p", {
         class: "soft hint",
-        text: `Places are column, row of ${columns.width} × ${columns.height}. ` + (words
+        text: `Places are column, row of ${keys.width} × ${keys.height}. ` + (words
           ? "Choose a word, or walk with the arrow keys."
           : "Point at the image, or walk with the arrow keys. A click stays there."),
       }));
       return best;
     };
+    const say = (from, best) => {
+      live.textContent = `${from}: `
+        + best.slice(0, 3).map(({ token, weight }) => `${token} ${weight.toFixed(3)}`).join("; ");
+    };
     const under = (event) => {
       const area = canvas.getBoundingClientRect();
       return [(event.clientX - area.left) / area.width, (event.clientY - area.top) / area.height];
     };
-    if (cellsOf(rows)) {
+    if (cellsOf(queries)) {
       box.addEventListener("pointermove", (event) => {
         state.over = under(event);
         refresh();
@@ -767,36 +806,30 @@
         refresh();
       });
       box.addEventListener("click", (event) => {
-        const spot = under(event);
-        const again = Array.isArray(state.spot)
-          && tokenAt(rows, spot) === tokenAt(rows, state.spot);
-        state.spot = again ? "class" : spot;
+        const query = under(event);
+        const again = Array.isArray(state.query)
+          && tokenAt(queries, query) === tokenAt(queries, state.query);
+        state.query = again ? "class" : query;
         refresh();
       });
     }
     box.addEventListener("keydown", (event) => {
-      const moves = { ArrowDown: [0, 1], ArrowUp: [0, -1], ArrowRight: [1, 0], ArrowLeft: [-1, 0] };
-      if (!(event.key in moves)) return;
+      if (!(event.key in ARROWS)) return;
+      const [across, down] = ARROWS[event.key];
       if (view.kind === "cross") {
         event.preventDefault();
-        const step = moves[event.key][0] + moves[event.key][1];
-        const at = typeof state.spot === "number" ? state.spot + step : 0;
-        state.spot = Math.max(0, Math.min(rows.names.length - 1, at));
-        const best = refresh();
-        live.textContent = `${rows.names[state.spot]}: `
-          + best.slice(0, 3).map(({ token, weight }) => `${token} ${weight.toFixed(3)}`).join("; ");
+        const at = typeof state.query === "number" ? state.query + across + down : 0;
+        state.query = clamp(at, 0, queries.names.length - 1);
+        say(queries.names[state.query], refresh());
         return;
       }
-      if (!cellsOf(rows)) return;
+      if (!cellsOf(queries)) return;
       event.preventDefault();
-      const [x, y] = Array.isArray(state.spot) ? state.spot : [0.5, 0.5];
-      const [across, down] = moves[event.key];
-      const inside = (share) => Math.max(0, Math.min(0.9999, share));
-      state.spot = [inside(x + across * rows.right), inside(y + down * rows.down)];
+      const [x, y] = Array.isArray(state.query) ? state.query : [0.5, 0.5];
+      const inside = (share) => clamp(share, 0, 0.9999);
+      state.query = [inside(x + across * queries.cell_width), inside(y + down * queries.cell_height)];
       state.over = null;
-      const best = refresh();
-      live.textContent = `${tokenName(rows, tokenAt(rows, state.spot))}: `
-        + best.slice(0, 3).map(({ token, weight }) => `${token} ${weight.toFixed(3)}`).join("; ");
+      say(tokenName(queries, tokenAt(queries, state.query)), refresh());
     });
     redraw();
   }
@@ -804,7 +837,7 @@
   // ---- images side by side ------------------------------------------------------------------
 
   function tileView() {
-    const { tiles, across } = pictures[state.picture];
+    const { tiles, tiles_per_row: across } = pictures[state.picture];
     const body = make("div", { class: `tiles${across ? " rows" : ""}` });
     if (across) body.style.setProperty("--across", String(across));
     for (const [name, , bitmap] of tiles) {
@@ -843,31 +876,10 @@
         title: pair ? rowLabel(view, at) : null,
       }, face));
     });
-    const mark = (event) => {
-      const token = event.target.closest(".token");
-      return token ? { side, at: Number(token.dataset.at) } : null;
-    };
-    const enter = (event) => {
-      const found = mark(event);
-      if (!found) return;
-      state.hover = found;
+    pointing(group, ".token", (at) => {
+      state.hover = at === null ? null : { side, at };
       refresh();
-    };
-    const leave = () => {
-      state.hover = null;
-      refresh();
-    };
-    group.addEventListener("pointerover", enter);
-    group.addEventListener("focusin", enter);
-    group.addEventListener("pointerleave", leave);
-    group.addEventListener("focusout", leave);
-    group.addEventListener("click", (event) => {
-      const found = mark(event);
-      if (!found) return;
-      state.pin = same(found, state.pin) ? null : found;
-      refresh();
-    });
-    roving(group, ".token");
+    }, (at) => togglePin({ side, at }));
     return group;
   }
 
@@ -1010,7 +1022,7 @@
       const family = getComputedStyle(document.body).fontFamily;
       const widest = Math.min(130, room * 0.24);
       const measure = canvas.getContext("2d");
-      const fontAt = (pixels) => `${Math.max(9, Math.min(14, pixels * 0.62))}px ${family}`;
+      const fontAt = (pixels) => `${clamp(pixels * 0.62, 9, 14)}px ${family}`;
       measure.font = fontAt(14);
       const rowTexts = view.rows.map((_, i) => rowLabel(view, i));
       const columnTexts = view.columns.map(isolated);
@@ -1019,7 +1031,7 @@
         - slanted(labels(columnTexts, measure, widest)[1]);
       const ratio = window.devicePixelRatio || 1;
       const whole = Math.floor((guess / k) * ratio) / ratio; // of the screen's own pixels
-      const fit = Math.max(1, Math.min(mostTokens(view) > 24 ? 30 : 40, whole));
+      const fit = clamp(whole, 1, mostTokens(view) > 24 ? 30 : 40);
       side = Math.min(40, fit * state.zoom);
       const font = fontAt(side);
       const every = Math.max(1, Math.ceil((parseFloat(font) + 2) / side));
@@ -1072,12 +1084,7 @@
       }
       context.strokeRect(0.5, 0.5, k * side, q * side);
 
-      const strip = scale.getContext("2d").createImageData(256, 1);
-      for (let x = 0; x < 256; x++) {
-        const s = state.scale === "root" ? Math.sqrt(x / 255) : x / 255;
-        strip.data.set([...level(s), 255], x * 4);
-      }
-      scale.getContext("2d").putImageData(strip, 0, 0);
+      drawScale(scale, (s) => level(state.scale === "root" ? Math.sqrt(s) : s));
       most.textContent = state.scale === "row" ? "the largest of each row"
         : digits(top, Math.max(...errors));
       refresh();
@@ -1110,7 +1117,7 @@
         make("strong", { text: valueAt(i, j) }));
       tip.hidden = false;
       const area = tip.getBoundingClientRect();
-      tip.style.left = `${Math.max(4, Math.min(x + 14, window.innerWidth - area.width - 8))}px`;
+      tip.style.left = `${clamp(x + 14, 4, window.innerWidth - area.width - 8)}px`;
       const below = y + 18 + area.height <= window.innerHeight;
       tip.style.top = `${below ? y + 18 : y - area.height - 12}px`;
     }
@@ -1125,11 +1132,7 @@
       const i = Math.floor((event.clientY - area.top) / side);
       return i >= 0 && j >= 0 && i < q && j < k ? [i, j] : null;
     };
-    const pinRow = (i) => {
-      const found = { side: "rows", at: i };
-      state.pin = same(found, state.pin) ? null : found;
-      refresh();
-    };
+    const pinRow = (at) => togglePin({ side: "rows", at });
     cells.addEventListener("pointermove", (event) => {
       const found = under(event);
       if (found) point(...found, event.clientX, event.clientY);
@@ -1142,14 +1145,13 @@
       if (found) pinRow(found[0]);
     });
     box.addEventListener("keydown", (event) => {
-      const moves = { ArrowDown: [1, 0], ArrowUp: [-1, 0], ArrowRight: [0, 1], ArrowLeft: [0, -1] };
       if (event.key === "Enter" && cell) pinRow(cell.i);
-      if (!(event.key in moves)) return;
+      if (!(event.key in ARROWS)) return;
       event.preventDefault();
-      const [down, across] = moves[event.key];
+      const [across, down] = ARROWS[event.key];
       const from = cell || { i: -down, j: -across };
-      const i = Math.max(0, Math.min(q - 1, from.i + down));
-      const j = Math.max(0, Math.min(k - 1, from.j + across));
+      const i = clamp(from.i + down, 0, q - 1);
+      const j = clamp(from.j + across, 0, k - 1);
       const x = (j + 0.5) * side, y = (i + 0.5) * side;
       const wide = box.clientWidth - left.clientWidth, high = box.clientHeight - above.clientHeight;
       const hidden = (at, from, room) => at < from + side || at > from + room - side;
@@ -1180,7 +1182,7 @@
           "aria-current": String(v === state.view && head === state.head),
           "aria-label": `${view.name}, ${name}`,
           onclick: () => {
-            const tab = view.laid ? "image" : "head";
+            const tab = view.placement ? "image" : "head";
             open({ view: v, head, tab });
             document.getElementById(`tab-${tab}`).focus({ preventScroll: true });
           },
@@ -1188,7 +1190,8 @@
         waiting.push(() => thumbnail(canvas, view, head));
         thumbs.append(button);
       }
-      const shape = view.laid ? `${view.laid.columns.width} × ${view.laid.columns.height} places`
+      const { width, height } = view.placement?.key_grid ?? {};
+      const shape = view.placement ? `${width} × ${height} places`
         : `${view.rows.length} × ${view.columns.length}`;
       body.append(make("section", { class: "layer" }, make("div", {},
         make("h2", { text: view.name }), make("span", { class: "label", text: shape })), thumbs));
@@ -1205,27 +1208,23 @@
   }
 
   function thumbnail(canvas, view, head) {
-    if (view.laid) {
+    if (view.placement) {
       const picture = pictures[state.picture];
       const { width, height } = picture.bitmap;
       canvas.style.aspectRatio = `${width} / ${height}`;
       [canvas.width, canvas.height] = [180, Math.round((180 * height) / width)];
-      paintOn(canvas.getContext("2d"), picture, view, layOn(view, head, state.spot),
+      paintOn(canvas.getContext("2d"), picture, view, tokenWeights(view, head, state.query),
         canvas.width, canvas.height);
       return;
     }
     const weights = weightsOf(view, head);
     const q = view.rows.length, k = view.columns.length;
-    const tops = new Float32Array(q);
-    for (let at = 0; at < weights.length; at++) {
-      const i = Math.floor(at / k);
-      if (weights[at] > tops[i]) tops[i] = weights[at];
-    }
-    const small = image(weights, q, k, tops.reduce((a, b) => Math.max(a, b), 0), tops, 128);
+    const tops = rowTops(weights, q, k);
+    const small = image(weights, q, k, largestOf(tops), tops, 128);
     canvas.width = small.width;
     canvas.height = small.height;
     canvas.getContext("2d").drawImage(small, 0, 0);
-    canvas.style.aspectRatio = String(Math.max(0.5, Math.min(2, k / q)));
+    canvas.style.aspectRatio = String(clamp(k / q, 0.5, 2));
   }
 
   // ---- steps ------------------------------------------------------------------------------
@@ -1233,7 +1232,7 @@
   function stepView() {
     const picture = pictures[state.picture];
     const { steps, steps_language: language } = picture;
-    const fits = (view) => view.kind === "cross" && !view.laid
+    const fits = (view) => view.kind === "cross" && !view.placement
       && view.rows.length >= steps.length;
     let at = picture.views.length && fits(picture.views[state.view]) ? state.view : -1;
     let head = state.head;
@@ -1262,7 +1261,6 @@
     const cards = make("div", { class: "cards" });
     steps.forEach((step, number) => cards.append(card(step, number, language)));
     panel.append(strip, cards);
-    roving(cards, ".card");
 
     let hover = null;
     refresh = () => {
@@ -1280,7 +1278,7 @@
       const k = view.columns.length;
       const row = step === null ? null : weights.subarray(step * k, (step + 1) * k);
       const top = row ? Math.max(...row) : 0;
-      const overall = state.scale === "row" ? top : weights.reduce((a, b) => Math.max(a, b), 0);
+      const overall = state.scale === "row" ? top : largestOf(weights);
       [...source.children].forEach((each, j) =>
         paint(each, row ? strength(row[j], overall, top) : null));
       if (row) reveal(source, source.children[row.indexOf(top)]);
@@ -1288,25 +1286,11 @@
         ? "Source: point at a step to see where it looks"
         : `Source, shaded by ${view.name}, ${nameOf(view, head)}`;
     };
-    const enter = (event) => {
-      const found = event.target.closest(".card");
-      if (!found) return;
-      hover = Number(found.dataset.at);
+    pointing(cards, ".card", (at) => {
+      hover = at;
       refresh();
-    };
-    const leave = () => {
-      hover = null;
-      refresh();
-    };
-    cards.addEventListener("pointerover", enter);
-    cards.addEventListener("focusin", enter);
-    cards.addEventListener("pointerleave", leave);
-    cards.addEventListener("focusout", leave);
-    cards.addEventListener("click", (event) => {
-      const found = event.target.closest(".card");
-      if (!found) return;
-      const number = Number(found.dataset.at);
-      state.step = state.step === number ? null : number;
+    }, (at) => {
+      state.step = state.step === at ? null : at;
       refresh();
     });
     refresh();
@@ -1345,7 +1329,7 @@
   document.addEventListener("keydown", (event) => {
     if (event.key !== "Escape") return;
     state.pin = state.step = null;
-    state.spot = pictures[state.picture].spot;
+    state.query = pictures[state.picture].query;
     refresh();
   });
   readColours();

@@ -12,43 +12,43 @@ import numpy as np
 from regard.errors import UsageError, nearest
 
 Choice = str | int | Sequence[str | int] | None
-# who looks at an image: the token that stands for it, all at once, the one of a number, or a place
-# (x, y) from 0 to 1
-Spot = Literal["class", "mean"] | int | tuple[float, float]
+# the query whose attention over an image is shown: the class token, the mean of all queries, the
+# token of a number, or the one at (x, y), each from 0 to 1
+QueryPoint = Literal["class", "mean"] | int | tuple[float, float]
 
 JOINERS = "\u200c\u200d"  # invisible, but they shape Persian, Hindi and emoji
 LONGEST_TOKEN = 120
 
 
 @dataclass(frozen=True)
-class Lattice:
-    """The tokens of an image: named ones that stand for all of it, then a grid row by row.
+class TokenGrid:
+    """The tokens of an image: named ones such as the class token, then a grid row by row.
 
-    `down` and `right` are the height and width of a cell of the grid, as shares of the image's.
+    `cell_height` and `cell_width` are those of a cell of the grid, as shares of the image's.
     """
 
     names: tuple[str, ...]
     height: int
     width: int
-    down: float
-    right: float
+    cell_height: float
+    cell_width: float
 
     def __len__(self) -> int:
         return len(self.names) + self.height * self.width
 
 
 @dataclass(frozen=True, eq=False)
-class Laid:
-    """Where the rows and columns of a view stand on an image.
+class Placement:
+    """Where the queries and keys of a view stand on an image.
 
-    `asks` is the token of each row, `sees` that of each column in each row, or in all rows if it
-    has but one; -1 is outside of the image.
+    `query_tokens` (rows,) is the token of each row in the grid of queries, `key_tokens` (rows, or
+    1 where all rows are alike, columns) that of each column in the grid of keys; -1 is padding.
     """
 
-    rows: Lattice
-    columns: Lattice
-    asks: np.ndarray
-    sees: np.ndarray
+    query_grid: TokenGrid
+    key_grid: TokenGrid
+    query_tokens: np.ndarray
+    key_tokens: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,8 +73,8 @@ class View:
     column_tokens: Sequence[str]
     kind: Literal["self", "cross", "rollout"] = "self"
     writes: Sequence[str] | None = None
-    heads: Sequence[int | str] = ()  # what the heads are called; 0, 1, 2 ... unless told
-    laid: Laid | None = None
+    heads: Sequence[int | str] = ()  # what the heads are called; 0, 1, 2 ... unless given
+    placement: Placement | None = None
 
     def __post_init__(self) -> None:
         weights = np.asarray(self.weights, dtype=np.float32)
@@ -121,10 +121,10 @@ class Picture:
     alternatives: Sequence[tuple[str, float]] = field(default=())  # other outputs, with scores
     note: str = ""  # how it was made: model, beam, ...
     opens: tuple[str, int | str] | None = None  # the view and head that are seen first
-    photo: np.ndarray | None = None  # what is looked at, bytes (h, w) or (h, w, 3)
-    spot: Spot = "class"
+    photo: np.ndarray | None = None  # what is attended to, bytes (h, w) or (h, w, 3)
+    query: QueryPoint = "class"
     tiles: Sequence[Tile] = ()
-    across: int = 0  # tiles in a row; as many as fit, unless told
+    tiles_per_row: int = 0  # as many as fit unless given
 
 
 def words_of(choice: Choice) -> list[str]:
@@ -137,11 +137,11 @@ def words_of(choice: Choice) -> list[str]:
     return list(dict.fromkeys(word for word in words if word))
 
 
-def span(names: Iterable[int | str]) -> str:
-    """Say a run of names in short: `0 to 3`, or one by one."""
-    found = list(dict.fromkeys(names))
-    numbers = sorted(int(name) for name in found if str(name).isdecimal())
-    others = [str(name) for name in found if not str(name).isdecimal()]
+def list_names(names: Iterable[int | str]) -> str:
+    """List names in short: a run of numbers as `0 to 3`, others one by one."""
+    unique = list(dict.fromkeys(names))
+    numbers = sorted(int(name) for name in unique if str(name).isdecimal())
+    others = [str(name) for name in unique if not str(name).isdecimal()]
     if len(numbers) > 2 and numbers == list(range(numbers[0], numbers[-1] + 1)):
         return ", ".join([f"{numbers[0]} to {numbers[-1]}", *others])
     return ", ".join([*map(str, numbers), *others])
@@ -153,34 +153,32 @@ def choose_views(picture: Picture, layers: Choice = None, heads: Choice = None) 
     A layer is chosen by any whole part of its name: `3`, `cross`, `decoder.3`, `decoder.3.cross`,
     or all; a head by its number, mean, max, or all.
     """
-    views = list(picture.views)
-    wanted = words_of(layers)
-    if wanted and "all" not in wanted:
-        kept: set[str] = set()
-        for word in wanted:
-            found = {view.name for view in views if f".{word}." in f".{view.name}."}
-            if not found:
-                raise UsageError(no_such_layer(word, views))
-            kept |= found
-        views = [view for view in views if view.name in kept]
+    views, words = list(picture.views), words_of(layers)
+    if words and "all" not in words:
+        chosen: set[str] = set()
+        for word in words:
+            matches = {view.name for view in views if f".{word}." in f".{view.name}."}
+            if not matches:
+                raise UsageError(_unknown_layer(word, views))
+            chosen |= matches
+        views = [view for view in views if view.name in chosen]
     return replace(picture, views=tuple(choose_heads(view, heads) for view in views))
 
 
-def no_such_layer(word: str, views: Sequence[View]) -> str:
-    """Say which layers there are to choose from."""
+def _unknown_layer(word: str, views: Sequence[View]) -> str:
     if not views:
         return f"layers={word}: this picture holds no attention to choose from"
     parts = [part for view in views for part in view.name.split(".")]
     return (
-        f"layers={word}: no such layer; choose from {span(parts)}, a whole name such as "
+        f"layers={word}: no such layer; choose from {list_names(parts)}, a whole name such as "
         f"{views[-1].name}, or all.{nearest(word, [*parts, *(view.name for view in views)])}"
     )
 
 
 def choose_heads(view: View, heads: Choice = None) -> View:
-    """Keep the chosen heads of a view, where mean and max are made from all of them."""
+    """Keep the chosen heads of a view; mean and max are taken over all of them."""
     words = words_of(heads)
-    if not words or view.kind == "rollout":  # which is of all heads
+    if not words or view.kind == "rollout":  # a rollout is of all heads
         return view
     names = [str(name) for name in view.heads]
     chosen: dict[int | str, np.ndarray] = {}
@@ -195,8 +193,8 @@ def choose_heads(view: View, heads: Choice = None) -> View:
             chosen[word] = view.weights.max(axis=0)
         else:
             raise UsageError(
-                f"heads={word}: {view.name} has no such head; choose from {span(view.heads)}, "
-                "mean, max or all"
+                f"heads={word}: {view.name} has no such head; choose from "
+                f"{list_names(view.heads)}, mean, max or all"
             )
     return replace(view, weights=np.stack(list(chosen.values())), heads=tuple(chosen))
 

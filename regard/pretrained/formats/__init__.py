@@ -21,15 +21,21 @@ REFUSAL = 3
 EXPORTABLE = {"vit": "like=vit", "bert": "like=bert", "gpt": "like=gpt2"}
 
 
-def is_huggingface(folder: str | Path) -> bool:
-    """Tell whether a folder holds a checkpoint of transformers rather than a model of Regard's."""
+def read_any_config(folder: str | Path) -> tuple[dict[str, Any] | None, bool]:
+    """Return a folder's config.json, if there is one, and whether it is that of transformers."""
     path = Path(folder) / "config.json"
     if Path(folder).suffix == ".gguf" and Path(folder).is_file():
         raise import_first(Path(folder))
     if not path.is_file():
-        return False
+        return None, False
     config = read_json(path)
-    return "regard_format" not in config and bool({"model_type", "architectures"} & set(config))
+    theirs = bool({"model_type", "architectures"} & set(config))
+    return config, theirs and "regard_format" not in config
+
+
+def is_huggingface(folder: str | Path) -> bool:
+    """Tell whether a folder holds a checkpoint of transformers rather than a model of Regard's."""
+    return read_any_config(folder)[1]
 
 
 def find_format(model_type: Any) -> Format:

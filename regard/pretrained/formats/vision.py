@@ -245,8 +245,6 @@ def _convolution(ours: str, theirs: str) -> WeightNames:
     return {
         f"{ours}.convolution": f"{theirs}.convolution",
         f"{ours}.norm": f"{theirs}.normalization",
-        f"{ours}.norm.mean": f"{theirs}.normalization.running_mean",
-        f"{ours}.norm.var": f"{theirs}.normalization.running_var",
     }
 
 

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from regard.errors import UsageError
-from regard.files import read_json
 from regard.models.folder import load_folder
-from regard.pretrained.folder import import_folder, is_foreign
+from regard.pretrained.folder import import_folder, read_any_config
 from regard.tasks.frame.settings import flat
 from regard.tasks.tokenizer import load_any_tokenizers
 from regard.tasks.tune import HEAD
+from regard.weights import state_of
 
 # fields of a config that may differ from those of the model it starts from
 INIT_MAY_DIFFER = {"dropout", "attention_dropout", "ffn_dropout", "drop_path", "max_length"}
@@ -34,11 +34,12 @@ class Origin:
     def load(cls, folder: str | Path) -> "Origin":
         """Load the model of a folder with its config."""
         folder = Path(folder)
-        if is_foreign(folder):
+        read, foreign = read_any_config(folder)
+        if read is not None and foreign:
             model, config = import_folder(folder, read=load_any_tokenizers)[:2]
-            came: Any = {"model_type": read_json(folder / "config.json").get("model_type")}
+            came: Any = {"model_type": read.get("model_type")}
         else:
-            model, config = load_folder(folder)
+            model, config = load_folder(folder, config=read)
             came = config.get("imported")
         return cls(folder, model, config, {"imported": came} if isinstance(came, dict) else {})
 
@@ -67,14 +68,14 @@ class Origin:
                     f"init={self.folder} has {key}={before[key]}, not {value}; "
                     "describe the same model"
                 )
-        theirs = dict(self.model.named_parameters())
+        theirs = state_of(self.model)
         with torch.no_grad():
-            for name, parameter in model.named_parameters():
+            for name, tensor in state_of(model).items():
                 if fresh and name.startswith(fresh):
                     continue
-                if name not in theirs or theirs[name].shape != parameter.shape:
+                if name not in theirs or theirs[name].shape != tensor.shape:
                     raise UsageError(
                         f"init={self.folder}: its weights do not fit at {name}; use the same model"
                     )
-                parameter.copy_(theirs[name])
+                tensor.copy_(theirs[name])
         return fresh

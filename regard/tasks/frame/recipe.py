@@ -16,7 +16,6 @@ from regard.data.split import Split
 from regard.errors import UsageError, log
 from regard.files import read_json, write_atomically
 from regard.hashes import SUMS, damaged, listed
-from regard.layers.convolution import statistics
 from regard.layers.lora import adapters
 from regard.tasks.frame.settings import flat
 
@@ -114,15 +113,14 @@ def hash_frozen(model: nn.Module) -> str | None:
 
 
 def parameters(model: nn.Module) -> int:
-    """Return the number of parameters, without running averages and adapters."""
-    apart = statistics(model) | set(adapters(model))
+    """Return the number of parameters, without adapters."""
+    apart = set(adapters(model))
     return sum(p.numel() for p in model.parameters() if p not in apart)
 
 
 def trainable(model: nn.Module) -> str:
     """Say how many parameters are trained, if those are not all."""
-    apart = statistics(model)
-    count = sum(p.numel() for p in model.parameters() if p.requires_grad and p not in apart)
+    count = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return "" if count == parameters(model) else f" ({count:,} of them trained)"
 
 

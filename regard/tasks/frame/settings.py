@@ -10,7 +10,7 @@ from regard.errors import UsageError, lookup
 from regard.settings import describe, fill, setting
 from regard.tasks.tune import check_tune, usual_rate
 from regard.training.loop import LoopSettings, check
-from regard.training.plan import LENGTHS
+from regard.training.plan import DURATION_KEYS
 
 # short keys of every task for fields of its model's config
 SHORT: dict[str, str | tuple[str, ...]] = {
@@ -79,7 +79,12 @@ def with_parts(kind: Any, **parts: type) -> Any:
 
 def derived(name: str, *bases: type) -> Any:
     """Return a settings class with the fields of several."""
-    return make_dataclass(name, [], bases=bases, frozen=True)
+    return make_dataclass(name, [], bases=bases, frozen=True, namespace={"derived": True})
+
+
+def is_derived(kind: Any) -> bool:
+    """Tell whether no task gave a settings class, so that it follows from others."""
+    return kind is None or "derived" in vars(kind)
 
 
 def size_of(values: Mapping[str, Any]) -> str:
@@ -108,7 +113,7 @@ def resolve_train(
     """
     size = size_of(values)
     defaults = {"size": size, "model": model, **lookup("size", size, sizes)}
-    if any(values.get(key) is not None for key in LENGTHS):
+    if any(values.get(key) is not None for key in DURATION_KEYS):
         defaults.pop("steps", None)
     if values.get("init"):
         defaults["lr"] = usual_rate(values, width_of(model))

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, overload
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar, overload
 
 import numpy as np
 import torch
@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from regard.data.split import Split
 from regard.errors import UsageError, lookup
 from regard.metrics.bleu import Comparison, Score
-from regard.metrics.evaluation import Evaluation, made_here, write_outputs
-from regard.models import family, preset, preset_family, serving
+from regard.metrics.evaluation import Evaluation, provenance, write_outputs
+from regard.models import family, preset, preset_family, preset_names, serving
 from regard.native import fast
 from regard.results import Named
 from regard.settings import fill
@@ -34,12 +34,14 @@ from regard.tasks.frame.settings import (
     RunSettings,
     TrainSettings,
     derived,
+    is_derived,
     resolve_train,
     size_of,
     with_parts,
 )
 from regard.tasks.tune import let_learn
 from regard.training.loop import mix
+from regard.viewer.settings import LookSettings
 
 One = str | Path | Image | np.ndarray | Tensor  # one text or image, and no list of such
 PARTS = {"test": 0, "valid": 0, "train": 0}
@@ -73,6 +75,21 @@ class Codec(Protocol):
         ...
 
 
+class NoCodec:
+    """The codec of a model with nothing beside its weights."""
+
+    def save(self, folder: Path) -> None:
+        """Write nothing."""
+
+    def facts(self) -> dict[str, Any]:
+        """Return nothing."""
+        return {}
+
+    def hashes(self) -> list[str]:
+        """Return nothing."""
+        return []
+
+
 class Batches(Protocol):
     """Batch n of a training, a pure function of (seed, n)."""
 
@@ -102,6 +119,16 @@ class Judged:
     scores: list[Score]
     count: int
     fields: dict[str, Any] = field(default_factory=dict)
+    made_with: dict[str, Any] = field(default_factory=dict)  # what else the scores depend on
+
+
+class System(NamedTuple):
+    """A model that is judged, by which settings, and what it predicted."""
+
+    name: str
+    task: "Task[Any, Any]"
+    settings: Any
+    predictions: Any
 
 
 class Learnt(Protocol):
@@ -127,7 +154,7 @@ class Task(Generic[C, A]):
     input: ClassVar[str] = "src"  # the name of an input in JSON; image for pictures
     from_nothing: ClassVar[bool] = False  # whether an empty text has an answer
     dynamic: bool = True  # whether batches differ in shape, for compile=true
-    # Settings of the verbs; Eval is Run with EvalSettings unless it is given
+    # Settings of the verbs; unless given, Eval is EvalSettings with Run, Look LookSettings with Run
     Train: ClassVar[type]
     Run: ClassVar[type] = RunSettings
     Eval: ClassVar[type]
@@ -136,15 +163,15 @@ class Task(Generic[C, A]):
     short: ClassVar[Mapping[str, str | tuple[str, ...]]] = SHORT
     generation: ClassVar[Mapping[str, Any]] = {}  # how to decode by default
     several_against: ClassVar[bool] = False  # whether it is judged against more than one at once
-    Result: ClassVar[type[Evaluation]] = Evaluation  # of an evaluation
+    Result: type[Evaluation] = Evaluation  # of an evaluation; a model may set its own
 
     def __init_subclass__(cls, **rest: Any) -> None:
         super().__init_subclass__(**rest)
         if "Run" in cls.__dict__:
-            if "Eval" not in cls.__dict__:
+            if is_derived(getattr(cls, "Eval", None)):
                 cls.Eval = derived(f"{cls.__name__}Eval", EvalSettings, cls.Run)
-            if "Look" not in cls.__dict__:
-                cls.Look = cls.Run
+            if is_derived(getattr(cls, "Look", None)):
+                cls.Look = derived(f"{cls.__name__}Look", LookSettings, cls.Run)
 
     def __init__(self, model: Any, codec: C, config: Mapping[str, Any] | None = None):
         """Take a model, what lies beside it, and what its config.json says."""
@@ -153,6 +180,7 @@ class Task(Generic[C, A]):
         self.path = ""  # as it was loaded by
         self.family = str(self.config.get("family", ""))
         self.trained: Split | None = None  # what it was trained on, and what was held out
+        self._defaults: tuple[dict[str, Any], Any] | None = None  # of runs: as given, completed
 
     @property
     def task(self) -> str:
@@ -160,6 +188,11 @@ class Task(Generic[C, A]):
         return self.name
 
     # ---- Training: what a task says
+
+    @classmethod
+    def instead(cls, values: Mapping[str, Any]) -> str:
+        """Return the task to train by such data: this one, or the one for another modality."""
+        return cls.name
 
     @classmethod
     def read(cls, settings: Any, origin: Origin | None) -> Data:
@@ -248,23 +281,37 @@ class Task(Generic[C, A]):
         `like` names a member of a family, such as llama of gpt.
         """
         like, asked = values.get("like"), values.get("family")
-        if like and origin:
-            raise UsageError(
-                f"like={like} is for a new model; the one in init= has its parts already"
-            )
         known = cls.families()
         if asked is None and origin is not None:
             asked = origin.family if origin.family in known else None
         if asked is None and like:
             asked = preset_family(str(like), known)
+            if asked is None:
+                lookup("preset", str(like), {p: f for f in known for p in preset_names(f)})
         asked = str(asked or known[0])
         lookup("family", asked, dict.fromkeys(known))
         return asked
 
     @classmethod
+    def origin_of(cls, values: Mapping[str, Any]) -> Origin | None:
+        """Load what `init` names, if it names something."""
+        if not values.get("init"):
+            return None
+        if values.get("like"):
+            raise UsageError(
+                f"like={values['like']} is for a new model; the one in init= has its parts already"
+            )
+        return Origin.load(values["init"])
+
+    @classmethod
     def families(cls) -> tuple[str, ...]:
         """Return the families that serve the task, the usual one first."""
         return serving(cls.name)
+
+    @classmethod
+    def needs(cls, values: Mapping[str, Any]) -> str:
+        """Return what the data of a training hold."""
+        return cls.holds
 
     @classmethod
     def size_table(cls, values: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
@@ -295,8 +342,7 @@ class Task(Generic[C, A]):
     @classmethod
     def resolve(cls, values: Mapping[str, Any], origin: Origin | None = None) -> Any:
         """Complete what a user gave to the settings of a training."""
-        if origin is None and values.get("init"):
-            origin = Origin.load(values["init"])
+        origin = origin or cls.origin_of(values)
         name = cls.family_of(values, origin)
         kind = with_parts(cls.Train, model=family(name)[0])
         given = dict(values)
@@ -308,7 +354,7 @@ class Task(Generic[C, A]):
             model=cls.defaults(cls.shape(name, values, origin), values, origin),
             sizes=cls.size_table(given),
             short=cls.short,
-            holds=cls.holds,
+            holds=cls.needs(values),
         )
         return cls.checked(settings, values, origin)
 
@@ -366,9 +412,26 @@ class Task(Generic[C, A]):
         """Predict for the examples of a part, as `score` takes it."""
         raise NotImplementedError
 
-    def score(self, data: Data, predictions: Any, settings: Any) -> Judged:
-        """Return the scores of predictions."""
+    def judge(self, data: Data, predictions: Any, settings: Any) -> Judged:
+        """Return the scores of predictions: `score`, unless that means something else to users."""
+        return self.score(data, predictions, settings)
+
+    def score(self, *args: Any, **settings: Any) -> Any:
+        """Return the scores of predictions: takes (data, predictions, settings)."""
         raise NotImplementedError
+
+    def check_eval(self, settings: Any, given: Mapping[str, Any]) -> None:
+        """Refuse settings of eval, of which the user gave some, before anything is read."""
+
+    def settings_for(self, other: "Task[Any, Any]", settings: Any, given: Mapping[str, Any]) -> Any:
+        """Return by which settings another model predicts: as this one does."""
+        return settings
+
+    def breakdown(
+        self, data: Data, systems: Sequence[System], settings: Any, given: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return further fields of the evaluation, which tell of all models side by side."""
+        return {}
 
     def compare(self, data: Data, ours: Any, theirs: Any, settings: Any) -> list[Comparison] | None:
         """Compare predictions with another model's by a paired test; None: the scores are told."""
@@ -378,14 +441,18 @@ class Task(Generic[C, A]):
         """Refuse a model that cannot be compared with this one."""
         if other.name != self.name:
             raise UsageError(
-                f"against= names a model for {other.name}; expected one for {self.name}"
+                f"against= names a model for {other.task}; expected one for {self.name}"
             )
 
     def outputs(self, data: Data, predictions: Any, settings: Any) -> list[dict[str, Any]]:
         """Return the predictions as rows of the file that outputs= names."""
         raise NotImplementedError
 
-    def data_hash(self, data: Data, settings: Any) -> str:
+    def write_outputs(self, data: Data, predictions: Any, settings: Any) -> None:
+        """Write the predictions where outputs= says."""
+        write_outputs(settings.outputs, self.outputs(data, predictions, settings))
+
+    def data_hash(self, data: Data, settings: Any) -> Any:
         """Return a hash of the examples that were judged."""
         return data.sha
 
@@ -406,8 +473,9 @@ class Task(Generic[C, A]):
     @classmethod
     def load(cls, folder: Path, model: Any, config: dict[str, Any]) -> Self:
         """Put a loaded model together with what lies beside it."""
-        loaded = cls(model, cls.load_codec(folder, model, config), config)
+        codec = cls.load_codec(folder, model, config)
         try:
+            loaded = cls(model, codec, config)
             loaded.check({})
         except UsageError as error:
             raise UsageError(f"{folder / 'generation_config.json'}: {error}") from None
@@ -420,13 +488,17 @@ class Task(Generic[C, A]):
         return {key: value for key, value in told.items() if key not in ("alignment_head", "rules")}
 
     def check(self, settings: Mapping[str, Any]) -> Any:
-        """Complete what a user gave to the settings of a run."""
-        return self._filled(self.Run, settings)
+        """Complete what a user gave to the settings of a run, on top of the model's defaults."""
+        own = self.own
+        if self._defaults is None or self._defaults[0] != own:  # resolved once, when it is loaded
+            self._defaults = own, fill(self.Run, own)
+        defaults = self._defaults[1]
+        return self.check_run(fill(self.Run, settings, base=defaults) if settings else defaults)
 
     def _filled(self, kind: type, settings: Mapping[str, Any]) -> Any:
         """Complete settings by the model's own defaults, as far as the verb has such keys."""
         known = kind.__dataclass_fields__  # type: ignore[attr-defined]
-        own = {key: value for key, value in self.own.items() if key in known or kind is self.Run}
+        own = {key: value for key, value in self.own.items() if key in known}
         return self.check_run(fill(kind, {**own, **settings}))
 
     def is_one(self, inputs: Any) -> bool:
@@ -482,7 +554,8 @@ class Task(Generic[C, A]):
         if asked.data is None:
             raise UsageError(f"data is missing; add data=FILE or data=FOLDER with {self.holds}")
         lookup("part", asked.part, PARTS)
-        others = against if isinstance(against, Sequence) else [against] if against else []
+        self.check_eval(asked, settings)
+        others = listed(against)
         for other in others:
             self.check_against(other)
         with self.using(asked):
@@ -490,28 +563,33 @@ class Task(Generic[C, A]):
             started = time.perf_counter()
             predictions = self.predict_examples(data, asked)
             seconds = time.perf_counter() - started
-            judged = self.score(data, predictions, asked)
+            judged = self.judge(data, predictions, asked)
             scores, comparison = list(judged.scores), []
+            systems = [System(names[0], self, asked, predictions)]
             for name, other in zip(names[1:], others, strict=True):
-                theirs = self.predictions_of(other, data, asked)
-                rows = self.compare(data, predictions, theirs, asked)
+                theirs = self.settings_for(other, asked, settings)
+                predicted = self.predictions_of(other, data, theirs)
+                systems.append(System(name, other, theirs, predicted))
+                rows = self.compare(data, predictions, predicted, asked)
                 if rows is None:
-                    told = other.score(data, theirs, asked).scores
+                    told = other.judge(data, predicted, asked).scores
                     scores += [replace(score, name=f"{score.name} of {name}") for score in told]
                 else:
                     many = len(others) > 1
                     comparison += [replace(row, against=name) for row in rows] if many else rows
+            fields = {**judged.fields, **self.breakdown(data, systems, asked, settings)}
+            hashes = self.codec.hashes()
+            made_with = {
+                "data": asked.data,
+                "part": asked.part,
+                "data_hash": self.data_hash(data, asked),
+                **({"tokenizers": hashes} if hashes else {}),
+                **self.made_with(asked),
+                **judged.made_with,
+                **provenance(),
+            }
         if asked.outputs:
-            write_outputs(asked.outputs, self.outputs(data, predictions, asked))
-        hashes = self.codec.hashes()
-        made_with = {
-            "data": asked.data,
-            "part": asked.part,
-            "data_hash": self.data_hash(data, asked),
-            **({"tokenizers": hashes} if hashes else {}),
-            **self.made_with(asked),
-            **made_here(),
-        }
+            self.write_outputs(data, predictions, asked)
         return self.Result(
             names[0],
             scores,
@@ -522,7 +600,7 @@ class Task(Generic[C, A]):
             comparison,
             self.unit,
             notes=data.notes,
-            **judged.fields,
+            **fields,
         )
 
     def predictions_of(self, other: "Task[Any, Any]", data: Data, settings: Any) -> Any:
@@ -546,3 +624,8 @@ class Task(Generic[C, A]):
         told["device"] = self.device
         words = ", ".join(f"{key}={value}" for key, value in told.items() if value != "")
         return f"{type(self).__name__}({self.path!r}, {words})"
+
+
+def listed(against: Any) -> Sequence[Any]:
+    """Return the models to be judged against: none, one, or several."""
+    return against if isinstance(against, Sequence) else [] if against is None else [against]

@@ -34,7 +34,8 @@ from regard.tasks.frame.task import Data, Task
 from regard.tasks.tokenizer import load_any_tokenizer
 from regard.training import distributed
 from regard.training.loop import Fit, Trainable, locked, measure
-from regard.training.plan import FOR_TRAINING, Plan, settle
+from regard.training.plan import MIN_TRAINING_SHARE, Plan, make_plan
+from regard.weights import state_of
 
 # settings of tasks that say how many rows a validation decodes
 ROWS_DECODED = ("valid_sentences", "valid_images")
@@ -127,10 +128,10 @@ class Learnt:
     ) -> Any:
         """Return what the run has, or the model it starts from, or else what `learn` makes."""
         lost = [n for n in listed(self.folder) if is_learnt(n) and not (self.folder / n).exists()]
-        if distributed.is_first() and (self.begun is None or lost):
+        if distributed.is_main() and (self.begun is None or lost):
             origin = self.origin if init else None
             save(self.folder, load(origin.folder) if origin else learn())
-        distributed.wait()
+        distributed.barrier()
         return load(self.folder)
 
 
@@ -155,25 +156,25 @@ def train(
 ) -> Any:
     """Train a task in a folder by the settings as the user wrote them, or resume a run."""
     started = time.perf_counter()
-    origin = Origin.load(values["init"]) if values.get("init") else None
+    origin = kind.origin_of(values)
     settings = kind.resolve(values, origin)
     folder = Path(settings.out or f"runs/{kind.name}")
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    if settings.processes > 1 and distributed.size() == 1:
+    if settings.processes > 1 and distributed.world_size() == 1:
         words = [f"{key}={value}" for key, value in values.items() if value is not None]
         command = ["train", recipe or kind.name, *words]
         return Report(**distributed.launch(settings.processes, command))
-    distributed.join()
-    quiet = quiet or not distributed.is_first()
-    with locked(folder) if distributed.is_first() else nullcontext():
+    distributed.init()
+    quiet = quiet or not distributed.is_main()
+    with locked(folder) if distributed.is_main() else nullcontext():
         data = kind.read(settings, origin)
         if recipe is None:
             settings = kind.suited(settings, values, data)
         begun = check_resume(folder, settings, data.sha, data.split)
-        broken = set_aside(folder, quiet) if begun and distributed.is_first() else {}
+        broken = set_aside(folder, quiet) if begun and distributed.is_main() else {}
         lost = not (folder / SUMS).exists() or any(name.endswith(".safetensors") for name in broken)
-        distributed.wait()
+        distributed.barrier()
         codec = kind.make_codec(data, settings, Learnt(folder, begun, origin), origin)
         name, model = kind.make_model(data, codec, settings, origin)
         task = kind(model, codec, {"family": name, **codec.facts()})
@@ -194,13 +195,13 @@ def train(
             begun = _begin(task, folder, settings, data, facts, baselines, recipe, plan)
             count = f"{parameters(model):,} parameters{trainable(model)}"
             log(f"{count}; {count_steps(begun['steps'])}", quiet)
-        if distributed.is_first():
+        if distributed.is_main():
             _write_beside(task, folder, name, settings, origin, broken)
             if not lost:
                 seal(folder)
 
         def publish(weights: dict[str, Tensor], scores: dict[str, float]) -> None:
-            whole = {**dict(model.named_parameters()), **weights}
+            whole = {**state_of(model), **weights}
             unseal(folder)
             task.publish(folder, merged(model, whole))
             title, threads = task.title(data, settings), torch.get_num_threads()
@@ -225,10 +226,10 @@ def train(
             lost=lost,
         )
         outcome = fit.run()
-        if outcome.finished and distributed.is_first():
+        if outcome.finished and distributed.is_main():
             task.finish(folder, data, settings)
             seal(folder)
-        distributed.leave()
+        distributed.destroy()
     return Report(str(folder), outcome.step, begun["steps"], outcome.finished, outcome.scores)
 
 
@@ -287,21 +288,21 @@ def _plan(
 ) -> Plan:
     """Settle how many steps there will be, and what follows from that."""
     if settings.minutes is None:
-        return settle(settings, epoch=_epoch(settings, training))
+        return make_plan(settings, epoch=_epoch(settings, training))
     if any(values.get(key) is not None for key in ROWS_DECODED):
         training.decoded = 0  # the user has said how many
     whole = 60 * settings.minutes
     cost = measure(model, training, settings, folder, whole)
-    passed = distributed.first_says(time.perf_counter() - started)
-    left = max(whole - passed, FOR_TRAINING * whole)
-    return settle(settings, epoch=_epoch(settings, training), cost=cost, seconds=left)
+    passed = distributed.broadcast(time.perf_counter() - started)
+    left = max(whole - passed, MIN_TRAINING_SHARE * whole)
+    return make_plan(settings, epoch=_epoch(settings, training), cost=cost, seconds=left)
 
 
 def _epoch(settings: Any, training: Training) -> float | None:
     """Return how many steps read everything once, if that is asked."""
     if settings.epochs is None:
         return None
-    return training.epoch() / (settings.accumulate * distributed.size())
+    return training.epoch() / (settings.accumulate * distributed.world_size())
 
 
 def _begin(
@@ -331,6 +332,6 @@ def _begin(
         "kept": hash_frozen(task.model),
         "split": data.split.to_json(),
     }
-    if not distributed.is_first():
+    if not distributed.is_main():
         return more
     return write_recipe(folder, task.name, settings, data.sha, more)

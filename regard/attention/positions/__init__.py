@@ -1,0 +1,121 @@
+"""Position encodings, by name: one file for each idea."""
+
+from functools import partial
+
+from regard.attention.positions.absolute import Learned, Sinusoidal, rates, sinusoids
+from regard.attention.positions.base import GrowingTable, PerLayer, Position, of_layer
+from regard.attention.positions.distance import (
+    T5,
+    ALiBi,
+    Distance,
+    Fire,
+    KerpleLog,
+    KerplePower,
+    LearnedT5,
+    slopes,
+)
+from regard.attention.positions.relative import XL, CoPE, Disentangled, Distances, Shaw
+from regard.attention.positions.rotary import SCALINGS, PartRotary, Rotary, RotaryScaling, Yarn
+from regard.errors import UsageError, lookup
+
+__all__ = [
+    "ALIASES",
+    "ALiBi",
+    "CoPE",
+    "Disentangled",
+    "Distance",
+    "Distances",
+    "Fire",
+    "GrowingTable",
+    "KerpleLog",
+    "KerplePower",
+    "Learned",
+    "LearnedT5",
+    "POSITIONS",
+    "PartRotary",
+    "PerLayer",
+    "Position",
+    "Rotary",
+    "RotaryScaling",
+    "SCALINGS",
+    "Shaw",
+    "Sinusoidal",
+    "T5",
+    "XL",
+    "Yarn",
+    "build_position",
+    "has_table",
+    "of_layer",
+    "rates",
+    "sinusoids",
+    "slopes",
+]
+
+POSITIONS: dict[str, type[Position]] = {
+    "none": Position,
+    "sinusoidal": Sinusoidal,
+    "learned": Learned,
+    "rotary": Rotary,
+    "rotary_part": PartRotary,
+    "yarn": Yarn,
+    "alibi": ALiBi,
+    "t5": T5,
+    "shaw": Shaw,
+    "xl": XL,
+    "kerple_log": KerpleLog,
+    "kerple_power": KerplePower,
+    "fire": Fire,
+    "cope": CoPE,
+    "disentangled": Disentangled,
+    "learned_t5": LearnedT5,
+}
+ALIASES = {
+    "nope": "none",
+    "sin": "sinusoidal",
+    "absolute": "learned",
+    "rope": "rotary",
+    "relative": "shaw",
+    "transformer_xl": "xl",
+    "t5_bias": "t5",
+    "kerple": "kerple_log",
+}
+
+
+def has_table(name: str) -> bool:
+    """Tell whether positions of a name are looked up in a learned table, which ends."""
+    return issubclass(POSITIONS.get(ALIASES.get(name, name), Position), Learned)
+
+
+def build_position(
+    name: str,
+    width: int,
+    heads: int,
+    head_width: int,
+    *,
+    base: float = 10_000.0,
+    layout: str = "pairs",
+    max_length: int = 1024,
+    bidirectional: bool = False,
+    scaling: RotaryScaling | None = None,
+    **settings: object,
+) -> Position:
+    """Make the position of a stack by its name; each block then has `of_layer` of it."""
+    part = lookup("position", ALIASES.get(name, name), POSITIONS)
+    if part.causal_only and bidirectional:
+        raise UsageError(
+            f"position '{name}' counts what came before; a model that reads in both directions "
+            "needs another, such as rotary"
+        )
+    make = partial(
+        part,
+        width,
+        heads,
+        head_width,
+        base=base,
+        layout=layout,
+        max_length=max_length,
+        bidirectional=bidirectional,
+        scaling=scaling,
+        **settings,
+    )
+    return PerLayer(make) if part.per_layer else make()

@@ -1,0 +1,48 @@
+"""The axes of attention: anything laid out as batch, heads, queries and keys."""
+
+from torch import Tensor
+
+from regard.errors import UsageError
+
+
+def as_bhqd(x: Tensor) -> Tensor:
+    """View (*lead, q, d) as (b, h, q, d): the first leading axis is the batch, others are heads."""
+    if x.ndim == 4:
+        return x
+    return x.flatten(1, -3) if x.ndim > 4 else x[(None,) * (3 - x.ndim)].unsqueeze(-3)
+
+
+def as_bhqk(name: str, x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """View what broadcasts to the scores (*lead, q, k) as (b, h, q, k), any of them possibly 1."""
+    try:
+        x.expand(shape)
+    except RuntimeError:
+        raise UsageError(
+            f"a {name} {tuple(x.shape)} does not broadcast to the scores {shape}"
+        ) from None
+    x = x[(None,) * (len(shape) - x.ndim)]
+    return as_bhqd(x.expand(-1, *shape[1:-2], -1, -1) if len(shape) > 4 else x)
+
+
+def repeat_kv(x: Tensor, heads: int) -> Tensor:
+    """Repeat the heads of keys or values (b, g, ...) for grouped queries, to (b, heads, ...)."""
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
+
+
+def rows_of(x: Tensor, rows: slice) -> Tensor:
+    """Return some rows of (..., n, d); all of them are x itself."""
+    count = rows.stop - rows.start
+    return x if count == x.shape[-2] else x.narrow(-2, rows.start, count)
+
+
+def tile_of(x: Tensor, rows: slice, columns: slice) -> Tensor:
+    """Return a tile of what broadcasts to (..., q, k)."""
+    x = x[..., rows, :] if x.shape[-2] > 1 else x
+    return x[..., columns] if x.shape[-1] > 1 else x
+
+
+def heads_of(x: Tensor, sentence: int, heads: list[int]) -> Tensor:
+    """Return one sentence and some heads of what broadcasts to (b, h, q, k)."""
+    x = x[(None,) * (4 - x.ndim)]
+    x = x[sentence : sentence + 1] if x.shape[0] > 1 else x
+    return x[:, heads] if x.shape[1] > 1 else x

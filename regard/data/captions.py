@@ -1,0 +1,83 @@
+"""Captions of images: tables of paths and captions, beside the images that they name."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from regard.data.images import Images
+from regard.data.pairs import PairReader
+from regard.data.parts import named_files
+from regard.errors import UsageError
+
+
+def captions_in(
+    path: Path,
+    part: str,
+    columns: str | None,
+    header: bool | None = None,
+    most: int | None = None,
+) -> dict[str, list[str]]:
+    """Read the captions of each image in a table, or in that of a part, by the path of its file.
+
+    At most so many images are read as `most` says.
+    """
+    tables = named_files(path).get(part, []) if path.is_dir() else [path]
+    captions: dict[str, list[str]] = {}
+    for table in tables:
+        for pair in PairReader(table, columns=columns, header=header):
+            image = str(table.parent / pair.source)
+            if len(captions) == most and image not in captions:
+                return captions
+            captions.setdefault(image, []).append(pair.target)
+    return captions
+
+
+def read_captions(
+    data: Path, valid: str | None, columns: str | None, header: bool | None
+) -> dict[str, list[str]]:
+    """Read all captions to train and to validate on."""
+    captions: dict[str, list[str]] = {}
+    for part in ("train", "valid") if data.is_dir() else ("train",):
+        captions |= captions_in(data, part, columns, header)
+    if valid:
+        beside = (data if data.is_dir() else data.parent) / valid
+        for path in [path for path in (Path(valid), beside) if path.is_file()][:1]:
+            captions |= captions_in(path, "valid", columns, header)
+    if not captions:
+        raise UsageError(
+            f"{data}: no table of images and captions; expected a TSV of paths and captions, or a "
+            "folder with train.tsv"
+        )
+    return captions
+
+
+def captions_of(images: Images, captions: Mapping[str, Sequence[str]]) -> list[list[str]]:
+    """Return the captions of each image of a part."""
+    return [list(captions.get(images.where(i), [""])) for i in range(len(images))]
+
+
+def hashed_captions(
+    images: Images, captions: Mapping[str, Sequence[str]]
+) -> list[tuple[str, list[str]]]:
+    """Return the hash of each image of a part with its captions."""
+    return list(zip(images.hashes, captions_of(images, captions), strict=True))
+
+
+def all_captions_of(images: Images, settings: Any) -> list[list[str]]:
+    """Return the captions of each image of a part, wherever the data of an evaluation have them."""
+    data = Path(str(settings.data))
+    home = data if data.is_dir() else data.parent
+    captions: dict[str, list[str]] = {}
+    for part in ("train", "valid", "test") if data.is_dir() else ("train",):
+        captions |= captions_in(data, part, settings.columns, settings.header)
+    for given in (settings.valid, settings.test):
+        for path in [Path(given), home / given] if given else []:
+            if path.is_file():
+                captions |= captions_in(path, "", settings.columns, settings.header)
+    mine = captions_of(images, captions)
+    if not any(map(any, mine)):
+        raise UsageError(
+            f"{data}: no captions of these images; expected a TSV of paths and captions, or a "
+            "folder with test.tsv"
+        )
+    return mine

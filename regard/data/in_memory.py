@@ -1,0 +1,158 @@
+"""Data that lie in memory: lists of rows, frames and datasets, written once as files like others.
+
+A file is named by the hash of what it holds, so that the same data are the same file in every
+session: a training on them can be taken up again, and recipe.json names the file.
+"""
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from regard.data.parts import PARTS
+from regard.data.table import name_labels
+from regard.errors import UsageError
+from regard.files import cache_folder, make_folder, replacing
+
+# what rows without names are called, by how many values they have
+NAMES = {1: ("text",), 2: ("source", "target"), 3: ("sentence1", "sentence2", "score")}
+LISTS = ("words", "tags")  # of a row of two lists
+EXPECTED = (
+    "a path, a list of dicts or tuples, a pandas or polars frame, a dataset, or a dict of these "
+    "by part (train, valid, test)"
+)
+
+
+def on_disk(data: Any) -> Any:
+    """Return the path of data; those in memory are written to the cache first."""
+    if data is None or isinstance(data, str | os.PathLike):
+        return data
+    parts = _parts(data)
+    digest, home = hashlib.sha256(), cache_folder() / "tables"
+    texts = {name: _lines(rows, digest, name) for name, rows in parts.items()}
+    make_folder(home)
+    staged = home / f".{os.getpid()}.{id(data)}"
+    try:
+        for name, lines in texts.items():
+            with replacing(staged / f"{name}.jsonl") as path, open(path, "w") as file:
+                file.writelines(lines)
+        folder = home / digest.hexdigest()[:32]
+        if not folder.is_dir():
+            try:
+                staged.replace(folder)
+            except OSError:  # another process was faster
+                if not folder.is_dir():
+                    raise
+    finally:
+        for name in texts:
+            (staged / f"{name}.jsonl").unlink(missing_ok=True)
+        if staged.is_dir():
+            staged.rmdir()
+    return str(folder / "train.jsonl" if list(parts) == ["train"] else folder)
+
+
+def _parts(data: Any) -> dict[str, Any]:
+    """Return the rows of each part."""
+    if isinstance(data, Mapping):
+        words = {word: name for name, some in PARTS.items() for word in some}
+        if data and all(isinstance(key, str) and key in words for key in data):
+            return {words[key]: rows for key, rows in data.items()}
+    return {"train": data}
+
+
+def _lines(data: Any, digest: Any, name: str) -> Iterator[str]:
+    """Yield each row as a line of JSON, and hash it."""
+    digest.update(f"{name}\n".encode())
+    number = 0
+    for number, row in enumerate(rows_of(data), 1):
+        if not isinstance(row, Mapping):
+            row = _with_names(row, number)
+        try:
+            line = json.dumps({str(key): _plain(value) for key, value in row.items()})
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UsageError(
+                f"row {number} of data holds what is no text, number or list ({error}); of images, "
+                "give files, Parquet or the folder of a saved dataset"
+            ) from None
+        digest.update(line.encode() + b"\n")
+        yield line + "\n"
+    if not number:
+        raise UsageError(f"data= has no rows ({type(data).__name__}); give some")
+
+
+def rows_of(data: Any) -> Iterable[Any]:
+    """Return the rows of a list, frame or dataset, without importing what made it."""
+    if hasattr(data, "collect") and hasattr(data, "collect_schema"):  # lazy, of polars
+        data = data.collect()
+    if hasattr(data, "iter_rows"):  # polars
+        return data.iter_rows(named=True)
+    if hasattr(data, "to_pylist") and hasattr(data, "schema"):  # pyarrow
+        return data.to_pylist()
+    if hasattr(data, "itertuples") and hasattr(data, "columns"):  # pandas
+        names = [str(name) for name in data.columns]
+        return (dict(zip(names, row, strict=True)) for row in data.itertuples(index=False))
+    if hasattr(data, "features") and hasattr(data, "column_names"):  # datasets
+        return _dataset_rows(data)
+    if isinstance(data, Mapping):  # columns by name
+        columns = {str(key): list(values) for key, values in data.items() if _is_column(values)}
+        if len(columns) != len(data) or len({len(values) for values in columns.values()}) != 1:
+            raise UsageError(f"data= is a dict of no columns of one length; expected {EXPECTED}")
+        return (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+    if isinstance(data, str | bytes) or not isinstance(data, Iterable):
+        raise UsageError(f"data= is a {type(data).__name__}; expected {EXPECTED}")
+    return data
+
+
+def _is_column(values: Any) -> bool:
+    return isinstance(values, Iterable) and not isinstance(values, str | bytes | Mapping)
+
+
+def _dataset_rows(data: Any) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a dataset, with labels by their names."""
+    names = {}
+    for key, feature in data.features.items():
+        while hasattr(feature, "feature"):  # of a list
+            feature = feature.feature
+        if known := getattr(feature, "names", None):
+            names[key] = list(known)
+    for row in data:
+        yield {**row, **{key: name_labels(row[key], known) for key, known in names.items()}}
+
+
+def _with_names(row: Any, number: int) -> Mapping[str, Any]:
+    """Return a row with the names that rows of its kind have."""
+    if isinstance(row, str):
+        return {"text": row}
+    if hasattr(row, "_asdict"):
+        return row._asdict()
+    if not isinstance(row, Sequence) or len(row) not in NAMES:
+        raise UsageError(
+            f"row {number} of data is a {type(row).__name__}; expected a dict, or a tuple of one "
+            "to three values"
+        )
+    lists = len(row) == 2 and all(isinstance(one, list | tuple) for one in row)
+    return dict(zip(LISTS if lists else NAMES[len(row)], row, strict=True))
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it; what is missing in a frame is none."""
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if hasattr(value, "tolist"):  # numpy
+        value = value.tolist()
+    if isinstance(value, list | tuple | set):
+        return [_plain(one) for one in value]
+    if isinstance(value, bytes):
+        raise TypeError("bytes")
+    if isinstance(value, Path) or hasattr(value, "isoformat"):
+        return None if value != value else str(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if type(value).__name__ in ("NAType", "NaTType"):  # pandas
+        return None
+    return value

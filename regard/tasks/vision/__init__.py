@@ -1,0 +1,1 @@
+"""Tasks on images: labels, encoders without labels, captions, noise."""

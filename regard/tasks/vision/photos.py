@@ -1,0 +1,349 @@
+"""What tasks on images share: their settings, the format of images, reading and looking."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from PIL.Image import Image
+from torch import Tensor
+
+from regard.attention.watch import watch
+from regard.data.image_files import BROKEN, ImageOptions
+from regard.data.image_format import BrokenImage, ImageFormat, open_image, upright
+from regard.data.images import ImageData, load_images
+from regard.data.tokenizer import Tokenizer
+from regard.errors import UsageError, log, lookup
+from regard.files import cache_folder
+from regard.metrics.baselines import Baselines
+from regard.models import family
+from regard.settings import fill, setting
+from regard.tasks.frame.origin import Origin
+from regard.tasks.frame.settings import SHORT as TASK_SHORT
+from regard.tasks.frame.settings import BootstrapSettings, RunSettings, TrainSettings
+from regard.tasks.frame.task import Answer, Task
+from regard.viewer.settings import ImageLookSettings
+
+SHOWN = 512  # pixels of the longer side of a photo that is looked at
+ViTConfig, _ = family("vit")
+# short keys for fields of the model's config, where a family has them
+SHORT: dict[str, str | tuple[str, ...]] = {
+    **TASK_SHORT,
+    "drop_path": "model.drop_path",
+    "patch": "model.patch",
+    "pool": "model.pool",
+    "depths": "model.depths",
+    "widths": "model.widths",
+    "window": "model.window",
+    "stem": "model.stem",
+}
+
+
+@dataclass(frozen=True)
+class ImageTrainSettings(TrainSettings):
+    """What a training on images can be told, with labels or without."""
+
+    schedule: str = "cosine"
+    weight_decay: float = 0.05
+    ema: float = 0.999
+    family: str = setting("vit", "vit, swin, mvit, resnet or local")
+    like: str | None = setting(None, "a preset of the family, such as deit")
+    image: int | None = setting(None, "image size in pixels", min=1, max=4096)
+    channels: int | None = setting(None, "channels: 1 for grey, 3 for colour", min=1, max=3)
+    fit: str = setting("crop", "how images become square: crop, stretch or pad")
+    background: str = setting("white", "colour behind transparent images")
+    broken: str = setting("refuse", "files that cannot be read: refuse or skip")
+    columns: str | None = setting(None, "path and label, such as 2,1")
+    header: bool | None = setting(None, "whether a table has a header row; guessed unless told")
+    names: tuple[str, ...] = setting((), "names of labels that are numbers")
+    tile: int = setting(32, "pixels of an image in a mosaic", min=1, max=4096)
+    share: float = setting(1.0, "share of the training images to use", above=0, max=1)
+    batch: int = setting(128, "images a batch", min=1, max=100_000)
+    augment: str = setting("flip+crop", "none, or such as flip+crop+trivial, zoom, rand")
+    padding: int | None = setting(None, "pixels of padding before a random crop", min=0, max=4096)
+    strength: float = setting(1.0, "magnitude of trivial and rand augmentation", min=0, max=1)
+    model: ViTConfig = field(default_factory=ViTConfig)  # type: ignore[valid-type]
+
+
+@dataclass(frozen=True)
+class ImageRunSettings(RunSettings):
+    """How to read images."""
+
+    image: int | None = setting(None, "image size in pixels", min=1, max=4096)
+    broken: str = setting("refuse", "files that cannot be read: refuse or skip")
+    batch: int = setting(64, "images a batch", min=1, max=100_000)
+
+
+@dataclass(frozen=True)
+class ImageEvalSettings(BootstrapSettings):
+    """What to judge on."""
+
+    data: str | None = setting(None, "a folder or table of images with labels")
+    valid: str | None = setting(None, "which set is the validation part, or its share")
+    columns: str | None = setting(None, "path and label, such as 2,1")
+    header: bool | None = setting(None, "whether a table has a header row; guessed unless told")
+    tile: int = setting(32, "pixels of an image in a mosaic", min=1, max=4096)
+    errors: int = setting(10, "errors to show", min=0, max=100_000)
+
+
+@dataclass(frozen=True)
+class Unread(Answer):
+    """What is answered for an image that cannot be read."""
+
+    why: str
+
+    def __str__(self) -> str:
+        return ""
+
+    def lines(self, settings: Any) -> Iterator[str]:
+        """Leave the lines of the answer empty."""
+        yield from [""] * getattr(settings, "n_best", 1)
+
+    def record(self, settings: Any) -> dict[str, Any]:
+        """Return the fields of a JSON line."""
+        return {"prediction": None, "error": self.why}
+
+
+@dataclass(frozen=True)
+class ImageCodec:
+    """The format of a model's images, its labels, and what else lies beside the weights."""
+
+    format: ImageFormat
+    labels: list[str] = field(default_factory=list)
+    baselines: Baselines | None = None
+    tokenizer: Tokenizer | None = None
+    pretraining: Mapping[str, Any] = field(default_factory=dict)  # what the encoder was trained by
+    more: Mapping[str, Any] = field(default_factory=dict)  # further facts of config.json
+    folder: Path | None = None  # where it was loaded from
+
+    def save(self, folder: Path) -> None:
+        """Write the baselines and the tokenizer."""
+        if self.baselines is not None:
+            self.baselines.save(folder)
+        if self.tokenizer is not None:
+            self.tokenizer.save(folder / "tokenizer.json")
+
+    def facts(self) -> dict[str, Any]:
+        """Return what config.json says of it."""
+        labels = {"labels": self.labels} if self.labels else {}
+        more = {"pretraining": dict(self.pretraining)} if self.pretraining else {}
+        return {**labels, "image": asdict(self.format), **more, **self.more}
+
+    def hashes(self) -> list[str]:
+        """Return the hash of the tokenizer, if there is one."""
+        return [] if self.tokenizer is None else [self.tokenizer.sha]
+
+
+def format_of(folder: Path, model: Any, config: Mapping[str, Any]) -> ImageFormat:
+    """Check and return how images are brought to a model, as its folder says."""
+    where = str(folder / "config.json")
+    given = config.get("image")
+    if not isinstance(given, dict):
+        raise UsageError(f"{where}: 'image' is {given!r:.40}; expected size, channels, mean, std")
+    try:
+        format = fill(ImageFormat, given, where=where).check()
+    except UsageError as error:
+        text = str(error)
+        raise UsageError(text if text.startswith(where) else f"{where}: {text}") from None
+    if format.size is None:
+        raise UsageError(f"{where}: 'image' has no size")
+    if format.channels != model.config.channels:
+        raise UsageError(
+            f"{where}: images of {format.channels} channels, but the model reads "
+            f"{model.config.channels}"
+        )
+    return format
+
+
+def resized(format: ImageFormat, size: int | None) -> ImageFormat:
+    """Return a format for images of another size, of which as much is seen."""
+    if format.edge is None or not size or not format.size:
+        return replace(format, size=size)
+    return replace(format, size=size, edge=max(1, round(format.edge * size / format.size)))
+
+
+def format_wanted(settings: Any, origin: Origin | None, published: bool) -> ImageFormat:
+    """Return what is known of the format of images before they are seen.
+
+    A `published` size names a model that was trained on images of its own size.
+    """
+    format = ImageFormat(
+        settings.image, settings.channels, settings.fit, background=settings.background
+    ).check()
+    if origin is not None:
+        config = origin.model.config
+        format = replace(format, channels=config.channels)
+        if isinstance(origin.config.get("image"), dict):
+            before = format_of(origin.folder, origin.model, origin.config)
+            return resized(before, settings.image or before.size)
+        return format if settings.image else replace(format, size=config.image)
+    return (
+        replace(format, size=settings.model.image) if published and not settings.image else format
+    )
+
+
+def with_statistics(data: ImageData) -> ImageFormat:
+    """Return the format of images with the mean and deviation of their channels."""
+    if data.format.mean:
+        return data.format
+    mean, std = data.parts["train"].channel_stats()
+    return replace(data.format, mean=mean, std=std)
+
+
+def use_share(data: ImageData, share: float) -> None:
+    """Keep a share of the training images, and note it."""
+    train = data.parts["train"]
+    if share < 1:
+        data.parts["train"] = some = train.part(share)
+        data.notes.append(f"share={share}: {len(some):,} of {len(train):,} images used")
+
+
+def check_image(image: Any) -> Any:
+    """Return what may be an image, or refuse it."""
+    if not isinstance(image, str | Path | np.ndarray | Tensor | Image):
+        raise UsageError(f"{image!r:.60} is no image; give a path, an image or an array")
+    return image
+
+
+def read_image(image: Any, format: ImageFormat, broken: str) -> np.ndarray | str:
+    """Return the pixels of an image, or what is wrong with it if such are passed over."""
+    if isinstance(image, str) and not image:
+        return "no file is named"
+    try:
+        return np.array(format.read(image))  # its own, as PyTorch wants it
+    except BrokenImage as error:
+        if broken == "refuse":
+            raise UsageError(f"{error}; or pass over such files: broken=skip") from None
+        log(str(error))
+        return str(error)
+
+
+def photo_of(format: ImageFormat, image: Any) -> tuple[Tensor, np.ndarray, str]:
+    """Return what a model sees of an image (1, c, h, w), that as sharp as it is, and its name."""
+    assert format.size is not None
+    pixels = torch.tensor(format.read(image)).unsqueeze(0)
+    side = max(format.size, min(SHOWN, *upright(open_image(image)).size))
+    photo = replace(format, size=side).read(image).transpose(1, 2, 0)
+    name = Path(image).name if isinstance(image, str | Path) else "image"
+    return pixels, photo[..., 0] if photo.shape[2] == 1 else photo, name
+
+
+A = TypeVar("A", bound=Answer)
+
+
+class ImageTask(Task[ImageCodec, A]):
+    """A task whose inputs are images."""
+
+    holds = "images and labels"
+    unit = "images"
+    input = "image"
+    dynamic = False
+    Train = ImageTrainSettings
+    Run = ImageRunSettings
+    Look = ImageLookSettings
+    short = SHORT
+
+    @property
+    def format(self) -> ImageFormat:
+        """Return how images are brought to the model."""
+        return self.codec.format
+
+    @classmethod
+    def size_table(cls, values: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+        """Return what each size means for training; a published model is trained as a big one."""
+        return {str(values.get("size", "tiny")): cls.sizes["big"], **cls.sizes}
+
+    @classmethod
+    def load_images(cls, settings: Any, origin: Origin | None, *, labelled: bool = True) -> Any:
+        """Read the images to train and to validate on."""
+        return load_images(
+            str(settings.data),
+            valid=settings.valid,
+            test=settings.test,
+            format=format_wanted(settings, origin, settings.size not in cls.sizes),
+            options=ImageOptions(
+                settings.columns,
+                settings.names,
+                settings.tile,
+                settings.broken,
+                labelled,
+                header=settings.header,
+            ),
+            cache=cache_folder(),
+        )
+
+    def load_test(self, settings: Any, *, labelled: bool = True, **more: Any) -> ImageData:
+        """Read the part that is judged, as this model takes its images."""
+        return load_images(
+            settings.data,
+            **{"need": (settings.part,), "trained": self.trained, **more},
+            test=settings.test,
+            valid=settings.valid,
+            format=self.format_for(settings),
+            options=ImageOptions(
+                settings.columns,
+                (),
+                settings.tile,
+                settings.broken,
+                labelled,
+                header=settings.header,
+            ),
+            cache=cache_folder(),
+        )
+
+    def format_for(self, settings: Any) -> ImageFormat:
+        """Return the format of images of the size that is asked for."""
+        size = getattr(settings, "image", None)
+        return replace(self.format, size=size) if size else self.format
+
+    def check_run(self, settings: Any) -> Any:
+        """Refuse unknown names."""
+        lookup("broken", getattr(settings, "broken", "refuse"), BROKEN)
+        return settings
+
+    def check_input(self, given: Any) -> Any:
+        """Return a path, an image or an array, or refuse what is none."""
+        return check_image(given)
+
+    def predict(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[Any]:
+        """Answer images batch by batch."""
+        format, answers = self.format_for(settings), []
+        for start in range(0, len(inputs), settings.batch):
+            some = inputs[start : start + settings.batch]
+            read = [read_image(image, format, settings.broken) for image in some]
+            good = [torch.from_numpy(pixels) for pixels in read if not isinstance(pixels, str)]
+            lines = [first + start + n for n, one in enumerate(read) if not isinstance(one, str)]
+            rows = iter(self.answer_pixels(torch.stack(good), settings, lines) if good else [])
+            answers += [Unread(one) if isinstance(one, str) else next(rows) for one in read]
+        return answers
+
+    def answer_pixels(self, pixels: Tensor, settings: Any, lines: Sequence[int]) -> list[A]:
+        """Answer bytes (n, c, h, w), which are inputs of these numbers."""
+        raise NotImplementedError
+
+    def watched(self) -> Any:
+        """Return what attends to the image: the model, or a part of it."""
+        return self.model
+
+    def describe(self, pixels: Tensor, settings: Any) -> dict[str, Any]:
+        """Answer the bytes (1, c, h, w) of an image as fields of its picture."""
+        raise NotImplementedError
+
+    def explain(self, given: Any, settings: Any) -> Any:
+        """Watch the model while it answers an image, and gather where it looked."""
+        from regard.viewer.image import VIEWS, image_picture
+        from regard.viewer.placement import parse_query_point
+
+        view = lookup("view", settings.view, VIEWS)
+        format = self.format_for(settings)
+        assert format.size is not None
+        wide, high = upright(open_image(check_image(given))).size
+        query = parse_query_point(settings.at, (wide, high), format.seen(wide, high))
+        pixels, photo, name = photo_of(format, given)
+        with watch(self.watched()) as maps:
+            told = self.describe(pixels, settings)
+        told = {"title": name, "source": name, **told}
+        size = format.size, format.size
+        return image_picture(view, self.watched(), maps, size, photo, query, **told)

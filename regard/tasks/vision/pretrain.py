@@ -1,0 +1,378 @@
+"""Pretraining of image encoders without labels: by masks, by two views, by captions."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from regard.data.augment import augments, chance_of
+from regard.data.captions import captions_in, captions_of, hashed_captions, read_captions
+from regard.data.image_files import BROKEN
+from regard.data.images import ImageData, Images
+from regard.data.labelled import hash_items
+from regard.data.tokenize import train_tokenizer
+from regard.errors import UsageError, lookup
+from regard.metrics.bleu import Score
+from regard.models import family, pretrainer, task_changes
+from regard.models.folder import load_rest, save_parts
+from regard.pretrained.folder import is_foreign
+from regard.pretrained.mae_decoder import import_decoder
+from regard.tasks.frame.answers import Classified, Embedded
+from regard.tasks.frame.origin import Origin
+from regard.tasks.frame.settings import resolve_train, size_of, with_parts
+from regard.tasks.frame.task import Data, Judged
+from regard.tasks.tokenizer import load_any_tokenizer
+from regard.tasks.vision.photos import (
+    SHORT,
+    ImageCodec,
+    ImageTask,
+    check_image,
+    format_of,
+    use_share,
+    with_statistics,
+)
+from regard.tasks.vision.pretraining import (
+    BATCHES,
+    OBJECTIVES,
+    LookPretrain,
+    PretrainBatches,
+    RunPretrain,
+    TrainPretrain,
+    around_config,
+    image_vectors,
+    pretrainer_config,
+    pretrainer_of,
+    recall_at_k,
+    text_rows,
+    text_vectors,
+)
+from regard.tasks.vision.probe import (
+    Known,
+    ProbeSettings,
+    by_neighbours,
+    evaluate_probe,
+    pooled,
+    vectors,
+)
+from regard.training.loop import mix
+
+KNOWN, QUERIES = 5000, 1000  # images by which neighbours are judged while training
+
+
+class Pretrain(ImageTask[Any]):
+    """An encoder that turns images into vectors, trained without labels."""
+
+    name, holds = "pretrain", "images"
+    Train, Run, Eval, Look = TrainPretrain, RunPretrain, ProbeSettings, LookPretrain
+    sizes: Mapping[str, Mapping[str, Any]] = {
+        "tiny": {"lr": 0.002, "steps": 6000},
+        "small": {"lr": 0.0015, "steps": 15_000},
+        "base": {"lr": 0.001, "steps": 40_000},
+        "big": {"lr": 0.0005, "steps": 100_000},
+    }
+    short = {
+        **SHORT,
+        "mask_share": "way.mask_share",
+        "target": "way.target",
+        "decoder_depth": "way.depth",
+        "decoder_width": "way.block.width",
+        "decoder_heads": "way.block.heads",
+        "temperature": "way.temperature",
+        "meet_width": "way.width",
+        "max_length": "way.text.max_length",
+    }
+
+    # Training: the model is the encoder within what trains it
+
+    @classmethod
+    def resolve(cls, values: Mapping[str, Any], origin: Origin | None = None) -> Any:
+        """Complete what a user gave to the settings of a training."""
+        origin = origin or (Origin.load(values["init"]) if values.get("init") else None)
+        name, objective = cls.family_of(values, origin), str(values.get("objective", "masked"))
+        by = pretrainer_of(objective, name)
+        model = replace(cls.shape(name, values, origin), **task_changes(name, cls.name))
+        if by == "mae" and origin is None:
+            model = replace(model, pool="mean")  # no other vector is about all patches
+        defaults = {**OBJECTIVES[objective], "way": pretrainer_config(by, model, size_of(values))}
+        settings = resolve_train(
+            with_parts(cls.Train, model=family(name)[0], way=pretrainer(by)[0]),
+            {**values, "family": name},
+            model=model,
+            sizes={size: {**row, **defaults} for size, row in cls.size_table(values).items()},
+            short=cls.short,
+            holds="images and captions" if by == "clip" else "images",
+        )
+        augments(settings.augment)
+        lookup("broken", settings.broken, BROKEN)
+        if settings.batch < 2 and by != "mae":
+            raise UsageError(f"batch={settings.batch}; there must be others to tell an image from")
+        if settings.model.labels:
+            raise UsageError("model.labels is for training with labels: regard train classify")
+        return settings
+
+    @classmethod
+    def read(cls, settings: Any, origin: Origin | None) -> Data:
+        """Read the images, with labels if they have some: by them neighbours are judged."""
+        captioned = settings.objective == "clip"
+        try:
+            data: ImageData = cls.load_images(settings, origin, labelled=not captioned)
+        except UsageError:
+            if captioned:
+                raise
+            data = cls.load_images(settings, origin, labelled=False)
+        if not 2 <= len(data.classes) <= len(data.parts["train"]) // 2:
+            data.classes = []
+        use_share(data, settings.share)
+        if not captioned:
+            return Data((data, {}), data.sha, data.notes, data.split)
+        given = settings.valid, settings.columns, settings.header
+        captions = read_captions(Path(str(settings.data)), *given)
+        rows = [pair for part in data.parts.values() for pair in hashed_captions(part, captions)]
+        mine = {name: captions_of(part, captions) for name, part in data.parts.items()}
+        sha = hash_items([(data.sha, ""), *rows])
+        return Data((data, mine), sha, data.notes, data.split)
+
+    @classmethod
+    def make_codec(cls, data: Data, settings: Any, learnt: Any, origin: Any) -> ImageCodec:
+        """Take the format of the images, and learn the tokenizer of their captions."""
+        images, captions = data.parts
+        tokenizer = None
+        if captions:
+            texts = [text for some in captions["train"] for text in some]
+            tokenizer = learnt(lambda: train_tokenizer(texts, vocab=settings.pieces), init=False)
+        around = around_config(settings, tokenizer)
+        by = pretrainer_of(settings.objective, settings.family)
+        pretraining = {"by": by, **asdict(around)}
+        return ImageCodec(with_statistics(images), tokenizer=tokenizer, pretraining=pretraining)
+
+    @classmethod
+    def make_model(cls, data: Data, codec: ImageCodec, settings: Any, origin: Any) -> Any:
+        """Build an encoder and what trains it around it."""
+        config, around = settings.model, around_config(settings, codec.tokenizer)
+        if origin is None:
+            config = replace(config, channels=codec.format.channels, image=codec.format.size)
+        encoder = cls.build(settings.family, config, settings, origin, fresh="head.")
+        by = pretrainer_of(settings.objective, settings.family)
+        torch.manual_seed(mix(settings.seed, "around"))
+        return settings.family, pretrainer(by)[1](encoder, around).to(settings.device)
+
+    def published(self) -> nn.Module:
+        """Return the encoder, whose folder it is."""
+        return self.model.encoder
+
+    def publish(self, folder: Path, weights: dict[str, Tensor]) -> None:
+        """Write the encoder, and what it was trained with beside it."""
+        save_parts(folder, weights)
+
+    def batches(self, data: Data, settings: Any) -> PretrainBatches:
+        """Return batches of what the objective asks."""
+        images, captions = data.parts
+        height, width = self.model.encoder.grid((self.format.size, self.format.size))
+        self.tokens = height * width
+        by = self.codec.pretraining["by"]
+        self.dynamic = by == "clip"
+        self.feed = BATCHES[by](images, settings, self.tokens, self.model, self.codec, captions)
+        return self.feed
+
+    def count(self, batch: Any) -> tuple[int, int]:
+        """Return the images, which the loss counts, and their tokens."""
+        return len(batch[0]), len(batch[0]) * self.tokens
+
+    def loss(self, batch: Any, settings: Any) -> Tensor:
+        """Return the summed loss of a batch."""
+        return self.model.loss(*batch)
+
+    @torch.inference_mode()
+    def validate(self, data: Data, settings: Any, share: float = 1.0) -> dict[str, float]:
+        """Return the loss on the validation part, and what the vectors are worth."""
+        images, captions = data.parts
+        scores = {"loss": self.feed.validation_loss(self.model)}
+        scores["better"] = -scores["loss"]
+        if images.classes:
+            scores["neighbours"] = self.neighbours(images)
+        if captions:
+            texts = text_vectors(self.model, self.feed.rows["valid"], self.codec.tokenizer.pad)
+            near = image_vectors(self.model, images.parts["valid"], self.format) @ texts.mT
+            recalls = recall_at_k(near, [len(some) for some in captions["valid"]])
+            scores["recall"] = scores["better"] = sum(recalls.values()) / len(recalls)
+            scores |= recalls
+        return scores
+
+    def neighbours(self, images: ImageData) -> float:
+        """Return the accuracy of the labels that nearest neighbours vote for."""
+        train, valid = images.parts["train"], images.parts["valid"]
+        every = max(1, len(train) // KNOWN)
+        known = train.pick(np.arange(0, len(train), every)[:KNOWN])
+        some = valid.pick(np.arange(min(QUERIES, len(valid))))
+        theirs, ours = (vectors(self.model.encoder, part, self.format) for part in (known, some))
+        probs = by_neighbours(Known(theirs, known.labels, len(images.classes)), ours)
+        return 100 * float((probs.argmax(1) == some.labels).float().mean())
+
+    def title(self, data: Data, settings: Any) -> str:
+        """Return what the model card says that the model is."""
+        by = pretrainer_of(settings.objective, settings.family)
+        return f"An encoder of images ({settings.family}), trained by {by} without labels"
+
+    def facts(self, data: Data, settings: Any) -> dict[str, Any]:
+        """Return what recipe.json says beside the settings."""
+        return {"images": len(data.parts[0].parts["train"])}
+
+    # Using: the model is the encoder alone
+
+    @classmethod
+    def load_codec(cls, folder: Path, model: Any, config: Mapping[str, Any]) -> ImageCodec:
+        """Read the format of images that a folder names."""
+        if not hasattr(model, "features") or not hasattr(model, "pool"):
+            raise UsageError(
+                f"{folder / 'config.json'}: a model of family {config['family']}, which reads no "
+                "images"
+            )
+        return ImageCodec(format_of(folder, model, config), folder=folder)
+
+    @property
+    def trained_by(self) -> str:
+        """Return what it was trained by: mae, simmim, simclr, clip, or nothing that is known."""
+        if hasattr(self.model, "texts"):
+            return "clip"
+        given = self.config.get("pretraining")
+        return str(given.get("by", "")) if isinstance(given, dict) else ""
+
+    def whole(self) -> Any:
+        """Return the encoder within what it was trained by, which paints or compares."""
+        if hasattr(self.model, "texts"):
+            return self.model
+        folder = self.codec.folder
+        if folder is None or "pretraining" not in self.config:
+            raise UsageError(
+                "what this encoder was trained with is not known; only its vectors are"
+            )
+        read = import_decoder if is_foreign(folder) else load_rest
+        return read(folder, self.model, self.config["pretraining"])
+
+    @torch.inference_mode()
+    def paint(self, images: Any, *, seed: int = 1) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Mask some of images and paint it again.
+
+        Returns for each image what came out, bytes (h, w, c), and which pixels were masked, (h, w).
+        """
+        whole = self.whole()
+        if not hasattr(whole, "paint_over"):
+            raise UsageError(f"an encoder trained by {self.trained_by} paints nothing")
+        listed = [images] if self.is_one(images) else images
+        pixels = [torch.from_numpy(self.format.read(image)) for image in listed]
+        read = self.format.normalise(torch.stack(pixels).to(self.device))
+        height, width = whole.size(read)
+        noise = chance_of(seed, 0).random((len(read), height * width), np.float32)
+        painted, masked = whole.paint_over(read, torch.from_numpy(noise).to(self.device))
+        shown = self.format.restore(painted).permute(0, 2, 3, 1).cpu().numpy()
+        return list(zip(shown, masked[:, 0].cpu().numpy(), strict=True))
+
+    def _with_texts(self) -> tuple[Any, Any]:
+        """Return the model that compares images and texts, and its tokenizer."""
+        if self.trained_by != "clip" or self.codec.folder is None:
+            raise UsageError("this encoder never saw texts; train one with: objective=clip")
+        return self.whole(), load_any_tokenizer(self.codec.folder)
+
+    @torch.inference_mode()
+    def predict(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[Any]:
+        """Embed images, or choose among texts for each."""
+        self.answerer = self._embed if settings.texts is None else self._chooser(settings)
+        return super().predict(inputs, settings, first=first)
+
+    def answer_pixels(self, pixels: Tensor, settings: Any, lines: Sequence[int]) -> list[Any]:
+        """Answer bytes (n, c, h, w)."""
+        return self.answerer(self.format.normalise(pixels.to(self.device)))
+
+    def _embed(self, images: Tensor) -> list[Embedded]:
+        return [Embedded(row) for row in pooled(self.model, images).float().cpu().numpy()]
+
+    def _chooser(self, settings: Any) -> Callable[[Tensor], list[Classified]]:
+        """Return what chooses among texts for images."""
+        texts = [text.strip() for text in str(settings.texts).split("|")]
+        if len(texts) < 2 or not all(texts) or len(set(texts)) < len(texts):
+            raise UsageError(
+                f"texts={settings.texts!s:.40}; expected two or more, as in texts='a dog|a cat'"
+            )
+        if settings.n_best > len(texts):
+            raise UsageError(f"n_best={settings.n_best} is more than the {len(texts)} texts")
+        whole, tokenizer = self._with_texts()
+        rows = text_rows(texts, tokenizer, whole.config.text.max_length)
+        theirs = text_vectors(whole, rows, tokenizer.pad)
+
+        def choose(images: Tensor) -> list[Classified]:
+            near = whole.compare(whole.images(images), theirs.to(images.device))
+            probs = near.softmax(-1).cpu().numpy()
+            return [Classified(texts, row, [int(row.argmax())]) for row in probs]
+
+        return choose
+
+    def explain(self, given: Any, settings: Any) -> Any:
+        """Read an image and gather where the model looked, or what it paints where masked."""
+        from regard.viewer.image import VIEWS, reconstruction
+
+        lookup("view", settings.view, {**VIEWS, "rebuilt": reconstruction})
+        if settings.view != "rebuilt":
+            return super().explain(given, settings)
+        ((painted, hidden),) = self.paint([check_image(given)], seed=settings.seed)
+        height, width = hidden.shape
+        original = self.format.read(given)[:, :height, :width]
+        sides = original, np.where(hidden, np.uint8(127), original), painted.transpose(2, 0, 1)
+        name = Path(given).name if isinstance(given, str | Path) else "image"
+        return reconstruction(
+            *(torch.from_numpy(side.copy()).unsqueeze(0) for side in sides),
+            title=name,
+            note=f"{100 * hidden.mean():.0f}% masked",
+        )
+
+    @torch.inference_mode()
+    def describe(self, pixels: Tensor, settings: Any) -> dict[str, Any]:
+        """Say how long the vector of an image is."""
+        vector = pooled(self.model, self.format.normalise(pixels.to(self.device)))
+        return {
+            "note": f"a vector of {vector.shape[1]} numbers, of length {float(vector.norm()):.4g}"
+        }
+
+    # Judging: by labels that are learnt from vectors, or with texts by retrieval
+
+    def evaluate(self, settings: Mapping[str, Any], **rivals: Any) -> Any:
+        """Judge the vectors by labels that are learnt from them, or by texts that are found."""
+        if settings.get("probe") is None and self.trained_by == "clip":
+            return super().evaluate(settings, **{**rivals, "against": None})
+        return evaluate_probe(self, settings, **rivals)
+
+    def read_test(self, settings: Any) -> Data:
+        """Read images and their captions."""
+        data = self.load_test(settings, trained=None, labelled=False)
+        images: Images = data.parts[settings.part]
+        given = Path(str(settings.data)), settings.part, settings.columns, settings.header
+        return Data((images, captions_of(images, captions_in(*given))), images.sha, data.notes)
+
+    def predict_examples(self, data: Data, settings: Any) -> Tensor:
+        """Return the similarity of each image to each text."""
+        images, captions = data.parts
+        whole, tokenizer = self._with_texts()
+        texts = [text for some in captions for text in some]
+        rows = text_rows(texts, tokenizer, whole.config.text.max_length)
+        return (
+            image_vectors(whole, images, self.format) @ text_vectors(whole, rows, tokenizer.pad).mT
+        )
+
+    def score(self, data: Data, predictions: Tensor, settings: Any) -> Judged:
+        """Return how often what belongs together is among the first found."""
+        images, captions = data.parts
+        signature = f"recall|images:{len(images)}|texts:{predictions.shape[1]}"
+        recalls = recall_at_k(predictions, [len(some) for some in captions])
+        return Judged([Score(k, v, signature) for k, v in recalls.items()], len(images))
+
+    def outputs(self, data: Data, predictions: Tensor, settings: Any) -> list[dict[str, Any]]:
+        """Return each image with its captions and the text that was found."""
+        images, captions = data.parts
+        texts = [text for some in captions for text in some]
+        return [
+            {"image": images.where(n), "captions": captions[n], "prediction": texts[best]}
+            for n, best in enumerate(predictions.argmax(1).tolist())
+        ]

@@ -1,0 +1,261 @@
+"""Pretraining by masks, views or captions: settings, batches, and retrieval between them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.data.augment import Ways, augments, chance_of
+from regard.data.batches import Shuffled, pad
+from regard.data.image_format import ImageFormat
+from regard.data.images import ImageData, Images
+from regard.data.tokenizer import Tokenizer
+from regard.errors import UsageError, lookup
+from regard.models import info, pretrainer, serving
+from regard.settings import setting
+from regard.tasks.vision.labeller import RunImages
+from regard.tasks.vision.photos import ImageCodec, ImageTrainSettings
+from regard.viewer.settings import ImageLookSettings
+
+MAEConfig, _ = pretrainer("mae")
+# objective -> what it means for training
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "masked": {"augment": "flip+crop", "batch": 256},
+    "contrastive": {"augment": "zoom+flip+jitter+grey", "batch": 256},
+    "clip": {"augment": "flip+crop", "batch": 128},
+}
+# what any encoder can be trained by; others are named by the family
+ANY_ENCODER = {"contrastive": "simclr", "clip": "clip"}
+# the text encoder of CLIP: depth, width and heads
+TEXT_SIZES = {"tiny": (2, 128, 2), "small": (3, 192, 3), "base": (4, 256, 4), "big": (6, 384, 6)}
+VALID = 7  # the stream of random numbers for validation
+
+
+@dataclass(frozen=True)
+class TrainPretrain(ImageTrainSettings):
+    """What a training without labels can be told."""
+
+    objective: str = setting("masked", "masked, contrastive, or clip with captions")
+    least: float = setting(0.2, "least share of an image that a zoom keeps", above=0, max=1)
+    pieces: int = setting(4000, "vocabulary size of the captions", min=300, max=99_999)
+    way: MAEConfig = field(default_factory=MAEConfig)  # type: ignore[valid-type]
+
+
+@dataclass(frozen=True)
+class RunPretrain(RunImages):
+    """How to embed images, or to choose among texts."""
+
+    texts: str | None = setting(None, "texts to choose from, with | between: a dog|a cat")
+
+
+@dataclass(frozen=True)
+class LookPretrain(ImageLookSettings):
+    """What to see of how an image is read."""
+
+    view: str = setting("attention", "attention, rollout (up to each layer), filters or rebuilt")
+    seed: int = setting(1, "random seed of the mask, with view=rebuilt", min=0, max=2**31)
+
+
+def pretrainer_of(objective: str, name: str) -> str:
+    """Return what is built around an encoder of a family to train it by an objective."""
+    lookup("objective", objective, OBJECTIVES)
+    by = info(name).pretrainers.get(objective) or ANY_ENCODER.get(objective)
+    if by is None:
+        known = [each for each in serving("pretrain") if objective in info(each).pretrainers]
+        raise UsageError(
+            f"objective={objective} is for family={' and '.join(known)}, not {name}; choose one of "
+            "them, or objective=contrastive"
+        )
+    return by
+
+
+def pretrainer_config(by: str, model: Any, size: str) -> Any:
+    """Return the config of what is built around an encoder of a size."""
+    config: Any = pretrainer(by)[0]()
+    if by == "mae":
+        half = model.block.width // 2
+        narrow = half % model.block.heads == 0 and model.block.head_width is None
+        parts = {"width": half, "ffn_width": 2 * half} if narrow else {}
+        return replace(config, block=replace(model.block, dropout=0.0, **parts))
+    if by == "clip":
+        depth, width, heads = TEXT_SIZES.get(size, TEXT_SIZES["big"])
+        block = replace(config.text.block, width=width, heads=heads, ffn_width=4 * width)
+        return replace(config, text=replace(config.text, depth=depth, block=block), width=width)
+    return config
+
+
+def around_config(settings: Any, tokenizer: Tokenizer | None) -> Any:
+    """Return the config of what trains the encoder, with the vocabulary of its captions."""
+    if tokenizer is None:
+        return settings.way
+    text = replace(settings.way.text, vocab=tokenizer.vocab, head="none")
+    return replace(settings.way, text=text)
+
+
+class PretrainBatches:
+    """Batch n of images that are changed at random, a pure function of (seed, n)."""
+
+    def __init__(
+        self,
+        images: ImageData,
+        settings: Any,
+        tokens: int,
+        model: Any,
+        codec: ImageCodec,
+        captions: Mapping[str, list[list[str]]],
+    ):
+        """Take the images, how many tokens one has, and the captions of each part."""
+        self.train, self.valid = images.parts["train"], images.parts["valid"]
+        self.settings, self.format, self.tokens = settings, codec.format, tokens
+        self.batch = min(settings.batch, len(self.train))
+        self.shuffled = Shuffled(len(self.train), self.batch, settings.seed)
+        self.changes = augments(settings.augment)
+        assert self.format.size is not None
+        padding = self.format.size // 8 if settings.padding is None else settings.padding
+        self.strengths = Ways(padding, settings.strength, settings.least)
+
+    def view(self, pixels: Tensor, rng: np.random.Generator) -> Tensor:
+        """Augment images at random, and normalise them."""
+        for change in self.changes:
+            pixels = change(pixels, rng, self.strengths)
+        return self.format.normalise(pixels.to(self.settings.device))
+
+    def make(self, part: Images, picked: np.ndarray, rng: np.random.Generator) -> Any:
+        """Return what the model's loss takes for some images."""
+        raise NotImplementedError
+
+    def __getitem__(self, n: int) -> Any:
+        """Return batch n."""
+        return self.make(self.train, self.shuffled[n], chance_of(self.settings.seed, n))
+
+    def epoch(self) -> float:
+        """Return in how many batches all images are read once."""
+        return len(self.train) / self.batch
+
+    @torch.inference_mode()
+    def validation_loss(self, model: Any) -> float:
+        """Return the mean loss on the validation part, in batches as large as in training."""
+        total = 0.0
+        parts = np.array_split(np.arange(len(self.valid)), -(-len(self.valid) // self.batch))
+        for number, part in enumerate(parts):
+            rng = chance_of(self.settings.seed, number, VALID)
+            total += float(model.loss(*self.make(self.valid, part, rng)))
+        return total / len(self.valid)
+
+
+class MaskedBatches(PretrainBatches):
+    """Masks are drawn anew for each image at each step (He et al. 2022, Xie et al. 2022)."""
+
+    def __init__(self, images: ImageData, settings: Any, tokens: int, model: Any, *rest: Any):
+        super().__init__(images, settings, tokens, model, *rest)
+        if not model.masks(tokens):
+            raise UsageError(
+                f"mask_share={settings.way.mask_share} masks none of the {tokens} pieces of an "
+                "image; choose a larger share or a smaller patch"
+            )
+
+    def make(self, part: Images, picked: np.ndarray, rng: np.random.Generator) -> Any:
+        """Return images, and noise that decides which of their patches are masked."""
+        images = self.view(part.read(picked), rng)
+        noise = torch.from_numpy(rng.random((len(images), self.tokens), np.float32))
+        return images, noise.to(images.device)
+
+
+class ViewBatches(PretrainBatches):
+    """Two views of each image (SimCLR, Chen et al. 2020)."""
+
+    def make(self, part: Images, picked: np.ndarray, rng: np.random.Generator) -> Any:
+        """Return two views of images."""
+        pixels = part.read(picked)
+        return self.view(pixels, rng), self.view(pixels, rng)
+
+
+class CaptionBatches(PretrainBatches):
+    """Each image with one of its captions (CLIP, Radford et al. 2021)."""
+
+    def __init__(
+        self,
+        images: ImageData,
+        settings: Any,
+        tokens: int,
+        model: Any,
+        codec: ImageCodec,
+        captions: Mapping[str, list[list[str]]],
+    ):
+        super().__init__(images, settings, tokens, model, codec, captions)
+        assert codec.tokenizer is not None
+        self.pad, longest = codec.tokenizer.pad, model.config.text.max_length
+        self.rows: dict[str, list[np.ndarray]] = {}
+        self.captions: dict[str, list[list[np.ndarray]]] = {}
+        for name, texts in captions.items():
+            flat = [text for some in texts for text in some]
+            self.rows[name] = text_rows(flat, codec.tokenizer, longest)
+            rest = iter(self.rows[name])
+            self.captions[name] = [[next(rest) for _ in some] for some in texts]
+
+    def make(self, part: Images, picked: np.ndarray, rng: np.random.Generator) -> Any:
+        """Return images, and the ids and lengths of a caption of each."""
+        rows = self.captions["train" if part is self.train else "valid"]
+        chosen = [rows[i][rng.integers(len(rows[i]))] for i in picked.tolist()]
+        ids, lengths = pad(chosen, self.pad)
+        device = self.settings.device
+        return self.view(part.read(picked), rng), ids.to(device), lengths.to(device)
+
+
+BATCHES: dict[str, type[PretrainBatches]] = {
+    "mae": MaskedBatches,
+    "simmim": MaskedBatches,
+    "simclr": ViewBatches,
+    "clip": CaptionBatches,
+}
+
+
+def text_rows(texts: Sequence[str], tokenizer: Tokenizer, longest: int) -> list[np.ndarray]:
+    """Cut texts into ids, each framed as an encoder reads it."""
+    before, after = tokenizer.around("encoder")
+    room = max(1, longest - len(before) - len(after))
+    rows = tokenizer.encode_batch(texts)
+    return [np.array([*before, *ids[:room], *after], dtype=np.int64) for ids in rows]
+
+
+@torch.inference_mode()
+def image_vectors(model: Any, part: Images, format: ImageFormat, batch: int = 256) -> Tensor:
+    """Return the vectors of images in the space that they share with texts."""
+    device = next(model.parameters()).device
+    parts = np.split(np.arange(len(part)), range(batch, len(part), batch))
+    rows = [model.images(format.normalise(part.read(p).to(device))) for p in parts]
+    return torch.cat(rows).cpu()
+
+
+@torch.inference_mode()
+def text_vectors(model: Any, rows: Sequence[np.ndarray], padding: int, batch: int = 256) -> Tensor:
+    """Return the vectors of texts in the space that they share with images."""
+    device = next(model.parameters()).device
+    parts = [pad(rows[i : i + batch], padding) for i in range(0, len(rows), batch)]
+    found = [model.texts(ids.to(device), lengths.to(device)) for ids, lengths in parts]
+    return torch.cat(found).cpu()
+
+
+def recall_at_k(
+    near: Tensor, counts: Sequence[int], among: Sequence[int] = (1, 5, 10)
+) -> dict[str, float]:
+    """Return how often the right one is among the first k, in percent.
+
+    That is a text of each image, and the image of each text. near is (images, texts), the texts of
+    the first image first; counts says how many each has.
+    """
+    own = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    mine = own == torch.arange(len(counts))[:, None]
+    best = near.masked_fill(~mine, -torch.inf).amax(1, keepdim=True)
+    text_rank = ((near > best) & ~mine).sum(1)
+    right = near[own, torch.arange(len(own))]
+    image_rank = (near > right).sum(0)
+    ranks = {"text": text_rank, "image": image_rank}
+    return {
+        f"{name}@{k}": 100 * float((rank < k).float().mean())
+        for name, rank in ranks.items()
+        for k in among
+    }

@@ -1,0 +1,183 @@
+"""What the vectors of an encoder are worth: labels by neighbours, or by one linear map."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard.data.image_format import ImageFormat
+from regard.data.images import Images
+from regard.errors import UsageError, lookup
+from regard.metrics.evaluation import Evaluation
+from regard.settings import fill, setting
+from regard.tasks.frame.task import listed
+from regard.tasks.vision.labeller import EvalImages, ImageLabeller
+from regard.tasks.vision.photos import ImageCodec, ImageTask
+
+CHUNK = 2048  # vectors that are compared with all others at once
+TEMPERATURE = 0.07  # of the votes of neighbours (Wu et al. 2018)
+DECAYS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # weight decays of the linear map to choose from
+FOLDS = 5  # one of so many parts is held out to choose by
+STEPS = 100
+
+
+@dataclass(frozen=True)
+class ProbeSettings(EvalImages):
+    """What to judge an encoder on, and how."""
+
+    share: float = setting(1.0, "share of the labelled images to learn from", above=0, max=1)
+    neighbours: int = setting(20, "neighbours that vote, with probe=knn", min=1, max=10_000)
+
+
+def pooled(model: Any, images: Tensor) -> Tensor:
+    """Return the vector (n, w) of each image that a head would read."""
+    return model.pool(model.features(images))
+
+
+@torch.inference_mode()
+def vectors(model: Any, images: Images, format: ImageFormat, batch: int = 256) -> Tensor:
+    """Return the vectors (n, w) of all images of a part."""
+    device = next(model.parameters()).device
+    parts = np.split(np.arange(len(images)), range(batch, len(images), batch))
+    rows = [pooled(model, format.normalise(images.read(p).to(device))) for p in parts]
+    return torch.cat(rows).float().cpu()
+
+
+class Known(NamedTuple):
+    """Vectors whose labels are known, and how many labels there are."""
+
+    vectors: Tensor
+    labels: Tensor
+    classes: int
+
+
+def by_neighbours(known: Known, queries: Tensor, neighbours: int = 20) -> Tensor:
+    """Return the probabilities (n, classes) of labels by attention to the nearest vectors."""
+    keys, queries = F.normalize(known.vectors, dim=-1), F.normalize(queries, dim=-1)
+    votes = F.one_hot(known.labels, known.classes).float()
+    rows = []
+    for some in queries.split(CHUNK):
+        near = (some @ keys.mT).topk(min(neighbours, len(keys)))
+        weights = ((near.values - near.values[:, :1]) / TEMPERATURE).exp()
+        probs = (weights[..., None] * votes[near.indices]).sum(1)
+        rows.append(probs / probs.sum(-1, keepdim=True))
+    return torch.cat(rows)
+
+
+def fit_linear(known: Known, decay: float) -> Callable[[Tensor], Tensor]:
+    """Return logistic regression of labels on standardised vectors, fitted by L-BFGS."""
+    mean, spread = known.vectors.mean(0), known.vectors.std(0, correction=0).clamp_min(1e-6)
+    x = (known.vectors - mean) / spread
+    weight = torch.zeros(x.shape[1], known.classes, requires_grad=True)
+    bias = torch.zeros(known.classes, requires_grad=True)
+    optimiser = torch.optim.LBFGS([weight, bias], max_iter=STEPS, line_search_fn="strong_wolfe")
+
+    def error() -> Tensor:
+        optimiser.zero_grad()
+        loss = F.cross_entropy(x @ weight + bias, known.labels) + decay / 2 * weight.square().sum()
+        loss.backward()
+        return loss
+
+    with torch.enable_grad():
+        optimiser.step(error)  # type: ignore[arg-type]
+    weight, bias = weight.detach(), bias.detach()
+    return lambda queries: ((queries - mean) / spread @ weight + bias).softmax(-1)
+
+
+def fit_best_linear(known: Known) -> tuple[Callable[[Tensor], Tensor], float]:
+    """Return a linear map from vectors to probabilities, and its weight decay.
+
+    The decay is chosen on every fifth vector of a label; then all are learnt from.
+    """
+    order = known.labels.argsort(stable=True)
+    place = torch.empty_like(order)
+    place[order] = torch.arange(len(order))
+    held_out = place % FOLDS == FOLDS - 1
+    decay = DECAYS[-2]
+    if held_out.any():
+        some = Known(known.vectors[~held_out], known.labels[~held_out], known.classes)
+        queries, targets = known.vectors[held_out], known.labels[held_out]
+
+        def loss(decay: float) -> float:
+            return float(
+                F.nll_loss(fit_linear(some, decay)(queries).clamp_min(1e-9).log(), targets)
+            )
+
+        decay = min(DECAYS, key=loss)
+    return fit_linear(known, decay), decay
+
+
+class Probe(NamedTuple):
+    """What a probe has learnt: probabilities of labels by vectors, and what a score names of it."""
+
+    probabilities: Callable[[Tensor], Tensor]
+    facts: dict[str, Any]
+
+
+def _knn(known: Known, settings: ProbeSettings) -> Probe:
+    def near(queries: Tensor) -> Tensor:
+        return by_neighbours(known, queries, settings.neighbours)
+
+    return Probe(near, {"neighbours": settings.neighbours})
+
+
+def _linear(known: Known, settings: ProbeSettings) -> Probe:
+    probabilities, decay = fit_best_linear(known)
+    return Probe(probabilities, {"decay": decay})
+
+
+PROBES: dict[str, Callable[[Known, ProbeSettings], Probe]] = {"linear": _linear, "knn": _knn}
+
+
+class Probed(nn.Module):
+    """An encoder with a probe on its vectors."""
+
+    def __init__(self, encoder: Any, probabilities: Callable[[Tensor], Tensor]):
+        super().__init__()
+        self.encoder, self.probabilities = encoder, probabilities
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return log-probabilities (n, labels)."""
+        probs = self.probabilities(pooled(self.encoder, images).float().cpu())
+        return probs.clamp_min(1e-9).log()
+
+
+def fit_probe(task: ImageTask[Any], settings: ProbeSettings) -> tuple[Probe, ImageLabeller]:
+    """Learn labels from the vectors of the training part; return a labeller to be judged."""
+    need = {"need": ("train", settings.part), "trained": None}
+    data = task.load_test(settings, **need)
+    if len(data.classes) < 2:
+        raise UsageError(f"{settings.data}: one label, {data.classes}; expected at least two")
+    train = data.parts["train"].part(settings.share)
+    known = Known(vectors(task.model, train, task.format), train.labels, len(data.classes))
+    probe = PROBES[settings.probe or "knn"](known, settings)
+    model = Probed(task.model, probe.probabilities).eval()
+    return probe, ImageLabeller(model, ImageCodec(task.format, data.classes))
+
+
+def evaluate_probe(
+    task: ImageTask[Any],
+    settings: Mapping[str, Any],
+    *,
+    against: Any = None,
+    names: Sequence[str] = ("model",),
+) -> Evaluation:
+    """Judge the vectors of a model by labels that are learnt from them."""
+    asked = fill(ProbeSettings, settings)
+    lookup("probe", asked.probe or "knn", PROBES)
+    if asked.data is None:
+        raise UsageError(f"data is missing; add data=FILE or data=FOLDER with {task.holds}")
+    if asked.part == "train":
+        raise UsageError("part=train is what a probe learns from; choose part=test or part=valid")
+    with task.using(asked):
+        probe, labeller = fit_probe(task, asked)
+        rivals = [fit_probe(other, asked)[1] for other in listed(against)]
+    own = {each.name for each in fields(EvalImages)} - {"probe"}
+    rest = {key: value for key, value in settings.items() if key in own}
+    result = labeller.evaluate(rest, against=rivals, names=names)
+    facts = {"probe": asked.probe or "knn", "share": asked.share, **probe.facts}
+    return replace(result, made_with={**result.made_with, **facts})

@@ -1,0 +1,92 @@
+"""Fonts that hold every letter of a text, and how wide a text is in them."""
+
+from __future__ import annotations
+
+from functools import cache
+from unicodedata import east_asian_width
+
+from matplotlib.font_manager import FontEntry, fontManager, get_font
+
+from regard.viewer.picture import language_of
+
+PLAIN = "DejaVu Sans"  # comes with matplotlib, so it is always there
+# Which fonts to ask first for what the plain one lacks, by the language the letters belong to.
+FIRST_FONTS = {
+    "zh": ("Noto Sans CJK SC", "Source Han Sans SC", "PingFang SC", "Microsoft YaHei", "SimHei"),
+    "ja": ("Noto Sans CJK JP", "Source Han Sans", "Hiragino Sans", "Yu Gothic", "Meiryo"),
+    "ko": ("Noto Sans CJK KR", "Source Han Sans K", "Apple SD Gothic Neo", "Malgun Gothic"),
+    "": ("Noto Sans", "Arial Unicode MS", "WenQuanYi Zen Hei", "Droid Sans Fallback"),
+}
+
+
+@cache
+def fonts_for(text: str) -> tuple[list[str], frozenset[str]]:
+    """Return fonts that together hold every letter of a text, and the letters that none has."""
+    fonts = [PLAIN]
+    needed = {ord(letter) for letter in text if not letter.isspace()} - letters_in(_plain())
+    if not needed:
+        return fonts, frozenset()
+    first = [
+        *FIRST_FONTS[language_of(text)],
+        *(name for names in FIRST_FONTS.values() for name in names),
+    ]
+    entries = [
+        entry
+        for entry in fontManager.ttflist
+        if _upright(entry)
+        and not entry.name.startswith(("Last Resort", ".LastResort"))  # boxes for every letter
+    ]
+    entries.sort(key=lambda entry: first.index(entry.name) if entry.name in first else len(first))
+    for entry in entries:
+        if entry.name not in fonts and needed & (letters := letters_in(entry)):
+            fonts.append(entry.name)
+            needed -= letters
+        if not needed:
+            break
+    return fonts, frozenset(map(chr, needed))
+
+
+def _upright(entry: FontEntry) -> bool:
+    return entry.style == "normal" and entry.weight in (400, "normal", "regular")
+
+
+def _plain() -> FontEntry:
+    return next(e for e in fontManager.ttflist if e.name == PLAIN and _upright(e))
+
+
+def letters_in(entry: FontEntry) -> set[int]:
+    """Return the code points a font can draw, none if it cannot be read."""
+    try:
+        return set(get_font(entry.fname).get_charmap())
+    except (OSError, RuntimeError):  # a colour font, or a broken file
+        return set()
+
+
+def spell(text: str, missing: frozenset[str]) -> str:
+    """Write letters that no font has as their code points, which are at least legible."""
+    return "".join(
+        f"[U+{ord(letter):04X}]" if letter in missing else letter for letter in text
+    ).replace("][", " ")
+
+
+def text_width(text: str) -> float:
+    """Return the width of a text in font sizes; letters the plain font lacks are estimated."""
+    return sum(map(_advance, text))
+
+
+@cache
+def _advance(letter: str) -> float:
+    font = get_font(_plain().fname)
+    if font.get_char_index(ord(letter)) == 0:
+        return 1.0 if east_asian_width(letter) in "WF" else 0.62
+    font.set_size(1.0, 72 * 64)  # one font size is 64 pixels
+    return font.load_char(ord(letter)).linearHoriAdvance / 65536 / 64
+
+
+def cut(text: str, width: float) -> str:
+    """Cut a text to a width in font sizes, with an ellipsis in place of what does not fit."""
+    if text_width(text) <= width:
+        return text
+    while text and text_width(text + "…") > width:
+        text = text[:-1]
+    return text + "…"
