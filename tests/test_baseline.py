@@ -97,13 +97,12 @@ def test_several_labels_have_the_commonest_answer():
 @pytest.mark.parametrize("kind", [*baseline.BASELINES, ""])
 def test_baselines_are_read_as_they_were_written(tmp_path, kind):
     inputs = {NEAREST: downsample(np.zeros((2, 1, 4, 4), np.uint8))}.get(kind, ["so", "not so"])
-    learnt = (
-        Baselines.fit(kind, inputs, one_hot([0, 1], 2)) if kind else Baselines(np.ones(2, bool))
-    )
+    right = one_hot([0, 1], 2)
+    learnt = Baselines.fit(kind, inputs, right) if kind else Baselines(np.ones(2, bool))
     learnt.save(tmp_path)
     again = Baselines.load(tmp_path, 2)
     assert again is not None
-    assert again.scores(inputs, one_hot([0, 1], 2)) == learnt.scores(inputs, one_hot([0, 1], 2))
+    assert again.scores(inputs, right) == learnt.scores(inputs, right)
     with pytest.raises(UsageError, match="not the baselines of 3 labels; remove it"):
         Baselines.load(tmp_path, 3)
     (tmp_path / FILE).write_bytes(b"\x08\0\0\0\0\0\0\0{]      ")

@@ -97,10 +97,11 @@ class Classify(Labeller[Classified | Valued]):
         """Refuse embeddings that are not for this model."""
         settings = super().checked(settings, values, origin)
         lookup("embeddings", settings.embeddings, EMBEDDINGS)
-        if settings.embeddings != "random" and (settings.init or settings.like):
+        usual = settings.family == cls.families()[0] and not (settings.init or settings.like)
+        if settings.embeddings != "random" and not usual:
             raise UsageError(
                 f"embeddings={settings.embeddings} is for a new model of the usual kind; "
-                "leave it out with init= or like="
+                "leave it out with init=, like= or family="
             )
         return settings
 

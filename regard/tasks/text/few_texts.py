@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from regard.data.rows import Row
-from regard.metrics.baselines import worth_of_order
+from regard.metrics.baselines import bigram_gain
 from regard.tasks.text.labelling import SHORT
 from regard.training.loop import mix
 
@@ -47,14 +47,14 @@ def few_text_settings(
     """Return settings that suit few texts with labels of these numbers, where none are given."""
     given = {key for key, value in values.items() if value is not None}
     given |= {key for key, long in SHORT.items() if long in given}
-    if len(texts) > FEW or given & {"init", "like"}:
+    if len(texts) > FEW or given & {"init", "like", "family"}:
         return {}
     for some in TOGETHER:
         if given & set(some):
             given |= set(some)
     if not set(BAG_OF_WORDS) - given:
         return {}
-    gain = worth_of_order(texts, numbers, int(numbers.max()) + 1)
+    gain = bigram_gain(texts, numbers, int(numbers.max()) + 1)
     ordered = gain > ORDER_MATTERS or not {"embeddings", "width"}.isdisjoint(given)
     few = WORD_ORDER if ordered else BAG_OF_WORDS
     return {key: value for key, value in few.items() if key not in given}

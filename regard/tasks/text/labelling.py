@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from regard.attention.positions import has_table
 from regard.data.characters import Characters
-from regard.data.features import Features, named, split_words
+from regard.data.features import Features, feature_functions, split_words
 from regard.data.labelled import Example, Sentence, hash_items, load_labelled
 from regard.data.labels import label_list, saved_labels, with_known_labels
 from regard.data.rows import Row, RowEncoder, TextBatch, TextBatches
@@ -81,11 +81,11 @@ class LabelTrain(TrainSettings):
     bpe_dropout: float = setting(0.0, "BPE dropout", min=0, max=1)
     word_dropout: float = setting(0.0, "probability that a word is masked", min=0, max=1)
     features: str = setting("none", "features of words: none, or such as affixes+bigrams")
-    feature_rows: int = setting(20_000, "most features that are embedded", min=1, max=99_999)
+    feature_rows: int = setting(20_000, "maximum number of features", min=1, max=99_999)
     feature_dropout: float = setting(0.0, "probability that a feature is dropped", min=0, max=1)
-    batch_tokens: int = setting(1024, "tokens a batch", min=1)
-    batch_rows: int | None = setting(None, "most texts a batch", min=1)
-    max_length: int = setting(256, "most tokens a row", min=8, max=100_000)
+    batch_tokens: int = setting(1024, "tokens per batch", min=1)
+    batch_rows: int | None = setting(None, "maximum texts per batch", min=1)
+    max_length: int = setting(256, "maximum tokens per text or window", min=8, max=100_000)
     label_smoothing: float = setting(0.1, "label smoothing", min=0, max=0.9)
     r_drop: float = setting(0.0, "weight of the R-Drop term", min=0, max=100)
     class_weights: str = setting("none", "class weights in the loss: none or balanced")
@@ -234,7 +234,7 @@ class Labeller(Task[TextCodec, A], Generic[A]):
     @classmethod
     def checked(cls, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
         """Refuse settings that do not fit each other, and let there be enough positions."""
-        named(settings.features)
+        feature_functions(settings.features)
         lookup("class_weights", settings.class_weights, CLASS_WEIGHTS)
         if settings.tokenizer == WORDS and settings.features == "none":
             raise UsageError(
@@ -297,7 +297,7 @@ class Labeller(Task[TextCodec, A], Generic[A]):
         return TextCodec(
             RowEncoder(tokenizer, features, sampler),
             data.labels,
-            Baselines.learn(cls.baseline, units, cls.targets(train, data.labels)),
+            Baselines.fit(cls.baseline, units, cls.targets(train, data.labels)),
             {**config, **cls.label_facts(data, settings)},
         )
 
