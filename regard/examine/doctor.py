@@ -44,7 +44,7 @@ class Examined:
     report: DataReport
     forecast: Forecast | None
     task: str = ""
-    kernels: Status = field(default_factory=status)
+    kernels: Status = field(default_factory=lambda: status())
 
     def __str__(self) -> str:
         forecast = [str(self.forecast)] if self.forecast else []

@@ -92,11 +92,6 @@ def load() -> tuple[ctypes.CDLL | None, str]:
 
 def _linked() -> ctypes.CDLL:
     """Return the compiled kernels, linked with the libraries of this process."""
-    # symbols that the kernels leave open are those of the libraries that PyTorch has loaded:
-    # its threads, so that nobody's threads wait for each other, and its matrix products
-    for name in ("libgomp", "libiomp5", "libtorch_cpu"):
-        if (path := _loaded(name)) is not None:
-            ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
     try:
         made = ctypes.CDLL(str(built()), mode=os.RTLD_NOW)
     except OSError:  # the cache may have been deleted in between
@@ -107,12 +102,17 @@ def _linked() -> ctypes.CDLL:
     return made
 
 
-def _loaded(name: str) -> str | None:
-    """Return the path of a library of this process."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        if (path := line.split()[-1]).rpartition("/")[2].startswith(f"{name}."):
-            return path
-    return None
+def _libraries() -> list[str]:
+    """Return the paths of what PyTorch has loaded that the kernels use.
+
+    These are its threads, so that nobody's threads wait for each other, and its matrix products.
+    The kernels are linked with them by name: to make their symbols global instead would let other
+    packages that are imported later, such as CTranslate2, call them by mistake.
+    """
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    paths = dict.fromkeys(line.split()[-1] for line in lines if "/" in line)
+    used = ("libgomp", "libiomp5", "libtorch_cpu")
+    return [path for path in paths if path.rpartition("/")[2].partition(".")[0] in used]
 
 
 def built() -> Path:
@@ -125,7 +125,8 @@ def built() -> Path:
     for part in [*sources, *sorted(HERE.glob("*.h"))]:
         key.update(part.read_bytes())
     age = os.stat(compiler).st_mtime_ns
-    made_by = [FLAGS, compiler, age, platform.machine(), about(), torch.__version__]
+    linked = _libraries()
+    made_by = [FLAGS, compiler, age, platform.machine(), about(), torch.__version__, linked]
     key.update(repr(made_by).encode())
     made = cache_folder() / f"native-{key.hexdigest()}.so"
     make_folder(made.parent)
@@ -165,7 +166,9 @@ def _compile(compiler: str, sources: list[Path], made: Path) -> None:
             pairs = zip(map(str, sources), objects, strict=True)
             with ThreadPoolExecutor() as pool:
                 list(pool.map(_run, ([compiler, *FLAGS, "-c", a, "-o", b] for a, b in pairs)))
-            _run([compiler, "-shared", *objects, "-o", str(new)])
+            places = dict.fromkeys(f"-Wl,-rpath,{Path(path).parent}" for path in _libraries())
+            linked = [*_libraries(), *places, "-Wl,--allow-shlib-undefined"]
+            _run([compiler, "-shared", *objects, *linked, "-o", str(new)])
             new.chmod(0o700)
     except subprocess.SubprocessError as error:
         said = getattr(error, "stderr", None) or b""

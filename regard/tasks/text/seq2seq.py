@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.attention.watch import watch
 from regard.data.batches import Batches
@@ -73,7 +73,7 @@ class Seq2Seq(PairTask):
     Run = PairRunSettings
     Look = PairLookSettings
 
-    def __init__(self, model: Any, codec: PairCodec, config: Mapping[str, Any] | None = None):
+    def __init__(self, model: nn.Module, codec: PairCodec, config: Mapping[str, Any] | None = None):
         super().__init__(model, codec, config)
         self.writer = self.encoder_decoder(model)
         self.source_tokenizer, self.target_tokenizer = codec.source, codec.target
