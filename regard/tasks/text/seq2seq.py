@@ -78,17 +78,17 @@ class Seq2Seq(PairTask):
         self.writer = self.encoder_decoder(model)
         self.source_tokenizer, self.target_tokenizer = codec.source, codec.target
         self.tokenizer = codec.target
-        told = self.config.get("generation", {})
+        generation = self.config.get("generation", {})
         self.decoder = SentenceDecoder(
             self.writer,
             *codec.tokenizers,
             self.writer.config.target_vocab,
-            rules=told.get("rules"),
+            rules=generation.get("rules"),
             longest=self.longest_source(),
             device=self.device,
         )
         heads = {n: m.heads for n, m in self.writer.named_modules() if n.endswith(".cross")}
-        self.aligner = Aligner(heads, self.maps, told.get("alignment_head"))
+        self.aligner = Aligner(heads, self.maps, generation.get("alignment_head"))
 
     @property
     def positions(self) -> int | None:
