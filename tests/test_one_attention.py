@@ -48,13 +48,13 @@ EXPONENTIALS = {
 }
 # functions in C that take exponentials
 IN_C = {
-    "act.h:bend": "activations",
+    "act.h:activate": "activations",
     "act.h:sigmoid": "activations",
-    "pick.c:regard_likeliest": "the log-probability of a token",
+    "argmax.c:regard_argmax": "the log-probability of a token",
     "train.c:attend": "the C kernel for training, alone or in a block",
     "train.c:attend_back": "its gradient",
-    "vector.h:power_of_e": "the exponential itself",
-    "write.c:look": "the C kernel for decoding",
+    "vector.h:exp_lanes": "the exponential itself",
+    "decode.c:attend": "the C kernel for decoding",
 }
 
 KERNELS = {"scaled_dot_product_attention", "flex_attention", "multi_head_attention_forward"}
@@ -183,7 +183,7 @@ def exponentials_in_c(source: str) -> set[str]:
     for line in source.splitlines():
         if header := re.match(r"[A-Za-z].*?\b(\w+)\(", line):
             inside = header[1]
-        if re.search(r"\b(exp|expf|exp2f|power_of_e)\(", line):
+        if re.search(r"\b(exp|expf|exp2f|exp_lanes)\(", line):
             found.add(inside)
     return found
 
@@ -251,4 +251,4 @@ def test_what_is_no_attention_is_not_found():
     assert fused("x = torch.nn.functional.scaled_dot_product_attention(q, k, v)") == {"<module>"}
     assert exponentials("def f(x):\n    return torch.exp(x) / math.exp(1)") == {"f"}
     assert not exponentials("def f(x):\n    return math.exp(1)")
-    assert exponentials_in_c("void look(int n) {\n  y = expf(x);\n}") == {"look"}
+    assert exponentials_in_c("void f(int n) {\n  y = expf(x);\n}") == {"f"}
