@@ -26,14 +26,16 @@ if TYPE_CHECKING:
     from regard.filters.program import Filtered
     from regard.lab.report import Compared
     from regard.metrics.evaluation import Evaluation
-    from regard.tasks.classifier import Classifier
-    from regard.tasks.embed import Embedder
     from regard.tasks.fill import Filler
+    from regard.tasks.frame.task import Task
     from regard.tasks.run import Report
     from regard.tasks.runners import Runner
-    from regard.tasks.tagger import Tagger
-    from regard.tasks.text import TextToText
-    from regard.tasks.translator import Translator
+    from regard.tasks.text.classify import Classify
+    from regard.tasks.text.embed import Embed
+    from regard.tasks.text.prefix import PrefixTranslate
+    from regard.tasks.text.tag import Tag
+    from regard.tasks.text.text import TextToText
+    from regard.tasks.text.translate import Translate
     from regard.tasks.vision.caption import WriteCaptions
     from regard.tasks.vision.denoise import Denoise
     from regard.tasks.vision.images import ClassifyImages
@@ -90,8 +92,12 @@ def check_finished(folder: Path) -> None:
 
 @overload
 def load(
-    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["translate", "prefix"]
-) -> "Translator": ...
+    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["translate"]
+) -> "Translate": ...
+@overload
+def load(
+    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["prefix"]
+) -> "PrefixTranslate": ...
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["language"]
@@ -103,19 +109,17 @@ def load(
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["classify"]
-) -> "Classifier": ...
+) -> "Classify": ...
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["images"]
 ) -> "ClassifyImages": ...
 @overload
-def load(name_or_folder: Place, /, device: str = "cpu", *, task: Literal["tag"]) -> "Tagger": ...
+def load(name_or_folder: Place, /, device: str = "cpu", *, task: Literal["tag"]) -> "Tag": ...
 @overload
 def load(name_or_folder: Place, /, device: str = "cpu", *, task: Literal["fill"]) -> "Filler": ...
 @overload
-def load(
-    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["embed"]
-) -> "Embedder": ...
+def load(name_or_folder: Place, /, device: str = "cpu", *, task: Literal["embed"]) -> "Embed": ...
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["caption"]
@@ -129,7 +133,7 @@ def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["denoise"]
 ) -> "Denoise": ...
 @overload
-def load(name_or_folder: Literal["en-zh"], /, device: str = "cpu") -> "Translator": ...
+def load(name_or_folder: Literal["en-zh"], /, device: str = "cpu") -> "Translate": ...
 @overload
 def load(name_or_folder: Literal["shakespeare"], /, device: str = "cpu") -> "LanguageModel": ...
 @overload
@@ -137,10 +141,10 @@ def load(name_or_folder: Literal["fashion"], /, device: str = "cpu") -> "Classif
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", task: str | None = None
-) -> "Runner[Any]": ...
+) -> "Task[Any, Any] | Runner[Any]": ...
 
 
-def load(name_or_folder: Place, /, device: str = "cpu", task: str | None = None) -> "Runner[Any]":
+def load(name_or_folder: Place, /, device: str = "cpu", task: str | None = None) -> Any:
     """Load a trained model, ready to run: load("en-zh").run("How are you?").
 
     The name is that of a starter (regard models lists them), a folder that was trained, or one of
@@ -148,14 +152,15 @@ def load(name_or_folder: Place, /, device: str = "cpu", task: str | None = None)
     to name it in `task` lets a type checker know it too, and task="embed" takes its vectors
     instead. One input to run() gives one answer, a list of inputs a list of answers.
     """
-    from regard.pretrained.folder import is_foreign
+    from regard.pretrained.folder import read_any_config
     from regard.tasks.frame.task import Task
 
     folder = find_model(name_or_folder)
-    if is_foreign(folder):
+    read, foreign = read_any_config(folder)
+    if foreign:
         model, config, _ = _import(folder, device)
     else:
-        model, config = load_folder(folder, device)
+        model, config = load_folder(folder, device, read)
         config["generation"] = _generation(folder)
     if not isinstance(config["task"], str) or config["task"] not in TASKS:
         raise UsageError(
@@ -366,7 +371,9 @@ def evaluate(
     many = getattr(loaded, "several_against", getattr(loaded, "takes_several", False))
     if len(others) > 1 and not many:
         raise UsageError(f"against= names {len(others)} models; one of {loaded.task} takes one")
-    found = [load(one, task=task) if isinstance(one, str | Path) else one for one in others]
+    found: list[Any] = [
+        load(one, task=task) if isinstance(one, str | Path) else one for one in others
+    ]
     names = (str(model) if folder else "model", *("" if x is None else str(x) for x in others))
     if isinstance(loaded, Task):
         rivals = [one for one in found if one is not None]

@@ -14,9 +14,15 @@ from regard.errors import UsageError
 from regard.metrics import baselines as baseline
 from regard.metrics.baselines import COMMONEST, FILE, Baselines, bigram_gain, downsample
 from regard.metrics.labels import one_hot
-from regard.tasks.classify import BAG, ORDER, of_texts, suited
-from regard.tasks.labelling import WAYS, label_loss, uneven, weigh
+from regard.tasks.text.classify import Classify
+from regard.tasks.text.few_texts import BAG_OF_WORDS, WORD_ORDER, few_text_settings
 from regard.tasks.vision.distillation import soft_loss
+from regard.training.label_loss import (
+    LABEL_LOSSES,
+    class_weights,
+    imbalance_notes,
+    label_loss,
+)
 
 BAYES, USUAL, NEAREST = baseline.BASELINES
 
@@ -112,19 +118,19 @@ def test_baselines_are_read_as_they_were_written(tmp_path, kind):
 
 def test_balanced_weights_let_every_label_weigh_alike():
     often = np.array([90, 10])
-    weights = weigh("balanced", often, 100)
-    assert weights is not None and weigh("none", often, 100) is None
+    weights = class_weights("balanced", often, 100)
+    assert weights is not None and class_weights("none", often, 100) is None
     assert torch.allclose(weights * torch.tensor(often), torch.tensor([50.0, 50.0]))
     logits, wanted = torch.randn(8, 2), torch.tensor([0, 1, 1, 0, 0, 0, 1, 0])
     each = torch.nn.functional.cross_entropy(logits, wanted, reduction="none")
-    loss = label_loss(WAYS["one"], lambda: logits, wanted, 0.0, 0.0, weights)
+    loss = label_loss(LABEL_LOSSES["single"], lambda: logits, wanted, 0.0, 0.0, weights)
     assert torch.allclose(loss, (each * weights[wanted]).sum())
     images = soft_loss(logits, torch.eye(2)[wanted], weights)
     assert torch.allclose(images, loss)
     tables = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
-    several = weigh("balanced", np.array([1, 25]), 100, several=True)
+    several = class_weights("balanced", np.array([1, 25]), 100, multilabel=True)
     assert several is not None and torch.allclose(several, torch.tensor([99.0, 3.0]))
-    found = label_loss(WAYS["several"], lambda: logits[:2], tables, 0.0, 0.0, several)
+    found = label_loss(LABEL_LOSSES["multi"], lambda: logits[:2], tables, 0.0, 0.0, several)
     by_hand = -(several * tables * logits[:2].sigmoid().log()).sum()
     by_hand = by_hand - ((1 - tables) * (-logits[:2]).sigmoid().log()).sum()
     assert torch.allclose(found, by_hand, atol=1e-5)
@@ -132,10 +138,10 @@ def test_balanced_weights_let_every_label_weigh_alike():
 
 def test_uneven_labels_are_told():
     often, labels = np.array([100, 10]), ["common", "rare"]
-    (note,) = uneven(often, labels, "none")
+    (note,) = imbalance_notes(often, labels, "none")
     assert "'common' occurs 100 times, 'rare' 10" in note and "class_weights=balanced" in note
-    assert not uneven(often, labels, "balanced")
-    assert not uneven(np.array([40, 10]), labels, "none")
+    assert not imbalance_notes(often, labels, "balanced")
+    assert not imbalance_notes(np.array([40, 10]), labels, "none")
 
 
 # In training and judging
@@ -251,20 +257,20 @@ def test_what_order_is_worth_is_seen_in_naive_bayes():
 
 def test_defaults_follow_the_texts():
     def of(texts=BAGS, right=RIGHT["bag"], **values):
-        found = suited({"data": "x", **values}, texts, right)
-        assert {key: found[key] for key in values} == values
-        return {key: value for key, value in found.items() if key not in ("data", *values)}
+        found = few_text_settings({"data": "x", **values}, texts, right)
+        assert not found.keys() & values.keys()
+        return found
 
-    assert of() == BAG and of(ORDERS, RIGHT["order"]) == ORDER
+    assert of() == BAG_OF_WORDS and of(ORDERS, RIGHT["order"]) == WORD_ORDER
     assert of([*BAGS] * 100, np.tile(RIGHT["bag"], 100)) == {}
     assert of(init="x") == of(like="bert") == {}
     assert not {"depth", "width", "lr"} & set(of(size="tiny"))
     assert "epochs" not in of(steps=10)
-    assert of(minutes=2) == BAG
+    assert of(minutes=2) == BAG_OF_WORDS
     assert not {"tokenizer", "embeddings"} & set(of(pieces=300))
-    assert "dropout" not in suited({"model.block.dropout": 0.5}, BAGS, RIGHT["bag"])
-    settings = of_texts({**of(), "data": "x"})
-    assert settings.epochs == BAG["epochs"] and settings.steps is None
+    assert "dropout" not in few_text_settings({"model.block.dropout": 0.5}, BAGS, RIGHT["bag"])
+    settings = Classify.resolve({**of(), "data": "x"})
+    assert settings.epochs == BAG_OF_WORDS["epochs"] and settings.steps is None
 
 
 @pytest.mark.parametrize("key", ["init", "like"])
@@ -272,4 +278,4 @@ def test_only_a_new_model_begins_by_counts(key):
     model = {"init": "nowhere", "like": "bert"}[key]
     match = "embeddings=naive_bayes is for a new model" if key == "like" else "nowhere"
     with pytest.raises(UsageError, match=match):
-        of_texts({"data": "x", "embeddings": "naive_bayes", key: model})
+        Classify.resolve({"data": "x", "embeddings": "naive_bayes", key: model})

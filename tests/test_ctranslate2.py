@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from regard import native
 from regard.data.batches import pad
 from regard.data.tokenize import train_tokenizer
 from regard.decode import search
@@ -45,6 +46,7 @@ CONFIGS = {
 
 @pytest.fixture(scope="module")
 def ctranslate2():
+    native.library()  # whose symbols must not be taken by packages that are imported later
     return pytest.importorskip("ctranslate2", reason="pip install regard[ctranslate2]")
 
 

@@ -403,7 +403,7 @@ def test_filters_made_by_hand_are_tuned_elsewhere_and_given_the_same_noise(
     noisy = photo.clean() + 25 / 255 * photo.noise(0)
     assert torch.equal(seen[-1], noisy)
     assert not any(torch.equal(image, noisy) for image in seen[:-1])
-    tried = tuned_filters.times(1, 0.4, 2.5, 13)
+    tried = tuned_filters.geometric(1, 0.4, 2.5, 13)
     best = max(float(psnr(real(noisy, sigma=s).clamp(0, 1), photo.clean())) for s in tried)
     assert found.value > best - 0.5
 

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from regard.api import task_of
-from regard.cli import VERBS
+from regard.cli import VERBS, keys_of, short_keys
 from regard.filters.program import SETTINGS as FILTERS
 from regard.lab.variants import CompareSettings
 from regard.recipes import RECIPES
 from regard.settings import describe, parse
-from regard.tasks import TASKS, runner, trainer
+from regard.tasks import TASKS
 
 HOME = Path(__file__).resolve().parents[1]
 ALL = [HOME / "README.md", *sorted((HOME / "docs").glob("*.md"))]
@@ -116,15 +116,9 @@ def keys_of_tasks(kind: str) -> set[str]:
     """Return the keys that some task takes for a verb."""
     known: set[str] = set()
     for task in TASKS:
-        module = trainer(task)
-        if kind == "train":
-            settings = [getattr(module, TASKS[task].settings)]
-            known |= set(getattr(module, "SHORT", {}))
-        else:
-            one = runner(task)
-            settings = [getattr(one, f"{kind}_settings", None) or one.settings, one.settings]
-        for each in settings:
-            known |= {row.key for row in describe(each)}
+        words = [kind, task]
+        known |= {row.key for row in describe(keys_of(words, VERBS[kind]))}
+        known |= set(short_keys(words))
     return known
 
 

@@ -12,7 +12,7 @@ import regard
 from regard import native
 from regard.cli import main
 from regard.errors import UsageError
-from regard.examine import forecast
+from regard.examine import doctor
 from regard.examine.guess import guess_task
 
 UPOS = ("NOUN", "VERB")
@@ -110,7 +110,7 @@ def test_why_kernels_are_off_is_told(tmp_path: Path, capsys, monkeypatch):
     path = tmp_path / "a.csv"
     path.write_text("text,label\n")
     status = native.Status(False, "there is no C compiler")
-    monkeypatch.setattr(forecast, "status", lambda: status)
+    monkeypatch.setattr(doctor, "status", lambda: status)
     assert main(["doctor", str(path), "task=classify"]) == 1
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == "C kernels: off, PyTorch computes instead: there is no C compiler"

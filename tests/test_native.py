@@ -378,6 +378,21 @@ def test_why_kernels_are_off_is_said(tmp_path: Path, monkeypatch):
     assert ask(REGARD_NATIVE="0") == "False"
 
 
+GLOBAL = """
+import ctypes, torch
+before = hasattr(ctypes.CDLL(None), "sgemm_")
+from regard import native
+assert native.library() is not None
+print(hasattr(ctypes.CDLL(None), "sgemm_") == before)
+"""
+
+
+@needs
+def test_what_is_loaded_later_does_not_take_pytorchs_products_for_its_own():
+    asked = subprocess.run([sys.executable, "-c", GLOBAL], capture_output=True, text=True)
+    assert (asked.stdout, asked.stderr) == ("True\n", "")
+
+
 def copying() -> str:
     """Return the script of a compiler that has compiled the kernels already."""
     return f'for last; do :; done; cp {build.built()} "$last"'

@@ -159,7 +159,7 @@ def test_one_label_is_a_number(problem: str | None, tmp_path: Path):
 
 def test_several_labels_stay_several(tmp_path: Path):
     ours, logits = classifier(tmp_path, num_labels=4, problem_type="multi_label_classification")
-    chances = torch.stack([torch.tensor(answer.chances) for answer in ours.run(parity.TEXTS)])
+    chances = torch.stack([torch.tensor(answer.probabilities) for answer in ours.run(parity.TEXTS)])
     torch.testing.assert_close(chances, logits.sigmoid(), atol=1e-5, rtol=0)
     assert all(isinstance(answer.label, list) for answer in ours.run(parity.TEXTS))
     regard.import_model(tmp_path / "theirs", out=str(tmp_path / "ours"))
@@ -351,8 +351,8 @@ def test_a_default_classifier_is_the_same_after_export(several: bool, tmp_path: 
             logits = theirs(**given).logits
     chances = logits.sigmoid() if several else logits.softmax(-1)
     for answer, row, other in zip(right, chances.numpy(), again.run(MORE), strict=True):
-        assert answer.chances == pytest.approx(row, abs=1e-5)
-        assert answer.chances == pytest.approx(other.chances, abs=1e-5)
+        assert answer.probabilities == pytest.approx(row, abs=1e-5)
+        assert answer.probabilities == pytest.approx(other.probabilities, abs=1e-5)
     with pytest.raises(UsageError, match="dtype=float16 is too coarse"):
         regard.export(
             tmp_path / "run", format="huggingface", out=tmp_path / "half", dtype="float16"

@@ -11,14 +11,24 @@ from regard.errors import UsageError
 
 
 def captions_in(
-    path: Path, part: str, columns: str | None, header: bool | None = None
+    path: Path,
+    part: str,
+    columns: str | None,
+    header: bool | None = None,
+    most: int | None = None,
 ) -> dict[str, list[str]]:
-    """Read the captions of each image in a table, or in that of a part, by the path of its file."""
+    """Read the captions of each image in a table, or in that of a part, by the path of its file.
+
+    At most so many images are read as `most` says.
+    """
     tables = named_files(path).get(part, []) if path.is_dir() else [path]
     captions: dict[str, list[str]] = {}
     for table in tables:
         for pair in PairReader(table, columns=columns, header=header):
-            captions.setdefault(str(table.parent / pair.source), []).append(pair.target)
+            image = str(table.parent / pair.source)
+            if len(captions) == most and image not in captions:
+                return captions
+            captions.setdefault(image, []).append(pair.target)
     return captions
 
 

@@ -97,32 +97,13 @@ def load_texts(
         shares=shares,
         absent=lambda name: f"{data}: no {name} part; expected a file such as {name}.txt",
         where=data,
-        splitter=EndSplitter() if running else DocumentSplitter("documents"),
+        splitter=(EndSplitter if running else RowSplitter)("documents"),
         unnamed=unnamed,
         trained=trained,
     )
 
 
-class DocumentSplitter(RowSplitter):
-    """Keeps some documents, chosen by hash, from training."""
-
-    def split(
-        self,
-        rows: list[str],
-        shares: Mapping[str, float | None],
-        where: str,
-        notes: list[str],
-        trained: Split | None = None,
-    ) -> tuple[dict[str, list[str]], Split]:
-        """Split parts off the documents of train."""
-        if len(set(rows)) < 2:
-            raise UsageError(
-                "a single document cannot be split; give a validation part with valid="
-            )
-        return super().split(rows, shares, where, notes, trained)
-
-
-class EndSplitter:
+class EndSplitter(RowSplitter):
     """Keeps the end of a running text from training."""
 
     def split(

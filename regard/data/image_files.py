@@ -74,7 +74,9 @@ class ImageFiles:
     ):
         """Take the images, and what of each is opened: its path, or the bytes of its file."""
         self.items, self.array = items, array
-        self.contents = [item.where for item in items] if contents is None else list(contents)
+        self.contents: list[str | bytes] = (
+            [item.where for item in items] if contents is None else list(contents)
+        )
         self.notes: list[str] = []
         self.bad: list[str] = []  # why each file that was left out cannot be read
         self.sizes: set[tuple[int, int]] = set()
@@ -358,34 +360,26 @@ def _read_packed(path: Path, first: dict[str, Any], options: ImageOptions) -> Im
         raise UsageError(
             f"{path}: which column is the label? Found {', '.join(first)}; set columns={image},NAME"
         )
-    files, size, total = ImageFiles([]), 0, 0
+    rows, contents, size, total = [], [], 0, 0
     for number, value, _ in Table(path):
         total = number
-        if not isinstance(value, dict) or (options.most and len(files) >= options.most):
+        if not isinstance(value, dict) or (options.most and len(rows) >= options.most):
             continue
         where, data = f"{path}:{number}", _image_bytes(value.get(image)) or b""
         try:
-            with open_image(data, where) as opened_image:
-                files.sizes.add(opened_image.size)
-                grey = opened_image.mode in GREY
             text = text_at(value, (str(label),)).strip() if options.labelled else ""
         except BadRow as bad:
             raise UsageError(bad.at(where).message) from None
-        except BrokenImage as mistake:
-            if options.broken == "refuse":
-                raise BrokenImage(f"{mistake}; or leave such rows out: broken=skip") from None
-            files.bad.append(str(mistake))
-            continue
         if options.labelled and not text:
             raise UsageError(f"{where}: the label is empty; fill it or remove the row")
         size += len(data)
         if size > MOST_STORED:
             raise too_many(where)
-        files.grey = grey and (files.grey or not files.items)
-        files.items.append(Item(where, text, hashlib.sha256(data).hexdigest()[:32]))
-        files.contents.append(data)
-    files.total = total
-    return files
+        rows.append((where, text))
+        contents.append(data)
+    found = _look_at(rows, options, [], contents)
+    found.total = total
+    return found
 
 
 def too_many(where: str) -> UsageError:
@@ -394,48 +388,59 @@ def too_many(where: str) -> UsageError:
 
 
 def _look_at(
-    files: Sequence[tuple[str, str]], options: ImageOptions, notes: list[str]
+    rows: Sequence[tuple[str, str]],
+    options: ImageOptions,
+    notes: list[str],
+    contents: Sequence[bytes] | None = None,
 ) -> ImageFiles:
-    """Hash files and look at their headers."""
-    every = len(files)
-    if options.most and every > options.most:
-        files = [files[i * every // options.most] for i in range(options.most)]
-    total = sum(os.path.getsize(path) for path, _ in files if os.path.exists(path))
-    hashed = total <= MOST_HASHED
+    """Hash images and look at their headers: files with labels, or what a table holds of them."""
+    chosen: Sequence[int] = range(len(rows))
+    if options.most and len(rows) > options.most:
+        chosen = [i * len(rows) // options.most for i in range(options.most)]
+    files = [] if contents is not None else [rows[i][0] for i in chosen]
+    hashed = sum(os.path.getsize(path) for path in files if os.path.exists(path)) <= MOST_HASHED
+    skipped = "files" if contents is None else "rows"
 
-    def one(file: tuple[str, str]) -> tuple[str, Any]:
-        path, label = file
+    def one(i: int) -> tuple[str, Any]:
+        where = rows[i][0]
+        content: Any = where if contents is None else contents[i]
         try:
-            with open_image(path) as image:
+            with open_image(content, where) as image:
                 seen = (image.size, image.mode in GREY, _is_animated(image))
-            with open(path, "rb") as content:
-                digest = (
-                    hashlib.file_digest(content, "sha256").hexdigest()[:32]
-                    if hashed
-                    else store_key(path, os.path.getsize(path))
-                )
+            return _digest(content, hashed), seen
         except OSError as error:
-            raise BrokenImage(str(refuse(error, path))) from None
+            raise BrokenImage(str(refuse(error, where))) from None
         except BrokenImage as mistake:
             if options.broken == "refuse":
-                raise BrokenImage(f"{mistake}; or leave such files out: broken=skip") from None
+                message = f"{mistake}; or leave such {skipped} out: broken=skip"
+                raise BrokenImage(message) from None
             return str(mistake), None
-        return digest, seen
 
-    items, seen, bad = [], [], []
-    for (path, label), (digest, what) in zip(files, in_threads(one, files), strict=True):
+    items, good, seen, bad = [], [], [], []
+    for i, (digest, what) in zip(chosen, in_threads(one, chosen), strict=True):
         if what is None:
             bad.append(digest)
         else:
-            items.append(Item(path, label, digest))
+            items.append(Item(*rows[i], digest))
+            good.append(i)
             seen.append(what)
-    found = ImageFiles(items)
+    found = ImageFiles(items, contents=contents and [contents[i] for i in good])
     found.sizes = {size for size, _, _ in seen}
     found.grey = all(grey for _, grey, _ in seen)
-    found.bad, found.total, found.notes = bad, every, notes
+    found.bad, found.total, found.notes = bad, len(rows), notes
     if animated := sum(moves for _, _, moves in seen):
         notes.append(f"{animated:,} animated images: of each, the first frame is read")
     return found
+
+
+def _digest(content: str | bytes, hashed: bool) -> str:
+    """Hash an image, or only the name and size of its file."""
+    if isinstance(content, bytes):
+        return hashlib.sha256(content).hexdigest()[:32]
+    if not hashed:
+        return store_key(content, os.path.getsize(content))
+    with open(content, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:32]
 
 
 def _is_animated(image: Image.Image) -> bool:

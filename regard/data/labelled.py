@@ -25,6 +25,8 @@ from regard.data.split import RowSplitter, Split, shares_and_files
 from regard.data.table import BadRow, RowFaults, Table, is_folder, stem_and_suffix
 from regard.errors import UsageError, lookup
 
+AROUND = 6  # words shown on both sides of one
+
 
 class Example(NamedTuple):
     """A text and its labels, with the file and line it came from."""
@@ -36,6 +38,27 @@ class Example(NamedTuple):
     @property
     def source(self) -> str:
         """Return what it is told apart by where a validation part is split off."""
+        return self.text
+
+    @property
+    def units(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Return what has labels, and those: the text itself."""
+        return [(self.text, self.labels)]
+
+    @property
+    def number(self) -> float:
+        """Return the number that is its label, or refuse."""
+        try:
+            (text,) = self.labels
+            return float(text)
+        except ValueError as error:
+            raise UsageError(
+                f"{self.where}: {','.join(self.labels)!r:.60} is no number, which is what this "
+                "model gives to a text"
+            ) from error
+
+    def excerpt(self, unit: int) -> str:
+        """Return what to show of a unit."""
         return self.text
 
 
@@ -50,6 +73,16 @@ class Sentence(NamedTuple):
     def source(self) -> str:
         """Return what it is told apart by where a validation part is split off."""
         return " ".join(self.words)
+
+    @property
+    def units(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Return what has labels, and those: each word."""
+        return [(word, (tag,)) for word, tag in zip(self.words, self.tags, strict=True)]
+
+    def excerpt(self, unit: int) -> str:
+        """Return a word in brackets between its neighbours."""
+        before, after = self.words[max(0, unit - AROUND) : unit], self.words[unit + 1 :]
+        return " ".join([*before, f"[{self.words[unit]}]", *after[:AROUND]])
 
 
 # Texts and labels
@@ -74,10 +107,10 @@ class ExampleReader:
     """Reads texts and labels from a table, or from lines such as `NUM:date When was ...`."""
 
     of = "texts with labels"
-    most: int | None = None  # rows to read, if not all
 
-    def __init__(self, format: ExampleFormat):
-        self.format = format
+    def __init__(self, format: ExampleFormat, most: int | None = None):
+        """Take how rows stand in a file, and how many to read, if not all."""
+        self.format, self.most = format, most
         self.several = format.separator is not None  # or as soon as a list of labels is read
         self.fine = lookup("labels", format.labels, FINENESS)
         if format.separator == "":
@@ -189,10 +222,11 @@ class SentenceReader:
     """Reads words and tags from CoNLL-U, columns with blank lines between, or a table of lists."""
 
     of = "words with tags"
-    most: int | None = None  # sentences to read, if not all
+    several = False  # a word has one tag
 
-    def __init__(self, format: SentenceFormat):
-        self.format = format
+    def __init__(self, format: SentenceFormat, most: int | None = None):
+        """Take how rows stand in a file, and how many sentences to read, if not all."""
+        self.format, self.most = format, most
 
     def read(self, path: Path, notes: list[str]) -> list[Sentence]:
         """Read a file; what the user should be told is added to the notes."""

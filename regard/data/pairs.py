@@ -17,7 +17,7 @@ from typing import Any, cast
 from regard.data.columns import TwoColumns
 from regard.data.lines import Fault, missing, scan_lines
 from regard.data.parts import PARTS, Dataset, PartReader, index_folder, load_parts, no_part
-from regard.data.split import Split, shares_and_files
+from regard.data.split import RowSplitter, Split, shares_and_files
 from regard.data.table import KINDS, BadRow, RowFaults, Table, is_folder, stem_and_suffix
 from regard.errors import UsageError
 
@@ -374,7 +374,7 @@ def load_pairs(
         shares=shares,
         absent=absent,
         where=data,
-        splitter="pairs",
+        splitter=RowSplitter("pairs"),
         unnamed=not is_folder(data),
         trained=trained,
     )

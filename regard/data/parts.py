@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from regard.data.lines import missing
 from regard.data.split import RowSplitter, Split
@@ -43,29 +43,6 @@ class Dataset(Generic[Rows]):
 Data = TypeVar("Data", bound=Dataset[Any])
 
 
-class Splitter(Protocol):
-    """How rows of some kind are kept from training, and found again to judge a model on."""
-
-    def split(
-        self,
-        rows: Any,
-        shares: Mapping[str, float | None],
-        where: str,
-        notes: list[str],
-        trained: Split | None,
-    ) -> tuple[dict[str, Any], Split]:
-        """Split parts off the rows of train: as a model that was trained on them, or by shares."""
-        ...
-
-    def held_out(self, rows: Any, part: str, trained: Split, where: str, notes: list[str]) -> Any:
-        """Return the rows on which a model may be judged: those it was not trained on."""
-        ...
-
-    def sampled(self, split: Split, train: Any) -> Split:
-        """Return the split with a sample of the rows that are trained on."""
-        ...
-
-
 class PartReader(NamedTuple):
     """Where a part lies, and what reads its rows."""
 
@@ -81,7 +58,7 @@ def load_parts(
     shares: Mapping[str, float],
     absent: Callable[[str], str],
     where: str | Path,
-    splitter: Splitter | str,
+    splitter: RowSplitter,
     optional: Collection[str] = (),
     unnamed: bool = False,
     trained: Split | None = None,
@@ -92,7 +69,6 @@ def load_parts(
     those that a model which was `trained` on the data kept. What is given may be a single part that
     is `unnamed`: then it is the one that is needed. `absent` says that a part is missing.
     """
-    splitter = RowSplitter(splitter) if isinstance(splitter, str) else splitter
     if unnamed and len(need) == 1 and need[0] not in (*readers, *shares):
         readers = {need[0]: readers["train"]}
     kept = {"valid", *shares, *(trained.bounds if trained is not None else ())}

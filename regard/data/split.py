@@ -333,6 +333,6 @@ def _numbers_of(items: Sequence[Any], split: Split) -> tuple[dict[str, list[int]
 
 def _strata(items: Sequence[Any]) -> list[str]:
     """Return the one label by which each item is split evenly; none where some have several."""
-    labels = [getattr(item, "labels", ()) for item in items]
+    labels: list[tuple[str, ...]] = [getattr(item, "labels", ()) for item in items]
     single = all(len(some) == 1 and some[0] for some in labels)
     return [some[0] for some in labels] if single else [""] * len(items)

@@ -1,4 +1,4 @@
-"""What a model must do so that text can be written with it."""
+"""The protocol of a model that can be decoded from: start and step."""
 
 from typing import Protocol, TypeVar
 
@@ -6,19 +6,19 @@ from torch import Tensor
 
 
 class State(Protocol):
-    """What writing carries: sentences, each with its hypotheses.
+    """The state of decoding: sentences, each with its hypotheses.
 
     Hypothesis j of sentence i is row i * hypotheses + j.
     """
 
     @property
     def sentences(self) -> int:
-        """Return how many sentences are still being written."""
+        """Return how many sentences are not finished."""
         ...
 
     @property
     def hypotheses(self) -> int:
-        """Return how many texts are being written for each sentence."""
+        """Return how many hypotheses each sentence has."""
         ...
 
     def select(self, parents: Tensor) -> "State":
@@ -34,7 +34,7 @@ S = TypeVar("S", bound=State)
 
 
 class Writer(Protocol[S]):
-    """A model that reads a source and then says, token by token, how a text may go on."""
+    """A model that reads a source and then returns, token by token, the logits of the next."""
 
     def start(self, source: Tensor, lengths: Tensor | None = None, *, capacity: int) -> S:
         """Read the sources (b, s) and allocate for texts of `capacity` tokens, one for each."""

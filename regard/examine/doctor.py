@@ -1,7 +1,6 @@
 """A look over data before they are trained on: for which task they are, and what it would take."""
 
 import os
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -17,7 +16,8 @@ from regard.examine.rows import examine_rows, examine_texts
 from regard.native import Status, status
 from regard.settings import setting
 
-MOST = 20_000  # rows of a part that are looked at, unless all are asked for
+MOST = 10_000  # rows of a part that are looked at, unless all are asked for
+MOST_SENTENCES = 3000  # with a tag for each word
 MOST_IMAGES = 500
 SIZES = ("tiny", "small", "base", "big")
 
@@ -44,7 +44,7 @@ class Examined:
     report: DataReport
     forecast: Forecast | None
     task: str = ""
-    kernels: Status = field(default_factory=status)
+    kernels: Status = field(default_factory=lambda: status())
 
     def __str__(self) -> str:
         forecast = [str(self.forecast)] if self.forecast else []
@@ -57,48 +57,35 @@ class Examined:
         return {"task": self.task, **self.report.to_dict(), **more}
 
 
-# What each task looks at
+# task -> what it is trained on
+HOLDS = {
+    **dict.fromkeys(("translate", "prefix", "text"), "pairs"),
+    **dict.fromkeys(("classify", "tag"), "rows"),
+    "language": "texts",
+    **dict.fromkeys(("images", "caption", "pretrain", "denoise"), "images"),
+}
 
 
-def _look_at_pairs(
-    task: str, data: str, settings: DoctorSettings, most: int | None, given: dict[str, Any]
-) -> DataReport:
-    return examine_pairs(data, source=settings.source, target=settings.target, most=most, **given)
-
-
-def _look_at_rows(
-    task: str, data: str, settings: DoctorSettings, most: int | None, given: dict[str, Any]
-) -> DataReport:
-    columns, reader = settings.columns, None
+def look_over(task: str, data: str, settings: DoctorSettings, quiet: bool) -> DataReport:
+    """Look over data as a task reads them."""
+    columns, most = settings.columns, None if settings.full else MOST
+    given: dict[str, Any] = {"valid": settings.valid, "test": settings.test}
     if task == "tag":
         column = columns if columns and "," not in columns else None
         format = SentenceFormat(column, skip_bad=True, columns=None if column else columns)
-        reader = SentenceReader(format)
-    else:
-        reader = ExampleReader(ExampleFormat(columns, skip_bad=True, header=settings.header))
-    reader.most = most
-    return examine_rows(data, reader, valid=settings.valid, test=settings.test)
-
-
-def _look_at_texts(
-    task: str, data: str, settings: DoctorSettings, most: int | None, given: dict[str, Any]
-) -> DataReport:
-    return examine_texts(data, most=most, **given)
-
-
-def _look_at_images(
-    task: str, data: str, settings: DoctorSettings, most: int | None, given: dict[str, Any]
-) -> DataReport:
-    most = most and MOST_IMAGES
-    return examine_images(data, labelled=task == "images", most=most, **given)
-
-
-LOOKS: dict[str, Callable[..., DataReport]] = {
-    **dict.fromkeys(("translate", "prefix", "text"), _look_at_pairs),
-    **dict.fromkeys(("classify", "tag"), _look_at_rows),
-    "language": _look_at_texts,
-    **dict.fromkeys(("images", "caption", "pretrain", "denoise"), _look_at_images),
-}
+        tags = SentenceReader(format, most and MOST_SENTENCES)
+        return examine_rows(data, tags, **given)
+    if task == "classify":
+        labels = ExampleFormat(columns, skip_bad=True, header=settings.header)
+        return examine_rows(data, ExampleReader(labels, most), **given)
+    given |= {"columns": columns, "header": settings.header}
+    if HOLDS[task] == "pairs":
+        languages = {"source": settings.source, "target": settings.target}
+        return examine_pairs(data, most=most, **languages, **given)
+    if HOLDS[task] == "texts":
+        return examine_texts(data, most=most, **given)
+    labelled, most = task == "images", most and MOST_IMAGES
+    return examine_images(data, labelled=labelled, most=most, quiet=quiet, **given)
 
 
 def examine(data: str, settings: DoctorSettings, quiet: bool = True) -> Examined:
@@ -113,13 +100,10 @@ def examine(data: str, settings: DoctorSettings, quiet: bool = True) -> Examined
         given = {"columns": settings.columns, "header": settings.header}
         guess = guess_task(data, languages=languages, **given)
     else:
-        lookup("task", task, LOOKS)
+        lookup("task", task, HOLDS)
         guess = Guess(task, "")
     task = guess.task
-    given = {"columns": settings.columns, "header": settings.header}
-    given |= {"valid": settings.valid, "test": settings.test}
-    given |= {"quiet": quiet} if LOOKS[task] is _look_at_images else {}
-    report = LOOKS[task](task, data, settings, None if settings.full else MOST, given)
+    report = look_over(task, data, settings, quiet)
     if guess.why:
         report.taken = f"taken for {task}: {guess.why}; choose with task="
     forecast = None

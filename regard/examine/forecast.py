@@ -20,7 +20,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from regard.data.captions import captions_in
 from regard.data.image_files import ImageFiles
 from regard.tasks import trainer
-from regard.tasks.run import Rehearsed, parameters, rehearsing
+from regard.tasks.frame.recipe import parameters
+from regard.tasks.frame.train import Rehearsed, rehearsing
 from regard.training.loop import one_step
 
 STEPS = 3  # that are measured, besides the first
@@ -95,26 +96,22 @@ def _write_sample(
     if isinstance(sample, str):
         (folder / "sample.txt").write_text(sample)
         return str(folder / "sample.txt"), len(sample)
+    if isinstance(sample, ImageFiles) and task != "caption":
+        _write_images(folder / "images", sample)
+        return str(folder / "images"), len(sample)
     if isinstance(sample, ImageFiles):
-        paths = _write_images(folder / "images", sample)
-        if task != "caption":
-            return str(folder / "images"), len(sample)
         data, columns, header = captions
-        known = captions_in(Path(data), "train", columns, header)
-        both = zip(sample.items, paths, strict=True)
+        known = captions_in(Path(data), "train", columns, header, most=len(sample))
         sample = [
-            {"image": str(path), "caption": text}
-            for item, path in both
-            for text in known.get(item.where, ())[:1]
+            {"image": os.path.abspath(image), "caption": texts[0]} for image, texts in known.items()
         ]
     path = folder / "sample.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in sample))
     return str(path), len(sample)
 
 
-def _write_images(folder: Path, files: ImageFiles) -> list[Path]:
-    """Put images into folders by label, as links where they lie in files; return where each is."""
-    paths = []
+def _write_images(folder: Path, files: ImageFiles) -> None:
+    """Put images into folders by label, as links where they lie in files."""
     for number, (item, content) in enumerate(zip(files.items, files.contents, strict=True)):
         path = folder / item.label.replace("/", "_") / str(number)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -127,8 +124,6 @@ def _write_images(folder: Path, files: ImageFiles) -> list[Path]:
         else:
             path = path.with_suffix(Path(content).suffix)
             os.symlink(os.path.abspath(content), path)
-        paths.append(path)
-    return paths
 
 
 # Steps

@@ -16,6 +16,7 @@ from regard.errors import UsageError
 
 LEVELS = ("error", "warning", "note")
 MEANT = "nothing, if that is meant"
+COPIES = "remove the copies, unless they are to count more"
 UNEVEN = 10  # times as many rows of one label as of another
 
 
@@ -221,68 +222,50 @@ def _first_of(hashes: np.ndarray) -> np.ndarray:
 
 def find_copies(report: DataReport, part: Hashed, wording: Wording) -> None:
     """Find rows, and sources with another target, that are in the part twice."""
-    count = len(part.sources)
-    if not count:
-        return
-    originals = _first_of(part.whole), _first_of(part.sources)
-    same, again = (original != np.arange(count) for original in originals)
-    share = same.mean()
-    remedy = "remove the copies, unless they are to count more"
-    for kind, rows, original, level, word, how, cure in (
-        (
-            wording.kinds[0],
-            same,
-            originals[0],
-            "warning" if share > 0.01 else "note",
-            wording.row,
-            wording.alike,
-            remedy,
-        ),
-        (
-            wording.kinds[1],
-            again & ~same,
-            originals[1],
-            wording.level,
-            wording.source,
-            f" with {wording.other}",
-            wording.remedy,
-        ),
-    ):
-        if rows.any():
-            row = int(rows.argmax())
+    first, again = _first_of(part.whole), _first_of(part.sources)
+    rows = np.arange(len(first))
+    copies, others = first != rows, (again != rows) & (first == rows)
+
+    def tell(copied: np.ndarray, original: np.ndarray, level: str, kind: str, word: str) -> None:
+        if count := int(copied.sum()):
+            row = int(copied.argmax())
+            how = wording.alike if copied is copies else f" with {wording.other}"
             what = (
-                f"{plural(int(rows.sum()), word)} of {part.name} ({rows.mean():.1%}) there already"
-                f"{how}; the first is that of {part.at(int(original[row]))}"
+                f"{plural(count, word)} of {part.name} ({copied.mean():.1%}) there already{how}; "
+                f"the first is that of {part.at(int(original[row]))}"
             )
-            report.add(level, kind, part.at(row), what, cure, int(rows.sum()))
+            remedy = wording.remedy if copied is others else COPIES
+            report.add(level, kind, part.at(row), what, remedy, count)
+
+    many = len(rows) and copies.mean() > 0.01
+    tell(copies, first, "warning" if many else "note", wording.kinds[0], wording.row)
+    tell(others, again, wording.level, wording.kinds[1], wording.source)
 
 
 def find_leaks(report: DataReport, earlier: Hashed, later: Hashed, wording: Wording) -> None:
     """Find rows of a later part (valid, test) that are in an earlier one (train) too."""
-    source = np.isin(later.sources, earlier.sources)
-    whole = np.isin(later.whole, earlier.whole) if wording.kinds[3] else source
-    for kind, word, rows, ours, theirs in (
-        (wording.kinds[2], wording.row, whole, later.whole, earlier.whole),
-        (
-            wording.kinds[3],
-            f"{wording.source} (with {wording.other})",
-            source & ~whole,
-            later.sources,
-            earlier.sources,
-        ),
-    ):
-        if not wording.kinds[3]:
-            ours, theirs = later.sources, earlier.sources
-        if not rows.any():
-            continue
-        row = int(rows.argmax())
-        place = earlier.at(int((theirs == ours[row]).argmax()))
-        what = (
-            f"{plural(int(rows.sum()), word)} of {later.name} ({rows.mean():.1%}) also in "
-            f"{earlier.name}{wording.alike}; the first is {place}"
-        )
-        remedy = f"remove them from {earlier.name}, else scores on {later.name} are too good"
-        report.add("warning", kind, later.at(row), what, remedy, int(rows.sum()))
+
+    def tell(
+        leaked: np.ndarray, ours: np.ndarray, theirs: np.ndarray, kind: str, word: str
+    ) -> None:
+        if count := int(leaked.sum()):
+            row = int(leaked.argmax())
+            what = (
+                f"{plural(count, word)} of {later.name} ({leaked.mean():.1%}) also in "
+                f"{earlier.name}{wording.alike}; the first is "
+                f"{earlier.at(int((theirs == ours[row]).argmax()))}"
+            )
+            remedy = f"remove them from {earlier.name}, else scores on {later.name} are too good"
+            report.add("warning", kind, later.at(row), what, remedy, count)
+
+    sources = np.isin(later.sources, earlier.sources)
+    if not wording.kinds[3]:
+        tell(sources, later.sources, earlier.sources, wording.kinds[2], wording.row)
+        return
+    whole = np.isin(later.whole, earlier.whole)
+    tell(whole, later.whole, earlier.whole, wording.kinds[2], wording.row)
+    word = f"{wording.source} (with {wording.other})"
+    tell(sources & ~whole, later.sources, earlier.sources, wording.kinds[3], word)
 
 
 def find_labels(

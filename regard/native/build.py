@@ -91,12 +91,7 @@ def load() -> tuple[ctypes.CDLL | None, str]:
 
 
 def _linked() -> ctypes.CDLL:
-    """Return the compiled kernels, linked with the libraries of this process."""
-    # symbols that the kernels leave open are those of the libraries that PyTorch has loaded:
-    # its threads, so that nobody's threads wait for each other, and its matrix products
-    for name in ("libgomp", "libiomp5", "libtorch_cpu"):
-        if (path := _loaded(name)) is not None:
-            ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+    """Return the compiled kernels as a library of this process."""
     try:
         made = ctypes.CDLL(str(built()), mode=os.RTLD_NOW)
     except OSError:  # the cache may have been deleted in between
@@ -107,12 +102,23 @@ def _linked() -> ctypes.CDLL:
     return made
 
 
-def _loaded(name: str) -> str | None:
-    """Return the path of a library of this process."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        if (path := line.split()[-1]).rpartition("/")[2].startswith(f"{name}."):
-            return path
-    return None
+def _libraries() -> list[str]:
+    """Return the libraries of PyTorch that the kernels are linked with, as they are loaded here.
+
+    They have its threads, so that no threads wait for others, and its matrix products. Were they
+    only made global instead, whatever is loaded later, such as CTranslate2, would take these
+    products for its own, and compute wrong numbers.
+    """
+    # maps are in the order of addresses, which change; and other packages may bring their own
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    paths = sorted({line.split()[-1] for line in lines if "/" in line}, key=_beside_pytorch)
+    loaded = {Path(path).name.partition(".")[0]: path for path in paths}
+    return [loaded[name] for name in ("libtorch_cpu", "libgomp", "libiomp5") if name in loaded]
+
+
+def _beside_pytorch(path: str) -> tuple[bool, str]:
+    """Sort libraries so that those of PyTorch's own folder come last."""
+    return Path(path).is_relative_to(Path(torch.__file__).resolve().parent), path
 
 
 def built() -> Path:
@@ -126,6 +132,7 @@ def built() -> Path:
         key.update(part.read_bytes())
     age = os.stat(compiler).st_mtime_ns
     made_by = [FLAGS, compiler, age, platform.machine(), cpu_description(), torch.__version__]
+    made_by += _libraries()
     key.update(repr(made_by).encode())
     made = cache_folder() / f"native-{key.hexdigest()}.so"
     make_folder(made.parent)
@@ -140,11 +147,11 @@ def built() -> Path:
 
 def _check_private(path: Path) -> None:
     """Refuse a cache in which somebody else could have put code for us to run."""
-    found = path.stat()
-    if found.st_uid != os.getuid():
-        raise UsageError(f"{path} belongs to user {found.st_uid}, not to user {os.getuid()}")
-    if found.st_mode & 0o022:
-        mode = f"{found.st_mode & 0o777:o}"
+    info = path.stat()
+    if info.st_uid != os.getuid():
+        raise UsageError(f"{path} belongs to user {info.st_uid}, not to user {os.getuid()}")
+    if info.st_mode & 0o022:
+        mode = f"{info.st_mode & 0o777:o}"
         raise UsageError(f"others may write to {path} (mode {mode}); run chmod go-w {path}")
 
 
@@ -165,7 +172,9 @@ def _compile(compiler: str, sources: list[Path], made: Path) -> None:
             pairs = zip(map(str, sources), objects, strict=True)
             with ThreadPoolExecutor() as pool:
                 list(pool.map(_run, ([compiler, *FLAGS, "-c", a, "-o", b] for a, b in pairs)))
-            _run([compiler, "-shared", *objects, "-o", str(new)])
+            places = dict.fromkeys(f"-Wl,-rpath,{Path(path).parent}" for path in _libraries())
+            linked = [*_libraries(), *places, "-Wl,--allow-shlib-undefined"]
+            _run([compiler, "-shared", *objects, *linked, "-o", str(new)])
             new.chmod(0o700)
     except subprocess.SubprocessError as error:
         said = getattr(error, "stderr", None) or b""

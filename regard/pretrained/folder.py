@@ -53,13 +53,19 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 def is_foreign(folder: str | Path) -> bool:
     """Tell whether a folder holds a public checkpoint rather than a model of Regard's."""
+    return read_any_config(folder)[1]
+
+
+def read_any_config(folder: str | Path) -> tuple[dict[str, Any] | None, bool]:
+    """Return what a folder's config.json holds, if there is one, and whether it is foreign."""
     path = Path(folder) / "config.json"
     if Path(folder).suffix == ".gguf" and Path(folder).is_file():
         raise import_first(Path(folder))
     if not path.is_file():
-        return False
+        return None, False
     config = read_object(path)
-    return "regard_format" not in config and bool({"model_type", "architectures"} & set(config))
+    theirs = bool({"model_type", "architectures"} & set(config))
+    return config, theirs and "regard_format" not in config
 
 
 def read_foreign(folder: str | Path) -> tuple[Format, str, Any]:

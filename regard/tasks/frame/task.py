@@ -163,7 +163,7 @@ class Task(Generic[C, A]):
     short: ClassVar[Mapping[str, str | tuple[str, ...]]] = SHORT
     generation: ClassVar[Mapping[str, Any]] = {}  # how to decode by default
     several_against: ClassVar[bool] = False  # whether it is judged against more than one at once
-    Result: ClassVar[type[Evaluation]] = Evaluation  # of an evaluation
+    Result: type[Evaluation] = Evaluation  # of an evaluation; a model may set its own
 
     def __init_subclass__(cls, **rest: Any) -> None:
         super().__init_subclass__(**rest)

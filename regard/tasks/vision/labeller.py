@@ -10,13 +10,14 @@ from torch import Tensor
 from regard.data.images import Images
 from regard.errors import UsageError
 from regard.metrics.baselines import downsample
-from regard.metrics.labels import LabelEvaluation, one_hot
+from regard.metrics.labels import LabelEvaluation, LabelResults, one_hot, top_k
 from regard.settings import setting
 from regard.tasks.frame.answers import Classified
-from regard.tasks.frame.labels import compare_labels, judge_labels
 from regard.tasks.frame.settings import derived
 from regard.tasks.frame.task import Data, Judged
 from regard.tasks.vision.photos import ImageEvalSettings, ImageRunSettings, ImageTask
+
+TOP = 5  # labels among which the right one should be, where there are more
 
 
 @dataclass(frozen=True)
@@ -115,21 +116,22 @@ class ImageLabeller(ImageTask[Classified]):
     def score(self, data: Data, predictions: np.ndarray, settings: Any) -> Judged:
         """Return accuracy, F1 and loss, by class too, and the errors it was surest of."""
         images: Images = data.parts.parts[settings.part]
-        return judge_labels(
-            self.labels,
-            images.labels.numpy(),
-            predictions,
-            [("", images.where(i)) for i in range(len(images))],
-            settings,
-            self.baseline_scores(images),
-            unit=self.unit,
-        )
+        results = self.results(images, predictions)
+        scores = results.scores(settings.samples)
+        if len(self.labels) > TOP:
+            scores.insert(1, top_k(images.labels.numpy(), predictions, TOP, self.unit))
+        errors = results.errors(settings.errors, lambda i: ("", images.where(i)))
+        return Judged(scores, len(images), results.details(errors, self.baseline_scores(images)))
+
+    def results(self, images: Images, probs: np.ndarray) -> LabelResults:
+        """Return targets, predictions and probabilities, from which all scores follow."""
+        return LabelResults.single(self.labels, images.labels.numpy(), probs, unit=self.unit)
 
     def compare(self, data: Data, ours: np.ndarray, theirs: np.ndarray, settings: Any) -> Any:
         """Compare accuracies by a paired bootstrap."""
-        return compare_labels(
-            data.parts.parts[settings.part].labels.numpy(), ours, theirs, settings
-        )
+        images: Images = data.parts.parts[settings.part]
+        other = self.results(images, theirs).predictions
+        return [self.results(images, ours).compare(other, settings.samples)]
 
     def outputs(self, data: Data, predictions: np.ndarray, settings: Any) -> list[dict[str, Any]]:
         """Return each image with its label and what was predicted."""
