@@ -37,12 +37,12 @@ class Characters(OwnTokenizer):
     @classmethod
     def learn(cls, texts: Iterable[str]) -> "Characters":
         """Take every character that occurs in the texts."""
-        found: set[str] = set()
+        letters: set[str] = set()
         for text in texts:
-            found.update(text)
-        if not found:
+            letters.update(text)
+        if not letters:
             raise UsageError("no text to learn characters from; check the data")
-        return cls(sorted(found))
+        return cls(sorted(letters))
 
     @classmethod
     def load(cls, path: str | Path) -> "Characters":
@@ -56,9 +56,9 @@ class Characters(OwnTokenizer):
         try:
             if len(data) > MOST_BYTES:
                 raise ValueError(f"over {MOST_BYTES >> 20} MB")
-            told = json.loads(data)
-            characters = told["characters"]
-            if told["regard_tokenizer"] != KIND or not isinstance(characters, list):
+            file = json.loads(data)
+            characters = file["characters"]
+            if file["regard_tokenizer"] != KIND or not isinstance(characters, list):
                 raise ValueError("of another kind")
             for character in characters:
                 if not isinstance(character, str) or len(character) != 1:

@@ -36,7 +36,7 @@ class Fault(NamedTuple):
 
 @contextmanager
 def opened(path: str | Path) -> Iterator[BinaryIO]:
-    """Open a plain, gzip or xz file for reading bytes, with every failure told as a mistake."""
+    """Open a plain, gzip or xz file for reading bytes, with every failure as a UsageError."""
     path = Path(path)
     try:
         with open(path, "rb") as file:
@@ -100,7 +100,7 @@ class Recoded:
 
 # how a file may be encoded -> what Python calls it; UTF-16 tells itself by its first two bytes
 ENCODINGS = {"utf-8": None, "latin1": "latin-1", "cp1252": "cp1252"}
-MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+BYTE_ORDER_MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 
 
 @contextmanager
@@ -109,7 +109,7 @@ def opened_text(path: str | Path, encoding: str = "utf-8") -> Iterator[Any]:
     lookup("encoding", encoding, {**ENCODINGS, "auto": None})
     with opened(path) as file:
         start = cast(Any, file).peek(4)[:4]
-        wide = MARKS.get(start[:2]) if start[2:4] != b"\0\0" else None
+        wide = BYTE_ORDER_MARKS.get(start[:2]) if start[2:4] != b"\0\0" else None
         name = wide or ENCODINGS[encoding]
         yield Recoded(file, name, Path(path)) if name else file
 
@@ -119,7 +119,7 @@ def encoding_of(path: Path) -> str:
 
     Bytes that Latin-1 has no letters for are those of Windows, such as its quotation marks.
     """
-    found = "utf-8"
+    encoding = "utf-8"
     with opened(path) as file:
         while line := file.readline(2**22):
             if line.isascii():
@@ -130,9 +130,9 @@ def encoding_of(path: Path) -> str:
                 line.decode()
                 return "utf-8"
             except UnicodeDecodeError:
-                windows = found == "cp1252" or any(0x80 <= byte < 0xA0 for byte in line)
-                found = "cp1252" if windows else "latin1"
-    return found
+                windows = encoding == "cp1252" or any(0x80 <= byte < 0xA0 for byte in line)
+                encoding = "cp1252" if windows else "latin1"
+    return encoding
 
 
 def missing(path: Path) -> str:

@@ -293,12 +293,12 @@ def train_unigram(texts: Iterable[str], vocab: int, min_frequency: int) -> model
         if len(long) <= room:
             break
         total = sum(share.values())
-        chance = {piece: max(value, 0.1) / total for piece, value in share.items()}
+        probs = {piece: max(value, 0.1) / total for piece, value in share.items()}
         worth = {}  # what the words would lose in likelihood without the piece
         for piece in long:
-            whole = chance.pop(piece)
-            worth[piece] = share[piece] * math.log(whole / _ahead(piece, chance)[0][-1])
-            chance[piece] = whole
+            whole = probs.pop(piece)
+            worth[piece] = share[piece] * math.log(whole / _forward(piece, probs)[0][-1])
+            probs[piece] = whole
         long.sort(key=lambda piece: (-worth[piece], piece))
         share = {piece: share[piece] for piece in letters + long[: max(room, 3 * len(long) // 4)]}
     total = sum(share.values())
@@ -307,32 +307,32 @@ def train_unigram(texts: Iterable[str], vocab: int, min_frequency: int) -> model
     return unigram([(piece, 0.0) for piece in FIRST] + scores)
 
 
-def _ahead(word: str, share: dict[str, float]) -> tuple[list[float], list[tuple[int, int, str]]]:
-    """Sum the chances of all ways to split each beginning of a word, and list the pieces in it."""
+def _forward(word: str, probs: dict[str, float]) -> tuple[list[float], list[tuple[int, int, str]]]:
+    """Forward algorithm: the probability of each prefix of a word, and the pieces within it."""
     size = len(word)
-    ahead = [1.0] + [0.0] * size
-    found = []
+    forward = [1.0] + [0.0] * size
+    pieces = []
     for start in range(size):
         for end in range(start + 1, min(start + LONGEST, size) + 1):
             piece = word[start:end]
-            if piece in share:
-                ahead[end] += ahead[start] * share[piece]
-                found.append((start, end, piece))
-    return ahead, found
+            if piece in probs:
+                forward[end] += forward[start] * probs[piece]
+                pieces.append((start, end, piece))
+    return forward, pieces
 
 
-def _expect(words: list[tuple[str, int]], share: dict[str, float]) -> dict[str, float]:
-    """Count how often each piece is expected in the words, over all ways to split them."""
-    expected = dict.fromkeys(share, 0.0)
+def _expect(words: list[tuple[str, int]], probs: dict[str, float]) -> dict[str, float]:
+    """Forward-backward: the expected count of each piece over all segmentations of the words."""
+    expected = dict.fromkeys(probs, 0.0)
     for word, times in words:
-        ahead, found = _ahead(word, share)
-        if ahead[-1] <= 0.0:
+        forward, pieces = _forward(word, probs)
+        if forward[-1] <= 0.0:
             continue
-        behind = [0.0] * len(word) + [times / ahead[-1]]
-        for start, end, piece in reversed(found):
-            part = share[piece] * behind[end]
-            behind[start] += part
-            expected[piece] += ahead[start] * part
+        backward = [0.0] * len(word) + [times / forward[-1]]
+        for start, end, piece in reversed(pieces):
+            part = probs[piece] * backward[end]
+            backward[start] += part
+            expected[piece] += forward[start] * part
     return expected
 
 
