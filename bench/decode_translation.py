@@ -33,7 +33,7 @@ from apart import Act, Peer, machine  # noqa: E402
 import regard  # noqa: E402
 from regard.attention.positions import sinusoids  # noqa: E402
 from regard.data.pairs import load_pairs  # noqa: E402
-from regard.metrics.bleu import judge  # noqa: E402
+from regard.metrics.bleu import bleu_scores  # noqa: E402
 from regard.pretrained.ctranslate2 import export_ctranslate2  # noqa: E402
 
 BEAM, LONGEST = 5, 128
@@ -333,14 +333,14 @@ def main() -> None:
         taken = statistics.median(seconds[side])
         pieces = sum(len(ids) + 1 for ids in count(answers[side]))
         same = sum(a == b for a, b in zip(answers[side], answers["regard"], strict=True))
-        bleu = judge(answers[side], [references], language)[0]
+        bleu = bleu_scores(answers[side], [references], language)[0]
         spread = f"{len(lines) / max(seconds[side]):.1f} to {len(lines) / min(seconds[side]):.1f}"
         print(
             f"{side:12} {len(lines) / taken:7.1f} sentences/s ({spread})  "
             f"{pieces / taken:7.0f} tokens/s  BLEU {bleu.value:.2f}  "
             f"{same / len(lines):.1%} of the lines as Regard's"
         )
-    print(f"signature {judge(answers['regard'], [references], language)[0].signature}")
+    print(f"signature {bleu_scores(answers['regard'], [references], language)[0].signature}")
     same = [a == b for a, b in zip(answers["ct2_fp32"], answers["regard"], strict=True)]
     print(f"share same_as_ct2_fp32 {sum(same) / len(same):.4f}")
     ours = statistics.median(seconds["regard"])

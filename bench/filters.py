@@ -27,8 +27,8 @@ import torch  # noqa: E402
 from apart import in_turn, machine, takes  # noqa: E402
 from torch import Tensor  # noqa: E402
 
+from regard.allocator import reuse_memory  # noqa: E402
 from regard.filters import bilateral, nonlocal_means  # noqa: E402
-from regard.memory import reuse_memory  # noqa: E402
 from regard.metrics.image import noisy  # noqa: E402
 
 THREADS = 2

@@ -138,9 +138,9 @@ def gpt2() -> Step:
 def regard() -> Step:
     """Train as the loop of `regard train language` does."""
     from regard import native
+    from regard.allocator import reuse_memory
     from regard.data.characters import Characters
     from regard.data.documents import load_texts
-    from regard.memory import reuse_memory
     from regard.models import family
     from regard.native import fast
     from regard.tasks.language import NextToken, resolve

@@ -29,10 +29,10 @@ from apart import Peer, in_turn, machine, takes  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
+from regard.allocator import reuse_memory  # noqa: E402
 from regard.attention.multihead import MultiHead  # noqa: E402
 from regard.costs.report import forward as counted  # noqa: E402
 from regard.layers.windows import Windows  # noqa: E402
-from regard.memory import reuse_memory  # noqa: E402
 from regard.models import family, preset  # noqa: E402
 from regard.models.folder import give_weights  # noqa: E402
 from regard.models.local import LocalRelation  # noqa: E402

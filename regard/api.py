@@ -14,7 +14,7 @@ from regard.data.split import Split
 from regard.errors import UsageError, nearest
 from regard.files import read_json
 from regard.models.folder import WEIGHTS, load_folder
-from regard.recipes import RECIPES, data_folder, found_data, recipe
+from regard.recipes import RECIPES, data_folder, recipe, resolve_data
 from regard.results import Named
 from regard.tasks import TASKS, runner, task_for, trainer
 from regard.training.plan import DURATION_KEYS
@@ -26,14 +26,16 @@ if TYPE_CHECKING:
     from regard.filters.program import Filtered
     from regard.lab.report import Compared
     from regard.metrics.evaluation import Evaluation
-    from regard.tasks.classifier import Classifier
-    from regard.tasks.embed import Embedder
     from regard.tasks.fill import Filler
+    from regard.tasks.frame.task import Task
     from regard.tasks.run import Report
     from regard.tasks.runners import Runner
-    from regard.tasks.tagger import Tagger
-    from regard.tasks.text import TextToText
-    from regard.tasks.translator import Translator
+    from regard.tasks.text.classify import Classify
+    from regard.tasks.text.embed import Embed
+    from regard.tasks.text.prefix import PrefixTranslate
+    from regard.tasks.text.tag import Tag
+    from regard.tasks.text.text import TextToText
+    from regard.tasks.text.translate import Translate
     from regard.tasks.vision.caption import WriteCaptions
     from regard.tasks.vision.denoise import Denoise
     from regard.tasks.vision.images import ClassifyImages
@@ -90,8 +92,12 @@ def check_finished(folder: Path) -> None:
 
 @overload
 def load(
-    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["translate", "prefix"]
-) -> "Translator": ...
+    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["translate"]
+) -> "Translate": ...
+@overload
+def load(
+    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["prefix"]
+) -> "PrefixTranslate": ...
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["language"]
@@ -103,19 +109,17 @@ def load(
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["classify"]
-) -> "Classifier": ...
+) -> "Classify": ...
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["images"]
 ) -> "ClassifyImages": ...
 @overload
-def load(name_or_folder: Place, /, device: str = "cpu", *, task: Literal["tag"]) -> "Tagger": ...
+def load(name_or_folder: Place, /, device: str = "cpu", *, task: Literal["tag"]) -> "Tag": ...
 @overload
 def load(name_or_folder: Place, /, device: str = "cpu", *, task: Literal["fill"]) -> "Filler": ...
 @overload
-def load(
-    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["embed"]
-) -> "Embedder": ...
+def load(name_or_folder: Place, /, device: str = "cpu", *, task: Literal["embed"]) -> "Embed": ...
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["caption"]
@@ -129,7 +133,7 @@ def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["denoise"]
 ) -> "Denoise": ...
 @overload
-def load(name_or_folder: Literal["en-zh"], /, device: str = "cpu") -> "Translator": ...
+def load(name_or_folder: Literal["en-zh"], /, device: str = "cpu") -> "Translate": ...
 @overload
 def load(name_or_folder: Literal["shakespeare"], /, device: str = "cpu") -> "LanguageModel": ...
 @overload
@@ -137,10 +141,10 @@ def load(name_or_folder: Literal["fashion"], /, device: str = "cpu") -> "Classif
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", task: str | None = None
-) -> "Runner[Any]": ...
+) -> "Task[Any, Any] | Runner[Any]": ...
 
 
-def load(name_or_folder: Place, /, device: str = "cpu", task: str | None = None) -> "Runner[Any]":
+def load(name_or_folder: Place, /, device: str = "cpu", task: str | None = None) -> Any:
     """Load a trained model, ready to run: load("en-zh").run("How are you?").
 
     The name is that of a starter (regard models lists them), a folder that was trained, or one of
@@ -148,14 +152,15 @@ def load(name_or_folder: Place, /, device: str = "cpu", task: str | None = None)
     to name it in `task` lets a type checker know it too, and task="embed" takes its vectors
     instead. One input to run() gives one answer, a list of inputs a list of answers.
     """
-    from regard.pretrained.folder import is_foreign
+    from regard.pretrained.folder import read_any_config
     from regard.tasks.frame.task import Task
 
     folder = find_model(name_or_folder)
-    if is_foreign(folder):
+    read, foreign = read_any_config(folder)
+    if foreign:
         model, config, _ = _import(folder, device)
     else:
-        model, config = load_folder(folder, device)
+        model, config = load_folder(folder, device, read)
         config["generation"] = _generation(folder)
     if not isinstance(config["task"], str) or config["task"] not in TASKS:
         raise UsageError(
@@ -295,16 +300,16 @@ def plan(name: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any], str 
     """Return the task to train, all settings, and the recipe that is followed, if one is."""
     values = stored(settings)
     if values.get("data"):
-        values["data"] = found_data(values["data"])
+        values["data"] = resolve_data(values["data"])
     if values.get("init"):
         values["init"] = str(find_model(values["init"]))
     task = task_of(name)
     if name not in RECIPES:
         return task_for(task, values), values, None
     found = recipe(name)
-    rows = getattr(found, "ROWS", {})
+    variants = getattr(found, "VARIANTS", {})
     like = str(values.get("like") or found.SETTINGS.get("like"))
-    values = {**found.SETTINGS, **rows.get(like, {}), **values}
+    values = {**found.SETTINGS, **variants.get(like, {}), **values}
     if any(settings.get(key) is not None for key in DURATION_KEYS):
         # another length than the recipe's has its own of all that follows from the length
         follows = (*DURATION_KEYS, "warmup", "valid_every")
@@ -356,7 +361,7 @@ def evaluate(
     settings |= given(data=data, part=part, outputs=outputs)
     folder = find_model(model) if isinstance(model, str | Path) else None
     settings = stored(settings)
-    sets = {key: found_data(settings[key]) for key in ("data", "filters") if key in settings}
+    sets = {key: resolve_data(settings[key]) for key in ("data", "filters") if key in settings}
     settings |= sets
     loaded: Any = load(folder, task=task) if folder is not None else model
     other = against
@@ -366,7 +371,9 @@ def evaluate(
     many = getattr(loaded, "several_against", getattr(loaded, "takes_several", False))
     if len(others) > 1 and not many:
         raise UsageError(f"against= names {len(others)} models; one of {loaded.task} takes one")
-    found = [load(one, task=task) if isinstance(one, str | Path) else one for one in others]
+    found: list[Any] = [
+        load(one, task=task) if isinstance(one, str | Path) else one for one in others
+    ]
     names = (str(model) if folder else "model", *("" if x is None else str(x) for x in others))
     if isinstance(loaded, Task):
         rivals = [one for one in found if one is not None]
@@ -496,7 +503,7 @@ def doctor(data: Any, /, *, quiet: bool = True, **settings: Any) -> "Examined":
     from regard.settings import fill
 
     own = fill(DoctorSettings, stored(settings))
-    return examine(str(found_data(on_disk(data))), own, quiet)
+    return examine(str(resolve_data(on_disk(data))), own, quiet)
 
 
 def import_model(folder: Place, /, *, out: Place | None = None, **settings: Any) -> Saved:
@@ -505,7 +512,7 @@ def import_model(folder: Place, /, *, out: Place | None = None, **settings: Any)
     It is a folder of Hugging Face's kind, whose weights may also be in pytorch_model.bin, or a GGUF
     file; both are read by a process of their own with little memory and time.
     """
-    from regard.pretrained.others import readable
+    from regard.pretrained.convert import readable
 
     if settings:
         raise UsageError(f"unknown key '{min(settings)}'; known is out")

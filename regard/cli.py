@@ -279,7 +279,7 @@ VERBS = {
             'regard run en-zh "How are you?"',
             "regard run runs/mine beam=5 scores=true < test.en > test.de",
         ),
-        ("regard.tasks.translator", "RunSettings"),
+        ("regard.tasks.text.seq2seq", "PairRunSettings"),
     ),
     "train": Verb(
         train,
@@ -289,7 +289,7 @@ VERBS = {
             "regard train translate data=folder from=en to=de minutes=25 out=runs/mine",
             "regard train multi30k_en_de data=multi30k out=runs/multi30k",
         ),
-        ("regard.tasks.translate", "TranslateSettings"),
+        ("regard.tasks.text.translate", "TranslateSettings"),
     ),
     "eval": Verb(
         evaluate,
@@ -299,7 +299,7 @@ VERBS = {
             "regard eval runs/mine data=folder",
             "regard eval runs/mine data=folder against=runs/other",
         ),
-        ("regard.tasks.evaluation", "EvalSettings"),
+        ("regard.tasks.text.translate", "TranslateEval"),
     ),
     "compare": Verb(
         compare,
@@ -319,7 +319,7 @@ VERBS = {
             'regard look en-zh "How are you?" out=attention.html',
             "regard look runs/photos photo.jpg at=120,80 layers=2 heads=0,3 out=attention.png",
         ),
-        ("regard.tasks.translator", "RunSettings"),
+        ("regard.tasks.text.seq2seq", "PairLookSettings"),
     ),
     "doctor": Verb(
         doctor,
@@ -386,34 +386,13 @@ VERBS = {
 
 # task -> how to train it
 EXAMPLES: dict[str, tuple[str, str]] = {
-    "translate": VERBS["train"].examples,
-    "prefix": (
-        "regard train prefix data=folder from=en to=de size=small out=runs/prefix",
-        "regard train prefix data=pairs.tsv minutes=30",
-    ),
     "language": (
         "regard train language data=book.txt minutes=10 out=runs/mine",
         "regard train language data=folder like=llama size=small position=alibi",
     ),
-    "text": (
-        "regard train text data=folder prefix=summarize metric=rouge out=runs/mine",
-        "regard train text data=book.txt objective=spans like=t5",
-    ),
-    "classify": (
-        "regard train classify data=reviews.tsv minutes=5 out=runs/reviews",
-        "regard train classify data=photos family=swin minutes=30 out=runs/photos",
-    ),
-    "tag": (
-        "regard train tag data=folder column=upos minutes=10 out=runs/tags",
-        "regard train tag data=train.conllu features=affixes size=small",
-    ),
     "fill": (
         "regard train language data=folder objective=masked out=runs/masked",
         'regard run runs/masked "A dog [MASK] in the snow."',
-    ),
-    "embed": (
-        "regard import all-MiniLM-L6-v2 out=runs/minilm",
-        'regard run runs/minilm task=embed "A dog runs."',
     ),
 }
 

@@ -1,4 +1,4 @@
-"""What goes wrong by the user's hand, said in one line."""
+"""Errors of use, told in one line, and messages to stderr."""
 
 import sys
 from collections.abc import Iterable, Mapping
@@ -6,14 +6,13 @@ from difflib import get_close_matches
 from typing import TypeVar
 
 T = TypeVar("T")
-LONGEST = 3000  # letters of a message
+MAX_LENGTH = 3000  # letters of a message
 
 
 def printable(text: str) -> str:
-    """Return a text as one line in which nothing but what can be seen reaches a terminal.
+    """Return a text as one line that is safe to print to a terminal.
 
-    Control characters, halves of characters and marks that turn the direction are written as
-    Python writes them.
+    Control characters, lone surrogates and marks of direction are escaped as in Python.
     """
     if text.isprintable():
         return text
@@ -22,12 +21,12 @@ def printable(text: str) -> str:
 
 
 class UsageError(Exception):
-    """A user's mistake, told in one line: the value, what was expected, and the remedy."""
+    """An error of use, told in one line: the value, what was expected, and the remedy."""
 
     def __init__(self, message: str):
-        """Take the line, which may quote what a file says, however long."""
+        """Keep the message as one printable line, shortened if it quotes too much."""
         line = printable(str(message))
-        super().__init__(line if len(line) <= LONGEST else f"{line[:2000]} ... {line[-900:]}")
+        super().__init__(line if len(line) <= MAX_LENGTH else f"{line[:2000]} ... {line[-900:]}")
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
@@ -37,7 +36,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def lookup(kind: str, name: str, table: Mapping[str, T]) -> T:
-    """Look a name up in a table of parts, or refuse it with the nearest match."""
+    """Look a name up in a table, or refuse it with the nearest match."""
     if name in table:
         return table[name]
     names = sorted(table)
@@ -47,6 +46,6 @@ def lookup(kind: str, name: str, table: Mapping[str, T]) -> T:
 
 
 def log(message: str, quiet: bool = False) -> None:
-    """Say something to the user beside the results."""
+    """Print a message to stderr, beside the results."""
     if not quiet:
         print("\n".join(map(printable, message.split("\n"))), file=sys.stderr, flush=True)

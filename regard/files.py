@@ -1,4 +1,4 @@
-"""Files that are either wholly written or not at all."""
+"""Atomic writes, file locks, and JSON from outside."""
 
 import errno
 import hashlib
@@ -14,24 +14,34 @@ from typing import Any
 from regard.errors import UsageError
 
 MOST_JSON = 16 << 20  # bytes of a JSON file from outside
-MOST_LEVELS = 100  # of JSON within JSON
+MOST_JSON_VALUES = 6_000_000  # which bounds what it takes in memory
+MOST_LEVELS = 100  # of nested JSON
 
 
 def refuse(error: OSError, path: str | Path) -> UsageError:
-    """Turn what the system said about a file into a mistake a user can read."""
-    if isinstance(error, FileExistsError):  # a file stands where a folder is wanted
+    """Turn an OSError into a UsageError that names the path."""
+    if isinstance(error, FileExistsError):  # a file where a folder should be
         return UsageError(f"{path}: not a directory")
     return UsageError(f"{path}: {(error.strerror or str(error)).lower()}")
 
 
+@contextmanager
+def errors_in(path: str | Path) -> Iterator[None]:
+    """Put a path before what is said to be wrong with what it holds."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from None
+
+
 def cache_folder() -> Path:
-    """Return where tokenised data and compiled kernels are kept, unless REGARD_CACHE says."""
+    """Return the cache of tokenised data and compiled kernels; REGARD_CACHE sets it."""
     default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "regard"
     return Path(os.environ.get("REGARD_CACHE", default))
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
+    """Make the entries of a folder durable (fsync)."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -40,11 +50,11 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path, mode: int = 0o777) -> None:
-    """Make a folder and those above it, also while others make or delete them.
+    """Make a folder and its parents, also while other processes make or delete them.
 
     The cache is made for its owner alone: what is compiled there is run.
     """
-    with suppress(RuntimeError):  # nobody's home
+    with suppress(RuntimeError):  # no home folder
         home = cache_folder()
         if home in folder.parents:
             make_folder(home)
@@ -59,7 +69,7 @@ def make_folder(folder: Path, mode: int = 0o777) -> None:
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Give a temporary name to write to, which takes the place of the path once all went well."""
+    """Yield a temporary path to write to, which replaces the path on success."""
     path = Path(path)
     # two containers that share a folder may both be process 1
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
@@ -79,9 +89,9 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def alone(path: str | Path) -> Iterator[None]:
-    """Let one process at a time be here, by a lock on a file that may be deleted meanwhile.
+    """Hold an exclusive lock on a file, which may be deleted meanwhile.
 
-    Where files cannot be locked, nobody waits.
+    Where files cannot be locked, it does not wait.
     """
     path = Path(path)
     for _ in range(10_000):
@@ -96,10 +106,10 @@ def alone(path: str | Path) -> Iterator[None]:
 
                 fcntl.flock(file, fcntl.LOCK_EX)
                 if not os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
-                    continue  # who comes now locks another file
+                    continue  # a new file has taken its place
             except FileNotFoundError:
                 continue
-            except (OSError, ImportError):  # of this file system or system
+            except (OSError, ImportError):  # not supported here
                 pass
             try:
                 yield
@@ -122,7 +132,7 @@ def write_atomically(path: str | Path, data: bytes | str) -> None:
 
 @contextmanager
 def making(folder: str | Path) -> Iterator[Path]:
-    """Give a temporary folder to fill, which gets its own name once all went well."""
+    """Yield a temporary folder to fill, which is renamed to the folder on success."""
     folder = Path(folder)
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -133,7 +143,7 @@ def making(folder: str | Path) -> Iterator[Path]:
         raise refuse(error, folder) from error
     try:
         yield partial
-        partial.chmod(0o755)  # a temporary folder is closed to others
+        partial.chmod(0o755)  # mkdtemp makes it private
         partial.replace(folder)
         sync_folder(folder.parent)
     except OSError as error:
@@ -143,13 +153,13 @@ def making(folder: str | Path) -> Iterator[Path]:
 
 
 def plain_file(path: str | Path) -> None:
-    """Refuse what is there and no file: a pipe could be waited for, a device read, forever."""
+    """Refuse a path that is no regular file: a pipe or device could be read forever."""
     if os.path.exists(path) and not os.path.isfile(path):
         raise UsageError(f"{path}: not a file")
 
 
 def parse_json(data: bytes | str) -> Any:
-    """Read JSON from outside, in which nothing is deeper and no number longer than can be meant."""
+    """Parse JSON from outside, with bounds on nesting and on the digits of a number."""
     value = json.loads(data, parse_int=_whole_number)
     level = [value] if isinstance(value, dict | list) else []
     for _ in range(MOST_LEVELS):
@@ -160,16 +170,32 @@ def parse_json(data: bytes | str) -> Any:
     raise ValueError(f"over {MOST_LEVELS} levels deep")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file that may have been tampered with."""
+def read_bounded(path: str | Path, most: int) -> bytes:
+    """Read a whole file that may have been tampered with, if it is one and not too large."""
     plain_file(path)
     try:
         with open(path, "rb") as file:
-            data = file.read(MOST_JSON + 1)
+            data = file.read(most + 1)
     except OSError as error:
         raise refuse(error, path) from error
-    if len(data) > MOST_JSON:
-        raise UsageError(f"{path}: over {MOST_JSON >> 20} MB; expected a small JSON file")
+    if len(data) > most:
+        raise UsageError(f"{path}: over {most >> 20} MB; expected a smaller file")
+    return data
+
+
+def read_text(path: str | Path, most: int) -> str:
+    """Read a text file of at most so many bytes."""
+    try:
+        return read_bounded(path, most).decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: not UTF-8 ({error.reason} at byte {error.start})") from error
+
+
+def read_json(path: Path, most: int = MOST_JSON) -> dict[str, Any]:
+    """Read a JSON object from a file whose size is bounded both as text and in memory."""
+    data = read_bounded(path, most)
+    if sum(data.count(mark) for mark in b",[{:") > MOST_JSON_VALUES:
+        raise UsageError(f"{path}: over {MOST_JSON_VALUES:,} values; expected a smaller file")
     try:
         value = parse_json(data)
     except (ValueError, RecursionError) as error:
@@ -177,6 +203,11 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UsageError(f"{path}: expected a JSON object")
     return value
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON for people to read."""
+    write_atomically(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 def _whole_number(digits: str) -> int:

@@ -1,4 +1,4 @@
-"""The SHA-256 of each file that a model is loaded from, written as `sha256sum -c` reads it."""
+"""SHA256SUMS: the hash of each file that a model is loaded from, as `sha256sum -c` reads it."""
 
 import os
 import re
@@ -10,8 +10,8 @@ from regard.errors import UsageError
 from regard.files import refuse, sha256, write_atomically
 
 SUMS = "SHA256SUMS"
-PARTS = (".json", ".safetensors", ".jinja", ".spm")
-APART = ("recipe.json",)  # tells how a model was made; nothing is loaded from it
+SUFFIXES = (".json", ".safetensors", ".jinja", ".spm")
+EXCLUDED = ("recipe.json",)  # how a model was trained; nothing is loaded from it
 WEIGHTS = ".safetensors"
 LINE = re.compile(r"([0-9a-f]{64}) [ *]([^/\0]{1,255})")
 MOST_LINES = 1000
@@ -20,13 +20,13 @@ MOST_BYTES = 2**30  # of all files that are not weights
 
 def seal(folder: Path) -> None:
     """Write SHA256SUMS of a folder that is complete."""
-    parts = [p for p in folder.iterdir() if p.suffix in PARTS and p.name not in APART]
+    parts = [p for p in folder.iterdir() if p.suffix in SUFFIXES and p.name not in EXCLUDED]
     names = sorted(p.name for p in parts if p.is_file() and not p.name.startswith("."))
     write_atomically(folder / SUMS, "".join(f"{sha256(folder / n)}  {n}\n" for n in names))
 
 
 def unseal(folder: Path) -> None:
-    """Take SHA256SUMS away, before files are changed that it tells of."""
+    """Remove SHA256SUMS, before files that it lists are changed."""
     try:
         (folder / SUMS).unlink(missing_ok=True)
     except OSError as error:
@@ -34,7 +34,7 @@ def unseal(folder: Path) -> None:
 
 
 def listed(folder: Path) -> dict[str, str]:
-    """Return the hash of each file that SHA256SUMS names; nothing if there is none."""
+    """Return the hash of each file that SHA256SUMS lists; empty if there is none."""
     path = folder / SUMS
     try:
         if not path.is_file():
@@ -43,23 +43,23 @@ def listed(folder: Path) -> dict[str, str]:
             data = file.read(MOST_LINES * 400)
     except OSError as error:
         raise refuse(error, path) from error
-    found: dict[str, str] = {}
+    hashes: dict[str, str] = {}
     for number, line in enumerate(data.decode(errors="replace").removesuffix("\n").split("\n"), 1):
         if not (match := LINE.fullmatch(line)) or number > MOST_LINES:
             raise UsageError(
                 f"{path}:{number}: {line[:40]!r} is no SHA-256 and name; {remedy(folder)}"
             )
-        found[match[2]] = match[1]
-    return found
+        hashes[match[2]] = match[1]
+    return hashes
 
 
 def damaged(folder: Path, hashes: dict[str, str]) -> list[str]:
-    """Return the names of files whose hash is another, or which are missing or no files."""
+    """Return the names of files that have another hash, or are missing."""
     return [name for name, hash in hashes.items() if _hash(folder / name) != hash]
 
 
 def verify(folder: Path, name: str | None = None) -> None:
-    """Refuse a file of weights that is not as it was published, or all other files without name."""
+    """Refuse a file whose hash differs from SHA256SUMS; without a name, any but the weights."""
     while hashes := listed(folder):
         small = {n: h for n, h in hashes.items() if not n.endswith(WEIGHTS)}
         if name is None and sum(map(_size, map(folder.joinpath, small))) > MOST_BYTES:
@@ -68,7 +68,7 @@ def verify(folder: Path, name: str | None = None) -> None:
         wrong = damaged(folder, asked)
         if not wrong:
             return
-        if listed(folder) == hashes:  # else it was published again meanwhile
+        if listed(folder) == hashes:  # else it was rewritten meanwhile
             raise UsageError(
                 f"{folder / wrong[0]}: damaged, or not as it was published (see {SUMS}); "
                 f"{remedy(folder)}. If it was changed on purpose, delete its line in {SUMS}"
@@ -76,7 +76,7 @@ def verify(folder: Path, name: str | None = None) -> None:
 
 
 def remedy(folder: Path) -> str:
-    """Say how a folder that is damaged is got back."""
+    """Return how to restore a damaged folder."""
     if (folder / "checkpoints").is_dir():
         return "give its regard train command again to publish it again from its checkpoint"
     if Path(__file__).with_name("starters") in folder.resolve().parents:

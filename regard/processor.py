@@ -1,4 +1,4 @@
-"""What the processor can really do, tried in a process of its own, since a wrong try may end it."""
+"""Which data types the CPU can compute in, tried in a child process, which may crash."""
 
 import hashlib
 import json
@@ -15,11 +15,11 @@ from pathlib import Path
 from regard.errors import UsageError
 from regard.files import cache_folder, write_atomically
 
-PATIENCE = 120  # seconds until a child that says nothing is given up
-# settings of oneDNN that leave out what a processor announces and the system forbids
+TIMEOUT = 120  # seconds for the child process
+# settings of oneDNN that leave out what a CPU announces and the system forbids
 REMEDIES = {"ONEDNN_MAX_CPU_ISA": ("AVX512_CORE_BF16", "AVX512_CORE", "AVX2")}
 
-# Products of all kinds that a training needs, at shapes small and large, compared with float32.
+# Operations that training needs, at small and large shapes, compared with float32.
 TRIAL = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -50,8 +50,8 @@ close(conv2d(x.to(kind), w.to(kind), stride=4), conv2d(x, w, stride=4))
 CHILD = [sys.executable, "-c", TRIAL]
 
 
-def about() -> list[str]:
-    """Return what the system says of the processor: its model and what it announces."""
+def cpu_description() -> list[str]:
+    """Return the model and the feature flags of the CPU."""
     try:
         first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
     except OSError:  # no Linux
@@ -59,50 +59,58 @@ def about() -> list[str]:
     return [line for line in first.splitlines() if line.startswith(("model", "flags"))]
 
 
-def trouble(dtype: str, **env: str) -> str | None:
-    """Compute in a data type in a child process; return what goes wrong there, None if nothing."""
+def failure(dtype: str, **env: str) -> str | None:
+    """Compute in a data type in a child process; return what goes wrong, or None."""
     done = subprocess.run(
         [*CHILD, dtype],
         env={**os.environ, **env},
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        timeout=PATIENCE,
+        timeout=TIMEOUT,
     )
     if done.returncode == 0:
         return None
     if done.returncode < 0:
         with suppress(ValueError):
             return f"it ends the process by {signal.Signals(-done.returncode).name}"
-    said = done.stderr.decode(errors="replace").strip().splitlines()
-    return said[-1][:200] if said else f"its process ended with code {done.returncode}"
+    lines = done.stderr.decode(errors="replace").strip().splitlines()
+    return lines[-1][:200] if lines else f"its process ended with code {done.returncode}"
 
 
 @cache
-def half_precision(dtype: str) -> str | None:
-    """Return why this processor cannot compute in a data type and what helps, None if it can.
+def unsupported_reason(dtype: str) -> str | None:
+    """Return why this CPU cannot compute in a data type and the remedy, or None if it can.
 
-    The answer is kept in the user's cache for this machine and PyTorch, unless none was given.
+    The answer is cached for this machine and version of PyTorch, unless there was none.
     """
     set_by_user = {name: os.environ.get(name) for name in REMEDIES}
-    told = [CHILD, dtype, about(), platform.uname(), version("torch"), REMEDIES, set_by_user]
-    key = hashlib.blake2b(repr(told).encode(), digest_size=12).hexdigest()
-    kept = cache_folder() / f"{dtype}-{key}.json"
+    inputs = [
+        CHILD,
+        dtype,
+        cpu_description(),
+        platform.uname(),
+        version("torch"),
+        REMEDIES,
+        set_by_user,
+    ]
+    key = hashlib.blake2b(repr(inputs).encode(), digest_size=12).hexdigest()
+    cached = cache_folder() / f"{dtype}-{key}.json"
     with suppress(OSError, ValueError, KeyError, TypeError):
-        found = json.loads(kept.read_bytes())["trouble"]
-        if found is None or isinstance(found, str):
-            return found
+        reason = json.loads(cached.read_bytes())["failure"]
+        if reason is None or isinstance(reason, str):
+            return reason
     try:
-        found = trouble(dtype)
-        if found is not None:
+        reason = failure(dtype)
+        if reason is not None:
             for name, values in REMEDIES.items():
                 for value in values:
-                    if trouble(dtype, **{name: value}) is None:
-                        found += f"; with {name}={value} in the environment it can"
+                    if failure(dtype, **{name: value}) is None:
+                        reason += f"; with {name}={value} in the environment it can"
                         break
     except subprocess.TimeoutExpired:  # it may be the machine that is busy
-        return f"no answer in {PATIENCE} seconds"
+        return f"no answer in {TIMEOUT} seconds"
     except OSError as error:
         return f"no process to try it in: {error.strerror}"
     with suppress(UsageError):
-        write_atomically(kept, json.dumps({"trouble": found}) + "\n")
-    return found
+        write_atomically(cached, json.dumps({"failure": reason}) + "\n")
+    return reason

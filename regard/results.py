@@ -1,4 +1,4 @@
-"""Results that can be read by name: `report.steps` and `report["steps"]` are the same."""
+"""Results whose fields can be read as items too: `report.steps` and `report["steps"]`."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
@@ -8,10 +8,10 @@ from regard.errors import UsageError, nearest
 
 
 class Named:
-    """A result, a dataclass, whose fields can also be read by name in brackets."""
+    """A dataclass whose fields can also be read as items."""
 
     def keys(self) -> list[str]:
-        """Return all names that there are."""
+        """Return the names of all fields."""
         return [field.name for field in fields(self)]  # type: ignore[arg-type]
 
     def __getitem__(self, name: str) -> Any:
@@ -29,12 +29,12 @@ class Named:
 
 
 def key_of(name: str) -> str:
-    """Return how the name of a score is written as a key: that of macro F1 is macro_f1."""
+    """Return the key of a score: macro_f1 for macro F1."""
     return name.lower().replace(" ", "_").replace("-", "_")
 
 
 class Scored(Named):
-    """A result with scores, which are found by name in any spelling: result["bleu"]."""
+    """A result with scores, which can be read by name in any case: result["bleu"]."""
 
     def named_scores(self) -> Iterable[tuple[str, float]]:
         """Return all scores by name."""
@@ -49,13 +49,13 @@ class Scored(Named):
         return f"{type(self).__name__}({scores})"
 
     def __getitem__(self, name: str) -> Any:
-        found = {key_of(known): value for known, value in self.named_scores()}
+        scores = {key_of(known): value for known, value in self.named_scores()}
         key = key_of(name) if isinstance(name, str) else name
-        return found[key] if key in found else super().__getitem__(name)
+        return scores[key] if key in scores else super().__getitem__(name)
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """Write rows as a table whose columns stand below each other."""
+    """Format rows, the head first, as an aligned Markdown table."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "| " + " | ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)) + " |"

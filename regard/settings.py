@@ -1,4 +1,4 @@
-"""Settings: key=value words made into frozen dataclasses, and refused in one clear line."""
+"""Settings: key=value arguments parsed into frozen dataclasses, or refused in one line."""
 
 import math
 import re
@@ -17,11 +17,11 @@ C = TypeVar("C")
 
 SETTING = re.compile(r"([A-Za-z_][A-Za-z0-9_.]*)=(.*)", re.DOTALL)
 OPTION = re.compile(r"--([A-Za-z_][A-Za-z0-9_.-]*)(?:=(.*))?", re.DOTALL)
-TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-FEW = 100  # letters of key names that still fit into a one-line mistake
+BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+MAX_LISTED = 100  # letters of key names that still fit into a one-line error
 
 
-# what people call a key elsewhere -> what it is here, the first that there is
+# name of a key in other tools -> its name here, the first that the settings have
 ALIASES: dict[str, tuple[str, ...]] = {
     "learning_rate": ("lr",),
     "rate": ("lr",),
@@ -98,17 +98,17 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "architecture": ("family", "like"),
     "arch": ("family", "like"),
 }
-# and where the value is another, too, what to write
-WRITE = {"device": "cuda", "dtype": "bfloat16"}
-ASIDE = {
+# an example where the value differs, too
+EXAMPLES = {"device": "cuda", "dtype": "bfloat16"}
+REMARKS = {
     "num_workers": "batches are made in the training itself, so there are no workers",
     "workers": "batches are made in the training itself, so there are no workers",
     "resume": "the same command with the same out= goes on by itself",
 }
 
 
-class Unfit(Exception):
-    """A value that does not fit its type; the message says what would."""
+class _Mismatch(Exception):
+    """A value that is not of its type; the message says what was expected."""
 
 
 class Setting(NamedTuple):
@@ -140,7 +140,7 @@ def setting(
 
 
 def parse(words: list[str]) -> tuple[list[str], dict[str, str]]:
-    """Part the words of a command line into plain words and settings."""
+    """Split the arguments of a command line into positional words and settings."""
     plain: list[str] = []
     values: dict[str, str] = {}
     rest = iter(words)
@@ -175,26 +175,26 @@ def fill(
     base: C | None = None,
     short: Mapping[str, str | tuple[str, ...]] = MappingProxyType({}),
 ) -> C:
-    """Build a dataclass from strings or Python values, with `base` standing for what is not given.
+    """Build a dataclass from strings or Python values; `base` has the values that are not given.
 
-    Nested dataclasses are reached by dots (`model.block.norm`) or by nested mappings; what is not
-    given inside one keeps the value it has in the default of the outer. `short` names keys by
-    shorter ones.
+    Fields of nested dataclasses are keys with dots (`model.block.norm`) or nested mappings; what is
+    not given inside one keeps the value of the outer default. `short` maps short keys to longer
+    ones.
     """
     given: dict[str, Any] = {}
-    said: dict[str, str] = {}  # what the user wrote for each key
+    written: dict[str, str] = {}  # the key as the user wrote it
     for key, value in values.items():
         longer = short.get(key, key)
         for long in (longer,) if isinstance(longer, str) else longer:
             if long in given:
-                raise UsageError(f"{key} is given twice, also as {said[long]}; keep one")
-            given[long], said[long] = value, key
+                raise UsageError(f"{key} is given twice, also as {written[long]}; keep one")
+            given[long], written[long] = value, key
     try:
         return _fill(cls, given, base, "", [*short, *(row.key for row in describe(cls))])
-    except UsageError as mistake:
-        text = str(mistake)
+    except UsageError as error:
+        text = str(error)
         long = text.partition("=")[0]
-        text = said.get(long, long) + text.removeprefix(long)
+        text = written.get(long, long) + text.removeprefix(long)
         raise UsageError(f"{where}: {text}" if where else text) from None
 
 
@@ -207,7 +207,7 @@ def describe(cls: type, prefix: str = "", base: Any = None) -> Iterator[Setting]
             yield from describe(inner, key + ".", within)
         else:
             shown = "" if default is MISSING else _show(default)
-            yield Setting(key, _name(row.hint), shown, row.metadata.get("help", ""))
+            yield Setting(key, _type_name(row.hint), shown, row.metadata.get("help", ""))
 
 
 def _fill(cls: type, values: Mapping[str, Any], base: Any, prefix: str, known: list[str]) -> Any:
@@ -233,8 +233,8 @@ def _fill(cls: type, values: Mapping[str, Any], base: Any, prefix: str, known: l
             built[row.name] = default
         elif inner:
             optional = type(None) in get_args(row.hint)
-            whole, parts, default = _whole(inner, optional, parts, default, key)
-            built[row.name] = _fill(inner, parts, default, key + ".", known) if whole else None
+            is_set, parts, default = _split_nested(inner, optional, parts, default, key)
+            built[row.name] = _fill(inner, parts, default, key + ".", known) if is_set else None
         elif not parts:
             raise UsageError(f"{key} is missing; add {key}=...")
         else:
@@ -242,10 +242,10 @@ def _fill(cls: type, values: Mapping[str, Any], base: Any, prefix: str, known: l
     return cls(**built)
 
 
-def _whole(
+def _split_nested(
     cls: type, optional: bool, given: dict[str, Any], default: Any, key: str
 ) -> tuple[bool, dict[str, Any], Any]:
-    """Part what was given for a nested dataclass: is it there, the parts to set, and their base."""
+    """Return whether a nested dataclass is set (not none), the fields to set, and its base."""
     parts = {part: value for part, value in given.items() if part}
     base = default if isinstance(default, cls) else None
     if "" not in given:
@@ -269,15 +269,15 @@ def _unknown(key: str, keys: list[str]) -> UsageError:
     usual = key.lower().replace("-", "_")
     meant = [known for known in ALIASES.get(usual, ()) if known in keys]
     if meant:
-        example = f", such as {meant[0]}={WRITE[meant[0]]}" if meant[0] in WRITE else ""
-        aside = f" ({ASIDE[usual]})" if usual in ASIDE else ""
+        example = f", such as {meant[0]}={EXAMPLES[meant[0]]}" if meant[0] in EXAMPLES else ""
+        aside = f" ({REMARKS[usual]})" if usual in REMARKS else ""
         return UsageError(f"{text}; here it is '{meant[0]}'{example}{aside}")
     if close:
         text += f"; did you mean '{close[0]}'?"
     listed = ", ".join(keys)
     if not keys:
         text += "; there is nothing to set"
-    elif len(listed) <= FEW:
+    elif len(listed) <= MAX_LISTED:
         text += f" Keys: {listed}" if close else f"; keys are {listed}"
     elif not close:
         text += "; --help lists the keys"
@@ -286,9 +286,9 @@ def _unknown(key: str, keys: list[str]) -> UsageError:
 
 def _convert(hint: Any, value: Any, key: str, metadata: Mapping[str, Any]) -> Any:
     try:
-        result = _fit(hint, value)
-    except Unfit as unfit:
-        raise UsageError(f"{key}={_quote(value)} is not {unfit}") from None
+        result = _as(hint, value)
+    except _Mismatch as mismatch:
+        raise UsageError(f"{key}={_quote(value)} is not {mismatch}") from None
     numbers = result if isinstance(result, tuple | list) else (result,)
     for number in numbers:
         if isinstance(number, int | float) and not isinstance(number, bool):
@@ -309,27 +309,27 @@ def _check_bounds(number: float, key: str, metadata: Mapping[str, Any]) -> None:
             raise UsageError(f"{key}={number} is too {size}; it must be {words} {limit}")
 
 
-def _fit(hint: Any, value: Any) -> Any:
-    """Make a value of the annotated type, or say what was expected."""
+def _as(hint: Any, value: Any) -> Any:
+    """Convert a value to the annotated type, or say what was expected."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return _fit_union(arguments, value)
+        return _as_union(arguments, value)
     if origin is Literal:
         for option in arguments:
             if value == option or (isinstance(value, str) and value == str(option)):
                 return option
         close = get_close_matches(str(value).lower(), [str(o) for o in arguments], n=1)
-        raise Unfit(f"{_expected(hint)}" + (f"; did you mean '{close[0]}'?" if close else ""))
+        raise _Mismatch(f"{_expected(hint)}" + (f"; did you mean '{close[0]}'?" if close else ""))
     if origin in (tuple, list):
-        return _fit_sequence(origin, arguments, value, hint)
-    if hint in FITTERS:
-        return FITTERS[hint](value)
+        return _as_sequence(origin, arguments, value, hint)
+    if hint in CONVERTERS:
+        return CONVERTERS[hint](value)
     if hint is Any or isinstance(value, origin or hint):
         return value
-    raise Unfit(_expected(hint))
+    raise _Mismatch(_expected(hint))
 
 
-def _fit_union(arguments: tuple[Any, ...], value: Any) -> Any:
+def _as_union(arguments: tuple[Any, ...], value: Any) -> Any:
     optional = type(None) in arguments
     kinds = [kind for kind in arguments if kind is not type(None)]
     named_none = any("none" in get_args(kind) for kind in kinds if get_origin(kind) is Literal)
@@ -337,80 +337,80 @@ def _fit_union(arguments: tuple[Any, ...], value: Any) -> Any:
         value is None or (isinstance(value, str) and value.lower() == "none" and not named_none)
     ):
         return None
-    wrong = []
+    expected = []
     for kind in kinds:
         try:
-            return _fit(kind, value)
-        except Unfit as unfit:
-            wrong.append(str(unfit))
-    raise Unfit(" or ".join(wrong) + (", nor none" if optional else ""))
+            return _as(kind, value)
+        except _Mismatch as mismatch:
+            expected.append(str(mismatch))
+    raise _Mismatch(" or ".join(expected) + (", nor none" if optional else ""))
 
 
-def _fit_sequence(origin: type, arguments: tuple[Any, ...], value: Any, hint: Any) -> Any:
+def _as_sequence(origin: type, arguments: tuple[Any, ...], value: Any, hint: Any) -> Any:
     if isinstance(value, str):
         value = [item.strip() for item in value.split(",")] if value.strip() else []
     elif isinstance(value, int | float) and not isinstance(value, bool):
         value = [value]
     if not isinstance(value, tuple | list):
-        raise Unfit(_expected(hint))
+        raise _Mismatch(_expected(hint))
     repeated = origin is list or arguments[-1] is Ellipsis
     if not repeated and len(value) != len(arguments):
-        raise Unfit(_expected(hint))
+        raise _Mismatch(_expected(hint))
     kinds = [arguments[0]] * len(value) if repeated else arguments
     try:
-        return origin(_fit(kind, item) for kind, item in zip(kinds, value, strict=True))
-    except Unfit:
-        raise Unfit(_expected(hint)) from None
+        return origin(_as(kind, item) for kind, item in zip(kinds, value, strict=True))
+    except _Mismatch:
+        raise _Mismatch(_expected(hint)) from None
 
 
-def _fit_int(value: Any) -> int:
+def _as_int(value: Any) -> int:
     try:
         if isinstance(value, bool) or not isinstance(value, int | str):
             raise ValueError
         number = int(value)
     except ValueError:
-        raise Unfit("a whole number") from None
+        raise _Mismatch("a whole number") from None
     if abs(number) >= 2**63:
-        raise Unfit("a whole number of at most 63 bits")
+        raise _Mismatch("a whole number of at most 63 bits")
     return number
 
 
-def _fit_float(value: Any) -> float:
+def _as_float(value: Any) -> float:
     try:
         if isinstance(value, bool) or not isinstance(value, int | float | str):
             raise ValueError
         number = float(value)
     except (ValueError, OverflowError):
-        raise Unfit("a number") from None
+        raise _Mismatch("a number") from None
     if not math.isfinite(number):
-        raise Unfit("a finite number")
+        raise _Mismatch("a finite number")
     return number
 
 
-def _fit_bool(value: Any) -> bool:
+def _as_bool(value: Any) -> bool:
     if isinstance(value, bool):
         return value
-    if isinstance(value, str) and value.lower() in TRUTHS:
-        return TRUTHS[value.lower()]
-    raise Unfit("true or false")
+    if isinstance(value, str) and value.lower() in BOOLEANS:
+        return BOOLEANS[value.lower()]
+    raise _Mismatch("true or false")
 
 
-def _fit_str(value: Any) -> str:
+def _as_str(value: Any) -> str:
     if isinstance(value, str | Path):
         return str(value)
-    raise Unfit("text")
+    raise _Mismatch("text")
 
 
-def _fit_path(value: Any) -> Path:
+def _as_path(value: Any) -> Path:
     if isinstance(value, Path):
         return value
     if isinstance(value, str) and value and "\0" not in value:
         return Path(value).expanduser()
-    raise Unfit("a path")
+    raise _Mismatch("a path")
 
 
-FITTERS = {int: _fit_int, float: _fit_float, bool: _fit_bool, str: _fit_str, Path: _fit_path}
-NAMES = {
+CONVERTERS = {int: _as_int, float: _as_float, bool: _as_bool, str: _as_str, Path: _as_path}
+TYPE_NAMES = {
     int: ("whole number", "a whole number"),
     float: ("number", "a number"),
     bool: ("true|false", "true or false"),
@@ -425,19 +425,19 @@ def _expected(hint: Any) -> str:
         return "one of " + ", ".join(str(option) for option in arguments)
     if origin in (tuple, list):
         count = f"{len(arguments)} " if origin is tuple and arguments[-1] is not Ellipsis else ""
-        return f"a list of {count}{_name(arguments[0])}s by commas"
-    return NAMES.get(hint, ("", f"a {getattr(hint, '__name__', hint)}"))[1]
+        return f"a list of {count}{_type_name(arguments[0])}s by commas"
+    return TYPE_NAMES.get(hint, ("", f"a {getattr(hint, '__name__', hint)}"))[1]
 
 
-def _name(hint: Any) -> str:
+def _type_name(hint: Any) -> str:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return "|".join("none" if kind is type(None) else _name(kind) for kind in arguments)
+        return "|".join("none" if kind is type(None) else _type_name(kind) for kind in arguments)
     if origin is Literal:
         return "|".join(str(option) for option in arguments)
     if origin in (tuple, list):
-        return f"{_name(arguments[0])},..."
-    return NAMES.get(hint, (getattr(hint, "__name__", str(hint)), ""))[0]
+        return f"{_type_name(arguments[0])},..."
+    return TYPE_NAMES.get(hint, (getattr(hint, "__name__", str(hint)), ""))[0]
 
 
 def _nested(hint: Any) -> type | None:

@@ -35,7 +35,7 @@ def real_data() -> Path:
 @pytest.fixture(scope="session")
 def bfloat16() -> None:
     """Skip where the processor cannot compute in bfloat16, whatever it announces."""
-    from regard.processor import half_precision
+    from regard.processor import unsupported_reason
 
-    if why := half_precision("bfloat16"):
+    if why := unsupported_reason("bfloat16"):
         pytest.skip(f"this processor cannot compute in bfloat16: {why}")

@@ -13,10 +13,16 @@ import regard
 from regard.errors import UsageError
 from regard.metrics import baselines as baseline
 from regard.metrics.baselines import COMMONEST, FILE, Baselines, bigram_gain, downsample
-from regard.metrics.labels import ones
-from regard.tasks.classify import BAG, ORDER, of_texts, suited
-from regard.tasks.labelling import WAYS, label_loss, uneven, weigh
+from regard.metrics.labels import one_hot
+from regard.tasks.text.classify import Classify
+from regard.tasks.text.few_texts import BAG_OF_WORDS, WORD_ORDER, few_text_settings
 from regard.tasks.vision.distillation import soft_loss
+from regard.training.label_loss import (
+    LABEL_LOSSES,
+    class_weights,
+    imbalance_notes,
+    label_loss,
+)
 
 BAYES, USUAL, NEAREST = baseline.BASELINES
 
@@ -49,8 +55,8 @@ def test_naive_bayes_is_that_of_the_textbook():
     texts, numbers = [], chance.integers(0, 3, 120)
     for n in numbers:
         texts.append(" ".join(words[int(i)] for i in (chance.integers(0, 14, 6) + 10 * n) % 30))
-    learnt = Baselines.fit(BAYES, texts[:80], ones(numbers[:80], 3))
-    scores = learnt.scores(texts[80:], ones(numbers[80:], 3))
+    learnt = Baselines.fit(BAYES, texts[:80], one_hot(numbers[:80], 3))
+    scores = learnt.scores(texts[80:], one_hot(numbers[80:], 3))
     answers = np.array(by_hand(texts[:80], numbers[:80], 3, texts[80:]))
     assert scores[BAYES]["accuracy"] == pytest.approx(100 * (answers == numbers[80:]).mean())
     assert scores[BAYES]["accuracy"] > scores[COMMONEST]["accuracy"]
@@ -61,8 +67,8 @@ def test_naive_bayes_is_that_of_the_textbook():
 def test_the_commonest_tag_of_a_word_and_of_rare_words():
     words = ["the", "dog", "the", "cat", "run", "run", "run", "fox", "a"]
     tags = np.array([0, 1, 0, 1, 1, 2, 2, 1, 0])
-    learnt = Baselines.fit(USUAL, words, ones(tags, 3))
-    scores = learnt.scores(["the", "run", "unheard"], ones([0, 2, 1], 3))
+    learnt = Baselines.fit(USUAL, words, one_hot(tags, 3))
+    scores = learnt.scores(["the", "run", "unheard"], one_hot([0, 2, 1], 3))
     assert scores[USUAL]["accuracy"] == 100
     assert scores[COMMONEST]["accuracy"] == pytest.approx(100 / 3)
 
@@ -76,8 +82,8 @@ def test_the_nearest_mean_image():
     assert vectors.shape == (60, 3 * 16 * 16) and 0 <= vectors.min() < vectors.max() <= 1
     whole = downsample(np.full((1, 1, 20, 20), 255, np.uint8))
     assert np.allclose(whole, 1)
-    learnt = Baselines.fit(NEAREST, vectors[:40], ones(numbers[:40], 2))
-    assert learnt.scores(vectors[40:], ones(numbers[40:], 2))[NEAREST]["accuracy"] == 100
+    learnt = Baselines.fit(NEAREST, vectors[:40], one_hot(numbers[:40], 2))
+    assert learnt.scores(vectors[40:], one_hot(numbers[40:], 2))[NEAREST]["accuracy"] == 100
 
 
 def test_several_labels_have_the_commonest_answer():
@@ -91,11 +97,12 @@ def test_several_labels_have_the_commonest_answer():
 @pytest.mark.parametrize("kind", [*baseline.BASELINES, ""])
 def test_baselines_are_read_as_they_were_written(tmp_path, kind):
     inputs = {NEAREST: downsample(np.zeros((2, 1, 4, 4), np.uint8))}.get(kind, ["so", "not so"])
-    learnt = Baselines.fit(kind, inputs, ones([0, 1], 2)) if kind else Baselines(np.ones(2, bool))
+    right = one_hot([0, 1], 2)
+    learnt = Baselines.fit(kind, inputs, right) if kind else Baselines(np.ones(2, bool))
     learnt.save(tmp_path)
     again = Baselines.load(tmp_path, 2)
     assert again is not None
-    assert again.scores(inputs, ones([0, 1], 2)) == learnt.scores(inputs, ones([0, 1], 2))
+    assert again.scores(inputs, right) == learnt.scores(inputs, right)
     with pytest.raises(UsageError, match="not the baselines of 3 labels; remove it"):
         Baselines.load(tmp_path, 3)
     (tmp_path / FILE).write_bytes(b"\x08\0\0\0\0\0\0\0{]      ")
@@ -110,19 +117,19 @@ def test_baselines_are_read_as_they_were_written(tmp_path, kind):
 
 def test_balanced_weights_let_every_label_weigh_alike():
     often = np.array([90, 10])
-    weights = weigh("balanced", often, 100)
-    assert weights is not None and weigh("none", often, 100) is None
+    weights = class_weights("balanced", often, 100)
+    assert weights is not None and class_weights("none", often, 100) is None
     assert torch.allclose(weights * torch.tensor(often), torch.tensor([50.0, 50.0]))
     logits, wanted = torch.randn(8, 2), torch.tensor([0, 1, 1, 0, 0, 0, 1, 0])
     each = torch.nn.functional.cross_entropy(logits, wanted, reduction="none")
-    loss = label_loss(WAYS["one"], lambda: logits, wanted, 0.0, 0.0, weights)
+    loss = label_loss(LABEL_LOSSES["single"], lambda: logits, wanted, 0.0, 0.0, weights)
     assert torch.allclose(loss, (each * weights[wanted]).sum())
     images = soft_loss(logits, torch.eye(2)[wanted], weights)
     assert torch.allclose(images, loss)
     tables = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
-    several = weigh("balanced", np.array([1, 25]), 100, several=True)
+    several = class_weights("balanced", np.array([1, 25]), 100, multilabel=True)
     assert several is not None and torch.allclose(several, torch.tensor([99.0, 3.0]))
-    found = label_loss(WAYS["several"], lambda: logits[:2], tables, 0.0, 0.0, several)
+    found = label_loss(LABEL_LOSSES["multi"], lambda: logits[:2], tables, 0.0, 0.0, several)
     by_hand = -(several * tables * logits[:2].sigmoid().log()).sum()
     by_hand = by_hand - ((1 - tables) * (-logits[:2]).sigmoid().log()).sum()
     assert torch.allclose(found, by_hand, atol=1e-5)
@@ -130,10 +137,10 @@ def test_balanced_weights_let_every_label_weigh_alike():
 
 def test_uneven_labels_are_told():
     often, labels = np.array([100, 10]), ["common", "rare"]
-    (note,) = uneven(often, labels, "none")
+    (note,) = imbalance_notes(often, labels, "none")
     assert "'common' occurs 100 times, 'rare' 10" in note and "class_weights=balanced" in note
-    assert not uneven(often, labels, "balanced")
-    assert not uneven(np.array([40, 10]), labels, "none")
+    assert not imbalance_notes(often, labels, "balanced")
+    assert not imbalance_notes(np.array([40, 10]), labels, "none")
 
 
 # In training and judging
@@ -249,20 +256,20 @@ def test_what_order_is_worth_is_seen_in_naive_bayes():
 
 def test_defaults_follow_the_texts():
     def of(texts=BAGS, right=RIGHT["bag"], **values):
-        found = suited({"data": "x", **values}, texts, right)
-        assert {key: found[key] for key in values} == values
-        return {key: value for key, value in found.items() if key not in ("data", *values)}
+        found = few_text_settings({"data": "x", **values}, texts, right)
+        assert not found.keys() & values.keys()
+        return found
 
-    assert of() == BAG and of(ORDERS, RIGHT["order"]) == ORDER
+    assert of() == BAG_OF_WORDS and of(ORDERS, RIGHT["order"]) == WORD_ORDER
     assert of([*BAGS] * 100, np.tile(RIGHT["bag"], 100)) == {}
     assert of(init="x") == of(like="bert") == {}
     assert not {"depth", "width", "lr"} & set(of(size="tiny"))
     assert "epochs" not in of(steps=10)
-    assert of(minutes=2) == BAG
+    assert of(minutes=2) == BAG_OF_WORDS
     assert not {"tokenizer", "embeddings"} & set(of(pieces=300))
-    assert "dropout" not in suited({"model.block.dropout": 0.5}, BAGS, RIGHT["bag"])
-    settings = of_texts({**of(), "data": "x"})
-    assert settings.epochs == BAG["epochs"] and settings.steps is None
+    assert "dropout" not in few_text_settings({"model.block.dropout": 0.5}, BAGS, RIGHT["bag"])
+    settings = Classify.resolve({**of(), "data": "x"})
+    assert settings.epochs == BAG_OF_WORDS["epochs"] and settings.steps is None
 
 
 @pytest.mark.parametrize("key", ["init", "like"])
@@ -270,4 +277,4 @@ def test_only_a_new_model_begins_by_counts(key):
     model = {"init": "nowhere", "like": "bert"}[key]
     match = "embeddings=naive_bayes is for a new model" if key == "like" else "nowhere"
     with pytest.raises(UsageError, match=match):
-        of_texts({"data": "x", "embeddings": "naive_bayes", key: model})
+        Classify.resolve({"data": "x", "embeddings": "naive_bayes", key: model})

@@ -19,26 +19,27 @@ import regard
 from regard.cli import main
 from regard.data.features import Features, split_words
 from regard.data.labelled import ExampleFormat, ExampleReader, load_labelled
+from regard.data.rows import RowEncoder, TextBatches
 from regard.data.tokenize import train_tokenizer
 from regard.errors import UsageError
 from regard.layers.heads import POOLERS
-from regard.metrics.labels import by_class as class_scores
+from regard.metrics.interval import wilson
 from regard.metrics.labels import (
+    class_scores,
     compare,
     confusion,
     count,
+    count_units,
     macro_f1,
     micro_f1,
-    ones,
-    resampled,
-    units,
-    wilson,
+    one_hot,
 )
+from regard.metrics.score import bootstrap
 from regard.models import preset
 from regard.models.bert import Bert
-from regard.tasks import classify, tag
-from regard.tasks.classifier import Classifier
-from regard.tasks.labelling import Feed, LabelSettings, Reader
+from regard.tasks import trainer
+from regard.tasks.text.classify import Classify
+from regard.tasks.text.codec import TextCodec
 
 COLOURS = ["red", "green", "blue"]
 OTHERS = ["a", "dog", "cat", "the", "house", "tree", "runs", "sits", "under", "big", "small"]
@@ -93,7 +94,7 @@ def trained(data, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def classifier(trained) -> Classifier:
+def classifier(trained) -> Classify:
     return regard.load(trained)
 
 
@@ -127,7 +128,7 @@ def test_several_labels_are_learnt_each_by_itself(tmp_path):
     both, none = model.run(["the red dog sits under the blue tree", "a cat runs"])
     assert sorted(both.label) == ["blue", "red"] and none.label == []
     assert str(none) == ""
-    assert both.chances.sum() > 1.5 > none.chances.sum()
+    assert both.probabilities.sum() > 1.5 > none.probabilities.sum()
     result = model.evaluate({"data": str(tmp_path), "part": "valid"})
     scores = {s.name: s.value for s in result.scores}
     assert scores["micro F1"] > 95 and result.confusion is None
@@ -153,7 +154,7 @@ def test_a_run_that_broke_off_goes_on_to_the_same_weights(data, tmp_path, monkey
         return regard.train("classify", data=str(data), out=out, quiet=True, **settings)
 
     go("whole")
-    plain = classify.Classification.batch
+    plain = TextBatches.__getitem__
 
     def broken(self, n):
         if n == 7:
@@ -161,7 +162,7 @@ def test_a_run_that_broke_off_goes_on_to_the_same_weights(data, tmp_path, monkey
         return plain(self, n)
 
     with monkeypatch.context() as patch:
-        patch.setattr(classify.Classification, "batch", broken)
+        patch.setattr(TextBatches, "__getitem__", broken)
         with pytest.raises(RuntimeError, match="power"):
             go("broken")
     assert go("broken").finished
@@ -201,7 +202,7 @@ def test_members_learn_each_by_itself_and_say_their_mean(data, tmp_path):
     names = [v.name for v in regard.load(tmp_path / "three").picture("a red dog").views]
     assert names == [f"{m}blocks.0.attention" for m in ("", "members.0.", "members.1.")]
     with pytest.raises(UsageError, match="members=2 label whole texts"):
-        tag.resolve({"data": "x", "members": 2})
+        trainer("tag").resolve({"data": "x", "members": 2})
     with pytest.raises(UsageError, match="is one encoder, not 3; train with members=1"):
         regard.export(out, format="huggingface", out=str(tmp_path / "theirs"))
 
@@ -215,9 +216,9 @@ def test_chances_sum_to_one_and_neighbours_never_matter(classifier):
     small = classifier.run(texts, batch_rows=3, batch_tokens=40)
     for text, whole, part in zip(texts, together, small, strict=True):
         alone = classifier.run(text)
-        assert whole.chances.sum() == pytest.approx(1.0, abs=1e-6)
-        assert alone.chances == pytest.approx(whole.chances, abs=1e-5)
-        assert part.chances == pytest.approx(whole.chances, abs=1e-5)
+        assert whole.probabilities.sum() == pytest.approx(1.0, abs=1e-6)
+        assert alone.probabilities == pytest.approx(whole.probabilities, abs=1e-5)
+        assert part.probabilities == pytest.approx(whole.probabilities, abs=1e-5)
         assert alone.label == whole.label == part.label
 
 
@@ -240,7 +241,7 @@ def test_a_text_that_is_too_long_is_read_up_to_there_and_the_user_is_told(classi
     begin = "the big dog runs under the red tree"
     short = classifier.run(begin, max_length=10)
     long = classifier.run(begin + " and sits" * 50, max_length=10)
-    assert long.chances == pytest.approx(short.chances, abs=1e-6)
+    assert long.probabilities == pytest.approx(short.probabilities, abs=1e-6)
     assert long.cut and not short.cut and long.record(classifier.check({}))["cut"] is True
     assert "1 of 1 texts were cut at 10 pieces" in capsys.readouterr().err
 
@@ -287,7 +288,7 @@ def test_the_attention_that_pools_is_seen_too():
     tokenizer = train_tokenizer([text for text, _ in rows(50, 1)], vocab=350)
     config = replace(preset("bert", "tiny"), vocab=tokenizer.vocab, head="classify", labels=2)
     model = Bert(replace(config, pool="attention", depth=1, types=0)).eval()
-    picture = Classifier(model, Reader(tokenizer), ["a", "b"], {}).picture("a red dog")
+    picture = Classify(model, TextCodec(RowEncoder(tokenizer), ["a", "b"])).picture("a red dog")
     assert picture.views[-1].name == "head.pool"
     assert picture.views[-1].weights.shape[1:] == (1, len(picture.views[0].row_tokens))
 
@@ -361,25 +362,25 @@ def test_hidden_words_are_as_many_as_asked_and_never_what_stands_around():
     tokenizer = train_tokenizer([text for text, _ in rows(50, 1)], vocab=350)
     texts = [text for text, _ in rows(200, 2)]
     features = Features("affixes", sorted({f"word {w}" for w in [*OTHERS, *COLOURS]}))
-    reader = Reader(tokenizer, features)
+    reader = RowEncoder(tokenizer, features)
     made = reader.texts(texts, 64)
-    settings = LabelSettings(word_dropout=0.3, feature_dropout=0.4, batch_tokens=4096)
-    feed = Feed(made, settings, reader)
+    dropout = {"word_dropout": 0.3, "feature_dropout": 0.4}
+    feed = TextBatches(made, reader, tokens=4096, seed=1, **dropout)
     hidden = words = zeros = features = 0
     for n in range(5):
         picked, seen, read = feed[n]
         again = feed[n][2]
-        assert torch.equal(read.ids, again.ids) and torch.equal(read.types, again.types)
+        assert torch.equal(read.ids, again.ids) and torch.equal(read.features, again.features)
         for i, row in zip(picked, seen, strict=True):
             before = made[i]
             assert row.ids[0] == tokenizer.bos and row.ids[-1] == tokenizer.eos
-            for word in range(before.owner.max() + 1):
-                mine = before.owner == word
+            for word in range(before.word_ids.max() + 1):
+                mine = before.word_ids == word
                 gone = row.ids[mine] == 3
                 assert gone.all() or (row.ids[mine] == before.ids[mine]).all()
                 hidden, words = hidden + bool(gone.all()), words + 1
-            inner = before.owner >= 0
-            zeros += int((row.types[inner, 0] == 0).sum())
+            inner = before.word_ids >= 0
+            zeros += int((row.features[inner, 0] == 0).sum())
             features += int(inner.sum())
     assert hidden / words == pytest.approx(0.3, abs=0.03)
     assert zeros / features == pytest.approx(0.4, abs=0.03)
@@ -387,13 +388,14 @@ def test_hidden_words_are_as_many_as_asked_and_never_what_stands_around():
 
 def test_features_of_a_word_follow_it_whatever_stands_before_its_frame():
     tokenizer = train_tokenizer([text for text, _ in rows(50, 1)], vocab=350)
-    reader = Reader(tokenizer, Features.learn("affixes", [["Undersea", "red"]] * 2, 1000))
+    reader = RowEncoder(tokenizer, Features.learn("affixes", [["Undersea", "red"]] * 2, 1000))
     words = ["dogs", "Undersea", "red"]
     row = reader.words(words, 100)
     one = reader.words(["Undersea"], 100)
-    assert row.types[row.owner == 1].tolist() == one.types[one.owner == 0].tolist()
-    assert (row.types[row.owner < 0] == 0).all()
-    text = tokenizer.decode(row.ids[row.owner >= 0].tolist())
+    there = row.features[row.word_ids == 1].tolist()
+    assert there == one.features[one.word_ids == 0].tolist()
+    assert (row.features[row.word_ids < 0] == 0).all()
+    text = tokenizer.decode(row.ids[row.word_ids >= 0].tolist())
     assert text == " ".join(words)
 
 
@@ -434,11 +436,11 @@ def test_words_known_by_their_features_alone_are_learnt_and_unheard_ones_are_all
     right = [answer.label for answer in model.run(["a red dog", "the Blue tree", "green"])]
     assert right == ["RED", "BLUE", "GREEN"]
     one, two = model.run(["a red zebra", "a red xylophone"])
-    assert one.chances == pytest.approx(two.chances, abs=1e-6)
+    assert one.probabilities == pytest.approx(two.probabilities, abs=1e-6)
     assert model.picture("a red zebra").views[0].row_tokens[1:-1] == ["a", "red", "zebra"]
-    row = model.reader.texts(["a red dog"], 64)[0]
-    hides = Feed([row] * 400, LabelSettings(word_dropout=0.5), model.reader)
-    seen = np.concatenate([r.types[1:-1, 0] > 0 for r in hides[0][1]])
+    row = model.encoder.texts(["a red dog"], 64)[0]
+    hides = TextBatches([row] * 400, model.encoder, tokens=1024, seed=1, word_dropout=0.5)
+    seen = np.concatenate([r.features[1:-1, 0] > 0 for r in hides[0][1]])
     assert seen.mean() == pytest.approx(0.5, abs=0.1)
     for wrong in ({"features": "none"}, {"bpe_dropout": 0.1}):
         with pytest.raises(UsageError, match="tokenizer=words"):
@@ -463,7 +465,7 @@ def test_a_text_is_split_into_words_and_signs():
 @given(some.lists(some.tuples(some.integers(0, 3), some.integers(0, 3)), min_size=1, max_size=40))
 def test_scores_of_classes_equal_loops(pairs):
     wanted, found = np.array(pairs).T
-    counts = count(ones(wanted, 4), ones(found, 4))
+    counts = count(one_hot(wanted, 4), one_hot(found, 4))
     table = Counter(pairs)
     assert confusion(wanted, found, 4).tolist() == [
         [table[i, j] for j in range(4)] for i in range(4)
@@ -485,7 +487,7 @@ def test_scores_of_classes_equal_loops(pairs):
     assert macro_f1(counts) == pytest.approx(sum(f1.values()) / len(f1))
     accuracy = 100 * sum(a == b for a, b in pairs) / len(pairs)
     assert micro_f1(counts) == pytest.approx(accuracy)
-    assert float(units(ones(wanted, 4), ones(found, 4)).f1()) == pytest.approx(accuracy)
+    assert float(count_units(one_hot(wanted, 4), one_hot(found, 4)).f1()) == pytest.approx(accuracy)
 
 
 def test_wilson_gives_the_intervals_of_the_textbook():
@@ -498,17 +500,17 @@ def test_wilson_gives_the_intervals_of_the_textbook():
 
 def test_a_comparison_knows_equal_better_and_chance():
     chance = np.random.default_rng(0)
-    wanted = ones(chance.integers(0, 2, 400), 2)
+    wanted = one_hot(chance.integers(0, 2, 400), 2)
     noise = chance.random(400)
     good, bad = (wanted ^ (noise < share)[:, None] for share in (0.05, 0.25))
-    a, b = units(wanted, good), units(wanted, bad)
+    a, b = count_units(wanted, good), count_units(wanted, bad)
     same = compare(a, a, "accuracy", 500)
     assert same.p == 1.0 and same.ours == same.theirs
     better = compare(a, b, "accuracy", 500)
     assert better.p < 0.01 and better.low < better.ours < better.high
-    close = units(wanted, np.where(np.arange(400)[:, None] == 3, ~good, good))
+    close = count_units(wanted, np.where(np.arange(400)[:, None] == 3, ~good, good))
     assert compare(a, close, "accuracy", 500).p > 0.2
-    one, two = resampled([a, b], 300)
+    one, two = bootstrap([a.f1, b.f1], 400, 300)
     assert (one >= two).all()  # on the same texts drawn, never the other way round
 
 
@@ -754,7 +756,7 @@ def test_a_public_checkpoint_says_what_transformers_says_and_can_be_trained_on(t
         else:
             wanted = chances
         answer = ours.run(text)
-        assert answer.chances == pytest.approx(wanted, abs=1e-5)
+        assert answer.probabilities == pytest.approx(wanted, abs=1e-5)
     write_tsv(tmp_path / "data.tsv", rows(60, 4))
     out = tmp_path / "run"
     settings = {"init": str(folder), "steps": 2, "valid": "0.2", "quiet": True}

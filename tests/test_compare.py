@@ -32,7 +32,7 @@ from regard.lab.workers import Worker, work
 from regard.metrics.interval import critical, interval, paired, within
 from regard.models import preset
 from regard.models.gpt import GPT
-from regard.recipes import RECIPES, found_data, recipe
+from regard.recipes import RECIPES, recipe, resolve_data
 from regard.tasks import trainer
 from regard.training import loop
 from regard.viewer.plot import draw_curves, draw_scores
@@ -351,7 +351,7 @@ def test_what_is_finished_is_not_trained_again_and_more_can_be_added(
 
 FORK = multiprocessing.get_context("forkserver")
 FORK.set_forkserver_preload(
-    ["regard.tasks.translate", "torch._dynamo", "torch.utils.tensorboard", "PIL.Image"]
+    ["regard.tasks.text.translate", "torch._dynamo", "torch.utils.tensorboard", "PIL.Image"]
 )
 
 
@@ -569,8 +569,8 @@ def test_a_set_of_data_may_be_named_where_no_such_path_is_here(tmp_path, monkeyp
     monkeypatch.setenv("REGARD_DATA", str(tmp_path / "sets"))
     monkeypatch.chdir(tmp_path / "here")
     ours = str(tmp_path / "sets" / "mine")
-    assert found_data("mine") == plan("language", {"data": "mine"})[1]["data"] == ours
-    assert found_data("other") == "other"  # what is nowhere is told by whoever reads it
-    assert found_data("../mine") == "../mine" and found_data(None) is None
+    assert resolve_data("mine") == plan("language", {"data": "mine"})[1]["data"] == ours
+    assert resolve_data("other") == "other"  # what is nowhere is told by whoever reads it
+    assert resolve_data("../mine") == "../mine" and resolve_data(None) is None
     Path("mine").mkdir()
-    assert found_data("mine") == "mine"
+    assert resolve_data("mine") == "mine"

@@ -17,7 +17,7 @@ from regard.decode.rules import Given, Rules, checked
 from regard.decode.search import (
     EOS,
     PENALTIES,
-    _best,
+    _argmax,
     _continuations,
     at_least,
     beam,
@@ -556,4 +556,4 @@ def test_nothing_gives_nothing():
 def test_the_first_of_the_largest_is_taken(rows, vocab):
     torch.manual_seed(rows)
     x = torch.randint(0, 5, (rows, vocab)).float()
-    assert _best(x).tolist() == [row.index(max(row)) for row in x.tolist()]
+    assert _argmax(x).tolist() == [row.index(max(row)) for row in x.tolist()]

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from regard.api import task_of
-from regard.cli import VERBS
+from regard.cli import VERBS, keys_of, short_keys
 from regard.filters.program import SETTINGS as FILTERS
 from regard.lab.variants import CompareSettings
 from regard.recipes import RECIPES
 from regard.settings import describe, parse
-from regard.tasks import TASKS, runner, train_settings
+from regard.tasks import TASKS
 
 HOME = Path(__file__).resolve().parents[1]
 ALL = [HOME / "README.md", *sorted((HOME / "docs").glob("*.md"))]
@@ -116,16 +116,9 @@ def keys_of_tasks(kind: str) -> set[str]:
     """Return the keys that some task takes for a verb."""
     known: set[str] = set()
     for task in TASKS:
-        if kind == "train":
-            own, short = train_settings(task)
-            settings = [own]
-            known |= set(short)
-        elif hasattr(one := runner(task), "Run"):
-            settings = [getattr(one, kind.capitalize()), one.Run]
-        else:
-            settings = [getattr(one, f"{kind}_settings", None) or one.settings, one.settings]
-        for each in settings:
-            known |= {row.key for row in describe(each)}
+        words = [kind, task]
+        known |= {row.key for row in describe(keys_of(words, VERBS[kind]))}
+        known |= set(short_keys(words))
     return known
 
 

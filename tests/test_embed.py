@@ -13,12 +13,14 @@ import transformers
 
 import regard
 from regard.cli import main
+from regard.data.scored import ScoredPairReader
 from regard.errors import UsageError
+from regard.metrics.correlation import pearson, ranks, spearman
 from regard.models import preset
 from regard.models.bert import Bert
 from regard.models.folder import save_config, save_weights
 from regard.models.gpt import GPT
-from regard.tasks.embed import POOLINGS, ScoredReader, pearson, ranks, spearman
+from regard.tasks.text.embed import POOLINGS
 from regard.weights import state_of
 
 WORDS = ["a", "an", "apple", "the", "dog", "cat", "runs", "sleeps", "on", "mat", "and", "watch"]
@@ -86,7 +88,7 @@ def test_real_weights_give_the_embeddings_that_transformers_gives(minilm):
         hidden = theirs(**given).last_hidden_state
     right = torch.nn.functional.normalize((hidden * keep).sum(1) / keep.sum(1), dim=-1)
     model = regard.load(minilm)
-    assert model.task == "embed" and model.longest == 256  # sentence_bert_config.json says so
+    assert model.task == "embed" and model.max_length == 256  # sentence_bert_config.json says so
     mine = vectors(model, texts)
     assert np.abs(mine - right.numpy()).max() < 1e-5
     pairs = [f"{texts[a]}\t{texts[b]}" for a, b in ((0, 1), (2, 3), (0, 2), (1, 3))]
@@ -196,14 +198,14 @@ def test_import_keeps_how_vectors_are_made(tmp_path):
     ]
     (folder / "modules.json").write_text(json.dumps(parts))
     theirs = regard.load(folder)
-    assert theirs.check({}).pooling == "max" and theirs.longest == 7
+    assert theirs.check({}).pooling == "max" and theirs.max_length == 7
     assert not theirs.check({}).normalise
     regard.import_model(folder, out=str(tmp_path / "ours"))
     ours = regard.load(tmp_path / "ours")
     assert np.array_equal(vectors(ours, TEXTS), vectors(theirs, TEXTS))
     parts.append({"type": "sentence_transformers.models.Dense"})
     (folder / "modules.json").write_text(json.dumps(parts))
-    with pytest.raises(UsageError, match="a part Dense, which is not supported"):
+    with pytest.raises(UsageError, match="a module Dense, which is not supported"):
         regard.load(folder)
 
 
@@ -324,7 +326,7 @@ def test_files_of_judged_pairs(tmp_path, kind):
         columns = "1,2,3"
         rows.insert(0, "one\tother\tjudged")
     path.write_text("\n".join(rows) + "\n")
-    found = ScoredReader(columns).read(path, notes)
+    found = ScoredPairReader(columns).read(path, notes)
     assert [(*pair.texts, pair.score) for pair in found] == PAIRS
     assert all(str(path) in pair.where for pair in found)
 
@@ -333,19 +335,19 @@ def test_bad_files_of_pairs_are_told_by_line(tmp_path):
     path = tmp_path / "test.tsv"
     path.write_text("a\tb\t1\nc\td\tmuch\n")
     with pytest.raises(UsageError, match=r"test.tsv:2: the score 'much' is no number"):
-        ScoredReader().read(path, [])
+        ScoredPairReader().read(path, [])
     notes = []
-    assert len(ScoredReader(skip_bad=True).read(path, notes)) == 1
+    assert len(ScoredPairReader(skip_bad=True).read(path, notes)) == 1
     assert "test.tsv:2" in notes[-1]
     path.write_text("a\tb\t1\nc\td\tinf\n")
     with pytest.raises(UsageError, match="'inf' is no number"):
-        ScoredReader().read(path, [])
+        ScoredPairReader().read(path, [])
     path = tmp_path / "test.jsonl"
     path.write_text('{"a": "x", "b": "y", "score": 1}\n')
     with pytest.raises(UsageError, match="no two texts and score among the keys a, b, score"):
-        ScoredReader().read(path, [])
+        ScoredPairReader().read(path, [])
     with pytest.raises(UsageError, match="columns=1,2 is not three columns"):
-        ScoredReader("1,2")
+        ScoredPairReader("1,2")
 
 
 def test_evaluate_correlates_cosines_with_scores(folder, tmp_path):

@@ -364,12 +364,14 @@ def test_what_was_tuned_is_exported_in_the_format_it_came_in(home, tmp_path):
     with torch.no_grad():
         right = theirs.eval()(input_ids=given["input_ids"]).logits.softmax(-1)[0]
     answer = model.run("the horse eats a red tree")
-    assert abs(torch.from_numpy(answer.chances) - right).max() < 1e-5
+    assert abs(torch.from_numpy(answer.probabilities) - right).max() < 1e-5
     assert theirs.config.id2label == {0: "animal", 1: "plant", 2: "thing"}
 
 
 def test_a_trained_model_learns_more_gently_unless_told(home):
-    from regard.tasks.classify import resolve
+    from regard.tasks.text.classify import Classify
+
+    resolve = Classify.resolve
 
     given = {"data": "x", "init": str(home / "masked")}
     assert resolve(given).lr == pytest.approx(0.04 / 16)

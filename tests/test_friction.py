@@ -46,7 +46,7 @@ def test_keys_of_other_tools_are_answered_by_the_right_key(table, capsys, typed,
 
 
 def test_epochs_are_understood_and_batches_of_images_are_counted(capsys):
-    known = {row.key for row in describe(trainer("classify").ClassifySettings)}
+    known = {row.key for row in describe(train_settings("classify")[0])}
     assert "epochs" in known
     with pytest.raises(UsageError, match="here it is 'batch'"):
         trainer("images").resolve({"data": "x", "batch_size": 3})
@@ -55,8 +55,8 @@ def test_epochs_are_understood_and_batches_of_images_are_counted(capsys):
 def test_every_alias_is_no_key_and_leads_to_one():
     known: set[str] = set()
     for task in TASKS:
-        kind, short = train_settings(task)
-        known |= {row.key for row in describe(kind)} | set(short)
+        settings, short = train_settings(task)
+        known |= {row.key for row in describe(settings)} | set(short)
     for alias, keys in ALIASES.items():
         assert any(key in known or key in ("beam", "outputs") for key in keys), alias
 

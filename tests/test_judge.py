@@ -14,10 +14,10 @@ from regard.data.tokenize import train_tokenizer
 from regard.errors import UsageError
 from regard.files import sha256, write_atomically
 from regard.layers.block import BlockConfig
-from regard.metrics.bleu import compare, judge, tokenise_for
+from regard.metrics.bleu import bleu_scores, compare_bleu, tokenise_for
 from regard.models.folder import save_config, save_weights
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.tasks.translator import save_tokenizers
+from regard.tasks.tokenizer import save_any_tokenizers
 from regard.weights import state_of
 
 ENGLISH = ["The dog runs, and the cat sits.", "A man in a red hat!", "Two women (old) talk."]
@@ -38,7 +38,7 @@ SPOKEN = ["你好吗？我好。", "这是一本旧书。", "他们在公园散�
     ],
 )
 def test_scores_are_those_of_sacrebleu(outputs, references, language, tokenise):
-    bleu, chrf = judge(outputs, [references], language)
+    bleu, chrf = bleu_scores(outputs, [references], language)
     theirs = BLEU(tokenize=tokenise)
     assert bleu.value == theirs.corpus_score(outputs, [references]).score
     assert bleu.value == corpus_bleu(outputs, [references], tokenize=tokenise).score
@@ -50,23 +50,24 @@ def test_scores_are_those_of_sacrebleu(outputs, references, language, tokenise):
 
 
 def test_settings_of_a_score_stand_in_its_signature():
-    plain, lower = judge(GUESSES, [ENGLISH], "en")[0], judge(GUESSES, [ENGLISH], lowercase=True)[0]
+    plain = bleu_scores(GUESSES, [ENGLISH], "en")[0]
+    lower = bleu_scores(GUESSES, [ENGLISH], lowercase=True)[0]
     assert lower.value > plain.value
     assert "case:lc" in lower.signature
-    several = judge(GUESSES, [ENGLISH, GUESSES], "en")[0]
+    several = bleu_scores(GUESSES, [ENGLISH, GUESSES], "en")[0]
     assert several.value == pytest.approx(100)
     assert "nrefs:2" in several.signature
     assert (
-        judge(SPOKEN, [CHINESE], "zh", tokenise="13a")[0].value
-        < judge(SPOKEN, [CHINESE], "zh")[0].value
+        bleu_scores(SPOKEN, [CHINESE], "zh", tokenise="13a")[0].value
+        < bleu_scores(SPOKEN, [CHINESE], "zh")[0].value
     )
 
 
 def test_wrong_ways_to_judge():
     with pytest.raises(UsageError, match="tokenise='14a' is not one of"):
-        judge(GUESSES, [ENGLISH], tokenise="14a")
+        bleu_scores(GUESSES, [ENGLISH], tokenise="14a")
     with pytest.raises(UsageError, match="nothing to score"):
-        judge([], [[]])
+        bleu_scores([], [[]])
 
 
 def sentences(count: int, spoilt: float) -> tuple[list[str], list[str]]:
@@ -82,7 +83,7 @@ def sentences(count: int, spoilt: float) -> tuple[list[str], list[str]]:
 
 def test_a_system_does_not_differ_from_itself():
     references, outputs = sentences(60, 0.2)
-    for found in compare(outputs, outputs, [references], "en", samples=200):
+    for found in compare_bleu(outputs, outputs, [references], "en", samples=200):
         assert found.p > 0.95
         assert found.ours == found.theirs
         assert found.low < found.ours < found.high
@@ -91,21 +92,21 @@ def test_a_system_does_not_differ_from_itself():
 def test_a_clearly_better_system_is_told_apart():
     references, bad = sentences(60, 0.4)
     good = sentences(60, 0.1)[1]
-    bleu, chrf = compare(good, bad, [references], "en", samples=200)
+    bleu, chrf = compare_bleu(good, bad, [references], "en", samples=200)
     assert (bleu.name, chrf.name) == ("BLEU", "chrF2")
     assert bleu.ours > bleu.theirs and bleu.p < 0.05 and chrf.p < 0.05
-    assert bleu.ours == judge(good, [references])[0].value
-    assert bleu.theirs == judge(bad, [references])[0].value
+    assert bleu.ours == bleu_scores(good, [references])[0].value
+    assert bleu.theirs == bleu_scores(bad, [references])[0].value
     assert bleu.low < bleu.ours < bleu.high
     assert "bs:200" in bleu.signature and "tok:13a" in bleu.signature
-    back = compare(bad, good, [references], "en", samples=200)[0]
+    back = compare_bleu(bad, good, [references], "en", samples=200)[0]
     assert back.ours < back.theirs and back.p < 0.05
 
 
 def test_a_slightly_better_system_is_not():
     references, outputs = sentences(60, 0.3)
     other = [references[0], *outputs[1:]]
-    assert compare(other, outputs, [references], "en", samples=200)[0].p > 0.05
+    assert compare_bleu(other, outputs, [references], "en", samples=200)[0].p > 0.05
 
 
 # A model on a test set
@@ -123,7 +124,7 @@ def save_model(folder: Path, seed: int, language: str) -> Path:
         folder, model, name="transformer", task="translate", about={"from": "en", "to": language}
     )
     save_weights(folder, state_of(model))
-    save_tokenizers(folder, (tokenizer, tokenizer))
+    save_any_tokenizers(folder, (tokenizer, tokenizer))
     return folder
 
 
@@ -142,7 +143,7 @@ def test_a_model_is_judged_by_its_own_translations(made, capsys):
     result = regard.evaluate(made / "one", data=made / "data", beam=2, max_length=6)
     model = regard.load(made / "one")
     outputs = [answer.text for answer in model.run(ENGLISH, beam=2, max_length=6)]
-    expected = judge(outputs, [CHINESE], "zh")
+    expected = bleu_scores(outputs, [CHINESE], "zh")
     assert result.scores == expected
     assert "tok:zh" in result.scores[0].signature
     assert (result.sentences, result.against, result.comparison) == (3, None, [])
@@ -194,8 +195,8 @@ def test_two_models_are_compared(made):
         for name in ("one", "two")
     )
     bleu = result.comparison[0]
-    assert bleu.ours == judge(ours, [CHINESE], "zh")[0].value == result.scores[0].value
-    assert bleu.theirs == judge(theirs, [CHINESE], "zh")[0].value
+    assert bleu.ours == bleu_scores(ours, [CHINESE], "zh")[0].value == result.scores[0].value
+    assert bleu.theirs == bleu_scores(theirs, [CHINESE], "zh")[0].value
     lines = (made / "outputs.txt").read_text().splitlines()
     assert lines == [" ".join(text.split()) for text in ours]
     twin = regard.evaluate(

@@ -7,12 +7,17 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from regard.data.parallel import PairBatch
 from regard.layers.block import BlockConfig
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.tasks.translate import Batch, translation_loss
 from regard.training import loss as losses
 from regard.training.loop import LoopSettings, Trainable, one_step
-from regard.training.loss import linear_cross_entropy, r_drop_loss, reference_cross_entropy
+from regard.training.loss import (
+    linear_cross_entropy,
+    r_drop_loss,
+    reference_cross_entropy,
+    sequence_loss,
+)
 
 
 def numbers(rows: int, vocab: int, width: int = 6, seed: int = 0, bias: bool = True):
@@ -43,7 +48,7 @@ def assert_same(ours, theirs, tolerance: float = 1e-10):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.9])
 @pytest.mark.parametrize(("rows", "chunk"), [(1, 256), (7, 3), (8, 4), (23, 7), (5, 1)])
 def test_equals_cross_entropy(monkeypatch, rows, chunk, smoothing, bias):
-    monkeypatch.setattr(losses, "ROWS", chunk)
+    monkeypatch.setattr(losses, "CHUNK", chunk)
     hidden, weight, bent, targets = numbers(rows, 11, bias=bias)
     targets[::3] = -1  # padding
     ours = gradients(
@@ -66,7 +71,7 @@ def test_equals_cross_entropy(monkeypatch, rows, chunk, smoothing, bias):
 
 
 def test_more_rows_than_a_chunk_and_another_word_for_padding():
-    hidden, weight, bent, targets = numbers(2 * losses.ROWS + 5, 17)
+    hidden, weight, bent, targets = numbers(2 * losses.CHUNK + 5, 17)
     ours, theirs = (
         gradients(
             lambda h, w, b, f=function: f(h, w, targets, bias=b, smoothing=0.1, ignore=3),
@@ -147,7 +152,7 @@ def r_drop_by_hand(one, two, weight, bias, targets, alpha, smoothing):
 @pytest.mark.parametrize(("alpha", "smoothing"), [(5.0, 0.1), (0.7, 0.0), (0.0, 0.1)])
 @pytest.mark.parametrize(("rows", "chunk"), [(9, 256), (9, 4)])
 def test_r_drop_equals_its_formula(monkeypatch, rows, chunk, alpha, smoothing, bias):
-    monkeypatch.setattr(losses, "ROWS", chunk)
+    monkeypatch.setattr(losses, "CHUNK", chunk)
     one, weight, bent, targets = numbers(rows, 11, bias=bias)
     two = one + 0.3 * numbers(rows, 11, seed=1)[0]
     ours = gradients(
@@ -212,13 +217,13 @@ class Table(Trainable):
         return batch.tokens, batch.read
 
     def loss(self, model, batch):
-        return translation_loss(model, batch, 0.1, 0.0)
+        return sequence_loss(model, batch, 0.1, 0.0)
 
     def evaluate(self, model):
         return {"better": 0.0}
 
 
-def some_batch(first: int, last: int, length: int) -> Batch:
+def some_batch(first: int, last: int, length: int) -> PairBatch:
     """Return rows first to last of one fixed batch, padded to a length of target."""
     generator = torch.Generator().manual_seed(3)
     source = torch.randint(4, 30, (6, 7), generator=generator)
@@ -229,7 +234,7 @@ def some_batch(first: int, last: int, length: int) -> Batch:
     writes = target.masked_fill(ends, -1)
     rows = slice(first, last)
     tokens = int(lengths[rows].sum())
-    return Batch(
+    return PairBatch(
         source[rows],
         torch.full((last - first,), 7),
         reads[rows, :length],

@@ -18,7 +18,7 @@ import regard
 from regard.decode import rules
 from regard.errors import UsageError
 from regard.models.bert import Bert, BertConfig
-from regard.pretrained import generation, mean
+from regard.pretrained import generation, modernbert
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 import parity  # noqa: E402
@@ -159,7 +159,7 @@ def test_one_label_is_a_number(problem: str | None, tmp_path: Path):
 
 def test_several_labels_stay_several(tmp_path: Path):
     ours, logits = classifier(tmp_path, num_labels=4, problem_type="multi_label_classification")
-    chances = torch.stack([torch.tensor(answer.chances) for answer in ours.run(parity.TEXTS)])
+    chances = torch.stack([torch.tensor(answer.probabilities) for answer in ours.run(parity.TEXTS)])
     torch.testing.assert_close(chances, logits.sigmoid(), atol=1e-5, rtol=0)
     assert all(isinstance(answer.label, list) for answer in ours.run(parity.TEXTS))
     regard.import_model(tmp_path / "theirs", out=str(tmp_path / "ours"))
@@ -351,8 +351,8 @@ def test_a_default_classifier_is_the_same_after_export(several: bool, tmp_path: 
             logits = theirs(**given).logits
     chances = logits.sigmoid() if several else logits.softmax(-1)
     for answer, row, other in zip(right, chances.numpy(), again.run(MORE), strict=True):
-        assert answer.chances == pytest.approx(row, abs=1e-5)
-        assert answer.chances == pytest.approx(other.chances, abs=1e-5)
+        assert answer.probabilities == pytest.approx(row, abs=1e-5)
+        assert answer.probabilities == pytest.approx(other.probabilities, abs=1e-5)
     with pytest.raises(UsageError, match="dtype=float16 is too coarse"):
         regard.export(
             tmp_path / "run", format="huggingface", out=tmp_path / "half", dtype="float16"
@@ -371,23 +371,25 @@ def test_the_mean_of_modernbert_is_ours_for_any_weights(loud: float, eps: float,
     with torch.no_grad():
         for x in ours.parameters():
             x.add_(loud * torch.randn_like(x))
-    alike = mean.with_gates(config)
+    alike = modernbert.modernbert_config(config)
     assert alike is not None
     ids, lengths = torch.randint(0, 50, (6, 9)), torch.tensor([9, 1, 4, 9, 2, 7])
     with torch.no_grad():
-        assert not parity.differ(mean.as_modernbert(ours, alike)(ids, lengths), ours(ids, lengths))
-    theirs = mean.as_modernbert(ours, alike)
-    assert mean.from_modernbert(theirs).config == config
+        assert not parity.differ(
+            modernbert.as_modernbert(ours, alike)(ids, lengths), ours(ids, lengths)
+        )
+    theirs = modernbert.as_modernbert(ours, alike)
+    assert modernbert.from_modernbert(theirs).config == config
     with torch.no_grad():
         theirs.blocks[1].feed_forward.inner.bias[3] = 2.0  # trained on: a gate is open wider
-    assert mean.from_modernbert(theirs) is theirs
+    assert modernbert.from_modernbert(theirs) is theirs
     for name, value in (("head.out.weight", 3e38), ("norm.bias", 3e38), ("norm.weight", 1e30)):
-        theirs = mean.as_modernbert(ours, alike)
+        theirs = modernbert.as_modernbert(ours, alike)
         with torch.no_grad():
             theirs.get_parameter(name).fill_(value)
-        assert mean.from_modernbert(theirs) is theirs
+        assert modernbert.from_modernbert(theirs) is theirs
     with pytest.raises(UsageError, match="only for less than the width; train with pool=roberta"):
-        mean.with_gates(replace(config, labels=16))
+        modernbert.modernbert_config(replace(config, labels=16))
 
 
 def test_a_classifier_that_no_format_holds_is_refused_by_name(tmp_path: Path):

@@ -23,9 +23,9 @@ def own_cache(tmp_path, monkeypatch):
     """Keep answers of made-up processors away from those of the real one."""
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
-    processor.half_precision.cache_clear()
+    processor.unsupported_reason.cache_clear()
     yield
-    processor.half_precision.cache_clear()
+    processor.unsupported_reason.cache_clear()
 
 
 def let_child(monkeypatch, program: str) -> None:
@@ -59,7 +59,7 @@ def test_what_ends_the_child_is_told_in_one_line(program, why, monkeypatch, caps
 
 def test_a_child_that_hangs_is_given_up_and_asked_again(monkeypatch, tmp_path):
     let_child(monkeypatch, "import time; time.sleep(60)")
-    monkeypatch.setattr(processor, "PATIENCE", 0.5)
+    monkeypatch.setattr(processor, "TIMEOUT", 0.5)
     with pytest.raises(UsageError, match=r"no answer in 0.5 seconds\); use dtype=float32"):
         check(LoopSettings(dtype="bfloat16"))
     assert not list(tmp_path.glob("cache/*"))  # a busy machine may answer another time
@@ -68,17 +68,17 @@ def test_a_child_that_hangs_is_given_up_and_asked_again(monkeypatch, tmp_path):
 def test_an_answer_is_remembered(monkeypatch, tmp_path):
     place = tmp_path / "asked"
     let_child(monkeypatch, WRITES.format(place=str(place)) + UNLESS + KILLED)
-    found = processor.half_precision("bfloat16")
+    found = processor.unsupported_reason("bfloat16")
     asked = place.read_text()
     assert found and asked == "xxx"  # as it is, and with two remedies
     for _ in range(2):
-        assert processor.half_precision("bfloat16") == found  # in this process
-        processor.half_precision.cache_clear()
-        assert processor.half_precision("bfloat16") == found  # and in others
+        assert processor.unsupported_reason("bfloat16") == found  # in this process
+        processor.unsupported_reason.cache_clear()
+        assert processor.unsupported_reason("bfloat16") == found  # and in others
     assert place.read_text() == asked
-    processor.half_precision.cache_clear()
+    processor.unsupported_reason.cache_clear()
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")  # whoever follows the advice
-    assert processor.half_precision("bfloat16") is None
+    assert processor.unsupported_reason("bfloat16") is None
     assert place.read_text() == asked + "x"
 
 
@@ -88,7 +88,7 @@ def test_nothing_is_asked_for_float32(monkeypatch):
 
 
 def test_the_real_trial_says_what_this_processor_does():
-    if why := processor.half_precision("bfloat16"):
+    if why := processor.unsupported_reason("bfloat16"):
         assert "SIG" in why or "primitive" in why, why
     else:
         check(LoopSettings(dtype="bfloat16"))
@@ -97,7 +97,7 @@ def test_the_real_trial_says_what_this_processor_does():
 def test_products_that_are_wrong_are_noticed(monkeypatch):
     wrong = processor.TRIAL.replace("    close(half, full)\n", "    close(half * 2, full)\n")
     let_child(monkeypatch, wrong)
-    assert processor.trouble("bfloat16") == "RuntimeError: its products are wrong"
+    assert processor.failure("bfloat16") == "RuntimeError: its products are wrong"
 
 
 def test_float16_is_refused():

@@ -16,12 +16,13 @@ from safetensors.torch import load_file
 import regard
 from regard.cli import main
 from regard.data.labelled import SentenceFormat, SentenceReader, load_labelled
+from regard.data.rows import RowEncoder, TextBatches
 from regard.data.tokenize import train_tokenizer
+from regard.data.word_windows import sentence_windows, spans, word_places
 from regard.errors import UsageError
-from regard.metrics.labels import ones, resampled, units
-from regard.tasks import tag
-from regard.tasks.labelling import Reader
-from regard.tasks.tagger import JOINS, Tagger, cut_sentence, places, windows
+from regard.metrics.labels import count_units, one_hot
+from regard.metrics.score import bootstrap
+from regard.tasks.text.tag import JOINS, Tag
 
 SMALL = {
     "steps": 120,
@@ -74,7 +75,7 @@ def trained(data, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def tagger(trained) -> Tagger:
+def tagger(trained) -> Tag:
     return regard.load(trained)
 
 
@@ -113,7 +114,7 @@ def test_a_run_that_broke_off_goes_on_to_the_same_weights(data, tmp_path, monkey
         return regard.train("tag", data=str(data), out=out, quiet=True, **settings)
 
     go("whole")
-    plain = tag.Tagging.batch
+    plain = TextBatches.__getitem__
 
     def broken(self, n):
         if n == 5:
@@ -121,7 +122,7 @@ def test_a_run_that_broke_off_goes_on_to_the_same_weights(data, tmp_path, monkey
         return plain(self, n)
 
     with monkeypatch.context() as patch:
-        patch.setattr(tag.Tagging, "batch", broken)
+        patch.setattr(TextBatches, "__getitem__", broken)
         with pytest.raises(RuntimeError, match="power"):
             go("broken")
     assert go("broken").finished
@@ -144,9 +145,11 @@ def test_every_word_has_one_tag_and_neighbours_never_matter(tagger):
         alone = tagger.run(text)
         assert list(whole.words) == text.split() and len(whole.tags) == len(whole.words)
         assert alone.tags == whole.tags == part.tags
-        assert alone.chances == pytest.approx(whole.chances, abs=1e-5)
-        assert part.chances == pytest.approx(whole.chances, abs=1e-5)
-    chances = np.concatenate(tagger.chances([text.split() for text in texts], tagger.check({})))
+        assert alone.probabilities == pytest.approx(whole.probabilities, abs=1e-5)
+        assert part.probabilities == pytest.approx(whole.probabilities, abs=1e-5)
+    chances = np.concatenate(
+        tagger.word_probabilities([text.split() for text in texts], tagger.check({}))
+    )
     assert chances.sum(1) == pytest.approx(1.0, abs=1e-5)
 
 
@@ -224,7 +227,7 @@ def test_a_picture_shows_every_layer_and_the_chances_of_tags(tagger):
 
 @given(some.lists(some.integers(1, 9), min_size=1, max_size=40), some.integers(1, 20))
 def test_windows_tag_every_word_once_and_never_hold_too_much(sizes, room):
-    found = windows(sizes, room)
+    found = spans(sizes, room)
     tagged = [i for w in found for i in range(w.tag_from, w.tag_to)]
     assert tagged == list(range(len(sizes)))
     for window in found:
@@ -235,17 +238,17 @@ def test_windows_tag_every_word_once_and_never_hold_too_much(sizes, room):
 
 
 def test_a_word_in_a_long_text_is_seen_with_what_stands_around_it():
-    for window in windows([1] * 500, 40)[1:-1]:
+    for window in spans([1] * 500, 40)[1:-1]:
         assert window.tag_from - window.first >= 10 and window.last - window.tag_to >= 10
 
 
 def test_a_window_is_tagged_as_if_it_were_all(tagger):
     words = ("the dog runs they walk a walk . " * 6).split()
-    (whole,) = tagger.chances([words], tagger.check({"max_length": 16}))
-    parts = cut_sentence(tagger.reader, words, 16)
+    (whole,) = tagger.word_probabilities([words], tagger.check({"max_length": 16}))
+    parts = sentence_windows(tagger.encoder, words, 16)
     assert len(parts) > 2
     for _, _, window in parts:
-        (alone,) = tagger.chances([words[window.first : window.last]], tagger.check({}))
+        (alone,) = tagger.word_probabilities([words[window.first : window.last]], tagger.check({}))
         kept = alone[window.tag_from - window.first : window.tag_to - window.first]
         assert kept == pytest.approx(whole[window.tag_from : window.tag_to], abs=1e-5)
 
@@ -253,12 +256,12 @@ def test_a_window_is_tagged_as_if_it_were_all(tagger):
 @pytest.mark.parametrize("join", sorted(JOINS))
 def test_vectors_of_pieces_become_those_of_words_as_in_a_loop(join):
     tokenizer = train_tokenizer(["the dog runs under houses"] * 3, vocab=310)
-    reader = Reader(tokenizer)
+    encoder = RowEncoder(tokenizer)
     sentences = [["dogs", "run"], ["underhouse"], ["the", "unknown", "house"]]
-    parts = [cut_sentence(reader, words, 64)[0] for words in sentences]
+    parts = [sentence_windows(encoder, words, 64)[0] for words in sentences]
     width = max(len(part.row.ids) for part in parts)
     x = torch.randn(len(parts), width, 5, dtype=torch.float64)
-    found = JOINS[join](x.flatten(0, 1), places(parts, width))
+    found = JOINS[join](x.flatten(0, 1), word_places(parts, width))
     wanted = []
     for row, words in zip(x, sentences, strict=True):
         sizes = [len(tokenizer.encode(word)) for word in words]
@@ -269,11 +272,11 @@ def test_vectors_of_pieces_become_those_of_words_as_in_a_loop(join):
 
 
 def test_words_of_a_sentence_are_drawn_together():
-    wanted = ones([0] * 40, 2)
-    found = ones([0] * 20 + [1] * 20, 2)
-    apart = resampled([units(wanted, found)], 500)[0].std()
+    wanted = one_hot([0] * 40, 2)
+    found = one_hot([0] * 20 + [1] * 20, 2)
+    apart = bootstrap([count_units(wanted, found).f1], 40, 500)[0].std()
     of = np.repeat(np.arange(4), 10)  # two sentences all right, two all wrong
-    together = resampled([units(wanted, found, of)], 500)[0].std()
+    together = bootstrap([count_units(wanted, found, of).f1], 4, 500)[0].std()
     assert together > 2 * apart
 
 

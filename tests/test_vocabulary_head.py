@@ -36,7 +36,7 @@ def exact(head: nn.Linear, x):
 def written(head: Head, x):
     """Write twice: to lay the weights out, and then with what was laid out."""
     with fast(head, frozen=True):
-        one, other = head.write(x), head.write(x)
+        one, other = head.step_logits(x), head.step_logits(x)
         HELD.append(held(native.scope(head)))
     assert torch.equal(one, other)
     return other
@@ -49,11 +49,11 @@ def test_weights_are_laid_out_only_where_they_cannot_change(head):
     x = torch.randn(ROWS, 23)
     with torch.no_grad():
         with fast(head):
-            head.write(x)
+            head.step_logits(x)
             assert held(native.scope(head)) == 0
             head.weight.data.copy_(head.weight.data * 2)
-            torch.testing.assert_close(head.write(x), exact(head, x))
-        head.write(x)
+            torch.testing.assert_close(head.step_logits(x), exact(head, x))
+        head.step_logits(x)
         assert native.scope(head) is None
 
 
@@ -62,7 +62,7 @@ def test_weights_are_laid_out_when_it_pays(head, monkeypatch):
     x = torch.randn(ROWS, 23)
     with torch.no_grad(), fast(head, frozen=True):
         for step in range(4):
-            torch.testing.assert_close(head.write(x), exact(head, x))
+            torch.testing.assert_close(head.step_logits(x), exact(head, x))
             assert (held(native.scope(head)) > 0) == (step > 1)
 
 
@@ -115,7 +115,7 @@ def test_changed_weights_are_seen(head, change):
 def test_what_learns_is_plain(head):
     x = torch.randn(ROWS, 23, requires_grad=True)
     with fast(head, frozen=True):
-        head.write(x).sum().backward()
+        head.step_logits(x).sum().backward()
         assert held(native.scope(head)) == 0
     assert x.grad is not None and head.weight.grad is not None
 

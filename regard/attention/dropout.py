@@ -1,28 +1,28 @@
-"""Dropout whose coin tosses are cheap on a CPU."""
+"""Dropout whose random bits are cheap on a CPU."""
 
 import torch
 from torch import Tensor
 
 
-def toss(x: Tensor, p: float) -> Tensor:
+def dropout_mask(x: Tensor, p: float) -> Tensor:
     """Return what to multiply the entries of x by: zero with probability p, else 1 / (1 - p).
 
-    Eight coins are cut from each 64-bit draw, so p is met to 1/256: a Bernoulli draw for each
+    Each 64-bit draw serves eight entries, so p is met to 1/256: a Bernoulli draw for each
     entry costs more than the matrix products of a small model.
     """
     words = torch.empty((x.numel() + 7) // 8, dtype=torch.int64, device=x.device)
     words.random_(-(2**63), None)
     threshold = min(255, max(1, round(p * 256)))
-    coins = words.view(torch.uint8)[: x.numel()].view(x.shape)
-    kept = torch.ge(coins, threshold, out=torch.empty(x.shape, dtype=x.dtype, device=x.device))
+    draws = words.view(torch.uint8)[: x.numel()].view(x.shape)
+    kept = torch.ge(draws, threshold, out=torch.empty(x.shape, dtype=x.dtype, device=x.device))
     return kept.mul_(256 / (256 - threshold))
 
 
 def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
     """Zero each entry with probability p (to 1/256) and scale the rest, in training only."""
-    return x * toss(x, p) if training and p > 0 else x
+    return x * dropout_mask(x, p) if training and p > 0 else x
 
 
 def add_dropped(x: Tensor, y: Tensor, p: float, training: bool = True) -> Tensor:
     """Return x plus y after dropout, in one pass."""
-    return torch.addcmul(x, y, toss(y, p)) if training and p > 0 else x + y
+    return torch.addcmul(x, y, dropout_mask(y, p)) if training and p > 0 else x + y

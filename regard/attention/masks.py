@@ -1,7 +1,7 @@
 """Attention masks: small objects that combine with & and can give any tile.
 
-True means may look. Positions are an int (they count up from it) or coordinates of shape (l, c)
-or (b, l, c); tiles broadcast to (b, h, q, k).
+True means that the query may see the key. Positions are an int (they count up from it) or
+coordinates of shape (l, c) or (b, l, c); tiles broadcast to (b, h, q, k).
 """
 
 import torch
@@ -26,16 +26,16 @@ def _grid(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Mask:
-    """What every mask answers."""
+    """The base of all masks: which keys each query may see."""
 
     by_query = True  # whether queries differ in what they may see; else a tile is one row
 
     def tile(self, rows: slice, columns: slice) -> Tensor:
-        """Return whether each query of the rows may look at each key of the columns."""
+        """Return whether each query of the rows may see each key of the columns."""
         raise NotImplementedError
 
     def span(self, rows: slice, keys: int) -> slice:
-        """Return a range of keys outside of which none of these rows may look."""
+        """Return a range of keys outside of which none of these rows sees any."""
         return slice(0, keys)
 
     def aligned(self, queries: int, keys: int) -> bool:
@@ -68,7 +68,7 @@ class Mask:
 
 
 class Both(Mask):
-    """May look only where both masks allow it."""
+    """The intersection of two masks."""
 
     def __init__(self, one: Mask, other: Mask):
         self.one, self.other = one, other
@@ -101,7 +101,7 @@ class _PositionMask(Mask):
     def _offset(self) -> int | None:
         """Return how far queries are ahead of keys if both just count up.
 
-        Of a class from elsewhere nobody knows: it may allow other pairs than what it is made from.
+        None for a class from elsewhere: it may allow other pairs than what it is made from.
         """
         if type(self).__module__ != __name__:
             return None
@@ -111,7 +111,7 @@ class _PositionMask(Mask):
 
 
 class Causal(_PositionMask):
-    """A key may be seen from its own position on."""
+    """Causal mask: a query sees the keys up to its own position."""
 
     def allowed(self, q: Tensor, k: Tensor) -> Tensor:
         """Compare the first coordinates."""
@@ -129,7 +129,7 @@ class Causal(_PositionMask):
 
 
 class Sliding(_PositionMask):
-    """Nearer than a width in every coordinate."""
+    """Sliding window: a query sees keys nearer than a width in every coordinate."""
 
     def __init__(self, width: int, q_at: At = 0, k_at: At = 0):
         super().__init__(q_at, k_at)
@@ -149,7 +149,7 @@ class Sliding(_PositionMask):
 
 
 class Window(_PositionMask):
-    """In the same window, when all positions are cut into windows of a size."""
+    """Window partition: a query sees the keys in its own window of a size."""
 
     def __init__(self, size: int, q_at: At = 0, k_at: At = 0):
         super().__init__(q_at, k_at)
@@ -171,7 +171,7 @@ class Window(_PositionMask):
 
 
 class Prefix(_PositionMask):
-    """Everyone sees the prefix; what comes after it is causal."""
+    """Prefix-LM mask: all see the prefix; what comes after it is causal."""
 
     def __init__(self, length: int | Tensor, q_at: At = 0, k_at: At = 0):
         super().__init__(q_at, k_at)
@@ -183,7 +183,7 @@ class Prefix(_PositionMask):
 
 
 class Document(Mask):
-    """In the same document: packed sequences do not see each other."""
+    """Document mask: packed sequences do not see each other."""
 
     def __init__(self, q_document: Tensor, k_document: Tensor | None = None):
         self.q = q_document
@@ -209,7 +209,7 @@ class TensorMask(Mask):
 
 
 class Padding(Mask):
-    """Only real keys, none of the padding: keep has shape (b, k)."""
+    """Key padding mask: keep (b, k) is True for real keys."""
 
     by_query = False
 

@@ -62,18 +62,18 @@ class Cache:
 
     @property
     def at(self) -> Tensor | None:
-        """Return where the keys stand, put together only when somebody asks."""
+        """Return the positions of the keys, concatenated only when asked for."""
         if len(self._at) > 1:
             self._at = [torch.cat(self._at, dim=-2)]
         return self._at[0] if self._at else None
 
     @property
     def room(self) -> int:
-        """Return for how many keys memory is taken."""
+        """Return for how many keys memory is allocated."""
         return self.v.shape[-2]
 
     def take(self, count: int, at: Tensor) -> int:
-        """Take room for the keys and values of new positions and return where it begins."""
+        """Reserve room for the keys and values of new positions and return where it begins."""
         start, end = self.length, self.length + count
         if end > self.room:
             self.compact(None, 2 * end)
@@ -192,7 +192,7 @@ class MultiHead(nn.Module):
     def _project_heads(self, x: Tensor, first: int, last: int) -> Tensor:
         """Project to some of the heads of queries, keys and values: by their rows of the matrix.
 
-        A matrix of another kind, or one that somebody listens to, projects to all of them.
+        A matrix of another kind, or one with hooks, projects to all of them.
         """
         some = slice(first * self.head_width, last * self.head_width)
         if not is_linear(self.qkv):

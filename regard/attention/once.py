@@ -1,4 +1,4 @@
-"""What all layers of a model ask for with the same words, computed once a forward pass."""
+"""A cache for one forward pass: what all layers of a model need alike is computed once."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,8 +13,8 @@ _PASS: ContextVar[dict[tuple, tuple[Any, Any]] | None] = ContextVar("pass", defa
 
 @contextmanager
 def one_pass() -> Iterator[None]:
-    """Remember answers while the block runs, and no longer: what they are made of may change."""
-    if torch.compiler.is_compiling():  # it sees for itself what is asked twice
+    """Keep what `once` computes while the block runs, and no longer: its inputs may change."""
+    if torch.compiler.is_compiling():  # it finds common subexpressions by itself
         yield
         return
     token = _PASS.set({})
@@ -25,7 +25,7 @@ def one_pass() -> Iterator[None]:
 
 
 def once(make: Callable[[], T], *of: object, **by: object) -> T:
-    """Return make(), from memory if it was made `of` the same objects and `by` equal values."""
+    """Return make(), cached for the same objects `of` and equal values `by`."""
     known = _PASS.get()
     if known is None or torch.compiler.is_compiling():
         return make()

@@ -1,4 +1,4 @@
-"""How well a query matches a key: the scores of attention, by name."""
+"""Score functions of attention: how well a query matches a key, by name."""
 
 import math
 from typing import Any, NamedTuple, Protocol, runtime_checkable

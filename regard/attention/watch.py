@@ -1,4 +1,4 @@
-"""Watching: what a model attends to, without changing what it does."""
+"""Watching: recording the attention maps of a model without changing its output."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,7 +33,7 @@ def _numbers(pick: Pick, size: int, what: str) -> list[int]:
 
 @dataclass
 class Map:
-    """The attention of one layer: weights (b, h, q, k), computed only where asked for."""
+    """The attention map of one layer: weights (b, h, q, k), computed only where asked for."""
 
     name: str
     shape: tuple[int, int, int, int]
@@ -75,14 +75,14 @@ def _runs(rows: list[int]) -> list[slice]:
     return runs
 
 
-def _below(maps: list[Map]) -> Map:
-    """Put the rows of maps below each other."""
+def _concatenated(maps: list[Map]) -> Map:
+    """Concatenate the rows of maps."""
     b, h, _, k = maps[0].shape
     rows = [(each, row) for each in maps for row in range(each.shape[2])]
 
     def compute(sentence: int, heads: list[int], span: slice) -> Tensor:
-        found = [each.compute(sentence, heads, slice(i, i + 1)) for each, i in rows[span]]
-        return torch.cat(found, dim=-2)
+        parts = [each.compute(sentence, heads, slice(i, i + 1)) for each, i in rows[span]]
+        return torch.cat(parts, dim=-2)
 
     return Map(maps[0].name, (b, h, len(rows), k), compute)
 
@@ -115,7 +115,7 @@ class Maps:
         for name in self._names.get(id(module), [])[:1]:
             maps = self._maps.get(name, [])
             if last > 1:
-                self._maps[name] = [*maps[:-last], _below(maps[-last:])]
+                self._maps[name] = [*maps[:-last], _concatenated(maps[-last:])]
 
     def count(self, module: object) -> int:
         """Return how many maps there are of a module that stands in one place."""
@@ -170,7 +170,7 @@ _WATCHER: ContextVar[Maps | None] = ContextVar("watcher", default=None)
 
 
 def watcher() -> Maps | None:
-    """Return who is watching now; attend asks, and what joins its answers or stands for it."""
+    """Return the active recorder of attention maps, if any."""
     return _WATCHER.get()
 
 
@@ -179,7 +179,7 @@ def watch(model: nn.Module | Holder) -> Iterator[Maps]:
     """Collect the attention of every layer of a model while the block runs.
 
     The model is a module, or what regard.load returned. `maps[name]` is the attention of a layer
-    when it was last computed, `maps.calls(name)` that of each time: in writing, of each step.
+    when it was last computed, `maps.calls(name)` that of each time: in decoding, of each step.
     """
     module = model if isinstance(model, nn.Module) else getattr(model, "model", None)
     if not isinstance(module, nn.Module):

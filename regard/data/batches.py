@@ -130,6 +130,10 @@ class Shuffled:
         parts = [self._order(int(e))[places[epochs == e]] for e in np.unique(epochs)]
         return np.concatenate(parts)
 
+    def epoch(self) -> float:
+        """Return in how many batches all examples are read once."""
+        return self.examples / self.rows
+
     def _order(self, epoch: int) -> np.ndarray:
         if epoch not in self._orders:
             rng = np.random.Generator(np.random.PCG64([self.seed % 2**64, epoch]))

@@ -25,6 +25,8 @@ from regard.data.split import RowSplitter, Split, shares_and_files
 from regard.data.table import BadRow, RowFaults, Table, is_folder, stem_and_suffix
 from regard.errors import UsageError, lookup
 
+AROUND = 6  # words shown on both sides of one
+
 
 class Example(NamedTuple):
     """A text and its labels, with the file and line it came from."""
@@ -36,6 +38,27 @@ class Example(NamedTuple):
     @property
     def source(self) -> str:
         """Return the text by whose hash rows are split."""
+        return self.text
+
+    @property
+    def units(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Return what has labels, and those: the text itself."""
+        return [(self.text, self.labels)]
+
+    @property
+    def number(self) -> float:
+        """Return the number that is its label, or refuse."""
+        try:
+            (text,) = self.labels
+            return float(text)
+        except ValueError as error:
+            raise UsageError(
+                f"{self.where}: {','.join(self.labels)!r:.60} is no number, which is what this "
+                "model gives to a text"
+            ) from error
+
+    def excerpt(self, unit: int) -> str:
+        """Return what to show of a unit."""
         return self.text
 
 
@@ -50,6 +73,16 @@ class Sentence(NamedTuple):
     def source(self) -> str:
         """Return the text by whose hash rows are split."""
         return " ".join(self.words)
+
+    @property
+    def units(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Return what has labels, and those: each word."""
+        return [(word, (tag,)) for word, tag in zip(self.words, self.tags, strict=True)]
+
+    def excerpt(self, unit: int) -> str:
+        """Return a word in brackets between its neighbours."""
+        before, after = self.words[max(0, unit - AROUND) : unit], self.words[unit + 1 :]
+        return " ".join([*before, f"[{self.words[unit]}]", *after[:AROUND]])
 
 
 # Texts and labels
@@ -189,6 +222,7 @@ class SentenceReader:
     """Reads words and tags from CoNLL-U, columns with blank lines between, or a table of lists."""
 
     of = "words with tags"
+    several = False  # a word has one tag
 
     def __init__(self, format: SentenceFormat, most: int | None = None):
         """Take how rows stand in a file, and how many sentences to read, if not all."""
@@ -340,7 +374,8 @@ class Labelled(Dataset[list[Any]]):
     @property
     def sha(self) -> str:
         """Return a hash of what is trained and validated on."""
-        return hash_items([item for name in ("train", "valid") for item in self.parts[name]])
+        names = [name for name in ("train", "valid") if name in self.parts] or list(self.parts)
+        return hash_items([item for name in names for item in self.parts[name]])
 
 
 def hash_items(items: Sequence[Any]) -> str:

@@ -7,9 +7,9 @@ from typing import TypeVar
 
 import torch
 
+from regard.allocator import reuse_memory
 from regard.attention.watch import watcher
 from regard.errors import UsageError
-from regard.memory import reuse_memory
 
 T = TypeVar("T")
 U = TypeVar("U")

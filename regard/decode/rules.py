@@ -1,4 +1,4 @@
-"""Changes of logits by the rules that a checkpoint brings: what may not be said, or not again.
+"""Logits processors that a checkpoint's generation_config.json asks for.
 
 They have the names, the order and the meaning that transformers gives them in
 generation_config.json, so that the same texts come out. A rule sees all tokens of a text, those it
@@ -22,7 +22,7 @@ LONGEST = 10_000_000  # length that a rule may speak of
 
 @dataclass(frozen=True)
 class Given:
-    """What the rules of a batch stand on, sentence by sentence."""
+    """What the rules must know of a batch, sentence by sentence."""
 
     ends: Sequence[int]  # tokens that end a text
     before: Sequence[Sequence[int]]  # tokens that each text was begun with
@@ -32,8 +32,8 @@ class Given:
 
 
 @dataclass
-class Now:
-    """Where writing stands: which sentence each row is of, and what was written in it."""
+class DecodingStep:
+    """One step of decoding: which sentence each row is of, and its tokens so far."""
 
     given: Given
     number: list[int]
@@ -41,22 +41,22 @@ class Now:
 
     @property
     def step(self) -> int:
-        """Return how many tokens were written."""
+        """Return how many tokens were generated."""
         return self.written.shape[1]
 
     def new(self) -> list[int]:
-        """Return how many tokens of each row were written, now or earlier."""
+        """Return how many tokens of each row were generated, now or earlier."""
         earlier = self.given.earlier or [0] * len(self.given.before)
         return [earlier[n] + self.step for n in self.number]
 
     @cached_property
     def tokens(self) -> list[list[int]]:
-        """Return all tokens of each row, those it was begun with too."""
+        """Return all tokens of each row, its prompt too."""
         pairs = zip(self.number, self.written.tolist(), strict=True)
         return [[*self.given.before[n], *row] for n, row in pairs]
 
 
-Change = Callable[[Tensor, Now], Tensor]
+Change = Callable[[Tensor, DecodingStep], Tensor]
 
 
 def _mask(scores: Tensor, rows: Sequence[int], ids: Sequence[int]) -> Tensor:
@@ -67,9 +67,9 @@ def _mask(scores: Tensor, rows: Sequence[int], ids: Sequence[int]) -> Tensor:
 
 
 def repetition_penalty(strength: float) -> Change:
-    """Make every token that a text has already less likely (Keskar et al. 2019)."""
+    """Repetition penalty: make every token that a text has already less likely (CTRL, 2019)."""
 
-    def change(scores: Tensor, now: Now) -> Tensor:
+    def change(scores: Tensor, now: DecodingStep) -> Tensor:
         seen = torch.zeros_like(scores, dtype=torch.bool)
         for row, tokens in zip(seen, now.tokens, strict=True):
             row[torch.tensor(tokens, dtype=torch.long)] = True
@@ -81,17 +81,17 @@ def repetition_penalty(strength: float) -> Change:
 
 def _follow_ups(tokens: Sequence[int], size: int) -> dict[tuple[int, ...], list[int]]:
     """Return what has come after each run of size - 1 tokens."""
-    found: dict[tuple[int, ...], list[int]] = {}
+    after: dict[tuple[int, ...], list[int]] = {}
     for start in range(len(tokens) - size + 1):
         *first, last = tokens[start : start + size]
-        found.setdefault(tuple(first), []).append(last)
-    return found
+        after.setdefault(tuple(first), []).append(last)
+    return after
 
 
 def no_repeat_ngram_size(size: int) -> Change:
-    """Let no run of so many tokens come twice (Paulus et al. 2017)."""
+    """Forbid repeated n-grams (Paulus et al. 2017)."""
 
-    def change(scores: Tensor, now: Now) -> Tensor:
+    def change(scores: Tensor, now: DecodingStep) -> Tensor:
         for row, tokens in enumerate(now.tokens):
             if len(tokens) + 1 >= size:
                 last = tuple(tokens[len(tokens) + 1 - size :])
@@ -102,9 +102,9 @@ def no_repeat_ngram_size(size: int) -> Change:
 
 
 def encoder_no_repeat_ngram_size(size: int) -> Change:
-    """Let no run of so many tokens of the source be said."""
+    """Forbid n-grams of the source."""
 
-    def change(scores: Tensor, now: Now) -> Tensor:
+    def change(scores: Tensor, now: DecodingStep) -> Tensor:
         for row, (n, tokens) in enumerate(zip(now.number, now.tokens, strict=True)):
             if len(tokens) + 1 >= size:
                 last = tuple(tokens[len(tokens) + 1 - size :])
@@ -117,7 +117,7 @@ def encoder_no_repeat_ngram_size(size: int) -> Change:
 def sequence_bias(pairs: Sequence[tuple[Sequence[int], float]]) -> Change:
     """Make runs of tokens more or less likely: the last of them, where the others came before."""
 
-    def change(scores: Tensor, now: Now) -> Tensor:
+    def change(scores: Tensor, now: DecodingStep) -> Tensor:
         more = torch.zeros_like(scores)
         for run, bias in pairs:
             *first, last = run
@@ -130,9 +130,9 @@ def sequence_bias(pairs: Sequence[tuple[Sequence[int], float]]) -> Change:
 
 
 def bad_words_ids(runs: Sequence[Sequence[int]]) -> Change:
-    """Let no such run of tokens be said; the end of a text is none."""
+    """Forbid these sequences of tokens; the end of a text alone is none."""
 
-    def change(scores: Tensor, now: Now) -> Tensor:
+    def change(scores: Tensor, now: DecodingStep) -> Tensor:
         real = [(run, -inf) for run in runs if list(run) not in ([end] for end in now.given.ends)]
         return sequence_bias(real)(scores, now)
 
@@ -140,9 +140,9 @@ def bad_words_ids(runs: Sequence[Sequence[int]]) -> Change:
 
 
 def min_length(length: int) -> Change:
-    """Do not end before a text has so many tokens, those it was begun with too."""
+    """Forbid the end before a text has so many tokens, its prompt included."""
 
-    def change(scores: Tensor, now: Now) -> Tensor:
+    def change(scores: Tensor, now: DecodingStep) -> Tensor:
         short = [
             row for row, n in enumerate(now.number) if len(now.given.before[n]) + now.step < length
         ]
@@ -152,9 +152,9 @@ def min_length(length: int) -> Change:
 
 
 def min_new_tokens(length: int) -> Change:
-    """Do not end before so many tokens were written."""
+    """Forbid the end before so many tokens were generated."""
 
-    def change(scores: Tensor, now: Now) -> Tensor:
+    def change(scores: Tensor, now: DecodingStep) -> Tensor:
         rows = [row for row, count in enumerate(now.new()) if count < length]
         return _mask(scores, rows, now.given.ends)
 
@@ -172,7 +172,7 @@ def _only(scores: Tensor, rows: Sequence[int], ids: Sequence[int]) -> Tensor:
 def forced_bos_token_id(number: int) -> Change:
     """Begin with a token, where there is only the one after which every text begins."""
 
-    def change(scores: Tensor, now: Now) -> Tensor:
+    def change(scores: Tensor, now: DecodingStep) -> Tensor:
         first = [
             row for row, n in enumerate(now.number) if len(now.given.before[n]) + now.step == 1
         ]
@@ -184,18 +184,18 @@ def forced_bos_token_id(number: int) -> Change:
 def forced_eos_token_id(ids: Sequence[int]) -> Change:
     """End with a token where a text is as long as it may be."""
 
-    def change(scores: Tensor, now: Now) -> Tensor:
+    def change(scores: Tensor, now: DecodingStep) -> Tensor:
         last = [row for row, n in enumerate(now.number) if now.given.limits[n] == now.step + 1]
         return _only(scores, last, ids)
 
     return change
 
 
-def exponential_decay_length_penalty(told: tuple[int, float]) -> Change:
+def exponential_decay_length_penalty(decay: tuple[int, float]) -> Change:
     """Make the end likelier and likelier after so many tokens."""
-    start, factor = told
+    start, factor = decay
 
-    def change(scores: Tensor, now: Now) -> Tensor:
+    def change(scores: Tensor, now: DecodingStep) -> Tensor:
         ends = list(now.given.ends)
         for row, count in enumerate(now.new()):
             if count > start:
@@ -206,14 +206,14 @@ def exponential_decay_length_penalty(told: tuple[int, float]) -> Change:
 
 
 def suppress_tokens(ids: Sequence[int]) -> Change:
-    """Never say these tokens."""
+    """Never generate these tokens."""
     return lambda scores, now: _mask(scores, range(len(scores)), ids)
 
 
 def begin_suppress_tokens(ids: Sequence[int], forced: bool = False) -> Change:
     """Do not begin with these tokens; where the first one is forced, that is the second."""
 
-    def change(scores: Tensor, now: Now) -> Tensor:
+    def change(scores: Tensor, now: DecodingStep) -> Tensor:
         first = [
             row
             for row, (n, count) in enumerate(zip(now.number, now.new(), strict=True))
@@ -308,34 +308,34 @@ RULES: dict[str, Rule] = {
     "renormalize_logits": Rule(lambda x, vocab: x is True),
     "early_stopping": Rule(lambda x, vocab: x if x == "never" else x is True),
 }
-NOTHING: dict[str, Any] = {"repetition_penalty": 1, "no_repeat_ngram_size": 0, "min_length": 0}
-NOTHING |= {"encoder_no_repeat_ngram_size": 0, "min_new_tokens": 0}
+NO_EFFECT: dict[str, Any] = {"repetition_penalty": 1, "no_repeat_ngram_size": 0, "min_length": 0}
+NO_EFFECT |= {"encoder_no_repeat_ngram_size": 0, "min_new_tokens": 0}
 
 
-def checked(told: Any, vocab: int) -> dict[str, Any]:
-    """Return the rules that a file tells, each checked, without those that change nothing."""
-    if not isinstance(told, Mapping):
-        raise UsageError(f"'rules' are {told!r:.40}; expected an object")
-    found: dict[str, Any] = {}
-    for key, value in told.items():
+def checked(rules: Any, vocab: int) -> dict[str, Any]:
+    """Return the rules of a file, each checked, without those that have no effect."""
+    if not isinstance(rules, Mapping):
+        raise UsageError(f"'rules' are {rules!r:.40}; expected an object")
+    good: dict[str, Any] = {}
+    for key, value in rules.items():
         if key not in RULES:
             raise UsageError(f"unknown rule {key!r:.40}; known are {', '.join(RULES)}")
         try:
-            found[key] = RULES[key].check(value, vocab)
+            good[key] = RULES[key].check(value, vocab)
         except UsageError as mistake:
             raise UsageError(f"{key}={mistake}") from None
-    return checked_again(found)
+    return _effective(good)
 
 
 class GenerationConfig:
     """A checkpoint's generation_config.json as options of decoding, or ours if it has none.
 
-    `told` are rules as a file has them, None for a model of our own.
+    `rules` are as a file has them, None for a model of our own.
     """
 
-    def __init__(self, told: Any, eos: int, vocab: int, begin: int = 0):
-        self.foreign = told is not None
-        self.rules = checked({} if told is None else told, vocab)
+    def __init__(self, rules: Any, eos: int, vocab: int, begin: int = 0):
+        self.foreign = rules is not None
+        self.rules = checked({} if rules is None else rules, vocab)
         self.begin: int = self.rules.get("decoder_start_token_id", begin)
         self.all_ends: list[int] = self.rules.get("eos_token_id", [eos])
         self.eos = eos if eos in self.all_ends else -1  # which no token is
@@ -353,34 +353,34 @@ class GenerationConfig:
 
     def changes(self, given: Given, **others: Any) -> "list[Rules]":
         """Return the rules as changes of logits, with others beside or instead of them."""
-        found = Rules(checked_again({**self.rules, **others}), given)
-        return [found] if found else []
+        rules = Rules(_effective({**self.rules, **others}), given)
+        return [rules] if rules else []
 
 
 Ways = GenerationConfig  # until the tasks use the new name
 
 
-def checked_again(rules: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what changes nothing."""
-    return {key: value for key, value in rules.items() if value != NOTHING.get(key)}
+def _effective(rules: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out rules without effect."""
+    return {key: value for key, value in rules.items() if value != NO_EFFECT.get(key)}
 
 
 @dataclass
 class Rules:
-    """Checked rules as one change of logits, which is told which sentence each row is of."""
+    """Checked rules as one change of logits, which knows the sentence of each row."""
 
-    told: Mapping[str, Any]
+    rules: Mapping[str, Any]
     given: Given
     changes: list[Change] = field(init=False)
 
     def __post_init__(self) -> None:
         self.changes = []
         for key, rule in RULES.items():
-            if key not in self.told or rule.change is None:
+            if key not in self.rules or rule.change is None:
                 continue
-            value = self.told[key]
+            value = self.rules[key]
             if key == "begin_suppress_tokens":
-                forced = "forced_bos_token_id" in self.told
+                forced = "forced_bos_token_id" in self.rules
                 self.changes.append(begin_suppress_tokens(value, forced))
             else:
                 self.changes.append(rule.change(value))
@@ -390,7 +390,7 @@ class Rules:
 
     def __call__(self, logits: Tensor, written: Tensor, number: Tensor) -> Tensor:
         """Change the logits (rows, vocab) of rows with these tokens, of sentences by number."""
-        now = Now(self.given, number.tolist(), written)
+        now = DecodingStep(self.given, number.tolist(), written)
         for change in self.changes:
             logits = change(logits, now)
         return logits

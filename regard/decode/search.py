@@ -1,8 +1,8 @@
-"""Writing with a model: greedily, by beam or by chance; it knows no architecture.
+"""Beam search, greedy decoding and sampling, with any model that is a Writer.
 
 A text begins after `bos`, or after the last token of its own prompt (`begin`), and ends with `eos`;
-neither is among the ids that are returned. Sentences never see each other: what is written for one
-depends on no neighbour in its batch.
+neither is among the ids that are returned. What is decoded for a sentence depends on no neighbour
+in its batch.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,20 +27,20 @@ LONGEST = 512
 # Given texts are read this many tokens at a time, to bound the memory of the logits.
 SPAN = 64
 
-# when a beam has found enough: ours, and those of transformers
+# when a beam search ends: ours, and those of transformers
 STOPPINGS = ("patience", "early", "length", "never")
 
 # A change of logits (b, vocab), in place or not, that knows the tokens written so far (b, t).
 Adjust = Callable[[Tensor, Tensor], Tensor] | Rules
-# How many tokens a text may have: for all, for each sentence, or (None) by its source's length.
+# The most tokens of a text: for all, for each sentence, or (None) by the length of its source.
 Limit = int | Sequence[int] | Tensor | None
-# Is told the number of a sentence and the token just written for it; True ends the text there.
+# Called with the number of a sentence and its newest token; True ends the text there.
 OnToken = Callable[[int, int], bool | None]
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A text that was written or judged."""
+    """A text that was generated or scored."""
 
     ids: list[int]
     score: float  # the log-probability, divided as the length penalty says
@@ -67,7 +67,7 @@ def penalty(name: str, alpha: float | None = None) -> Callable:
 
 
 def forbid(*ids: int) -> Callable[[Tensor, Tensor], Tensor]:
-    """Never write these tokens."""
+    """Never generate these tokens."""
     return lambda logits, written: logits.index_fill_(1, logits.new_tensor(ids).long(), -inf)
 
 
@@ -78,7 +78,7 @@ def at_least(length: int, eos: int = EOS) -> Adjust:
 
 
 def keep_top_k(count: int) -> Adjust:
-    """Draw among the likeliest few."""
+    """Top-k sampling: keep the k most likely tokens."""
     if count < 1:
         raise UsageError(f"top_k={count} leaves nothing to draw; choose 1 or more")
 
@@ -90,7 +90,7 @@ def keep_top_k(count: int) -> Adjust:
 
 
 def keep_top_p(mass: float) -> Adjust:
-    """Draw among the fewest tokens that have this much probability (Holtzman et al. 2020)."""
+    """Nucleus sampling: keep the fewest tokens of this much probability (Holtzman et al. 2020)."""
     if not 0 < mass <= 1:
         raise UsageError(f"top_p={mass} is not above 0 and at most 1")
 
@@ -104,7 +104,7 @@ def keep_top_p(mass: float) -> Adjust:
 
 
 def keep_min_p(share: float) -> Adjust:
-    """Draw among the tokens that have this share of the likeliest one's probability."""
+    """Min-p sampling: keep tokens of at least this fraction of the largest probability."""
     if not 0 <= share <= 1:
         raise UsageError(f"min_p={share} is not between 0 and 1")
 
@@ -117,12 +117,12 @@ def keep_min_p(share: float) -> Adjust:
 
 
 def usual_limit(length: int) -> int:
-    """Return how many tokens are written at most for a source of so many."""
+    """Return the default limit of tokens for a source of so many."""
     return min(LONGEST, 10 + length + length // 2)
 
 
 def _adjusted(logits: Tensor, adjust: Sequence[Adjust], written: Tensor, number: Tensor) -> Tensor:
-    """Change logits (rows, vocab) after what was written in each row."""
+    """Apply all changes to the logits (rows, vocab), given what each row has so far."""
     for change in adjust:
         if isinstance(change, Rules):
             each = number.repeat_interleave(len(logits) // len(number))
@@ -134,14 +134,14 @@ def _adjusted(logits: Tensor, adjust: Sequence[Adjust], written: Tensor, number:
 
 def _is_end(tokens: Tensor, eos: int, ends: Sequence[int]) -> Tensor:
     """Tell which tokens end a text."""
-    found = tokens == eos
+    is_end = tokens == eos
     for end in ends:
-        found = found | (tokens == end)
-    return found
+        is_end = is_end | (tokens == end)
+    return is_end
 
 
-class _Plan:
-    """For each sentence: how long its text may become, and how it must begin."""
+class _Constraints:
+    """For each sentence: the most tokens of its text, and the prefix it must begin with."""
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ class _Plan:
             row[: len(ids)] = self.limit.new_tensor(ids)
 
     def force(self, step: int, logits: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Return which sentences must go on how at a step, and how likely each row finds it."""
+        """Return which sentences have a forced token at a step, which, and its log-probability."""
         if step >= self.forced.shape[1]:
             return None
         token = self.forced[:, step : step + 1]
@@ -194,8 +194,8 @@ class _Plan:
         self.limit, self.forced = self.limit[sentences], self.forced[sentences]
 
 
-class _Finished:
-    """The texts that are finished, for each sentence: score, ids, log-probability after each."""
+class _FinishedHypotheses:
+    """The finished texts of each sentence: score, ids, log-probability after each token."""
 
     def __init__(self, count: int, divisor: Callable, n_best: int):
         self.texts: list[list[tuple[float, list[int], list[float]]]] = [[] for _ in range(count)]
@@ -209,11 +209,11 @@ class _Finished:
         self.texts[sentence].append((score, ids, passed))
 
     def bar(self, sentence: int, best: int) -> float:
-        """Return the score that a text must beat to be among so many best."""
+        """Return the score that a text must beat to be among the best so many."""
         scores = sorted((score for score, *_ in self.texts[sentence]), reverse=True)
         return scores[best - 1] if len(scores) >= best else -inf
 
-    def told(self, ordered: bool) -> list[list[Hypothesis]]:
+    def results(self, ordered: bool) -> list[list[Hypothesis]]:
         """Return the texts of each sentence, as they came or the best first."""
         if ordered:
             self.texts = [sorted(some, key=lambda text: -text[0]) for some in self.texts]
@@ -235,8 +235,8 @@ def _first(source: Tensor, begin: Tensor | None, bos: int) -> Tensor:
     return begin.view(-1, 1)
 
 
-def _stay(done: Tensor) -> Tensor | None:
-    """Return who goes on if some are done, the last ones in the places of those: so few move."""
+def _active(done: Tensor) -> Tensor | None:
+    """Return which are not done, if some are; the last ones take their places, so that few move."""
     if not bool(done.any()):
         return None
     count = len(done) - int(done.sum())
@@ -251,7 +251,7 @@ def _logprobs(logits: Tensor) -> Tensor:
     return torch.log_softmax(logits, 1, out=logits)
 
 
-def _best(x: Tensor) -> Tensor:
+def _argmax(x: Tensor) -> Tensor:
     """Return where each row (b, n) has its first largest entry.
 
     The largest of each stretch first: PyTorch's argmax goes through a long row one by one, which
@@ -266,21 +266,23 @@ def _best(x: Tensor) -> Tensor:
     return (which * stretch + inside).squeeze(1)
 
 
-def _likeliest(logits: Tensor, written: Tensor, step: int, number: Tensor) -> tuple[Tensor, Tensor]:
-    """Pick the first likeliest token of each row."""
-    if (found := native.likeliest(logits)) is not None:
-        return found
+def _most_likely(
+    logits: Tensor, written: Tensor, step: int, number: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Pick the first most likely token of each row."""
+    if (picked := native.argmax(logits)) is not None:
+        return picked
     logprobs = _logprobs(logits)
-    token = _best(logprobs)
+    token = _argmax(logprobs)
     return token, logprobs.gather(1, token.unsqueeze(1))
 
 
 def _continuations(logprobs: Tensor, so_far: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the best ways to go on, (sentences, count): log-probability, parent and token.
+    """Return the best continuations, (sentences, count): log-probability, parent and token.
 
-    logprobs is (sentences, hypotheses, vocab), so_far (sentences, hypotheses). To look for the
-    largest of many numbers is slow, a maximum is not: so the vocabulary is dealt out like cards to
-    some piles, and only piles whose best card is among the best can hold one of the best.
+    logprobs is (sentences, hypotheses, vocab), so_far (sentences, hypotheses). A top-k of many
+    numbers is slow, a maximum is not: so the vocabulary is dealt to some piles, and only piles
+    whose maximum is among the best can hold one of the best.
     """
     sentences, _, vocab = logprobs.shape
     piles = min(vocab, 64 * max(1, round((vocab * count) ** 0.5 / 64)))  # 64: for the vector units
@@ -330,16 +332,16 @@ def beam(
     eos: int = EOS,
     ends: Sequence[int] = (),
 ) -> list[list[Hypothesis]]:
-    """Write the texts of highest score that a beam finds for each sentence, best first.
+    """Beam search: return the texts of highest score for each sentence, best first.
 
     At each step the best 2 * beam ways to go on are considered: an end among the first `beam` of
     them finishes a text, and the best `beam` others go on. A sentence is done when patience * beam
     texts are finished (Kasai et al. 2022; inf never gives up), or when none still open can become
     one of the best: a log-probability only falls, and no divisor exceeds that of max_length.
-    Other ways of `stopping`, as transformers has them, wait for `beam` texts: early stops there,
+    Other kinds of `stopping`, as transformers has them, wait for `beam` texts: early stops there,
     length goes on while the best open text, as long as it is, beats the worst of them, and never
     while it could as long as it may become. Changes are made `on` logits or on logprobs, which may
-    be renormalised. Tokens of `ends` end a text as eos does, and stay in it.
+    be renormalised. Tokens of `ends` end a text as eos does, and active in it.
     """
     lookup("stopping", stopping, dict.fromkeys(STOPPINGS))
     if beam < 1:
@@ -355,23 +357,23 @@ def beam(
         enough = beam if stopping == "early" else inf
     ranked = n_best if stopping == "patience" else beam  # among whom a text must come
     kept = max(2, 2 + len(ends)) * beam
-    plan = _Plan(source, lengths, max_length, prefix, eos)
+    constraints = _Constraints(source, lengths, max_length, prefix, eos)
     count, device = source.shape[0], source.device
-    finished = _Finished(count, divisor, n_best)
+    finished = _FinishedHypotheses(count, divisor, n_best)
     if count == 0:
         return []
 
-    state = writer.start(source, lengths, capacity=plan.longest)
+    state = writer.start(source, lengths, capacity=constraints.longest)
     ids = _first(source, begin, bos)
-    number = torch.arange(count, device=device)  # which sentence each one in the batch is
+    number = torch.arange(count, device=device)  # which sentence each row of the batch is
     written = ids.new_empty(count, 1, 0)  # the tokens of each hypothesis
     passed = torch.empty(count, 1, 0, device=device)  # its log-probability after each of them
     bar = torch.full((count,), -inf, dtype=torch.float64, device=device)
     done = torch.zeros(count, dtype=torch.bool, device=device)
-    for step in range(plan.longest):
+    for step in range(constraints.longest):
         logits, state = writer.step(ids, state)
         logits = logits[:, -1]
-        forced = plan.force(step, logits)
+        forced = constraints.force(step, logits)
         before = written.flatten(0, 1)
         if on == "logits":
             logits = _adjusted(logits, adjust, before, number)
@@ -390,7 +392,7 @@ def beam(
             parents = parents.masked_fill(must, 0)
 
         ended = _is_end(tokens, eos, ends)
-        last = plan.limit == step + 1
+        last = constraints.limit == step + 1
         finishing = (ended | last.unsqueeze(1)) & (scores != -inf) & ~done.unsqueeze(1)
         rows, places = finishing[:, :beam].nonzero(as_tuple=True)
         if len(rows):
@@ -415,18 +417,19 @@ def beam(
         past = parents.unsqueeze(-1).expand(-1, -1, step)
         written = torch.cat([written.gather(1, past), tokens.unsqueeze(-1)], dim=2)
         passed = torch.cat([passed.gather(1, past), scores.unsqueeze(-1)], dim=2)
-        now, most = divisor(step + 1), divisor(plan.limit)
+        now, most = divisor(step + 1), divisor(constraints.limit)
         reach = most.clamp(min=now) if stopping in ("patience", "never") else now
         done |= last | (scores[:, 0] / reach <= bar)
-        if (stay := _stay(done)) is not None:
-            if len(stay) == 0:
+        if (active := _active(done)) is not None:
+            if len(active) == 0:
                 break
-            state.keep(stay)
-            plan.keep(stay)
-            number, written, passed, bar = number[stay], written[stay], passed[stay], bar[stay]
-            done = done[stay]
+            state.keep(active)
+            constraints.keep(active)
+            number, written, passed, bar, done = (
+                x[active] for x in (number, written, passed, bar, done)
+            )
         ids = written[..., -1].reshape(-1, 1)
-    return finished.told(ordered=True)
+    return finished.results(ordered=True)
 
 
 # Which token to take after each row and how likely it is, given adjusted logits (b, vocab), which
@@ -435,11 +438,11 @@ Pick = Callable[[Tensor, Tensor, int, Tensor], tuple[Tensor, Tensor]]
 
 
 @torch.inference_mode()
-def _follow(
+def _decode_one_by_one(
     writer: Writer,
     source: Tensor,
     lengths: Tensor | None,
-    plan: _Plan,
+    constraints: _Constraints,
     pick: Pick,
     texts: int,
     divisor: Callable,
@@ -450,40 +453,40 @@ def _follow(
     eos: int,
     ends: Sequence[int] = (),
 ) -> list[list[Hypothesis]]:
-    """Write some texts for each sentence token by token, with no second thoughts."""
+    """Decode left to right without a beam (greedy or sampling)."""
     count, device = source.shape[0], source.device
-    finished = _Finished(count, divisor, texts)
+    finished = _FinishedHypotheses(count, divisor, texts)
     if count == 0:
         return []
-    state = writer.start(source, lengths, capacity=plan.longest)
+    state = writer.start(source, lengths, capacity=constraints.longest)
     ids = _first(source, begin, bos)
     number = torch.arange(count, device=device)
     written = ids.new_empty(count, texts, 0)
     passed = torch.empty(count, texts, 0, device=device)
     ended = torch.zeros(count, texts, dtype=torch.bool, device=device)
-    for step in range(plan.longest):
+    for step in range(constraints.longest):
         logits, state = writer.step(ids, state)
         logits = logits[:, -1]
         if step == 0 and texts > 1:  # here they part
             logits = logits.repeat_interleave(texts, 0)
             state.select(ids.new_zeros(count, texts))
-        forced = plan.force(step, logits)
+        forced = constraints.force(step, logits)
         before = written.flatten(0, 1)
         logits = _adjusted(logits, adjust, before, number)
         token, likely = (x.view(ended.shape) for x in pick(logits, before, step, number))
         if forced is not None:
-            must, one, how = forced
-            token, likely = torch.where(must, one, token), torch.where(must, how, likely)
+            must, one, logprob = forced
+            token, likely = torch.where(must, one, token), torch.where(must, logprob, likely)
         so_far = passed[..., -1] if step else 0.0
         written = torch.cat([written, token.unsqueeze(-1)], dim=2)
         passed = torch.cat([passed, (so_far + likely).unsqueeze(-1)], dim=2)
         ended |= _is_end(token, eos, ends)
-        done = ended.all(1) | (plan.limit == step + 1)
+        done = ended.all(1) | (constraints.limit == step + 1)
         if on_token is not None:
             pairs = zip(number.tolist(), token[:, 0].tolist(), strict=True)
             done |= done.new_tensor([one != eos and bool(on_token(n, one)) for n, one in pairs])
         ids = token.view(-1, 1)
-        if (stay := _stay(done)) is None:
+        if (active := _active(done)) is None:
             continue
         rows = done.nonzero().squeeze(1)
         for sentence, its_ids, its_passed in zip(
@@ -494,13 +497,13 @@ def _follow(
                 end = next(over, len(text))
                 kept = end if end == len(text) or text[end] == eos else end + 1
                 finished.add(sentence, text[:kept], values[: end + 1])
-        if len(stay) == 0:
+        if len(active) == 0:
             break
-        state.keep(stay)
-        plan.keep(stay)
-        number, written, passed, ended = number[stay], written[stay], passed[stay], ended[stay]
+        state.keep(active)
+        constraints.keep(active)
+        number, written, passed, ended = (x[active] for x in (number, written, passed, ended))
         ids = written[..., -1].reshape(-1, 1)
-    return finished.told(ordered=False)
+    return finished.results(ordered=False)
 
 
 def greedy(
@@ -519,12 +522,12 @@ def greedy(
     eos: int = EOS,
     ends: Sequence[int] = (),
 ) -> list[list[Hypothesis]]:
-    """Write for each sentence the one text that takes the likeliest token at each step."""
-    plan = _Plan(source, lengths, max_length, prefix, eos)
+    """Greedy decoding: take the most likely token at each step."""
+    constraints = _Constraints(source, lengths, max_length, prefix, eos)
 
     divisor = penalty(length_penalty, alpha)
     rest = adjust, begin, on_token, bos, eos, ends
-    return _follow(writer, source, lengths, plan, _likeliest, 1, divisor, *rest)
+    return _decode_one_by_one(writer, source, lengths, constraints, _most_likely, 1, divisor, *rest)
 
 
 def sample(
@@ -550,50 +553,50 @@ def sample(
     eos: int = EOS,
     ends: Sequence[int] = (),
 ) -> list[list[Hypothesis]]:
-    """Write texts for each sentence by drawing token after token, in the order they were drawn.
+    """Sampling: draw each token by its probability; texts come in the order they were drawn.
 
     What is drawn for a sentence depends on the seed and the number of its line alone. Temperature
-    comes first, then top_k, top_p and min_p; log-probabilities are told as the model gave them.
+    comes first, then top_k, top_p and min_p; log-probabilities are those of the model itself.
     """
     if on_token is not None and samples > 1:
-        raise UsageError(f"samples={samples} texts cannot be told token by token; choose 1")
+        raise UsageError(f"samples={samples} texts cannot be streamed token by token; choose 1")
     if samples < 1:
         raise UsageError(f"samples={samples} asks for nothing; choose 1 or more")
     if not 0 <= temperature < inf:
         raise UsageError(f"temperature={temperature} is not a number from 0 on")
     cuts = [(top_k, keep_top_k), (top_p, keep_top_p), (min_p, keep_min_p)]
     changes = [make(value) for value, make in cuts if value is not None]
-    plan = _Plan(source, lengths, max_length, prefix, eos)
+    constraints = _Constraints(source, lengths, max_length, prefix, eos)
     lines = range(source.shape[0]) if lines is None else lines
     if len(lines) != source.shape[0]:
         raise UsageError(f"{len(lines)} line numbers for {source.shape[0]} sentences")
-    luck = torch.zeros(len(lines), plan.longest, samples, dtype=torch.float64)
-    for row, line, most in zip(luck, lines, plan.limit.tolist(), strict=True):
+    uniforms = torch.zeros(len(lines), constraints.longest, samples, dtype=torch.float64)
+    for row, line, most in zip(uniforms, lines, constraints.limit.tolist(), strict=True):
         row[:most] = torch.rand(
             most, samples, dtype=torch.float64, generator=_generator(seed, line)
         )
-    luck = luck.to(source.device)
+    uniforms = uniforms.to(source.device)
 
     def pick(logits: Tensor, written: Tensor, step: int, number: Tensor) -> tuple[Tensor, Tensor]:
         if temperature == 0:
-            return _likeliest(logits, written, step, number)
+            return _most_likely(logits, written, step, number)
         logprobs = _logprobs(logits)
         logits = logprobs / temperature
         for change in changes:
             logits = change(logits, written)
         # the token at which the sum of the probabilities passes the number drawn from [0, 1)
         sums = logits.double().softmax(1).cumsum(1)
-        point = luck[number, step].view(-1, 1) * sums[:, -1:]
+        point = uniforms[number, step].view(-1, 1) * sums[:, -1:]
         token = torch.searchsorted(sums, point, right=True).clamp_(max=logits.shape[1] - 1)
         return token, logprobs.gather(1, token)
 
     divisor = penalty(length_penalty, alpha)
     rest = adjust, begin, on_token, bos, eos, ends
-    return _follow(writer, source, lengths, plan, pick, samples, divisor, *rest)
+    return _decode_one_by_one(writer, source, lengths, constraints, pick, samples, divisor, *rest)
 
 
 def _generator(seed: int, line: int) -> torch.Generator:
-    """Return the source of chance of one line, unrelated to those of other lines and seeds."""
+    """Return the random generator of one line, unrelated to those of other lines and seeds."""
     digest = blake2b(f"{seed} {line}".encode(), digest_size=8).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "big"))
 
@@ -610,11 +613,11 @@ def score(
     bos: int = BOS,
     eos: int = EOS,
 ) -> list[Hypothesis]:
-    """Judge a given text for each sentence: how likely does the model find each of its tokens?"""
+    """Forced decoding: return the log-probability of each token of a given text per sentence."""
     count = source.shape[0]
     if len(texts) != count:
         raise UsageError(f"{len(texts)} texts for {count} sentences; give one for each")
-    finished = _Finished(count, penalty(length_penalty, alpha), 1)
+    finished = _FinishedHypotheses(count, penalty(length_penalty, alpha), 1)
     if count == 0:
         return []
     longest = max(map(len, texts)) + 1
@@ -627,9 +630,9 @@ def score(
     for start in range(0, longest, SPAN):
         end = min(longest, start + SPAN)
         logits, state = writer.step(ids[:, start:end], state)
-        told = logits.gather(2, ids[:, start + 1 : end + 1].unsqueeze(-1)).squeeze(-1)
-        parts.append(told - logits.logsumexp(-1))
+        chosen = logits.gather(2, ids[:, start + 1 : end + 1].unsqueeze(-1)).squeeze(-1)
+        parts.append(chosen - logits.logsumexp(-1))
     passed = torch.cat(parts, dim=1).double().cumsum(1).tolist()
     for sentence, (text, values) in enumerate(zip(texts, passed, strict=True)):
         finished.add(sentence, list(text), values[: len(text) + 1])
-    return [one for (one,) in finished.told(ordered=False)]
+    return [one for (one,) in finished.results(ordered=False)]

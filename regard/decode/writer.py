@@ -1,24 +1,25 @@
-"""What a model must do so that text can be written with it."""
+"""The protocol of a model that can be decoded from: start and step."""
 
-from typing import Protocol, TypeVar
+from collections.abc import Iterator
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
 
 class State(Protocol):
-    """What writing carries: sentences, each with its hypotheses.
+    """The state of decoding: sentences, each with its hypotheses.
 
     Hypothesis j of sentence i is row i * hypotheses + j.
     """
 
     @property
     def sentences(self) -> int:
-        """Return how many sentences are still being written."""
+        """Return how many sentences are not finished."""
         ...
 
     @property
     def hypotheses(self) -> int:
-        """Return how many texts are being written for each sentence."""
+        """Return how many hypotheses each sentence has."""
         ...
 
     def select(self, parents: Tensor) -> "State":
@@ -34,7 +35,7 @@ S = TypeVar("S", bound=State)
 
 
 class Writer(Protocol[S]):
-    """A model that reads a source and then says, token by token, how a text may go on."""
+    """A model that reads a source and then returns, token by token, the logits of the next."""
 
     def start(self, source: Tensor, lengths: Tensor | None = None, *, capacity: int) -> S:
         """Read the sources (b, s) and allocate for texts of `capacity` tokens, one for each."""
@@ -45,4 +46,25 @@ class Writer(Protocol[S]):
 
         The caller may overwrite the logits.
         """
+        ...
+
+
+class EncoderDecoder(Writer[Any], Protocol):
+    """A writer that also reads whole targets at once, as in training."""
+
+    config: Any  # with source_vocab, target_vocab and max_length
+    head: Any  # the output projection, with weight and bias
+
+    def hidden(
+        self, source: Tensor, target: Tensor, lengths: Tensor | None = None, **more: Any
+    ) -> Tensor:
+        """Return the vectors before the head, one for each token of the target."""
+        ...
+
+    def __call__(self, source: Tensor, target: Tensor) -> Tensor:
+        """Return the logits after each token of the target."""
+        ...
+
+    def named_modules(self) -> Iterator[tuple[str, Any]]:
+        """Return its modules by name; those of cross-attention end in .cross."""
         ...

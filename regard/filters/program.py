@@ -1,4 +1,4 @@
-"""Filters on photos: one, the lectures' comparison of them, and their grid of the bilateral."""
+"""`regard filter`: one filter on a photo, a comparison of filters, or a grid of the bilateral."""
 
 import inspect
 import re
@@ -25,10 +25,10 @@ from regard.results import Named
 from regard.settings import fill, setting
 from regard.training.progress import Progress
 
-WRITTEN = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP", ".bmp": "BMP"}
-MOST_PAIRS = 2**40  # of pixels that are compared: some hours
-MOST_COPIED = 2**27  # numbers of the patches that a texture is grown from
-SHOWN = 0.01  # of the largest weight: what a picture of weights must have room for
+FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP", ".bmp": "BMP"}
+MAX_PAIRS = 2**40  # of pixels that are compared: some hours
+MAX_COPIED = 2**27  # numbers in the patches of a texture's sample
+VISIBLE = 0.01  # of the largest weight: what a picture of weights must show
 
 # parameter of a filter -> its help and bounds
 KEYS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -65,7 +65,7 @@ class FilterSettings:
 
 
 @dataclass(frozen=True)
-class CompareSettings:
+class FilterCompareSettings:
     """Settings of the comparison of denoising filters."""
 
     out: Path | None = setting(None, "picture to write, .png")
@@ -79,7 +79,7 @@ class CompareSettings:
 
 
 @dataclass(frozen=True)
-class GridSettings:
+class FilterGridSettings:
     """Settings of the bilateral filter's grid over both of its widths."""
 
     out: Path | None = setting(None, "picture to write, .png")
@@ -89,7 +89,7 @@ class GridSettings:
 
 
 def settings_of(name: str) -> type:
-    """Return the settings of a filter: its own keywords, and those of all."""
+    """Return the settings class of a filter: its own keywords, and those of all."""
     hints = get_type_hints(FILTERS[name])
     own = []
     for key, one in inspect.signature(FILTERS[name]).parameters.items():
@@ -102,20 +102,23 @@ def settings_of(name: str) -> type:
     return make_dataclass("Settings", own, bases=(FilterSettings,), frozen=True)
 
 
-# what can be asked for -> the class of its keys
+# filter, compare or grid -> its settings class
 SETTINGS: dict[str, type] = {
     **{name: settings_of(name) for name in FILTERS},
-    "compare": CompareSettings,
-    "grid": GridSettings,
+    "compare": FilterCompareSettings,
+    "grid": FilterGridSettings,
 }
+
+
+Scores = Mapping[str, tuple[float, float]]  # PSNR and SSIM by the name of a filter
 
 
 @dataclass(frozen=True)
 class Filtered(Named):
-    """A picture that was written, and how window_mask each filter came to the photo."""
+    """The path of a picture that was written, and the scores of the filters on it."""
 
     path: str
-    scores: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # PSNR and SSIM
+    scores: Scores = field(default_factory=dict)
 
     def __str__(self) -> str:
         width = max(map(len, self.scores), default=0)
@@ -123,27 +126,34 @@ class Filtered(Named):
         return "\n".join([*rows, f"wrote {self.path}"])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON."""
+        """Return plain values for JSON."""
         scores = {name: {"psnr": p, "ssim": s} for name, (p, s) in self.scores.items()}
         return {"path": self.path, **({"scores": scores} if scores else {})}
 
 
 def filter_photo(
-    name: str, photo: str | Path, settings: Mapping[str, Any], *, quiet: bool = False
+    name: str, photo: str | Path, given: Mapping[str, Any], *, quiet: bool = False
 ) -> Filtered:
-    """Filter a photo by a name of FILTERS, or draw the comparison or the grid of it."""
-    how: Any = fill(lookup("filter", name, SETTINGS), settings)
-    if how.out is None:
+    """Filter a photo by a name of FILTERS, or draw a comparison or a grid of it."""
+    settings: Any = fill(lookup("filter", name, SETTINGS), given)
+    out = settings.out
+    if out is None:
         raise UsageError(f"out is missing; write for example out={name}.png")
-    kinds = WRITTEN if name in FILTERS and how.weights_at is None else {".png": "PNG"}
-    if how.out.suffix.lower() not in kinds:
-        raise UsageError(f"out={how.out}: unknown kind of image; end it in {' or '.join(kinds)}")
-    if how.threads:
-        torch.set_num_threads(how.threads)
+    kinds = FORMATS if name in FILTERS and settings.weights_at is None else {".png": "PNG"}
+    if out.suffix.lower() not in kinds:
+        raise UsageError(
+            f"out={settings.out}: unknown kind of image; end it in {' or '.join(kinds)}"
+        )
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
     image = read(photo)
     with torch.no_grad():
-        scores = ACTS.get(name, _one(name))(image, how, Path(photo).name, quiet)
-    return Filtered(str(how.out), scores)
+        if name in FILTERS:
+            scores = {}
+            _apply(name, image, settings, Path(photo).name, quiet)
+        else:
+            scores = PICTURES[name](image, settings, Path(photo).name, quiet)
+    return Filtered(str(out), scores)
 
 
 def read(photo: str | Path) -> Tensor:
@@ -151,8 +161,8 @@ def read(photo: str | Path) -> Tensor:
     return torch.tensor(ImageFormat().read(photo)).float() / 255
 
 
-def parse_pixel(text: str, image: Tensor, share: float = 1.0) -> Pixel:
-    """Read which pixel is meant, of a photo that was since made smaller by a share."""
+def parse_pixel(text: str, image: Tensor, scale: float = 1.0) -> Pixel:
+    """Parse a pixel x,y of a photo that was then resized by a factor."""
     numbers = re.fullmatch(r"\s*(\d{1,6})\s*[,x ]\s*(\d{1,6})\s*", text)
     if numbers is None:
         raise UsageError(f"weights_at={text:.40}; expected a pixel such as weights_at=120,80")
@@ -161,55 +171,51 @@ def parse_pixel(text: str, image: Tensor, share: float = 1.0) -> Pixel:
         check_pixel((x, y), image)
     except UsageError as mistake:
         raise UsageError(f"weights_at={text}: {mistake}") from None
-    return int(x * share), int(y * share)
+    return int(x * scale), int(y * scale)
 
 
-def fitted(image: Tensor, size: int) -> tuple[Tensor, float]:
-    """Bring a larger photo to a longer side, and tell by which share."""
-    share = size / max(image.shape[-2:])
-    if share >= 1:
+def shrink(image: Tensor, size: int) -> tuple[Tensor, float]:
+    """Resize a larger photo to a longer side; return it and the factor."""
+    scale = size / max(image.shape[-2:])
+    if scale >= 1:
         return image, 1.0
-    sides = [max(1, round(share * side)) for side in image.shape[-2:]]
+    sides = [max(1, round(scale * side)) for side in image.shape[-2:]]
     small = F.interpolate(image[None], sides, mode="bicubic", antialias=True)[0]
-    return small.clamp(0, 1), share
+    return small.clamp(0, 1), scale
 
 
 def as_bytes(image: Tensor) -> np.ndarray:
     """Return an image as bytes (h, w) or (h, w, 3)."""
-    found = (255 * image.clamp(0, 1)).round().to(torch.uint8).permute(1, 2, 0).numpy()
-    return found[..., 0] if found.shape[2] == 1 else found
+    pixels = (255 * image.clamp(0, 1)).round().to(torch.uint8).permute(1, 2, 0).numpy()
+    return pixels[..., 0] if pixels.shape[2] == 1 else pixels
 
 
-def as_colours(image: Tensor) -> np.ndarray:
+def as_rgb(image: Tensor) -> np.ndarray:
     """Return an image as bytes (h, w, 3)."""
     return as_bytes(image.expand(3, -1, -1))
 
 
-def _one(name: str) -> Callable[[Tensor, Any, str, bool], dict]:
-    """Return how a filter is applied to a photo and the outcome written."""
-
-    def act(image: Tensor, how: Any, title: str, quiet: bool) -> dict:
-        own = {one.name: getattr(how, one.name) for one in fields(how)}
-        for common in fields(FilterSettings):
-            del own[common.name]
-        if "guide" in own:
-            own["guide"] = _guide(own["guide"], image)
-        if how.weights_at is not None:
-            _draw_weights(name, image, own, how, title)
-            return {}
-        _afford(name, image, own)
-        if name == "texture":
-            with Progress("texture", own["height"] * own["width"], quiet=quiet) as bar:
-                out = FILTERS[name](image, **own, progress=bar.update)
-        else:
-            out = FILTERS[name](image, **own)
-        stream = BytesIO()
-        more = {"quality": 95} if how.out.suffix.lower() not in (".png", ".bmp") else {}
-        Image.fromarray(as_bytes(out)).save(stream, WRITTEN[how.out.suffix.lower()], **more)
-        write_atomically(how.out, stream.getvalue())
-        return {}
-
-    return act
+def _apply(name: str, image: Tensor, settings: Any, title: str, quiet: bool) -> None:
+    """Write the filtered photo, or a picture of the weights of one pixel."""
+    common = {one.name for one in fields(FilterSettings)}
+    own = {
+        one.name: getattr(settings, one.name) for one in fields(settings) if one.name not in common
+    }
+    if "guide" in own:
+        own["guide"] = _guide(own["guide"], image)
+    if settings.weights_at is not None:
+        _draw_weights(name, image, own, settings, title)
+        return
+    _check_cost(name, image, own)
+    if name == "texture":
+        with Progress("texture", own["height"] * own["width"], quiet=quiet) as bar:
+            out = FILTERS[name](image, **own, progress=bar.update)
+    else:
+        out = FILTERS[name](image, **own)
+    stream = BytesIO()
+    more = {"quality": 95} if settings.out.suffix.lower() not in (".png", ".bmp") else {}
+    Image.fromarray(as_bytes(out)).save(stream, FORMATS[settings.out.suffix.lower()], **more)
+    write_atomically(settings.out, stream.getvalue())
 
 
 def _guide(path: Path | None, image: Tensor) -> Tensor:
@@ -222,10 +228,10 @@ def _guide(path: Path | None, image: Tensor) -> Tensor:
     return guide
 
 
-def _afford(name: str, image: Tensor, own: dict[str, Any]) -> None:
-    """Refuse what would take days, or more memory than there is."""
+def _check_cost(name: str, image: Tensor, own: dict[str, Any]) -> None:
+    """Refuse what would take days, or too much memory."""
     pixels = image.shape[-1] * image.shape[-2]
-    if name == "texture" and 2 * image.numel() * own["patch"] ** 2 > MOST_COPIED:
+    if name == "texture" and 2 * image.numel() * own["patch"] ** 2 > MAX_COPIED:
         raise UsageError(
             f"a sample of {image.shape[-1]} x {image.shape[-2]} has too many patches of "
             f"patch={own['patch']}; cut a smaller sample"
@@ -233,39 +239,39 @@ def _afford(name: str, image: Tensor, own: dict[str, Any]) -> None:
     window = own.get("window", 1)
     if window == "auto" and "sigma_s" in own:
         window = int(6 * own["sigma_s"]) + 1
-    looked = window**2 if isinstance(window, int) else pixels if window == "full" else 1
-    if name != "gaussian" and pixels * min(pixels, looked) > MOST_PAIRS:
+    inside = window**2 if isinstance(window, int) else pixels if window == "full" else 1
+    if name != "gaussian" and pixels * min(pixels, inside) > MAX_PAIRS:
         raise UsageError(
             f"window={own['window']} of {pixels:,} pixels is more than can be waited for; "
             "choose a smaller window, such as window=21, or a smaller image"
         )
 
 
-def _draw_weights(name: str, image: Tensor, own: dict[str, Any], how: Any, title: str) -> None:
+def _draw_weights(name: str, image: Tensor, own: dict[str, Any], settings: Any, title: str) -> None:
     from regard.viewer.panels import draw_gallery  # matplotlib takes a while to import
 
     if name not in WEIGHTS:
         raise UsageError(
             f"weights_at: {name} copies single pixels; choose from {', '.join(WEIGHTS)}"
         )
-    at = parse_pixel(how.weights_at, image)
-    _afford(name, image, own)
+    at = parse_pixel(settings.weights_at, image)
+    _check_cost(name, image, own)
     weights = WEIGHTS[name](image, at, **own)
-    box = box_of([weights], at)
-    rows = [[_seen(image, at, box), _weighed(weights, box, f"{name}: weights")]]
-    write_atomically(how.out, draw_gallery(f"{title}: weights of pixel {at[0]},{at[1]}", rows))
+    box = crop_of([weights], at)
+    rows = [[_image_panel(image, at, box), _weights_panel(weights, box, f"{name}: weights")]]
+    write_atomically(settings.out, draw_gallery(f"{title}: weights of pixel {at[0]},{at[1]}", rows))
 
 
-Box = tuple[slice, slice]
+Crop = tuple[slice, slice]
 
 
-def box_of(maps: Sequence[Tensor], at: Pixel) -> Box:
-    """Return the part around a pixel, as wide and high as the image is, that holds all weights."""
+def crop_of(maps: Sequence[Tensor], at: Pixel) -> Crop:
+    """Return the crop around a pixel, of the image's proportions, that holds its weights."""
     high, wide = maps[0].shape
     reach = 0.04
     for weights in maps:
-        rows, columns = (weights.abs() > SHOWN * weights.abs().max()).nonzero().unbind(1)
-        with suppress(RuntimeError):  # weights that are no numbers
+        rows, columns = (weights.abs() > VISIBLE * weights.abs().max()).nonzero().unbind(1)
+        with suppress(RuntimeError):  # weights that are NaN
             down, right = (rows - at[1]).abs().max() / high, (columns - at[0]).abs().max() / wide
             reach = max(reach, float(torch.maximum(down, right)) * 1.1)
     spans = []
@@ -276,18 +282,18 @@ def box_of(maps: Sequence[Tensor], at: Pixel) -> Box:
     return spans[0], spans[1]
 
 
-def _seen(image: Tensor, at: Pixel, box: Box, caption: str = "the image there"):
-    """Return the panel of a part of an image, with a frame around a pixel."""
+def _image_panel(image: Tensor, at: Pixel, box: Crop, caption: str = "the image there"):
+    """Return the panel of a crop of an image, with a frame around a pixel."""
     from regard.viewer.panels import Panel
 
     piece = image[..., *box]
     high, wide = piece.shape[-2:]
     frame = (at[0] - box[1].start) / wide, (at[1] - box[0].start) / high, 1 / wide, 1 / high
-    return Panel(_enlarged(as_colours(piece), image), caption, frame)
+    return Panel(_enlarged(as_rgb(piece), image), caption, frame)
 
 
-def _weighed(weights: Tensor, box: Box, caption: str):
-    """Return the panel of weights in a part of an image."""
+def _weights_panel(weights: Tensor, box: Crop, caption: str):
+    """Return the panel of the weights in a crop."""
     from regard.viewer.panels import Panel, heat_map
 
     shown = heat_map(weights[box].numpy())
@@ -296,88 +302,93 @@ def _weighed(weights: Tensor, box: Box, caption: str):
 
 
 def _enlarged(pixels: np.ndarray, image: Tensor) -> np.ndarray:
-    """Bring a part of an image to the size of the whole, so that panels are alike."""
+    """Resize a crop to the size of the whole image, so that panels are of one size."""
     high, wide = image.shape[-2:]
     return np.asarray(Image.fromarray(pixels).resize((wide, high), Image.Resampling.NEAREST))
 
 
 def settings_for(noise: float, channels: int = 1) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Return the filters of the lectures' comparison as they suit noise of a spread, of 0 to 1.
+    """Return the filters of the comparison with parameters for a noise level, of 0 to 1.
 
-    They were searched on Set12 with a noise of 25 / 255; here they go with the noise.
+    They were searched on Set12 with a noise of 25 / 255, and are scaled with the noise.
     """
-    more = (255 * noise / 25) ** 0.5
-    apart = noise * channels**0.5  # what noise makes of two equal colours
+    scale = (255 * noise / 25) ** 0.5
+    distance = noise * channels**0.5  # of two equal colours, by noise
     return {
-        "Gaussian": ("gaussian", {"sigma": 0.9 * more}),
+        "Gaussian": ("gaussian", {"sigma": 0.9 * scale}),
         "anisotropic": (
             "perona_malik",
-            {"k": 0.8 * apart, "steps": 12, "conductance": "rational"},
+            {"k": 0.8 * distance, "steps": 12, "conductance": "rational"},
         ),
-        "total variation": ("total_variation", {"strength": 0.8 * apart, "steps": 50}),
-        "bilateral": ("bilateral", {"sigma_s": 1.5 * more, "sigma_r": 2.5 * apart}),
+        "total variation": ("total_variation", {"strength": 0.8 * distance, "steps": 50}),
+        "bilateral": ("bilateral", {"sigma_s": 1.5 * scale, "sigma_r": 2.5 * distance}),
         "non-local means": ("nonlocal_means", {"h": 0.75 * noise, "noise": noise, "patch": 5}),
     }
 
 
-def _compare(image: Tensor, how: CompareSettings, title: str, quiet: bool) -> dict:
-    """Draw the photo with noise, and what each filter makes of it."""
+def _compare(image: Tensor, settings: FilterCompareSettings, title: str, quiet: bool) -> Scores:
+    """Draw a photo with added noise, and the output of each filter."""
     from regard.viewer.panels import Panel, draw_gallery
 
-    assert how.out is not None
-    clean, share = fitted(image, how.size)
-    at = None if how.weights_at is None else parse_pixel(how.weights_at, image, share)
-    noise = how.sigma / 255
-    given = noisy(clean, noise, how.seed)
-    found, maps = {"noisy": given}, {}
+    assert settings.out is not None
+    clean, scale = shrink(image, settings.size)
+    at = None if settings.weights_at is None else parse_pixel(settings.weights_at, image, scale)
+    noise = settings.sigma / 255
+    given = noisy(clean, noise, settings.seed)
+    outputs, maps = {"noisy": given}, {}
     chosen = settings_for(noise, len(clean))
     with Progress("filters", len(chosen), quiet=quiet) as bar:
         for name, (filter, own) in chosen.items():
-            found[name] = FILTERS[filter](given, **own)
+            outputs[name] = FILTERS[filter](given, **own)
             if at is not None:
                 maps[name] = WEIGHTS[filter](given, at, **own)
             bar.update(1)
-    scores = {name: (psnr(x, clean), ssim(x, clean)) for name, x in found.items()}
+    scores = {name: (psnr(x, clean), ssim(x, clean)) for name, x in outputs.items()}
     panels = [
-        Panel(as_colours(x), f"{name}  {scores[name][0]:.2f} dB, SSIM {scores[name][1]:.3f}")
-        for name, x in found.items()
+        Panel(as_rgb(x), f"{name}  {scores[name][0]:.2f} dB, SSIM {scores[name][1]:.3f}")
+        for name, x in outputs.items()
     ]
     if at is not None:
-        box = box_of(list(maps.values()), at)
-        panels.append(_seen(given, at, box, f"noisy, around {how.weights_at}"))
-        panels += [_weighed(w, box, f"{name}: weights") for name, w in maps.items()]
+        box = crop_of(list(maps.values()), at)
+        panels.append(_image_panel(given, at, box, f"noisy, around {settings.weights_at}"))
+        panels += [_weights_panel(w, box, f"{name}: weights") for name, w in maps.items()]
     rows = [panels[i : i + 3] for i in range(0, len(panels), 3)]
-    write_atomically(how.out, draw_gallery(f"{title}, noise of {how.sigma:g} added", rows))
+    write_atomically(
+        settings.out, draw_gallery(f"{title}, noise of {settings.sigma:g} added", rows)
+    )
     return scores
 
 
-def _grid(image: Tensor, how: GridSettings, title: str, quiet: bool) -> dict:
-    """Draw the lectures' grid of the bilateral filter, with the weights of one pixel."""
+def _grid(image: Tensor, settings: FilterGridSettings, title: str, quiet: bool) -> Scores:
+    """Draw the bilateral filter over a grid of both sigmas, with the weights of one pixel."""
     from regard.viewer.panels import Panel, draw_gallery
 
-    assert how.out is not None
-    small, share = fitted(image, how.size)
+    assert settings.out is not None
+    small, scale = shrink(image, settings.size)
     at = small.shape[-1] // 2, small.shape[-2] // 2
-    if how.weights_at is not None:
-        at = parse_pixel(how.weights_at, image, share)
+    if settings.weights_at is not None:
+        at = parse_pixel(settings.weights_at, image, scale)
     spaces, values = (4.0, 8.0, 16.0), (0.05, 0.2, 0.8, "inf")
-    found, maps = {}, {}
+    outputs, maps = {}, {}
     with Progress("grid", len(spaces) * len(values), quiet=quiet) as bar:
         for sigma_s in spaces:
             for sigma_r in values:
                 own: dict[str, Any] = {"sigma_s": sigma_s, "sigma_r": sigma_r}
-                found[sigma_s, sigma_r] = FILTERS["bilateral"](small, **own)
+                outputs[sigma_s, sigma_r] = FILTERS["bilateral"](small, **own)
                 maps[sigma_s, sigma_r] = WEIGHTS["bilateral"](small, at, **own)
                 bar.update(1)
-    box = box_of(list(maps.values()), at)
+    box = crop_of(list(maps.values()), at)
     rows = []
     for s in spaces:
-        told = {r: f"σs {s:g}, σr {'∞: Gaussian' if r == 'inf' else r}" for r in values}
-        rows.append([Panel(as_colours(found[s, r]), told[r]) for r in values])
-        rows.append([_weighed(maps[s, r], box, "weights of the pixel") for r in values])
-    rows = [[Panel(as_colours(small), "the photo"), _seen(small, at, box, "the pixel")], *rows]
-    write_atomically(how.out, draw_gallery(f"{title}: bilateral filter", rows))
+        captions = {r: f"σs {s:g}, σr {'∞: Gaussian' if r == 'inf' else r}" for r in values}
+        rows.append([Panel(as_rgb(outputs[s, r]), captions[r]) for r in values])
+        rows.append([_weights_panel(maps[s, r], box, "weights of the pixel") for r in values])
+    rows = [[Panel(as_rgb(small), "the photo"), _image_panel(small, at, box, "the pixel")], *rows]
+    write_atomically(settings.out, draw_gallery(f"{title}: bilateral filter", rows))
     return {}
 
 
-ACTS: dict[str, Callable[[Tensor, Any, str, bool], dict]] = {"compare": _compare, "grid": _grid}
+PICTURES: dict[str, Callable[[Tensor, Any, str, bool], Scores]] = {
+    "compare": _compare,
+    "grid": _grid,
+}

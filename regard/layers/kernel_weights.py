@@ -176,8 +176,8 @@ class _Methods(dict):
     def __missing__(self, kind: type) -> frozenset[str]:
         owners = [one for one in kind.__mro__ if one not in (object, nn.Module)]
         names = frozenset(chain.from_iterable(vars(one) for one in owners))
-        found = self[kind] = names - {"training"}
-        return found
+        self[kind] = names - {"training"}
+        return self[kind]
 
 
 _METHODS = _Methods()

@@ -1,4 +1,4 @@
-"""Low-rank additions to matrices that stay as they are (LoRA)."""
+"""LoRA: low-rank adapters of frozen matrices."""
 
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
@@ -56,15 +56,15 @@ def adapt(model: nn.Module, patterns: str, rank: int, alpha: float, but: str = "
     known = dict(matrices(model, but))
     chosen: list[str] = []
     for pattern in (part.strip() for part in patterns.split(",")):
-        found = [name for name in known if fnmatchcase(name, pattern)]
-        if not found:
+        matching = [name for name in known if fnmatchcase(name, pattern)]
+        if not matching:
             ends = list(dict.fromkeys(f"*.{name.rpartition('.')[2]}" for name in known))
             raise UsageError(
                 f"lora_on={pattern!r:.60} fits no matrix of the model; choose from "
                 f"{', '.join(ends)}, or names such as {next(iter(known), 'none')}."
                 + nearest(pattern, [*ends, *known])
             )
-        chosen += [name for name in found if name not in chosen]
+        chosen += [name for name in matching if name not in chosen]
     for name in chosen:
         linear = known[name]
         register_parametrization(linear, "weight", LowRank(linear.weight, rank, alpha))
@@ -79,15 +79,15 @@ def adapters(model: nn.Module) -> list[nn.Parameter]:
 
 def merged(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the weights of a model, by their names in it, as those of one without additions."""
-    found: dict[str, Tensor] = {}
+    plain: dict[str, Tensor] = {}
     for name, tensor in weights.items():
         place, inside, part = name.partition(INSIDE)
         if not inside:
-            found[name] = tensor
+            plain[name] = tensor
         elif part == "original":
             first = f"{place}{INSIDE}0"
             low = model.get_submodule(first)
             assert isinstance(low, LowRank)
             up, down = weights[f"{first}.up"], weights[f"{first}.down"]
-            found[f"{place}.weight"] = low.merge(tensor.detach(), up.detach(), down.detach())
-    return found
+            plain[f"{place}.weight"] = low.merge(tensor.detach(), up.detach(), down.detach())
+    return plain

@@ -38,17 +38,17 @@ class RMSNorm(nn.Module):
 
     def _prepared(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return sqrt(width eps) and sqrt(width) weight, where they cannot change."""
-        found = scope(self)
-        if found is None or found.copies is None or F.rms_norm is not _rms_norm or traced():
+        active = scope(self)
+        if active is None or active.copies is None or F.rms_norm is not _rms_norm or traced():
             return None
         exact = weight.dtype in (torch.float32, torch.float64) and type(weight) is nn.Parameter
         if not exact or x.dtype != weight.dtype or not (weight.is_cpu and x.is_cpu):
             return None
         key = id(self)
-        if (ready := found.copies.get(key)) is None or ready[0] != self.eps:
+        if (ready := active.copies.get(key)) is None or ready[0] != self.eps:
             root, plain = weight.numel() ** 0.5, weight.detach()
             floor, scale = plain.new_tensor(root * self.eps**0.5), plain * root
-            ready = found.copies[key] = self.eps, (floor, scale)
+            ready = active.copies[key] = self.eps, (floor, scale)
         return ready[1]
 
 

@@ -11,14 +11,18 @@ from regard.attention.dropout import add_dropped
 from regard.layers.depth import drop_path
 
 
-class PreNorm(nn.Module):
-    """x + f(norm(x)); a stack of these ends with a norm."""
+class Residual(nn.Module):
+    """A residual connection with a norm, dropout and stochastic depth (`path`)."""
 
-    final_norm = True
+    final_norm = True  # whether a stack of these ends with a norm
 
     def __init__(self, norm: nn.Module, drop: float, path: float = 0.0):
         super().__init__()
         self.norm, self.drop, self.path = norm, drop, path
+
+
+class PreNorm(Residual):
+    """x + f(norm(x)); a stack of these ends with a norm."""
 
     def forward(self, x: Tensor, f: Callable[..., Tensor], **given: Any) -> Tensor:
         """Add what f makes of the normalised x."""
@@ -28,14 +32,10 @@ class PreNorm(nn.Module):
         return add_dropped(x, y, self.drop, self.training)
 
 
-class PostNorm(nn.Module):
+class PostNorm(Residual):
     """norm(x + f(x)), as in the paper's formula."""
 
     final_norm = False
-
-    def __init__(self, norm: nn.Module, drop: float, path: float = 0.0):
-        super().__init__()
-        self.norm, self.drop, self.path = norm, drop, path
 
     def forward(self, x: Tensor, f: Callable[..., Tensor], **given: Any) -> Tensor:
         """Normalise the sum."""

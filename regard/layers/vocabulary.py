@@ -1,4 +1,4 @@
-"""The logits of all tokens, quick for the rows of a step in writing too."""
+"""The language-model head, fast for the few rows of a decoding step too."""
 
 from threading import Lock
 from typing import NamedTuple
@@ -24,10 +24,10 @@ _one_at_a_time = Lock()
 
 
 class Head(nn.Linear):
-    """x W^T + b: what comes next, as a number for each token that there is."""
+    """Output projection to vocabulary logits: x W^T + b."""
 
-    def write(self, x: Tensor) -> Tensor:
-        """Return the logits of a step in writing, many of which ask the same weights."""
+    def step_logits(self, x: Tensor) -> Tensor:
+        """Return the logits of a decoding step, many of which read the same weights."""
         rows = x.numel() // max(1, x.shape[-1])
         laid_out = self._lay_out(x) if FEWEST <= rows <= ROWS else None
         if laid_out is None:
@@ -41,10 +41,10 @@ class Head(nn.Linear):
 
         That is done only where weights cannot change, and only for a head without hooks.
         """
-        weight, found = self._parameters.get("weight"), scope(self)
+        weight, active = self._parameters.get("weight"), scope(self)
         if (
-            found is None
-            or found.copies is None
+            active is None
+            or active.copies is None
             or type(self) is not Head
             or type(weight) is not nn.Parameter
             or weight.numel() < LARGE
@@ -58,21 +58,21 @@ class Head(nn.Linear):
         ):
             return None
         with _one_at_a_time:
-            return self._laid_out(found, weight)
+            return self._laid_out(active, weight)
 
-    def _laid_out(self, found: Scope, weight: Tensor) -> Tensor | None:
+    def _laid_out(self, active: Scope, weight: Tensor) -> Tensor | None:
         """Return the weights laid out in a scope, once they were asked for often enough."""
-        assert found.copies is not None
-        known = found.copies.get(id(self), Laid())
+        assert active.copies is not None
+        known = active.copies.get(id(self), Laid())
         state = weight.data_ptr(), weight._version
         if known.out is not None and known.state == state:
             return known.out
-        room = held(found) - known.bytes + weight.nbytes <= MOST_BYTES
+        room = held(active) - known.bytes + weight.nbytes <= MOST_BYTES
         out = None
         if room and known.steps + 1 >= STEPS:
             out = torch.ops.mkl._mkl_reorder_linear_weight(weight.detach().contiguous(), ROWS)
         size = 0 if out is None else weight.nbytes
-        found.copies[id(self)] = Laid(known.steps + 1, state, out, size)
+        active.copies[id(self)] = Laid(known.steps + 1, state, out, size)
         return out
 
 
@@ -87,13 +87,13 @@ class CappedHead(Head):
         """Return the logits of all tokens."""
         return torch.tanh(super().forward(input) / self.cap) * self.cap
 
-    def write(self, x: Tensor) -> Tensor:
-        """Return the logits of a step in writing."""
+    def step_logits(self, x: Tensor) -> Tensor:
+        """Return the logits of a decoding step."""
         return self(x)
 
 
 class Laid(NamedTuple):
-    """Weights as they are laid out, once they were asked for in so many steps."""
+    """Weights in MKL's layout, made once they were used in so many steps."""
 
     steps: int = 0
     state: tuple[int, int] = (0, 0)
@@ -101,6 +101,6 @@ class Laid(NamedTuple):
     bytes: int = 0
 
 
-def held(found: Scope) -> int:
+def held(active: Scope) -> int:
     """Return how many bytes of weights are held a second time."""
-    return sum(one.bytes for one in (found.copies or {}).values() if isinstance(one, Laid))
+    return sum(one.bytes for one in (active.copies or {}).values() if isinstance(one, Laid))

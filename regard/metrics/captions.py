@@ -10,7 +10,7 @@ import numpy as np
 from sacrebleu.metrics.chrf import CHRF
 
 from regard.errors import UsageError
-from regard.metrics.bleu import bleu_metric, compare
+from regard.metrics.bleu import bleu_metric, compare_bleu
 from regard.metrics.score import Comparison, Score, compare_means
 from regard.metrics.text import words
 
@@ -111,7 +111,7 @@ def compare_captions(
     """Compare two systems by paired bootstrap resampling (Koehn 2004)."""
     references: Any = references_of(captions)
     options: dict[str, Any] = {"tokenise": settings.tokenise, "lowercase": settings.lowercase}
-    rows = compare(ours, theirs, references, "en", samples=settings.samples, **options)
+    rows = compare_bleu(ours, theirs, references, "en", samples=settings.samples, **options)
     rows = [replace(one, name="BLEU-4") if one.name == "BLEU" else one for one in rows]
     mine, other = ({"CIDEr-D": cider(outputs, captions)} for outputs in (ours, theirs))
     more = f"nrefs:{len(references)}|{CIDER}"

@@ -47,8 +47,7 @@ class Evaluation(Scored):
         for c in self.comparison:
             lines.append(
                 f"{c.name}: {c.ours:.2f} against {c.theirs:.2f} of {c.against or self.against}; "
-                f"95% of resamples of ours {c.low:.2f} to {c.high:.2f}; "
-                f"p = {c.p:.4f} that the difference is chance  {c.signature}"
+                f"95% interval of ours {c.low:.2f} to {c.high:.2f}; p = {c.p:.4f}  {c.signature}"
             )
         lines += [str(self.lengths)] if self.lengths else []
         return "\n".join(lines)

@@ -126,7 +126,7 @@ class Lengths:
 
     def __str__(self) -> str:
         few = f"few: under {FEW} sentences, too few to tell  " * self.has_few
-        return f"{markdown(self.table())}\n± 95% of resamples  {few}{self.signature}"
+        return f"{markdown(self.table())}\n± 95% bootstrap interval  {few}{self.signature}"
 
     @property
     def has_few(self) -> bool:

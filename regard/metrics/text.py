@@ -3,8 +3,9 @@
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -109,12 +110,10 @@ class MeanMetric:
         outputs: Sequence[str],
         references: Sequence[Sequence[str]],
         language: str | None = None,
-        *,
-        tokenise: str | None = None,
-        lowercase: bool = False,
+        **bleu: Any,
     ) -> list[Score]:
         """Return the means over all outputs, against one or several lists of references."""
-        _only_bleu(tokenise, lowercase)
+        _only_bleu(bleu)
         signature = f"nrefs:{len(references)}|{self.signature}"
         table = self.table(outputs, references)
         return [Score(name, float(values.mean()), signature) for name, values in table.items()]
@@ -128,21 +127,19 @@ class MeanMetric:
         references: Sequence[Sequence[str]],
         language: str | None = None,
         *,
-        tokenise: str | None = None,
-        lowercase: bool = False,
         samples: int = 1000,
+        **bleu: Any,
     ) -> list[Comparison]:
         """Compare two systems by paired bootstrap resampling (Koehn 2004)."""
-        _only_bleu(tokenise, lowercase)
+        _only_bleu(bleu)
         mine, other = (self.table(outputs, references) for outputs in (ours, theirs))
-        return compare_means(
-            mine, other, samples, f"nrefs:{len(references)}|{self.signature}", "texts"
-        )
+        signature = f"nrefs:{len(references)}|{self.signature}"
+        return compare_means(mine, other, samples, signature, "texts")
 
 
-def _only_bleu(tokenise: str | None, lowercase: bool) -> None:
-    """Refuse settings that only BLEU has."""
-    if tokenise or lowercase:
+def _only_bleu(options: Mapping[str, Any]) -> None:
+    """Refuse tokenise and lowercase, which only BLEU has."""
+    if any(options.values()):
         raise UsageError(
             "tokenise and lowercase are for metric=bleu; the others have their own tokenisation"
         )

@@ -398,4 +398,4 @@ class Captioner(nn.Module):
     def step(self, ids: Int[Tensor, "b l"], state: Any) -> tuple[Float[Tensor, "b l vocab"], Any]:
         """Read the next tokens of all hypotheses and return the logits after each."""
         hidden, state = self.decoder.step(ids, state)
-        return self.head.write(hidden), state
+        return self.head.step_logits(hidden), state

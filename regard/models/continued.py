@@ -52,4 +52,4 @@ class Continued(nn.Module):
         self, ids: Int[Tensor, "b l"], state: RecurrentState
     ) -> tuple[Float[Tensor, "b l vocab"], RecurrentState]:
         """Read the next tokens of all hypotheses and return the logits after each."""
-        return self.head.write(self._read(ids, state)), state
+        return self.head.step_logits(self._read(ids, state)), state

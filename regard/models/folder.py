@@ -83,14 +83,14 @@ def save_parts(folder: Path, weights: dict[str, Tensor]) -> None:
     save_weights(folder, inner)
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """Read a folder's config.json and check that it is one of ours."""
+def read_config(folder: Path, config: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Read a folder's config.json, unless it was read before, and check that it is one of ours."""
     path = Path(folder) / "config.json"
     if not Path(folder).is_dir():
         raise UsageError(
             f"{folder}: no such model; expected a folder with config.json, or a starter's name"
         )
-    config = read_json(path)
+    config = read_json(path) if config is None else config
     if "regard_format" not in config and "model_type" in config:
         raise UsageError(
             f"{path}: a public checkpoint; import it first: regard import {folder} out=runs/mine"
@@ -105,14 +105,17 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def load_folder(folder: Path, device: str = "cpu") -> tuple[nn.Module, dict[str, Any]]:
+def load_folder(
+    folder: Path, device: str = "cpu", config: dict[str, Any] | None = None
+) -> tuple[nn.Module, dict[str, Any]]:
     """Build the model that a folder describes and give it its weights.
 
-    Everything is compared with the header of the weights before any memory is taken.
+    Everything is compared with the header of the weights before any memory is taken. `config` is
+    what config.json holds, if it was read before.
     """
     folder = Path(folder)
     verify(folder)
-    config = read_config(folder)
+    config = read_config(folder, config)
     if not isinstance(config["family"], str) or config["family"] not in MODELS:
         raise UsageError(
             f"{folder / 'config.json'}: unknown family {config['family']!r}; "

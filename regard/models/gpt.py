@@ -421,7 +421,7 @@ class GPT(nn.Module):
             near = Sliding(cast(int, window), at, everything) & mask
         masks, tokens = self._by_layer(mask, near), ids.reshape(state.sentences, -1)
         x = self._read(tokens, at, everything, masks, state.caches)
-        return self.head.write(x).view(*ids.shape, -1), state
+        return self.head.step_logits(x).view(*ids.shape, -1), state
 
 
 def windowed(config: Any) -> frozenset[int]:

@@ -42,7 +42,7 @@ class State:
     parted, `seen` is None: all see all.
 
     The caches may hold a prompt already; `prompts` (b) are then the numbers of its real tokens,
-    which differ from sentence to sentence. Nobody looks further back than a `window`.
+    which differ from sentence to sentence. With a `window`, queries see only that many keys back.
     """
 
     def __init__(
@@ -74,13 +74,13 @@ class State:
 
     @property
     def sentences(self) -> int:
-        """Return how many sentences are still being written."""
+        """Return how many sentences are not finished."""
         return len(self.caches[0].v)
 
     def take(self, tokens: int) -> tuple[Tensor, Tensor, Mask | None]:
         """Count new tokens of each hypothesis in.
 
-        Returns where they stand, where all keys stand, and who may look at whom.
+        Returns their positions, the positions of all keys, and the mask.
         """
         each, cache = self.hypotheses, self.caches[0]
         if self.length + tokens > self.capacity:
@@ -140,7 +140,7 @@ class State:
         return self
 
     def _forget(self, new: int) -> None:
-        """Drop the keys that nobody will look at any more, if that makes much room."""
+        """Drop the keys that no query will see again, if that makes much room."""
         live = torch.ones_like(self._all()[:, 0]) if self.seen is None else self.seen.any(1)
         if self.window is not None and (at := self.caches[0].at) is not None:
             now = self.length + self.begun

@@ -243,4 +243,4 @@ class Transformer(nn.Module):
             for block, memory, cache in layers:
                 x = block(x, memory, **rest, cache=cache)
         x = self.before_head(self.decoder_norm(x))
-        return self.head.write(x).view(*ids.shape, -1), state
+        return self.head.step_logits(x).view(*ids.shape, -1), state

@@ -22,8 +22,8 @@ from regard.errors import UsageError
 from regard.native.build import Status, library, status
 from regard.native.torch_private import traced
 
-__all__ = ["Scope", "Status", "adamw", "fast", "fast_run", "kernels", "length", "library"]
-__all__ += ["likeliest", "scope", "status"]
+__all__ = ["Scope", "Status", "adamw", "fast", "fast_run", "kernels", "l2_norm", "library"]
+__all__ += ["argmax", "scope", "status"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -44,7 +44,7 @@ class Scope:
         self.modules = list(module.modules())
         self.members = frozenset(map(id, self.modules))
         self.plans: dict[object, Any] = {}  # what kernels have made of blocks, checked at each use
-        # weights laid out anew, only where nobody changes weights: by the module's number
+        # weights laid out anew, only where weights are frozen: by the module's id
         self.copies: dict[int, Any] | None = {} if frozen else None
 
 
@@ -56,9 +56,9 @@ def fast(model: Any, on: bool = True, *, frozen: bool = False) -> Iterator[None]
     """Let kernels compute what they know exactly of a model, while the block runs.
 
     Everything else (own classes and functions, hooks, parametrizations, other dtypes or devices,
-    adapters, ...) is found out at each call and left to PyTorch. `on=False` switches kernels off
-    inside. `frozen=True` promises that nobody changes the model inside: then it is looked at once
-    for each text that is written, and weights may be laid out anew.
+    adapters, ...) is recognised at each call and left to PyTorch. `on=False` switches kernels off
+    inside. `frozen=True` promises that the model does not change inside: then it is checked once
+    for each text that is decoded, and weights may be laid out anew.
     """
     token = _SCOPE.set(Scope(model, frozen) if on else None)
     try:
@@ -68,7 +68,7 @@ def fast(model: Any, on: bool = True, *, frozen: bool = False) -> Iterator[None]
 
 
 def fast_run(method: Callable[P, T]) -> Callable[P, T]:
-    """Let kernels compute for a runner's model while it answers: nobody changes weights then."""
+    """Let kernels compute for a runner's model, whose weights are frozen while it runs."""
 
     @wraps(method)
     def run(*words: P.args, **settings: P.kwargs) -> T:
@@ -81,29 +81,29 @@ def fast_run(method: Callable[P, T]) -> Callable[P, T]:
 
 def scope(of: object = None) -> Scope | None:
     """Return where kernels are switched on, if they are: for a module, if one is given."""
-    found = _SCOPE.get()
-    return found if found is None or of is None or id(of) in found.members else None
+    active = _SCOPE.get()
+    return active if active is None or of is None or id(of) in active.members else None
 
 
 def kernels(of: object = None) -> ctypes.CDLL | None:
-    """Return the kernels where they are switched on, unless somebody must see each operation."""
+    """Return the kernels where they are switched on; None under torch.compile or a tracing mode."""
     return None if scope(of) is None or traced() else library()
 
 
-def likeliest(logits: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return the first likeliest token of each row (b, n) and its log-probability, if it can."""
+def argmax(logits: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return the argmax of each row of logits (b, n) and its log-probability, or None."""
     made = kernels() if _flat(logits) else None
     if made is None:
         return None
     rows, count = logits.shape
     best = torch.empty(rows, dtype=torch.int64)
     likely = torch.empty(rows)
-    made.regard_likeliest(logits.data_ptr(), rows, count, best.data_ptr(), likely.data_ptr())
+    made.regard_argmax(logits.data_ptr(), rows, count, best.data_ptr(), likely.data_ptr())
     return best, likely
 
 
 def _flat(*tensors: Tensor) -> bool:
-    """Tell whether kernels can go through tensors number by number."""
+    """Tell whether tensors are contiguous float32 on the CPU."""
     return all(
         type(x) in PLAIN and x.dtype == torch.float32 and x.is_cpu and x.is_contiguous()
         for x in tensors
@@ -124,14 +124,14 @@ def _sizes(tensors: Sequence[Tensor]) -> ctypes.Array:
     return (ctypes.c_long * len(tensors))(*(x.numel() for x in tensors))
 
 
-def length(tensors: Sequence[Tensor]) -> float | None:
-    """Return the length of all numbers of some tensors as one vector, if it can."""
+def l2_norm(tensors: Sequence[Tensor]) -> float | None:
+    """Return the L2 norm of some tensors as one vector, or None where no kernel can."""
     made = kernels() if tensors and _flat(*tensors) else None
     if made is None:
         return None
-    found = ctypes.c_double()
-    made.regard_squares(len(tensors), addresses(tensors), _sizes(tensors), ctypes.byref(found))
-    return math.sqrt(found.value) if found.value >= 0 else math.nan
+    squares = ctypes.c_double()
+    made.regard_squares(len(tensors), addresses(tensors), _sizes(tensors), ctypes.byref(squares))
+    return math.sqrt(squares.value) if squares.value >= 0 else math.nan
 
 
 def adamw(
@@ -140,10 +140,10 @@ def adamw(
     beta2: float,
     eps: float,
 ) -> bool:
-    """Move weights by AdamW, if it can.
+    """Make a step of AdamW and return True, or False where no kernel can.
 
-    A row is a weight, its gradient, their mean and that of their squares, the number of the step,
-    the rate and the decay.
+    A row is a weight, its gradient, both moments, the number of the step, the learning rate and
+    the weight decay.
     """
     made = kernels()
     p, g, m, v, steps, rates, decays = zip(*rows, strict=True)

@@ -20,7 +20,7 @@ import torch
 
 from regard.errors import UsageError
 from regard.files import alone, cache_folder, make_folder, replacing, write_atomically
-from regard.processor import about
+from regard.processor import cpu_description
 
 HERE = Path(__file__).resolve().parent
 COMPILERS = ("gcc", "cc", "clang")
@@ -35,8 +35,8 @@ TRANSIENT = (b"No space left", b"terminated program", b"Cannot allocate memory",
 
 # name of a kernel -> its arguments: an address (p), a whole number (l) or a fraction (d)
 KERNELS = {
-    "regard_write": "pppppppp",
-    "regard_likeliest": "pllpp",
+    "regard_decode": "pppppppp",
+    "regard_argmax": "pllpp",
     "regard_attend": "pppppdppp",
     "regard_attend_back": "pppppdpppppp",
     "regard_squares": "lppp",
@@ -91,7 +91,7 @@ def load() -> tuple[ctypes.CDLL | None, str]:
 
 
 def _linked() -> ctypes.CDLL:
-    """Return the compiled kernels, linked with the libraries of this process."""
+    """Return the compiled kernels as a library of this process."""
     try:
         made = ctypes.CDLL(str(built()), mode=os.RTLD_NOW)
     except OSError:  # the cache may have been deleted in between
@@ -103,16 +103,22 @@ def _linked() -> ctypes.CDLL:
 
 
 def _libraries() -> list[str]:
-    """Return the paths of what PyTorch has loaded that the kernels use.
+    """Return the libraries of PyTorch that the kernels are linked with, as they are loaded here.
 
-    These are its threads, so that nobody's threads wait for each other, and its matrix products.
-    The kernels are linked with them by name: to make their symbols global instead would let other
-    packages that are imported later, such as CTranslate2, call them by mistake.
+    They have its threads, so that no threads wait for others, and its matrix products. Were they
+    only made global instead, whatever is loaded later, such as CTranslate2, would take these
+    products for its own, and compute wrong numbers.
     """
+    # maps are in the order of addresses, which change; and other packages may bring their own
     lines = Path("/proc/self/maps").read_text().splitlines()
-    paths = dict.fromkeys(line.split()[-1] for line in lines if "/" in line)
-    used = ("libgomp", "libiomp5", "libtorch_cpu")
-    return [path for path in paths if path.rpartition("/")[2].partition(".")[0] in used]
+    paths = sorted({line.split()[-1] for line in lines if "/" in line}, key=_beside_pytorch)
+    loaded = {Path(path).name.partition(".")[0]: path for path in paths}
+    return [loaded[name] for name in ("libtorch_cpu", "libgomp", "libiomp5") if name in loaded]
+
+
+def _beside_pytorch(path: str) -> tuple[bool, str]:
+    """Sort libraries so that those of PyTorch's own folder come last."""
+    return Path(path).is_relative_to(Path(torch.__file__).resolve().parent), path
 
 
 def built() -> Path:
@@ -125,8 +131,8 @@ def built() -> Path:
     for part in [*sources, *sorted(HERE.glob("*.h"))]:
         key.update(part.read_bytes())
     age = os.stat(compiler).st_mtime_ns
-    linked = _libraries()
-    made_by = [FLAGS, compiler, age, platform.machine(), about(), torch.__version__, linked]
+    made_by = [FLAGS, compiler, age, platform.machine(), cpu_description(), torch.__version__]
+    made_by += _libraries()
     key.update(repr(made_by).encode())
     made = cache_folder() / f"native-{key.hexdigest()}.so"
     make_folder(made.parent)
@@ -141,11 +147,11 @@ def built() -> Path:
 
 def _check_private(path: Path) -> None:
     """Refuse a cache in which somebody else could have put code for us to run."""
-    found = path.stat()
-    if found.st_uid != os.getuid():
-        raise UsageError(f"{path} belongs to user {found.st_uid}, not to user {os.getuid()}")
-    if found.st_mode & 0o022:
-        mode = f"{found.st_mode & 0o777:o}"
+    info = path.stat()
+    if info.st_uid != os.getuid():
+        raise UsageError(f"{path} belongs to user {info.st_uid}, not to user {os.getuid()}")
+    if info.st_mode & 0o022:
+        mode = f"{info.st_mode & 0o777:o}"
         raise UsageError(f"others may write to {path} (mode {mode}); run chmod go-w {path}")
 
 

@@ -1,4 +1,4 @@
-"""The kernels for training as functions that PyTorch can differentiate.
+"""The C kernels for training as autograd functions.
 
 Each returns nothing where its kernel cannot be used; the caller then does it by PyTorch.
 """
@@ -26,7 +26,7 @@ SHORTEST = 48
 
 
 def _kernels(of: object, *tensors: Tensor) -> ctypes.CDLL | None:
-    """Return the kernels, if they can work on these tensors, whose gradients are wanted.
+    """Return the kernels, if they can work on these tensors, whose gradients will be computed.
 
     Whoever packs what autograd keeps, as torch.utils.checkpoint does, gets it from PyTorch: it is
     unpacked, or computed again, where kernels may be switched off.
@@ -38,8 +38,8 @@ def _kernels(of: object, *tensors: Tensor) -> ctypes.CDLL | None:
     return kernels(of)
 
 
-def _once() -> None:
-    """Refuse to be differentiated twice."""
+def _refuse_double_backward() -> None:
+    """Refuse second derivatives."""
     if torch.is_grad_enabled():
         raise UsageError(
             "kernels have no second derivatives; compute these outside of regard.fast, or set "
@@ -74,7 +74,7 @@ class _Attend(Function):
     @staticmethod
     def forward(ctx: Any, q, k, v, bias, scale, causal, made):  # noqa: D102
         b, h, rows, d = q.shape
-        # laid so that heads stand side by side, as they are wanted next
+        # laid so that heads stand side by side, as the next product reads them
         out = q.new_empty(b, rows, h, d).transpose(1, 2)
         spread, sound = q.new_empty(b, h, rows, 2), torch.empty(1, dtype=torch.int64)
         made.regard_attend(
@@ -89,7 +89,7 @@ class _Attend(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads):  # noqa: D102  # pyright: ignore
-        _once()
+        _refuse_double_backward()
         q, k, v, bias, out, spread = map(_in_rows, ctx.saved_tensors)
         (scale, causal, made), grad = ctx.rest, _in_rows(grads[0])
         # laid as they were projected, heads side by side
@@ -141,7 +141,7 @@ class Sizes(ctypes.Structure):
 
 
 class _Blocks(Function):
-    """Blocks on top of each other: x + look(norm(x)), then x + think(norm(x))."""
+    """A stack of pre-norm blocks: x + attention(norm(x)), then x + ffn(norm(x))."""
 
     @staticmethod
     def forward(ctx: Any, n: Sizes, made, watched, turn, bias, x, *weights):  # noqa: D102
@@ -166,15 +166,15 @@ class _Blocks(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads):  # noqa: D102  # pyright: ignore
-        _once()
+        _refuse_double_backward()
         n, made, depth = ctx.rest
         if grads[0] is None:
             return (None,) * (6 + depth * WEIGHTS)
-        turn, bias, *saved = ctx.saved_tensors  # as whoever kept them gives them back
+        turn, bias, *saved = ctx.saved_tensors  # as hooks that pack them give them back
         turn, bias = _in_rows(turn), _in_rows(bias)
         saved: list[Any] = [None if one is None else _flat(one) for one in saved]
         kept, xs, weights = saved[:depth], saved[depth : 2 * depth], saved[2 * depth :]
-        grad, found = grads[0].contiguous(), []
+        grad, weight_grads = grads[0].contiguous(), []
         for i in reversed(range(depth)):
             some = weights[i * WEIGHTS : (i + 1) * WEIGHTS]
             sizes = [0 if one is None else one.numel() for one in some]
@@ -185,19 +185,19 @@ class _Blocks(Function):
             own = _places(n, turn, bias, xs[i], kept[i], some)
             made.regard_block_back(*own, *places, starts, sum(sizes))
             parts = zip(sums[0].split(sizes), some, strict=True)
-            found = [
+            weight_grads = [
                 *(
                     None if one is None else part if one.ndim == 1 else part.view(one.shape)
                     for part, one in parts
                 ),
-                *found,
+                *weight_grads,
             ]
             grad = dx
-        return None, None, None, None, None, grad, *found
+        return None, None, None, None, None, grad, *weight_grads
 
 
 def _kept(n: Sizes, weights: Sequence[Tensor | None]) -> list[int]:
-    """Return how many numbers of each kind a block keeps for the way back, as in train.c."""
+    """Return how many numbers of each kind a block saves for the backward pass, as in train.c."""
     gated = weights[8] is not None
     each = [(n.h + 2 * n.g) * n.d, n.h * n.d, 2 * n.h, n.w, n.f * gated, n.f, 2, 2]
     return [n.b * n.l * size for size in each]
@@ -232,7 +232,7 @@ def blocks(
 ) -> tuple[Tensor, Tensor | None] | None:
     """Pass x through blocks, if all numbers stay finite.
 
-    Returns it, and if somebody watches all queries, keys and values (n, b, l, heads, d).
+    Returns it, and if it is watched all queries, keys and values (n, b, l, heads, d).
     """
     made = _kernels(of, x)
     if made is None:

@@ -12,7 +12,7 @@ from regard.errors import UsageError, lookup
 from regard.files import making
 from regard.layers.feedforward import GatedFeedForward
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.pretrained.foreign import ForeignTokenizer
+from regard.pretrained.imported_tokenizer import ImportedTokenizer
 
 if TYPE_CHECKING:
     from regard.data.tokenize import Tokenizer
@@ -63,7 +63,7 @@ def export_ctranslate2(
 
 def _check(config: TransformerConfig, source: "Tokenizer", target: "Tokenizer") -> None:
     """Refuse by name what CTranslate2 cannot hold."""
-    if isinstance(source, ForeignTokenizer) or isinstance(target, ForeignTokenizer):
+    if isinstance(source, ImportedTokenizer) or isinstance(target, ImportedTokenizer):
         raise UsageError(
             "CTranslate2 gets only models with a tokenizer of ours; "
             "convert the original folder with its own ct2-transformers-converter"

@@ -32,10 +32,10 @@ SETTINGS = {
     "minutes": 45,
 }
 # like -> what differs: about as many parameters each
-ROWS = {
+VARIANTS = {
     "rnnenc": {"depth": 1, "width": 288},
     "rnnsearch": {"depth": 1, "width": 288},
     "transformer": {"depth": 3, "width": 256, "ffn_width": 512},
 }
-COMPARE = {"like": ",".join(ROWS), "seeds": 1}
+COMPARE = {"like": ",".join(VARIANTS), "seeds": 1}
 EVAL = {"lowercase": True, "joined": (10, 20, 30, 40, 50, 60, 70, 80)}

@@ -25,18 +25,40 @@ class Entry(NamedTuple):
 
 
 TASKS: dict[str, Any] = {
-    "translate": Home(
-        "regard.tasks.translate", "TranslateSettings", "regard.tasks.translator", "Translator"
+    "translate": Entry(
+        "regard.tasks.text.translate",
+        "Translate",
+        (
+            "regard train translate data=folder from=en to=de minutes=25 out=runs/mine",
+            "regard train multi30k_en_de data=multi30k out=runs/multi30k",
+        ),
     ),
-    "prefix": Home(
-        "regard.tasks.prefix", "PrefixSettings", "regard.tasks.prefix", "PrefixTranslator"
+    "prefix": Entry(
+        "regard.tasks.text.prefix",
+        "PrefixTranslate",
+        (
+            "regard train prefix data=folder from=en to=de size=small out=runs/prefix",
+            "regard train prefix data=pairs.tsv minutes=30",
+        ),
     ),
     "language": Home(
         "regard.tasks.language", "LanguageSettings", "regard.tasks.writing", "LanguageModel"
     ),
-    "text": Home("regard.tasks.text", "TextSettings", "regard.tasks.text", "TextToText"),
-    "classify": Home(
-        "regard.tasks.classify", "ClassifySettings", "regard.tasks.classifier", "Classifier"
+    "text": Entry(
+        "regard.tasks.text.text",
+        "TextToText",
+        (
+            "regard train text data=folder prefix=summarize metric=rouge out=runs/mine",
+            "regard train text data=book.txt objective=spans like=t5",
+        ),
+    ),
+    "classify": Entry(
+        "regard.tasks.text.classify",
+        "Classify",
+        (
+            "regard train classify data=reviews.tsv minutes=5 out=runs/reviews",
+            "regard train classify data=photos family=swin minutes=30 out=runs/photos",
+        ),
     ),
     "images": Entry(
         "regard.tasks.vision.images",
@@ -70,9 +92,23 @@ TASKS: dict[str, Any] = {
             "regard train denoise data=photos size=small noise=5,55 window=8 out=runs/denoiser",
         ),
     ),
-    "tag": Home("regard.tasks.tag", "TagSettings", "regard.tasks.tagger", "Tagger"),
+    "tag": Entry(
+        "regard.tasks.text.tag",
+        "Tag",
+        (
+            "regard train tag data=folder column=upos minutes=10 out=runs/tags",
+            "regard train tag data=train.conllu features=affixes size=small",
+        ),
+    ),
     "fill": Home("regard.tasks.fill", "FillSettings", "regard.tasks.fill", "Filler"),
-    "embed": Home("regard.tasks.embed", "EmbedSettings", "regard.tasks.embed", "Embedder"),
+    "embed": Entry(
+        "regard.tasks.text.embed",
+        "Embed",
+        (
+            "regard import all-MiniLM-L6-v2 out=runs/minilm",
+            'regard run runs/minilm task=embed "A dog runs."',
+        ),
+    ),
 }
 
 

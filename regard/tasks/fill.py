@@ -14,12 +14,12 @@ from torch import Tensor
 
 from regard.attention.watch import watch
 from regard.data.documents import Texts, hash_texts, load_texts
+from regard.data.rows import Row, collate
 from regard.decode.search import in_batches
 from regard.errors import UsageError
 from regard.metrics.bleu import Score
 from regard.metrics.evaluation import Evaluation, made_here, score_both, write_outputs
 from regard.settings import fill, setting
-from regard.tasks.labelling import Row, collate, frame_of
 from regard.tasks.language import MaskedSettings, MaskedTokens, mask_of
 from regard.tasks.run import load_tokenizer
 from regard.tasks.runners import Answer, Runner
@@ -141,7 +141,7 @@ class Filler(Runner[Filled]):
         self.device = next(model.parameters()).device
         self.longest: int = config.get("context") or model.config.max_length
         self.mask = mask_of(tokenizer)
-        self.before, self.after = frame_of(tokenizer)
+        self.before, self.after = tokenizer.around("encoder")
         self.own = tokenizer.mask_token or MASKS[0]
         names = sorted({*MASKS, self.own}, key=len, reverse=True)
         self.sign = re.compile("|".join(map(re.escape, names)))

@@ -1,7 +1,6 @@
 """The training loop. It knows no task: a Trainable brings batches, their loss and an evaluation."""
 
 import fcntl
-import hashlib
 import json
 import math
 import os
@@ -20,11 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.allocator import reuse_memory
 from regard.errors import UsageError, lookup
 from regard.files import refuse, write_atomically
-from regard.memory import reuse_memory
 from regard.native import fast
-from regard.processor import half_precision
+from regard.processor import unsupported_reason
+from regard.seeds import mix
 from regard.settings import setting
 from regard.training import checkpoint as keep
 from regard.training import distributed
@@ -97,7 +97,7 @@ def check(settings: LoopSettings) -> None:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0][:100]
         raise UsageError(f"device='{settings.device}' cannot be used ({reason}); try cpu") from None
-    if DTYPES[settings.dtype] and device == "cpu" and (why := half_precision(settings.dtype)):
+    if DTYPES[settings.dtype] and device == "cpu" and (why := unsupported_reason(settings.dtype)):
         raise UsageError(
             f"dtype={settings.dtype}: this processor cannot compute in it ({why}); "
             "use dtype=float32"
@@ -143,12 +143,6 @@ class Outcome:
     finished: bool
     scores: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-
-
-def mix(*parts: int | str) -> int:
-    """Hash several numbers or names into one seed."""
-    digest = hashlib.sha256(repr(parts).encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 1
 
 
 @contextmanager

@@ -1,14 +1,31 @@
 """Cross-entropy over a vocabulary and R-Drop, fused with the output projection, in row chunks."""
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from regard.data.parallel import PairBatch
+    from regard.decode.writer import EncoderDecoder
 
 CHUNK = 512  # rows of logits held at once: small enough to stay in the processor's cache
 ROWS = CHUNK  # an older name
 
 
-class _LinearCrossEntropy(torch.autograd.Function):
+class _GradientsInForward(torch.autograd.Function):
+    """A loss whose forward saves the gradients of its tensors; three other arguments have none."""
+
+    @staticmethod
+    def backward(ctx, *grad_outputs):  # noqa: D102
+        (grad,) = grad_outputs
+        # each is handed on once, so that scaling may happen in place
+        grads = [None if g is None else g.mul_(grad) for g in ctx.saved_tensors]
+        return *grads, None, None, None
+
+
+class _LinearCrossEntropy(_GradientsInForward):
     """Cross-entropy of h W' + b with label smoothing; forward computes the gradients as well.
 
     With E = exp(logits - max) and s its row sums, the gradient by the logits is
@@ -58,13 +75,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ctx.save_for_backward(grad_h, grad_w, grad_b)
         return losses.masked_fill_(~real, 0.0).sum()
 
-    @staticmethod
-    def backward(ctx, *grad_outputs):  # noqa: D102
-        (grad,) = grad_outputs
-        # each is handed on once, so that scaling may happen in place
-        grads = [None if g is None else g.mul_(grad) for g in ctx.saved_tensors]
-        return *grads, None, None, None
-
 
 def linear_cross_entropy(
     hidden: Tensor,
@@ -104,7 +114,7 @@ def reference_cross_entropy(
     )
 
 
-class _RDropLoss(torch.autograd.Function):
+class _RDropLoss(_GradientsInForward):
     """Cross-entropy of two passes with dropout, and the symmetric KL divergence between them.
 
     For p and q the two distributions, the loss is the mean of both cross-entropies plus
@@ -153,12 +163,6 @@ class _RDropLoss(torch.autograd.Function):
         ctx.save_for_backward(*grads, grad_w, grad_b)
         return total
 
-    @staticmethod
-    def backward(ctx, *grad_outputs):  # noqa: D102
-        (grad,) = grad_outputs
-        grads = [None if g is None else g.mul_(grad) for g in ctx.saved_tensors]
-        return *grads, None, None, None
-
 
 def r_drop_loss(
     one: Tensor,
@@ -178,3 +182,33 @@ def r_drop_loss(
 
 # older names
 vocabulary_loss, plain_loss = linear_cross_entropy, reference_cross_entropy
+
+
+# Encoder-decoders
+
+
+def twice(batch: "PairBatch", r_drop: float) -> tuple[Tensor, ...]:
+    """Return what a model reads of a batch: source, target and lengths; for R-Drop twice."""
+    sides = batch.source, batch.reads, batch.source_lengths
+    return tuple(torch.cat([x, x]) for x in sides) if r_drop else sides
+
+
+def head_loss(
+    model: "EncoderDecoder", hidden: Tensor, batch: "PairBatch", smoothing: float, r_drop: float
+) -> Tensor:
+    """Return the summed loss of the vectors before the head; padding never reaches the logits."""
+    real = (batch.writes >= 0).flatten().nonzero().squeeze(-1)
+    writes = batch.writes.flatten()[real]
+    weight, bias = model.head.weight, model.head.bias
+    if r_drop:
+        one, two = (half.flatten(0, 1)[real] for half in hidden.chunk(2))
+        return r_drop_loss(one, two, weight, writes, r_drop, bias=bias, smoothing=smoothing)
+    rows = hidden.flatten(0, 1)[real]
+    return linear_cross_entropy(rows, weight, writes, bias=bias, smoothing=smoothing)
+
+
+def sequence_loss(
+    model: "EncoderDecoder", batch: "PairBatch", smoothing: float, r_drop: float
+) -> Tensor:
+    """Return the summed cross-entropy of targets, with label smoothing and R-Drop."""
+    return head_loss(model, model.hidden(*twice(batch, r_drop)), batch, smoothing, r_drop)

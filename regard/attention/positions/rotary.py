@@ -167,7 +167,7 @@ class PartRotary(Rotary):
 class Yarn(Rotary):
     """Rotary positions stretched by YaRN (Peng et al. 2023) to four times what was trained for.
 
-    Unless told otherwise, max_length is what is to be reached.
+    Unless a scaling is given, max_length is what is to be reached.
     """
 
     def __init__(self, *sizes: int, scaling: RotaryScaling | None = None, **rest):

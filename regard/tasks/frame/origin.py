@@ -8,9 +8,8 @@ import torch
 from torch import nn
 
 from regard.errors import UsageError
-from regard.files import read_json
 from regard.models.folder import load_folder
-from regard.pretrained.folder import import_folder, is_foreign
+from regard.pretrained.folder import import_folder, read_any_config
 from regard.tasks.frame.settings import flat
 from regard.tasks.tokenizer import load_any_tokenizers
 from regard.tasks.tune import HEAD
@@ -35,11 +34,12 @@ class Origin:
     def load(cls, folder: str | Path) -> "Origin":
         """Load the model of a folder with its config."""
         folder = Path(folder)
-        if is_foreign(folder):
+        read, foreign = read_any_config(folder)
+        if read is not None and foreign:
             model, config = import_folder(folder, read=load_any_tokenizers)[:2]
-            came: Any = {"model_type": read_json(folder / "config.json").get("model_type")}
+            came: Any = {"model_type": read.get("model_type")}
         else:
-            model, config = load_folder(folder)
+            model, config = load_folder(folder, config=read)
             came = config.get("imported")
         return cls(folder, model, config, {"imported": came} if isinstance(came, dict) else {})
 

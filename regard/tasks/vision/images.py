@@ -13,13 +13,13 @@ from regard.data.augment import Augment, augments, step_rng
 from regard.data.batches import Shuffled
 from regard.data.image_files import BROKEN
 from regard.data.images import ImageData, Images
+from regard.data.labels import label_list, saved_labels
 from regard.errors import UsageError, lookup
 from regard.files import sha256
 from regard.metrics.baselines import Baselines
-from regard.metrics.labels import count, log_loss, macro_f1, ones
+from regard.metrics.labels import count, log_loss, macro_f1, one_hot
 from regard.models import task_changes
 from regard.settings import setting
-from regard.tasks.frame.labels import WEIGHTINGS, label_list, labels_of, uneven, weigh
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.task import Data
 from regard.tasks.vision.distillation import DISTILS, Teacher, soft_loss, two_heads
@@ -32,6 +32,7 @@ from regard.tasks.vision.photos import (
     with_statistics,
 )
 from regard.tasks.vision.probe import evaluate_probe
+from regard.training.label_loss import CLASS_WEIGHTS, class_weights, imbalance_notes
 
 BASELINE_IMAGES = 2000  # images that a baseline learns from
 
@@ -104,8 +105,8 @@ def learn_baselines(train: Images, labels: int) -> Baselines:
     """Learn the nearest-mean baseline from some of the images."""
     rows = np.linspace(0, len(train) - 1, min(len(train), BASELINE_IMAGES)).astype(np.int64)
     some = train.pick(rows)
-    targets = ones(some.labels.numpy(), labels)
-    return Baselines.learn("the nearest mean image", shrunk(some), targets)
+    targets = one_hot(some.labels.numpy(), labels)
+    return Baselines.fit("the nearest mean image", shrunk(some), targets)
 
 
 class ClassifyImages(ImageLabeller):
@@ -128,7 +129,7 @@ class ClassifyImages(ImageLabeller):
         augments(settings.augment)
         lookup("broken", settings.broken, BROKEN)
         lookup("distil", settings.distil, DISTILS)
-        lookup("class_weights", settings.class_weights, WEIGHTINGS)
+        lookup("class_weights", settings.class_weights, CLASS_WEIGHTS)
         given = [key for key in ("distil", "distil_weight", "temperature") if key in values]
         if given and not settings.teacher:
             raise UsageError(
@@ -151,7 +152,7 @@ class ClassifyImages(ImageLabeller):
         images: ImageData = data.parts
         labels, train = images.classes, images.parts["train"]
         often = np.bincount(train.labels.numpy(), minlength=len(labels))
-        data.notes.extend(uneven(often, labels, settings.class_weights))
+        data.notes.extend(imbalance_notes(often, labels, settings.class_weights))
         return ImageCodec(with_statistics(images), labels, learn_baselines(train, len(labels)))
 
     @classmethod
@@ -168,7 +169,7 @@ class ClassifyImages(ImageLabeller):
         """Return batches of augmented images."""
         train: Images = data.parts.parts["train"]
         often = np.bincount(train.labels.numpy(), minlength=len(self.labels))
-        self.weights = weigh(settings.class_weights, often, len(train))
+        self.weights = class_weights(settings.class_weights, often, len(train))
         self.distil = lookup("distil", settings.distil, DISTILS)
         height, width = self.model.grid((self.format.size, self.format.size))
         self.tokens = height * width
@@ -197,8 +198,8 @@ class ClassifyImages(ImageLabeller):
         """Return loss, accuracy and macro F1 on the validation part."""
         valid: Images = data.parts.parts["valid"]
         probs = self.probabilities_of(valid, RunImages(batch=256))
-        targets = ones(valid.labels.numpy(), len(self.labels))
-        predictions = ones(probs.argmax(1), len(self.labels))
+        targets = one_hot(valid.labels.numpy(), len(self.labels))
+        predictions = one_hot(probs.argmax(1), len(self.labels))
         accuracy = 100 * float((targets & predictions).any(1).mean())
         f1 = macro_f1(count(targets, predictions))
         better = accuracy if self.weights is None else f1
@@ -230,7 +231,7 @@ class ClassifyImages(ImageLabeller):
                 f"{folder / 'config.json'}: a model without a head, which labels no images; train "
                 "one with: regard train classify init=..."
             )
-        labels = labels_of(folder, model, config)
+        labels = saved_labels(folder, config, model.config.labels)
         baselines = Baselines.load(folder, len(labels))
         return ImageCodec(format_of(folder, model, config), labels, baselines)
 

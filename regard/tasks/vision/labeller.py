@@ -9,14 +9,15 @@ from torch import Tensor
 
 from regard.data.images import Images
 from regard.errors import UsageError
-from regard.metrics.baselines import small
-from regard.metrics.labels import LabelEvaluation, ones
+from regard.metrics.baselines import downsample
+from regard.metrics.labels import LabelEvaluation, LabelResults, one_hot, top_k
 from regard.settings import setting
 from regard.tasks.frame.answers import Classified
-from regard.tasks.frame.labels import compare_labels, judge_labels
 from regard.tasks.frame.settings import derived
 from regard.tasks.frame.task import Data, Judged
 from regard.tasks.vision.photos import ImageEvalSettings, ImageRunSettings, ImageTask
+
+TOP = 5  # labels among which the right one should be, where there are more
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class EvalImages(derived("EvalImages", ImageEvalSettings, RunImages)):
 def shrunk(images: Images) -> np.ndarray:
     """Return images as the nearest-mean baseline reads them."""
     parts = np.array_split(np.arange(len(images)), -(-len(images) // 256))
-    return np.concatenate([small(images.read(part).numpy()) for part in parts])
+    return np.concatenate([downsample(images.read(part).numpy()) for part in parts])
 
 
 class ImageLabeller(ImageTask[Classified]):
@@ -57,7 +58,7 @@ class ImageLabeller(ImageTask[Classified]):
     def baseline_scores(self, images: Images) -> dict[str, dict[str, float]]:
         """Return the scores of the commonest label and the nearest mean image."""
         learnt = self.codec.baselines
-        targets = ones(images.labels.numpy(), len(self.labels))
+        targets = one_hot(images.labels.numpy(), len(self.labels))
         return {} if learnt is None else learnt.scores(shrunk(images), targets)
 
     def check_run(self, settings: Any) -> Any:
@@ -115,21 +116,22 @@ class ImageLabeller(ImageTask[Classified]):
     def score(self, data: Data, predictions: np.ndarray, settings: Any) -> Judged:
         """Return accuracy, F1 and loss, by class too, and the errors it was surest of."""
         images: Images = data.parts.parts[settings.part]
-        return judge_labels(
-            self.labels,
-            images.labels.numpy(),
-            predictions,
-            [("", images.where(i)) for i in range(len(images))],
-            settings,
-            self.baseline_scores(images),
-            unit=self.unit,
-        )
+        results = self.results(images, predictions)
+        scores = results.scores(settings.samples)
+        if len(self.labels) > TOP:
+            scores.insert(1, top_k(images.labels.numpy(), predictions, TOP, self.unit))
+        errors = results.errors(settings.errors, lambda i: ("", images.where(i)))
+        return Judged(scores, len(images), results.details(errors, self.baseline_scores(images)))
+
+    def results(self, images: Images, probs: np.ndarray) -> LabelResults:
+        """Return targets, predictions and probabilities, from which all scores follow."""
+        return LabelResults.single(self.labels, images.labels.numpy(), probs, unit=self.unit)
 
     def compare(self, data: Data, ours: np.ndarray, theirs: np.ndarray, settings: Any) -> Any:
         """Compare accuracies by a paired bootstrap."""
-        return compare_labels(
-            data.parts.parts[settings.part].labels.numpy(), ours, theirs, settings
-        )
+        images: Images = data.parts.parts[settings.part]
+        other = self.results(images, theirs).predictions
+        return [self.results(images, ours).compare(other, settings.samples)]
 
     def outputs(self, data: Data, predictions: np.ndarray, settings: Any) -> list[dict[str, Any]]:
         """Return each image with its label and what was predicted."""

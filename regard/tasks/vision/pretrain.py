@@ -20,7 +20,7 @@ from regard.metrics.bleu import Score
 from regard.models import family, pretrainer, task_changes
 from regard.models.folder import load_rest, save_parts
 from regard.pretrained.folder import is_foreign
-from regard.pretrained.mae import import_rest
+from regard.pretrained.mae_decoder import import_decoder
 from regard.tasks.frame.answers import Classified, Embedded
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.settings import resolve_train, size_of, with_parts
@@ -250,7 +250,7 @@ class Pretrain(ImageTask[Any]):
             raise UsageError(
                 "what this encoder was trained with is not known; only its vectors are"
             )
-        read = import_rest if is_foreign(folder) else load_rest
+        read = import_decoder if is_foreign(folder) else load_rest
         return read(folder, self.model, self.config["pretraining"])
 
     @torch.inference_mode()

@@ -1,0 +1,345 @@
+"""Sequence to sequence: a model reads a source and writes a target.
+
+It learns from pairs, writes a text sentence by sentence, and scores and aligns given pairs.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from regard.attention.watch import watch
+from regard.data.batches import Batches
+from regard.data.pairs import Pair
+from regard.data.parallel import (
+    SIDES,
+    PairBatch,
+    make_batch,
+)
+from regard.decode.alignment import Aligner, Alignment
+from regard.decode.options import Decoding
+from regard.decode.sentences import Sentence, SentenceDecoder
+from regard.errors import UsageError
+from regard.metrics.text import METRICS
+from regard.models.folder import load_folder
+from regard.settings import setting
+from regard.tasks.frame.answers import Generated
+from regard.tasks.frame.recipe import save_generation
+from regard.tasks.frame.task import Data
+from regard.tasks.text.pairs import PairCodec, PairTask
+from regard.training.loss import sequence_loss
+from regard.viewer.settings import LookSettings
+
+LONGEST_PART = 400  # tokens; a longer sentence is read in parts, as the model never saw such
+LONGEST_WHOLE = 4000  # tokens of a text that is scored or looked at, which is never cut
+SCRIPTS = {"": None, "simplified": "t2s", "traditional": "s2t"}  # as OpenCC names what it does
+ALIGNMENTS = ("none", "pharaoh", "json")
+
+
+@dataclass(frozen=True)
+class WriteSettings(Decoding):
+    """How a target is written."""
+
+    prefix: str = setting("", "how every translation begins")
+    script: str = setting("", "Chinese script: simplified or traditional")
+    threads: int | None = setting(None, "CPU threads", min=1, max=1024)
+
+
+@dataclass(frozen=True)
+class PairRunSettings(WriteSettings):
+    """What a run can be told."""
+
+    scores: bool = setting(False, "print the score of each hypothesis")
+    alignments: str = setting("none", "word alignments: none, pharaoh or json")
+    forced: bool = setting(False, "score given pairs: source, TAB, target on each line")
+    split: bool = setting(True, "translate sentence by sentence")
+    batch_tokens: int = setting(4096, "tokens per batch", min=1)
+    batch_rows: int = setting(128, "sentences per batch", min=1)
+
+
+@dataclass(frozen=True)
+class PairLookSettings(LookSettings, WriteSettings):
+    """What look can be told."""
+
+
+class Seq2Seq(PairTask):
+    """A task whose model reads one text and writes another."""
+
+    Run = PairRunSettings
+    Look = PairLookSettings
+
+    def __init__(self, model: nn.Module, codec: PairCodec, config: Mapping[str, Any] | None = None):
+        super().__init__(model, codec, config)
+        self.writer = self.encoder_decoder(model)
+        self.source_tokenizer, self.target_tokenizer = codec.source, codec.target
+        self.tokenizer = codec.target
+        generation = self.config.get("generation", {})
+        self.decoder = SentenceDecoder(
+            self.writer,
+            *codec.tokenizers,
+            self.writer.config.target_vocab,
+            rules=generation.get("rules"),
+            longest=self.longest_source(),
+            device=self.device,
+        )
+        heads = {n: m.heads for n, m in self.writer.named_modules() if n.endswith(".cross")}
+        self.aligner = Aligner(heads, self.maps, generation.get("alignment_head"))
+
+    @property
+    def positions(self) -> int | None:
+        """Return how many positions the model has learned, where that bounds a text."""
+        return None
+
+    def longest_source(self) -> int:
+        """Return the most tokens of a sentence that are read at once."""
+        return LONGEST_PART
+
+    # ---- Training
+
+    def count(self, batch: PairBatch) -> tuple[int, int]:
+        """Return the target tokens that the loss counts, and all that were read."""
+        return batch.tokens, batch.read
+
+    def batch_loss(self, batch: PairBatch, smoothing: float, r_drop: float) -> Tensor:
+        """Return the summed loss of a batch."""
+        return sequence_loss(self.writer, batch, smoothing, r_drop)
+
+    def loss(self, batch: PairBatch, settings: Any) -> Tensor:
+        """Return the summed cross-entropy of the targets."""
+        return self.batch_loss(batch, settings.label_smoothing, settings.r_drop)
+
+    def decodes(self, data: Data, settings: Any) -> int:
+        """Return how many sentences a validation decodes."""
+        return min(settings.valid_sentences, len(data.parts.parts["valid"]))
+
+    def validate(self, data: Data, settings: Any, share: float = 1.0) -> dict[str, float]:
+        """Return the loss on the validation part, and the scores of what is written greedily."""
+        pairs: list[Pair] = data.parts.parts["valid"]
+        loss = self.valid_loss(pairs[: math.ceil(share * len(pairs))], settings)
+        scores = {"loss": loss, "better": -loss}
+        some = pairs[: math.ceil(share * self.decodes(data, settings))]
+        if some:
+            greedy = self.check({"beam": 1, **self.as_given})
+            outputs = [str(answer) for answer in self.answer([p.source for p in some], greedy)]
+            scores |= self.valid_scores(outputs, [p.target for p in some], settings)
+        return scores
+
+    def valid_scores(
+        self, outputs: list[str], references: list[str], settings: Any
+    ) -> dict[str, float]:
+        """Return the scores of written texts; `better` is to be raised."""
+        bleu = METRICS["bleu"].score(outputs, [references], self.config.get("to"))[0].value
+        return {"bleu": bleu, "better": bleu}
+
+    def valid_loss(self, pairs: Sequence[Pair], settings: Any) -> float:
+        """Return the cross-entropy a token of pairs."""
+        encoded = [
+            tokenizer.encode_batch([getattr(pair, side) for pair in pairs])
+            for side, tokenizer in zip(SIDES, self.codec.tokenizers, strict=True)
+        ]
+        most = min(4 * settings.max_length, self.writer.config.max_length - 2)
+        lengths = [np.array([min(len(row), most) + 1 for row in side]) for side in encoded]
+        plan = Batches(lengths, max(4096, settings.batch_tokens), 0)
+
+        def batch(rows: np.ndarray) -> PairBatch:
+            source, target = ([np.asarray(side[i][:most]) for i in rows] for side in encoded)
+            return make_batch(source, target, *self.codec.tokenizers, settings.device)
+
+        return self.mean_loss(batch(plan[n]) for n in range(plan.len_epoch()))
+
+    @torch.inference_mode()
+    def mean_loss(self, batches: Iterable[PairBatch]) -> float:
+        """Return the cross-entropy a token of batches, without smoothing."""
+        total = tokens = 0.0
+        for batch in batches:
+            total += float(self.batch_loss(batch, 0.0, 0.0))
+            tokens += batch.tokens
+        return total / tokens
+
+    def save_alignment_head(self, folder: Path, pairs: Sequence[Pair]) -> None:
+        """Note in a folder which head of its model aligns some pairs best."""
+        published = type(self).load(folder, *load_folder(folder))
+        if published.aligner.heads:
+            some = [(pair.source, pair.target) for pair in pairs[:50]]
+            ids = published.encode_pairs(some, published.check({}))
+            name, head = published.aligner.choose(ids)
+            save_generation(folder, {**self.generation, "alignment_head": f"{name}:{head}"})
+
+    # ---- Writing
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """Return the model's own defaults of decoding; a checkpoint may bound the length."""
+        own = super().own
+        if self.decoder.rules.longest is not None:  # with the token after which it begins
+            longest = max(1, self.decoder.rules.longest - 1)
+            own.setdefault("max_length", min(longest, (self.positions or longest + 1) - 1))
+        return own
+
+    def check_run(self, settings: Any) -> Any:
+        """Refuse settings that contradict each other."""
+        settings.check()
+        alignments = getattr(settings, "alignments", "none")
+        if alignments not in ALIGNMENTS:
+            raise UsageError(f"alignments='{alignments}' is not one of {', '.join(ALIGNMENTS)}")
+        if settings.script not in SCRIPTS:
+            raise UsageError(f"script='{settings.script}' is not one of simplified, traditional")
+        return settings
+
+    def framed(self, ids: Sequence[int]) -> list[int]:
+        """Put around a source the special tokens that the model expects there."""
+        return self.codec.source.frame(ids, "source")
+
+    def prompt(self, text: str, settings: Any) -> str:
+        """Return what the model reads for a text."""
+        return text
+
+    def opening(self, settings: Any) -> list[int]:
+        """Return the tokens that every target begins with."""
+        return self.codec.target.encode(settings.prefix)
+
+    def encode_source(self, text: str, settings: Any) -> list[int]:
+        """Split what is read into ids."""
+        return self.codec.source.encode(self.prompt(text, settings))
+
+    def predict(self, inputs: list[str], settings: Any, *, first: int = 0) -> list[Generated]:
+        """Write the targets of texts; `first` is the number of the first, which seeds sampling."""
+        if settings.forced:
+            return self._scored(list(map(self._pair, inputs, range(len(inputs)))), settings)
+        texts = [
+            self.decoder.cut(
+                text,
+                line,
+                lambda part: self.encode_source(part, settings),
+                self.opening(settings),
+                settings.split,
+            )
+            for line, text in enumerate(inputs)
+        ]
+        sentences = [sentence for parts in texts for sentence in parts]
+        self.decoder.write(
+            sentences, settings, first, tokens=settings.batch_tokens, rows=settings.batch_rows
+        )
+        if settings.alignments != "none":
+            self.aligner.settle([(s.ids, h.ids) for s in sentences for h in s.hypotheses])
+        return [self._generated(parts, settings) for parts in texts]
+
+    def _generated(self, parts: list[Sentence], settings: Any) -> Generated:
+        """Return the target of a text, and the next best ones."""
+        best, *others = [
+            Generated(
+                self._in_script(text, settings), score, logprob, self._aligned(pairs, settings)
+            )
+            for text, score, logprob, pairs in self.decoder.join(parts, self.config.get("to"))
+        ] or [Generated("".join(s.separator for s in parts))]
+        best.others = others
+        return best
+
+    def _aligned(
+        self, pairs: Sequence[tuple[list[int], list[int]]], settings: Any
+    ) -> Alignment | None:
+        if settings.alignments == "none":
+            return None
+        return self.aligner.align(pairs, *self.codec.tokenizers)
+
+    def _in_script(self, text: str, settings: Any) -> str:
+        """Write Chinese in the script that was asked for."""
+        table = SCRIPTS[settings.script]
+        if table is None:
+            return text
+        from opencc import OpenCC
+
+        return OpenCC(table).convert(text)
+
+    # ---- Scoring given pairs
+
+    def score(self, pairs: Sequence[tuple[str, str]], **settings: Any) -> list[Generated]:
+        """Return how likely the model finds given targets of sources, and align them if asked."""
+        completed = self.check(settings)
+        with self.using(completed):
+            return self._scored(pairs, completed)
+
+    def encode_pairs(
+        self, pairs: Sequence[tuple[str, str]], settings: Any
+    ) -> list[tuple[list[int], list[int]]]:
+        """Split both sides of pairs into ids, as the model reads them."""
+        sources = self.codec.source.encode_batch([self.prompt(a, settings) for a, _ in pairs])
+        targets = self.codec.target.encode_batch([b for _, b in pairs])
+        for ids in (*sources, *targets):
+            if len(ids) > LONGEST_WHOLE:
+                raise UsageError(
+                    f"a text of {len(ids)} pieces is too long to be scored whole; cut it"
+                )
+        return [(self.framed(a), b) for a, b in zip(sources, targets, strict=True)]
+
+    def _scored(self, pairs: Sequence[tuple[str, str]], settings: Any) -> list[Generated]:
+        encoded = self.encode_pairs(pairs, settings)
+        scored = self.decoder.score(
+            encoded, settings, tokens=settings.batch_tokens, rows=settings.batch_rows
+        )
+        return [
+            Generated(target, h.score, h.logprob, self._aligned([ids], settings))
+            for (_, target), ids, h in zip(pairs, encoded, scored, strict=True)
+        ]
+
+    def _pair(self, text: str, line: int) -> tuple[str, str]:
+        """Split a line that holds a source, a TAB and a target."""
+        source, tab, target = text.partition("\t")
+        if not tab:
+            raise UsageError(f"forced=true: input {line + 1} has no TAB between source and target")
+        return source, target
+
+    # ---- Looking
+
+    @torch.inference_mode()
+    def maps(self, source: Sequence[int], target: Sequence[int]) -> tuple[Any, Tensor]:
+        """Return the attention of every layer and head over one pair, exactly, and the logits.
+
+        One pass over the finished text: what was attended to at each step, whatever beam or batch
+        it came from.
+        """
+        reads = torch.tensor([[self.decoder.begin, *target]], device=self.device)
+        ids = torch.tensor([list(source)], device=self.device)
+        with watch(self.model) as maps:
+            logits = self.writer(ids, reads)
+        return maps, logits[0]
+
+    def explain(self, given: str, settings: Any) -> Any:
+        """Translate a sentence and gather all there is to see of how it was done."""
+        from regard.viewer.picture import Picture
+        from regard.viewer.text import candidate_steps, text_views
+
+        if not given.strip():
+            raise UsageError("there is nothing to look at in an empty text")
+        target = self.codec.target
+        ids = self.encode_source(given.strip(), settings)[:LONGEST_WHOLE]
+        source = self.framed(ids)
+        sentence = Sentence(0, source, self.opening(settings), "")
+        (hypotheses,) = self.decoder.batch([sentence], settings, 0)
+        best = hypotheses[0].ids
+        chosen = [*best, target.eos]
+        maps, logits = self.maps(source, best)
+        tokens, writes = target.pieces([self.decoder.begin, *best]), target.pieces(chosen)
+        self.aligner.settle([(source, best or chosen)])
+        texts = [self._in_script(target.decode(h.ids), settings) for h in hypotheses]
+        return Picture(
+            title=given,
+            views=text_views(maps, tokens, source=self.codec.source.pieces(source), writes=writes),
+            steps=candidate_steps(
+                logits.softmax(-1)[:, : target.vocab],
+                target.pieces,
+                candidates=settings.candidates,
+                chosen=chosen,
+                tokens=writes,
+            ),
+            source=given,
+            output=texts[0],
+            alternatives=[(t, h.score) for t, h in zip(texts[1:], hypotheses[1:], strict=True)],
+            note=f"beam {settings.beam}, {settings.length_penalty} length penalty",
+            opens=self.aligner.head,
+        )

@@ -1,0 +1,330 @@
+"""Tagging: one label for each word of a text."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.attention.watch import watch
+from regard.data.features import split_words
+from regard.data.labelled import Sentence, SentenceFormat, SentenceReader
+from regard.data.rows import Row, TextBatch, TextBatches, collate
+from regard.data.word_windows import Window, WordPlaces, sentence_windows, word_places
+from regard.decode.batching import in_batches
+from regard.errors import UsageError, lookup
+from regard.settings import setting
+from regard.tasks.frame.origin import Origin
+from regard.tasks.frame.task import Answer
+from regard.tasks.text.codec import EncoderRun, TextCodec
+from regard.tasks.text.labelling import (
+    LabelBatch,
+    LabelData,
+    LabelEval,
+    Labeller,
+    LabelTrain,
+    Predicted,
+)
+from regard.training.label_loss import class_weights
+
+
+@dataclass(frozen=True)
+class TagTrain(LabelTrain):
+    """What a training of a tagger can be told."""
+
+    column: str | None = setting(None, "column of the tags: upos, xpos, deprel, or a number")
+    columns: str | None = setting(None, "columns of a table: the lists of words and of tags")
+    join: str = setting("first", "vector of a word: that of its first token, or the mean of all")
+
+
+@dataclass(frozen=True)
+class TagRun(EncoderRun):
+    """How to tag words."""
+
+    format: str = setting("slash", "slash, columns or jsonl")
+    words: str = setting("spaces", "split at spaces, or raw: punctuation too")
+    scores: bool = setting(False, "print the probability of each tag")
+    max_length: int | None = setting(None, "maximum tokens per window", min=8, max=100_000)
+
+
+@dataclass(frozen=True)
+class TagEval(LabelEval, TagRun):
+    """What an evaluation of a tagger can be told."""
+
+    column: str | None = setting(None, "column of the tags: upos, xpos, deprel, or a number")
+    columns: str | None = setting(None, "columns of a table: the lists of words and of tags")
+
+
+@dataclass(frozen=True)
+class Tagged(Answer):
+    """The words of one text, their tags, and the probabilities of these."""
+
+    words: Sequence[str]
+    tags: Sequence[str]
+    probabilities: Sequence[float]
+
+    def __str__(self) -> str:
+        return " ".join(f"{word}/{tag}" for word, tag in zip(self.words, self.tags, strict=True))
+
+    def lines(self, settings: Any) -> Iterator[str]:
+        """Write the words with their tags, and the probabilities of these if asked."""
+        yield from FORMATS[settings.format](self, settings)
+
+    def record(self, settings: Any) -> dict[str, Any]:
+        """Return the fields that the prediction adds to a JSON line."""
+        fields: dict[str, Any] = {"prediction": list(self.tags), "words": list(self.words)}
+        if settings.scores:
+            fields["probabilities"] = [round(value, 6) for value in self.probabilities]
+        return fields
+
+    def rows(self, settings: Any) -> Iterator[tuple[str, ...]]:
+        """Return a word, its tag and, if asked, its probability, one after the other."""
+        for word, tag, value in zip(self.words, self.tags, self.probabilities, strict=True):
+            yield (word, tag, f"{value:.4f}") if settings.scores else (word, tag)
+
+
+def _columns(tagged: Tagged, settings: Any) -> Iterator[str]:
+    yield from ("\t".join(row) for row in tagged.rows(settings))
+    yield ""
+
+
+def _slash(tagged: Tagged, settings: Any) -> Iterator[str]:
+    yield " ".join("/".join(row) for row in tagged.rows(settings))
+
+
+def _jsonl(tagged: Tagged, settings: Any) -> Iterator[str]:
+    fields = tagged.record(settings)
+    whole = {"words": fields.pop("words"), "tags": fields.pop("prediction"), **fields}
+    yield json.dumps(whole, ensure_ascii=False)
+
+
+FORMATS: dict[str, Callable[[Tagged, Any], Iterator[str]]] = {
+    "slash": _slash,
+    "columns": _columns,
+    "jsonl": _jsonl,
+}
+SPLITS: dict[str, Callable[[str], list[str]]] = {"spaces": str.split, "raw": split_words}
+
+
+def _first(x: Tensor, places: WordPlaces) -> Tensor:
+    return x[places.starts]
+
+
+def _mean(x: Tensor, places: WordPlaces) -> Tensor:
+    total = x.new_zeros(len(places.starts), x.shape[-1])
+    total = total.index_add(0, places.words, x[places.tokens])
+    return total / torch.bincount(places.words, minlength=len(places.starts)).unsqueeze(-1)
+
+
+# name -> how the vectors of a word's tokens (flat) become that of the word
+JOINS: dict[str, Callable[[Tensor, WordPlaces], Tensor]] = {"first": _first, "mean": _mean}
+
+
+class Tag(Labeller[Tagged]):
+    """Labels each word of a text."""
+
+    name, holds, unit = "tag", "words and tags", "words"
+    baseline = "the commonest tag of each word"
+    Train, Run, Eval = TagTrain, TagRun, TagEval
+
+    def __init__(self, model: Any, codec: TextCodec, config: Mapping[str, Any] | None = None):
+        super().__init__(model, codec, config)
+        self.join: str = self.config.get("join", "first")
+
+    # Training
+
+    @classmethod
+    def checked(cls, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
+        """Refuse an ensemble, and unknown names."""
+        settings = super().checked(settings, values, origin)
+        members = getattr(settings.model, "members", 1)
+        if members > 1:
+            raise UsageError(f"members={members} label whole texts; leave it out here")
+        lookup("join", settings.join, JOINS)
+        return settings
+
+    @classmethod
+    def file_reader(cls, settings: Any) -> SentenceReader:
+        """Return what reads words and tags."""
+        s = settings
+        return SentenceReader(SentenceFormat(s.column, s.encoding, s.skip_bad, s.columns))
+
+    @classmethod
+    def read(cls, settings: Any, origin: Origin | None) -> LabelData:
+        """Read sentences of words and tags."""
+        return cls.read_parts(settings)
+
+    @classmethod
+    def label_facts(cls, data: LabelData, settings: Any) -> dict[str, Any]:
+        """Return how words are represented, and where the tags stood."""
+        return {"join": settings.join, "column": settings.column}
+
+    def batches(self, data: Any, settings: Any) -> TextBatches:
+        """Return batches of windows of sentences, and the numbers of their tags."""
+        train, longest, device = data.parts["train"], settings.max_length, settings.device
+        windows = self._windows([sentence.words for sentence in train], longest)
+        numbers = {label: n for n, label in enumerate(self.labels)}
+        targets = [
+            np.array([numbers[tag] for tag in train[n].tags[span.tag_from : span.tag_to]])
+            for _, n, span in windows
+        ]
+        counts = np.bincount(np.concatenate(targets), minlength=len(numbers))
+        weights = class_weights(settings.class_weights, counts, int(counts.sum()))
+        self.class_weights = None if weights is None else weights.to(device)
+        if more := len(windows) - len(train):
+            data.notes.append(
+                f"some sentences are longer than max_length={longest} pieces and are "
+                f"read in overlapping windows ({more:,} more than sentences)"
+            )
+
+        def make(picked: np.ndarray, rows: list[Row], texts: TextBatch) -> LabelBatch:
+            pairs = zip(picked.tolist(), rows, strict=True)
+            places = word_places(
+                [windows[i]._replace(row=row) for i, row in pairs], texts.ids.shape[1], device
+            )
+            right = np.concatenate([targets[i] for i in picked.tolist()])
+            return LabelBatch(texts, torch.from_numpy(right).to(device), places)
+
+        def again(i: int, key: int) -> Row:
+            _, n, span = windows[i]
+            return self.encoder.words(train[n].words[span.first : span.last], longest, key)
+
+        return self.text_batches([window.row for window in windows], make, again, settings)
+
+    def _windows(self, sentences: Sequence[Sequence[str]], max_length: int) -> list[Window]:
+        return [
+            window
+            for n, words in enumerate(sentences)
+            for window in sentence_windows(self.encoder, words, max_length, n)
+        ]
+
+    def logits(self, model: Any, batch: LabelBatch) -> Tensor:
+        """Return the logits (words, labels) of the words of a batch."""
+        hidden = model.hidden(**batch.texts.inputs)
+        return model.head(JOINS[self.join](hidden.flatten(0, 1), batch.words))
+
+    def title(self, data: Any, settings: Any) -> str:
+        """Return what the model card says that the model is."""
+        return f"One of {len(self.labels)} tags for each word"
+
+    # Using
+
+    @classmethod
+    def load_codec(cls, folder: Path, model: Any, config: dict[str, Any]) -> TextCodec:
+        """Read tokenizer, features, tags and baselines of a folder."""
+        codec = super().load_codec(folder, model, config)
+        join = config.get("join", "first")
+        if not isinstance(join, str) or join not in JOINS:
+            raise UsageError(
+                f"{folder / 'config.json'}: 'join' is {join!r:.40}; choose from {', '.join(JOINS)}"
+            )
+        return codec
+
+    def check_run(self, settings: Any) -> Any:
+        """Refuse unknown names."""
+        lookup("format", settings.format, FORMATS)
+        lookup("words", settings.words, SPLITS)
+        return super().check_run(settings)
+
+    def check_input(self, given: Any) -> Any:
+        """Return a text or a list of words, or refuse it."""
+        words = isinstance(given, list | tuple)
+        if words and not all(isinstance(word, str) and word.strip() for word in given):
+            words = False
+        if not words and not isinstance(given, str):
+            raise UsageError(f"{given!r:.60} is neither text nor words; give a list of either")
+        return given
+
+    def probabilities(self, items: Sequence[Sentence], settings: Any) -> Predicted:
+        """Return the probability of each tag of all words."""
+        words = [sentence.words for sentence in items]
+        return Predicted(np.concatenate(self.word_probabilities(words, settings)))
+
+    def word_probabilities(
+        self, sentences: Sequence[Sequence[str]], settings: Any
+    ) -> list[np.ndarray]:
+        """Return the probability of each tag of each word of sentences, (words, tags)."""
+        windows = self._windows(sentences, settings.max_length or self.max_length)
+        lengths = [len(window.row.ids) for window in windows]
+        limits = {"tokens": settings.batch_tokens, "rows": settings.batch_rows}
+        probs = in_batches(windows, lengths, self._forward, **limits)
+        answers: list[list[np.ndarray]] = [[] for _ in sentences]
+        for window, some in zip(windows, probs, strict=True):
+            answers[window.sentence].append(some)
+        nothing = np.zeros((0, len(self.labels)), dtype=np.float32)
+        return [np.concatenate(some) if some else nothing for some in answers]
+
+    @torch.inference_mode()
+    def _forward(self, windows: list[Window]) -> list[np.ndarray]:
+        """Return the probability of each tag of the words of each window."""
+        texts = collate([window.row for window in windows], self.tokenizer.pad, self.device)
+        places = word_places(windows, texts.ids.shape[1], self.device)
+        logits = self.logits(self.model, LabelBatch(texts, places.starts, places)).float()
+        sizes = [window.span.tag_to - window.span.tag_from for window in windows]
+        return np.split(logits.softmax(-1).cpu().numpy(), np.cumsum(sizes)[:-1])
+
+    def predict(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[Tagged]:
+        """Tag texts, or lists of words."""
+        split = SPLITS[settings.words]
+        sentences = [split(given) if isinstance(given, str) else list(given) for given in inputs]
+        probs = self.word_probabilities(sentences, settings)
+        return [self._tagged(*both) for both in zip(sentences, probs, strict=True)]
+
+    def _tagged(self, words: Sequence[str], probs: np.ndarray) -> Tagged:
+        tags = [self.labels[i] for i in probs.argmax(1).tolist()]
+        return Tagged(words, tags, probs.max(1).tolist())
+
+    def eval_defaults(self) -> dict[str, Any]:
+        """Return where the tags of the model's own data stood."""
+        return {"column": self.config["column"]} if self.config.get("column") else {}
+
+    def read_test(self, settings: Any) -> LabelData:
+        """Read the part that a model is judged on."""
+        return self.read_part(settings)
+
+    def outputs(self, data: Any, predictions: Predicted, settings: Any) -> list[dict[str, Any]]:
+        """Return the predicted tags of each sentence beside the right ones."""
+        tags = iter(self.labels[i] for i in predictions.probs.argmax(1).tolist())
+        rows = []
+        for words, right, _ in data.parts[settings.part]:
+            predicted = [next(tags) for _ in words]
+            row = {"words": list(words), "tags": list(right), "prediction": predicted}
+            text = " ".join(f"{word}/{tag}" for word, tag in zip(words, predicted, strict=True))
+            rows.append(row if settings.outputs.endswith(".jsonl") else {"prediction": text})
+        return rows
+
+    def made_with(self, settings: Any) -> dict[str, Any]:
+        """Return the settings that a score depends on."""
+        return {"column": settings.column, **super().made_with(settings)}
+
+    def explain(self, given: str | Sequence[str], settings: Any) -> Any:
+        """Tag a text and return a Picture of what each layer attended to in its first window."""
+        from regard.viewer.picture import Picture
+        from regard.viewer.text import candidate_steps, text_views
+
+        words = SPLITS[settings.words](given) if isinstance(given, str) else list(given)
+        if not words:
+            raise UsageError("there is nothing to look at in an empty text")
+        longest = settings.max_length or self.max_length
+        window, *rest = sentence_windows(self.encoder, words, longest)
+        with watch(self.model) as maps:
+            (probs,) = self._forward([window])
+        shown = self._tagged(words[: len(probs)], probs)
+        word_ids: list[int] = window.row.word_ids.tolist()
+        tags = [shown.tags[n] if 0 <= n < len(probs) else "" for n in word_ids]
+        steps = candidate_steps(
+            torch.from_numpy(probs), self.labels, candidates=settings.candidates
+        )
+        text = " ".join(words)
+        return Picture(
+            title=text,
+            views=text_views(maps, self.encoder.spelled(window.row, words), writes=tags),
+            steps=steps,
+            source=text,
+            output=str(shown),
+            note="the first of several windows" if rest else "",
+        )

@@ -1,0 +1,104 @@
+"""Losses of labels, with label smoothing, class weights and R-Drop."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+MOST_WEIGHT = 100.0  # of a label in the loss
+IMBALANCED = 5  # times as often: labels that the user should hear of
+
+
+def _balanced(counts: np.ndarray, rows: int) -> np.ndarray:
+    """Weigh every label alike, however rare it is; the mean over all rows is one."""
+    return rows / (len(counts) * np.maximum(counts, 1))
+
+
+# name -> the weight of each label in the loss, from its count among so many rows
+CLASS_WEIGHTS: dict[str, Callable[[np.ndarray, int], np.ndarray] | None] = {
+    "none": None,
+    "balanced": _balanced,
+}
+
+
+def class_weights(
+    name: str, counts: np.ndarray, rows: int, multilabel: bool = False
+) -> Tensor | None:
+    """Return the weight of each label in the loss; of several a row, that of its presence."""
+    weigh = CLASS_WEIGHTS[name]
+    if weigh is None:
+        return None
+    weights = (rows - counts) / np.maximum(counts, 1) if multilabel else weigh(counts, rows)
+    return torch.from_numpy(np.clip(weights, 1 / MOST_WEIGHT, MOST_WEIGHT).astype(np.float32))
+
+
+def imbalance_notes(counts: np.ndarray, labels: Sequence[str], name: str) -> list[str]:
+    """Say that some labels are much rarer than others, if no class weights make up for it."""
+    low, high = int(counts.argmin()), int(counts.argmax())
+    if CLASS_WEIGHTS[name] is not None or counts[high] < IMBALANCED * max(1, counts[low]):
+        return []
+    return [
+        f"uneven labels: {labels[high]!r:.40} occurs {int(counts[high]):,} times, "
+        f"{labels[low]!r:.40} {int(counts[low]):,}; judge by macro F1, too, or set "
+        "class_weights=balanced to let each label weigh alike"
+    ]
+
+
+class LabelLoss(NamedTuple):
+    """The summed loss of logits, R-Drop's divergence of two of them, and their probabilities."""
+
+    loss: Callable[[Tensor, Tensor, float, Tensor | None], Tensor]
+    divergence: Callable[[Tensor, Tensor], Tensor]
+    probs: Callable[[Tensor], Tensor]
+
+
+def _single(logits: Tensor, targets: Tensor, smoothing: float, weights: Tensor | None) -> Tensor:
+    return F.cross_entropy(logits, targets, weights, reduction="sum", label_smoothing=smoothing)
+
+
+def _single_divergence(a: Tensor, b: Tensor) -> Tensor:
+    p, q = a.log_softmax(-1), b.log_softmax(-1)
+    return ((p.exp() - q.exp()) * (p - q)).sum()
+
+
+def _multi(logits: Tensor, targets: Tensor, smoothing: float, weights: Tensor | None) -> Tensor:
+    targets = targets * (1 - smoothing) + smoothing / 2
+    return F.binary_cross_entropy_with_logits(
+        logits, targets.to(logits.dtype), pos_weight=weights, reduction="sum"
+    )
+
+
+def _multi_divergence(a: Tensor, b: Tensor) -> Tensor:
+    return ((a.sigmoid() - b.sigmoid()) * (a - b)).sum()
+
+
+# one label a row, any number of them, or a number, which is the only logit itself
+LABEL_LOSSES: dict[str, LabelLoss] = {
+    "single": LabelLoss(_single, _single_divergence, lambda logits: logits.softmax(-1)),
+    "multi": LabelLoss(_multi, _multi_divergence, torch.sigmoid),
+    "value": LabelLoss(
+        lambda logits, targets, smoothing, weights: F.mse_loss(logits, targets, reduction="sum"),
+        lambda a, b: (a - b).square().sum(),
+        lambda logits: logits,
+    ),
+}
+
+
+def label_loss(
+    kind: LabelLoss,
+    logits: Callable[[], Tensor],
+    targets: Tensor,
+    smoothing: float,
+    r_drop: float,
+    weights: Tensor | None = None,
+) -> Tensor:
+    """Return the summed loss; with R-Drop (Wu et al. 2021), of two passes that should agree."""
+    one = logits().float()
+    if not r_drop:
+        return kind.loss(one, targets, smoothing, weights)
+    two = logits().float()
+    both = kind.loss(one, targets, smoothing, weights) + kind.loss(two, targets, smoothing, weights)
+    return both / 2 + r_drop / 4 * kind.divergence(one, two)
