@@ -10,7 +10,7 @@ import numpy as np
 from regard.data.tokenize import MOST_PIECES, visible
 from regard.data.tokenizer import SPECIALS, OwnTokenizer
 from regard.errors import UsageError
-from regard.files import plain_file, refuse, write_atomically
+from regard.files import read_bounded, write_atomically
 
 KIND = "characters"
 MOST_BYTES = 16 * 2**20
@@ -47,15 +47,8 @@ class Characters(OwnTokenizer):
     @classmethod
     def load(cls, path: str | Path) -> "Characters":
         """Read a vocabulary that Regard has saved, or say what is wrong with the file."""
-        plain_file(path)
+        data = read_bounded(path, MOST_BYTES)
         try:
-            with open(path, "rb") as file:
-                data = file.read(MOST_BYTES + 1)
-        except OSError as error:
-            raise refuse(error, path) from error
-        try:
-            if len(data) > MOST_BYTES:
-                raise ValueError(f"over {MOST_BYTES >> 20} MB")
             file = json.loads(data)
             characters = file["characters"]
             if file["regard_tokenizer"] != KIND or not isinstance(characters, list):

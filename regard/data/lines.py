@@ -4,7 +4,7 @@ import gzip
 import lzma
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BufferedReader, TextIOWrapper
 from pathlib import Path
@@ -78,20 +78,18 @@ class Recoded:
 
     def readline(self, size: int) -> bytes:
         """Return the next line; of one that is too long, only so much as shows it."""
-        try:
-            line = start = self.text.readline(size // 4)
-            while line and not line.endswith("\n") and len(line) == size // 4:
-                line = self.text.readline(size // 4)
-        except UnicodeError as error:
-            raise UsageError(
-                f"{self.path}: broken {self.encoding.upper()} ({error}); save it again as UTF-8"
-            ) from None
+        line = start = self._decoded(self.text.readline, size)
+        while line and not line.endswith("\n") and len(line) == size // 4:
+            line = self._decoded(self.text.readline, size)
         return start.encode("utf-8", "surrogatepass")
 
     def read(self, size: int) -> bytes:
         """Return about so many bytes more."""
+        return self._decoded(self.text.read, size).encode("utf-8", "surrogatepass")
+
+    def _decoded(self, read: Callable[[int], str], size: int) -> str:
         try:
-            return self.text.read(size // 4).encode("utf-8", "surrogatepass")
+            return read(size // 4)
         except UnicodeError as error:
             raise UsageError(
                 f"{self.path}: broken {self.encoding.upper()} ({error}); save it again as UTF-8"

@@ -16,7 +16,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
 from regard.data.tokenizer import MOST_KEPT, SPECIALS, OwnTokenizer
 from regard.errors import UsageError, lookup
-from regard.files import plain_file, refuse, write_atomically
+from regard.files import read_bounded, write_atomically
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]  # for characters outside the vocabulary
 FIRST = SPECIALS + BYTES  # ids 0 to 259 of every vocabulary; the pieces learnt come after
@@ -69,16 +69,7 @@ class SubwordTokenizer(OwnTokenizer):
     @classmethod
     def load(cls, path: str | Path) -> "SubwordTokenizer":
         """Read a tokenizer that Regard has saved, or say what is wrong with the file."""
-        plain_file(path)
-        try:
-            with open(path, "rb") as file:
-                data = file.read(MOST_BYTES + 1)
-        except OSError as error:
-            raise refuse(error, path) from error
-        if len(data) > MOST_BYTES:
-            raise UsageError(
-                f"{path}: over {MOST_BYTES >> 20} MB; expected a smaller tokenizer.json"
-            )
+        data = read_bounded(path, MOST_BYTES)
         try:
             text = data.decode()
             return cls(_assemble(_checked(json.loads(text))), text)
@@ -139,9 +130,6 @@ class SubwordTokenizer(OwnTokenizer):
                 f"token id {number}; expected 0 to {self.vocab - 1}, as in the tokenizer"
             )
         return self._bytes[number]
-
-
-Tokenizer = SubwordTokenizer  # its name before there was a protocol
 
 
 class BpeDropout:
