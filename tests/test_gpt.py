@@ -21,7 +21,8 @@ from regard.errors import UsageError
 from regard.layers.block import BlockConfig
 from regard.models import preset
 from regard.models.gpt import GPT, PRESETS, SIZES, GPTConfig, within
-from regard.pretrained.load import find_format, fitting, to_ours, to_theirs
+from regard.pretrained.format import to_ours, to_theirs
+from regard.pretrained.formats import find_format, fitting
 
 WEIGHTS = Path(__file__).parents[2] / "shared" / "weights"
 VOCAB, EOS = 53, 52
@@ -421,7 +422,7 @@ BROKEN: dict[str, tuple[str, dict[str, Any], str]] = {
     "activation": ("llama", {"hidden_act": "relu"}, "unknown hidden_act 'relu'"),
     "gpt2 activation": ("gpt2", {"activation_function": "silly"}, "unknown activation_function"),
     "layer types": ("qwen2", {"layer_types": ["full_attention"]}, "each of 32 layers"),
-    "a layer type": ("gemma2", {"layer_types": ["chunked"] * 26}, "unknown layer type 'chunked'"),
+    "a layer type": ("gemma2", {"layer_types": ["chunked"] * 26}, "unknown layer_types 'chunked'"),
     "depth as a word": ("qwen3", {"num_hidden_layers": "deep"}, "num_hidden_layers=deep"),
     "share": ("gpt_neox", {"rotary_pct": "much"}, "position_share='much' is not a number"),
     "looks ahead": ("gemma", {"use_bidirectional_attention": True}, "bidirectional_attention=true"),

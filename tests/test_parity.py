@@ -18,7 +18,7 @@ import regard
 from regard.decode import rules
 from regard.errors import UsageError
 from regard.models.bert import Bert, BertConfig
-from regard.pretrained import generation, mean
+from regard.pretrained import generation, modernbert
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 import parity  # noqa: E402
@@ -371,23 +371,25 @@ def test_the_mean_of_modernbert_is_ours_for_any_weights(loud: float, eps: float,
     with torch.no_grad():
         for x in ours.parameters():
             x.add_(loud * torch.randn_like(x))
-    alike = mean.with_gates(config)
+    alike = modernbert.modernbert_config(config)
     assert alike is not None
     ids, lengths = torch.randint(0, 50, (6, 9)), torch.tensor([9, 1, 4, 9, 2, 7])
     with torch.no_grad():
-        assert not parity.differ(mean.as_modernbert(ours, alike)(ids, lengths), ours(ids, lengths))
-    theirs = mean.as_modernbert(ours, alike)
-    assert mean.from_modernbert(theirs).config == config
+        assert not parity.differ(
+            modernbert.as_modernbert(ours, alike)(ids, lengths), ours(ids, lengths)
+        )
+    theirs = modernbert.as_modernbert(ours, alike)
+    assert modernbert.from_modernbert(theirs).config == config
     with torch.no_grad():
         theirs.blocks[1].feed_forward.inner.bias[3] = 2.0  # trained on: a gate is open wider
-    assert mean.from_modernbert(theirs) is theirs
+    assert modernbert.from_modernbert(theirs) is theirs
     for name, value in (("head.out.weight", 3e38), ("norm.bias", 3e38), ("norm.weight", 1e30)):
-        theirs = mean.as_modernbert(ours, alike)
+        theirs = modernbert.as_modernbert(ours, alike)
         with torch.no_grad():
             theirs.get_parameter(name).fill_(value)
-        assert mean.from_modernbert(theirs) is theirs
+        assert modernbert.from_modernbert(theirs) is theirs
     with pytest.raises(UsageError, match="only for less than the width; train with pool=roberta"):
-        mean.with_gates(replace(config, labels=16))
+        modernbert.modernbert_config(replace(config, labels=16))
 
 
 def test_a_classifier_that_no_format_holds_is_refused_by_name(tmp_path: Path):

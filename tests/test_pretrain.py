@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 import regard
 from regard.cli import main
-from regard.data.augment import chance_of, grey, hue, jitter
+from regard.data.augment import grey, hue, jitter, step_rng
 from regard.data.image_format import ImageFormat
 from regard.errors import UsageError
 from regard.layers.block import BlockConfig
@@ -367,7 +367,7 @@ def test_colours_turn_and_stay():
     torch.testing.assert_close(hue(flat, torch.full((6,), 0.3)), flat, atol=0.3, rtol=0)
     assert (hue(pixels, torch.full((6,), 0.5)) - pixels).abs().max() > 5
     for change in (lambda chance: jitter(pixels, chance, 1.0), lambda chance: grey(pixels, chance)):
-        one, same, other = (change(chance_of(3, n)) for n in (0, 0, 1))
+        one, same, other = (change(step_rng(3, n)) for n in (0, 0, 1))
         assert torch.equal(one, same) and not torch.equal(one, other)
         assert one.min() >= 0 and one.max() <= 255
 

@@ -16,7 +16,8 @@ from regard.decode import search
 from regard.errors import UsageError
 from regard.models import preset
 from regard.models.transformer import PRESETS, Transformer
-from regard.pretrained.load import find_format, fitting, to_ours, to_theirs
+from regard.pretrained.format import to_ours, to_theirs
+from regard.pretrained.formats import find_format, fitting
 from regard.pretrained.shards import open_weights
 
 transformers = pytest.importorskip("transformers")

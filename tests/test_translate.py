@@ -6,11 +6,11 @@ from importlib import resources
 
 import numpy as np
 import pytest
+import regard.pretrained.parts
 import torch
 from torch.nn import functional as F
 
 import regard.files
-import regard.pretrained.parts
 import regard.tasks.frame.task as frame_task
 from regard.attention.watch import watch
 from regard.cli import main

@@ -29,8 +29,9 @@ from regard.models import preset
 from regard.models.folder import load_folder
 from regard.models.vit import PRESETS, SIZES, Grid, Pair, ViT, ViTConfig
 from regard.pretrained.folder import export_weights, import_folder
-from regard.pretrained.load import find_format, fitting, unlike
-from regard.pretrained.vision import KEYS, read_prepared, write_prepared
+from regard.pretrained.format import differing
+from regard.pretrained.formats import find_format, fitting
+from regard.pretrained.image_processor import read_processor, write_processor
 from regard.settings import fill
 from regard.tasks.vision.images import ClassifyImages
 
@@ -135,7 +136,7 @@ def test_outputs_equal_transformers_and_folders_go_both_ways(name: str, tmp_path
     compare(again.eval(), ours)
     # theirs -> ours -> theirs -> ours is the identity
     twice, same, _ = import_folder(tmp_path / "ours")
-    assert not unlike(twice.config, ours.config) and same["image"] == config["image"]
+    assert not differing(twice.config, ours.config) and same["image"] == config["image"]
     for key, parameter in ours.named_parameters():
         assert torch.equal(parameter, twice.get_parameter(key)), key
 
@@ -372,13 +373,13 @@ PREPARED = {
 def test_how_images_are_prepared_is_read_and_written(changes: dict, facts: dict, tmp_path: Path):
     told = {**PREPARED, **changes}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(told))
-    found = read_prepared(tmp_path, 24, 3)
+    found = read_processor(tmp_path, 24, 3)
     assert facts.items() <= found.items() and found["channels"] == 3
     assert ("mean" in found) == told["do_normalize"]
     if "mean" in found:
         assert (found["mean"], found["std"]) == (PREPARED["image_mean"], PREPARED["image_std"])
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(write_prepared(found)))
-    again = read_prepared(tmp_path, 24, 3)
+    write_processor(tmp_path, found)
+    again = read_processor(tmp_path, 24, 3)
     assert {"edge": found["size"], **found} == {"edge": found["size"], **again}
     # theirs does what we have written
     reader = transformers.AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
@@ -405,7 +406,7 @@ def test_how_images_are_prepared_is_read_and_written(changes: dict, facts: dict,
 def test_images_that_cannot_be_prepared_are_refused_by_name(key: str, value, tmp_path: Path):
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({**PREPARED, key: value}))
     with pytest.raises(UsageError, match=key):
-        read_prepared(tmp_path, 24, 3)
+        read_processor(tmp_path, 24, 3)
 
 
 def test_a_checkpoint_is_imported_and_exported_by_command(tmp_path: Path):
@@ -457,13 +458,6 @@ def test_what_cannot_be_read_is_refused_by_name(key: str, value):
 def test_what_no_format_holds_is_refused_by_name(changes: dict, word: str):
     with pytest.raises(UsageError, match=word):
         fitting("vit", replace(ViTConfig(), **changes), "images")
-
-
-@pytest.mark.parametrize("model_type", ["vit", "deit", "vit_mae"])
-def test_what_a_file_leaves_out_means_what_it_means_to_transformers(model_type: str):
-    theirs = transformers.AutoConfig.for_model(model_type)
-    for key in KEYS:
-        assert getattr(theirs, key.theirs) == key.default, key.theirs
 
 
 @pytest.mark.parametrize(

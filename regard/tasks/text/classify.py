@@ -21,9 +21,9 @@ from regard.metrics.baselines import bigram_gain
 from regard.metrics.correlation import value_scores
 from regard.metrics.evaluation import Evaluation
 from regard.settings import setting
-from regard.tasks.frame.answers import Classified
+from regard.tasks.frame.answers import Classified, Valued
 from regard.tasks.frame.origin import Origin
-from regard.tasks.frame.task import Answer, Judged, Task
+from regard.tasks.frame.task import Judged, Task
 from regard.tasks.text.codec import EncoderRun, TextCodec
 from regard.tasks.text.labelling import (
     SHORT,
@@ -66,21 +66,6 @@ class ClassifyEval(LabelEval, ClassifyRun):
     header: bool | None = setting(None, "whether a table has a header; detected unless given")
     labels: str | None = setting(None, "coarse or fine, for labels such as NUM:date")
     separator: str | None = setting(None, "separator of several labels in a column")
-
-
-@dataclass(frozen=True)
-class Valued(Answer):
-    """The number that a model with a single output gives to a text: its logit."""
-
-    value: float
-    cut: bool = False  # whether the text was truncated
-
-    def __str__(self) -> str:
-        return f"{self.value:.6g}"
-
-    def record(self, settings: Any) -> dict[str, Any]:
-        """Return the fields that the prediction adds to a JSON line."""
-        return {"prediction": self.value, **({"cut": True} if self.cut else {})}
 
 
 class Classify(Labeller[Classified | Valued]):

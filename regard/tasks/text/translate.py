@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from regard.attention.positions import has_table
 from regard.data.parallel import PairBatch
+from regard.decode.writer import EncoderDecoder
 from regard.errors import UsageError
 from regard.layers.recurrent import Draws
 from regard.models import family
@@ -40,7 +41,9 @@ class TranslateEval(PairEvalSettings, PairRunSettings):
     """What an evaluation of a translator can be told."""
 
 
-def hard_attention_loss(model: Any, batch: PairBatch, smoothing: float, r_drop: float) -> Tensor:
+def hard_attention_loss(
+    model: EncoderDecoder, batch: PairBatch, smoothing: float, r_drop: float
+) -> Tensor:
     """Return the loss of a model that may sample where it attends, and learns by REINFORCE."""
     draws = Draws()
     hidden = model.hidden(*twice(batch, r_drop), draws=draws)
@@ -58,7 +61,7 @@ def hard_attention_loss(model: Any, batch: PairBatch, smoothing: float, r_drop: 
 
 
 # family -> its loss, where that is not `sequence_loss`
-LOSSES: dict[str, Callable[[Any, PairBatch, float, float], Tensor]] = {
+LOSSES: dict[str, Callable[[EncoderDecoder, PairBatch, float, float], Tensor]] = {
     "recurrent": hard_attention_loss
 }
 

@@ -1,6 +1,7 @@
-"""SentencePiece's files as tokenizers of the library, and back.
+"""SentencePiece model files as tokenizer.json, and back.
 
-A file is a message of Protocol Buffers: its pieces with scores, and how a text is made ready.
+A file is a Protocol Buffers message: pieces with scores, and a normalizer. It is parsed here with
+bounds; docs/design.md says why not by the package sentencepiece.
 """
 
 import base64
@@ -11,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from regard.errors import UsageError
-from regard.pretrained.parts import LONGEST_PIECE, MOST_PIECES, check_map, read_limited
+from regard.files import errors_in, read_bounded
+from regard.pretrained.tokenizer_checks import LONGEST_PIECE, MOST_PIECES, check_map
 
 MOST_BYTES = 16 * 2**20
 MOST_LETTERS = 4_000_000  # of all pieces of a BPE model, whose merges are found letter by letter
@@ -21,15 +23,15 @@ SPACE = "▁"
 
 
 @dataclass
-class Pieces:
-    """What a SentencePiece file says."""
+class SentencePieceModel:
+    """The pieces of a SentencePiece model and how it normalizes a text."""
 
     pieces: list[tuple[str, float, int]] = field(default_factory=list)  # with score and type
     kind: int = UNIGRAM
     byte_fallback: bool = False
     charsmap: bytes = b""
-    prefix: bool = True  # a space is put before a text
-    tidy: bool = True  # spaces around it are taken away, and several become one
+    add_prefix: bool = True  # a space is put before a text
+    strip: bool = True  # spaces around it are taken away, and several become one
 
     @property
     def unknown(self) -> int:
@@ -38,25 +40,24 @@ class Pieces:
 
     def of(self, kind: int) -> list[int]:
         """Return the numbers of the pieces of a type."""
-        return [i for i, (_, _, found) in enumerate(self.pieces) if found == kind]
+        return [i for i, (_, _, other) in enumerate(self.pieces) if other == kind]
 
 
-def read_pieces(path: Path) -> Pieces:
+def read_model(path: Path) -> SentencePieceModel:
     """Read a SentencePiece file, or say what is wrong with it."""
-    data = read_limited(path, MOST_BYTES)
-    try:
-        found = _parse(data)
-        if found.charsmap:
-            check_map(found.charsmap)
-    except UsageError as mistake:
-        raise UsageError(f"{path}: {mistake}") from None
-    except (IndexError, TypeError, ValueError, struct.error) as error:  # fields of another kind
-        raise UsageError(f"{path}: not a SentencePiece model, or damaged") from error
-    return found
+    data = read_bounded(path, MOST_BYTES)
+    with errors_in(path):
+        try:
+            model = _parse(data)
+        except (IndexError, TypeError, ValueError, struct.error) as error:  # of another type
+            raise UsageError("not a SentencePiece model, or damaged") from error
+        if model.charsmap:
+            check_map(model.charsmap)
+        return model
 
 
-def _parse(data: bytes) -> Pieces:
-    found = Pieces()
+def _parse(data: bytes) -> SentencePieceModel:
+    model = SentencePieceModel()
     escaped, suffix = True, False
     for number, value in _fields(data):
         if number == 1:
@@ -65,29 +66,29 @@ def _parse(data: bytes) -> Pieces:
             (score,) = struct.unpack("<f", piece.get(2, bytes(4)))
             if not text or len(text) > LONGEST_PIECE or not abs(score) <= 1e9:
                 raise UsageError(f"the piece {text!r:.40} with the score {score}")
-            found.pieces.append((text, score, kind))
-            if len(found.pieces) > MOST_PIECES:
+            model.pieces.append((text, score, kind))
+            if len(model.pieces) > MOST_PIECES:
                 raise UsageError(f"over {MOST_PIECES:,} pieces")
         elif number == 2:
             trainer = dict(_fields(value))
-            found.kind = trainer.get(3, UNIGRAM)
-            found.byte_fallback = bool(trainer.get(35, 0))
+            model.kind = trainer.get(3, UNIGRAM)
+            model.byte_fallback = bool(trainer.get(35, 0))
             suffix = bool(trainer.get(24, 0))
         elif number == 3:
             normalizer = dict(_fields(value))
-            found.charsmap = bytes(normalizer.get(2, b""))
-            found.prefix = bool(normalizer.get(3, 1))
-            found.tidy = bool(normalizer.get(4, 1))
+            model.charsmap = bytes(normalizer.get(2, b""))
+            model.add_prefix = bool(normalizer.get(3, 1))
+            model.strip = bool(normalizer.get(4, 1))
             escaped = bool(normalizer.get(5, 1))
-    if len({piece for piece, _, _ in found.pieces}) != len(found.pieces):
+    if len({piece for piece, _, _ in model.pieces}) != len(model.pieces):
         raise UsageError("a piece is there twice")
-    if len(found.of(UNKNOWN)) != 1:
+    if len(model.of(UNKNOWN)) != 1:
         raise UsageError("not a SentencePiece model: it has no piece for what is unknown")
-    if found.kind not in (UNIGRAM, BPE) or suffix or not escaped:
+    if model.kind not in (UNIGRAM, BPE) or suffix or not escaped:
         raise UsageError(
             "a SentencePiece model that is neither Unigram nor BPE, or spaced otherwise"
         )
-    return found
+    return model
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
@@ -119,32 +120,34 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     raise struct.error("a number without end")
 
 
-def as_parts(found: Pieces, before: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
-    """Describe a SentencePiece model as the library's tokenizer.json; `before` comes first."""
-    normalizers: list[Any] = list(before)
-    if found.charsmap:
-        encoded = base64.b64encode(found.charsmap).decode()
-        normalizers.append({"type": "Precompiled", "precompiled_charsmap": encoded})
-    if found.tidy:
-        normalizers.append({"type": "Strip", "strip_left": True, "strip_right": True})
+def as_tokenizer_json(
+    model: SentencePieceModel, normalizers: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, Any]:
+    """Describe a model as a tokenizer.json; `normalizers` come before its own."""
+    own: list[Any] = list(normalizers)
+    if model.charsmap:
+        encoded = base64.b64encode(model.charsmap).decode()
+        own.append({"type": "Precompiled", "precompiled_charsmap": encoded})
+    if model.strip:
+        own.append({"type": "Strip", "strip_left": True, "strip_right": True})
         spaces = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}
-        normalizers.append(spaces)
-    if found.prefix:
-        normalizers.append({"type": "Prepend", "prepend": SPACE})
-    normalizers.append({"type": "Replace", "pattern": {"String": " "}, "content": SPACE})
+        own.append(spaces)
+    if model.add_prefix:
+        own.append({"type": "Prepend", "prepend": SPACE})
+    own.append({"type": "Replace", "pattern": {"String": " "}, "content": SPACE})
     decoders: list[Any] = [{"type": "Replace", "pattern": {"String": SPACE}, "content": " "}]
-    decoders += [{"type": "ByteFallback"}] if found.byte_fallback else []
+    decoders += [{"type": "ByteFallback"}] if model.byte_fallback else []
     decoders += [{"type": "Fuse"}]
-    if found.prefix:
+    if model.add_prefix:
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
-    controls = [(i, found.pieces[i][0]) for i in found.of(CONTROL)]
+    controls = [(i, model.pieces[i][0]) for i in model.of(CONTROL)]
     return {
         "version": "1.0",
         "added_tokens": [special(number, piece) for number, piece in controls],
-        "normalizer": {"type": "Sequence", "normalizers": normalizers},
+        "normalizer": {"type": "Sequence", "normalizers": own},
         "pre_tokenizer": None,
         "decoder": {"type": "Sequence", "decoders": decoders},
-        "model": _unigram(found) if found.kind == UNIGRAM else _bpe(found),
+        "model": _unigram(model) if model.kind == UNIGRAM else _bpe(model),
     }
 
 
@@ -153,30 +156,30 @@ def special(number: int, name: str) -> dict[str, Any]:
     return {"id": number, "content": name, "special": True, "normalized": False}
 
 
-def _unigram(found: Pieces) -> dict[str, Any]:
+def _unigram(model: SentencePieceModel) -> dict[str, Any]:
     """Give pieces that a user defined the score at which SentencePiece always takes them."""
-    best = max((score for _, score, kind in found.pieces if kind == NORMAL), default=0.0)
+    best = max((score for _, score, kind in model.pieces if kind == NORMAL), default=0.0)
     vocab = [
         [piece, len(piece.encode()) * best - 0.1 if kind == USER else score]
-        for piece, score, kind in found.pieces
+        for piece, score, kind in model.pieces
     ]
     return {
         "type": "Unigram",
         "vocab": vocab,
-        "unk_id": found.unknown,
-        "byte_fallback": found.byte_fallback,
+        "unk_id": model.unknown,
+        "byte_fallback": model.byte_fallback,
     }
 
 
-def _bpe(found: Pieces) -> dict[str, Any]:
+def _bpe(model: SentencePieceModel) -> dict[str, Any]:
     """Find the merges of a BPE model: every way to join two pieces to a third, best score first."""
-    if sum(len(piece) for piece, _, _ in found.pieces) > MOST_LETTERS:
+    if sum(len(piece) for piece, _, _ in model.pieces) > MOST_LETTERS:
         raise UsageError(f"pieces of over {MOST_LETTERS:,} letters; expected fewer")
-    vocab = {piece: number for number, (piece, _, _) in enumerate(found.pieces)}
-    plain = {piece for piece, _, kind in found.pieces if kind in (NORMAL, USER)}
+    vocab = {piece: number for number, (piece, _, _) in enumerate(model.pieces)}
+    plain = {piece for piece, _, kind in model.pieces if kind in (NORMAL, USER)}
     merges = [
         (-score, vocab[piece[:cut]], vocab[piece[cut:]], piece[:cut], piece[cut:])
-        for piece, score, kind in found.pieces
+        for piece, score, kind in model.pieces
         if kind in (NORMAL, USER)
         for cut in range(1, len(piece))
         if piece[:cut] in plain and piece[cut:] in plain
@@ -185,17 +188,17 @@ def _bpe(found: Pieces) -> dict[str, Any]:
         "type": "BPE",
         "vocab": vocab,
         "merges": [[left, right] for *_, left, right in sorted(merges)],
-        "unk_token": found.pieces[found.unknown][0],
+        "unk_token": model.pieces[model.unknown][0],
         "fuse_unk": True,
-        "byte_fallback": found.byte_fallback,
+        "byte_fallback": model.byte_fallback,
     }
 
 
 # ---- and back
 
 
-def write_pieces(file: Mapping[str, Any]) -> bytes:
-    """Make a SentencePiece file of a Unigram tokenizer that was made of one."""
+def write_model(file: Mapping[str, Any]) -> bytes:
+    """Return a SentencePiece model file of a Unigram tokenizer.json that was made of one."""
     model = file["model"]
     added = {token["id"] for token in file["added_tokens"] if token["special"]}
     bytes_too = {f"<0x{byte:02X}>" for byte in range(256)} if model["byte_fallback"] else set()

@@ -1,6 +1,6 @@
-"""A classifier that takes the mean of its vectors, as ModernBERT has one, with the same logits.
+"""A mean-pooling classifier of ours as a ModernBERT with the same logits, and back.
 
-ModernBERT has parts more: they are given weights by which they change nothing.
+ModernBERT has more layers: they are given weights by which they change nothing.
 """
 
 from dataclasses import replace
@@ -17,10 +17,10 @@ from regard.models.bert import Bert, BertConfig
 GATES = {"gelu": "geglu", "gelu_tanh": "geglu_tanh", "swish": "swiglu"}
 # so far below the epsilon of a norm, it divides all vectors by the same number
 SMALL = 1e-5
-MOST = 1e12  # logits that are taken
+MAX_LOGIT = 1e12
 
 
-def with_gates(config: BertConfig) -> BertConfig | None:
+def modernbert_config(config: BertConfig) -> BertConfig | None:
     """Return a config with the parts of ModernBERT for the same logits, if there is one."""
     block = config.block
     same = (
@@ -78,9 +78,9 @@ def as_modernbert(model: Any, config: BertConfig) -> Bert:
     labels, scale = _linear(ours["head.out.weight"], ours["norm.weight"], ours["norm.bias"], config)
     weights["head.transform.dense.weight"] = labels
     weights["head.out.weight"].fill_diagonal_(scale)
-    found = Bert(config).eval()
-    found.load_state_dict(weights)
-    return found
+    made = Bert(config).eval()
+    made.load_state_dict(weights)
+    return made
 
 
 def _linear(head: Tensor, norm: Tensor, bias: Tensor, config: BertConfig) -> tuple[Tensor, float]:
@@ -95,7 +95,7 @@ def _linear(head: Tensor, norm: Tensor, bias: Tensor, config: BertConfig) -> tup
     # no vector after the last norm is longer than this
     longest = sqrt(len(norm)) * float(norm.abs().max()) + float(bias.double().norm())
     most = max(1e-6, longest * float(matrix.norm(dim=1).max()))
-    if most > MOST:
+    if most > MAX_LOGIT:
         raise UsageError(f"the head's logits may be as large as {most:.0e}, which no norm holds")
     scale = 2.0 ** ceil(log2(2 * most / SMALL))
     return (matrix * (2 * sqrt(eps) / scale)).float(), scale  # of something small, gelu is the half
@@ -111,17 +111,17 @@ def from_modernbert(model: Any) -> Any:
     if plain is None or config.depth < 2 or config.labels >= config.block.width:
         return model
     block = replace(config.block, feed_forward=plain)
-    told = {"first_norm": "same", "transform": "none", "transform_bias": True, "head_act": "same"}
-    ours = replace(config, depth=config.depth - 1, block=block, **told)
-    if with_gates(ours) is None:
+    plain_head = {"transform": "none", "transform_bias": True, "head_act": "same"}
+    ours = replace(config, depth=config.depth - 1, block=block, first_norm="same", **plain_head)
+    if modernbert_config(ours) is None:
         return model
     theirs = model.state_dict()
     out = theirs["head.out.weight"]
     scale = float(out[0, 0])
     if not torch.equal(out, torch.zeros_like(out).fill_diagonal_(scale)) or block.norm_eps <= 0:
         return model
-    found, weights = Bert(ours).eval(), {}
-    for name in found.state_dict():
+    made, weights = Bert(ours).eval(), {}
+    for name in made.state_dict():
         first, *rest = name.split(".")
         place = (
             ".".join(["blocks", str(int(rest[0]) + 1), *rest[1:]]) if first == "blocks" else name
@@ -129,9 +129,9 @@ def from_modernbert(model: Any) -> Any:
         weights[name] = theirs[place.replace("feed_forward.inner", "feed_forward.gate")]
     large = theirs["head.transform.dense.weight"][: config.labels].double()
     weights["head.out.weight"] = (large * (scale / (2 * sqrt(block.norm_eps)))).float()
-    found.load_state_dict(weights)
+    made.load_state_dict(weights)
     try:
-        again = as_modernbert(found, config).state_dict()
+        again = as_modernbert(made, config).state_dict()
     except UsageError:
         return model
     head = "head.transform.dense.weight"  # rounded twice
@@ -139,4 +139,4 @@ def from_modernbert(model: Any) -> Any:
     near = torch.allclose(
         again[head], theirs[head], rtol=1e-4, atol=1e-4 * float(large.abs().max())
     )
-    return found if same and near else model
+    return made if same and near else model

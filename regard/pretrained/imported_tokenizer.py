@@ -1,4 +1,4 @@
-"""A tokenizer that came with a public checkpoint, as one of Regard's own."""
+"""A tokenizer that came with a public checkpoint, with the interface of Regard's own."""
 
 import hashlib
 import json
@@ -6,28 +6,30 @@ import re
 import threading
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
+from regard.data.tokenize import visible
 from regard.errors import UsageError
-from regard.files import write_atomically
-from regard.pretrained.parts import (
+from regard.files import errors_in, read_json, write_atomically
+from regard.pretrained.tokenizer_checks import (
+    MOST_BYTES,
     MOST_PIECES,
     PARTS,
     check_added,
     check_id,
     check_model,
     check_part,
-    read_object,
 )
 
 KIND = "foreign"
 HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 MOST_FRAME = 16  # tokens around a text
+FRAME_TEXTS = {"single": ("A",), "pair": ("A", "B")}
 # what a token may be for; pad, bos and eos are there in every tokenizer of ours
 ROLES = ("pad", "bos", "eos", "unk", "mask", "cls", "sep", "begin")
 # a space before these is an artefact of splitting into words
@@ -60,7 +62,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class About:
-    """What the library does not know about a tokenizer."""
+    """What a tokenizer.json does not say: special tokens by role, and ids of its own."""
 
     specials: Mapping[str, int]  # role -> id
     frame: Frame = field(default_factory=Frame)
@@ -70,15 +72,15 @@ class About:
     numbers: tuple[int, ...] | None = None  # ids, where they are not the library's
 
 
-class ForeignTokenizer:
+class ImportedTokenizer:
     """A tokenizer that came with a public checkpoint; it answers like one of Regard's own."""
 
     def __init__(self, file: Mapping[str, Any], about: About):
         """Take what a tokenizer.json says, all of it checked, and what else is known."""
         self.about = about
         inner = json.dumps(file, ensure_ascii=False)
-        told = json.dumps({"regard_tokenizer": KIND, "about": _told(about)}, ensure_ascii=False)
-        self.text = f'{told[:-1]}, "tokenizer": {inner}}}\n'
+        outer = json.dumps({"regard_tokenizer": KIND, "about": _as_json(about)}, ensure_ascii=False)
+        self.text = f'{outer[:-1]}, "tokenizer": {inner}}}\n'
         try:
             self.sha = hashlib.sha256(self.text.encode()).hexdigest()
         except UnicodeEncodeError:
@@ -114,16 +116,14 @@ class ForeignTokenizer:
         self._suffix = suffix if self._bytes_in_letters else ""  # CLIP's, which stands for a space
 
     @classmethod
-    def load(cls, path: str | Path) -> "ForeignTokenizer":
+    def load(cls, path: str | Path) -> "ImportedTokenizer":
         """Read a tokenizer that Regard has saved, or say what is wrong with the file."""
         path = Path(path)
-        file = read_object(path)
-        try:
+        file = read_json(path, MOST_BYTES)
+        with errors_in(path):
             if file.get("regard_tokenizer") != KIND or not isinstance(file.get("about"), dict):
                 raise UsageError("not a tokenizer that was imported")
-            return cls(checked(file.get("tokenizer")), _about(file["about"]))
-        except UsageError as mistake:
-            raise UsageError(f"{path}: {mistake}") from None
+            return cls(checked(file.get("tokenizer")), _from_json(file["about"]))
 
     def save(self, path: str | Path) -> None:
         """Write the tokenizer as one JSON file."""
@@ -181,36 +181,23 @@ class ForeignTokenizer:
 
     def encode_batch(self, texts: Sequence[str], *, specials: bool = False) -> list[list[int]]:
         """Split many texts into ids, with nothing around them."""
-        found = self._encode(texts, specials, fast=self.about.numbers is None)
-        rows = [self._numbered(one, text) for one, text in zip(found, texts, strict=True)]
+        encoded = self._encode(texts, specials, fast=self.about.numbers is None)
+        rows = [self._own_ids(one, text) for one, text in zip(encoded, texts, strict=True)]
         return rows if specials else [self._spelt(row) for row in rows]
 
     def encode_parts(self, parts: Sequence[str]) -> list[list[int]]:
         """Split parts of one running text into ids."""
         return self.encode_batch(parts)
 
-    def words(self, text: str | Sequence[str]) -> tuple[list[int], list[int]]:
-        """Split a text, or words, into ids, and tell to which word each belongs.
-
-        Every word has at least one.
-        """
-        words = text.split() if isinstance(text, str) else list(text)
-        ends = list(accumulate((len(word) + 1 for word in words), initial=-1))[1:]
-        text = " ".join(words)
-        (found,) = self._encode([text], False, fast=False)
-        ids: list[list[int]] = [[] for _ in words]
-        for number, (_, end) in zip(self._numbered(found, text), found.offsets, strict=True):
-            ids[bisect_left(ends, end)] += self._spelt([number])
-        nothing = [_first(self.unk, self.pad)]
-        rows = [(place, i) for place, some in enumerate(ids) for i in some or nothing]
-        return [i for _, i in rows], [place for place, _ in rows]
-
     def encode_words(self, words: Sequence[str]) -> list[list[int]]:
         """Split each word of a text into ids, at least one."""
-        rows: list[list[int]] = [[] for _ in words]
-        for number, place in zip(*self.words(words), strict=True):
-            rows[place].append(number)
-        return rows
+        ends = list(accumulate((len(word) + 1 for word in words), initial=-1))[1:]
+        text = " ".join(words)
+        (encoding,) = self._encode([text], False, fast=False)
+        ids: list[list[int]] = [[] for _ in words]
+        for number, (_, end) in zip(self._own_ids(encoding, text), encoding.offsets, strict=True):
+            ids[bisect_left(ends, end)] += self._spelt([number])
+        return [some or [_first(self.unk, self.pad)] for some in ids]
 
     def around(self, use: str) -> tuple[list[int], list[int]]:
         """Return what the model expects before and after a text, whoever reads it."""
@@ -253,15 +240,15 @@ class ForeignTokenizer:
             except BaseException as error:
                 raise _refused(error, "the tokenizer cannot split a text") from error
 
-    def _numbered(self, found: Any, text: str) -> list[int]:
+    def _own_ids(self, encoding: Any, text: str) -> list[int]:
         """Return the model's own ids, which a piece may have that the library does not know."""
         numbers = self.about.numbers
         if numbers is None:
-            return found.ids
-        ids = [numbers[i] for i in found.ids]
+            return encoding.ids
+        ids = [numbers[i] for i in encoding.ids]
         for place, number in enumerate(ids):
             if number == self.unk:
-                start, end = found.offsets[place]
+                start, end = encoding.offsets[place]
                 name = self.library.normalizer.normalize_str(text[start:end]).removeprefix("▁")
                 ids[place] = self._ids.get(name, number)
         return ids
@@ -312,7 +299,7 @@ class ForeignTokenizer:
         parts = 0  # and the number of pieces they came in
         for number in ids:
             spelling = self._spelling(number)
-            shown.append(_visible(self._name(number) or ""))
+            shown.append(visible(self._name(number) or ""))
             if waiting and not (spelling and 0x80 <= spelling[0] < 0xC0):
                 waiting, parts = b"", 0
             try:
@@ -320,7 +307,7 @@ class ForeignTokenizer:
             except UnicodeDecodeError:
                 waiting, parts = waiting + spelling, parts + 1
                 continue
-            shown[-1 - parts :] = [_visible(text)] + ["·"] * parts
+            shown[-1 - parts :] = [visible(text)] + ["·"] * parts
             waiting, parts = b"", 0
         return shown
 
@@ -352,11 +339,6 @@ def _first(*ids: int | None) -> int:
     return next(i for i in ids if i is not None)
 
 
-def _visible(piece: str) -> str:
-    shown = (c if c.isprintable() else repr(c)[1:-1] for c in piece.replace(" ", "▁"))
-    return "".join(shown)
-
-
 def _has(part: Mapping[str, Any] | None, name: str) -> bool:
     """Tell whether a part is of a type, or has such a part in it."""
     if part is None:
@@ -368,67 +350,50 @@ def _has(part: Mapping[str, Any] | None, name: str) -> bool:
 # ---- what is kept in a file of ours
 
 
-def _told(about: About) -> dict[str, Any]:
-    frame = about.frame
-    told: dict[str, Any] = {
+def _as_json(about: About) -> dict[str, Any]:
+    made: dict[str, Any] = {
         "specials": dict(about.specials),
-        "single": list(frame.single),
-        "pair": list(frame.pair),
-        "types": list(frame.types),
+        **{key: list(value) for key, value in asdict(about.frame).items()},
         "ends": list(about.ends),
         "clean": about.clean,
     }
     if about.names is not None and about.numbers is not None:
-        told |= {"names": list(about.names), "numbers": list(about.numbers)}
-    return told
+        made |= {"names": list(about.names), "numbers": list(about.numbers)}
+    return made
 
 
-def _about(told: Mapping[str, Any]) -> About:
+def _from_json(given: Mapping[str, Any]) -> About:
     """Check what a file of ours says beside the library's part."""
-
-    def numbers(key: str, most: int = MOST_FRAME) -> tuple[int, ...]:
-        values = told.get(key, [])
-        if not isinstance(values, list) or len(values) > most:
-            raise UsageError(f"'{key}' is {values!r:.40}")
-        for value in values:
-            if value is None or check_id(value, MOST_PIECES) is None:
-                raise UsageError(f"'{key}' has {value!r:.40}")
-        return tuple(values)
-
-    def frame(key: str, texts: list[str]) -> tuple[int | str, ...]:
-        values = told.get(key)
-        if not isinstance(values, list) or len(values) > MOST_FRAME:
-            raise UsageError(f"'{key}' is {values!r:.40}")
-        if [value for value in values if isinstance(value, str)] != texts:
-            raise UsageError(f"'{key}' is {values!r:.40}; expected {' and '.join(texts)} in it")
-        for value in values:
-            if value is None or not isinstance(value, str):
-                check_id(value, MOST_PIECES)
-        return tuple(values)
-
-    specials = told.get("specials")
+    specials, names = given.get("specials"), given.get("names")
     if not isinstance(specials, dict) or not set(specials) <= set(ROLES):
         raise UsageError(f"'specials' are {specials!r:.40}")
-    for value in specials.values():
-        if value is None or check_id(value, MOST_PIECES) is None:
-            raise UsageError(f"'specials' has {value!r:.40}")
-    single, pair, types = frame("single", ["A"]), frame("pair", ["A", "B"]), numbers("types")
+    _ids("specials", list(specials.values()))
+    single, pair = (_ids(key, given.get(key), texts) for key, texts in FRAME_TEXTS.items())
+    types, ends = (_ids(key, given.get(key, [])) for key in ("types", "ends"))
     if len(types) != len(pair):
         raise UsageError(f"'types' are {list(types)}; expected {len(pair)} of them")
-    names = told.get("names")
+    numbers = None
     if names is not None:
-        if not isinstance(names, list) or not 0 < len(names) <= MOST_PIECES:
+        listed = isinstance(names, list) and 0 < len(names) <= MOST_PIECES
+        if not listed or not all(isinstance(name, str | None) for name in names):
             raise UsageError("'names' are no list of pieces")
-        if not all(isinstance(name, str | None) for name in names):
-            raise UsageError("'names' are no list of pieces")
-    return About(
-        specials,
-        Frame(single, pair, types),
-        numbers("ends"),
-        told.get("clean") is True,
-        None if names is None else tuple(names),
-        None if names is None else numbers("numbers", MOST_PIECES),
-    )
+        names, numbers = tuple(names), _ids("numbers", given.get("numbers", []), most=MOST_PIECES)
+    frame = Frame(single, pair, types)
+    return About(specials, frame, ends, given.get("clean") is True, names, numbers)
+
+
+def _ids(
+    key: str, values: Any, texts: tuple[str, ...] = (), most: int = MOST_FRAME
+) -> tuple[Any, ...]:
+    """Return a list of ids among which these texts stand, or refuse it."""
+    if not isinstance(values, list) or len(values) > most:
+        raise UsageError(f"'{key}' is {values!r:.40}")
+    if tuple(value for value in values if isinstance(value, str)) != texts:
+        raise UsageError(f"'{key}' is {values!r:.40}; expected ids and {' and '.join(texts)}")
+    for value in values:
+        if value is None or (not isinstance(value, str) and check_id(value, MOST_PIECES) is None):
+            raise UsageError(f"'{key}' has {value!r:.40}")
+    return tuple(values)
 
 
 def checked(file: Any) -> dict[str, Any]:

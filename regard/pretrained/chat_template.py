@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.errors import UsageError
-from regard.files import write_atomically
-from regard.pretrained.parts import read_limited, read_object
+from regard.files import errors_in, read_json, read_text, write_atomically
 
 LONGEST_TEMPLATE = 200_000
 LONGEST_TOKEN = 256
@@ -20,19 +19,14 @@ def read_chat(folder: Path) -> dict[str, Any] | None:
     settings: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if (folder / name).is_file():
-            settings |= {k: v for k, v in read_object(folder / name).items() if v is not None}
+            settings |= {k: v for k, v in read_json(folder / name).items() if v is not None}
     where, template = folder / "tokenizer_config.json", settings.get("chat_template")
     if (folder / "chat_template.json").is_file():
         where = folder / "chat_template.json"
-        template = read_object(where).get("chat_template")
+        template = read_json(where).get("chat_template")
     if (folder / FILE).is_file():
         where = folder / FILE
-        try:
-            template = read_limited(where, LONGEST_TEMPLATE).decode()
-        except UnicodeDecodeError as error:
-            raise UsageError(
-                f"{where}: not UTF-8 ({error.reason} at byte {error.start})"
-            ) from error
+        template = read_text(where, LONGEST_TEMPLATE)
     if isinstance(template, list):  # several, each with a name
         named = {one.get("name"): one.get("template") for one in template if isinstance(one, dict)}
         template = named.get("default")
@@ -44,16 +38,14 @@ def read_chat(folder: Path) -> dict[str, Any] | None:
         value = value.get("content") if isinstance(value, dict) else value
         if isinstance(value, str):
             tokens[f"{role}_token"] = value
-    try:
+    with errors_in(where):
         return check_chat({"template": template, "tokens": tokens})
-    except UsageError as mistake:
-        raise UsageError(f"{where}: {mistake}") from None
 
 
-def check_chat(told: Any) -> dict[str, Any]:
-    """Let through a template with the names of special tokens."""
-    told = told if isinstance(told, Mapping) else {}
-    template, tokens = told.get("template"), told.get("tokens")
+def check_chat(chat: Any) -> dict[str, Any]:
+    """Return a template with the names of special tokens, or refuse it."""
+    chat = chat if isinstance(chat, Mapping) else {}
+    template, tokens = chat.get("template"), chat.get("tokens")
     if not isinstance(template, str) or len(template) > LONGEST_TEMPLATE:
         raise UsageError(f"chat_template is no text of at most {LONGEST_TEMPLATE:,} letters")
     if not isinstance(tokens, Mapping) or len(tokens) > len(ROLES):

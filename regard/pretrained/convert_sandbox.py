@@ -1,6 +1,6 @@
-"""A program of its own that reads weights which may be hostile, with little memory and time.
+"""A program of its own that converts weights which may be hostile, with little memory and time.
 
-It imports nothing of Regard's and is started by `others.py`; what it writes is checked there as
+It imports nothing of Regard's and is started by `convert.py`; what it writes is checked there as
 any other file of weights. Its last line says what went wrong, if anything did.
 """
 
@@ -48,16 +48,16 @@ def unpickle(source: Path, target: Path) -> None:
 
     take_limits()
     try:
-        found = torch.load(source, map_location="cpu", weights_only=True)
+        loaded = torch.load(source, map_location="cpu", weights_only=True)
     except Exception as error:
         named = re.search(r"GLOBAL ([\w.]{1,80})", str(error))
         if named is not None:
             raise Refused(f"it names {named[1]}, which is no part of weights") from None
         raise
-    if not isinstance(found, dict):
-        raise Refused(f"it holds a {type(found).__name__}; expected tensors by name")
+    if not isinstance(loaded, dict):
+        raise Refused(f"it holds a {type(loaded).__name__}; expected tensors by name")
     tensors = {}
-    for name, x in found.items():
+    for name, x in loaded.items():
         if not isinstance(name, str) or not isinstance(x, torch.Tensor):
             raise Refused(f"{name!r:.60} is a {type(x).__name__}; expected a tensor")
         if x.layout is not torch.strided or x.is_quantized or x.device.type != "cpu":
@@ -81,16 +81,16 @@ def ungguf(source: Path, target: Path) -> None:
                 f"{tensor.name!r:.60} is {tensor.tensor_type.name}; only {', '.join(KINDS)} are "
                 "read, so take such a file of the same model"
             )
-    told: dict[str, Any] = {}
+    metadata: dict[str, Any] = {}
     values = 0
     for name, field in reader.fields.items():
         values += len(field.data)
         if values > MOST_VALUES:
             raise Refused(f"over {MOST_VALUES:,} values of metadata")
-        told[name] = field.contents()
+        metadata[name] = field.contents()
     if len({tensor.name for tensor in reader.tensors}) != len(reader.tensors):
         raise Refused("a tensor is there twice")
-    target.with_suffix(".json").write_text(json.dumps(told))
+    target.with_suffix(".json").write_text(json.dumps(metadata))
     tensors: dict[str, Any] = {}
     number = 0
     for tensor in reader.tensors:
@@ -104,20 +104,20 @@ def ungguf(source: Path, target: Path) -> None:
 
 @cache
 def take_limits() -> None:
-    """Take the limits that were told, once what is needed is imported."""
+    """Take the limits of the command line, once what is needed is imported."""
     bound(*map(int, sys.argv[2:5]))
 
 
-WAYS = {"bin": unpickle, "gguf": ungguf}
+READERS = {"bin": unpickle, "gguf": ungguf}
 
 
 def main() -> None:
-    """Read files: WAY MEMORY SECONDS BYTES, and SOURCE and TARGET for each."""
+    """Read files: KIND MEMORY SECONDS BYTES, and SOURCE and TARGET for each."""
     wrong, number = None, 0
     files = sys.argv[5:]
     try:
         for number in range(0, len(files), 2):
-            WAYS[sys.argv[1]](*map(Path, files[number : number + 2]))
+            READERS[sys.argv[1]](*map(Path, files[number : number + 2]))
     except Refused as refused:
         wrong = str(refused)
     except MemoryError:

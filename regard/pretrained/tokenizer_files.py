@@ -1,4 +1,4 @@
-"""Tokenizers of public checkpoints, read from whichever files there are."""
+"""Reads the tokenizer of a public checkpoint from whichever files there are."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -7,21 +7,30 @@ from pathlib import Path
 from typing import Any
 
 from regard.errors import UsageError
-from regard.pretrained import spm
-from regard.pretrained.foreign import MOST_FRAME, ROLES, About, ForeignTokenizer, Frame, checked
-from regard.pretrained.parts import (
+from regard.files import read_json, read_text
+from regard.pretrained import sentencepiece_model as spm
+from regard.pretrained.format import BERT_TEMPLATE, BOS_TEMPLATE, ROBERTA_TEMPLATE, Template
+from regard.pretrained.formats import FORMATS
+from regard.pretrained.imported_tokenizer import (
+    MOST_FRAME,
+    ROLES,
+    About,
+    Frame,
+    ImportedTokenizer,
+    checked,
+)
+from regard.pretrained.tokenizer_checks import (
     CLIP_PATTERN,
+    MOST_BYTES,
     QWEN_PATTERN,
     check_added,
     check_id,
     check_vocab,
     count,
     flag,
-    read_object,
-    read_text,
 )
 
-# names of special tokens in well-known vocabularies, where a folder does not tell them
+# names of special tokens in well-known vocabularies, where a folder does not name them
 NAMES: dict[str, tuple[str, ...]] = {
     "pad": ("[PAD]", "<pad>"),
     "unk": ("[UNK]", "<unk>"),
@@ -31,43 +40,12 @@ NAMES: dict[str, tuple[str, ...]] = {
     "bos": ("<s>", "<bos>", "<|startoftext|>", "<|endoftext|>"),
     "eos": ("</s>", "<eos>", "<|endoftext|>"),
 }
-BERT = (("cls", "A", "sep"), ("cls", "A", "sep", "B", "sep"), (0, 0, 0, 1, 1))
-ROBERTA = (("cls", "A", "sep"), ("cls", "A", "sep", "sep", "B", "sep"), (0,) * 6)
-ENDED = (("A", "eos"), ("A", "eos", "B", "eos"), (0,) * 4)
-BEGUN = (("bos", "A"), ("bos", "A", "bos", "B"), (0, 0, 1, 1))
-FRAMED = (("bos", "A", "eos"), ("bos", "A", "eos", "eos", "B", "eos"), (0,) * 6)
-# what stands around a text, where the tokenizer's own file does not tell
-FRAMES: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[int, ...]]] = {
-    "bert": BERT,
-    "albert": BERT,
-    "deberta-v2": BERT,
-    "distilbert": BERT,
-    "electra": BERT,
-    "modernbert": BERT,
-    "roberta": ROBERTA,
-    "xlm-roberta": ROBERTA,
-    "camembert": ROBERTA,
-    "mpnet": ROBERTA,
-    "bart": ROBERTA,
-    "t5": ENDED,
-    "mt5": ENDED,
-    "marian": (("A", "eos"), ("A", "B", "eos"), (0, 0, 0)),
-    "pegasus": (("A", "eos"), ("A", "B", "eos"), (0, 0, 0)),
-    "llama": BEGUN,
-    "mistral": BEGUN,
-    "gemma": BEGUN,
-    "gemma2": BEGUN,
-    "gemma3_text": BEGUN,
-    "clip": FRAMED,
-    "clip_text_model": FRAMED,
-}
 _NFC = {"type": "NFC"}
 _QWEN = {"type": "Split", "pattern": {"Regex": QWEN_PATTERN}, "behavior": "Isolated"}
 _CLIP = {"type": "Split", "pattern": {"Regex": CLIP_PATTERN}, "behavior": "Removed"}
 _ONE_SPACE = {"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": " "}
-# how a text becomes bytes where that is not GPT-2's way: what is done to it first, how it is
-# split, and what ends a word
-BYTES: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str]] = {
+# byte-level BPE that differs from GPT-2's: normalizer, pre-tokenizer, and what ends a word
+BYTE_LEVEL: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str]] = {
     **dict.fromkeys(("qwen2", "qwen3"), (_NFC, {**_QWEN, "invert": False}, "")),
     "gpt_neox": (_NFC, None, ""),
     **dict.fromkeys(
@@ -79,11 +57,10 @@ BYTES: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str]] = {
         ),
     ),
 }
-# after what a decoder begins to write, where config.json does not tell
-BEGINS = {"pegasus": "pad", "t5": "pad", "mt5": "pad", "bart": "eos", "marian": "pad"}
-SPM = ("spiece.model", "spm.model", "tokenizer.model", "sentencepiece.bpe.model")
-# what stands before the pieces of a SentencePiece model, the first of which are then left out
-BEFORE: dict[str, tuple[tuple[str, ...], int]] = {
+SENTENCEPIECE = ("spiece.model", "spm.model", "tokenizer.model", "sentencepiece.bpe.model")
+# fairseq's vocabularies: special tokens before the pieces of a SentencePiece model, of which so
+# many are then left out
+FAIRSEQ: dict[str, tuple[tuple[str, ...], int]] = {
     "xlm-roberta": (("<s>", "<pad>", "</s>", "<unk>"), 3),
     "camembert": (("<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED"), 1),
 }
@@ -99,8 +76,14 @@ class Source:
 
     @property
     def model_type(self) -> str:
-        """Return the kind of model."""
+        """Return the model_type of the checkpoint."""
         return str(self.config.get("model_type", ""))
+
+    @property
+    def template(self) -> Template:
+        """Return what stands around a text, where the tokenizer's own file does not say."""
+        format = FORMATS.get(self.model_type)
+        return format.template if format else Template()
 
     def has(self, name: str) -> bool:
         """Tell whether the folder has a file."""
@@ -118,44 +101,42 @@ class Source:
         return value if isinstance(value, str) else None
 
 
-def read_tokenizers(
-    folder: str | Path, config: Mapping[str, Any] | None = None
-) -> tuple[ForeignTokenizer, ForeignTokenizer]:
+Pair = tuple[ImportedTokenizer, ImportedTokenizer]
+
+
+def read_tokenizers(folder: str | Path, config: Mapping[str, Any] | None = None) -> Pair:
     """Read the tokenizer of a public checkpoint: for what is read, and for what is written."""
     folder = Path(folder)
     if config is None:
-        config = read_object(folder / "config.json") if (folder / "config.json").exists() else {}
+        config = read_json(folder / "config.json") if (folder / "config.json").exists() else {}
     settings: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if (folder / name).exists():
-            settings |= {k: v for k, v in read_object(folder / name).items() if v is not None}
+            settings |= {k: v for k, v in read_json(folder / name).items() if v is not None}
     source = Source(folder, config, settings)
     readers = {
         ("source.spm", "target.spm", "vocab.json"): _read_marian,
         ("tokenizer.json",): _read_file,
         ("vocab.txt",): _read_wordpiece,
         ("vocab.json", "merges.txt"): _read_bytes,
-        **{(name,): _read_spm for name in SPM},
+        **{(name,): _read_spm for name in SENTENCEPIECE},
     }
     for names, read in readers.items():
         if all(map(source.has, names)):
             try:
                 return read(source, folder / names[0])
-            except UsageError as mistake:
-                if str(folder) in str(mistake):
+            except UsageError as error:
+                if str(folder) in str(error):
                     raise
-                raise UsageError(f"{folder / names[0]}: {mistake}") from None
+                raise UsageError(f"{folder / names[0]}: {error}") from None
     raise UsageError(
         f"{folder}: no tokenizer; expected tokenizer.json, vocab.txt, vocab.json with merges.txt, "
         "spiece.model, or source.spm with target.spm and vocab.json"
     )
 
 
-Pair = tuple[ForeignTokenizer, ForeignTokenizer]
-
-
 def _read_file(source: Source, path: Path) -> Pair:
-    file = read_object(path)
+    file = read_json(path, MOST_BYTES)
     return _finish(source, checked(file), file.get("post_processor"))
 
 
@@ -163,7 +144,10 @@ def _read_wordpiece(source: Source, path: Path) -> Pair:
     """Read BERT's list of pieces."""
     if source.model_type == "esm":
         raise UsageError("ESM's list of amino acids is not supported; only tokenizer.json is")
-    vocab = {piece.rstrip(): i for i, piece in enumerate(read_text(path).rstrip("\n").split("\n"))}
+    vocab = {
+        piece.rstrip(): i
+        for i, piece in enumerate(read_text(path, MOST_BYTES).rstrip("\n").split("\n"))
+    }
     normalizer = {
         "type": "BertNormalizer",
         "clean_text": True,
@@ -189,9 +173,9 @@ def _read_wordpiece(source: Source, path: Path) -> Pair:
 
 def _read_bytes(source: Source, path: Path) -> Pair:
     """Read pieces and merges that are made of bytes, as GPT-2 and those after it have them."""
-    lines = read_text(path.with_name("merges.txt")).split("\n")
+    lines = read_text(path.with_name("merges.txt"), MOST_BYTES).split("\n")
     merges = [line.rstrip("\r") for line in lines if line.strip() and line[:8] != "#version"]
-    normalizer, split, suffix = BYTES.get(source.model_type, (None, None, ""))
+    normalizer, split, suffix = BYTE_LEVEL.get(source.model_type, (None, None, ""))
     byte_level = {
         "type": "ByteLevel",
         "trim_offsets": True,
@@ -201,7 +185,7 @@ def _read_bytes(source: Source, path: Path) -> Pair:
     before: dict[str, Any] = {**byte_level, "add_prefix_space": spaced}
     if split is not None:
         before = {"type": "Sequence", "pretokenizers": [split, before]}
-    vocab = read_object(path)
+    vocab = read_json(path, MOST_BYTES)
     model = {"type": "BPE", "vocab": vocab, "merges": merges, "end_of_word_suffix": suffix}
     if suffix:
         model["unk_token"] = source.name("unk") or "<|endoftext|>"
@@ -220,23 +204,22 @@ def _read_spm(source: Source, path: Path) -> Pair:
         raise UsageError(
             "Pegasus counts these pieces otherwise; write its tokenizer.json beside it"
         )
-    found = spm.read_pieces(path)
+    model = spm.read_model(path)
     if source.model_type in ("t5", "mt5"):
         extra = count(source.settings.get("extra_ids", 100))
         sentinels = [f"<extra_id_{n}>" for n in reversed(range(extra))]
-        found.pieces += [(name, 0.0, spm.CONTROL) for name in sentinels]
+        model.pieces += [(name, 0.0, spm.CONTROL) for name in sentinels]
     elif source.model_type == "deberta-v2":
         name = source.name("mask") or "[MASK]"
-        if name not in {piece for piece, _, _ in found.pieces}:
-            found.pieces.append((name, 0.0, spm.CONTROL))
-    elif source.model_type in BEFORE:
-        first, left = BEFORE[source.model_type]
+        if name not in {piece for piece, _, _ in model.pieces}:
+            model.pieces.append((name, 0.0, spm.CONTROL))
+    elif source.model_type in FAIRSEQ:
+        first, left = FAIRSEQ[source.model_type]
         kinds = {"<unk>": spm.UNKNOWN}
-        rest = [*found.pieces[left:], ("<mask>", 0.0, spm.CONTROL)]
-        found.pieces = [(name, 0.0, kinds.get(name, spm.CONTROL)) for name in first] + rest
-        if len(found.of(spm.UNKNOWN)) != 1 or len(dict(p[:2] for p in found.pieces)) != len(
-            found.pieces
-        ):
+        rest = [*model.pieces[left:], ("<mask>", 0.0, spm.CONTROL)]
+        model.pieces = [(name, 0.0, kinds.get(name, spm.CONTROL)) for name in first] + rest
+        names = {name for name, _, _ in model.pieces}
+        if len(model.of(spm.UNKNOWN)) != 1 or len(names) != len(model.pieces):
             raise UsageError(
                 f"it does not begin as a SentencePiece model of {source.model_type} does"
             )
@@ -248,7 +231,7 @@ def _read_spm(source: Source, path: Path) -> Pair:
             before += [{"type": "NFKD"}, {"type": "StripAccents"}]
     if source.flag("do_lower_case", source.model_type == "albert"):
         before.append({"type": "Lowercase"})
-    return _finish(source, checked(spm.as_parts(found, before)))
+    return _finish(source, checked(spm.as_tokenizer_json(model, before)))
 
 
 def _read_marian(source: Source, path: Path) -> Pair:
@@ -256,14 +239,14 @@ def _read_marian(source: Source, path: Path) -> Pair:
     apart = source.flag("separate_vocabs", False)
     made = []
     for side, vocabulary in (("source", "vocab"), ("target", "target_vocab" if apart else "vocab")):
-        vocab = check_vocab(read_object(source.folder / f"{vocabulary}.json"))
+        vocab = check_vocab(read_json(source.folder / f"{vocabulary}.json", MOST_BYTES))
         _fits(source, len(vocab))
         unknown = vocab.get(source.name("unk") or "<unk>")
         if unknown is None:
             raise UsageError(f"{source.folder / vocabulary}.json: no piece for what is unknown")
-        found = spm.read_pieces(source.folder / f"{side}.spm")
-        file = spm.as_parts(found)
-        numbers = [vocab.get(piece, unknown) for piece, _, _ in found.pieces]
+        model = spm.read_model(source.folder / f"{side}.spm")
+        file = spm.as_tokenizer_json(model)
+        numbers = [vocab.get(piece, unknown) for piece, _, _ in model.pieces]
         # the language to write, at the beginning of a text
         for code in [piece for piece in vocab if re.fullmatch(">>.{1,40}<<", piece)]:
             token = spm.special(len(numbers), code) | {"special": False}
@@ -272,9 +255,9 @@ def _read_marian(source: Source, path: Path) -> Pair:
         names: list[str | None] = [None] * (max(vocab.values()) + 1)
         for piece, number in vocab.items():
             names[number] = piece
-        about = _about_of(source, vocab, {}, None)
+        about = _about(source, vocab, {}, None)
         about = replace(about, names=tuple(names), numbers=tuple(numbers))
-        made.append(ForeignTokenizer(checked(file), about))
+        made.append(ImportedTokenizer(checked(file), about))
     return made[0], made[1]
 
 
@@ -289,8 +272,8 @@ def _finish(source: Source, file: dict[str, Any], post_processor: Any = None) ->
     file["added_tokens"] = check_added(list(added.values()))
     ids = vocab | {token["content"]: token["id"] for token in file["added_tokens"]}
     _fits(source, len(ids))
-    about = _about_of(source, ids, file["model"], post_processor)
-    both = ForeignTokenizer(file, about)
+    about = _about(source, ids, file["model"], post_processor)
+    both = ImportedTokenizer(file, about)
     return both, both
 
 
@@ -313,18 +296,18 @@ def _more_tokens(source: Source, vocab: Mapping[str, int]) -> Iterator[dict[str,
                 raise UsageError(f"added_tokens_decoder has {number!r:.20}: {token!r:.40}")
             yield {**token, "id": int(str(number)[:9])}
     if source.has("added_tokens.json"):
-        for name, number in read_object(source.folder / "added_tokens.json").items():
+        for name, number in read_json(source.folder / "added_tokens.json", MOST_BYTES).items():
             special = name in {source.name(role) for role in ROLES}
             yield {"content": name, "id": number, "special": special}
     for role, known in NAMES.items():
         value = source.settings.get(f"{role}_token")
         for name in known if value is None else (source.name(role) or "",):
             if name in vocab:
-                told = value if isinstance(value, dict) else {}
-                yield spm.special(vocab[name], name) | told | {"special": True}
+                described = value if isinstance(value, dict) else {}
+                yield spm.special(vocab[name], name) | described | {"special": True}
 
 
-def _about_of(
+def _about(
     source: Source, ids: Mapping[str, int], model: Mapping[str, Any], post_processor: Any
 ) -> About:
     """Find the ids of special tokens, and what stands around a text."""
@@ -340,24 +323,24 @@ def _about_of(
             specials[role] = number
         elif found := [ids[name] for name in known if name in ids]:
             specials[role] = found[0]
-    start = source.config.get("decoder_start_token_id")
+    start, format = source.config.get("decoder_start_token_id"), FORMATS.get(source.model_type)
     if isinstance(start, int) and 0 <= start < pieces:
         specials["begin"] = start
-    elif BEGINS.get(source.model_type) in specials:
-        specials["begin"] = specials[BEGINS[source.model_type]]
-    if FRAMES.get(source.model_type) is ROBERTA:
+    elif format and format.decoder_start in specials:
+        specials["begin"] = specials[format.decoder_start]
+    if source.template == ROBERTA_TEMPLATE:
         specials |= {"cls": specials.get("cls", _role(specials, "bos"))}
         specials |= {"sep": specials.get("sep", _role(specials, "eos"))}
     frame = _frame_of(post_processor, pieces)
     begun, ended = (source.settings.get(f"add_{role}_token") for role in ("bos", "eos"))
     if frame is None:
-        frame = _usual(FRAMES.get(source.model_type, (("A",), ("A", "B"), (0, 1))), specials)
-    open_ended = FRAMES.get(source.model_type, BEGUN) is BEGUN
+        frame = _filled(source.template, specials)
+    open_ended = source.template in (BOS_TEMPLATE, Template())
     if open_ended and (begun is not None or ended is not None):
         before, after = ["bos"] if begun is True else [], ["eos"] if ended is True else []
         one, other = ([*before, text, *after] for text in "AB")
         types = (0,) * len(one) + (1,) * len(other)
-        frame = _usual((tuple(one), tuple(one + other), types), specials)
+        frame = _filled(Template(tuple(one), tuple(one + other), types), specials)
     ends = source.config.get("eos_token_id")
     ends = [i for i in ends if isinstance(i, int)][:MOST_FRAME] if isinstance(ends, list) else []
     clean = source.flag("clean_up_tokenization_spaces", False) and model.get("type") != "BPE"
@@ -370,16 +353,13 @@ def _role(specials: Mapping[str, int], role: str) -> int:
     return specials[role]
 
 
-def _usual(
-    shape: tuple[tuple[str, ...], tuple[str, ...], tuple[int, ...]], specials: Mapping[str, int]
-) -> Frame:
+def _filled(template: Template, specials: Mapping[str, int]) -> Frame:
     """Put ids in the place of roles."""
-    single, pair, types = shape
 
     def ids(parts: tuple[str, ...]) -> tuple[int | str, ...]:
         return tuple(part if part in "AB" else _role(specials, part) for part in parts)
 
-    return Frame(ids(single), ids(pair), types)
+    return Frame(ids(template.single), ids(template.pair), template.types)
 
 
 def _frame_of(processor: Any, pieces: int, depth: int = 0) -> Frame | None:
@@ -397,7 +377,8 @@ def _frame_of(processor: Any, pieces: int, depth: int = 0) -> Frame | None:
             ids = {role: processor[role][1] for role in ("cls", "sep")}
             for number in ids.values():
                 check_id(number, pieces)
-            return _usual(BERT if kind == "BertProcessing" else ROBERTA, ids)
+            bert = kind == "BertProcessing"
+            return _filled(BERT_TEMPLATE if bert else ROBERTA_TEMPLATE, ids)
         if kind == "TemplateProcessing":
             single, _ = _template(processor, "single", pieces)
             pair, types = _template(processor, "pair", pieces)
@@ -415,21 +396,18 @@ def _template(
     parts: list[int | str] = []
     types: list[int] = []
     for part in processor[key]:
-        ((kind, told),) = part.items()
-        one = [told["id"]] if kind == "Sequence" else processor["special_tokens"][told["id"]]["ids"]
+        ((kind, values),) = part.items()
+        named = values["id"]
+        one = [named] if kind == "Sequence" else processor["special_tokens"][named]["ids"]
         for value in one:
             if value not in ("A", "B") and check_id(value, pieces) is None:
                 raise ValueError
             parts.append(value)
-            types.append(_type(told["type_id"]))
+            if values["type_id"] not in (0, 1):
+                raise ValueError
+            types.append(int(values["type_id"]))
     if [p for p in parts if isinstance(p, str)] != ["A", "B"][: 1 + (key == "pair")]:
         raise ValueError
     if len(parts) > MOST_FRAME:
         raise UsageError(f"{len(parts)} tokens around a text; expected at most {MOST_FRAME}")
     return tuple(parts), tuple(types)
-
-
-def _type(number: Any) -> int:
-    if number not in (0, 1):
-        raise ValueError
-    return int(number)

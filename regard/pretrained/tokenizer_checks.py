@@ -1,22 +1,20 @@
-"""The parts of a foreign tokenizer.json: only known ones, with bounded values, get through.
+"""Checks a public tokenizer.json: only known components with bounded values get through.
 
-Everything is checked here before the library, which trusts its input, sees any of it.
+Everything is checked here before the tokenizers library, which trusts its input, sees any of it.
 """
 
 import base64
 import binascii
 import math
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from regard.errors import UsageError
-from regard.files import parse_json, refuse
+from regard.files import errors_in
 
-MOST_BYTES = 40 * 2**20
-MOST_VALUES = 6_000_000  # in a JSON file, which bounds what its parts take in memory
+MOST_BYTES = 40 * 2**20  # of a tokenizer's file
 MOST_PIECES = 1_000_000
 MOST_MERGES = 2_000_000
 MOST_ADDED = 50_000
@@ -26,10 +24,12 @@ MOST_PARTS = 32
 MOST_GROWTH = 16  # times that replacing may lengthen a text
 LONGEST_MAPPED = 256  # bytes that a character map may put in the place of one character
 
-QWEN_PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+LLAMA3_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+QWEN_PATTERN = LLAMA3_PATTERN.replace(r"\p{N}{1,3}", r"\p{N}")
 CLIP_PATTERN = (
     r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]"
     r"|[^\s\p{L}\p{N}]+"
@@ -37,19 +37,14 @@ CLIP_PATTERN = (
 # Expressions are matched by backtracking, which can take forever, so only these are taken.
 PATTERNS = frozenset(
     [
-        # GPT-2, RoBERTa and whatever follows them
-        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
-        # LLaMA 3 (GPT-4), in two spellings
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        GPT2_PATTERN,  # RoBERTa and whatever follows them, too
+        LLAMA3_PATTERN,  # (GPT-4), in two spellings
         r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+"
         r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        # Qwen
         QWEN_PATTERN,
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
         r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        # CLIP, in two spellings
-        CLIP_PATTERN,
+        CLIP_PATTERN,  # in two spellings
         r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+",
         # GPT-4o and LLaMA 4
         r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
@@ -82,42 +77,6 @@ PATTERNS = frozenset(
 )
 
 
-def read_limited(path: Path, most: int = MOST_BYTES) -> bytes:
-    """Read a whole file that may have been tampered with, if it is one and not too large."""
-    try:
-        if not path.is_file():  # a pipe or a device could be read forever
-            raise UsageError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
-        with open(path, "rb") as file:
-            data = file.read(most + 1)
-    except OSError as error:
-        raise refuse(error, path) from error
-    if len(data) > most:
-        raise UsageError(f"{path}: over {most >> 20} MB; expected a smaller file")
-    return data
-
-
-def read_text(path: Path) -> str:
-    """Read a file of text."""
-    try:
-        return read_limited(path).decode()
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: not UTF-8 ({error.reason} at byte {error.start})") from error
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """Read a JSON object whose size is bounded both as text and in memory."""
-    data = read_limited(path)
-    if sum(data.count(mark) for mark in b",[{:") > MOST_VALUES:
-        raise UsageError(f"{path}: over {MOST_VALUES:,} values; expected a smaller file")
-    try:
-        value = parse_json(data)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: not JSON ({str(error)[:100]})") from error
-    if not isinstance(value, dict):
-        raise UsageError(f"{path}: expected a JSON object")
-    return value
-
-
 # ---- single values: each returns what may go on to the library
 
 
@@ -126,11 +85,6 @@ def flag(value: Any) -> bool:
     if not isinstance(value, bool):
         raise UsageError(f"{value!r:.40} is neither true nor false")
     return value
-
-
-def maybe_flag(value: Any) -> bool | None:
-    """Let through true, false and null."""
-    return None if value is None else flag(value)
 
 
 def text(value: Any) -> str:
@@ -142,9 +96,9 @@ def text(value: Any) -> str:
     return value
 
 
-def maybe_text(value: Any) -> str | None:
-    """Let through a short text or null."""
-    return None if value is None else text(value)
+def maybe(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Let through null, too."""
+    return lambda value: None if value is None else check(value)
 
 
 def letter(value: Any) -> str:
@@ -230,7 +184,7 @@ def check_map(data: bytes) -> None:
         raise UsageError("a character map that makes long texts of single characters")
 
 
-# ---- parts: what each may be told
+# ---- components: which settings each may have
 
 Table = Mapping[str, Mapping[str, Callable[[Any], Any]]]
 
@@ -248,7 +202,7 @@ NORMALIZERS: Table = {
     "BertNormalizer": {
         "clean_text": flag,
         "handle_chinese_chars": flag,
-        "strip_accents": maybe_flag,
+        "strip_accents": maybe(flag),
         "lowercase": flag,
     },
     "NFC": {},
@@ -298,10 +252,10 @@ def check_part(kind: str, value: Any) -> dict[str, Any] | None:
     if value is None:
         return None
     table, inner = PARTS[kind]
-    found = _flat(kind, value, inner, 0)
-    if len(found) > MOST_PARTS:
-        raise UsageError(f"{len(found)} parts in its {kind}; expected at most {MOST_PARTS}")
-    parts = [_known(kind, part, table) for part in found]
+    parts = _flat(kind, value, inner, 0)
+    if len(parts) > MOST_PARTS:
+        raise UsageError(f"{len(parts)} parts in its {kind}; expected at most {MOST_PARTS}")
+    parts = [_known(kind, part, table) for part in parts]
     growth = math.prod(_growth(part) for part in parts)
     if growth > MOST_GROWTH:
         raise UsageError(f"its {kind} makes texts up to {growth:,.0f} times as long")
@@ -330,10 +284,8 @@ def _known(kind: str, part: dict[str, Any], table: Table) -> dict[str, Any]:
             continue
         if key not in checks:
             raise UsageError(f"the {kind} {name} with {key!r:.40}, which is not known")
-        try:
+        with errors_in(f"the {kind} {name}, {key}"):
             made[key] = checks[key](value)
-        except UsageError as mistake:
-            raise UsageError(f"the {kind} {name}, {key}: {mistake}") from None
     return made
 
 
@@ -350,9 +302,9 @@ BPE = {
     "fuse_unk": flag,
     "byte_fallback": flag,
     "ignore_merges": flag,
-    "unk_token": maybe_text,
-    "continuing_subword_prefix": maybe_text,
-    "end_of_word_suffix": maybe_text,
+    "unk_token": maybe(text),
+    "continuing_subword_prefix": maybe(text),
+    "end_of_word_suffix": maybe(text),
 }
 MODELS: Table = {
     "BPE": BPE,
@@ -496,7 +448,7 @@ def check_added(added: Any) -> list[dict[str, Any]]:
         if kept["id"] is None:
             raise UsageError(f"the added token {name!r:.40} has no id")
         for key, check in ADDED.items():
-            # told for all, as the library wants them all
+            # each is given, as the library wants them all
             kept[key] = check(token.get(key, key == "normalized" and not token.get("special")))
         made.append(kept)
     names, numbers = ({token[key] for token in made} for key in ("content", "id"))

@@ -1,6 +1,6 @@
-"""Weights in the files of other tools, which are made safetensors once, on import.
+"""Pickled weights and GGUF files, which are converted to safetensors once, on import.
 
-Such files are read by a process of its own with little memory and time (`child.py`).
+They are read by a process of its own with little memory and time (`convert_sandbox.py`).
 """
 
 import json
@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from regard.errors import UsageError
-from regard.pretrained.folder import read_foreign, write_json
+from regard.files import errors_in, read_json, write_json
+from regard.pretrained.folder import read_huggingface_config
 from regard.pretrained.gguf import as_folder
-from regard.pretrained.parts import read_object
 from regard.pretrained.shards import (
     BIN,
     BIN_INDEX,
@@ -28,7 +28,7 @@ from regard.pretrained.shards import (
 )
 
 PLAIN_BIN = re.compile(r"[\w-][\w.-]*\.bin")
-PROGRAM = Path(__file__).with_name("child.py")
+PROGRAM = Path(__file__).with_name("convert_sandbox.py")
 SLOWEST = 10 * 2**20  # bytes a second
 SPARE = 2**29  # bytes of memory
 SECONDS = 120
@@ -43,17 +43,17 @@ def readable(path: str | Path) -> Iterator[Path]:
             raise UsageError(
                 f"{path}: not a folder; expected one with config.json, or a .gguf file"
             )
-        way, files = _ungguf, [path]
+        convert, files = _convert_gguf, [path]
     elif any((path / name).exists() for name in (NAME, INDEX)) or not path.is_dir():
         yield path
         return
     elif any((path / name).exists() for name in (BIN, BIN_INDEX)):
-        read_foreign(path)  # before anything takes long
-        way, files = _unpickle, _bins(path)
-    elif found := sorted(path.glob("*.gguf"))[:2]:
-        if len(found) > 1:
-            raise UsageError(f"{path}: {found[0].name} and {found[1].name}; import one of them")
-        way, files = _ungguf, found
+        read_huggingface_config(path)  # before anything takes long
+        convert, files = _convert_pickles, _pickle_files(path)
+    elif ggufs := sorted(path.glob("*.gguf"))[:2]:
+        if len(ggufs) > 1:
+            raise UsageError(f"{path}: {ggufs[0].name} and {ggufs[1].name}; import one of them")
+        convert, files = _convert_gguf, ggufs
     else:
         yield path
         return
@@ -64,10 +64,10 @@ def readable(path: str | Path) -> Iterator[Path]:
             for file in path.iterdir() if path.is_dir() else ():
                 if file not in files and file.name != BIN_INDEX:
                     _link(made / file.name, file)
-            way(files, made)
+            convert(files, made)
             yield made
-        except UsageError as mistake:
-            raise UsageError(str(mistake).replace(str(made), str(path))) from None
+        except UsageError as error:
+            raise UsageError(str(error).replace(str(made), str(path))) from None
 
 
 def _link(made: Path, file: Path) -> None:
@@ -78,22 +78,22 @@ def _link(made: Path, file: Path) -> None:
         shutil.copytree(file, made) if file.is_dir() else shutil.copy(file, made)
 
 
-def _bins(folder: Path) -> list[Path]:
+def _pickle_files(folder: Path) -> list[Path]:
     """Return the files of pickled weights."""
     if (folder / BIN).exists():
         return [folder / BIN]
-    names = read_object(folder / BIN_INDEX).get("weight_map")
+    names = read_json(folder / BIN_INDEX).get("weight_map")
     files = sorted(set(map(str, names.values()))) if isinstance(names, dict) else []
     if not 0 < len(files) <= MOST_SHARDS or not all(map(PLAIN_BIN.fullmatch, files)):
         raise UsageError(f"{folder / BIN_INDEX}: no weight_map with .bin files in the same folder")
     return [folder / file for file in files]
 
 
-def _unpickle(files: list[Path], made: Path) -> None:
+def _convert_pickles(files: list[Path], made: Path) -> None:
     """Write pickled weights as safetensors with an index."""
     count = len(files)
     targets = [made / f"model-{n:05}-of-{count:05}.safetensors" for n in range(1, count + 1)]
-    _read("bin", files, targets)
+    _run_sandbox("bin", files, targets)
     places: dict[str, str] = {}
     for file, target in zip(files, targets, strict=True):
         for key in read_header(target):
@@ -103,26 +103,24 @@ def _unpickle(files: list[Path], made: Path) -> None:
     write_json(made / INDEX, {"metadata": {}, "weight_map": places})
 
 
-def _ungguf(files: list[Path], made: Path) -> None:
+def _convert_gguf(files: list[Path], made: Path) -> None:
     """Write a GGUF file's weights, config and, unless there is one, tokenizer as a folder."""
     raw = made.with_name("raw")
     raw.mkdir()
-    _read("gguf", files, [raw / "raw.safetensors"])
-    try:
+    _run_sandbox("gguf", files, [raw / "raw.safetensors"])
+    with errors_in(files[0]):
         as_folder(raw, made)
-    except UsageError as mistake:
-        raise UsageError(f"{files[0]}: {mistake}") from None
     shutil.rmtree(raw)
 
 
-def _read(way: str, sources: list[Path], targets: list[Path]) -> None:
+def _run_sandbox(kind: str, sources: list[Path], targets: list[Path]) -> None:
     """Let a process of its own read files, or say why it could not."""
     for source in sources:
         if not source.is_file():  # a pipe or a device could be read forever
             raise UsageError(f"{source}: no such file, or none that could be read")
     sizes = [source.stat().st_size for source in sources]
     most, seconds = 12 * max(sizes) + SPARE, SECONDS + sum(sizes) // SLOWEST
-    words = [sys.executable, "-I", str(PROGRAM), way, str(most), str(seconds), str(most)]
+    words = [sys.executable, "-I", str(PROGRAM), kind, str(most), str(seconds), str(most)]
     for source, target in zip(sources, targets, strict=True):
         words += [str(source.resolve()), str(target)]
     shown = sources[0] if len(sources) == 1 else sources[0].parent
@@ -140,8 +138,8 @@ def _read(way: str, sources: list[Path], targets: list[Path]) -> None:
         raise UsageError(f"{shown}: not read within {5 * seconds} s; it may be damaged") from None
     lines = done.stdout.decode(errors="replace").splitlines() or [""]
     try:
-        told = json.loads(lines[-1])
-        wrong, shown = told["wrong"], sources[told["file"]]
+        report = json.loads(lines[-1])
+        wrong, shown = report["wrong"], sources[report["file"]]
     except (ValueError, KeyError, TypeError, IndexError):
         wrong = f"its reader ended with {done.returncode}, by too much memory or time or by damage"
     if wrong == "missing gguf":
