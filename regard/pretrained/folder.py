@@ -72,14 +72,7 @@ def _read_config(path: Path, theirs: Theirs) -> tuple[Format, str, Any]:
 
 # their names until every task has moved
 is_foreign, read_foreign = is_huggingface, read_huggingface_config
-__all__ = [
-    "export_weights",
-    "import_folder",
-    "is_foreign",
-    "read_any_config",
-    "read_foreign",
-    "write_json",
-]
+__all__ = ["export_weights", "import_folder", "is_huggingface", "read_any_config", "write_json"]
 
 
 def _architecture(format: Format, named: Any) -> str:
