@@ -22,9 +22,10 @@ from regard.errors import UsageError
 from regard.models import preset
 from regard.models.bert import PRESETS, Bert, BertConfig
 from regard.pretrained.folder import export_weights, import_folder, read_huggingface_config
-from regard.pretrained.format import differing, to_ours, to_theirs
+from regard.pretrained.format import differing
 from regard.pretrained.formats import find_format, fitting
 from regard.pretrained.shards import open_weights
+from regard.pretrained.weight_conversion import to_ours, to_theirs
 
 SIZES = {
     "vocab_size": 41,

@@ -6,9 +6,11 @@ import transformers
 
 from regard.errors import UsageError
 from regard.models import family
-from regard.pretrained.format import Architecture, Format, Key, differing, to_ours, to_theirs
+from regard.pretrained.config_keys import Key
+from regard.pretrained.format import Architecture, Format, differing
 from regard.pretrained.formats import FORMATS, find_format, fitting
 from regard.pretrained.formats.decoders import GPT2
+from regard.pretrained.weight_conversion import to_ours, to_theirs
 
 CASES = [(f.model_type, name) for f in FORMATS.values() for name in f.architectures]
 CASES.remove(("bart", "BartModel"))  # which is only read

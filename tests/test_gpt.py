@@ -21,8 +21,8 @@ from regard.errors import UsageError
 from regard.layers.block import BlockConfig
 from regard.models import preset
 from regard.models.gpt import GPT, PRESETS, SIZES, GPTConfig, within
-from regard.pretrained.format import to_ours, to_theirs
 from regard.pretrained.formats import find_format, fitting
+from regard.pretrained.weight_conversion import to_ours, to_theirs
 
 WEIGHTS = Path(__file__).parents[2] / "shared" / "weights"
 VOCAB, EOS = 53, 52

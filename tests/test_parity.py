@@ -60,7 +60,7 @@ def outcome_of(
 ) -> parity.Outcome:
     """Write a checkpoint and compare what both make of it, and of what is exported."""
     folder, outcome = tmp_path / "theirs", parity.Outcome()
-    with parity.calm():
+    with parity.quiet_transformers():
         parity.write(model_type, name, odd, generation or {}, folder)
         parity.judge(outcome, model_type, folder, name)
     return outcome
@@ -233,7 +233,7 @@ def test_older_checkpoints_tell_it_in_config_json(tmp_path: Path):
     told = {"num_beams": 3, "no_repeat_ngram_size": 2, "min_length": 6, "max_length": 9}
     told |= {"forced_eos_token_id": 2, "length_penalty": 1.7}
     (tmp_path / "config.json").write_text(json.dumps({**config, **told}))
-    with parity.calm():
+    with parity.quiet_transformers():
         theirs = transformers.BartForConditionalGeneration.from_pretrained(tmp_path).eval()
         theirs.generation_config.update(**told)  # which transformers reads no more
         words = transformers.AutoTokenizer.from_pretrained(tmp_path)
@@ -263,7 +263,7 @@ def test_drawing_as_a_checkpoint_wants(tmp_path: Path):
 # ---- a few draws of the sweep
 
 
-@pytest.mark.parametrize("model_type", parity.FORMATS)
+@pytest.mark.parametrize("model_type", parity.CASES)
 def test_some_draws_are_equal_or_refused(model_type: str):
     counted = parity.sweep(model_type, 2)
     assert counted["wrong"] == 0
@@ -291,7 +291,7 @@ def test_a_default_translator_is_the_same_after_export(tmp_path: Path):
     right = [str(answer) for answer in ours.run(texts, max_length=12)]
     assert again.task == "translate"
     assert [str(answer) for answer in again.run(texts, max_length=12)] == right
-    with parity.calm():
+    with parity.quiet_transformers():
         theirs: Any = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out").eval()
         words = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
         found = []
@@ -312,7 +312,7 @@ def test_a_default_tagger_is_the_same_after_export(tmp_path: Path):
     ours, again = exported("tag", tmp_path, text)
     some = ["the dogged7 running", "running the unheardof the"]
     assert [str(a) for a in again.run(some)] == [str(a) for a in ours.run(some)]
-    with parity.calm():
+    with parity.quiet_transformers():
         theirs: Any = transformers.AutoModelForTokenClassification.from_pretrained(tmp_path / "out")
         ids = torch.tensor([[1, 262, 270, 280, 2]])
         with torch.no_grad():
@@ -342,7 +342,7 @@ def test_a_default_classifier_is_the_same_after_export(several: bool, tmp_path: 
     right = ours.run(MORE)
     assert again.model.config == ours.model.config  # what ModernBERT has more is taken off again
     assert [str(answer) for answer in again.run(MORE)] == [str(answer) for answer in right]
-    with parity.calm():
+    with parity.quiet_transformers():
         auto = transformers.AutoModelForSequenceClassification
         theirs: Any = auto.from_pretrained(tmp_path / "out").eval()
         words = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
@@ -410,7 +410,7 @@ def test_running_text_has_no_unseen_space(tmp_path: Path):
 
 def written(out: Path, texts: list[str], **settings: Any) -> list[str]:
     """Return what transformers writes for texts, as the folder says."""
-    with parity.calm():
+    with parity.quiet_transformers():
         theirs: Any = transformers.AutoModelForSeq2SeqLM.from_pretrained(out).eval()
         words = transformers.AutoTokenizer.from_pretrained(out)
         given = words(texts, return_tensors="pt", padding=True)

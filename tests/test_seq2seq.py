@@ -16,9 +16,9 @@ from regard.decode import search
 from regard.errors import UsageError
 from regard.models import preset
 from regard.models.transformer import PRESETS, Transformer
-from regard.pretrained.format import to_ours, to_theirs
 from regard.pretrained.formats import find_format, fitting
 from regard.pretrained.shards import open_weights
+from regard.pretrained.weight_conversion import to_ours, to_theirs
 
 transformers = pytest.importorskip("transformers")
 

@@ -17,8 +17,8 @@ from regard.layers.start import STARTS
 from regard.models import preset
 from regard.models.declaration import with_changes
 from regard.models.transformer import SIZES, Transformer, TransformerConfig
-from regard.pretrained.format import to_ours, to_theirs
 from regard.pretrained.formats import find_format
+from regard.pretrained.weight_conversion import to_ours, to_theirs
 
 LECTURES = Path(__file__).parents[2] / "shared" / "lectures" / "transformer_program.py"
 

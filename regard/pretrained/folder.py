@@ -13,7 +13,8 @@ from regard.errors import UsageError, lookup
 from regard.files import errors_in, read_json, write_json
 from regard.models.bert import BertConfig
 from regard.models.folder import FORMAT, STRANGE, build_hollow, give_weights
-from regard.pretrained.format import Format, Theirs, compare, convert, shortened, to_theirs
+from regard.pretrained.config_keys import Theirs, shortened
+from regard.pretrained.format import Format
 from regard.pretrained.formats import (
     FORMATS,
     find_format,
@@ -31,6 +32,7 @@ from regard.pretrained.modernbert import as_modernbert, from_modernbert, modernb
 from regard.pretrained.shards import open_weights, write_shards
 from regard.pretrained.task_config import read_task_config, write_task_config
 from regard.pretrained.tokenizer_folder import load_tokenizers
+from regard.pretrained.weight_conversion import compare, convert, to_theirs
 from regard.weights import float_state
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -72,14 +74,7 @@ def _read_config(path: Path, theirs: Theirs) -> tuple[Format, str, Any]:
 
 # their names until every task has moved
 is_foreign, read_foreign = is_huggingface, read_huggingface_config
-__all__ = [
-    "export_weights",
-    "import_folder",
-    "is_foreign",
-    "read_any_config",
-    "read_foreign",
-    "write_json",
-]
+__all__ = ["export_weights", "import_folder", "is_huggingface", "read_any_config", "write_json"]
 
 
 def _architecture(format: Format, named: Any) -> str:

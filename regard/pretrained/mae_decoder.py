@@ -13,24 +13,19 @@ from regard.files import errors_in
 from regard.models.folder import build_rest
 from regard.models.masked import MAEConfig
 from regard.models.vit import ViTConfig
-from regard.pretrained.format import (
-    Architecture,
-    Format,
+from regard.pretrained.config_keys import (
     Key,
-    Rule,
     Theirs,
     activation,
-    compare,
-    convert,
-    differing,
     read_keys,
-    to_theirs,
-    within,
     without_nulls,
     write_keys,
 )
+from regard.pretrained.format import Architecture, Format, differing
 from regard.pretrained.formats.vision import VIT_BLOCK, VIT_MAE
 from regard.pretrained.shards import open_weights
+from regard.pretrained.weight_conversion import compare, convert, to_theirs
+from regard.pretrained.weight_names import Rule, within
 from regard.weights import float_state
 
 ARCHITECTURE = "ViTMAEForPreTraining"

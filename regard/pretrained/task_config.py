@@ -8,7 +8,7 @@ from typing import Any
 from regard.errors import UsageError
 from regard.files import read_json, write_json
 from regard.pretrained.chat_template import read_chat, write_chat
-from regard.pretrained.format import Theirs
+from regard.pretrained.config_keys import Theirs
 from regard.pretrained.image_processor import read_processor, write_processor
 from regard.pretrained.mae_decoder import read_decoder_config
 

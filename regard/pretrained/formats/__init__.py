@@ -5,7 +5,8 @@ from typing import Any
 
 from regard.errors import UsageError, lookup
 from regard.files import read_json
-from regard.pretrained.format import Format, differing, setting_of, shortened
+from regard.pretrained.config_keys import setting_of, shortened
+from regard.pretrained.format import Format, differing
 from regard.pretrained.formats import clip, decoders, encoder_decoders, encoders, vision
 from regard.pretrained.shards import import_first
 

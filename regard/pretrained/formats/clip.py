@@ -3,25 +3,20 @@
 from typing import Any
 
 from regard.models.clip import ClipConfig
-from regard.pretrained.format import (
-    Architecture,
-    Format,
+from regard.pretrained.config_keys import (
     Key,
     KeyGroup,
-    Rule,
-    Template,
     Theirs,
-    WeightNames,
     activation,
-    block,
     integer,
     mapping,
     sizes,
-    within,
     without_nulls,
 )
+from regard.pretrained.format import Architecture, Format, Template
 from regard.pretrained.formats.rope import canonical
 from regard.pretrained.formats.vision import square_sizes
+from regard.pretrained.weight_names import Rule, WeightNames, block, within
 
 TEMPLATE = Template(("bos", "A", "eos"), ("bos", "A", "eos", "eos", "B", "eos"), (0,) * 6)
 IGNORED = (r"position_ids$",)

@@ -7,28 +7,18 @@ from typing import Any
 
 from regard.errors import UsageError
 from regard.models.gpt import GPTConfig, windowed
-from regard.pretrained.format import (
-    BOS_TEMPLATE,
+from regard.pretrained.config_keys import (
     GATED_ACTIVATIONS,
-    Architecture,
-    Format,
     Key,
     KeyGroup,
-    Rule,
     Theirs,
-    WeightNames,
     activation,
-    block,
-    each,
-    head_width,
     integer,
-    kv_heads,
     positive,
-    qkv_rows,
     sizes,
-    within,
     without_nulls,
 )
+from regard.pretrained.format import BOS_TEMPLATE, Architecture, Format
 from regard.pretrained.formats.rope import (
     FULL,
     SLIDING,
@@ -40,6 +30,16 @@ from regard.pretrained.formats.rope import (
     rope_by_layer,
     window_settings,
     write_rope,
+)
+from regard.pretrained.weight_names import (
+    Rule,
+    WeightNames,
+    block,
+    each,
+    head_width,
+    kv_heads,
+    qkv_rows,
+    within,
 )
 
 LM_HEAD: WeightNames = {"head": "lm_head"}

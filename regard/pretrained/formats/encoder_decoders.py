@@ -11,22 +11,9 @@ from torch import Tensor
 from regard.attention.positions import sinusoids
 from regard.errors import UsageError, lookup
 from regard.models.transformer import PRESETS, TransformerConfig
-from regard.pretrained.format import (
-    ROBERTA_TEMPLATE,
-    Architecture,
-    Format,
-    Key,
-    KeyGroup,
-    Rule,
-    Template,
-    Theirs,
-    WeightNames,
-    activation,
-    block,
-    each,
-    head_width,
-    within,
-)
+from regard.pretrained.config_keys import Key, KeyGroup, Theirs, activation
+from regard.pretrained.format import ROBERTA_TEMPLATE, Architecture, Format, Template
+from regard.pretrained.weight_names import Rule, WeightNames, block, each, head_width, within
 
 EOS_ONCE = Template(("A", "eos"), ("A", "B", "eos"), (0, 0, 0))
 EOS_TWICE = Template(("A", "eos"), ("A", "eos", "B", "eos"), (0,) * 4)

@@ -12,29 +12,19 @@ from regard.errors import UsageError
 from regard.layers.feedforward import FEED_FORWARDS
 from regard.models.bert import BertConfig
 from regard.models.gpt import windowed
-from regard.pretrained.format import (
+from regard.pretrained.config_keys import (
     ACTIVATIONS,
-    BERT_TEMPLATE,
     GATED_ACTIVATIONS,
-    ROBERTA_TEMPLATE,
-    Architecture,
-    Format,
     Key,
     KeyGroup,
-    Rule,
-    Template,
     Theirs,
-    WeightNames,
     activation,
-    block,
-    each,
-    half,
     integer,
     only,
     sizes,
-    within,
     without_nulls,
 )
+from regard.pretrained.format import BERT_TEMPLATE, ROBERTA_TEMPLATE, Architecture, Format, Template
 from regard.pretrained.formats.rope import (
     FULL,
     SLIDING,
@@ -43,6 +33,7 @@ from regard.pretrained.formats.rope import (
     read_layer_types,
     rope_by_layer,
 )
+from regard.pretrained.weight_names import Rule, WeightNames, block, each, half, within
 
 HARMLESS = (
     *("directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers"),

@@ -10,7 +10,7 @@ from regard.attention.positions import ALIASES, POSITIONS, Rotary, RotaryScaling
 from regard.errors import UsageError, lookup
 from regard.layers.block import ATTENTION_BIASES
 from regard.models.gpt import GPTConfig, windowed
-from regard.pretrained.format import KeyGroup, Theirs, mapping
+from regard.pretrained.config_keys import KeyGroup, Theirs, mapping
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 # our kind of scaling -> the keys that it has beside rope_type: theirs and ours

@@ -8,24 +8,18 @@ from regard.errors import UsageError, lookup
 from regard.models.resnet import ResNetConfig
 from regard.models.swin import SwinConfig, side
 from regard.models.vit import ViTConfig
-from regard.pretrained.format import (
+from regard.pretrained.config_keys import (
     ACTIVATIONS,
-    Architecture,
-    Format,
     Key,
     KeyGroup,
-    Rule,
     Theirs,
-    WeightNames,
     activation,
-    block,
-    each,
-    half,
     positive,
     sizes,
-    within,
     without_nulls,
 )
+from regard.pretrained.format import Architecture, Format
+from regard.pretrained.weight_names import Rule, WeightNames, block, each, half, within
 
 HARMLESS = (
     *("encoder_stride", "pooler_output_size", "pooler_act", "mask_ratio", "norm_pix_loss"),
