@@ -16,7 +16,7 @@ from torch import Tensor
 from regard.attention.positions import ALIASES
 from regard.errors import UsageError, lookup
 from regard.models import family
-from regard.models.folder import hollow
+from regard.models.folder import on_meta
 from regard.settings import fill
 from regard.weights import float_state
 
@@ -458,7 +458,7 @@ def to_ours(
 ) -> dict[str, Tensor]:
     """Return the weights of our model from theirs, which are those of a class."""
     shapes = {name: tuple(x.shape) for name, x in theirs.items()}
-    with hollow():
+    with on_meta():
         empty = float_state(family(format.family)[1](config))
     places = compare(format, config, empty, shapes, named)
     return convert(format, config, empty, theirs, places, named)
