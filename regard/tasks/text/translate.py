@@ -13,7 +13,7 @@ from regard.attention.positions import has_table
 from regard.data.parallel import PairBatch
 from regard.decode.writer import EncoderDecoder
 from regard.errors import UsageError
-from regard.layers.recurrent import Draws
+from regard.layers.recurrent import ReinforceTape
 from regard.models import family
 from regard.settings import setting
 from regard.tasks.frame.origin import Origin
@@ -45,10 +45,10 @@ def hard_attention_loss(
     model: EncoderDecoder, batch: PairBatch, smoothing: float, r_drop: float
 ) -> Tensor:
     """Return the loss of a model that may sample where it attends, and learns by REINFORCE."""
-    draws = Draws()
+    draws = ReinforceTape()
     hidden = model.hidden(*twice(batch, r_drop), draws=draws)
     loss = head_loss(model, hidden, batch, smoothing, r_drop)
-    if not draws.chances:
+    if not draws.log_probs:
         return loss
     writes = torch.cat([batch.writes] * (len(hidden) // len(batch.writes)))
     rows = zip(hidden.flatten(0, 1).split(CHUNK), writes.flatten().split(CHUNK), strict=True)

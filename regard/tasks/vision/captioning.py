@@ -224,14 +224,14 @@ def caption_loss(
     vectors, targets = hidden.flatten(0, 1)[places], batch.targets.flatten()[places]
     weight, bias = model.head.weight, model.head.bias
     loss = vocabulary_loss(vectors, weight, targets, bias=bias, smoothing=smoothing)
-    if tape is not None and tape.chances:
+    if tape is not None and tape.log_probs:
         with torch.no_grad():
             each = F.cross_entropy(F.linear(vectors, weight, bias), targets, reduction="none")
         losses = torch.zeros_like(batch.targets, dtype=each.dtype)
         losses.view(-1)[places] = each
         loss = loss + tape.loss(losses, real)
     if tape is not None and doubly_stochastic:
-        loss = loss + doubly_stochastic * tape.uneven(real)
+        loss = loss + doubly_stochastic * tape.doubly_stochastic(real)
     return loss
 
 

@@ -151,7 +151,7 @@ class MaskedBatches(PretrainBatches):
 
     def __init__(self, images: ImageData, settings: Any, tokens: int, model: Any, *rest: Any):
         super().__init__(images, settings, tokens, model, *rest)
-        if not model.masks(tokens):
+        if not model.masked_count(tokens):
             raise UsageError(
                 f"mask_share={settings.way.mask_share} masks none of the {tokens} pieces of an "
                 "image; choose a larger share or a smaller patch"
