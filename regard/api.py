@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from regard.tasks.run import Report
     from regard.tasks.runners import Runner
     from regard.tasks.tagger import Tagger
-    from regard.tasks.text import TextToText
+    from regard.tasks.text_to_text import TextToText
     from regard.tasks.translator import Translator
     from regard.tasks.vision.caption import WriteCaptions
     from regard.tasks.vision.denoise import Denoise

@@ -81,10 +81,11 @@ def run(call: Call) -> None:
     except UsageError as mistake:
         hint = " (text that holds a = goes after --)" if "unknown key" in str(mistake) else ""
         raise UsageError(f"{mistake}{hint}") from None
-    live = hasattr(model, "say") and sys.stdout.isatty() and not call.json  # token by token
+    streams = getattr(model, "streams", False)
+    live = streams and sys.stdout.isatty() and not call.json  # token by token
     if not texts:
         if live and sys.stdin.isatty():
-            return model.session(call.settings, sys.stdout)
+            return model.session(call.completed, sys.stdout)
         size = 1 if sys.stdin.isatty() else CHUNK
         print_answers(model, chunks(sys.stdin.buffer, size), call)
         return
@@ -97,7 +98,7 @@ def run(call: Call) -> None:
             continue
         if live:
             for text, _ in words:
-                model.say(text, number, call.settings, sys.stdout)
+                model.say(text, call.completed, sys.stdout, first=number)
                 number += 1
         else:
             for line in answers(model, words, call, first=number):

@@ -464,7 +464,7 @@ def test_a_folder_writes_the_same_text_here_and_there(kind: str, make: Any, tmp_
 
 
 def test_a_t5_learns_to_mend_with_its_own_sentinels():
-    from regard.tasks.text import marks_of
+    from regard.tasks.text_to_text import marks_of
 
     class Own:
         """A tokenizer of T5's, as far as marks go."""

@@ -20,8 +20,8 @@ from regard.layers.block import BlockConfig
 from regard.metrics.text import METRICS, answer, longest_common, normalise, rouge
 from regard.models import preset
 from regard.models.transformer import PRESETS, Transformer, TransformerConfig
-from regard.tasks import text
-from regard.tasks.text import TextToText, lead, marks_of, resolve, with_prefixes
+from regard.tasks import text_to_text as text
+from regard.tasks.text_to_text import TextToText, lead, marks_of, resolve, with_prefixes
 
 SENTINELS = list(range(1000, 1100))
 

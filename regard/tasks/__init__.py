@@ -34,7 +34,9 @@ TASKS: dict[str, Any] = {
     "language": Home(
         "regard.tasks.language", "LanguageSettings", "regard.tasks.writing", "LanguageModel"
     ),
-    "text": Home("regard.tasks.text", "TextSettings", "regard.tasks.text", "TextToText"),
+    "text": Home(
+        "regard.tasks.text_to_text", "TextSettings", "regard.tasks.text_to_text", "TextToText"
+    ),
     "classify": Home(
         "regard.tasks.classify", "ClassifySettings", "regard.tasks.classifier", "Classifier"
     ),

@@ -1,0 +1,1 @@
+"""Tasks on text: a file each, and beside them what several share."""
