@@ -1,0 +1,58 @@
+"""Whole-word masking for masked language models (Devlin et al. 2019)."""
+
+import re
+
+import numpy as np
+
+from regard.data.tokenize import SPACELESS
+from regard.data.tokenizer import Tokenizer
+
+SPACELESS_CHARACTER = re.compile(f"[{SPACELESS}]")
+MASKED, KEPT = 0.8, 0.1  # shares of the chosen tokens; the rest become random ones
+
+
+class WholeWordMasking:
+    """Chooses whole words, seen from token ids alone, and masks their tokens.
+
+    Of the chosen tokens 80% become the mask, 10% a random token, and 10% stay.
+    """
+
+    def __init__(self, tokenizer: Tokenizer):
+        self.special = np.array(sorted(tokenizer.special_ids))
+        self.plain = np.setdiff1d(np.arange(tokenizer.vocab), self.special)
+        pieces = [tokenizer.pieces([number])[0] for number in range(tokenizer.vocab)]
+        wordpiece = any(piece.startswith("##") for piece in pieces)  # it marks what continues
+        self.continues = np.array(
+            [piece.startswith("##") if wordpiece else _within_word(piece[:1]) for piece in pieces]
+        )
+        self.continued = np.array([wordpiece or _within_word(piece[-1:]) for piece in pieces])
+        raw = [len(piece) == 6 and piece.startswith("<0x") for piece in pieces]
+        for table in (self.continues, self.continued):  # the bytes of a letter belong together
+            table[raw] = True
+            table[self.special] = False
+
+    def starts(self, ids: np.ndarray) -> np.ndarray:
+        """Tell for tokens (b, l) where a word begins."""
+        starts = np.ones(ids.shape, dtype=bool)
+        starts[:, 1:] = ~(self.continues[ids[:, 1:]] & self.continued[ids[:, :-1]])
+        return starts
+
+    def mask(
+        self, ids: np.ndarray, share: float, mask: int, rng: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return tokens (b, l) with a share of the words masked, and which are to be predicted."""
+        word = np.cumsum(self.starts(ids)) - 1
+        real = ~np.isin(ids, self.special)
+        drawn = rng.random(ids.size)
+        chosen = (drawn[word] < share).reshape(ids.shape) & real
+        if not chosen.any() and real.any():  # one at least
+            chosen = (word == word[np.flatnonzero(real)[0]]).reshape(ids.shape) & real
+        fate = rng.random(ids.shape)
+        random = self.plain[rng.integers(0, len(self.plain), ids.shape)]
+        masked = np.where(chosen & (fate < MASKED), mask, ids)
+        return np.where(chosen & (fate >= MASKED + KEPT), random, masked), chosen
+
+
+def _within_word(character: str) -> bool:
+    """Tell whether a character is part of a word that is written together."""
+    return character.isalnum() and not SPACELESS_CHARACTER.match(character)
