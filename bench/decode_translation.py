@@ -32,7 +32,7 @@ from apart import Act, Peer, machine  # noqa: E402
 
 import regard  # noqa: E402
 from regard.attention.positions import sinusoids  # noqa: E402
-from regard.data.text import load_pairs  # noqa: E402
+from regard.data.pairs import load_pairs  # noqa: E402
 from regard.metrics.bleu import judge  # noqa: E402
 from regard.pretrained.ctranslate2 import export_ctranslate2  # noqa: E402
 

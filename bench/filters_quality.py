@@ -25,7 +25,7 @@ from apart import machine  # noqa: E402
 from skimage import filters, restoration  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from regard.data.image import ImageFormat  # noqa: E402
+from regard.data.image_format import ImageFormat  # noqa: E402
 from regard.filters import FILTERS  # noqa: E402
 from regard.memory import reuse_memory  # noqa: E402
 from regard.metrics.image import noisy, psnr, ssim  # noqa: E402

@@ -277,7 +277,7 @@ def fuzz_image(seed: Path, chance: random.Random, place: Path) -> None:
 
 def regard_images(data: str) -> None:
     """Read a set of images, all of them."""
-    from regard.data.image import load_images
+    from regard.data.images import load_images
 
     found = load_images(data)
     for part in found.parts.values():
@@ -288,7 +288,7 @@ def fuzz_text(seed: Path, chance: random.Random, place: Path) -> None:
     """Change a table or a text and read it as data for tasks."""
     from regard.data.documents import load_texts
     from regard.data.labelled import ExampleFormat, ExampleReader, load_labelled
-    from regard.data.text import load_pairs
+    from regard.data.pairs import load_pairs
 
     path = place / seed.name
     data = seed.read_bytes()

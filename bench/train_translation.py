@@ -37,15 +37,16 @@ import torch  # noqa: E402
 from apart import machine  # noqa: E402
 
 from regard.data.batches import Batches  # noqa: E402
-from regard.data.text import load_pairs  # noqa: E402
+from regard.data.pairs import load_pairs  # noqa: E402
+from regard.data.parallel import PairBatch, make_batch  # noqa: E402
 from regard.data.tokenize import Tokenizer, train_tokenizer  # noqa: E402
 from regard.layers.block import BlockConfig  # noqa: E402
 from regard.memory import reuse_memory  # noqa: E402
 from regard.models.transformer import Transformer, TransformerConfig  # noqa: E402
 from regard.native import fast  # noqa: E402
-from regard.tasks.translate import Batch, make_batch, translation_loss  # noqa: E402
 from regard.training import distributed  # noqa: E402
 from regard.training.loop import LoopSettings, Trainable, one_step  # noqa: E402
+from regard.training.loss import sequence_loss  # noqa: E402
 from regard.training.optim import build_optimiser  # noqa: E402
 
 DEPTH, WIDTH, FFN_WIDTH, HEADS, PIECES, BATCH_TOKENS = 3, 256, 1024, 4, 8000, 4096
@@ -66,7 +67,7 @@ class Data:
         lengths = [torch.tensor([len(row) + 1 for row in side]).numpy() for side in self.rows]
         self.batches = Batches(lengths, BATCH_TOKENS, seed=1)
 
-    def batch(self, n: int, part: int = 0, parts: int = 1) -> Batch:
+    def batch(self, n: int, part: int = 0, parts: int = 1) -> PairBatch:
         """Return batch n, or every so manieth row of it."""
         some = self.batches[n][part::parts]
         sources, targets = ([torch.tensor(side[i]).numpy() for i in some] for side in self.rows)
@@ -91,7 +92,7 @@ class Trainer:
         self.settings = LoopSettings(clip=CLIP)
         self.optimiser = build_optimiser(self.model, lr=RATE)
 
-    def step(self, batch: Batch) -> float:
+    def step(self, batch: PairBatch) -> float:
         """Train on a batch and return its loss."""
         given = Given(batch)
         with fast(self.model):  # as the loop does
@@ -163,10 +164,10 @@ class Team:
 class Given(Trainable):
     """The task of translating one batch, as the training loop wants to see it."""
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: PairBatch) -> None:
         self.only = batch
 
-    def batch(self, n: int) -> Batch:
+    def batch(self, n: int) -> PairBatch:
         """Return the batch."""
         return self.only
 
@@ -174,13 +175,13 @@ class Given(Trainable):
         """Return how many batches there are."""
         return 1.0
 
-    def count(self, batch: Batch) -> tuple[int, int]:
+    def count(self, batch: PairBatch) -> tuple[int, int]:
         """Return its target tokens, and all of its tokens."""
         return batch.tokens, batch.read
 
-    def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    def loss(self, model: torch.nn.Module, batch: PairBatch) -> torch.Tensor:
         """Return its summed loss."""
-        return translation_loss(model, batch, SMOOTHING, 0.0)
+        return sequence_loss(model, batch, SMOOTHING, 0.0)
 
     def evaluate(self, model: torch.nn.Module) -> dict[str, float]:
         """Return nothing: nobody asks."""
@@ -218,7 +219,7 @@ class Marian:
         self.model: torch.nn.Module = MarianMTModel(config).train()
         self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=RATE, fused=True)
 
-    def step(self, batch: Batch) -> float:
+    def step(self, batch: PairBatch) -> float:
         """Train on a batch and return its loss."""
         logits = self.model(
             input_ids=batch.source,

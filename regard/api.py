@@ -22,18 +22,20 @@ from regard.training.plan import DURATION_KEYS
 if TYPE_CHECKING:
     from regard.costs.lectures import Lectures
     from regard.costs.report import Cost
-    from regard.examine.forecast import Examined
+    from regard.examine.doctor import Examined
     from regard.filters.program import Filtered
     from regard.lab.report import Compared
     from regard.metrics.evaluation import Evaluation
     from regard.tasks.classifier import Classifier
     from regard.tasks.embed import Embedder
     from regard.tasks.fill import Filler
+    from regard.tasks.frame.task import Task
     from regard.tasks.run import Report
     from regard.tasks.runners import Runner
     from regard.tasks.tagger import Tagger
-    from regard.tasks.text_to_text import TextToText
-    from regard.tasks.translator import Translator
+    from regard.tasks.text.prefix import PrefixTranslate
+    from regard.tasks.text.text import TextToText
+    from regard.tasks.text.translate import Translate
     from regard.tasks.vision.caption import WriteCaptions
     from regard.tasks.vision.denoise import Denoise
     from regard.tasks.vision.images import ClassifyImages
@@ -90,8 +92,12 @@ def check_finished(folder: Path) -> None:
 
 @overload
 def load(
-    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["translate", "prefix"]
-) -> "Translator": ...
+    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["translate"]
+) -> "Translate": ...
+@overload
+def load(
+    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["prefix"]
+) -> "PrefixTranslate": ...
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["language"]
@@ -129,7 +135,7 @@ def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["denoise"]
 ) -> "Denoise": ...
 @overload
-def load(name_or_folder: Literal["en-zh"], /, device: str = "cpu") -> "Translator": ...
+def load(name_or_folder: Literal["en-zh"], /, device: str = "cpu") -> "Translate": ...
 @overload
 def load(name_or_folder: Literal["shakespeare"], /, device: str = "cpu") -> "LanguageModel": ...
 @overload
@@ -137,10 +143,10 @@ def load(name_or_folder: Literal["fashion"], /, device: str = "cpu") -> "Classif
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", task: str | None = None
-) -> "Runner[Any]": ...
+) -> "Task[Any, Any] | Runner[Any]": ...
 
 
-def load(name_or_folder: Place, /, device: str = "cpu", task: str | None = None) -> "Runner[Any]":
+def load(name_or_folder: Place, /, device: str = "cpu", task: str | None = None) -> Any:
     """Load a trained model, ready to run: load("en-zh").run("How are you?").
 
     The name is that of a starter (regard models lists them), a folder that was trained, or one of
@@ -316,7 +322,7 @@ def plan(name: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any], str 
 
 def stored(settings: dict[str, Any]) -> dict[str, Any]:
     """Return settings with data that lie in memory, such as lists and frames, as files."""
-    from regard.data.memory import on_disk
+    from regard.data.in_memory import on_disk
 
     found = dict(settings)
     for key in ("data", "valid", "test"):
@@ -366,7 +372,9 @@ def evaluate(
     many = getattr(loaded, "several_against", getattr(loaded, "takes_several", False))
     if len(others) > 1 and not many:
         raise UsageError(f"against= names {len(others)} models; one of {loaded.task} takes one")
-    found = [load(one, task=task) if isinstance(one, str | Path) else one for one in others]
+    found: list[Any] = [
+        load(one, task=task) if isinstance(one, str | Path) else one for one in others
+    ]
     names = (str(model) if folder else "model", *("" if x is None else str(x) for x in others))
     if isinstance(loaded, Task):
         rivals = [one for one in found if one is not None]
@@ -491,12 +499,12 @@ def doctor(data: Any, /, *, quiet: bool = True, **settings: Any) -> "Examined":
     Data for any task, in files or in memory; `task=` says which, else their looks do. At most some
     thousand rows are looked at, unless full=True. Further keys: `regard doctor --help`.
     """
-    from regard.data.memory import on_disk
-    from regard.examine.forecast import DoctorSettings, examine_any
+    from regard.data.in_memory import on_disk
+    from regard.examine.doctor import DoctorSettings, examine
     from regard.settings import fill
 
-    how = fill(DoctorSettings, stored(settings))
-    return examine_any(str(found_data(on_disk(data))), how, quiet)
+    own = fill(DoctorSettings, stored(settings))
+    return examine(str(found_data(on_disk(data))), own, quiet)
 
 
 def import_model(folder: Place, /, *, out: Place | None = None, **settings: Any) -> Saved:

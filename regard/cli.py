@@ -119,7 +119,7 @@ def kind_of(word: str) -> str:
 
 def run_path(model: Any, path: str, kind: str, call: Call, number: int) -> int:
     """Answer the lines of a file, an image or the images of a folder; return the next number."""
-    from regard.data.image import SUFFIXES
+    from regard.data.image_format import SUFFIXES
     from regard.data.lines import opened
 
     as_text = "; to answer the word itself, write it after --"
@@ -280,7 +280,7 @@ VERBS = {
             'regard run en-zh "How are you?"',
             "regard run runs/mine beam=5 scores=true < test.en > test.de",
         ),
-        ("regard.tasks.translator", "RunSettings"),
+        ("regard.tasks.text.seq2seq", "PairRunSettings"),
     ),
     "train": Verb(
         train,
@@ -290,7 +290,7 @@ VERBS = {
             "regard train translate data=folder from=en to=de minutes=25 out=runs/mine",
             "regard train multi30k_en_de data=multi30k out=runs/multi30k",
         ),
-        ("regard.tasks.translate", "TranslateSettings"),
+        ("regard.tasks.text.translate", "TranslateSettings"),
     ),
     "eval": Verb(
         evaluate,
@@ -300,7 +300,7 @@ VERBS = {
             "regard eval runs/mine data=folder",
             "regard eval runs/mine data=folder against=runs/other",
         ),
-        ("regard.tasks.evaluation", "EvalSettings"),
+        ("regard.tasks.text.translate", "TranslateEval"),
     ),
     "compare": Verb(
         compare,
@@ -320,7 +320,7 @@ VERBS = {
             'regard look en-zh "How are you?" out=attention.html',
             "regard look runs/photos photo.jpg at=120,80 layers=2 heads=0,3 out=attention.png",
         ),
-        ("regard.tasks.translator", "RunSettings"),
+        ("regard.tasks.text.seq2seq", "PairLookSettings"),
     ),
     "doctor": Verb(
         doctor,
@@ -330,7 +330,7 @@ VERBS = {
             "regard doctor folder from=en to=de",
             "regard doctor reviews.csv task=classify columns=body,team",
         ),
-        ("regard.examine.forecast", "DoctorSettings"),
+        ("regard.examine.doctor", "DoctorSettings"),
     ),
     "filter": Verb(
         filter_photo,
@@ -387,18 +387,9 @@ VERBS = {
 
 # task -> how to train it
 EXAMPLES: dict[str, tuple[str, str]] = {
-    "translate": VERBS["train"].examples,
-    "prefix": (
-        "regard train prefix data=folder from=en to=de size=small out=runs/prefix",
-        "regard train prefix data=pairs.tsv minutes=30",
-    ),
     "language": (
         "regard train language data=book.txt minutes=10 out=runs/mine",
         "regard train language data=folder like=llama size=small position=alibi",
-    ),
-    "text": (
-        "regard train text data=folder prefix=summarize metric=rouge out=runs/mine",
-        "regard train text data=book.txt objective=spans like=t5",
     ),
     "classify": (
         "regard train classify data=reviews.tsv minutes=5 out=runs/reviews",

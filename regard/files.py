@@ -40,7 +40,15 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path, mode: int = 0o777) -> None:
-    """Make a folder and those above it, also while others make or delete them."""
+    """Make a folder and those above it, also while others make or delete them.
+
+    The cache is made for its owner alone: what is compiled there is run.
+    """
+    with suppress(RuntimeError):  # nobody's home
+        home = cache_folder()
+        if home in folder.parents:
+            make_folder(home)
+        mode = 0o700 if folder == home else mode
     for turn in range(1000):
         try:
             return folder.mkdir(mode, parents=True, exist_ok=True)
@@ -119,7 +127,7 @@ def making(folder: str | Path) -> Iterator[Path]:
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UsageError(f"{folder}: is there already and not empty; choose another out=")
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(folder.parent)
         partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     except OSError as error:
         raise refuse(error, folder) from error

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.data.batches import Batches, pad
-from regard.data.store import Store, Table, build_store, build_table, store_key
+from regard.data.store import ImageStore, Store, build_image_store, build_store, store_key
 from regard.data.tokenize import train_tokenizer
 from regard.errors import UsageError
 
@@ -219,9 +219,9 @@ def _build(folder: Path, kind: str) -> None:
     for _ in range(150):
         if kind == "table":
             try:
-                table = Table.open(folder, (4, 2, 3))
+                table = ImageStore.open(folder, (4, 2, 3))
             except UsageError:
-                table = build_table(folder, (4, 2, 3), [image[0], "gone", *image[2:]])
+                table = build_image_store(folder, (4, 2, 3), [image[0], "gone", *image[2:]])
             assert table.gaps == [1] and np.array_equal(table.rows[2:], image[2:])
             continue
         try:
@@ -259,7 +259,7 @@ def test_a_missing_image_is_no_deleted_cache(tmp_path):
             raise UsageError("missing: no such file") from error
 
     with pytest.raises(UsageError, match="missing"):
-        build_table(tmp_path / "t", (2, 2, 3), rows())
+        build_image_store(tmp_path / "t", (2, 2, 3), rows())
 
 
 SMALL = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=1m none "$0" && exec "$@"']
@@ -273,8 +273,8 @@ def test_a_full_disk_is_told_and_ends_no_process(tmp_path):
     """The room of a table is taken before it is filled."""
     program = f"""
 import numpy as np
-from regard.data.store import build_table
-build_table({str(tmp_path / "t")!r}, (100, 3, 100, 100), [np.ones((3, 100, 100), np.uint8)] * 100)
+from regard.data.store import build_image_store as build
+build({str(tmp_path / "t")!r}, (100, 3, 100, 100), [np.ones((3, 100, 100), np.uint8)] * 100)
 """
     words = [*SMALL, str(tmp_path), sys.executable, "-c", program]
     done = subprocess.run(words, capture_output=True, text=True)

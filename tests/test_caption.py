@@ -20,7 +20,7 @@ import regard
 from regard.attention.watch import watch
 from regard.cli import main
 from regard.data.captions import captions_in
-from regard.data.image import ImageFormat
+from regard.data.image_format import ImageFormat
 from regard.errors import UsageError
 from regard.layers.block import BlockConfig
 from regard.layers.recurrent import CellConfig

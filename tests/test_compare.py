@@ -351,7 +351,7 @@ def test_what_is_finished_is_not_trained_again_and_more_can_be_added(
 
 FORK = multiprocessing.get_context("forkserver")
 FORK.set_forkserver_preload(
-    ["regard.tasks.translate", "torch._dynamo", "torch.utils.tensorboard", "PIL.Image"]
+    ["regard.tasks.text.translate", "torch._dynamo", "torch.utils.tensorboard", "PIL.Image"]
 )
 
 

@@ -17,7 +17,7 @@ import regard
 import regard.attention.multihead as multihead
 from regard.attention.watch import watch
 from regard.cli import main
-from regard.data.photos import Photo, noise_of, read_photos, shelf_of, train_and_valid
+from regard.data.photos import Photo, load_photos, noise_of
 from regard.errors import UsageError
 from regard.layers.block import BlockConfig
 from regard.metrics.image import psnr
@@ -256,7 +256,7 @@ def test_noise_is_taken_out_of_images_that_were_never_seen(trained, tmp_path):
 
 
 def test_a_batch_depends_on_the_seed_and_its_number_alone(data):
-    parts, *_ = train_and_valid(str(data), "0.1", None, "refuse")
+    parts = load_photos(str(data), valid="0.1", channels=1).parts
     settings = Denoise.resolve({"data": str(data), **FAST})
     one, two = (Crops(parts["train"], settings) for _ in range(2))
     for n in (5, 0, 5):
@@ -283,7 +283,8 @@ def test_pieces_are_cut_from_everywhere_and_turned_in_eight_ways(data):
 
 
 def test_train_and_valid_share_no_image_and_lose_none(data):
-    parts, notes, _ = train_and_valid(str(data), "0.2", None, "refuse")
+    loaded = load_photos(str(data), valid="0.2", channels=1)
+    parts, notes = loaded.parts, loaded.notes
     hashes = [{photo.hash for photo in parts[name]} for name in ("train", "valid")]
     assert not hashes[0] & hashes[1] and len(hashes[0] | hashes[1]) == 24
     assert any("split off" in note for note in notes)
@@ -398,7 +399,7 @@ def test_filters_made_by_hand_are_tuned_elsewhere_and_given_the_same_noise(
     ).scores
     (found,) = [score for score in scores if score.name == "PSNR at 25 of gaussian"]
     assert "tuned on 2 images" in found.signature
-    (photo,) = read_photos(shelf_of(str(tmp_path), "test", "refuse"), 1, "refuse", [])
+    (photo,) = load_photos(str(tmp_path), need=("test",), channels=1).parts["test"]
     noisy = photo.clean() + 25 / 255 * photo.noise(0)
     assert torch.equal(seen[-1], noisy)
     assert not any(torch.equal(image, noisy) for image in seen[:-1])

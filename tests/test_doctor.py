@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from regard.errors import UsageError
-from regard.examine.pairs import Finding, Report, examine
+from regard.examine.pairs import examine_pairs as examine
+from regard.examine.report import DataReport, Finding
 
 DATA = Path(os.environ.get("REGARD_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
@@ -24,7 +25,7 @@ def write_tsv(path: Path, pairs: list[tuple[str, str]]) -> Path:
     return path
 
 
-def found(report: Report, kind: str) -> Finding:
+def found(report: DataReport, kind: str) -> Finding:
     kinds = {finding.kind: finding for finding in report.findings}
     assert kind in kinds, f"{kind} is not among {list(kinds)}"
     finding = kinds[kind]
@@ -79,7 +80,7 @@ def test_good_data_has_no_findings(folder: Path) -> None:
             101,
             "8",
         ),
-        (b"a dog saw cat number 7.\tAnders.", "duplicate_source", "note", 101, "of line 8"),
+        (b"a dog saw cat number 7.\tAnders.", "duplicate_source", "note", 101, "train.tsv:8"),
     ],
 )
 def test_a_planted_fault_is_found(

@@ -9,8 +9,10 @@ import pytest
 from PIL import Image
 
 import regard
+from regard import native
 from regard.cli import main
 from regard.errors import UsageError
+from regard.examine import forecast
 from regard.examine.guess import guess_task
 
 UPOS = ("NOUN", "VERB")
@@ -104,6 +106,19 @@ def test_no_forecast_where_nothing_can_be_trained(tmp_path: Path, capsys):
     assert found.forecast is None and "only the label 'same'" in str(found)
 
 
+def test_why_kernels_are_off_is_told(tmp_path: Path, capsys, monkeypatch):
+    path = tmp_path / "a.csv"
+    path.write_text("text,label\n")
+    status = native.Status(False, "there is no C compiler")
+    monkeypatch.setattr(forecast, "status", lambda: status)
+    assert main(["doctor", str(path), "task=classify"]) == 1
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "C kernels: off, PyTorch computes instead: there is no C compiler"
+    assert main(["doctor", str(path), "task=classify", "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)["kernels"]
+    assert told == {"enabled": False, "reason": "there is no C compiler"}
+
+
 def test_faults_of_rows_with_labels(tmp_path: Path):
     (tmp_path / "train.csv").write_text(
         "text,label\n" + "".join(f"row {i},{'ab'[i % 2]}\n" for i in range(60)) + "row 1,a\nx,\n"
@@ -117,14 +132,14 @@ def test_faults_of_rows_with_labels(tmp_path: Path):
 
 
 def test_rows_in_memory_are_examined(monkeypatch, tmp_path: Path):
-    monkeypatch.setattr("regard.data.memory.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("regard.data.in_memory.cache_folder", lambda: tmp_path)
     rows = [{"text": sentence(i), "label": "ab"[i % 2]} for i in range(40)]
     found = regard.doctor(rows)
     assert found.task == "classify" and found.forecast is not None
 
 
 def test_large_data_are_sampled_unless_all_is_asked_for(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("regard.examine.forecast.MOST", 50)
+    monkeypatch.setattr("regard.examine.doctor.MOST", 50)
     path = tmp_path / "a.tsv"
     path.write_text("".join(f"{sentence(i)}\t{sentence(i + 1)}\n" for i in range(1000)))
     part = regard.doctor(str(path)).report.parts["train"]

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as some
 from PIL import Image
 
-import regard.data.image as images_of
+import regard.data.image_files as image_files
+import regard.data.images as images_of
 from regard.data.augment import (
     CHANGES,
     Augment,
@@ -31,16 +32,10 @@ from regard.data.augment import (
     zoom,
 )
 from regard.data.batches import Shuffled
-from regard.data.image import (
-    Broken,
-    ImageFormat,
-    ImageOptions,
-    holds_images,
-    load_images,
-    open_image,
-    read_idx,
-)
-from regard.data.store import Table, build_table
+from regard.data.image_files import ImageOptions, holds_images, read_idx
+from regard.data.image_format import FITS, BrokenImage, ImageFormat, open_image
+from regard.data.images import load_images
+from regard.data.store import ImageStore, build_image_store
 from regard.errors import UsageError
 
 
@@ -174,7 +169,7 @@ def test_crop_keeps_the_middle_and_pad_keeps_all():
 
 def test_a_picture_of_the_right_size_is_not_touched(tmp_path):
     wanted = photo(12, 12)
-    for fit in images_of.FITS:
+    for fit in FITS:
         assert bits(ImageFormat(12, 3, fit).read(wanted)) == bits(wanted.transpose(2, 0, 1))
 
 
@@ -192,7 +187,9 @@ def test_normalising_is_undone_to_the_bit():
 @pytest.mark.parametrize("side", [8001, 20_000, 60_000])
 def test_a_bomb_is_refused_by_its_header(tmp_path, side):
     bomb(tmp_path / "a.png", side)
-    with pytest.raises(Broken, match=rf"a.png: {side * side / 1e6:,.0f} megapixels; at most 64"):
+    with pytest.raises(
+        BrokenImage, match=rf"a.png: {side * side / 1e6:,.0f} megapixels; at most 64"
+    ):
         open_image(tmp_path / "a.png")
 
 
@@ -206,7 +203,7 @@ def test_noise_in_a_file_is_a_picture_or_a_mistake(tmp_path_factory, noise, at, 
     path.write_bytes(bytes(data))
     try:
         assert ImageFormat(8, 3).read(path).shape == (3, 8, 8)
-    except Broken as mistake:
+    except BrokenImage as mistake:
         assert str(path) in str(mistake) and "\n" not in str(mistake)
 
 
@@ -278,7 +275,7 @@ def test_mean_and_spread_are_those_of_all_pixels(tmp_path):
     folder_of(tmp_path, {"a": 5, "b": 7})
     train = load_images(str(tmp_path), need=("train",)).parts["train"]
     pixels = train.read(np.arange(12)).double() / 255
-    mean, std = train.law()
+    mean, std = train.channel_stats()
     assert torch.allclose(torch.tensor(mean).double(), pixels.mean((0, 2, 3)), atol=1e-6)
     wanted = pixels.transpose(0, 1).flatten(1).std(1, correction=0)
     assert torch.allclose(torch.tensor(std).double(), wanted, atol=1e-6)
@@ -288,7 +285,7 @@ def test_decoded_images_are_kept_and_found_again(tmp_path, monkeypatch):
     folder_of(tmp_path / "data", {"a": 3, "b": 3}, size=20)
     how = {"need": ("train",), "format": ImageFormat(12), "cache": tmp_path / "cache"}
     first = load_images(str(tmp_path / "data"), **how)
-    monkeypatch.setattr(images_of.Shelf, "decode", lambda *_: pytest.fail("decoded again"))
+    monkeypatch.setattr(image_files.ImageFiles, "decode", lambda *_: pytest.fail("decoded again"))
     again = load_images(str(tmp_path / "data"), **how)
     both = [data.parts["train"].read(np.arange(6)) for data in (first, again)]
     assert torch.equal(*both)
@@ -448,16 +445,16 @@ def test_the_cifar_mosaics_are_cut_as_their_readme_says(real_data):
 
 def test_a_table_gives_back_its_rows_and_knows_its_gaps(tmp_path):
     rows = np.arange(24, dtype=np.uint8).reshape(4, 2, 3)
-    table = build_table(tmp_path / "t", (4, 2, 3), [rows[0], "gone", rows[2], rows[3]])
+    table = build_image_store(tmp_path / "t", (4, 2, 3), [rows[0], "gone", rows[2], rows[3]])
     assert table.gaps == [1] and table.why == "gone"
-    again = Table.open(tmp_path / "t", (4, 2, 3))
+    again = ImageStore.open(tmp_path / "t", (4, 2, 3))
     assert np.array_equal(again.rows[[0, 2, 3]], rows[[0, 2, 3]])
-    assert not build_table(tmp_path / "e", (4, 0), ["gone", *rows[1:]]).rows.size
+    assert not build_image_store(tmp_path / "e", (4, 0), ["gone", *rows[1:]]).rows.size
     with pytest.raises(UsageError, match="a broken store"):
-        Table.open(tmp_path / "t", (5, 2, 3))
+        ImageStore.open(tmp_path / "t", (5, 2, 3))
     (tmp_path / "t" / "store.json").write_text("[")
     with pytest.raises(UsageError, match="a broken store"):
-        Table.open(tmp_path / "t", (4, 2, 3))
+        ImageStore.open(tmp_path / "t", (4, 2, 3))
 
 
 @given(some.integers(1, 40), some.integers(1, 60), some.integers(0, 2**63))

@@ -24,7 +24,8 @@ from torch import nn
 import regard
 from regard.api import task_of
 from regard.cli import EXAMPLES, main
-from regard.data.image import ImageFormat, load_images
+from regard.data.image_format import ImageFormat
+from regard.data.images import load_images
 from regard.metrics.labels import top_k
 from regard.models import MODELS, family, preset
 from regard.recipes import RECIPES, recipe
@@ -636,7 +637,7 @@ TABLE = {
     "a format without size": (config("size", None), RUN, "config.json: 'image' has no size"),
     "a format of no size": (config("size", 0), RUN, "config.json: size=0 is too small"),
     "a format of a huge size": (config("size", 10**9), RUN, "size=1000000000 is too large"),
-    "one mean too many": (config("mean", [0.5] * 4), RUN, "4 means and 3 spreads for 3 channels"),
+    "one mean too many": (config("mean", [0.5] * 4), RUN, "3 standard deviations for 3"),
     "a spread of nothing": (config("std", [0, 1, 1]), RUN, "std=0.0 is too small"),
     "a mean that is no number": (config("mean", ["a"] * 3), RUN, "mean=['a', 'a', 'a'] is not a"),
     "channels of another model": (

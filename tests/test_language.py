@@ -23,7 +23,7 @@ from regard.data.tokenize import Tokenizer, train_tokenizer
 from regard.errors import UsageError
 from regard.tasks import chat, language
 from regard.tasks.language import MaskedTokens, NextToken, Words, resolve
-from regard.tasks.prefix import Prefixed, PrefixTranslator
+from regard.tasks.text.prefix import PrefixLM, PrefixTranslate
 from regard.tasks.writing import LanguageModel, _Row
 from regard.training import loop
 
@@ -270,7 +270,7 @@ def test_packing_changes_nothing(home, position):
     task = task_of(home, data="rows.jsonl", pieces=300, position=position, dropout=0)
     shape = replace(task.settings.model, vocab=task.tokenizer.vocab)
     torch.manual_seed(0)
-    model = regard.models.declaration("gpt")[1](shape).double().eval()
+    model = regard.models.family("gpt")[1](shape).double().eval()
     batch = task.batch(3)
     assert batch.documents is not None and int(batch.documents.max()) >= 1
     alone = 0.0
@@ -306,7 +306,7 @@ def test_validation_loss_equals_a_plain_loop(home, data):
     task = task_of(home, data=data, tokenizer="characters", dropout=0)
     torch.manual_seed(0)
     shape = replace(task.settings.model, vocab=task.tokenizer.vocab)
-    model = regard.models.declaration("gpt")[1](shape).double().eval()
+    model = regard.models.family("gpt")[1](shape).double().eval()
     texts = load_texts(home / data).parts["valid"]
     sums = []
     for text in texts:
@@ -776,7 +776,7 @@ PAIRS = [
 
 
 @pytest.fixture(scope="session")
-def prefixed(home) -> PrefixTranslator:
+def prefixed(home) -> PrefixTranslate:
     """A decoder that was taught to translate."""
     rows = "".join(f"{source}\t{target}\n" for source, target in PAIRS)
     for name in ("train", "valid"):
@@ -791,7 +791,7 @@ def prefixed(home) -> PrefixTranslator:
 
 
 def test_a_decoder_alone_learns_to_translate(prefixed):
-    assert type(prefixed).__name__ == "PrefixTranslator"
+    assert isinstance(prefixed, PrefixTranslate)
     answers = [str(answer) for answer in prefixed.run([a for a, _ in PAIRS], beam=2)]
     right = sum(a == b for a, (_, b) in zip(answers, PAIRS, strict=True))
     assert right > len(PAIRS) // 2
@@ -800,8 +800,8 @@ def test_a_decoder_alone_learns_to_translate(prefixed):
 @torch.no_grad()
 def test_ragged_pairs_are_read_as_each_would_be_alone(prefixed):
     torch.manual_seed(1)
-    shape = replace(prefixed.model.model.config, vocab=20)
-    model = Prefixed(regard.models.declaration("gpt")[1](shape).double().eval())
+    shape = replace(prefixed.model.config, vocab=20)
+    model = PrefixLM(regard.models.family("gpt")[1](shape).double().eval())
     source, reads = torch.randint(4, 20, (3, 7)), torch.randint(4, 20, (3, 5))
     lengths = torch.tensor([7, 2, 4])
     logits = model(source, reads, lengths)

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 import regard
 import regard.recipes.ladder_multi30k as ladder
 from regard.costs.model import build
-from regard.data.text import Corpus, Pair
+from regard.data.pairs import Corpus, Pair
 from regard.data.tokenize import train_tokenizer
 from regard.errors import UsageError
 from regard.layers.block import BlockConfig
@@ -34,8 +34,9 @@ from regard.metrics.lengths import (
 from regard.models import preset_names
 from regard.models.folder import save_config, save_weights
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.tasks.translate import FAMILIES, resolve
-from regard.tasks.translator import Translator, save_tokenizers
+from regard.tasks.frame.answers import Generated
+from regard.tasks.text.translate import Translate
+from regard.tasks.tokenizer import save_any_tokenizers
 from regard.weights import state_of
 
 WORDS = ["a", "man", "in", "red", "sits", "on", "the", "wet", "grass", "and", "two", "old", "books"]
@@ -127,7 +128,7 @@ def save_model(folder: Path, seed: int) -> None:
     about = {"from": "en", "to": "de"}
     save_config(folder, model, name="transformer", task="translate", about=about)
     save_weights(folder, state_of(model))
-    save_tokenizers(folder, (tokenizer, tokenizer))
+    save_any_tokenizers(folder, (tokenizer, tokenizer))
 
 
 @pytest.fixture
@@ -139,13 +140,13 @@ def made(tmp_path: Path, monkeypatch) -> Path:
     (tmp_path / "test.tsv").write_text(lines)
     asked = []
 
-    def run(self: Translator, sources: list[str], **settings) -> list[str]:
+    def predict(self: Translate, sources: list[str], settings, *, first=0) -> list[Generated]:
         asked.append((sources, settings))
         patience = 12 if self.model.source.tokens.weight[9, 0].item() > 0 else 7
-        return [" ".join(source.upper().split()[:patience]) for source in sources]
+        return [Generated(" ".join(source.upper().split()[:patience])) for source in sources]
 
-    monkeypatch.setattr(Translator, "run", run)
-    monkeypatch.setattr(Translator, "asked", asked, raising=False)
+    monkeypatch.setattr(Translate, "predict", predict)
+    monkeypatch.setattr(Translate, "asked", asked, raising=False)
     return tmp_path
 
 
@@ -171,7 +172,7 @@ def test_short_sentences_have_a_bleu_and_few_are_marked(tmp_path):
 
 def test_bleu_of_a_length_is_that_of_its_sentences(made: Path):
     result = regard.evaluate(made / "one", data=made / "test.tsv", samples=100, lengths="5,10,20")
-    outputs = [str(text) for text in Translator.run(regard.load(made / "one"), sources(PAIRS))]
+    outputs = [str(text) for text in regard.load(made / "one").run(sources(PAIRS))]
     told = result.lengths
     assert [row.name for row in told.rows] == ["all", "1-5", "6-10", "11-20", "21+"]
     assert told.rows[0].scores[0].bleu == result.scores[0].value
@@ -202,14 +203,14 @@ def test_joined_sentences_are_translated_whole(made: Path):
     told = regard.evaluate(made / "one", joined="40,20", **values).lengths
     assert [row.name for row in told.rows[-2:]] == ["joined 20+", "joined 40+"]
     longer = join_pairs(PAIRS, repeat(40), "en", "de")
-    read, settings = Translator.asked[-1]  # type: ignore[attr-defined]
-    assert read == sources(longer) and settings == {"split": False, "beam": 1}
+    read, settings = Translate.asked[-1]  # type: ignore[attr-defined]
+    assert read == sources(longer) and (settings.split, settings.beam) == (False, 1)
     assert told.rows[-1].sentences == len(longer) and told.rows[-1].words >= 40
     assert told.rows[-1].scores[0].bleu < told.rows[-2].scores[0].bleu
     again = regard.evaluate(made / "one", joined="20,40", **values).lengths
     assert again == told
     regard.evaluate(made / "one", joined=20, split=True, **values)
-    assert Translator.asked[-1][1]["split"] is True  # type: ignore[attr-defined]
+    assert Translate.asked[-1][1].split is True  # type: ignore[attr-defined]
 
 
 def test_several_models_stand_side_by_side(made: Path):
@@ -280,9 +281,9 @@ def test_the_three_of_the_recipe_have_about_as_many_parameters():
     counts = {}
     for like in ladder.ROWS:
         _, values, _ = regard.api.plan("ladder_multi30k", {"like": like, "data": "x"})
-        settings = resolve(values)
+        settings = Translate.resolve(values)
         assert settings.joined == 80 and settings.minutes == 45
-        kind = next(name for name in FAMILIES if like in preset_names(name))
+        kind = next(name for name in Translate.families() if like in preset_names(name))
         sizes = {"source_vocab": 5000, "target_vocab": 5000}
         model = build(kind, type(settings.model)(**{**vars(settings.model), **sizes}))
         counts[like] = sum(p.numel() for p in model.parameters())

@@ -15,7 +15,7 @@ from regard.attention.watch import watch
 from regard.decode.search import in_batches
 from regard.metrics.bleu import Score
 from regard.metrics.labels import LabelEvaluation
-from regard.tasks import TASKS, runner, trainer
+from regard.tasks import TASKS, runner, train_settings, trainer
 from regard.tasks.frame.task import Task
 from regard.tasks.run import Report
 from regard.tasks.runners import Runner
@@ -48,8 +48,8 @@ def test_help_of_train_names_every_key_and_each_is_one_of_the_tasks():
     assert all(
         task in (regard.train.__doc__ or "") for task in TASKS if task not in ("fill", "embed")
     )
-    module = trainer("translate")
-    known = {row.key for row in describe(module.TranslateSettings)} | set(module.SHORT)
+    kind, short = train_settings("translate")
+    known = {row.key for row in describe(kind)} | set(short)
     assert set(keys) - {"quiet"} <= known
 
 
@@ -65,7 +65,7 @@ def test_what_is_not_said_is_no_setting(monkeypatch):
 def test_all_that_load_returns_is_of_one_kind_and_says_what_it_is(translator):
     assert all(issubclass(runner(task), Runner | Task) for task in TASKS)
     told = repr(translator)
-    for word in ("Translator", "en-zh", "translate", "transformer", "en to zh", "2,349,568"):
+    for word in ("Translate(", "en-zh", "translate", "transformer", "en to zh", "2,349,568"):
         assert word in told
     assert "labels=10" in repr(regard.load("fashion"))
 
@@ -198,8 +198,8 @@ with regard.watch(translator) as maps:
 regard.train("translate", minutes="long")
 """
 SEEN = [
-    '"Translated"',
-    '"list[Translated]"',
+    '"Generated"',
+    '"list[Generated]"',
     '"Sequence[str]"',
     '"Report"',
     '"Evaluation"',

@@ -17,7 +17,7 @@ from test_look import Reader, browser, data_of, unpack, visit  # noqa: F401
 import regard
 from regard.attention.watch import watch
 from regard.cli import main
-from regard.data.image import ImageFormat
+from regard.data.image_format import ImageFormat
 from regard.errors import UsageError
 from regard.models import family, preset, pretrainer
 from regard.models.folder import save_config, save_weights

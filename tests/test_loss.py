@@ -7,12 +7,17 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from regard.data.parallel import PairBatch
 from regard.layers.block import BlockConfig
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.tasks.translate import Batch, translation_loss
 from regard.training import loss as losses
 from regard.training.loop import LoopSettings, Trainable, one_step
-from regard.training.loss import linear_cross_entropy, r_drop_loss, reference_cross_entropy
+from regard.training.loss import (
+    linear_cross_entropy,
+    r_drop_loss,
+    reference_cross_entropy,
+    sequence_loss,
+)
 
 
 def numbers(rows: int, vocab: int, width: int = 6, seed: int = 0, bias: bool = True):
@@ -212,13 +217,13 @@ class Table(Trainable):
         return batch.tokens, batch.read
 
     def loss(self, model, batch):
-        return translation_loss(model, batch, 0.1, 0.0)
+        return sequence_loss(model, batch, 0.1, 0.0)
 
     def evaluate(self, model):
         return {"better": 0.0}
 
 
-def some_batch(first: int, last: int, length: int) -> Batch:
+def some_batch(first: int, last: int, length: int) -> PairBatch:
     """Return rows first to last of one fixed batch, padded to a length of target."""
     generator = torch.Generator().manual_seed(3)
     source = torch.randint(4, 30, (6, 7), generator=generator)
@@ -229,7 +234,7 @@ def some_batch(first: int, last: int, length: int) -> Batch:
     writes = target.masked_fill(ends, -1)
     rows = slice(first, last)
     tokens = int(lengths[rows].sum())
-    return Batch(
+    return PairBatch(
         source[rows],
         torch.full((last - first,), 7),
         reads[rows, :length],

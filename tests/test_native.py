@@ -21,11 +21,12 @@ from regard.attention.positions import build_position
 from regard.attention.watch import watch
 from regard.decode.search import greedy
 from regard.errors import UsageError
+from regard.files import write_atomically
 from regard.layers import run
 from regard.layers.block import BlockConfig, EncoderBlock
 from regard.layers.run import run_blocks
 from regard.models.gpt import GPT, GPTConfig
-from regard.native import fast, functions
+from regard.native import build, fast, functions
 from regard.training.optim import build_optimiser
 
 needs = pytest.mark.skipif(native.library() is None, reason="there is no compiler here")
@@ -308,18 +309,16 @@ def calls(folder: Path) -> int:
 
 @needs
 def test_processes_that_start_together_compile_once(tmp_path: Path, monkeypatch):
-    ready = native._built()  # the slow part is done already
-    link = f'sleep 0.3; for last; do :; done; cp {ready} "$last"'
-    for name, value in compiler(tmp_path / "own", link).items():
+    for name, value in compiler(tmp_path / "own", f"sleep 0.3; {copying()}").items():
         monkeypatch.setenv(name, value)
     fork = multiprocessing.get_context("fork")
-    asked = [fork.Process(target=native._built) for _ in range(4)]
+    asked = [fork.Process(target=build.built) for _ in range(4)]
     for one in asked:
         one.start()
     for one in asked:
         one.join()
         assert one.exitcode == 0
-    once = len(list(native.HERE.glob("*.c"))) + 1  # and the link
+    once = len(list(build.HERE.glob("*.c"))) + 1  # and the link
     assert calls(tmp_path / "own") == once
     (made,) = (tmp_path / "own" / "cache").iterdir()
     assert made.suffix == ".so"
@@ -330,18 +329,18 @@ def test_a_compiler_that_failed_is_not_asked_again(tmp_path: Path, monkeypatch):
     for name, value in compiler(own, "echo cannot >&2; exit 1").items():
         monkeypatch.setenv(name, value)
     with pytest.raises(subprocess.CalledProcessError):
-        native._built()
+        build.built()
     before = calls(own)
-    with pytest.raises(UsageError, match="failed: cannot"):
-        native._built()
+    with pytest.raises(UsageError, match="failed earlier: cannot"):
+        build.built()
     assert calls(own) == before
     (kept,) = (own / "cache").iterdir()
     os.utime(kept, (0, 0))  # long ago
     with pytest.raises(subprocess.CalledProcessError):
-        native._built()
+        build.built()
     os.utime(own / "gcc", (1, 1))  # another compiler
     with pytest.raises(subprocess.CalledProcessError):
-        native._built()
+        build.built()
 
 
 def test_a_compiler_whose_machine_failed_is_asked_again(tmp_path: Path, monkeypatch):
@@ -350,15 +349,74 @@ def test_a_compiler_whose_machine_failed_is_asked_again(tmp_path: Path, monkeypa
         monkeypatch.setenv(name, value)
     for _ in range(2):
         with pytest.raises(subprocess.CalledProcessError):
-            native._built()
+            build.built()
 
 
-def test_a_machine_without_a_compiler_goes_without(tmp_path: Path):
-    assert ask(REGARD_NATIVE="0") == "False"
-    assert ask(PATH="", REGARD_CACHE=str(tmp_path)) == "False"
-    wrong = tmp_path / "gcc"
-    wrong.write_text("#!/bin/sh\necho cannot >&2\nexit 1\n")
-    wrong.chmod(0o755)
-    assert ask(PATH=f"{tmp_path}:/bin", REGARD_CACHE=str(tmp_path / "cache")) == "False"
+def reason(patch: pytest.MonkeyPatch, **environment: str) -> str:
+    """Return why there would be no kernels with this environment."""
+    for name, value in environment.items():
+        patch.setenv(name, value)
+    made, why = build.load.__wrapped__()
+    assert (made is None) == bool(why)
+    return why
+
+
+def test_why_kernels_are_off_is_said(tmp_path: Path, monkeypatch):
+    own = compiler(tmp_path / "own", "echo hm >&2; echo 'act.h:3: error: cannot' >&2; exit 1")
+    said = "gcc failed: act.h:3: error: cannot"
+    assert reason(monkeypatch, **own).endswith(said)
+    again = reason(monkeypatch)
+    assert said.replace("failed", "failed earlier") in again and "asked again a day after" in again
     (tmp_path / "file").write_text("")
-    assert ask(REGARD_CACHE=str(tmp_path / "file")) == "False"
+    assert "file" in reason(monkeypatch, REGARD_CACHE=str(tmp_path / "file"))
+    assert "no C compiler (gcc, cc, clang)" in reason(monkeypatch, PATH="")
+    assert reason(monkeypatch, REGARD_NATIVE="0") == "REGARD_NATIVE=0 switches them off"
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert "made for Linux" in reason(monkeypatch, REGARD_NATIVE="1")
+    assert str(native.Status(False, "it is so")).endswith("PyTorch computes instead: it is so")
+    assert str(native.Status(True)) == "C kernels: on"
+    assert ask(REGARD_NATIVE="0") == "False"
+
+
+def copying() -> str:
+    """Return the script of a compiler that has compiled the kernels already."""
+    return f'for last; do :; done; cp {build.built()} "$last"'
+
+
+@needs
+def test_a_cache_that_others_may_write_to_is_refused(tmp_path: Path, monkeypatch):
+    for name, value in compiler(tmp_path / "own", copying()).items():
+        monkeypatch.setenv(name, value)
+    place = tmp_path / "own" / "cache"
+    place.mkdir()
+    for mode in (0o775, 0o757, 0o777):
+        place.chmod(mode)
+        with pytest.raises(UsageError) as refused:
+            build.built()
+        remedy = f"run chmod go-w {place}"
+        assert str(refused.value) == f"others may write to {place} (mode {mode:o}); {remedy}"
+        assert not list(place.iterdir())
+    assert remedy in reason(monkeypatch)
+    place.chmod(0o755)
+    made = build.built()
+    made.chmod(0o666)
+    with pytest.raises(UsageError, match=f"others may write to {made}"):
+        build.built()
+
+
+@needs
+def test_a_cache_of_somebody_else_is_refused(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    with pytest.raises(UsageError, match="belongs to user .*, not to user 12345"):
+        build.built()
+
+
+def test_whoever_makes_the_cache_makes_it_private(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "new" / "cache"))
+    before = os.umask(0o002)
+    try:
+        write_atomically(tmp_path / "new" / "cache" / "stores" / "part", b"x")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "new" / "cache").stat().st_mode & 0o777 == 0o700

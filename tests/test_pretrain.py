@@ -20,7 +20,7 @@ from torch.nn import functional as F
 import regard
 from regard.cli import main
 from regard.data.augment import chance_of, grey, hue, jitter
-from regard.data.image import ImageFormat
+from regard.data.image_format import ImageFormat
 from regard.errors import UsageError
 from regard.layers.block import BlockConfig
 from regard.models import PRETRAINERS, family, preset, pretrainer

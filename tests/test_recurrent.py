@@ -17,6 +17,7 @@ import regard.models as models
 from regard.attention.masks import Padding
 from regard.attention.watch import watch
 from regard.cli import main
+from regard.data.parallel import PairBatch
 from regard.decode import search
 from regard.errors import UsageError
 from regard.layers.recurrent import (
@@ -31,8 +32,8 @@ from regard.layers.recurrent import (
 from regard.models import preset
 from regard.models.convolutional import EncoderLayer, GatedConfig
 from regard.models.recurrent import Recurrent, RecurrentConfig
-from regard.tasks import translate
-from regard.tasks.translate import Batch, drawn_loss, translation_loss
+from regard.tasks.text.translate import Translate, hard_attention_loss
+from regard.training.loss import sequence_loss
 
 CELL = CellConfig(8, dropout=0.0)
 
@@ -275,28 +276,28 @@ def test_the_gradient_of_draws_is_that_of_the_expected_loss(order: str, monkeypa
     assert score.abs().max() > 1e-3  # which has no other gradient than that of the draws
 
 
-def batch(model: Recurrent, lengths: tuple[int, ...] = (5, 3)) -> Batch:
+def batch(model: Recurrent, lengths: tuple[int, ...] = (5, 3)) -> PairBatch:
     """Return some pairs."""
     rand = torch.Generator().manual_seed(3)
     ids = torch.randint(3, model.config.source_vocab, (3, 2, max(lengths)), generator=rand)
     far = torch.arange(max(lengths)) >= torch.tensor(lengths).unsqueeze(1)
-    return Batch(ids[0], torch.tensor(lengths), ids[1], ids[2].masked_fill(far, -1), 8, 16)
+    return PairBatch(ids[0], torch.tensor(lengths), ids[1], ids[2].masked_fill(far, -1), 8, 16)
 
 
 @pytest.mark.parametrize("r_drop", [0.0, 1.0])
 def test_hard_attention_learns_by_its_draws(r_drop: float):
     model = build(normalise="sample").train()
     torch.manual_seed(5)
-    loss = drawn_loss(model, batch(model), 0.1, r_drop)
+    loss = hard_attention_loss(model, batch(model), 0.1, r_drop)
     loss.backward()
     assert all(p.grad is not None and p.grad.abs().max() > 1e-9 for p in model.parameters())
     torch.manual_seed(5)
-    close(loss, translation_loss(model, batch(model), 0.1, r_drop))  # adds nothing but a gradient
+    close(loss, sequence_loss(model, batch(model), 0.1, r_drop))  # adds nothing but a gradient
 
 
 def test_a_soft_model_has_nothing_to_learn_from_draws():
     model = build().train()
-    losses = [f(model, batch(model), 0.1, 0.0) for f in (drawn_loss, translation_loss)]
+    losses = [f(model, batch(model), 0.1, 0.0) for f in (hard_attention_loss, sequence_loss)]
     assert torch.equal(*losses)
 
 
@@ -496,7 +497,7 @@ def test_a_trained_translator_is_trained_on_by_its_own_family(trained: Path, hom
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"like": "rnnserch"}, "unknown row 'rnnserch'.*Did you mean 'rnnsearch'"),
+        ({"like": "rnnserch"}, "unknown preset 'rnnserch'.*Did you mean 'rnnsearch'"),
         ({"like": "rnnsearch", "init": "runs/x"}, "like=rnnsearch is for a new model"),
         ({"like": "rnnsearch", "heads": "4"}, "heads"),
         ({"like": "rnnsearch", "dropout": "2"}, "dropout=2"),
@@ -505,4 +506,4 @@ def test_a_trained_translator_is_trained_on_by_its_own_family(trained: Path, hom
 )
 def test_wrong_settings_are_refused(values: dict, message: str):
     with pytest.raises(UsageError, match=message):
-        translate.resolve({"data": "x", **values})
+        Translate.resolve({"data": "x", **values})

@@ -20,9 +20,9 @@ import regard
 from regard import api
 from regard.errors import UsageError
 from regard.files import sha256
-from regard.tasks import run as task_run
-from regard.tasks import translate
+from regard.tasks.frame import train as frame_train
 from regard.tasks.frame.recipe import RESUME_MAY_DIFFER
+from regard.tasks.text.translate import TranslateSettings
 from regard.training import checkpoint, loop
 
 STEPS, VALID_EVERY = 40, 10
@@ -51,7 +51,7 @@ CALLS = ("fsync", "rename", "replace", "mkdir", "unlink", "rmdir")  # all that c
 FORK = multiprocessing.get_context("forkserver")
 FORK.set_forkserver_preload(
     # the optimiser imports torch._dynamo, which takes longer than the training here
-    ["pytest", "regard.tasks.translate", "torch._dynamo", "torch.utils.tensorboard"]
+    ["pytest", "regard.tasks.text.translate", "torch._dynamo", "torch.utils.tensorboard"]
 )
 
 
@@ -441,16 +441,16 @@ def test_minutes_become_steps_once(home, tmp_path, monkeypatch):
         finally:
             measuring = False
 
-    measuring, step, measured = False, loop.one_step, task_run.measure
+    measuring, step, measured = False, loop.one_step, frame_train.measure
     with monkeypatch.context() as patch:
         patch.setattr(loop, "one_step", broken)
-        patch.setattr(task_run, "measure", measure)
+        patch.setattr(frame_train, "measure", measure)
         with pytest.raises(Broken):
             regard.train("translate", quiet=True, out=timed, minutes=0.03, **settings)
     recipe = json.loads((timed / "recipe.json").read_text())
     steps = recipe["steps"]
     assert 1 < steps <= 0.03 * 60 / recipe["seconds_a_step"]
-    monkeypatch.delattr(task_run, "measure")  # never again
+    monkeypatch.delattr(frame_train, "measure")  # never again
     report = regard.train("translate", quiet=True, out=timed, minutes=0.03, **settings)
     assert (report.step, report.steps, report.finished) == (steps, steps, True)
     regard.train("translate", quiet=True, out=counted, steps=steps, **settings)
@@ -526,5 +526,5 @@ def test_tokenizers_of_a_start_that_was_broken_off_are_not_used(home, tmp_path):
 
 
 def test_a_free_setting_is_one_that_the_settings_have():
-    known = {item.name for item in translate.TranslateSettings.__dataclass_fields__.values()}
+    known = {item.name for item in TranslateSettings.__dataclass_fields__.values()}
     assert known >= RESUME_MAY_DIFFER

@@ -22,8 +22,9 @@ TESTS = {
 RUN = """
 import sys
 from regard import native
-native.FLAGS += {flags!r}
-native.PATIENCE = 900
+from regard.native import build
+build.FLAGS += {flags!r}
+build.TIMEOUT = 900
 assert native.library() is not None, "the kernels could not be compiled"
 import pytest
 sys.exit(pytest.main({words!r}))

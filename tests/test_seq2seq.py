@@ -464,18 +464,18 @@ def test_a_folder_writes_the_same_text_here_and_there(kind: str, make: Any, tmp_
 
 
 def test_a_t5_learns_to_mend_with_its_own_sentinels():
-    from regard.tasks.text_to_text import marks_of
+    from regard.data.denoising import sentinels_of
 
     class Own:
         """A tokenizer of T5's, as far as marks go."""
 
-        vocab = 30
+        vocab, mask = 30, None
 
-        def number(self, piece: str) -> int | None:
+        def token_to_id(self, piece: str) -> int | None:
             found = {f"<extra_id_{n}>": 29 - n for n in range(5)}
             return found.get(piece)
 
-    assert marks_of(Own(), 32, 5).sentinels == [29, 28, 27, 26, 25]
+    assert sentinels_of(Own(), 32, 5).spans == [29, 28, 27, 26, 25]
 
 
 @pytest.mark.parametrize("row,words", [("t5", "'t5'"), ("bart", "embed_norm 'layer'")])

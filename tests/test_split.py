@@ -12,10 +12,10 @@ from PIL import Image
 
 import regard
 from regard.data.documents import load_texts
-from regard.data.image import load_images
+from regard.data.images import load_images
 from regard.data.labelled import Example, ExampleFormat, ExampleReader, load_labelled
-from regard.data.split import Split, keys_of, plan_split, shares_of, split_rows, usual_share
-from regard.data.text import Pair, load_pairs
+from regard.data.pairs import Pair, load_pairs
+from regard.data.split import RowSplitter, Split, keys_of, plan_split, shares_of, usual_share
 from regard.errors import UsageError
 
 SMALL = {"depth": 1, "width": 16, "heads": 2, "ffn_width": 16, "pieces": 300, "quiet": True}
@@ -28,7 +28,7 @@ def examples(count: int, labels: str = "ab", start: int = 0) -> list[Example]:
 
 
 def split(items, **shares):
-    return split_rows({"train": items}, shares or {"valid": None}, "rows", [])
+    return RowSplitter("rows").split(items, shares or {"valid": None}, "a", [])
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 
 import regard
 from regard.data.documents import load_texts
+from regard.data.in_memory import on_disk
 from regard.data.labelled import (
     ExampleFormat,
     ExampleReader,
@@ -19,9 +20,8 @@ from regard.data.labelled import (
     load_labelled,
 )
 from regard.data.lines import LONGEST_LINE
-from regard.data.memory import on_disk
+from regard.data.pairs import load_pairs, read_pairs
 from regard.data.table import Table
-from regard.data.text import load_pairs, read_pairs
 from regard.errors import UsageError
 
 ROWS = [
@@ -357,7 +357,7 @@ SMALL = {"depth": 1, "width": 16, "heads": 2, "ffn_width": 16, "pieces": 300, "q
 
 
 def test_training_on_rows_in_memory_goes_on(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("regard.data.memory.cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr("regard.data.in_memory.cache_folder", lambda: tmp_path / "cache")
     rows = [
         {"body": f"{w} thing number {i}", "team": w} for i in range(30) for w in ("red", "blue")
     ]
@@ -381,7 +381,8 @@ def test_images_in_parquet_are_images(tmp_path: Path):
     from PIL import Image
     from pyarrow import parquet
 
-    from regard.data.image import holds_images, load_images
+    from regard.data.image_files import holds_images
+    from regard.data.images import load_images
 
     def packed(i: int) -> bytes:
         file = io.BytesIO()

@@ -16,15 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.data.lines import LONGEST_LINE, read_lines, read_stream, scan_lines
-from regard.data.text import (
-    Pair,
-    PairReader,
-    find_parts,
-    join_sentences,
-    load_pairs,
-    read_pairs,
-    split_sentences,
-)
+from regard.data.pairs import Pair, PairReader, find_parts, load_pairs, read_pairs
+from regard.data.sentences import join_sentences, split_sentences
 from regard.errors import UsageError
 
 DATA = Path(os.environ.get("REGARD_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -134,7 +127,7 @@ def test_an_open_stream_is_read_and_named() -> None:
 
 
 def test_a_pipe_is_read_once_from_front_to_back() -> None:
-    code = "from regard.data.text import *; print(len(read_pairs('/dev/stdin')))"
+    code = "from regard.data.pairs import *; print(len(read_pairs('/dev/stdin')))"
     done = subprocess.run([sys.executable, "-c", code], input=b"a\tb\n" * 3, capture_output=True)
     assert done.stdout == b"3\n", done.stderr
 

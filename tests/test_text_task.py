@@ -12,16 +12,18 @@ from hypothesis import strategies as st
 
 import regard
 from regard.data.corrupt import corrupt_spans, cut_texts, infill, permute_parts, restore_spans
+from regard.data.denoising import sentinels_of
 from regard.data.documents import load_texts
-from regard.data.text import load_pairs
+from regard.data.pairs import load_pairs
 from regard.data.tokenize import train_tokenizer
 from regard.errors import UsageError
 from regard.layers.block import BlockConfig
 from regard.metrics.text import METRICS, answer, longest_common, normalise, rouge
 from regard.models import preset
 from regard.models.transformer import PRESETS, Transformer, TransformerConfig
-from regard.tasks import text_to_text as text
-from regard.tasks.text_to_text import TextToText, lead, marks_of, resolve, with_prefixes
+from regard.tasks.frame.task import Data
+from regard.tasks.text.seq2seq import PairCodec
+from regard.tasks.text.text import TextToText, lead, with_prefixes
 
 SENTINELS = list(range(1000, 1100))
 
@@ -344,24 +346,25 @@ def test_a_test_set_is_judged_with_the_tasks_of_its_rows(trained: Path, folder: 
 def test_plain_text_is_mended(folder: Path, tmp_path: Path, objective: str, like: str):
     values = {**SMALL, "data": str(folder / "plain.txt"), "objective": objective, "like": like}
     values |= {"max_length": 40}
-    how = resolve({**values, "steps": 1})
+    settings = TextToText.resolve({**values, "steps": 1})
     texts = load_texts(folder / "plain.txt")
-    tokenizers = text.learn_tokenizers(texts, how)
-    model = text.build(how, tokenizers)
-    task = text.OBJECTIVES[objective].task(texts, how, tokenizers[0], model.config.source_vocab)
-    tokenizer, marks = tokenizers[0], task.marks
-    assert min(marks.sentinels) == tokenizer.vocab
-    assert max(marks.sentinels) < model.config.source_vocab
+    data = Data(texts, texts.sha, texts.notes)
+    codec = TextToText.make_codec(data, settings, lambda learn, **rest: learn(), None)
+    _, model = TextToText.make_model(data, codec, settings, None)
+    batches = TextToText(model, codec).batches(data, settings)
+    tokenizer, marks = codec.source, batches.sentinels
+    assert min(marks.spans) == tokenizer.vocab
+    assert max(marks.spans) < model.config.source_vocab
     seen = 0
     for n in (0, 1, 2):
-        batch, again = task.batch(n), task.batch(n)
+        batch, again = batches[n], batches[n]
         assert torch.equal(batch.source, again.source) and torch.equal(batch.reads, again.reads)
         for source, length, writes in zip(
             batch.source, batch.source_lengths, batch.writes, strict=True
         ):
             left, goal = source[: length - 1].tolist(), writes[writes >= 0][:-1].tolist()
             if objective == "spans":
-                whole = restore_spans(left, goal, marks.sentinels)
+                whole = restore_spans(left, goal, marks.spans)
             else:
                 whole = goal
                 assert marks.mask in left and set(left) <= {*goal, marks.mask}
@@ -399,7 +402,7 @@ def test_plain_text_is_mended(folder: Path, tmp_path: Path, objective: str, like
 def test_bad_settings_are_refused(values: dict, words: str):
     data = {} if "data is missing" in words else {"data": "x"}
     with pytest.raises(UsageError, match=words) as error:
-        resolve({**data, **values})
+        TextToText.resolve({**data, **values})
     assert "\n" not in str(error.value)
 
 
@@ -407,7 +410,7 @@ def writer(tokenizer, **changes) -> TextToText:
     block = BlockConfig(width=16, heads=2, ffn_width=16)
     torch.manual_seed(0)
     shape = TransformerConfig(tokenizer.vocab, tokenizer.vocab, 1, 1, block, **changes)
-    return TextToText(Transformer(shape).eval(), tokenizer, tokenizer, {})
+    return TextToText(Transformer(shape).eval(), PairCodec(tokenizer, tokenizer))
 
 
 def test_learned_positions_bound_what_is_read_and_written(tokenizer, capsys):
@@ -424,8 +427,8 @@ def test_learned_positions_bound_what_is_read_and_written(tokenizer, capsys):
 
 def test_a_model_without_marks_cannot_mend(tokenizer):
     with pytest.raises(UsageError, match=r"no tokens to mark.*\(0 found\)"):
-        marks_of(tokenizer, tokenizer.vocab, 100)
-    assert marks_of(tokenizer, tokenizer.vocab + 1, 1).mask == tokenizer.vocab
+        sentinels_of(tokenizer, tokenizer.vocab, 100)
+    assert sentinels_of(tokenizer, tokenizer.vocab + 1, 1).mask == tokenizer.vocab
 
 
 @pytest.mark.parametrize(

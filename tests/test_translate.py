@@ -10,10 +10,12 @@ from torch.nn import functional as F
 
 from regard.attention.watch import watch
 from regard.data.tokenize import train_tokenizer
+from regard.data.tokenizer import words_of_pieces
 from regard.errors import UsageError
 from regard.layers.block import BlockConfig
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.tasks.translator import Translator, words_of_pieces
+from regard.tasks.text.seq2seq import PairCodec
+from regard.tasks.text.translate import Translate
 
 WORDS = [
     "a",
@@ -39,7 +41,7 @@ def some_lines(count: int, seed: int = 0) -> list[str]:
     return [" ".join(chance.choices(WORDS, k=chance.randint(1, 9))) + "." for _ in range(count)]
 
 
-def build(language: str | None = "de", seed: int = 1) -> Translator:
+def build(language: str | None = "de", seed: int = 1) -> Translate:
     """Return a translator of random words, its weights enlarged so that it is sure of them."""
     tokenizer = train_tokenizer(some_lines(300), vocab=400)
     torch.manual_seed(seed)
@@ -56,22 +58,22 @@ def build(language: str | None = "de", seed: int = 1) -> Translator:
                 parameter.mul_(3)
         model.head.bias.copy_(torch.where(words, 0.0, -40.0))
         model.head.bias[tokenizer.eos] = 6.0
-    return Translator(model, tokenizer, tokenizer, {"to": language})
+    return Translate(model, PairCodec(tokenizer, tokenizer), {"to": language})
 
 
 @pytest.fixture(scope="module")
-def shared() -> Translator:
+def shared() -> Translate:
     return build()
 
 
 @pytest.fixture
-def translator(shared) -> Translator:
+def translator(shared) -> Translate:
     """Return the shared translator as if it were new."""
-    shared.config = {"to": "de"}
+    shared.aligner.head = None
     return shared
 
 
-def full(translator: Translator, source: str, target: str) -> torch.Tensor:
+def full(translator: Translate, source: str, target: str) -> torch.Tensor:
     """Return the log-probabilities after each token, by one pass over the whole."""
     ids = [*translator.source_tokenizer.encode(source), 2]
     reads = [1, *translator.target_tokenizer.encode(target)]
@@ -121,7 +123,7 @@ def test_unsplit_a_paragraph_is_one_sentence(translator):
     assert whole.text != translator.run([text])[0].text
 
 
-def own_logprob(translator: Translator, source: str, target: str) -> float:
+def own_logprob(translator: Translate, source: str, target: str) -> float:
     """Return how likely a written text is when pad, bos and unk cannot be written."""
     logprobs = full(translator, source, target)
     logprobs[:, [0, 1, 3]] = -torch.inf
@@ -290,7 +292,7 @@ def test_wrong_settings_cost_one_line(translator, settings, message):
 # Looking
 
 
-def direct_maps(translator: Translator, source: list[int], target: list[int]):
+def direct_maps(translator: Translate, source: list[int], target: list[int]):
     with torch.no_grad(), watch(translator.model) as maps:
         translator.model(torch.tensor([source]), torch.tensor([[1, *target]]))
     return maps
@@ -323,8 +325,8 @@ def test_maps_of_a_hypothesis_are_those_of_a_full_pass(translator):
 def test_an_alignment_is_where_each_word_looked_most(translator, beam):
     source = "a dog sees the red house."
     (answer,) = translator.run([source], alignments="pharaoh", beam=beam, prefix="the big cat")
-    name, _, head = translator.config["generation"]["alignment_head"].rpartition(":")
-    assert name in ("decoder.0.cross", "decoder.1.cross") and head in ("0", "1")
+    name, head = translator.aligner.head
+    assert name in ("decoder.0.cross", "decoder.1.cross") and head in (0, 1)
     tokenizer = translator.source_tokenizer
     ids = [*tokenizer.encode(source), 2]
     alignment = answer.alignment
@@ -333,7 +335,7 @@ def test_an_alignment_is_where_each_word_looked_most(translator, beam):
     assert alignment.target == answer.text.split()
     # by hand, for the very pieces that were written
     hypothesis = tokenizer.encode(answer.text)
-    weights = direct_maps(translator, ids, hypothesis)[name].weights()[0, int(head)].numpy()
+    weights = direct_maps(translator, ids, hypothesis)[name].weights()[0, head].numpy()
     places, groups = (words_of_pieces(tokenizer.pieces(some))[1] for some in (ids[:-1], hypothesis))
     mass = np.zeros((max(groups) + 1, max(places) + 1))
     for row, of_row in enumerate(groups):

@@ -20,7 +20,7 @@ from regard.attention.positions import Rotary, Sinusoidal
 from regard.attention.watch import watch
 from regard.costs.model import build
 from regard.costs.report import attending, forward, learned, looked
-from regard.data.image import ImageFormat
+from regard.data.image_format import ImageFormat
 from regard.errors import UsageError
 from regard.layers.block import BlockConfig, EncoderBlock
 from regard.layers.depth import drop_path, rising

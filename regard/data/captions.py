@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from regard.data.image import Images
-from regard.data.labelled import find_labelled
-from regard.data.text import PairReader
+from regard.data.images import Images
+from regard.data.pairs import PairReader
+from regard.data.parts import named_files
 from regard.errors import UsageError
 
 
@@ -14,7 +14,7 @@ def captions_in(
     path: Path, part: str, columns: str | None, header: bool | None = None
 ) -> dict[str, list[str]]:
     """Read the captions of each image in a table, or in that of a part, by the path of its file."""
-    tables = find_labelled(path).get(part, []) if path.is_dir() else [path]
+    tables = named_files(path).get(part, []) if path.is_dir() else [path]
     captions: dict[str, list[str]] = {}
     for table in tables:
         for pair in PairReader(table, columns=columns, header=header):

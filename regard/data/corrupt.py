@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from regard.data.text import split_sentences
+from regard.data.sentences import split_sentences
 from regard.data.tokenizer import Tokenizer
 from regard.errors import UsageError
 

@@ -6,26 +6,29 @@ packed side by side and never look at each other.
 
 import hashlib
 import os
-import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from regard.data.columns import column_of, first_names, key_path, text_at
 from regard.data.lines import find_fault, missing, opened_text
-from regard.data.split import Split, hash_text, keys_of, shares_of, split_rows, unseen
-from regard.data.store import Column, Store, build_store
-from regard.data.table import BadRow, Table, is_folder, is_table, like_header, stem_and_suffix
-from regard.data.text import (
-    PARTS,
-    KeyRow,
-    PairReader,
-    column_of,
+from regard.data.parts import (
+    Dataset,
+    PartReader,
+    given_files,
     index_folder,
-    key_path,
+    listing,
+    load_parts,
+    named_files,
+    single_file,
 )
+from regard.data.split import RowSplitter, Split, hash_text, shares_and_files
+from regard.data.store import Column, Store, tokenised
+from regard.data.table import BadRow, Table, is_folder, is_table, like_header, stem_and_suffix
 from regard.data.tokenizer import Tokenizer
 from regard.errors import UsageError
 from regard.files import refuse
@@ -37,13 +40,10 @@ MOST_TEXT = 20 * 2**30  # bytes of one file
 
 
 @dataclass
-class Texts:
-    """The texts of each part, whether they run on, and what the user should be told."""
+class Texts(Dataset[list[str]]):
+    """The texts of each part, and whether they run on."""
 
-    parts: dict[str, list[str]]
     running: bool
-    notes: list[str] = field(default_factory=list)
-    split: Split = field(default_factory=Split)
 
     @property
     def sha(self) -> str:
@@ -76,101 +76,107 @@ def load_texts(
     column of the text in a table. A model that was `trained` on the data is judged on what was
     held out.
     """
-    shares = shares_of(valid, test)
-    files = find_texts(Path(data))
-    for name, path in (("valid", valid), ("test", test)):
-        if name in shares:
-            files.pop(name, None)
-        elif path is not None:
-            files[name] = [_beside(path, Path(data))]
-    noted = trained.bounds if trained is not None else {}
-    if need == ("test",) and list(files) == ["train"] and "test" not in (*noted, *shares):
-        files = {"test": files["train"]}  # only one part is wanted, and only one given
+    shares, given = shares_and_files(valid, test)
+    files = find_texts(Path(data)) | given_files(data, given)
+    files = {name: some for name, some in files.items() if name not in shares}
+    kept = trained.bounds if trained is not None else {}
+    unnamed = need == ("test",) and list(files) == ["train"] and "test" not in kept
     running = all(len(some) == 1 and not is_table(some[0]) for some in files.values())
     texts = Texts({}, running)
-    lacking = [name for name in ("valid", "test") if name not in files]
-    lacking = [name for name in lacking if name in shares or name in noted or name == "valid"]
-    splitting = [name for name in lacking if name in (*need, *shares)] if "train" in files else []
 
     def read(name: str) -> list[str]:
-        return [t for path in files[name] for t in read_texts(path, key, header, texts.notes)]
+        rows = [t for path in files[name] for t in read_texts(path, key, header, texts.notes)]
+        if not any(text.strip() for text in rows):
+            raise UsageError(f"{files[name][0]}: there is no text in it")
+        return rows
 
-    for name in need:
-        if name not in files and name not in splitting:
-            raise UsageError(f"{data}: no {name} part; expected a file such as {name}.txt")
-        if name in files:
-            texts.parts[name] = read(name)
-            if not any(text.strip() for text in texts.parts[name]):
-                raise UsageError(f"{files[name][0]}: there is no text in it")
-    where = str(files["train"][0]) if "train" in files else str(data)
-    if splitting:
-        if "train" not in texts.parts:
-            texts.parts["train"] = read("train")
-        given = {name: shares.get(name) for name in splitting}
-        split = _cut_off if running else _split_off
-        split(texts, given, trained, where)
-        for name in need:
-            if name not in texts.parts:
-                raise UsageError(f"{data}: no {name} part; expected a file such as {name}.txt")
-        known = (*need, *shares)
-        texts.parts = {name: texts.parts[name] for name in texts.parts if name in known}
-    elif trained is not None and len(need) == 1:
-        judge = _judge_running if running else _judge_documents
-        judge(texts, need[0], trained, where)
-    if not running and "train" in texts.parts:
-        texts.split = texts.split.noting(keys_of(_documents(texts.parts["train"], where)))
-    return texts
+    return load_parts(
+        texts,
+        {name: PartReader(some[0], partial(read, name)) for name, some in files.items()},
+        need=need,
+        shares=shares,
+        absent=lambda name: f"{data}: no {name} part; expected a file such as {name}.txt",
+        where=data,
+        splitter=EndSplitter() if running else DocumentSplitter("documents"),
+        unnamed=unnamed,
+        trained=trained,
+    )
 
 
-class _Document(NamedTuple):
-    source: str
-    where: str
+class DocumentSplitter(RowSplitter):
+    """Keeps some documents, chosen by hash, from training."""
+
+    def split(
+        self,
+        rows: list[str],
+        shares: Mapping[str, float | None],
+        where: str,
+        notes: list[str],
+        trained: Split | None = None,
+    ) -> tuple[dict[str, list[str]], Split]:
+        """Split parts off the documents of train."""
+        if len(set(rows)) < 2:
+            raise UsageError(
+                "a single document cannot be split; give a validation part with valid="
+            )
+        return super().split(rows, shares, where, notes, trained)
 
 
-def _documents(texts: list[str], where: str) -> list[_Document]:
-    return [_Document(text, f"{where}:{number}") for number, text in enumerate(texts, 1)]
+class EndSplitter:
+    """Keeps the end of a running text from training."""
 
-
-def _split_off(
-    texts: Texts, shares: dict[str, float | None], trained: Split | None, where: str
-) -> None:
-    """Keep some documents, chosen by hash, from training."""
-    items = _documents(texts.parts["train"], where)
-    if len(set(texts.parts["train"])) < 2:
-        raise UsageError("a single document cannot be split; give a validation part with valid=")
-    parts, texts.split = split_rows({"train": items}, shares, "documents", texts.notes, trained)
-    texts.parts |= {name: [item.source for item in some] for name, some in parts.items()}
-
-
-def _judge_documents(texts: Texts, part: str, trained: Split, where: str) -> None:
-    """Keep only the documents that a model has not seen, if it was trained on them."""
-    items = _documents(texts.parts[part], where)
-    some = unseen(items, part, trained, where, "documents", texts.notes)
-    texts.parts[part] = [item.source for item in some]
-
-
-def _cut_off(
-    texts: Texts, shares: dict[str, float | None], trained: Split | None, where: str
-) -> None:
-    """Keep the end of a running text from training."""
-    (text,) = texts.parts["train"]
-    size = len(text)
-    if trained is not None and _is_cut(text, trained):
-        texts.split = trained
-        texts.notes.append(f"{where}: cut as when the model was trained on it")
-    else:
+    def split(
+        self,
+        rows: list[str],
+        shares: Mapping[str, float | None],
+        where: str,
+        notes: list[str],
+        trained: Split | None = None,
+    ) -> tuple[dict[str, list[str]], Split]:
+        """Cut the parts off the end: as when a model was trained on the text, or by shares."""
+        (text,) = rows
+        if trained is not None and _is_cut(text, trained):
+            notes.append(f"{where}: cut as when the model was trained on it")
+            return _cut_parts(text, trained), trained
+        size = len(text)
         test = int(size * (1 - (shares.get("test") or 0)))
         valid = int(test - size * (shares["valid"] or LAST)) if "valid" in shares else test
-        borders = {"valid": {"": valid}} if "valid" in shares else {}
-        borders |= {"test": {"": test}} if "test" in shares else {}
-        texts.split = Split(borders, "end", (hash_text(text[:valid]),))
-        told = [f"{test - valid:,} characters to validate on"] if "valid" in shares else []
-        told += [f"{size - test:,} to test on"] if "test" in shares else []
-        texts.notes.append(
-            f"of {size:,} characters, the last {' and '.join(told)} were kept from training; give "
-            f"your own with {' and '.join(f'{name}=' for name in borders)}"
+        bounds = {
+            name: {"": at} for name, at in (("valid", valid), ("test", test)) if name in shares
+        }
+        sizes = [f"{test - valid:,} characters to validate on"] if "valid" in shares else []
+        sizes += [f"{size - test:,} to test on"] if "test" in shares else []
+        notes.append(
+            f"of {size:,} characters, the last {' and '.join(sizes)} were kept from training; give "
+            f"your own with {' and '.join(f'{name}=' for name in bounds)}"
         )
-    texts.parts |= _cut_parts(text, texts.split)
+        split = Split(bounds, "end", (hash_text(text[:valid]),))
+        return _cut_parts(text, split), split
+
+    def held_out(
+        self, rows: list[str], part: str, trained: Split, where: str, notes: list[str]
+    ) -> list[str]:
+        """Return the end of the text that a model was not trained on, if it was on the rest."""
+        (text,) = rows
+        if part == "train" or not _is_cut(text, trained):
+            return rows
+        parts = _cut_parts(text, trained)
+        if part in parts:
+            notes.append(
+                f"{where}: the model was trained on this text; judged on the "
+                f"{len(parts[part][0]):,} characters that were held out ({part})"
+            )
+            return parts[part]
+        remedy = "; part=valid judges on those held out" if "valid" in parts else ""
+        notes.append(
+            f"warning: {where}: the model was trained on {len(parts['train'][0]):,} of these "
+            f"{len(text):,} characters, so the scores are too good for new ones{remedy}"
+        )
+        return rows
+
+    def sampled(self, split: Split, train: list[str]) -> Split:
+        """Return the split as it is: it knows the beginning of the text."""
+        return split
 
 
 def _cut_parts(text: str, split: Split) -> dict[str, list[str]]:
@@ -187,26 +193,6 @@ def _is_cut(text: str, trained: Split) -> bool:
     return trained.by == "end" and trained.sample == (hash_text(start),)
 
 
-def _judge_running(texts: Texts, part: str, trained: Split, where: str) -> None:
-    """Keep only the end of a running text that a model has not seen, if it was trained on it."""
-    (text,) = texts.parts[part]
-    if not _is_cut(text, trained) or part == "train":
-        return
-    parts = _cut_parts(text, trained)
-    if part in parts:
-        texts.parts[part] = parts[part]
-        texts.notes.append(
-            f"{where}: the model was trained on this text; judged on the {len(parts[part][0]):,} "
-            f"characters that were held out ({part})"
-        )
-        return
-    remedy = "; part=valid judges on those held out" if "valid" in parts else ""
-    texts.notes.append(
-        f"warning: {where}: the model was trained on {len(parts['train'][0]):,} of these "
-        f"{len(text):,} characters, so the scores are too good for new ones{remedy}"
-    )
-
-
 # Files
 
 
@@ -216,39 +202,24 @@ def find_texts(data: Path) -> dict[str, list[Path]]:
         if not os.path.exists(data):
             raise UsageError(missing(data))
         return {"train": [data]}
-    files = [path for some in index_folder(data).values() for path in some.values()]
-    parts: dict[str, list[Path]] = {}
-    for name, words in PARTS.items():
-        pattern = re.compile(rf"(?:^|[._-])(?:{'|'.join(words)})(?:$|[._-])", re.IGNORECASE)
-        found = [path for path in files if pattern.search(path.name)]
-        if len(found) > 1:
-            told = ", ".join(path.name for path in found)
-            raise UsageError(f"{data}: several files for {name} ({told}); name one with data=")
-        if found:
-            parts[name] = found
+    parts = {
+        name: [single_file(some, name, data, "data")] for name, some in named_files(data).items()
+    }
     if "train" in parts:
         return parts
     try:
         every = sorted(p for p in data.rglob("*") if stem_and_suffix(p)[1] == "txt" and p.is_file())
     except OSError as error:
         raise refuse(error, data) from error
+    files = [path for some in index_folder(data).values() for path in some.values()]
     if not every and len(files) == 1:
         every = files
     if not every:
-        found = ", ".join(sorted(os.listdir(data))[:8]) or "nothing"
         raise UsageError(
-            f"{data}: no train.txt, train.jsonl, train.csv nor other .txt files; found {found}"
+            f"{data}: no train.txt, train.jsonl, train.csv nor other .txt files; found "
+            f"{listing(data)}"
         )
     return {**parts, "train": [path for path in every if [path] not in parts.values()]}
-
-
-def _beside(given: str, data: Path) -> Path:
-    """Find a file that a user named, from here or from beside the data."""
-    home = data if is_folder(data) else data.parent
-    for path in (Path(given), home / given):
-        if os.path.exists(path) and not is_folder(path):
-            return path
-    raise UsageError(missing(Path(given)))
 
 
 def read_texts(
@@ -261,8 +232,7 @@ def read_texts(
     if not is_table(path):
         yield read_whole(path)
         return
-    table, row = Table(path), KeyRow(PairReader(path))
-    at = None
+    table, at = Table(path), None
     for number, value, fault in table:
         if fault:
             raise UsageError(fault.message)
@@ -277,7 +247,7 @@ def read_texts(
         else:
             try:
                 names = [key] if key else [name for name in TEXT_KEYS if name in value]
-                text = row.side(value, key_path(names[0] if names else TEXT_KEYS[0], value))
+                text = text_at(value, key_path(names[0] if names else TEXT_KEYS[0], value))
             except BadRow as bad:
                 raise UsageError(f"{path}:{number}: {bad.what}; {bad.remedy}") from None
         if text.strip():
@@ -298,9 +268,9 @@ def _text_column(
         found = [known.index(name) for name in TEXT_KEYS if name in known]
         named = bool(found) and header is not False
         if not named and len(names) > 1:
-            told = ", ".join(name.strip()[:30] for name in names[:8])
             raise UsageError(
-                f"{table.where(1)}: which column is the text? Found {told}; set columns="
+                f"{table.where(1)}: which column is the text? Found {first_names(names)}; set "
+                "columns="
             )
         at = found[0] if named else 0
     if header is not None:
@@ -345,24 +315,25 @@ def encode_running(tokenizer: Tokenizer, text: str) -> Iterator[list[int]]:
         start = end
 
 
-def store_texts(folder: Path, texts: list[str], running: bool, tokenizer: Tokenizer) -> Store:
-    """Tokenise texts into a store, or find them there; documents get their begin and end."""
-    try:
-        return Store.open(folder)
-    except UsageError:
-        pass
+def store_texts(texts: Texts, tokenizer: Tokenizer) -> dict[str, Store]:
+    """Tokenise train and valid into stores, unless they are; documents get their begin and end."""
 
-    def rows() -> Iterator[list[list[int]]]:
-        if running:
-            for text in texts:
+    def rows(part: str) -> Iterator[list[list[int]]]:
+        some = texts.parts[part]
+        if texts.running:
+            for text in some:
                 for ids in encode_running(tokenizer, text):
                     yield [ids]
             return
-        for start in range(0, len(texts), 1000):
-            for ids in tokenizer.encode_batch(texts[start : start + 1000]):
+        for start in range(0, len(some), 1000):
+            for ids in tokenizer.encode_batch(some[start : start + 1000]):
                 yield [[tokenizer.bos, *ids, tokenizer.eos]]
 
-    return build_store(folder, rows())
+    sha = texts.sha
+    return {
+        part: tokenised(partial(rows, part), sha, tokenizer.sha, part, "language")
+        for part in ("train", "valid")
+    }
 
 
 class Window(NamedTuple):

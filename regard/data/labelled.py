@@ -5,23 +5,24 @@ import json
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
+from regard.data.columns import TwoColumns, find_roles, key_path, parse_columns, text_at
 from regard.data.lines import missing
-from regard.data.split import SPLITS, Split, keys_of, shares_of, split_rows, unseen
-from regard.data.table import BadRow, Table, is_folder, stem_and_suffix
-from regard.data.text import (
-    PARTS,
-    CellRow,
-    KeyRow,
-    PairReader,
-    find_file,
-    find_roles,
-    index_folder,
-    key_path,
+from regard.data.parts import (
+    Dataset,
+    PartReader,
+    given_files,
+    load_parts,
+    named_files,
+    no_part,
+    single_file,
 )
+from regard.data.split import RowSplitter, Split, shares_and_files
+from regard.data.table import BadRow, RowFaults, Table, is_folder, stem_and_suffix
 from regard.errors import UsageError, lookup
 
 
@@ -49,33 +50,6 @@ class Sentence(NamedTuple):
     def source(self) -> str:
         """Return what it is told apart by where a validation part is split off."""
         return " ".join(self.words)
-
-
-T = TypeVar("T", Example, Sentence)
-
-
-class Faults:
-    """What is wrong with the rows of a file: refused, or counted if bad rows are to be dropped."""
-
-    def __init__(self, path: Path, *, skip_bad: bool = False):
-        self.path, self.skip_bad = path, skip_bad
-        self.dropped, self.first = 0, ""
-
-    def bad(self, number: int, what: str, remedy: str) -> None:
-        """Refuse a bad row, or count it."""
-        message = f"{self.path}:{number}: {what}; {remedy}"
-        if not self.skip_bad:
-            raise UsageError(f"{message}; or drop such rows with skip_bad=true")
-        self.first = self.first or message
-        self.dropped += 1
-
-    @property
-    def notes(self) -> list[str]:
-        """Tell what was dropped."""
-        if not self.dropped:
-            return []
-        rows = f"{self.dropped:,} bad row{'s' if self.dropped > 1 else ''}"
-        return [f"{rows} of {self.path} dropped; the first: {self.first}"]
 
 
 # Texts and labels
@@ -112,21 +86,19 @@ class ExampleReader:
     def read(self, path: Path, notes: list[str]) -> list[Example]:
         """Read a file; what the user should be told is added to the notes."""
         format = self.format
-        table, faults = (
-            Table(path, encoding=format.encoding),
-            Faults(path, skip_bad=format.skip_bad),
-        )
-        found: list[Example] = []
+        table = Table(path, encoding=format.encoding)
+        faults = RowFaults(path, format.skip_bad)
+        columns = TwoColumns(path, format.columns, header=format.header)
+        examples: list[Example] = []
         parse = None
-        pairs = PairReader(path, columns=format.columns, header=format.header)
         for number, value, fault in table:
             if fault is not None:
-                faults.bad(number, fault.what, fault.remedy)
+                faults.add(fault)
             if value is None:
                 continue
-            parse = parse or self._parser(table, value, pairs)
+            parse = parse or self._parser(table, value, columns)
             try:
-                example = parse(value, number)
+                example = parse(value)
                 if example is None:
                     continue
                 text, labels = example[0].strip(), tuple(label.strip() for label in example[1])
@@ -135,72 +107,65 @@ class ExampleReader:
                 if not all(labels) or not (labels or self.several):
                     raise BadRow("empty", "the label is empty", "fill it or remove the row")
             except BadRow as bad:
-                faults.bad(number, bad.what, bad.remedy)
+                faults.add(bad.at(f"{path}:{number}"))
                 continue
-            found.append(Example(text, tuple(dict.fromkeys(labels)), f"{path}:{number}"))
-            if len(found) == self.most:
+            examples.append(Example(text, tuple(dict.fromkeys(labels)), f"{path}:{number}"))
+            if len(examples) == self.most:
                 break
-        notes += [*table.notes, *faults.notes, *pairs.notes]
-        texts, labels = len({e.text for e in found}), len({e.labels for e in found})
-        swapped = 3 * texts <= len(found) < 2 * labels and len(found) >= 20
+        notes += [*table.notes, *faults.notes, *columns.notes]
+        texts, labels = len({e.text for e in examples}), len({e.labels for e in examples})
+        swapped = 3 * texts <= len(examples) < 2 * labels and len(examples) >= 20
         if swapped and format.columns is None:
             raise UsageError(
                 f"{path}: {labels:,} different labels for {texts:,} different texts; do the labels "
                 "stand first? Set columns=, such as columns=2,1"
             )
-        return found
+        return examples
 
-    def _parser(self, table: Table, value: Any, pairs: PairReader) -> Callable[[Any, int], Any]:
+    def _parser(self, table: Table, value: Any, columns: TwoColumns) -> Callable[[Any], Any]:
         """Choose by the first row how rows are read."""
         if isinstance(value, dict):
-            keys = KeyRow(pairs)
-            return lambda value, number: self._keys(keys, value)
+            return partial(self._keys, columns)
         if table.kind is None and len(value) == 1 and TREC.fullmatch(value[0].strip()):
             return self._trec
-        cells = CellRow(pairs, table)
-        return lambda value, number: self._cells(cells, value, number)
+        return partial(self._cells, columns, table)
 
-    def _cells(self, row: CellRow, cells: list[str], number: int) -> tuple[str, Any] | None:
+    def _cells(self, columns: TwoColumns, table: Table, cells: list[str]) -> tuple[str, Any] | None:
         try:
-            sides = row.read(cells, number)
+            sides = columns.read(table, cells)
         except BadRow as bad:
             remedy = "write text, TAB, label on each line, or set columns="
             raise BadRow(bad.kind, bad.what, remedy) from None
-        if sides is None:
-            return None
-        text, label = sides
-        separator = self.format.separator
-        return text, [label] if separator is None else _parts(label, separator)
+        return None if sides is None else (sides[0], self._labels(sides[1]))
 
-    def _trec(self, cells: list[str], number: int) -> tuple[str, Sequence[str]]:
+    def _trec(self, cells: list[str]) -> tuple[str, Sequence[str]]:
         match = TREC.fullmatch("\t".join(cells).strip())
         if match is None:
             what = f"{cells[0][:40]!r} does not begin with a label such as NUM:date"
             raise BadRow("columns", what, "write LABEL:finer, a space, and the text")
         return match[3], [self.fine(f"{match[1]}:{match[2]}")]
 
-    def _keys(self, row: KeyRow, value: dict[str, Any]) -> tuple[str, Sequence[str]]:
-        if row.reader.columns:
-            text, label = (key_path(key, value) for key in row.reader.columns)
+    def _keys(self, columns: TwoColumns, value: dict[str, Any]) -> tuple[str, Sequence[str]]:
+        if columns.columns:
+            text, label = (key_path(key, value) for key in columns.columns)
         else:
             names = list(value)
-            found = find_roles(["label" if name == "labels" else name for name in names])
-            if found is None:
-                told = ", ".join(names[:8]) or "none"
+            at = find_roles(["label" if name == "labels" else name for name in names])
+            if at is None:
                 remedy = 'write {"text": "...", "label": "..."} or set columns='
-                raise BadRow("columns", f"no text and label among the keys {told}", remedy)
-            text, label = ((names[i],) for i in found)
+                keys = ", ".join(names[:8]) or "none"
+                raise BadRow("columns", f"no text and label among the keys {keys}", remedy)
+            text, label = ((names[i],) for i in at)
         labels = value.get(label[0]) if len(label) == 1 else None
         if isinstance(labels, list):
             self.several = True
-            return row.side(value, text), [row.side({"label": one}, ("label",)) for one in labels]
-        side = row.side(value, label)
+            return text_at(value, text), [text_at({"label": one}, ["label"]) for one in labels]
+        return text_at(value, text), self._labels(text_at(value, label))
+
+    def _labels(self, cell: str) -> list[str]:
+        """Return the labels of a cell, which may hold several."""
         separator = self.format.separator
-        return row.side(value, text), [side] if separator is None else _parts(side, separator)
-
-
-def _parts(cell: str, separator: str) -> list[str]:
-    return [part for part in cell.split(separator) if part.strip()]
+        return [cell] if separator is None else [p for p in cell.split(separator) if p.strip()]
 
 
 # Words and tags
@@ -231,13 +196,10 @@ class SentenceReader:
 
     def read(self, path: Path, notes: list[str]) -> list[Sentence]:
         """Read a file; what the user should be told is added to the notes."""
-        format = self.format
-        table, faults = (
-            Table(path, encoding=format.encoding),
-            Faults(path, skip_bad=format.skip_bad),
-        )
-        keys = KeyRow(PairReader(path, columns=format.columns))
-        found: list[Sentence] = []
+        table = Table(path, encoding=self.format.encoding)
+        faults = RowFaults(path, self.format.skip_bad)
+        columns = parse_columns(self.format.columns)
+        sentences: list[Sentence] = []
         words: list[str] = []
         tags: list[str] = []
         start, bad, parse = 0, False, None
@@ -245,13 +207,13 @@ class SentenceReader:
         def close() -> None:
             nonlocal bad
             if words and not bad:
-                found.append(Sentence(tuple(words), tuple(tags), f"{path}:{start}"))
+                sentences.append(Sentence(tuple(words), tuple(tags), f"{path}:{start}"))
             words.clear()
             tags.clear()
             bad = False
 
         for number, value, fault in table:
-            if len(found) == self.most:
+            if len(sentences) == self.most:
                 break
             if fault is None and value is None:
                 close()
@@ -261,25 +223,25 @@ class SentenceReader:
                     raise BadRow(fault.kind, fault.what, fault.remedy)
                 if isinstance(value, dict):
                     close()
-                    start, row = number, _listed(keys, value)
+                    start, row = number, _lists(columns, value)
                 else:
                     line = "\t".join(value or ())
                     parse = parse or self._parser(path, line, notes)
-                    row = parse(line, number)
+                    row = parse(line)
                     start = start if words else number
                 words += row[0]
                 tags += row[1]
             except BadRow as wrong:
                 if not bad:  # the rest of a bad sentence goes with it
-                    faults.bad(number, wrong.what, wrong.remedy)
+                    faults.add(wrong.at(f"{path}:{number}"))
                 bad = True
         close()
         notes += [*table.notes, *faults.notes]
-        return found
+        return sentences
 
     def _parser(
         self, path: Path, line: str, notes: list[str]
-    ) -> Callable[[str, int], tuple[Sequence[str], Sequence[str]]]:
+    ) -> Callable[[str], tuple[Sequence[str], Sequence[str]]]:
         """Choose by the file's name, or else by its first line, how lines are read."""
         suffix = stem_and_suffix(path)[1]
         if suffix == "conllu" or re.match(r"# |1(-\d+)?\t(?:[^\t]*\t){8}[^\t]*$", line):
@@ -295,7 +257,7 @@ class _Conllu:
         known = {**CONLLU, **{str(n + 1): n for n in range(1, 10)}}
         self.at = lookup("column", self.name, known)
 
-    def __call__(self, line: str, number: int) -> tuple[Sequence[str], Sequence[str]]:
+    def __call__(self, line: str) -> tuple[Sequence[str], Sequence[str]]:
         if line.startswith("#"):
             return (), ()
         cells = line.split("\t")
@@ -336,7 +298,7 @@ class _Columns:
     def _cells(self, line: str) -> list[str]:
         return [cell.strip() for cell in line.split("\t")] if self.tabs else line.split()
 
-    def __call__(self, line: str, number: int) -> tuple[Sequence[str], Sequence[str]]:
+    def __call__(self, line: str) -> tuple[Sequence[str], Sequence[str]]:
         if line.startswith(DOCUMENT):
             return (), ()
         cells = self._cells(line)
@@ -350,15 +312,16 @@ class _Columns:
         return (word,), (tag,)
 
 
-def _listed(row: KeyRow, value: dict[str, Any]) -> tuple[Sequence[str], Sequence[str]]:
+def _lists(
+    columns: tuple[str, str] | None, value: dict[str, Any]
+) -> tuple[Sequence[str], Sequence[str]]:
     sides: list[list[str]] = []
-    named = row.reader.columns or (None, None)
-    for name, keys in zip(named, (WORD_KEYS, TAG_KEYS), strict=True):
+    for name, keys in zip(columns or (None, None), (WORD_KEYS, TAG_KEYS), strict=True):
         key = next((key for key in ((name,) if name else keys) if key in value), None)
         if key is None or not isinstance(value[key], list):
             remedy = 'write {"words": ["A", "dog"], "tags": ["DET", "NOUN"]}, or set columns='
             raise BadRow("columns", f"no list of {name or keys[0]} in it", remedy)
-        sides.append([row.side({key: one}, (key,)).strip() for one in value[key]])
+        sides.append([text_at({key: one}, (key,)).strip() for one in value[key]])
     words, tags = sides
     if len(words) != len(tags):
         what = f"{len(words)} words, but {len(tags)} tags"
@@ -371,13 +334,8 @@ def _listed(row: KeyRow, value: dict[str, Any]) -> tuple[Sequence[str], Sequence
 # The parts of a data folder
 
 
-@dataclass
-class Labelled(Generic[T]):
-    """What each part holds, and what the user should be told."""
-
-    parts: dict[str, list[T]]
-    notes: list[str] = field(default_factory=list)
-    split: Split = field(default_factory=Split)
+class Labelled(Dataset[list[Any]]):
+    """The texts with labels, or sentences with tags, of each part."""
 
     @property
     def sha(self) -> str:
@@ -393,14 +351,12 @@ def hash_items(items: Sequence[Any]) -> str:
     return digest.hexdigest()
 
 
-def find_labelled(folder: Path) -> dict[str, list[Path]]:
-    """Find the files of each part by their names, such as train.tsv or en-ud-train.conllu.xz."""
-    files = [path for some in index_folder(folder).values() for path in some.values()]
-    parts: dict[str, list[Path]] = {}
-    for name, words in PARTS.items():
-        pattern = re.compile(rf"(?:^|[._-])(?:{'|'.join(words)})(?:$|[._-])", re.IGNORECASE)
-        parts[name] = [path for path in files if pattern.search(path.name)]
-    return parts
+def labelled_files(data: str | Path, **given: Any) -> dict[str, list[Path]]:
+    """Find the files of each part in a folder or file, and those given for valid and test."""
+    if not is_folder(data) and not os.path.exists(data):
+        raise UsageError(missing(Path(data)))
+    files = named_files(Path(data)) if is_folder(data) else {"train": [Path(data)]}
+    return files | given_files(data, given)
 
 
 def load_labelled(
@@ -412,67 +368,34 @@ def load_labelled(
     need: Sequence[str] = ("train", "valid"),
     by: str = "text",
     trained: Split | None = None,
-) -> Labelled[Any]:
+) -> Labelled:
     """Read the needed parts; without one for validation, some are split off train by hash.
 
     `valid` and `test` are files, or shares of train such as 0.1. Where texts are parts of others,
     split by="whole", or the answers are known from them. A model that was `trained` on the data is
     judged on what was held out.
     """
-    lookup("valid_by", by, SPLITS)
-    shares = shares_of(valid, test)
-    files: dict[str, list[Path]] = {"train": [Path(data)]}
-    home = Path(data).parent
-    if is_folder(data):
-        home = Path(data)
-        files = find_labelled(home)
-    elif not os.path.exists(data):
-        raise UsageError(missing(Path(data)))
-    elif len(need) == 1 and need[0] not in shares:
-        files = {need[0]: [Path(data)]}  # only one part is wanted, and only one file given
-    for name, given in (("valid", valid), ("test", test)):
-        if name in shares:
-            files[name] = []
-        elif given:
-            files[name] = [find_file(given, home, None, None).path]
-    loaded: Labelled[Any] = Labelled({})
+    splitter = RowSplitter(reader.of, by)
+    shares, given = shares_and_files(valid, test)
+    files = labelled_files(data, **given)
+    loaded = Labelled({})
 
-    def load(name: str) -> list[Any]:
-        found = files.get(name, [])
-        if not found:
-            told = ", ".join(sorted(os.listdir(home))[:8]) if is_folder(data) else data
-            raise UsageError(
-                f"{data}: no {name} part; expected a file such as {name}.tsv; found {told}"
-            )
-        if len(found) > 1:
-            told = ", ".join(path.name for path in found)
-            raise UsageError(f"{data}: several files for {name} ({told}); name one with {name}=")
-        items = reader.read(found[0], loaded.notes)
+    def read(name: str) -> list[Any]:
+        path = single_file(files[name], name, data)
+        items = reader.read(path, loaded.notes)
         if not items:
             why = f"; {loaded.notes[-1]}" if loaded.notes else ""
-            raise UsageError(f"{found[0]}: no {reader.of} in it{why}")
+            raise UsageError(f"{path}: no {reader.of} in it{why}")
         return items
 
-    noted = trained.bounds if trained is not None else {}
-    lacking = [name for name in ("valid", "test") if not files.get(name)]
-    lacking = [name for name in lacking if name in shares or name in noted or name == "valid"]
-    splitting = [name for name in lacking if name in (*need, *shares)]
-    for name in need:
-        if name not in splitting:
-            loaded.parts[name] = load(name)
-    if splitting:
-        train = loaded.parts.get("train") or load("train")
-        wanted = {name: shares.get(name) for name in splitting}
-        found = split_rows({"train": train}, wanted, reader.of, loaded.notes, trained, by)
-        for name in need:
-            if name not in found[0] and name not in loaded.parts:
-                raise UsageError(f"{data}: no {name} part; expected a file such as {name}.tsv")
-        loaded.parts |= {name: found[0][name] for name in found[0] if name in (*need, *shares)}
-        loaded.split = found[1]
-    elif trained is not None and len(need) == 1:
-        (name,) = need
-        of = reader.of
-        loaded.parts[name] = unseen(loaded.parts[name], name, trained, data, of, loaded.notes)
-    if "train" in loaded.parts:
-        loaded.split = loaded.split.noting(keys_of(loaded.parts["train"]))
-    return loaded
+    return load_parts(
+        loaded,
+        {n: PartReader(some[0], partial(read, n)) for n, some in files.items() if n not in shares},
+        need=need,
+        shares=shares,
+        absent=lambda name: no_part(data, name, f"a file such as {name}.tsv"),
+        where=data,
+        splitter=splitter,
+        unnamed=not is_folder(data),
+        trained=trained,
+    )

@@ -32,8 +32,9 @@ def hash_text(text: str) -> int:
 
 
 def keys_of(items: Sequence[Any]) -> list[int]:
-    """Return the hash of what each item is told apart by, its source."""
-    return [hash_text(fold(item.source)) for item in items]
+    """Return the hash of each item: of the text itself, or of its source."""
+    sources = (item if isinstance(item, str) else item.source for item in items)
+    return [hash_text(fold(source)) for source in sources]
 
 
 def share_of(value: Any, key: str = "valid") -> float | None:
@@ -56,6 +57,12 @@ def shares_of(valid: Any, test: Any) -> dict[str, float]:
     if sum(shares.values()) > 0.9:
         raise UsageError(f"valid={valid} and test={test} leave too little to learn from")
     return shares
+
+
+def shares_and_files(valid: Any, test: Any) -> tuple[dict[str, float], dict[str, Any]]:
+    """Part what valid= and test= name into shares of train, and files."""
+    shares, given = shares_of(valid, test), {"valid": valid, "test": test}
+    return shares, {name: file for name, file in given.items() if name not in shares}
 
 
 def usual_share(rows: int) -> float:
@@ -194,7 +201,7 @@ def _border(
     return (group[len(group) - count] if count else SPACE), count
 
 
-def told_of(split: Split, sizes: Mapping[str, int], of: str) -> str:
+def describe_split(split: Split, sizes: Mapping[str, int], of: str) -> str:
     """Say how many rows were split off."""
     total = sum(sizes.values())
     parts = [
@@ -207,42 +214,6 @@ def told_of(split: Split, sizes: Mapping[str, int], of: str) -> str:
         f"of {total:,} {of}, {' and '.join(parts)} were split off train by hash; give your own "
         f"with {files}"
     )
-
-
-def held_out(
-    split: Split | None,
-    part: str,
-    keys: Sequence[int],
-    pick: Callable[[Split], dict[str, list[int]]],
-    where: str,
-    of: str,
-    notes: list[str],
-) -> list[int] | None:
-    """Return which rows of data a model may be judged on, if these are not all.
-
-    Where it was trained on much of them, these are the rows that were held out; where none were,
-    the user is told.
-    """
-    share = split.seen(keys) if split is not None else 0.0
-    if split is None or not share:
-        return None
-    found = pick(split) if split.bounds else {}
-    if share >= SEEN and found.get(part):
-        if part != "train":
-            notes.append(
-                f"{where}: the model was trained on this file; judged on the "
-                f"{len(found[part]):,} of its {len(keys):,} {of} that were held out ({part})"
-            )
-        return found[part]
-    if part != "train":
-        held = [name for name in split.bounds if found.get(name) and share >= SEEN]
-        remedy = f"; part={held[0]} judges on those held out" if held else ""
-        level = "warning" if share >= SEEN else "note"
-        notes.append(
-            f"{level}: {where}: about {share:.1%} of these {len(keys):,} {of} were trained on, so "
-            f"the scores are too good for new ones{remedy}"
-        )
-    return None
 
 
 def _by_text(items: Sequence[Any], labels: Sequence[str], make: Callable[..., Split]) -> Any:
@@ -280,52 +251,88 @@ def _whole(items: Sequence[Any], labels: Sequence[str], make: Callable[..., Spli
 SPLITS: dict[str, Callable[..., Any]] = {"text": _by_text, "whole": _whole}
 
 
-def label_of(item: Any) -> str:
-    """Return the one label by which an item is to be split evenly, or nothing."""
-    labels = getattr(item, "labels", ())
-    return labels[0] if len(labels) == 1 else ""
+class RowSplitter:
+    """Keeps rows from training by the hash of their source, evenly by label.
+
+    `items` returns the items of rows, each with its source and perhaps labels, and `pick` some of
+    the rows by their numbers.
+    """
+
+    def __init__(
+        self,
+        of: str,
+        by: str = "text",
+        items: Callable[[Any], Sequence[Any]] = lambda rows: rows,
+        pick: Callable[[Any, list[int]], Any] = lambda rows, numbers: [rows[i] for i in numbers],
+    ):
+        self.of, self.items, self.pick = of, items, pick
+        lookup("valid_by", by, SPLITS)
+        self.by = by
+
+    def split(
+        self,
+        rows: Any,
+        shares: Mapping[str, float | None],
+        where: str,
+        notes: list[str],
+        trained: Split | None = None,
+    ) -> tuple[dict[str, Any], Split]:
+        """Split parts off the rows of train: as a model that was trained on them, or by shares."""
+        items = self.items(rows)
+        if trained is not None and trained.bounds and trained.seen(keys_of(items)) >= SEEN:
+            numbers, split = _numbers_of(items, trained)
+            notes.append(f"{where}: split as when the model was trained on it")
+        else:
+
+            def make(keys: Sequence[int], labels: Sequence[str]) -> Split:
+                return plan_split(keys, labels, shares, where)
+
+            numbers, split = SPLITS[self.by](items, _strata(items), make)
+            sizes = {part: len(some) for part, some in numbers.items()}
+            notes.append(describe_split(split, sizes, self.of))
+        return {part: self.pick(rows, some) for part, some in numbers.items()}, split
+
+    def held_out(self, rows: Any, part: str, trained: Split, where: str, notes: list[str]) -> Any:
+        """Return the rows on which a model may be judged, and note what is to be known.
+
+        Where it was trained on much of them, these are the rows that were held out; where none
+        were, the user is warned.
+        """
+        items = self.items(rows)
+        count, share = len(items), trained.seen(keys_of(items))
+        if not share:
+            return rows
+        numbers = _numbers_of(items, trained)[0] if trained.bounds else {}
+        if share >= SEEN and numbers.get(part):
+            if part != "train":
+                notes.append(
+                    f"{where}: the model was trained on this file; judged on the "
+                    f"{len(numbers[part]):,} of its {count:,} {self.of} that were held out ({part})"
+                )
+            return self.pick(rows, numbers[part])
+        if part != "train":
+            held = [name for name in trained.bounds if numbers.get(name) and share >= SEEN]
+            remedy = f"; part={held[0]} judges on those held out" if held else ""
+            level = "warning" if share >= SEEN else "note"
+            notes.append(
+                f"{level}: {where}: about {share:.1%} of these {count:,} {self.of} were trained "
+                f"on, so the scores are too good for new ones{remedy}"
+            )
+        return rows
+
+    def sampled(self, split: Split, train: Any) -> Split:
+        """Return the split with a sample of the rows that are trained on."""
+        return split.noting(keys_of(self.items(train)))
 
 
-def split_rows(
-    parts: dict[str, list[Any]],
-    shares: Mapping[str, float | None],
-    of: str,
-    notes: list[str],
-    trained: Split | None = None,
-    by: str = "text",
-) -> tuple[dict[str, list[Any]], Split]:
-    """Split parts off train: as a model that was trained on it has noted, or by shares."""
-    items = parts["train"]
-    where = getattr(items[0], "where", "the data").rpartition(":")[0]
-    if trained is not None and trained.bounds and trained.seen(keys_of(items)) >= SEEN:
-        again = lookup("valid_by", trained.by, SPLITS)
-        found, split = again(items, _evenly(items), lambda keys, labels: trained)
-        notes.append(f"{where}: split as when the model was trained on it")
-    else:
-
-        def make(keys: Sequence[int], labels: Sequence[str]) -> Split:
-            return plan_split(keys, labels, shares, where)
-
-        found, split = lookup("valid_by", by, SPLITS)(items, _evenly(items), make)
-        notes.append(told_of(split, {part: len(some) for part, some in found.items()}, of))
-    picked = {part: [items[i] for i in some] for part, some in found.items()}
-    return {**parts, **picked}, split
+def _numbers_of(items: Sequence[Any], split: Split) -> tuple[dict[str, list[int]], Split]:
+    """Return which items are of each part by a split that is known."""
+    make = lookup("valid_by", split.by, SPLITS)
+    return make(items, _strata(items), lambda keys, labels: split)
 
 
-def unseen(
-    items: list[Any], part: str, trained: Split | None, where: str, of: str, notes: list[str]
-) -> list[Any]:
-    """Return the rows of a file on which a model is to be judged, and note what is to be known."""
-
-    def pick(split: Split) -> dict[str, list[int]]:
-        make = lookup("valid_by", split.by, SPLITS)
-        return make(items, _evenly(items), lambda keys, labels: split)[0]
-
-    found = held_out(trained, part, keys_of(items), pick, where, of, notes)
-    return items if found is None else [items[i] for i in found]
-
-
-def _evenly(items: Sequence[Any]) -> list[str]:
-    """Return the label of each item; none where some have several."""
-    labels = [label_of(item) for item in items]
-    return labels if all(labels) else [""] * len(items)
+def _strata(items: Sequence[Any]) -> list[str]:
+    """Return the one label by which each item is split evenly; none where some have several."""
+    labels = [getattr(item, "labels", ()) for item in items]
+    single = all(len(some) == 1 and some[0] for some in labels)
+    return [some[0] for some in labels] if single else [""] * len(items)

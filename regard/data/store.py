@@ -5,13 +5,13 @@ import hashlib
 import json
 import os
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from regard.errors import UsageError
-from regard.files import make_folder, refuse, replacing, write_atomically
+from regard.files import cache_folder, make_folder, refuse, replacing, write_atomically
 
 FORMAT = 1
 NOTE = "store.json"  # written last: a folder without it holds no store
@@ -126,6 +126,15 @@ def build_store(folder: str | Path, rows: Iterable[Sequence[Sequence[int]]]) -> 
         return Store(columns)
 
 
+def tokenised(rows: Callable[[], Iterable[Sequence[Sequence[int]]]], *key: object) -> Store:
+    """Open the store that the cache has by this key, or build it; only then are `rows` made."""
+    folder = cache_folder() / "stores" / store_key(*key)
+    try:
+        return Store.open(folder)
+    except UsageError:  # not there, or broken
+        return build_store(folder, rows())
+
+
 def _deleted(mistake: UsageError) -> bool:
     """Tell whether a file could not be written or found since somebody deletes the folder."""
     return isinstance(mistake.__cause__, FileNotFoundError)
@@ -154,19 +163,28 @@ def _map(path: Path) -> np.ndarray:
     return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
 
 
-# Images, or whatever else has rows of bytes that are alike
+# Decoded images
 
 
-class Table:
-    """Rows of bytes of one shape, memory-mapped; some places may be empty."""
+class ImageStore:
+    """Images, as rows of bytes of one shape, memory-mapped; some places may be empty."""
 
     def __init__(self, rows: np.ndarray, gaps: list[int], why: str):
         """Take the rows (n, ...), the numbers of those left out, and why the first of them was."""
         self.rows, self.gaps, self.why = rows, gaps, why
 
+    def fill(self, rows: Iterable[np.ndarray | str]) -> None:
+        """Take rows in their order; a text says why one is left out."""
+        for number, row in enumerate(rows):
+            if isinstance(row, str):
+                self.gaps.append(number)
+                self.why = self.why or row
+            elif self.rows.size:
+                self.rows[number] = row
+
     @classmethod
-    def open(cls, folder: str | Path, shape: tuple[int, ...]) -> "Table":
-        """Open the table of a shape (n, ...) in a folder, or say what is wrong with it."""
+    def open(cls, folder: str | Path, shape: tuple[int, ...]) -> "ImageStore":
+        """Open the store of a shape (n, ...) in a folder, or say what is wrong with it."""
         folder = Path(folder)
         try:
             note = json.loads((folder / NOTE).read_bytes())
@@ -185,35 +203,30 @@ class Table:
             ) from error
 
 
-def build_table(
+def build_image_store(
     folder: str | Path, shape: tuple[int, ...], rows: Iterable[np.ndarray | str]
-) -> Table:
-    """Write rows of bytes and open the table they make; a text says why a row is left out.
+) -> ImageStore:
+    """Write rows of bytes and open the store they make; a text says why a row is left out.
 
     Several processes may do so at once, since what they write is the same, and others may delete
     the folder meanwhile: then it is used from where it was written.
     """
-    folder, table = Path(folder), Table(np.zeros(shape[:1] + (0,), np.uint8), [], "")
+    folder, store = Path(folder), ImageStore(np.zeros(shape[:1] + (0,), np.uint8), [], "")
     filled = False
     try:
         with replacing(folder / "rows.npy") as temporary:
-            table.rows = _room(temporary, shape)
-            for number, row in enumerate(rows):
-                if isinstance(row, str):
-                    table.gaps.append(number)
-                    table.why = table.why or row
-                elif table.rows.size:
-                    table.rows[number] = row
-            if isinstance(table.rows, np.memmap):
-                table.rows.flush()
+            store.rows = _room(temporary, shape)
+            store.fill(rows)
+            if isinstance(store.rows, np.memmap):
+                store.rows.flush()
             filled = True
-        note = {"format": FORMAT, "gaps": table.gaps, "why": table.why}
+        note = {"format": FORMAT, "gaps": store.gaps, "why": store.why}
         write_atomically(folder / NOTE, json.dumps(note) + "\n")
-        return Table.open(folder, shape)
+        return ImageStore.open(folder, shape)
     except UsageError as mistake:
         if not filled or not _deleted(mistake):
             raise
-        return Table(np.asarray(table.rows), table.gaps, table.why)
+        return ImageStore(np.asarray(store.rows), store.gaps, store.why)
 
 
 def _room(path: Path, shape: tuple[int, ...]) -> np.ndarray:

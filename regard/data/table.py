@@ -9,10 +9,10 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from io import FileIO
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,6 +42,41 @@ class BadRow(Exception):
 
     def __init__(self, kind: str, what: str, remedy: str) -> None:
         self.kind, self.what, self.remedy = kind, what, remedy
+
+    def at(self, where: str) -> Fault:
+        """Return it as the fault of a row whose file and line are known."""
+        return Fault(self.kind, where, self.what, self.remedy)
+
+
+class RowFaults:
+    """What is wrong with the rows of a file: refused, or counted if bad rows are to be dropped."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        skip_bad: bool = False,
+        on_bad: Callable[[Fault], None] | None = None,
+    ):
+        self.path, self.skip_bad, self.on_bad = path, skip_bad, on_bad
+        self.count, self.first = 0, ""
+
+    def add(self, *faults: Fault) -> None:
+        """Refuse a bad row, or count it; `on_bad` gets all its faults."""
+        if self.on_bad:
+            for fault in faults:
+                self.on_bad(fault)
+        elif not self.skip_bad:
+            raise UsageError(f"{faults[0].message}; or drop such rows with skip_bad=true")
+        self.first = self.first or faults[0].message
+        self.count += 1
+
+    @property
+    def notes(self) -> list[str]:
+        """Tell what was dropped."""
+        if not self.count:
+            return []
+        rows = f"{self.count:,} bad row{'s' if self.count > 1 else ''}"
+        return [f"{rows} of {self.path} dropped; the first: {self.first}"]
 
 
 class Row(NamedTuple):
@@ -209,8 +244,7 @@ def _lines(table: Table) -> Iterator[Row]:
                 try:
                     yield Row(number, parse(line, number))  # type: ignore[misc]
                 except BadRow as bad:
-                    where = f"{path}:{number}"
-                    yield Row(number, None, Fault(bad.kind, where, bad.what, bad.remedy))
+                    yield Row(number, None, bad.at(f"{path}:{number}"))
 
 
 # CSV
@@ -229,12 +263,7 @@ def _csv(table: Table) -> Iterator[Row]:
             if delimiter != ALONE:
                 name = DELIMITERS.get(delimiter, repr(delimiter))
                 table.notes.append(f"{path}: CSV with {name} between columns")
-            yield from _records(table, _chain(head, lines), delimiter)
-
-
-def _chain(head: Sequence[Any], rest: Iterable[Any]) -> Iterator[Any]:
-    yield from head
-    yield from rest
+            yield from _records(table, chain(head, lines), delimiter)
 
 
 def _delimiter(path: Path, head: Sequence[tuple[int, str, Fault | None]], whole: bool) -> str:

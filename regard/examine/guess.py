@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from regard.data.documents import TEXT_KEYS, find_texts
-from regard.data.image import holds_images, kind_of_set
-from regard.data.labelled import TAG_KEYS, TREC, WORD_KEYS, find_labelled
+from regard.data.image_files import holds_images, kind_of_set
+from regard.data.labelled import TAG_KEYS, TREC, WORD_KEYS
+from regard.data.languages import find_languages
 from regard.data.lines import missing
+from regard.data.pairs import PairReader, find_parts
+from regard.data.parts import named_files
 from regard.data.table import Table, is_folder, kind_of, stem_and_suffix
-from regard.data.text import PairReader, find_languages, find_parts
 from regard.errors import UsageError
 
 LOOKED = 300  # rows
@@ -38,7 +40,7 @@ def guess_task(
         part = _aligned(path)
         if part:
             return Guess("translate", part)
-        found = find_labelled(path).get("train") or next(iter(find_texts(path).values()))
+        found = named_files(path).get("train") or next(iter(find_texts(path).values()))
         if not found:
             raise UsageError(f"{data}: no train part in it; name a file of the folder")
         path = found[0]
@@ -60,7 +62,7 @@ def _aligned(folder: Path) -> str:
 def _of_images(path: Path, columns: str | None, header: bool | None) -> Guess:
     kind = kind_of_set(path)
     if kind == "table":
-        table = find_labelled(path).get("train", [path])[0] if path.is_dir() else path
+        table = named_files(path).get("train", [path])[0] if path.is_dir() else path
         try:
             reader = PairReader(table, columns=columns, header=header, skip_bad=True)
             targets = [pair.target for pair in islice(reader, LOOKED)]

@@ -1,46 +1,42 @@
-"""A look over data before it is trained on: what is wrong with it, where, and what to do.
+"""A look over pairs of texts before they are trained on: what is wrong, where, and what to do.
 
 Each file is read once and never given up for a bad line. What must be compared over the whole
 of a part (copies, leaks, lengths) is kept as one number a row, so ten million pairs fit in memory.
 """
 
-import os
 import re
 from array import array
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from itertools import combinations, islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from regard.data.lines import Fault
-from regard.data.split import fold, shares_of, usual_share
-from regard.data.table import kind_of
-from regard.data.text import PairReader, Part, find_parts
+from regard.data.pairs import PairFiles, PairReader, find_parts
+from regard.data.split import fold, shares_and_files
 from regard.errors import UsageError
+from regard.examine.report import (
+    MARKS,
+    PAIRS,
+    DataReport,
+    Hashed,
+    excerpt,
+    find_copies,
+    find_leaks,
+    marks_in,
+    plural,
+    rows_about,
+)
 
 LONG = 1_000  # characters of a line that is most likely no sentence
 FEW_LABELS = 0.02  # fewer different targets than this share of the rows are labels, not texts
-LEVELS = ("error", "warning", "note")
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing found: how bad, what, where first, and the remedy."""
-
-    level: str  # error, warning or note
-    what: str
-    where: str
-    remedy: str
-    kind: str = ""
-    count: int = 1
+SAMPLE = 1000  # pairs to measure a training with
 
 
 @dataclass
-class Counts:
+class PairCounts:
     """The size of one part."""
 
     files: list[str]
@@ -63,69 +59,9 @@ class Counts:
         )
 
 
-@dataclass
-class ImageCounts:
-    """The size of one part of a set of images, and what they are brought to."""
-
-    images: int
-    bad: int
-    classes: dict[str, int]
-    sizes: int  # how many different ones
-    image: int
-    channels: int
-    total: int = 0  # how many there are, where not all were looked at
-
-    def __str__(self) -> str:
-        classes = f"{len(self.classes):,} class{'es' * (len(self.classes) != 1)}"
-        return (
-            f"{self.images:>10,} images of {classes}, "
-            f"{'grey' if self.channels == 1 else 'colour'}, {self.image} x {self.image}"
-            + (f" from {self.sizes:,} sizes" if self.sizes > 1 else "")
-            + (f"; {self.total:,} in all" if self.total > self.images else "")
-            + (f", {plural(self.bad, 'bad file')}" if self.bad else "")
-        )
-
-
-@dataclass
-class Report:
-    """What was found in a set of data: its parts, its languages and the findings, worst first."""
-
-    data: str
-    source: str | None = None
-    target: str | None = None
-    parts: Any = field(default_factory=dict)  # name -> its counts
-    taken: str = ""  # for which task, and why
-    findings: list[Finding] = field(default_factory=list)
-
-    @property
-    def healthy(self) -> bool:
-        """Whether nothing was found that training would refuse."""
-        return not any(finding.level == "error" for finding in self.findings)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the report as plain values for JSON."""
-        return {**asdict(self), "healthy": self.healthy}
-
-    def lines(self) -> list[str]:
-        """Return the report as lines for a terminal."""
-        languages = f" ({self.source} to {self.target})" if self.source and self.target else ""
-        lines = [f"{self.data}{languages}"] + ([self.taken] if self.taken else [])
-        width = max(map(len, self.parts), default=0)
-        lines += [f"  {name:{width}}  {part}" for name, part in self.parts.items()]
-        for finding in self.findings:
-            lines.append(f"{finding.level}: {finding.where}: {finding.what}")
-            lines.append(f"  remedy: {finding.remedy}")
-        tally = Counter(finding.level for finding in self.findings)
-        told = [
-            f"{tally[level]} {level}{'s' * (tally[level] > 1)}" for level in LEVELS if tally[level]
-        ]
-        return [*lines, ", ".join(told) or "nothing found"]
-
-
-# What one row can show
-
-# Level, what is said of the rows, and the remedy (that of the fault itself where it is empty).
+# kind -> level, what is said of the rows, and the remedy (that of the fault itself where empty)
 KINDS = {
+    **MARKS,
     "uneven": ("error", "the files are uneven", ""),
     "encoding": ("error", "not UTF-8", ""),
     "binary": ("error", "with NUL bytes", ""),
@@ -133,32 +69,6 @@ KINDS = {
     "json": ("error", "that are no good JSON", ""),
     "long": ("error", "over the longest line that is read", ""),
     "empty": ("error", "with an empty side", "fill them, or drop them with skip_bad=true"),
-    "replaced": (
-        "warning",
-        "with U+FFFD, the mark of letters lost in a conversion",
-        "convert the original again with its true encoding, or remove the rows",
-    ),
-    "garbled": (
-        "warning",
-        "that look like UTF-8 once read as Latin-1 (such as Ã¤ for ä)",
-        "convert them back with: iconv -f utf-8 -t latin1 (or cp1252)",
-    ),
-    "control": (
-        "warning",
-        "with control characters or line separators",
-        "remove them; they become pieces of the vocabulary",
-    ),
-    "invisible": (
-        "note",
-        "with invisible characters (zero-width space, soft hyphen, byte order mark)",
-        "remove them; equal words look different to a model",
-    ),
-    "tab": ("note", "with a TAB inside the text", "make it a space"),
-    "markup": (
-        "note",
-        "with HTML entities or tags",
-        "turn them into plain text, unless the model is to write them",
-    ),
     "very_long": (
         "warning",
         f"over {LONG:,} characters",
@@ -170,18 +80,6 @@ KINDS = {
         "remove them, unless copying is what is to be learnt",
     ),
 }
-MARKS = {
-    "replaced": "\ufffd",
-    "garbled": "Ã[\u0080-\u00bf\u0152\u0153\u0160\u0161\u0178\u201c-\u201e]|â€|Â[\u00a0-\u00bf]",
-    "control": "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]",
-    "invisible": "[\u00ad\u200b\u2060\ufeff]",
-    "tab": "\t",
-    "markup": r"&(?:amp|lt|gt|quot|apos|nbsp|\#\d{1,6});|</?[a-z]{1,10}/?>",
-}
-# A single class of first letters is searched many times faster than the alternatives.
-MAY_MARK = re.compile("[\x00-\x1f\x7f-\x9f\u00adÃâÂ&<\u200b\u2028\u2029\u2060\ufeff\ufffd]")
-EACH_MARK = {name: re.compile(pattern) for name, pattern in MARKS.items()}
-
 # Scripts by their letters; Han and kana are one, since Japanese mixes them.
 SCRIPTS = {
     "Latin": "A-Za-z\u00c0-\u024f\u1e00-\u1eff",
@@ -217,13 +115,14 @@ def scripts_of(text: str) -> int:
     return main + 16 * second
 
 
-class Rows:
+class PairRows:
     """One part of the data: numbers of every row, and the first of each fault with its count."""
 
-    def __init__(self, name: str, part: Part) -> None:
-        self.name = name
-        self.counts = Counts([str(file) for file in part.files])
+    def __init__(self, name: str, part: PairFiles) -> None:
+        self.name, self.part = name, part
+        self.counts = PairCounts([str(file) for file in part.files])
         self.path = str(part.path)
+        self.sample: list[dict[str, str]] = []
         self.lines = array("q")
         self.sources = array("q")  # hashes, which are enough to tell equal from different
         self.targets = array("q")
@@ -237,9 +136,9 @@ class Rows:
         first, count = self.faults.get(key, (fault, 0))
         self.faults[key] = first, count + 1
 
-    def read(self, reader: PairReader, part: Part, most: int | None = None) -> None:
+    def read(self, reader: PairReader, most: int | None = None) -> None:
         """Read all or so many pairs, going on after every fault that leaves something to read."""
-        counts = self.counts
+        counts, part = self.counts, self.part
         files = (part.path, part.target_path or part.path)
         reader.on_bad = self.add
         try:
@@ -256,12 +155,12 @@ class Rows:
                     self.scripts[i].append(scripts_of(text))
                     if sizes[i] > LONG:
                         self._mark("very_long", files[i], line, text)
-                    if MAY_MARK.search(text):
-                        for kind, pattern in EACH_MARK.items():
-                            if pattern.search(text):
-                                self._mark(kind, files[i], line, text)
+                    for kind in marks_in(text):
+                        self._mark(kind, files[i], line, text)
                 if folded[0] == folded[1] and any(map(str.isalpha, folded[0])):
                     self._mark("untranslated", files[0], line, pair.source)
+                if counts.pairs < SAMPLE:
+                    self.sample.append({"source": pair.source, "target": pair.target})
                 counts.pairs += 1
                 counts.source_characters += sizes[0]
                 counts.target_characters += sizes[1]
@@ -274,7 +173,7 @@ class Rows:
             what, _, remedy = str(mistake).removeprefix(f"{path}: ").partition("; ")
             fault = Fault("unreadable", path, what, remedy or "mend the file")
             self.faults["unreadable", path] = fault, 1
-        counts.bad = reader.dropped
+        counts.bad = reader.faults.count
         counts.total = counts.pairs
         if counts.pairs == most:
             sizes = counts.source_characters + counts.target_characters
@@ -287,11 +186,9 @@ class Rows:
         """Return file and line of a row."""
         return f"{self.path}:{self.lines[index]}"
 
-    def pair_hashes(self) -> np.ndarray:
-        """Return one number for each pair, from those of its two sides."""
-        sources, targets = as_numbers(self.sources), as_numbers(self.targets)
-        # An odd factor, so that a pair and its reverse differ.
-        return sources * np.uint64(0x9E3779B97F4A7C15) ^ targets
+    def hashed(self) -> Hashed:
+        """Return the hashes of the rows."""
+        return Hashed(self.name, as_numbers(self.sources), as_numbers(self.targets), self.at)
 
     def labels(self) -> bool:
         """Tell whether the targets are labels, by how few different ones there are."""
@@ -304,45 +201,15 @@ def as_numbers(hashes: array) -> np.ndarray:
     return np.frombuffer(hashes, np.int64).view(np.uint64) if hashes else np.zeros(0, np.uint64)
 
 
-def excerpt(text: str, most: int = 60) -> str:
-    """Return the start of a text with everything unprintable shown by its code."""
-    short = text[:most] + ("…" if len(text) > most else "")
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in short)
-
-
-def plural(count: int, word: str) -> str:
-    """Return a count with its word: 1 row, 2 rows."""
-    return f"{count:,} {word}{'s' * (count != 1)}"
-
-
-def rows_about(path: Path, rows: int, characters: int, other: Path | None = None) -> int:
-    """Return about how many rows a file has, from those that were read of it."""
-    if kind_of(path) == "parquet" and path.suffix == ".parquet":
-        from pyarrow import parquet
-
-        return parquet.read_metadata(path).num_rows
-    if path.is_dir() or path.suffix in (".gz", ".xz"):
-        return rows  # at least
-    size = sum(os.path.getsize(file) for file in (path, other) if file)
-    return max(rows, round(rows * size / max(1, characters + 2 * rows)))
-
-
-def no_valid(rows: int) -> str:
-    """Say what is split off where there is no validation part."""
-    count = round(rows * usual_share(rows))
-    return f"no validation part; about {count:,} of {rows:,} will be split off train by hash"
-
-
 # What only many rows together can show
 
 
-def row_findings(rows: Rows) -> list[Finding]:
+def find_faults(report: DataReport, rows: PairRows) -> None:
     """Tell of each kind of faulty row once, with its count and the first line."""
-    findings = []
     labelled = rows.labels()
     for (kind, path), (fault, count) in rows.faults.items():
         if kind == "unreadable":
-            findings.append(Finding("error", fault.what, path, fault.remedy, kind, count))
+            report.add("error", kind, path, fault.what, fault.remedy, count)
             continue
         if kind == "untranslated" and labelled:
             continue
@@ -353,86 +220,10 @@ def row_findings(rows: Rows) -> list[Finding]:
             what = f"{said}: {fault.what}"
         else:
             what = f"{plural(count, 'row')} {said}; the first: {fault.what}"
-        findings.append(Finding(level, what, fault.where, remedy or fault.remedy, kind, count))
-    return findings
+        report.add(level, kind, fault.where, what, remedy or fault.remedy, count)
 
 
-def copies(hashes: np.ndarray) -> tuple[np.ndarray, dict[int, int]]:
-    """Return which rows repeat an earlier one, and for the first of them the earlier row."""
-    if len(hashes) == 0:
-        return np.zeros(0, bool), {}
-    _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
-    original = first[inverse]
-    repeats = original != np.arange(len(hashes))
-    at = int(repeats.argmax())
-    return repeats, {at: int(original[at])} if repeats.any() else {}
-
-
-def copy_findings(rows: Rows) -> list[Finding]:
-    """Tell of pairs, and of sources with another target, that are in the part twice."""
-    findings = []
-    repeated, first = copies(rows.pair_hashes())
-    for row, original in first.items():
-        share = repeated.mean()
-        findings.append(
-            Finding(
-                "warning" if share > 0.01 else "note",
-                f"{plural(int(repeated.sum()), 'pair')} of {rows.name} ({share:.1%}) repeated but "
-                f"for case and space; the first repeats line {rows.lines[original]}",
-                rows.at(row),
-                "remove the copies, unless they are to count more",
-                "duplicate_pair",
-                int(repeated.sum()),
-            )
-        )
-    again, _ = copies(as_numbers(rows.sources))
-    other = again & ~repeated
-    if other.any():
-        count = int(other.sum())
-        row = int(other.argmax())
-        original = int((as_numbers(rows.sources) == as_numbers(rows.sources)[row]).argmax())
-        findings.append(
-            Finding(
-                "note",
-                f"{plural(count, 'source')} of {rows.name} ({other.mean():.1%}) there already with "
-                f"another target; the first is that of line {rows.lines[original]}",
-                rows.at(row),
-                "nothing, if the targets are all good; else keep the best one",
-                "duplicate_source",
-                count,
-            )
-        )
-    return findings
-
-
-def leak_findings(earlier: Rows, later: Rows) -> list[Finding]:
-    """Tell of rows of a later part (valid, test) that are in an earlier one (train) too."""
-    findings = []
-    both = np.isin(later.pair_hashes(), earlier.pair_hashes())
-    source = np.isin(as_numbers(later.sources), as_numbers(earlier.sources)) & ~both
-    for kind, word, shared in (("leak_pair", "pair", both), ("leak_source", "source", source)):
-        if not shared.any():
-            continue
-        row = int(shared.argmax())
-        ours = later.pair_hashes() if kind == "leak_pair" else as_numbers(later.sources)
-        theirs = earlier.pair_hashes() if kind == "leak_pair" else as_numbers(earlier.sources)
-        place = earlier.at(int((theirs == ours[row]).argmax()))
-        alone = " (with another target)" if kind == "leak_source" else ""
-        findings.append(
-            Finding(
-                "warning",
-                f"{plural(int(shared.sum()), word)}{alone} of {later.name} ({shared.mean():.1%}) "
-                f"also in {earlier.name}, but for case and space; the first is {place}",
-                later.at(row),
-                f"remove them from {earlier.name}, else scores on {later.name} are too good",
-                kind,
-                int(shared.sum()),
-            )
-        )
-    return findings
-
-
-def ratio_findings(rows: Rows, typical: tuple[float, float]) -> list[Finding]:
+def find_odd_lengths(report: DataReport, rows: PairRows, typical: tuple[float, float]) -> None:
     """Tell of pairs one side of which is far too long for the other."""
     middle, bound = typical
     lengths = [np.frombuffer(side, np.int32) for side in rows.lengths]
@@ -440,29 +231,24 @@ def ratio_findings(rows: Rows, typical: tuple[float, float]) -> list[Finding]:
     # Very short texts differ by much without anything being wrong.
     odd = (np.abs(away) > bound) & (np.maximum(*lengths) >= 20)
     if not odd.any():
-        return []
+        return
     worst = int(np.where(odd, np.abs(away), 0).argmax())
-    return [
-        Finding(
-            "warning",
-            f"{plural(int(odd.sum()), 'pair')} of {rows.name} with lengths that do not fit (usual "
-            f"ratio {np.exp(middle):.2f}); the worst has {lengths[0][worst]:,} to "
-            f"{lengths[1][worst]:,} characters, the first is line {rows.lines[int(odd.argmax())]}",
-            rows.at(worst),
-            "look whether the sides belong together (a shifted line, a cut text); remove bad pairs",
-            "length_ratio",
-            int(odd.sum()),
-        )
-    ]
+    what = (
+        f"{plural(int(odd.sum()), 'pair')} of {rows.name} with lengths that do not fit (usual "
+        f"ratio {np.exp(middle):.2f}); the worst has {lengths[0][worst]:,} to "
+        f"{lengths[1][worst]:,} characters, the first is line {rows.lines[int(odd.argmax())]}"
+    )
+    remedy = "look whether the sides belong together (a shifted line, a cut text); remove bad pairs"
+    report.add("warning", "length_ratio", rows.at(worst), what, remedy, int(odd.sum()))
 
 
-def log_ratios(rows: Rows) -> np.ndarray:
+def log_ratios(rows: PairRows) -> np.ndarray:
     """Return the logarithm of target length over source length of each pair."""
     source, target = (np.frombuffer(side, np.int32) for side in rows.lengths)
     return np.log((target + 2.0) / (source + 2.0))  # 2 keeps very short texts from the extremes
 
 
-def usual_ratio(rows: Rows) -> tuple[float, float]:
+def usual_ratio(rows: PairRows) -> tuple[float, float]:
     """Return the usual log ratio of lengths, and how far from it is too far."""
     ratios = log_ratios(rows)
     middle = float(np.median(ratios))
@@ -470,9 +256,8 @@ def usual_ratio(rows: Rows) -> tuple[float, float]:
     return middle, max(float(np.log(2.5)), 6 * spread)
 
 
-def script_findings(rows: Rows) -> list[Finding]:
+def find_odd_scripts(report: DataReport, rows: PairRows) -> None:
     """Tell of texts in another script than nearly all others on their side."""
-    findings = []
     codes = [np.frombuffer(side, np.uint8) for side in rows.scripts]
     scripts = [side & 15 for side in codes]
     usual = [int(np.bincount(side[side != NO_SCRIPT], minlength=1).argmax()) for side in scripts]
@@ -489,27 +274,24 @@ def script_findings(rows: Rows) -> list[Finding]:
             f"{plural(int(swapped.sum()), 'pair')} of {rows.name} with the sides swapped, by script"
         )
         remedy = "swap them back, or remove them"
-        findings.append(
-            Finding("warning", what, rows.at(row), remedy, "swapped", int(swapped.sum()))
-        )
+        report.add("warning", "swapped", rows.at(row), what, remedy, int(swapped.sum()))
     for side, name in enumerate(("source", "target")):
         odd = strange[side] & ~swapped
         # A side that is no single script anyway has no wrong one.
         if not odd.any() or strange[side].mean() > 0.2:
             continue
         row = int(odd.argmax())
-        found = SCRIPT_NAMES[scripts[side][row]]
+        script = SCRIPT_NAMES[scripts[side][row]]
         what = (
             f"{plural(int(odd.sum()), name)} of {rows.name} in another script than "
-            f"{SCRIPT_NAMES[usual[side]]}; the first in {found}"
+            f"{SCRIPT_NAMES[usual[side]]}; the first in {script}"
         )
         remedy = "look whether it is the wrong language; remove such pairs"
         where = f"{paths[side]}:{rows.lines[row]}"
-        findings.append(Finding("warning", what, where, remedy, "script", int(odd.sum())))
-    return findings
+        report.add("warning", "script", where, what, remedy, int(odd.sum()))
 
 
-def examine(
+def examine_pairs(
     data: str | Path,
     *,
     source: str | None = None,
@@ -519,54 +301,39 @@ def examine(
     test: str | Path | None = None,
     header: bool | None = None,
     most: int | None = None,
-) -> Report:
-    """Look over all parts of a set of data and report what is wrong, where, and the remedy.
+) -> DataReport:
+    """Look over all parts of a set of pairs and report what is wrong, where, and the remedy.
 
     Of each part, only so many rows are looked at as `most` says.
     """
-    shares = shares_of(valid, test)
-    given = {"valid": valid, "test": test}
-    named = {name: None if name in shares else path for name, path in given.items()}
-    files = find_parts(data, source=source, target=target, **named)
+    shares, given = shares_and_files(valid, test)
+    files = find_parts(data, source=source, target=target, **given)
     if not files:
         raise UsageError(f"{data}: no train, valid or test part in it; name a file of the folder")
-    report = Report(str(data), source, target)
-    counts: dict[str, Counts] = {}
-    report.parts = counts
-    parts: list[Rows] = []
+    report = DataReport(str(data), source, target)
+    parts: list[PairRows] = []
     typical = None
     for name, part in files.items():
-        reader = PairReader(
-            part.path,
-            target_path=part.target_path,
-            columns=None if part.target_path else columns,
-            header=header,
-            source=report.source or part.source,
-            target=report.target or part.target,
-        )
-        rows = Rows(name, part)
-        rows.read(reader, part, most)
-        report.source, report.target = reader.source, reader.target
-        counts[name] = rows.counts
+        reader = part.reader(report.source, report.target, columns, header=header)
+        rows = PairRows(name, part)
+        rows.read(reader, most)
+        report.source, report.target = reader.languages
+        report.parts[name] = rows.counts
         parts.append(rows)
-        found = row_findings(rows)
+        find_faults(report, rows)
         if not rows.counts.pairs:
             remedy = "give one pair on each line, or set columns="
-            found.append(Finding("error", "no pairs in it", rows.path, remedy, "no_pairs"))
-        else:
-            found += copy_findings(rows)
-            if not rows.labels():
-                # What is usual is settled by the first part, which is train.
-                typical = typical or usual_ratio(rows)
-                found += ratio_findings(rows, typical) + script_findings(rows)
-        report.findings += found
+            report.add("error", "no_pairs", rows.path, "no pairs in it", remedy)
+            continue
+        find_copies(report, rows.hashed(), PAIRS)
+        if not rows.labels():
+            # What is usual is settled by the first part, which is train.
+            typical = typical or usual_ratio(rows)
+            find_odd_lengths(report, rows, typical)
+            find_odd_scripts(report, rows)
     for earlier, later in combinations(parts, 2):
         # Two test sets may share what they like.
         if earlier.name in ("train", "valid"):
-            report.findings += leak_findings(earlier, later)
-    if "train" in files and "valid" not in (*files, *shares):
-        what = no_valid(counts["train"].total)
-        remedy = "nothing, or give your own with valid="
-        report.findings.append(Finding("note", what, str(data), remedy, "no_valid"))
-    report.findings.sort(key=lambda finding: LEVELS.index(finding.level))
-    return report
+            find_leaks(report, earlier.hashed(), later.hashed(), PAIRS)
+    report.sample = next((rows.sample for rows in parts if rows.name == "train"), None)
+    return report.close((*files, *shares))

@@ -1,4 +1,4 @@
-"""A look over texts with labels, words with tags, and plain texts before they are learnt from."""
+"""A look over texts with labels, words with tags, and plain texts before they are trained on."""
 
 import os
 from collections import Counter
@@ -8,30 +8,34 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from regard.data.documents import find_texts, read_texts
-from regard.data.labelled import find_labelled
-from regard.data.lines import missing, opened_text
-from regard.data.split import keys_of, shares_of
-from regard.data.table import is_folder, is_table
-from regard.data.text import find_file
+from regard.data.labelled import labelled_files
+from regard.data.lines import opened_text
+from regard.data.parts import given_files
+from regard.data.split import hash_text, keys_of, shares_and_files
+from regard.data.table import is_table
 from regard.errors import UsageError
-from regard.examine.pairs import (
-    EACH_MARK,
-    KINDS,
-    LEVELS,
-    MAY_MARK,
-    Finding,
-    Report,
+from regard.examine.report import (
+    MARKS,
+    MEANT,
+    ROWS,
+    DataReport,
+    Hashed,
     excerpt,
-    no_valid,
+    find_copies,
+    find_labels,
+    find_leaks,
+    marks_in,
     plural,
     rows_about,
 )
 
 FEW = 5  # rows of a label that can hardly be learnt from
-UNEVEN = 10  # times as many rows of one label as of another
+SAMPLE = 1000  # rows to measure a training with
+SAMPLE_TEXT = 200_000  # characters
 MOST_READ = 5_000_000  # characters of a running text that are looked at, unless all are asked for
-MEANT = "nothing, if that is meant"
 
 
 @dataclass
@@ -47,150 +51,77 @@ class RowCounts:
     labels: dict[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        told = f"{self.rows:>10,} {self.of}"
-        if self.labels:
-            told += f", {plural(len(self.labels), 'label')}"
+        labels = f", {plural(len(self.labels), 'label')}" if self.labels else ""
         each = self.characters / max(1, self.rows)
-        return told + (
+        return (
+            f"{self.rows:>10,} {self.of}{labels}"
             f", {each:,.1f} characters on average, longest {self.longest:,}"
             + (f"; about {self.total:,} in all" if self.total > self.rows else "")
             + (f", {self.bad:,} bad rows" if self.bad else "")
         )
 
 
-@dataclass(frozen=True)
-class _Part:
-    name: str
-    path: str
-    items: Sequence[Any]
-
-
 def examine_rows(
     data: str, reader: Any, *, valid: str | None = None, test: str | None = None
-) -> Report:
+) -> DataReport:
     """Look over texts with labels or words with tags, as a reader that drops bad rows has them."""
-    files: dict[str, list[Path]] = {"train": [Path(data)]}
-    home = Path(data) if is_folder(data) else Path(data).parent
-    if is_folder(data):
-        files = {name: some for name, some in find_labelled(home).items() if some}
-    elif not os.path.exists(data):
-        raise UsageError(missing(Path(data)))
-    shares = shares_of(valid, test)
-    for name, given in (("valid", valid), ("test", test)):
-        if given and name not in shares:
-            files[name] = [find_file(given, home, None, None).path]
+    shares, given = shares_and_files(valid, test)
+    files = labelled_files(data, **given)
     if not files:
         raise UsageError(f"{data}: no train, valid or test part in it; name a file of the folder")
-    report, parts = Report(data), []
-    counts: dict[str, RowCounts] = {}
-    report.parts = counts
+    report, parts = DataReport(data), {}
     for name, some in files.items():
-        notes: list[str] = []
+        path, notes = some[0], []
         try:
-            items = reader.read(some[0], notes)
-        except UsageError as refused:
-            what, _, remedy = str(refused).removeprefix(f"{some[0]}: ").partition("; ")
-            finding = Finding("error", what, str(some[0]), remedy or "mend the file", "unreadable")
-            report.findings.append(finding)
+            items = reader.read(path, notes)
+        except UsageError as error:
+            report.refused(path, error)
             continue
         bad = 0
         for note in notes:
-            dropped = " dropped; the first: " in note
-            bad = int(note.split()[0].replace(",", "")) if dropped else bad
-            first = note.partition(" the first: ")[2]
-            what = first or note.removeprefix(f"{some[0]}: ")
-            what = f"{plural(bad, 'bad row')}; the first: {what}" if dropped else what
-            level, kind = ("error", "bad_rows") if dropped else ("note", "note")
-            remedy = "mend them, or drop them with skip_bad=true" if dropped else MEANT
-            report.findings.append(Finding(level, what, str(some[0]), remedy, kind, max(1, bad)))
+            count, _, first = note.partition(" dropped; the first: ")
+            if not first:
+                report.add("note", "note", path, note.removeprefix(f"{path}: "), MEANT)
+                continue
+            bad = int(count.split()[0].replace(",", ""))
+            remedy = "mend them, or drop them with skip_bad=true"
+            what = f"{plural(bad, 'bad row')}; the first: {first}"
+            report.add("error", "bad_rows", path, what, remedy, bad)
         if not items:
-            what, remedy = f"no {reader.of} in it", "give some, or set columns="
-            report.findings.append(Finding("error", what, str(some[0]), remedy, "no_rows"))
+            remedy = "give some, or set columns="
+            report.add("error", "no_rows", path, f"no {reader.of} in it", remedy)
             continue
-        parts.append(_Part(name, str(some[0]), items))
         sizes = [len(item.source) for item in items]
-        total = len(items)
-        if reader.most and total >= reader.most:
-            total = rows_about(some[0], total, sum(sizes))
-        labels = Counter(label for item in items for label in item[1])
-        counts[name] = RowCounts(
-            len(items), reader.of, total, bad, sum(sizes), max(sizes), dict(labels.most_common())
+        whole = not reader.most or len(items) < reader.most
+        total = len(items) if whole else rows_about(path, len(items), sum(sizes))
+        labels = dict(Counter(label for item in items for label in item[1]).most_common())
+        report.parts[name] = RowCounts(
+            len(items), reader.of, total, bad, sum(sizes), max(sizes), labels
         )
-        report.findings += _copies(parts[-1])
-    if "train" in counts:
-        report.findings += _labels(data, counts)
-    for earlier, later in combinations(parts, 2):
-        report.findings += _leaks(earlier, later)
-    if "train" in counts and "valid" not in (*files, *shares):
-        what = no_valid(counts["train"].total)
-        report.findings.append(Finding("note", what, data, "nothing, or give valid=", "no_valid"))
-    report.findings.sort(key=lambda finding: LEVELS.index(finding.level))
-    return report
+        parts[name] = items
+    hashed = [_hashed(name, items) for name, items in parts.items()]
+    for part in hashed:
+        find_copies(report, part, ROWS)
+    if "train" in parts:
+        labelled = {name: [(i.where, i[1]) for i in items] for name, items in parts.items()}
+        find_labels(report, labelled, "row", FEW, "one_label")
+        report.sample = [_as_row(item) for item in parts["train"][:SAMPLE]]
+    for earlier, later in combinations(hashed, 2):
+        find_leaks(report, earlier, later, ROWS)
+    return report.close((*files, *shares))
 
 
-def _copies(part: _Part) -> list[Finding]:
-    """Tell of texts that are in a part twice, with the same labels or with others."""
-    first: dict[int, Any] = {}
-    alike, torn = [], []
-    for key, item in zip(keys_of(part.items), part.items, strict=True):
-        earlier = first.setdefault(key, item)
-        if earlier is not item:
-            (alike if earlier[1] == item[1] else torn).append((item, earlier))
-    found = []
-    for kind, pairs, remedy in (
-        ("duplicate", alike, "remove the copies, unless they are to count more"),
-        ("torn_label", torn, "settle which labels are right"),
-    ):
-        if pairs:
-            (item, earlier), share = pairs[0], len(pairs) / len(part.items)
-            level = "warning" if share > 0.01 or kind == "torn_label" else "note"
-            how = "with other labels" if kind == "torn_label" else "but for case and space"
-            what = (
-                f"{plural(len(pairs), 'row')} of {part.name} ({share:.1%}) there already {how}; "
-                f"the first is that of {earlier.where}"
-            )
-            found.append(Finding(level, what, item.where, remedy, kind, len(pairs)))
-    return found
+def _hashed(name: str, items: Sequence[Any]) -> Hashed:
+    targets = np.array([hash_text("\t".join(item[1])) for item in items], np.uint64)
+    return Hashed(name, np.array(keys_of(items), np.uint64), targets, lambda row: items[row].where)
 
 
-def _leaks(earlier: _Part, later: _Part) -> list[Finding]:
-    """Tell of rows of a later part that are in an earlier one too."""
-    known = dict(zip(keys_of(earlier.items), earlier.items, strict=True))
-    pairs = zip(keys_of(later.items), later.items, strict=True)
-    shared = [(item, known[key]) for key, item in pairs if key in known]
-    if not shared:
-        return []
-    what = (
-        f"{plural(len(shared), 'row')} of {later.name} ({len(shared) / len(later.items):.1%}) also "
-        f"in {earlier.name}, but for case and space; the first is {shared[0][1].where}"
-    )
-    remedy = f"remove them from {earlier.name}, else scores on {later.name} are too good"
-    return [Finding("warning", what, shared[0][0].where, remedy, "leak", len(shared))]
-
-
-def _labels(data: str, counts: dict[str, RowCounts]) -> list[Finding]:
-    """Tell of labels that cannot be learnt, or hardly."""
-    labels = counts["train"].labels
-    if len(labels) < 2:
-        what = f"only the label {next(iter(labels), '')!r:.40} in train"
-        return [Finding("error", what, data, "give rows of two labels or more", "one_label")]
-    found = []
-    least, most = min(labels, key=labels.__getitem__), max(labels, key=labels.__getitem__)
-    rare = [label for label, count in labels.items() if count < FEW]
-    if rare:
-        what = f"under {FEW} in train of {plural(len(rare), 'label')}, such as {least!r:.40}"
-        remedy = "add some, join them with others, or begin from a trained model with init="
-        found.append(Finding("warning", what, data, remedy, "rare_label", len(rare)))
-    if labels[most] > UNEVEN * labels[least]:
-        what = f"{labels[most]:,} of {most!r:.40} in train, {labels[least]:,} of {least!r:.40}"
-        remedy = "judge by macro F1 rather than by accuracy, or even them out"
-        found.append(Finding("note", what, data, remedy, "uneven_labels"))
-    for name, part in counts.items():
-        strange = [label for label in part.labels if label not in labels]
-        if strange:
-            what = f"{plural(len(strange), 'label')} of {name} not in train: {strange[0]!r:.40}"
-            found.append(Finding("error", what, data, "mend them", "unknown_label", len(strange)))
-    return found
+def _as_row(item: Any) -> dict[str, Any]:
+    """Return a row as training reads it from JSON lines."""
+    row = dict(zip(item._fields[:2], item[:2], strict=True))
+    if "labels" in row and len(row["labels"]) == 1:
+        return {"text": row["text"], "label": row["labels"][0]}
+    return row
 
 
 def examine_texts(
@@ -201,15 +132,11 @@ def examine_texts(
     valid: str | None = None,
     test: str | None = None,
     most: int | None = None,
-) -> Report:
+) -> DataReport:
     """Look over running text or documents."""
-    files, shares = find_texts(Path(data)), shares_of(valid, test)
-    for name, given in (("valid", valid), ("test", test)):
-        if given and name not in shares:
-            files[name] = [find_file(given, Path(data).parent, None, None).path]
-    report = Report(data)
-    counts: dict[str, RowCounts] = {}
-    report.parts = counts
+    shares, given = shares_and_files(valid, test)
+    files = find_texts(Path(data)) | given_files(data, given)
+    report = DataReport(data)
     for name, some in files.items():
         texts, total, running = [], 0, len(some) == 1 and not is_table(some[0])
         try:
@@ -217,8 +144,7 @@ def examine_texts(
                 size = os.path.getsize(path) if path.is_file() else 0
                 if most and running and size > MOST_READ:
                     with opened_text(path) as file:
-                        text = file.read(MOST_READ).decode("utf-8", "ignore")
-                    texts.append(text)
+                        texts.append(file.read(MOST_READ).decode("utf-8", "ignore"))
                     total += size
                     continue
                 for text in read_texts(path, columns, header):
@@ -226,46 +152,33 @@ def examine_texts(
                     total += len(text) if running else 1
                     if most and len(texts) >= most:
                         break
-        except UsageError as refused:
-            what, _, remedy = str(refused).partition("; ")
-            where, _, what = what.partition(": ")
-            report.findings.append(Finding("error", what, where, remedy or "mend it", "unreadable"))
-        sizes = [len(text) for text in texts]
-        if not sum(map(len, map(str.split, texts))):
-            what, remedy = "no text in it", "give a text file, or set columns="
-            report.findings.append(Finding("error", what, str(some[0]), remedy, "no_text"))
+        except UsageError as error:
+            report.refused(str(error).partition(": ")[0], error)
+        if not any(map(str.strip, texts)):
+            remedy = "give a text file, or set columns="
+            report.add("error", "no_text", some[0], "no text in it", remedy)
             continue
+        sizes = [len(text) for text in texts]
         if most and not running and len(texts) >= most:
             total = rows_about(some[0], len(texts), sum(sizes))
         rows, of = (sum(sizes), "characters") if running else (len(texts), "documents")
-        counts[name] = RowCounts(rows, of, max(total, rows), 0, sum(sizes), max(sizes))
-        report.findings += _marks(texts, str(some[0]))
-    if "train" in counts and "valid" not in (*files, *shares):
-        rows = counts["train"]
-        what = no_valid(rows.total) if rows.of == "documents" else "no validation part; the last "
-        what += "" if rows.of == "documents" else "tenth of the text is kept for it"
-        report.findings.append(Finding("note", what, data, "nothing, or give valid=", "no_valid"))
-    report.findings.sort(key=lambda finding: LEVELS.index(finding.level))
-    return report
+        report.parts[name] = RowCounts(rows, of, max(total, rows), 0, sum(sizes), max(sizes))
+        _find_marks(report, texts, some[0])
+        if name == "train":
+            documents = [{"text": text} for text in texts[:SAMPLE]]
+            report.sample = texts[0][:SAMPLE_TEXT] if running else documents
+    return report.close((*files, *shares))
 
 
-def _marks(texts: Sequence[str], where: str) -> list[Finding]:
+def _find_marks(report: DataReport, texts: Sequence[str], where: Path) -> None:
     """Tell of characters that no text should have."""
     seen: dict[str, tuple[str, int]] = {}
-    lines = (line for text in texts for line in text.splitlines() if MAY_MARK.search(line))
-    for line in lines:
-        for kind, pattern in EACH_MARK.items():
-            if kind != "tab" and pattern.search(line):
-                first, count = seen.get(kind, (line, 0))
-                seen[kind] = first, count + 1
-    return [
-        Finding(
-            KINDS[kind][0],
-            f"{plural(count, 'line')} {KINDS[kind][1]}; the first: {excerpt(first)}",
-            where,
-            KINDS[kind][2],
-            kind,
-            count,
-        )
-        for kind, (first, count) in seen.items()
-    ]
+    for line in (line for text in texts for line in text.splitlines()):
+        for kind in marks_in(line):
+            first, count = seen.get(kind, (line, 0))
+            seen[kind] = first, count + 1
+    seen.pop("tab", None)
+    for kind, (first, count) in seen.items():
+        level, said, remedy = MARKS[kind]
+        what = f"{plural(count, 'line')} {said}; the first: {excerpt(first)}"
+        report.add(level, kind, where, what, remedy, count)

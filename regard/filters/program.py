@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.data.image import ImageFormat
+from regard.data.image_format import ImageFormat
 from regard.errors import UsageError, lookup
 from regard.files import write_atomically
 from regard.filters import FILTERS, WEIGHTS

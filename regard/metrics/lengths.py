@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from sacrebleu.metrics.bleu import BLEU
 
-from regard.data.text import Corpus, Pair, join_sentences
+from regard.data.pairs import Corpus, Pair
+from regard.data.sentences import join_sentences
 from regard.data.tokenize import SPACELESS
 from regard.errors import UsageError
 from regard.metrics.interval import Interval

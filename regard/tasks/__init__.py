@@ -25,17 +25,32 @@ class Entry(NamedTuple):
 
 
 TASKS: dict[str, Any] = {
-    "translate": Home(
-        "regard.tasks.translate", "TranslateSettings", "regard.tasks.translator", "Translator"
+    "translate": Entry(
+        "regard.tasks.text.translate",
+        "Translate",
+        (
+            "regard train translate data=folder from=en to=de minutes=25 out=runs/mine",
+            "regard train multi30k_en_de data=multi30k out=runs/multi30k",
+        ),
     ),
-    "prefix": Home(
-        "regard.tasks.prefix", "PrefixSettings", "regard.tasks.prefix", "PrefixTranslator"
+    "prefix": Entry(
+        "regard.tasks.text.prefix",
+        "PrefixTranslate",
+        (
+            "regard train prefix data=folder from=en to=de size=small out=runs/prefix",
+            "regard train prefix data=pairs.tsv minutes=30",
+        ),
     ),
     "language": Home(
         "regard.tasks.language", "LanguageSettings", "regard.tasks.writing", "LanguageModel"
     ),
-    "text": Home(
-        "regard.tasks.text_to_text", "TextSettings", "regard.tasks.text_to_text", "TextToText"
+    "text": Entry(
+        "regard.tasks.text.text",
+        "TextToText",
+        (
+            "regard train text data=folder prefix=summarize metric=rouge out=runs/mine",
+            "regard train text data=book.txt objective=spans like=t5",
+        ),
     ),
     "classify": Home(
         "regard.tasks.classify", "ClassifySettings", "regard.tasks.classifier", "Classifier"

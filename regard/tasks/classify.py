@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.data.features import split_words
-from regard.data.image import holds_images
+from regard.data.image_files import holds_images
 from regard.data.labelled import Example, ExampleFormat, ExampleReader, load_labelled
 from regard.errors import UsageError, lookup
 from regard.metrics.baselines import Baselines, worth_of_order

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from regard.attention.watch import watch
 from regard.data.labelled import hash_items, load_labelled
+from regard.data.pairs import PairReader
 from regard.data.table import Table
-from regard.data.text import PairReader
 from regard.decode.search import in_batches
 from regard.errors import UsageError, log, lookup
 from regard.layers.heads import Max, Mean

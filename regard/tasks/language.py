@@ -15,11 +15,11 @@ from torch.nn import functional as F
 from regard.attention.positions import ALIASES, has_table
 from regard.data.characters import Characters
 from regard.data.documents import Crops, Packed, Texts, load_texts, store_texts, stretches
-from regard.data.store import Column, Store, store_key
+from regard.data.store import Column
 from regard.data.tokenize import SPACELESS, train_tokenizer
 from regard.data.tokenizer import mask_id
 from regard.errors import UsageError, lookup
-from regard.files import cache_folder, read_json
+from regard.files import read_json
 from regard.layers.vocabulary import CappedHead
 from regard.models import family, rows
 from regard.settings import describe
@@ -189,11 +189,7 @@ class _Language(Trainable):
 
     def __init__(self, texts: Texts, settings: LanguageSettings, tokenizer: Any):
         self.settings, self.tokenizer, self.running = settings, tokenizer, texts.running
-        sha = texts.sha
-        self.stores: dict[str, Store] = {}
-        for part in ("train", "valid"):
-            place = cache_folder() / "stores" / store_key(sha, tokenizer.sha, part, "language")
-            self.stores[part] = store_texts(place, texts.parts[part], texts.running, tokenizer)
+        self.stores = store_texts(texts, tokenizer)
         self.rows = max(1, settings.batch_tokens // settings.context)
         self.valid_bytes = sum(len(text.encode()) for text in texts.parts["valid"])
 

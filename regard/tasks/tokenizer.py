@@ -38,10 +38,13 @@ def load_tokenizer_file(path: Path) -> Any:
     return (found or [Tokenizer])[0].load(path)
 
 
-def load_any_tokenizers(folder: str | Path) -> tuple[Any, Any]:
-    """Read the tokenizers of a folder: for what the model reads, and for what it writes."""
+def load_any_tokenizers(folder: str | Path, foreign: bool | None = None) -> tuple[Any, Any]:
+    """Read the tokenizers of a folder: for what the model reads, and for what it writes.
+
+    `foreign` says whether it is a public checkpoint, which its config.json tells otherwise.
+    """
     folder = Path(folder)
-    foreign = is_foreign(folder)
+    foreign = is_foreign(folder) if foreign is None else foreign
     one = folder / (OURS if foreign else "tokenizer.json")
     if one.exists():
         both = load_tokenizer_file(one)

@@ -1,7 +1,6 @@
 """The training loop. It knows no task: a Trainable brings batches, their loss and an evaluation."""
 
 import fcntl
-import hashlib
 import json
 import math
 import os
@@ -25,6 +24,7 @@ from regard.files import refuse, write_atomically
 from regard.memory import reuse_memory
 from regard.native import fast
 from regard.processor import half_precision
+from regard.seeds import mix
 from regard.settings import setting
 from regard.training import checkpoint as keep
 from regard.training import distributed
@@ -143,12 +143,6 @@ class Outcome:
     finished: bool
     scores: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-
-
-def mix(*parts: int | str) -> int:
-    """Hash several numbers or names into one seed."""
-    digest = hashlib.sha256(repr(parts).encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 1
 
 
 @contextmanager

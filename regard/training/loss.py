@@ -1,8 +1,13 @@
 """Cross-entropy over a vocabulary and R-Drop, fused with the output projection, in row chunks."""
 
+from typing import TYPE_CHECKING, Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from regard.data.parallel import PairBatch
 
 CHUNK = 512  # rows of logits held at once: small enough to stay in the processor's cache
 ROWS = CHUNK  # an older name
@@ -178,3 +183,31 @@ def r_drop_loss(
 
 # older names
 vocabulary_loss, plain_loss = linear_cross_entropy, reference_cross_entropy
+
+
+# Encoder-decoders
+
+
+def twice(batch: "PairBatch", r_drop: float) -> tuple[Tensor, ...]:
+    """Return what a model reads of a batch: source, target and lengths; for R-Drop twice."""
+    sides = batch.source, batch.reads, batch.source_lengths
+    return tuple(torch.cat([x, x]) for x in sides) if r_drop else sides
+
+
+def head_loss(
+    model: Any, hidden: Tensor, batch: "PairBatch", smoothing: float, r_drop: float
+) -> Tensor:
+    """Return the summed loss of the vectors before the head; padding never reaches the logits."""
+    real = (batch.writes >= 0).flatten().nonzero().squeeze(-1)
+    writes = batch.writes.flatten()[real]
+    weight, bias = model.head.weight, model.head.bias
+    if r_drop:
+        one, two = (half.flatten(0, 1)[real] for half in hidden.chunk(2))
+        return r_drop_loss(one, two, weight, writes, r_drop, bias=bias, smoothing=smoothing)
+    rows = hidden.flatten(0, 1)[real]
+    return linear_cross_entropy(rows, weight, writes, bias=bias, smoothing=smoothing)
+
+
+def sequence_loss(model: Any, batch: "PairBatch", smoothing: float, r_drop: float) -> Tensor:
+    """Return the summed cross-entropy of targets, with label smoothing and R-Drop."""
+    return head_loss(model, model.hidden(*twice(batch, r_drop)), batch, smoothing, r_drop)

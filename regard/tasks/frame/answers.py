@@ -1,11 +1,13 @@
-"""Answers that several tasks give: a label with its probability, a vector."""
+"""Answers that several tasks give: a label with its probability, a vector, a generated text."""
 
+import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from regard.decode.alignment import Alignment
 from regard.tasks.frame.task import Answer
 
 IN_RECORD = 100  # labels whose probabilities a JSON line has
@@ -91,3 +93,38 @@ class Embedded(Answer):
         """Return the fields of a JSON line."""
         fields = {"prediction": [float(f"{number:.8g}") for number in self.vector.tolist()]}
         return {**fields, "cut": True} if self.cut else fields
+
+
+@dataclass
+class Generated(Answer):
+    """A generated text with its score; `others` are the next best hypotheses."""
+
+    text: str
+    score: float = 0.0
+    logprob: float = 0.0
+    alignment: Alignment | None = None
+    others: list["Generated"] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def lines(self, settings: Any) -> Iterator[str]:
+        """Write the hypotheses as lines, each with what was asked for after ` ||| `."""
+        for answer in [self, *self.others]:
+            parts = [answer.text]
+            if settings.scores or settings.forced:
+                parts.append(f"{answer.score:.6f}")
+            if answer.alignment is not None:
+                pharaoh = settings.alignments == "pharaoh"
+                record = json.dumps(answer.alignment.record(), ensure_ascii=False)
+                parts.append(str(answer.alignment) if pharaoh else record)
+            yield " ||| ".join(parts)
+
+    def record(self, settings: Any) -> dict[str, Any]:
+        """Return the fields of a JSON line."""
+        fields: dict[str, Any] = {"prediction": self.text, "score": round(self.score, 6)}
+        if self.alignment is not None:
+            fields["alignment"] = self.alignment.record()
+        if self.others:
+            fields["n_best"] = [fields.copy(), *(other.record(settings) for other in self.others)]
+        return fields

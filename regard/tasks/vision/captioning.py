@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from regard.data.augment import Ways, augments, chance_of
 from regard.data.batches import Shuffled, pad
-from regard.data.image import ImageFormat, Images
+from regard.data.image_format import ImageFormat
+from regard.data.images import Images
 from regard.data.tokenizer import Tokenizer
 from regard.decode.options import Decoding
 from regard.errors import UsageError

@@ -1,6 +1,5 @@
 """Denoising: clean images to a model that takes noise out of others."""
 
-import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,8 +11,9 @@ import torch
 from torch import Tensor
 
 from regard.attention.watch import watch
-from regard.data.image import BROKEN, SUFFIXES, ImageFormat
-from regard.data.photos import train_and_valid, unseen_photos
+from regard.data.image_files import BROKEN
+from regard.data.image_format import SUFFIXES, ImageFormat
+from regard.data.photos import load_photos
 from regard.errors import UsageError, lookup
 from regard.metrics.image import psnr
 from regard.metrics.score import compare_means
@@ -80,10 +80,9 @@ class Denoise(Task[NoCodec, Any]):
     @classmethod
     def read(cls, settings: Any, origin: Origin | None) -> Data:
         """Read grey images to train and to validate on."""
-        given = settings.valid, settings.test, settings.broken
-        parts, notes, split = train_and_valid(settings.data, *given)
-        hashes = [[photo.hash for photo in parts[name]] for name in ("train", "valid")]
-        return Data(parts, hashlib.sha256(repr(hashes).encode()).hexdigest(), notes, split)
+        given = {"valid": settings.valid, "test": settings.test, "broken": settings.broken}
+        data = load_photos(settings.data, channels=1, **given)
+        return Data(data.parts, data.sha, data.notes, data.split)
 
     @classmethod
     def make_codec(cls, data: Data, settings: Any, learnt: Any, origin: Any) -> NoCodec:
@@ -215,14 +214,14 @@ class Denoise(Task[NoCodec, Any]):
 
     def read_test(self, settings: Any) -> Data:
         """Read clean images, and add the noise of each level."""
-        notes: list[str] = []
-        given = settings.data, settings.part, settings.broken
-        photos = unseen_photos(*given, self.trained, notes)
+        given = {"need": (settings.part,), "broken": settings.broken, "trained": self.trained}
+        data = load_photos(settings.data, **given)
+        photos = data.parts[settings.part]
         noisy = {
             level: [p.clean() + level / 255 * p.noise(settings.seed) for p in photos]
             for level in settings.sigma
         }
-        return Data((photos, noisy), "", notes)
+        return Data((photos, noisy), "", data.notes)
 
     def data_hash(self, data: Data, settings: Any) -> Any:
         """Return the hashes of the images."""

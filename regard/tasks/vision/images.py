@@ -11,7 +11,8 @@ from torch import Tensor
 
 from regard.data.augment import Augment, augments, chance_of
 from regard.data.batches import Shuffled
-from regard.data.image import BROKEN, ImageData, Images
+from regard.data.image_files import BROKEN
+from regard.data.images import ImageData, Images
 from regard.errors import UsageError, lookup
 from regard.files import sha256
 from regard.metrics.baselines import Baselines

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.data.image import Images
+from regard.data.images import Images
 from regard.errors import UsageError
 from regard.metrics.baselines import small
 from regard.metrics.labels import LabelEvaluation, ones

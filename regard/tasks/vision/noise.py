@@ -13,8 +13,8 @@ from torch import Tensor
 
 from regard.data.augment import chance_of
 from regard.data.batches import Shuffled
-from regard.data.image import SUFFIXES
-from regard.data.photos import Photo, noise_of, some_photos
+from regard.data.image_format import SUFFIXES
+from regard.data.photos import Photo, load_photos, noise_of
 from regard.files import write_atomically
 from regard.metrics.image import psnr, ssim
 from regard.metrics.score import Score
@@ -173,9 +173,10 @@ def filter_scores(
     from regard.filters import FILTERS
     from regard.filters.tuned import GRIDS, tuned
 
+    given = {"need": ("train",), "most": settings.tuned_on, "broken": settings.broken}
     known = [
         (photo.clean() + level / 255 * photo.noise(settings.seed + 1), photo.clean())
-        for photo in some_photos(settings.filters, settings.tuned_on, settings.broken)
+        for photo in load_photos(settings.filters, **given).parts["train"]
     ]
     scores = []
     with Progress(f"filters at {level:g}", len(GRIDS)) as bar:

@@ -11,16 +11,9 @@ from PIL.Image import Image
 from torch import Tensor
 
 from regard.attention.watch import watch
-from regard.data.image import (
-    BROKEN,
-    Broken,
-    ImageData,
-    ImageFormat,
-    ImageOptions,
-    load_images,
-    open_image,
-    upright,
-)
+from regard.data.image_files import BROKEN, ImageOptions
+from regard.data.image_format import BrokenImage, ImageFormat, open_image, upright
+from regard.data.images import ImageData, load_images
 from regard.data.tokenizer import Tokenizer
 from regard.errors import UsageError, log, lookup
 from regard.files import cache_folder
@@ -195,7 +188,7 @@ def with_statistics(data: ImageData) -> ImageFormat:
     """Return the format of images with the mean and deviation of their channels."""
     if data.format.mean:
         return data.format
-    mean, std = data.parts["train"].law()
+    mean, std = data.parts["train"].channel_stats()
     return replace(data.format, mean=mean, std=std)
 
 
@@ -220,7 +213,7 @@ def read_image(image: Any, format: ImageFormat, broken: str) -> np.ndarray | str
         return "no file is named"
     try:
         return np.array(format.read(image))  # its own, as PyTorch wants it
-    except Broken as error:
+    except BrokenImage as error:
         if broken == "refuse":
             raise UsageError(f"{error}; or pass over such files: broken=skip") from None
         log(str(error))

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from regard.data.augment import Ways, augments, chance_of
 from regard.data.batches import Shuffled, pad
-from regard.data.image import ImageData, ImageFormat, Images
+from regard.data.image_format import ImageFormat
+from regard.data.images import ImageData, Images
 from regard.data.tokenizer import Tokenizer
 from regard.errors import UsageError, lookup
 from regard.models import info, pretrainer, serving

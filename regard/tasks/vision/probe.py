@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.data.image import ImageFormat, Images
+from regard.data.image_format import ImageFormat
+from regard.data.images import Images
 from regard.errors import UsageError, lookup
 from regard.metrics.evaluation import Evaluation
 from regard.settings import fill, setting

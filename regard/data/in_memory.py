@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from regard.data.parts import PARTS
 from regard.data.table import name_labels
-from regard.data.text import PARTS
 from regard.errors import UsageError
-from regard.files import cache_folder, replacing
+from regard.files import cache_folder, make_folder, replacing
 
 # what rows without names are called, by how many values they have
 NAMES = {1: ("text",), 2: ("source", "target"), 3: ("sentence1", "sentence2", "score")}
@@ -33,7 +33,7 @@ def on_disk(data: Any) -> Any:
     parts = _parts(data)
     digest, home = hashlib.sha256(), cache_folder() / "tables"
     texts = {name: _lines(rows, digest, name) for name, rows in parts.items()}
-    home.mkdir(parents=True, exist_ok=True)
+    make_folder(home)
     staged = home / f".{os.getpid()}.{id(data)}"
     try:
         for name, lines in texts.items():

@@ -1,0 +1,280 @@
+"""Image files to arrays of bytes: opened, decoded, turned upright and brought to one format."""
+
+import math
+import os
+import re
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageColor, ImageOps, UnidentifiedImageError
+from torch import Tensor
+
+from regard.data.lines import missing
+from regard.errors import UsageError, lookup
+from regard.files import refuse
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp"}
+MOST_PIXELS = 64_000_000  # of one image: decoded, some 200 MB
+MOST_BYTES = 2**30  # of one file
+GREY = {"1", "L", "LA", "La", "I", "F", "I;16", "I;16B", "I;16L", "I;16N"}  # modes without colour
+# what is too large is refused here, in our own words
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+
+Box = tuple[float, float, float, float]  # left, top, right and bottom
+Colour = tuple[int, int, int]
+
+
+class BrokenImage(UsageError):
+    """An image that cannot be read; a set may be told to leave it out."""
+
+
+def _centred(width: int, height: int, side: int) -> Box:
+    left, top = (width - side) / 2, (height - side) / 2
+    return left, top, left + side, top + side
+
+
+# how an image is made square -> what of it is seen, in its pixels
+FITS: dict[str, Callable[[int, int], Box]] = {
+    "crop": lambda width, height: _centred(width, height, min(width, height)),
+    "stretch": lambda width, height: (0, 0, width, height),
+    "pad": lambda width, height: _centred(width, height, max(width, height)),
+}
+
+
+def _letterbox(image: Image.Image, size: int, how: Image.Resampling, colour: Colour) -> Image.Image:
+    """Bring the longer side to the size, and paste the image in the middle of a square."""
+    scale = size / max(image.size)
+    width, height = (max(1, round(scale * side)) for side in image.size)
+    square = Image.new(image.mode, (size, size), colour if image.mode == "RGB" else _grey(colour))
+    square.paste(image.resize((width, height), how), ((size - width) // 2, (size - height) // 2))
+    return square
+
+
+def _resize_then_crop(
+    image: Image.Image, edge: int, fit: str, size: int, how: Image.Resampling
+) -> Image.Image:
+    """Bring the shorter side to an edge, or both, and keep a square of a size in the middle.
+
+    Whatever lies outside of the image is black.
+    """
+    long = edge if fit == "stretch" else int(edge * max(image.size) / min(image.size))
+    image = image.resize((edge, long) if image.width <= image.height else (long, edge), how)
+    left, top = ((side - size) // 2 for side in image.size)
+    return image.crop((left, top, left + size, top + size))
+
+
+RESAMPLES = {
+    "nearest": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+
+
+@dataclass(frozen=True)
+class ImageFormat:
+    """The images that a model takes: square, with so many channels of this mean and deviation."""
+
+    size: int | None = field(default=None, metadata={"min": 1, "max": 4096})
+    channels: int | None = field(default=None, metadata={"min": 1, "max": 3})
+    fit: str = "crop"
+    resample: str = "bicubic"
+    background: str = "white"  # what is seen through an image
+    # to which an image is brought before a square of the size is cut out of its middle
+    edge: int | None = field(default=None, metadata={"min": 1, "max": 4096})
+    mean: tuple[float, ...] = field(default=(), metadata={"min": -1000, "max": 1000})
+    std: tuple[float, ...] = field(default=(), metadata={"above": 0, "max": 1000})
+
+    def check(self) -> "ImageFormat":
+        """Refuse names and numbers that mean nothing."""
+        lookup("fit", self.fit, FITS)
+        lookup("resample", self.resample, RESAMPLES)
+        _colour(self.background)
+        if self.channels not in (None, 1, 3):
+            raise UsageError(f"channels={self.channels}; expected 1 for grey or 3 for colour")
+        if len(self.mean) != len(self.std) or len(self.mean) not in (0, self.channels):
+            raise UsageError(
+                f"{len(self.mean)} means and {len(self.std)} standard deviations for "
+                f"{self.channels} channels; expected one of each for a channel"
+            )
+        return self
+
+    def key(self) -> list[Any]:
+        """Return all that the pixels depend on, before they are normalised."""
+        edge = [] if self.edge is None else [self.edge]
+        return [self.size, self.channels, self.fit, self.resample, self.background, *edge]
+
+    def seen(self, width: int, height: int) -> Box:
+        """Return left, top, right and bottom of what is seen of an image, in its pixels."""
+        if self.edge is None or self.size is None:
+            return FITS[self.fit](width, height)
+        whole = (width, height) if self.fit == "stretch" else (min(width, height),) * 2
+        wide, high = (self.size * side / self.edge for side in whole)
+        left, top = (width - wide) / 2, (height - high) / 2
+        return left, top, left + wide, top + high
+
+    def read(self, source: Any, name: str = "") -> np.ndarray:
+        """Return the bytes (c, h, w) of an image: a path, an open image, or an array (h, w, c)."""
+        return self.take(open_image(source, name), name or _name(source))
+
+    def take(self, image: Image.Image, name: str) -> np.ndarray:
+        """Decode an image that is open, turn it upright and bring it to the format."""
+        if self.size is not None and self.edge is None and image.format in ("JPEG", "MPO"):
+            # a JPEG can be decoded at a half, a quarter or an eighth; twice the size is kept
+            share = 2 * self.size / min(image.size)
+            image.draft(None, (math.ceil(share * image.width), math.ceil(share * image.height)))
+        image = flat(upright(decoded(image, name)), self.background)
+        if self.channels is not None:
+            image = image.convert("L" if self.channels == 1 else "RGB")
+        resample = RESAMPLES[self.resample]
+        if self.size is not None and self.edge is not None:
+            image = _resize_then_crop(image, self.edge, self.fit, self.size, resample)
+        elif self.size is not None and image.size != (self.size, self.size):
+            if self.fit == "pad":
+                image = _letterbox(image, self.size, resample, _colour(self.background))
+            else:
+                box = FITS[self.fit](*image.size)
+                image = image.resize((self.size, self.size), resample, box=box)
+        pixels = np.asarray(image)
+        return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """Normalise pixels (b, c, h, w) of 0 to 255 by the mean and deviation of the channels."""
+        mean, std = (torch.tensor(v, device=pixels.device)[:, None, None] for v in self.moments())
+        return torch.addcmul(-mean / std, pixels.float(), 1 / (255 * std))
+
+    def restore(self, images: Tensor) -> Tensor:
+        """Return the pixels, 0 to 255, of normalised images."""
+        mean, std = (torch.tensor(v, device=images.device)[:, None, None] for v in self.moments())
+        return (255 * (images * std + mean)).round().clamp(0, 255).to(torch.uint8)
+
+    def moments(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return mean and deviation of the channels; without them, pixels are from 0 to 1."""
+        return (self.mean, self.std) if self.mean else ((0.0,), (1.0,))
+
+
+def _name(source: Any) -> str:
+    return str(source) if isinstance(source, str | os.PathLike) else "the image"
+
+
+def _colour(name: str) -> Colour:
+    try:
+        red, green, blue = ImageColor.getrgb(name)[:3]
+    except ValueError:
+        raise UsageError(
+            f"background={name!r:.40} is no colour; write one such as white, black or #8090a0"
+        ) from None
+    return red, green, blue
+
+
+def _grey(colour: Colour) -> int:
+    return Image.new("RGB", (1, 1), colour).convert("L").getpixel((0, 0))  # type: ignore[return-value]
+
+
+def open_image(source: Any, name: str = "") -> Image.Image:
+    """Open an image by its header; what is none, or too large to decode, is refused."""
+    if isinstance(source, Image.Image):
+        return source
+    if isinstance(source, np.ndarray | Tensor):
+        return _from_array(np.asarray(source), name or "the array")
+    name = name or _name(source)
+    try:
+        if isinstance(source, bytes):
+            if not 0 < len(source) <= MOST_BYTES:
+                raise BrokenImage(f"{name}: {len(source):,} bytes; expected an image")
+            return _bounded(Image.open(BytesIO(source), formats=FORMATS), name)
+        path = Path(source)
+        if not path.is_file():
+            if path.is_dir():
+                raise BrokenImage(f"{name}: is a folder; expected an image")
+            raise BrokenImage(f"{name}: not a file" if path.exists() else missing(path))
+        if (size := path.stat().st_size) > MOST_BYTES or not size:
+            why = "over 1 GB" if size else "empty"
+            raise BrokenImage(f"{name}: {why}; expected an image")
+        image = Image.open(path, formats=FORMATS)
+    except UsageError:
+        raise
+    except UnidentifiedImageError:
+        kinds = ", ".join(FORMATS)
+        raise BrokenImage(f"{name}: no image, or a broken one; expected {kinds}") from None
+    except Image.DecompressionBombError as error:
+        pixels = re.search(r"\d+", str(error))
+        raise too_large(name, int(pixels[0]) if pixels else 0) from None
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.strerror:
+            raise BrokenImage(str(refuse(error, name))) from None
+        raise BrokenImage(f"{name}: no image ({' '.join(str(error).split())[:80]})") from None
+    except Exception as error:  # a decoder stumbles over noise in many ways
+        raise BrokenImage(f"{name}: a broken image ({type(error).__name__})") from None
+    return _bounded(image, name)
+
+
+def _bounded(image: Image.Image, name: str) -> Image.Image:
+    """Refuse an open image that is too large to decode, or has nothing in it."""
+    if image.width * image.height > MOST_PIXELS:
+        image.close()
+        raise too_large(name, image.width * image.height)
+    if min(image.size) < 1:
+        raise BrokenImage(f"{name}: {image.width} x {image.height} pixels; expected at least one")
+    return image
+
+
+def too_large(name: str, pixels: int) -> BrokenImage:
+    """Say that an image has more pixels than are decoded."""
+    return BrokenImage(
+        f"{name}: {pixels / 1e6:,.0f} megapixels; at most {MOST_PIXELS // 10**6} are decoded, "
+        "make it smaller"
+    )
+
+
+def _from_array(array: np.ndarray, name: str) -> Image.Image:
+    if array.ndim == 3 and array.shape[2] == 1:
+        array = array[:, :, 0]
+    good = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (3, 4))
+    if not good or array.dtype not in (np.uint8, np.uint16) or not array.size:
+        raise UsageError(
+            f"{name}: {array.dtype} {array.shape}; expected bytes (h, w) or (h, w, 3), 0 to 255"
+        )
+    return Image.fromarray(array)
+
+
+def decoded(image: Image.Image, name: str) -> Image.Image:
+    """Decode an open image, its first frame if it is animated."""
+    try:
+        image.load()
+    except MemoryError:
+        raise
+    except Exception as error:  # a decoder stumbles over noise in many ways
+        reason = " ".join(str(error).split())[:80] or type(error).__name__
+        raise BrokenImage(f"{name}: broken or cut short ({reason}); copy it again") from None
+    return image
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """Turn an image as its camera noted that it should be."""
+    try:
+        return ImageOps.exif_transpose(image) or image
+    except Exception:  # a note that makes no sense turns nothing
+        return image
+
+
+def flat(image: Image.Image, background: str = "white") -> Image.Image:
+    """Return an image in grey or red, green and blue, 8 bits each; alpha is laid over a colour."""
+    if image.mode in ("I", "F") or image.mode.startswith("I;"):
+        wide = np.asarray(image).astype(np.float64)
+        return Image.fromarray((wide.clip(0, 65535) / 257).round().astype(np.uint8))
+    if image.has_transparency_data:
+        grey = image.mode in GREY
+        image = image.convert("RGBA")
+        backdrop = Image.new("RGBA", image.size, (*_colour(background), 255))
+        image = Image.alpha_composite(backdrop, image).convert("RGB")
+        still = len(set(_colour(background))) == 1  # grey on grey stays so
+        return image.convert("L") if grey and still else image
+    return image.convert("L" if image.mode in GREY else "RGB")

@@ -1,0 +1,273 @@
+"""Sets of images in the format of a model: decoded once, with the numbers of their labels."""
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.data.image_files import (
+    BROKEN,
+    MOST_STORED,
+    ImageFiles,
+    ImageOptions,
+    Item,
+    find_image_parts,
+    in_threads,
+)
+from regard.data.image_format import BrokenImage, ImageFormat
+from regard.data.parts import Dataset, PartReader, load_parts
+from regard.data.split import RowSplitter, Split
+from regard.data.store import ImageStore, build_image_store, store_key
+from regard.errors import UsageError, lookup, nearest
+
+USUAL = 64  # pixels to which photos are brought that are not all of one size
+LARGEST = 256  # pixels of images that are taken as they are
+
+
+class Images:
+    """The images of a part with the numbers of their labels, in the format of a model."""
+
+    def __init__(
+        self,
+        files: ImageFiles,
+        rows: np.ndarray,
+        labels: Tensor,
+        format: ImageFormat,
+        pixels: np.ndarray | None,
+    ):
+        """Take which of the files they are; pixels are those of all files, if decoded."""
+        self.files, self.rows, self.labels, self.format = files, rows, labels, format
+        self.pixels = pixels
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def read(self, indices: Any) -> Tensor:
+        """Return the bytes (n, c, h, w) of some images."""
+        rows = self.rows[np.asarray(indices, dtype=np.int64)]
+        if self.pixels is not None:
+            return torch.from_numpy(self.pixels[rows])
+
+        def one(row: int) -> np.ndarray:
+            return self.format.read(self.files.contents[row], self.files.items[row].where)
+
+        return torch.from_numpy(np.stack(list(in_threads(one, rows.tolist()))))
+
+    def where(self, i: int) -> str:
+        """Return the file of an image, or its place in one."""
+        return self.files.items[int(self.rows[i])].where
+
+    @property
+    def items(self) -> list[Item]:
+        """Return where each image is, its label, and its hash."""
+        return [self.files.items[row] for row in self.rows.tolist()]
+
+    @property
+    def hashes(self) -> list[str]:
+        """Return what tells each image from all others."""
+        return [item.source for item in self.items]
+
+    def pick(self, indices: Any) -> "Images":
+        """Return some of the images."""
+        indices = np.asarray(indices, dtype=np.int64)
+        labels = self.labels[torch.from_numpy(indices)]
+        return Images(self.files, self.rows[indices], labels, self.format, self.pixels)
+
+    def part(self, share: float) -> "Images":
+        """Return a share of the images of every class, by hash: a smaller share is within it."""
+        if share >= 1:
+            return self
+        order = sorted(range(len(self)), key=self.hashes.__getitem__)
+        labels = self.labels.numpy()[order]
+        kept = [np.array(order)[labels == label] for label in np.unique(labels)]
+        some = [rows[: max(1, round(share * len(rows)))] for rows in kept]
+        return self.pick(np.sort(np.concatenate(some)))
+
+    def channel_stats(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return mean and standard deviation of each channel, of pixels from 0 to 1."""
+        channels = self.read([0]).shape[1]
+        counts = np.zeros((channels, 256), np.int64)  # exact, however it is summed
+        for start in range(0, len(self), 1024):
+            some = self.read(np.arange(start, min(len(self), start + 1024))).numpy()
+            for channel, row in enumerate(counts):
+                row += np.bincount(some[:, channel].ravel(), minlength=256)
+        share, values = counts / counts.sum(1, keepdims=True), np.arange(256) / 255
+        mean = share @ values
+        std = np.sqrt((share * (values - mean[:, None]) ** 2).sum(1))
+        rounded = [[round(float(x), 6) for x in row] for row in (mean, std)]
+        return tuple(rounded[0]), tuple(x or 1.0 for x in rounded[1])
+
+    @property
+    def sha(self) -> str:
+        """Return a hash of the images and their labels."""
+        digest = hashlib.sha256()
+        for source, label in zip(self.hashes, self.labels.tolist(), strict=True):
+            digest.update(f"{source} {label}\n".encode())
+        return digest.hexdigest()
+
+
+@dataclass
+class ImageData(Dataset[Images]):
+    """The images of each part, the names of their labels, and their format."""
+
+    classes: list[str]
+    format: ImageFormat
+
+    @property
+    def sha(self) -> str:
+        """Return a hash of what is trained and validated on, in its format."""
+        parts = [self.parts[name].sha for name in ("train", "valid") if name in self.parts]
+        told = json.dumps([parts, self.classes, self.format.key()])
+        return hashlib.sha256(told.encode()).hexdigest()
+
+
+def load_images(
+    data: str,
+    *,
+    valid: str | None = None,
+    test: str | None = None,
+    need: Sequence[str] = ("train", "valid"),
+    format: ImageFormat | None = None,
+    options: ImageOptions | None = None,
+    classes: Sequence[str] | None = None,
+    cache: Path | None = None,
+    trained: Split | None = None,
+) -> ImageData:
+    """Read the needed parts of a set; without one for validation, some are split off by hash.
+
+    `valid` and `test` are sets, or shares of train such as 0.1. A model that was `trained` on the
+    data is judged on what was held out.
+    What the format leaves open is settled by the images. `classes` are the labels that are known,
+    else they are those of train. Decoded images are kept in the cache folder.
+    """
+    options = options or ImageOptions()
+    format = (format or ImageFormat()).check()
+    lookup("broken", options.broken, BROKEN)
+    readers, shares = find_image_parts(data, valid, test, options)
+    loaded = ImageData({}, list(classes or []), format)
+
+    def read(name: str) -> Images:
+        files = readers[name]()
+        notes = files.all_notes()
+        if not len(files):
+            why = f"; {notes[-1]}" if notes else ""
+            raise UsageError(f"{data}: no image in the {name} part{why}")
+        loaded.notes.extend(notes)
+        loaded.format = settle_format(loaded.format, files, loaded.notes)
+        if classes is None and not loaded.classes and options.labelled:
+            loaded.classes = class_names({item.label for item in files.items}, options.names)
+        return _decode_part(name, files, loaded, options, cache)
+
+    return load_parts(
+        loaded,
+        {name: PartReader(data, partial(read, name)) for name in readers},
+        need=need,
+        shares=shares,
+        absent=lambda name: f"{data}: no {name} part; there is {', '.join(readers) or 'none'}",
+        where=data,
+        splitter=RowSplitter("images", items=lambda rows: rows.items, pick=Images.pick),
+        unnamed=list(readers) == ["train"],
+        trained=trained,
+    )
+
+
+def settle_format(format: ImageFormat, files: ImageFiles, notes: list[str]) -> ImageFormat:
+    """Settle size and channels by the images where they are left open."""
+    if format.channels is None:
+        format = replace(format, channels=1 if files.grey else 3)
+    if format.size is None:
+        sizes = sorted(files.sizes)
+        width, height = sizes[0]
+        alike = len(sizes) == 1 and width == height <= LARGEST
+        format = replace(format, size=width if alike else USUAL)
+        if not alike:
+            largest = max(sizes, key=lambda size: size[0] * size[1])
+            notes.append(
+                f"images of {width} x {height} to {largest[0]} x {largest[1]} pixels are brought "
+                f"to {USUAL} x {USUAL} (fit={format.fit}); choose with image="
+            )
+    return format
+
+
+def class_names(labels: set[str], names: Sequence[str]) -> list[str]:
+    """Return all labels in order: by number where they are numbers, and then by their names."""
+    numbers = all(label.isdecimal() for label in labels)
+    if not names:
+        return sorted(labels, key=lambda label: (int(label), label) if numbers else (0, label))
+    if not numbers:
+        raise UsageError("names= is for labels that are numbers; these have names of their own")
+    most = max(map(int, labels))
+    if len(set(names)) != len(names) or len(names) <= most:
+        raise UsageError(
+            f"names= gives {len(names)} names, but labels go up to {most}; "
+            f"give {most + 1} different ones"
+        )
+    return list(names)
+
+
+def label_numbers(files: ImageFiles, classes: Sequence[str], options: ImageOptions) -> list[int]:
+    """Return the number of each image's label, or refuse one that is not known."""
+    if not options.labelled:
+        return [0] * len(files)
+    numbers = {label: i for i, label in enumerate(classes)}
+    every = {item.label for item in files.items}
+    if not every & numbers.keys() and all(label.isdecimal() for label in every):
+        numbers = {str(i): i for i in range(len(classes))}  # numbers of labels that have names
+    for item in files.items:
+        if item.label not in numbers:
+            shown = ", ".join(classes[:8]) + (", ..." if len(classes) > 8 else "")
+            raise UsageError(
+                f"{item.where}: label {item.label!r:.60} is not among those that are known "
+                f"({shown}).{nearest(item.label, list(classes))}"
+            )
+    return [numbers[item.label] for item in files.items]
+
+
+def _decode_part(
+    name: str, files: ImageFiles, data: ImageData, options: ImageOptions, cache: Path | None
+) -> Images:
+    """Decode a part, or open it decoded, and number its labels."""
+    labels = torch.tensor(label_numbers(files, data.classes, options), dtype=torch.int64)
+    pixels, stored = _decoded(files, data.format, options.broken, cache)
+    rows = np.arange(len(files))
+    if stored is not None and stored.gaps:
+        if options.broken == "refuse":
+            raise BrokenImage(f"{stored.why}; or leave such files out: broken=skip")
+        count = f"{len(stored.gaps):,} broken images of the {name} part left out"
+        data.notes.append(f"{count}; the first: {stored.why}")
+        rows = np.delete(rows, stored.gaps)
+        if not len(rows):
+            raise UsageError(f"no image of the {name} part can be read; {stored.why}")
+    return Images(files, rows, labels[torch.from_numpy(rows)], data.format, pixels)
+
+
+def _decoded(
+    files: ImageFiles, format: ImageFormat, broken: str, cache: Path | None
+) -> tuple[np.ndarray | None, ImageStore | None]:
+    """Return all images of a part decoded, unless that is too much, and which are broken."""
+    whole = files.whole(format)
+    if whole is not None:
+        return whole, None
+    assert format.size is not None and format.channels is not None
+    shape: tuple[int, ...] = (len(files), format.channels, format.size, format.size)
+    if math.prod(shape) > MOST_STORED:
+        shape = (len(files), 0)  # only which are broken is noted
+    if cache is None:
+        stored = ImageStore(np.zeros(shape, np.uint8), [], "")
+        stored.fill(files.decode(format, broken))
+    else:
+        digest = hashlib.sha256("\n".join(item.source for item in files.items).encode())
+        folder = cache / "stores" / store_key("images", digest.hexdigest(), format.key(), shape)
+        try:
+            stored = ImageStore.open(folder, shape)
+        except UsageError:  # not there, or not any more
+            stored = build_image_store(folder, shape, files.decode(format, broken))
+    return (stored.rows if stored.rows.size else None), stored

@@ -1,0 +1,153 @@
+"""A parallel corpus as training batches: tokenised once, framed by special tokens, padded."""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from regard.data.batches import Batches, pad
+from regard.data.pairs import Corpus, Pair
+from regard.data.store import tokenised
+from regard.data.tokenize import train_tokenizer
+from regard.data.tokenizer import Tokenizer
+from regard.errors import UsageError
+from regard.seeds import mix
+
+SIDES = ("source", "target")
+SOME = 2000  # pairs whose letters are compared
+
+
+def hash_pairs(*parts: Iterable[Pair]) -> str:
+    """Return a hash of the pairs of some parts of a corpus."""
+    digest = hashlib.sha256()
+    for pairs in parts:
+        for pair in pairs:
+            digest.update(f"{pair.source}\x00{pair.target}\x01".encode(errors="replace"))
+        digest.update(b"\x02" if len(parts) > 1 else b"")
+    return digest.hexdigest()
+
+
+def corpus_hash(corpus: Corpus) -> str:
+    """Return a hash of the pairs that are trained and validated on."""
+    return hash_pairs(*(corpus.parts.get(part, ()) for part in ("train", "valid")))
+
+
+# Tokenizers
+
+
+def same_letters(pairs: Sequence[Pair]) -> bool:
+    """Tell whether both sides are written in the same letters, so that one vocabulary suits."""
+    letters = [{c for p in pairs[:SOME] for c in getattr(p, side) if c.isalpha()} for side in SIDES]
+    return len(letters[0] & letters[1]) > 0.5 * min(map(len, letters), default=0)
+
+
+def learn_tokenizers(
+    pairs: Sequence[Pair], kind: str, vocab: int, vocabularies: str = "auto"
+) -> tuple[Tokenizer, Tokenizer]:
+    """Train one tokenizer for both sides, or one for each.
+
+    `vocabularies` is joint, separate, or auto: joint where both sides share their letters.
+    """
+    if vocabularies == "joint" or (vocabularies == "auto" and same_letters(pairs)):
+        texts = (text for pair in pairs for text in (pair.source, pair.target))
+        joint = train_tokenizer(texts, kind=kind, vocab=vocab)
+        return joint, joint
+    texts_of = ([getattr(pair, side) for pair in pairs] for side in SIDES)
+    source, target = (train_tokenizer(texts, kind=kind, vocab=vocab) for texts in texts_of)
+    return source, target
+
+
+# Batches
+
+
+@dataclass
+class PairBatch:
+    """Padded sources, and targets shifted: `reads` for the decoder, `writes` to be predicted."""
+
+    source: Tensor
+    source_lengths: Tensor
+    reads: Tensor
+    writes: Tensor  # -1 is padding
+    tokens: int  # to be predicted
+    read: int  # of both sides
+
+
+def make_batch(
+    sources: Sequence[np.ndarray],
+    targets: Sequence[np.ndarray],
+    source: Tokenizer,
+    target: Tokenizer,
+    device: str = "cpu",
+) -> PairBatch:
+    """Put the special tokens around sources and targets, and pad them."""
+    before, after = (np.array(ids, dtype=np.int64) for ids in source.around("source"))
+    framed = [np.concatenate([before, row, after]) for row in sources]
+    ids, lengths = pad(framed, source.pad)
+    reads, _ = pad([np.concatenate([[target.begin], row]) for row in targets], target.pad)
+    writes, target_lengths = pad([np.append(row, target.eos) for row in targets], -1)
+    tokens = int(target_lengths.sum())
+    read = tokens + int(lengths.sum())
+    ids, lengths, reads, writes = (x.to(device) for x in (ids, lengths, reads, writes))
+    return PairBatch(ids, lengths, reads, writes, tokens, read)
+
+
+class PairBatches:
+    """Batch n of a parallel corpus, a pure function of (seed, n).
+
+    Pairs with a side of more than `longest` tokens are left out.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        tokenizers: tuple[Tokenizer, Tokenizer],
+        *,
+        tokens: int,
+        longest: int,
+        seed: int,
+        bpe_dropout: float = 0.0,
+        device: str = "cpu",
+    ):
+        self.pairs, self.tokenizers = corpus.parts["train"], tokenizers
+        self.longest, self.seed, self.device = longest, seed, device
+        shas = [tokenizer.sha for tokenizer in tokenizers]
+        self.store = tokenised(self._rows, "pairs", corpus_hash(corpus), *shas, longest)
+        self.left_out = len(self.pairs) - len(self.store)
+        self.plan = Batches([self.store.lengths(i) + 1 for i in (0, 1)], tokens, seed)
+        self.samplers = [t.sampler(bpe_dropout, seed) for t in tokenizers if bpe_dropout]
+
+    def _rows(self) -> Iterator[tuple[list[int], list[int], list[int]]]:
+        """Yield the ids of both sides of each pair that is kept, and which pair it is."""
+        sides = [
+            tokenizer.encode_batch([getattr(pair, side) for pair in self.pairs])
+            for side, tokenizer in zip(SIDES, self.tokenizers, strict=True)
+        ]
+        rows = enumerate(zip(*sides, strict=True))
+        kept = [(a, b, [i]) for i, (a, b) in rows if max(len(a), len(b)) <= self.longest]
+        if not kept:
+            raise UsageError(
+                f"every pair is longer than max_length={self.longest} pieces; raise it"
+            )
+        return iter(kept)
+
+    def epoch(self) -> float:
+        """Return in how many batches all pairs are read once."""
+        return self.plan.len_epoch()
+
+    def __getitem__(self, n: int) -> PairBatch:
+        """Return batch n; with BPE dropout it is split into pieces anew."""
+        rows = self.plan[n]
+        if self.samplers:
+            sources, targets = (self._sampled(column, rows, n) for column in (0, 1))
+        else:
+            sources, targets = ([self.store[column][i] for i in rows] for column in (0, 1))
+        return make_batch(sources, targets, *self.tokenizers, self.device)
+
+    def _sampled(self, column: int, rows: np.ndarray, n: int) -> list[np.ndarray]:
+        """Split one side of some pairs by BPE dropout, at most twice as long as without."""
+        texts = [getattr(self.pairs[self.store[2][i][0]], SIDES[column]) for i in rows]
+        keys = [mix(self.seed, n, int(i)) for i in rows]
+        ids = map(self.samplers[column].encode, texts, keys)
+        return [np.asarray(row[: 2 * self.longest]) for row in ids]

@@ -1,0 +1,169 @@
+"""Texts generated sentence by sentence: cut, decoded in batches, and put together again."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.data.batches import pad
+from regard.data.sentences import join_sentences, split_sentences
+from regard.data.tokenizer import Tokenizer
+from regard.decode import search
+from regard.decode.batching import in_batches
+from regard.decode.options import Decoding, decode
+from regard.decode.rules import GenerationConfig, Given
+from regard.decode.search import Hypothesis
+from regard.decode.writer import Writer
+
+Ids = Sequence[int]
+
+
+@dataclass
+class Sentence:
+    """A part of a text that is translated by itself."""
+
+    line: int
+    ids: list[int]
+    prefix: list[int]  # how its target begins
+    separator: str  # between it and the next one
+    hypotheses: list[Hypothesis] = field(default_factory=list)
+
+
+class Joined(NamedTuple):
+    """The target of a whole text, its scores, and the ids of its sentences on both sides."""
+
+    text: str
+    score: float
+    logprob: float
+    pairs: list[tuple[list[int], list[int]]]
+
+
+class SentenceDecoder:
+    """Decodes with an encoder-decoder and its tokenizers, by the rules of its checkpoint.
+
+    `vocab` is the number of logits, `rules` what generation_config.json says beside the options,
+    and a sentence of more than `longest` tokens is read in parts.
+    """
+
+    def __init__(
+        self,
+        writer: Writer,
+        source: Tokenizer,
+        target: Tokenizer,
+        vocab: int,
+        *,
+        rules: Any = None,
+        longest: int = 400,
+        device: torch.device | str = "cpu",
+    ):
+        self.writer, self.source, self.target = writer, source, target
+        self.longest, self.device = longest, torch.device(device)
+        self.rules = GenerationConfig(rules, target.eos, vocab, target.begin)
+        self.begin = self.rules.begin
+        self.never = [*target.never, *range(target.vocab, vocab)]
+
+    def cut(
+        self, text: str, line: int, encode: Callable[[str], list[int]], prefix: Ids, split: bool
+    ) -> list[Sentence]:
+        """Cut a text into the sentences that are decoded one by one, and what is between them."""
+        sentences: list[Sentence] = []
+        for part in split_sentences(text) if split else [text]:
+            core = part.strip()
+            before, _, after = part.partition(core) if core else (part, "", "")
+            if before and sentences:
+                sentences[-1].separator += before
+            elif before:
+                sentences.append(Sentence(line, [], [], before))
+            ids = encode(core) if core else []
+            for start in range(0, len(ids), self.longest):
+                piece = self.source.frame(ids[start : start + self.longest], "source")
+                last = start + self.longest >= len(ids)
+                sentences.append(Sentence(line, piece, list(prefix), after if last else " "))
+                prefix = ()  # the target begins but once
+        return sentences
+
+    def write(
+        self, sentences: list[Sentence], options: Decoding, first: int, *, tokens: int, rows: int
+    ) -> None:
+        """Decode sentences in batches of so many tokens and rows; `first` seeds sampling."""
+        workers = torch.get_num_threads() if self.device.type == "cpu" else 1
+        hypotheses = in_batches(
+            sentences,
+            [len(s.ids) for s in sentences],
+            lambda some: self.batch(some, options, first),
+            tokens=tokens,
+            rows=min(rows, max(1, -(-len(sentences) // workers))),
+            workers=workers,
+        )
+        for sentence, some in zip(sentences, hypotheses, strict=True):
+            sentence.hypotheses = some
+
+    def batch(self, some: list[Sentence], options: Decoding, first: int) -> list[list[Hypothesis]]:
+        """Return the hypotheses of a batch of sentences; one without tokens has none."""
+        real = [s for s in some if s.ids]
+        if not real:
+            return [[] for _ in some]
+        usual = [search.usual_limit(len(s.ids)) + len(s.prefix) for s in real]
+        limits = [options.max_length or limit for limit in usual]
+        sources = [s.ids for s in real]
+        given = Given(self.rules.all_ends, [[self.begin]] * len(real), sources, limits)
+        hypotheses = iter(
+            decode(
+                self.writer,
+                *self._padded(sources),
+                options,
+                bos=self.begin,
+                eos=self.rules.eos,
+                ends=self.rules.ends,
+                prefix=[s.prefix for s in real] if any(s.prefix for s in real) else None,
+                adjust=[search.forbid(*self.never), *self.rules.changes(given)],
+                lines=[first + s.line for s in real],
+                **self.rules.beam(),
+            )
+        )
+        return [next(hypotheses) if s.ids else [] for s in some]
+
+    def join(self, parts: list[Sentence], language: str | None) -> list[Joined]:
+        """Put the sentences of one text together again, the best hypotheses first."""
+        separators = [s.separator for s in parts]
+        joined = []
+        for rank in range(max((len(s.hypotheses) for s in parts), default=0)):
+            best = [s.hypotheses[: rank + 1][-1:] for s in parts]
+            texts = ["".join(self.target.decode(h.ids) for h in some) for some in best]
+            real = [(s, h) for s, some in zip(parts, best, strict=True) for h in some]
+            lengths = [max(1, len(h.ids)) for _, h in real]
+            total = sum(h.score * n for (_, h), n in zip(real, lengths, strict=True))
+            joined.append(
+                Joined(
+                    join_sentences(texts, separators, language),
+                    total / sum(lengths),
+                    sum(h.logprob for _, h in real),
+                    [(s.ids, h.ids) for s, h in real],
+                )
+            )
+        return joined
+
+    def score(
+        self, pairs: Sequence[tuple[list[int], list[int]]], options: Decoding, **batches: int
+    ) -> list[Hypothesis]:
+        """Return how likely given targets are, in batches of so many `tokens` and `rows`."""
+
+        def score(some: list[tuple[list[int], list[int]]]) -> list[Hypothesis]:
+            return search.score(
+                self.writer,
+                *self._padded([source for source, _ in some]),
+                [target for _, target in some],
+                length_penalty=options.length_penalty,
+                alpha=options.alpha,
+                bos=self.begin,
+                eos=self.target.eos,
+            )
+
+        return in_batches(pairs, [max(map(len, pair)) for pair in pairs], score, **batches)
+
+    def _padded(self, rows: Sequence[Ids]) -> tuple[Tensor, Tensor]:
+        ids, lengths = pad([np.asarray(row, dtype=np.int64) for row in rows], 0)
+        return ids.to(self.device), lengths.to(self.device)

@@ -1,0 +1,324 @@
+"""What a look over data found: how bad, where first, how often, and the remedy."""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from regard.data.split import usual_share
+from regard.data.table import kind_of
+from regard.errors import UsageError
+
+LEVELS = ("error", "warning", "note")
+MEANT = "nothing, if that is meant"
+UNEVEN = 10  # times as many rows of one label as of another
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing found: how bad, what, where first, and the remedy."""
+
+    level: str  # error, warning or note
+    what: str
+    where: str
+    remedy: str
+    kind: str = ""
+    count: int = 1
+
+
+@dataclass
+class DataReport:
+    """What was found in a set of data: its parts, its languages and the findings, worst first."""
+
+    data: str
+    source: str | None = None
+    target: str | None = None
+    parts: dict[str, Any] = field(default_factory=dict)  # name -> its counts
+    taken: str = ""  # for which task, and why
+    findings: list[Finding] = field(default_factory=list)
+    sample: Any = None  # some rows of train, to measure a training with
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing was found that training would refuse."""
+        return not any(finding.level == "error" for finding in self.findings)
+
+    def add(
+        self, level: str, kind: str, where: str | Path, what: str, remedy: str, count: int = 1
+    ) -> None:
+        """Add a finding."""
+        self.findings.append(Finding(level, what, str(where), remedy, kind, count))
+
+    def refused(self, path: str | Path, error: UsageError) -> None:
+        """Add that a file cannot be read."""
+        what, _, remedy = str(error).removeprefix(f"{path}: ").partition("; ")
+        self.add("error", "unreadable", path, what, remedy or "mend the file")
+
+    def close(self, found: Iterable[str]) -> "DataReport":
+        """Note where a validation part will be split off, and sort the findings."""
+        if "train" in self.parts and "valid" not in found:
+            rows = self.parts["train"].total
+            what = f"about {round(rows * usual_share(rows)):,} of {rows:,} will be split off train"
+            if getattr(self.parts["train"], "of", "") == "characters":
+                what = "the last tenth of the text is kept for it"
+            else:
+                what += " by hash"
+            remedy = "nothing, or give your own with valid="
+            self.add("note", "no_valid", self.data, f"no validation part; {what}", remedy)
+        self.findings.sort(key=lambda finding: LEVELS.index(finding.level))
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain values for JSON."""
+        own = {
+            "data": self.data,
+            "source": self.source,
+            "target": self.target,
+            "parts": {name: asdict(part) for name, part in self.parts.items()},
+            "taken": self.taken,
+        }
+        findings = [asdict(finding) for finding in self.findings]
+        return {**own, "findings": findings, "healthy": self.healthy}
+
+    def lines(self) -> list[str]:
+        """Return the report as lines for a terminal."""
+        languages = f" ({self.source} to {self.target})" if self.source and self.target else ""
+        lines = [f"{self.data}{languages}"] + ([self.taken] if self.taken else [])
+        width = max(map(len, self.parts), default=0)
+        lines += [f"  {name:{width}}  {part}" for name, part in self.parts.items()]
+        for finding in self.findings:
+            lines.append(f"{finding.level}: {finding.where}: {finding.what}")
+            lines.append(f"  remedy: {finding.remedy}")
+        tally = Counter(finding.level for finding in self.findings)
+        counts = [plural(tally[level], level) for level in LEVELS if tally[level]]
+        return [*lines, ", ".join(counts) or "nothing found"]
+
+
+def plural(count: int, word: str) -> str:
+    """Return a count with its word: 1 row, 2 rows."""
+    return f"{count:,} {word}{'s' * (count != 1)}"
+
+
+def excerpt(text: str, most: int = 60) -> str:
+    """Return the start of a text with everything unprintable shown by its code."""
+    short = text[:most] + ("…" if len(text) > most else "")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in short)
+
+
+def rows_about(path: Path, rows: int, characters: int, other: Path | None = None) -> int:
+    """Return about how many rows a file has, from those that were read of it."""
+    if kind_of(path) == "parquet" and path.suffix == ".parquet":
+        from pyarrow import parquet
+
+        return parquet.read_metadata(path).num_rows
+    if path.is_dir() or path.suffix in (".gz", ".xz"):
+        return rows  # at least
+    size = sum(os.path.getsize(file) for file in (path, other) if file)
+    return max(rows, round(rows * size / max(1, characters + 2 * rows)))
+
+
+# What characters show
+
+# kind -> level, what is said of the rows, and the remedy
+MARKS = {
+    "replaced": (
+        "warning",
+        "with U+FFFD, the mark of letters lost in a conversion",
+        "convert the original again with its true encoding, or remove the rows",
+    ),
+    "garbled": (
+        "warning",
+        "that look like UTF-8 once read as Latin-1 (such as Ã¤ for ä)",
+        "convert them back with: iconv -f utf-8 -t latin1 (or cp1252)",
+    ),
+    "control": (
+        "warning",
+        "with control characters or line separators",
+        "remove them; they become pieces of the vocabulary",
+    ),
+    "invisible": (
+        "note",
+        "with invisible characters (zero-width space, soft hyphen, byte order mark)",
+        "remove them; equal words look different to a model",
+    ),
+    "tab": ("note", "with a TAB inside the text", "make it a space"),
+    "markup": (
+        "note",
+        "with HTML entities or tags",
+        "turn them into plain text, unless the model is to write them",
+    ),
+}
+PATTERNS = {
+    "replaced": "\ufffd",
+    "garbled": "Ã[\u0080-\u00bf\u0152\u0153\u0160\u0161\u0178\u201c-\u201e]|â€|Â[\u00a0-\u00bf]",
+    "control": "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]",
+    "invisible": "[\u00ad\u200b\u2060\ufeff]",
+    "tab": "\t",
+    "markup": r"&(?:amp|lt|gt|quot|apos|nbsp|\#\d{1,6});|</?[a-z]{1,10}/?>",
+}
+EACH_MARK = {name: re.compile(pattern) for name, pattern in PATTERNS.items()}
+# A single class of first letters is searched many times faster than the alternatives.
+MAY_MARK = re.compile("[\x00-\x1f\x7f-\x9f\u00adÃâÂ&<\u200b\u2028\u2029\u2060\ufeff\ufffd]")
+
+
+def marks_in(text: str) -> list[str]:
+    """Return the kinds of suspicious characters that a text has."""
+    if not MAY_MARK.search(text):
+        return []
+    return [kind for kind, pattern in EACH_MARK.items() if pattern.search(text)]
+
+
+# What only many rows together show
+
+
+class Wording(NamedTuple):
+    """How copies of some kind of rows are told, within a part and in two."""
+
+    row: str
+    alike: str = ", but for case and space"
+    source: str = "row"  # what a row is known by
+    other: str = "other labels"
+    level: str = "warning"  # of sources that are there twice with others
+    remedy: str = "settle which labels are right; nothing can be learnt from both"
+    # copies, sources with another target, the same in two parts (or any source, if the last is "")
+    kinds: tuple[str, str, str, str] = ("duplicate", "torn_label", "leak", "")
+
+
+PAIRS = Wording(
+    "pair",
+    source="source",
+    other="another target",
+    level="note",
+    remedy="nothing, if the targets are all good; else keep the best one",
+    kinds=("duplicate_pair", "duplicate_source", "leak_pair", "leak_source"),
+)
+ROWS = Wording("row")
+IMAGES = Wording("image", "", "image", kinds=("duplicate_image", "torn_label", "leak_image", ""))
+
+
+class Hashed:
+    """A part of which each row is known by two hashes: of its source, and of all of it."""
+
+    def __init__(
+        self, name: str, sources: np.ndarray, targets: np.ndarray, at: Callable[[int], str]
+    ):
+        """Take 64-bit hashes, and what says where a row is."""
+        self.name, self.sources, self.at = name, sources, at
+        # An odd factor, so that a pair and its reverse differ.
+        self.whole = sources * np.uint64(0x9E3779B97F4A7C15) ^ targets
+
+
+def _first_of(hashes: np.ndarray) -> np.ndarray:
+    """Return for each row the first one that is equal to it."""
+    _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
+    return first[inverse]
+
+
+def find_copies(report: DataReport, part: Hashed, wording: Wording) -> None:
+    """Find rows, and sources with another target, that are in the part twice."""
+    count = len(part.sources)
+    if not count:
+        return
+    originals = _first_of(part.whole), _first_of(part.sources)
+    same, again = (original != np.arange(count) for original in originals)
+    share = same.mean()
+    remedy = "remove the copies, unless they are to count more"
+    for kind, rows, original, level, word, how, cure in (
+        (
+            wording.kinds[0],
+            same,
+            originals[0],
+            "warning" if share > 0.01 else "note",
+            wording.row,
+            wording.alike,
+            remedy,
+        ),
+        (
+            wording.kinds[1],
+            again & ~same,
+            originals[1],
+            wording.level,
+            wording.source,
+            f" with {wording.other}",
+            wording.remedy,
+        ),
+    ):
+        if rows.any():
+            row = int(rows.argmax())
+            what = (
+                f"{plural(int(rows.sum()), word)} of {part.name} ({rows.mean():.1%}) there already"
+                f"{how}; the first is that of {part.at(int(original[row]))}"
+            )
+            report.add(level, kind, part.at(row), what, cure, int(rows.sum()))
+
+
+def find_leaks(report: DataReport, earlier: Hashed, later: Hashed, wording: Wording) -> None:
+    """Find rows of a later part (valid, test) that are in an earlier one (train) too."""
+    source = np.isin(later.sources, earlier.sources)
+    whole = np.isin(later.whole, earlier.whole) if wording.kinds[3] else source
+    for kind, word, rows, ours, theirs in (
+        (wording.kinds[2], wording.row, whole, later.whole, earlier.whole),
+        (
+            wording.kinds[3],
+            f"{wording.source} (with {wording.other})",
+            source & ~whole,
+            later.sources,
+            earlier.sources,
+        ),
+    ):
+        if not wording.kinds[3]:
+            ours, theirs = later.sources, earlier.sources
+        if not rows.any():
+            continue
+        row = int(rows.argmax())
+        place = earlier.at(int((theirs == ours[row]).argmax()))
+        what = (
+            f"{plural(int(rows.sum()), word)} of {later.name} ({rows.mean():.1%}) also in "
+            f"{earlier.name}{wording.alike}; the first is {place}"
+        )
+        remedy = f"remove them from {earlier.name}, else scores on {later.name} are too good"
+        report.add("warning", kind, later.at(row), what, remedy, int(rows.sum()))
+
+
+def find_labels(
+    report: DataReport,
+    parts: Mapping[str, Sequence[tuple[str, Sequence[str]]]],
+    word: str,
+    few: int,
+    alone: str,
+) -> None:
+    """Find labels that cannot be learnt, or hardly, by where each row is and its labels.
+
+    Of fewer rows than `few`, hardly anything is learnt; `alone` is the kind of a finding.
+    """
+    counts = Counter(label for _, labels in parts["train"] for label in labels)
+    if len(counts) < 2:
+        what = f"only the label {next(iter(counts), '')!r:.40} in train"
+        report.add("error", alone, report.data, what, "give rows of two labels or more")
+    for name, rows in parts.items():
+        strange = [(at, one) for at, labels in rows for one in labels if one not in counts]
+        if strange:
+            where, label = strange[0]
+            what = (
+                f"{plural(len(strange), word)} of {name} under a label that train has not, such as "
+                f"{label!r:.40}"
+            )
+            remedy = "add such rows to train, or mend or remove them"
+            report.add("error", "unknown_label", where, what, remedy, len(strange))
+    if len(counts) < 2:
+        return
+    (most, many), (least, least_count) = counts.most_common()[0], counts.most_common()[-1]
+    if rare := [label for label, count in counts.items() if count < few]:
+        labels = plural(len(rare), "label")
+        what = f"fewer than {few} {word}s in train of {labels}, {least!r:.40} the least"
+        remedy = "add some, join it with another label, or begin from a trained model with init="
+        report.add("warning", "rare_label", report.data, what, remedy, len(rare))
+    if many > UNEVEN * least_count:
+        what = f"{many:,} {word}s of {most!r:.40} in train, {least_count:,} of {least!r:.40}"
+        remedy = "judge by macro F1 rather than by accuracy, or even them out"
+        report.add("note", "uneven_labels", report.data, what, remedy)

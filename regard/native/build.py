@@ -1,0 +1,185 @@
+"""Compiling the C kernels for this processor, once, and why they are off where they are."""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from threading import Lock
+
+import torch
+
+from regard.errors import UsageError
+from regard.files import alone, cache_folder, make_folder, replacing, write_atomically
+from regard.processor import about
+
+HERE = Path(__file__).resolve().parent
+COMPILERS = ("gcc", "cc", "clang")
+FLAGS = ["-O3", "-march=native", "-mprefer-vector-width=512", "-fno-math-errno"]
+FLAGS += ["-Wno-psabi", "-fopenmp", "-fPIC"]
+# A compiler that takes longer than this is given up, in seconds.
+TIMEOUT = 120
+# A failure is remembered for a day, in seconds.
+REMEMBER_FAILURE = 24 * 3600
+# What a compiler says when it was the machine that failed, which is not remembered.
+TRANSIENT = (b"No space left", b"terminated program", b"Cannot allocate memory", b"out of memory")
+
+# name of a kernel -> its arguments: an address (p), a whole number (l) or a fraction (d)
+KERNELS = {
+    "regard_write": "pppppppp",
+    "regard_likeliest": "pllpp",
+    "regard_attend": "pppppdppp",
+    "regard_attend_back": "pppppdpppppp",
+    "regard_squares": "lppp",
+    "regard_adamw": "lppppppppddd",
+    "regard_block": "pppppppp",
+    "regard_block_back": "ppppppppppl",
+}
+TYPES = {"p": ctypes.c_void_p, "l": ctypes.c_long, "d": ctypes.c_double}
+_one_at_a_time = Lock()
+
+
+@dataclass(frozen=True)
+class Status:
+    """Whether the C kernels can be used here, and why not."""
+
+    enabled: bool
+    reason: str = ""
+
+    def __str__(self) -> str:
+        off = f"off, PyTorch computes instead: {self.reason}"
+        return f"C kernels: {'on' if self.enabled else off}"
+
+
+def library() -> ctypes.CDLL | None:
+    """Return the kernels, compiled if they are not yet; None where that cannot be."""
+    with _one_at_a_time:
+        return load()[0]
+
+
+def status() -> Status:
+    """Return whether the kernels can be used, and the reason if not; compiles them if need be."""
+    with _one_at_a_time:
+        made, reason = load()
+    return Status(made is not None, reason)
+
+
+@cache
+def load() -> tuple[ctypes.CDLL | None, str]:
+    """Return the kernels, or why there are none; for one thread at a time."""
+    if os.environ.get("REGARD_NATIVE", "1") in ("0", ""):
+        return None, f"REGARD_NATIVE={os.environ['REGARD_NATIVE']} switches them off"
+    if not sys.platform.startswith("linux"):
+        return None, f"they are made for Linux, and this is {sys.platform}"
+    try:
+        return _linked(), ""
+    except subprocess.TimeoutExpired as error:
+        return None, f"{error.cmd[0]} took more than {TIMEOUT} seconds"
+    except subprocess.CalledProcessError as error:
+        return None, f"{error.cmd[0]} failed: {_first_error(error.stderr)}"
+    except (OSError, AttributeError, UsageError) as error:
+        return None, str(error)
+
+
+def _linked() -> ctypes.CDLL:
+    """Return the compiled kernels, linked with the libraries of this process."""
+    # symbols that the kernels leave open are those of the libraries that PyTorch has loaded:
+    # its threads, so that nobody's threads wait for each other, and its matrix products
+    for name in ("libgomp", "libiomp5", "libtorch_cpu"):
+        if (path := _loaded(name)) is not None:
+            ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+    try:
+        made = ctypes.CDLL(str(built()), mode=os.RTLD_NOW)
+    except OSError:  # the cache may have been deleted in between
+        made = ctypes.CDLL(str(built()), mode=os.RTLD_NOW)
+    for name, takes in KERNELS.items():
+        kernel = getattr(made, name)
+        kernel.argtypes, kernel.restype = [TYPES[one] for one in takes], None
+    return made
+
+
+def _loaded(name: str) -> str | None:
+    """Return the path of a library of this process."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if (path := line.split()[-1]).rpartition("/")[2].startswith(f"{name}."):
+            return path
+    return None
+
+
+def built() -> Path:
+    """Return the compiled kernels, from the cache if they are there."""
+    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+    if compiler is None:
+        raise UsageError(f"there is no C compiler ({', '.join(COMPILERS)}); install one")
+    sources = sorted(HERE.glob("*.c"))
+    key = hashlib.blake2b(digest_size=12)
+    for part in [*sources, *sorted(HERE.glob("*.h"))]:
+        key.update(part.read_bytes())
+    age = os.stat(compiler).st_mtime_ns
+    made_by = [FLAGS, compiler, age, platform.machine(), about(), torch.__version__]
+    key.update(repr(made_by).encode())
+    made = cache_folder() / f"native-{key.hexdigest()}.so"
+    make_folder(made.parent)
+    _check_private(made.parent)
+    if not made.exists():
+        with alone(made.with_suffix(".lock")):  # others wait and find it made, or find it failed
+            if not made.exists():
+                _compile(compiler, sources, made)
+    _check_private(made)
+    return made
+
+
+def _check_private(path: Path) -> None:
+    """Refuse a cache in which somebody else could have put code for us to run."""
+    found = path.stat()
+    if found.st_uid != os.getuid():
+        raise UsageError(f"{path} belongs to user {found.st_uid}, not to user {os.getuid()}")
+    if found.st_mode & 0o022:
+        mode = f"{found.st_mode & 0o777:o}"
+        raise UsageError(f"others may write to {path} (mode {mode}); run chmod go-w {path}")
+
+
+def _compile(compiler: str, sources: list[Path], made: Path) -> None:
+    """Compile the kernels, unless the same compiler failed at them not long ago."""
+    failed = made.with_suffix(".failed")
+    with suppress(OSError):
+        if abs(time.time() - failed.stat().st_mtime) < REMEMBER_FAILURE:
+            raise UsageError(
+                f"{compiler} failed earlier: {_first_error(failed.read_bytes())}; it is asked "
+                f"again a day after, or once {failed} is deleted"
+            )
+    if sys.stderr.isatty():
+        print("compiling kernels for this processor, once", file=sys.stderr)
+    try:
+        with tempfile.TemporaryDirectory() as place, replacing(made) as new:
+            objects = [str(Path(place) / f"{source.stem}.o") for source in sources]
+            pairs = zip(map(str, sources), objects, strict=True)
+            with ThreadPoolExecutor() as pool:
+                list(pool.map(_run, ([compiler, *FLAGS, "-c", a, "-o", b] for a, b in pairs)))
+            _run([compiler, "-shared", *objects, "-o", str(new)])
+            new.chmod(0o700)
+    except subprocess.SubprocessError as error:
+        said = getattr(error, "stderr", None) or b""
+        if not any(words in said for words in TRANSIENT):
+            write_atomically(failed, (said.strip() or str(error).encode())[-2000:] + b"\n")
+        raise
+
+
+def _run(command: list[str]) -> None:
+    """Run a compiler, silently."""
+    subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT)
+
+
+def _first_error(said: bytes | None) -> str:
+    """Return the first line of a compiler's output that tells of an error, or the first line."""
+    lines = (said or b"").decode(errors="replace").strip().splitlines() or ["it said nothing"]
+    return next((line for line in lines if "error" in line), lines[0])[:200]
