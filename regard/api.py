@@ -28,11 +28,12 @@ if TYPE_CHECKING:
     from regard.metrics.evaluation import Evaluation
     from regard.tasks.classifier import Classifier
     from regard.tasks.embed import Embedder
-    from regard.tasks.fill import Filler
     from regard.tasks.frame.task import Task
     from regard.tasks.run import Report
     from regard.tasks.runners import Runner
     from regard.tasks.tagger import Tagger
+    from regard.tasks.text.fill import Fill
+    from regard.tasks.text.language import LanguageModel
     from regard.tasks.text.prefix import PrefixTranslate
     from regard.tasks.text.text import TextToText
     from regard.tasks.text.translate import Translate
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from regard.tasks.vision.denoise import Denoise
     from regard.tasks.vision.images import ClassifyImages
     from regard.tasks.vision.pretrain import Pretrain
-    from regard.tasks.writing import LanguageModel
 
 Place = str | Path
 
@@ -117,7 +117,7 @@ def load(
 @overload
 def load(name_or_folder: Place, /, device: str = "cpu", *, task: Literal["tag"]) -> "Tagger": ...
 @overload
-def load(name_or_folder: Place, /, device: str = "cpu", *, task: Literal["fill"]) -> "Filler": ...
+def load(name_or_folder: Place, /, device: str = "cpu", *, task: Literal["fill"]) -> "Fill": ...
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["embed"]

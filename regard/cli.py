@@ -387,10 +387,6 @@ VERBS = {
 
 # task -> how to train it
 EXAMPLES: dict[str, tuple[str, str]] = {
-    "language": (
-        "regard train language data=book.txt minutes=10 out=runs/mine",
-        "regard train language data=folder like=llama size=small position=alibi",
-    ),
     "classify": (
         "regard train classify data=reviews.tsv minutes=5 out=runs/reviews",
         "regard train classify data=photos family=swin minutes=30 out=runs/photos",
@@ -398,10 +394,6 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "tag": (
         "regard train tag data=folder column=upos minutes=10 out=runs/tags",
         "regard train tag data=train.conllu features=affixes size=small",
-    ),
-    "fill": (
-        "regard train language data=folder objective=masked out=runs/masked",
-        'regard run runs/masked "A dog [MASK] in the snow."',
     ),
     "embed": (
         "regard import all-MiniLM-L6-v2 out=runs/minilm",

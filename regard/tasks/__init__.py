@@ -41,8 +41,13 @@ TASKS: dict[str, Any] = {
             "regard train prefix data=pairs.tsv minutes=30",
         ),
     ),
-    "language": Home(
-        "regard.tasks.language", "LanguageSettings", "regard.tasks.writing", "LanguageModel"
+    "language": Entry(
+        "regard.tasks.text.language",
+        "LanguageModel",
+        (
+            "regard train language data=book.txt minutes=10 out=runs/mine",
+            "regard train language data=folder like=llama size=small position=alibi",
+        ),
     ),
     "text": Entry(
         "regard.tasks.text.text",
@@ -88,7 +93,14 @@ TASKS: dict[str, Any] = {
         ),
     ),
     "tag": Home("regard.tasks.tag", "TagSettings", "regard.tasks.tagger", "Tagger"),
-    "fill": Home("regard.tasks.fill", "FillSettings", "regard.tasks.fill", "Filler"),
+    "fill": Entry(
+        "regard.tasks.text.fill",
+        "Fill",
+        (
+            "regard train language data=folder objective=masked out=runs/masked",
+            'regard run runs/masked "A dog [MASK] in the snow."',
+        ),
+    ),
     "embed": Home("regard.tasks.embed", "EmbedSettings", "regard.tasks.embed", "Embedder"),
 }
 
