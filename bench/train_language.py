@@ -143,7 +143,10 @@ def regard() -> Step:
     from regard.data.documents import load_texts
     from regard.models import family
     from regard.native import fast
-    from regard.tasks.language import NextToken, resolve
+    from regard.tasks.frame.task import Data
+    from regard.tasks.frame.train import Training
+    from regard.tasks.text.language import LanguageModel
+    from regard.tasks.text.language_modelling import LanguageCodec
     from regard.training import distributed
     from regard.training.loop import one_step
     from regard.training.optim import build_optimiser
@@ -152,7 +155,7 @@ def regard() -> Step:
     start = time.perf_counter()
     native.library()
     COMPILING.append(time.perf_counter() - start)
-    settings = resolve(
+    settings = LanguageModel.resolve(
         {
             "data": str(DATA / "tinyshakespeare"),
             "tokenizer": "characters",
@@ -177,7 +180,8 @@ def regard() -> Step:
 
     torch.manual_seed(1)
     model = model_class(dataclasses.replace(settings.model, vocab=tokenizer.vocab)).train()
-    task = NextToken(texts, settings, tokenizer)
+    task = LanguageModel(model, LanguageCodec(tokenizer, texts.running, settings.context))
+    training = Training(task, Data(texts, texts.sha, []), settings)
     optimiser = build_optimiser(model, lr=RATE)
     reuse_memory()  # as the loop does before its first step
     count = 0
@@ -187,7 +191,7 @@ def regard() -> Step:
     def step() -> float:
         nonlocal count
         count += 1
-        return one_step(model, task, settings, optimiser, count, RATE)[0]
+        return one_step(model, training, settings, optimiser, count, RATE)[0]
 
     return step
 

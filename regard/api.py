@@ -16,7 +16,8 @@ from regard.files import read_json
 from regard.models.folder import WEIGHTS, load_folder
 from regard.recipes import RECIPES, data_folder, recipe, resolve_data
 from regard.results import Named
-from regard.tasks import TASKS, runner, task_for, trainer
+from regard.tasks import TASKS, task_for
+from regard.tasks import task as task_class
 from regard.training.plan import DURATION_KEYS
 
 if TYPE_CHECKING:
@@ -26,12 +27,12 @@ if TYPE_CHECKING:
     from regard.filters.program import Filtered
     from regard.lab.report import Compared
     from regard.metrics.evaluation import Evaluation
-    from regard.tasks.fill import Filler
     from regard.tasks.frame.task import Task
-    from regard.tasks.run import Report
-    from regard.tasks.runners import Runner
+    from regard.tasks.frame.train import Report
     from regard.tasks.text.classify import Classify
     from regard.tasks.text.embed import Embed
+    from regard.tasks.text.fill import Fill
+    from regard.tasks.text.language import LanguageModel
     from regard.tasks.text.prefix import PrefixTranslate
     from regard.tasks.text.tag import Tag
     from regard.tasks.text.text import TextToText
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from regard.tasks.vision.denoise import Denoise
     from regard.tasks.vision.images import ClassifyImages
     from regard.tasks.vision.pretrain import Pretrain
-    from regard.tasks.writing import LanguageModel
 
 Place = str | Path
 
@@ -117,7 +117,7 @@ def load(
 @overload
 def load(name_or_folder: Place, /, device: str = "cpu", *, task: Literal["tag"]) -> "Tag": ...
 @overload
-def load(name_or_folder: Place, /, device: str = "cpu", *, task: Literal["fill"]) -> "Filler": ...
+def load(name_or_folder: Place, /, device: str = "cpu", *, task: Literal["fill"]) -> "Fill": ...
 @overload
 def load(name_or_folder: Place, /, device: str = "cpu", *, task: Literal["embed"]) -> "Embed": ...
 @overload
@@ -141,7 +141,7 @@ def load(name_or_folder: Literal["fashion"], /, device: str = "cpu") -> "Classif
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", task: str | None = None
-) -> "Task[Any, Any] | Runner[Any]": ...
+) -> "Task[Any, Any]": ...
 
 
 def load(name_or_folder: Place, /, device: str = "cpu", task: str | None = None) -> Any:
@@ -153,7 +153,6 @@ def load(name_or_folder: Place, /, device: str = "cpu", task: str | None = None)
     instead. One input to run() gives one answer, a list of inputs a list of answers.
     """
     from regard.pretrained.folder import read_any_config
-    from regard.tasks.frame.task import Task
 
     folder = find_model(name_or_folder)
     read, foreign = read_any_config(folder)
@@ -168,9 +167,8 @@ def load(name_or_folder: Place, /, device: str = "cpu", task: str | None = None)
         )
     if task not in (None, config["task"], "embed"):
         raise UsageError(f"task={task}: {folder} can run for {config['task']} or embed")
-    made = runner(task or config["task"]).load(folder, model, config)
-    made.family = config["family"]
-    setattr(made, "path" if isinstance(made, Task) else "name", str(name_or_folder))
+    made = task_class(task or config["task"]).load(folder, model, config)
+    made.family, made.path = config["family"], str(name_or_folder)
     if (folder / "recipe.json").exists():
         made.trained = Split.from_json(read_json(folder / "recipe.json").get("split"))
     return made
@@ -240,7 +238,7 @@ def train(
     settings |= given(minutes=minutes, steps=steps, epochs=epochs, lr=lr, batch_tokens=batch_tokens)
     settings |= given(dropout=dropout, seed=seed, device=device)
     task, values, followed = plan(task_or_recipe, settings)
-    return trainer(task).train(values, quiet=quiet, recipe=followed)
+    return task_class(task).train(values, quiet=quiet, recipe=followed)
 
 
 def compare(
@@ -332,7 +330,7 @@ def stored(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def evaluate(
-    model: "Place | Runner[Any]",
+    model: "Place | Task[Any, Any]",
     /,
     *,
     data: Any = None,
@@ -356,7 +354,6 @@ def evaluate(
     by name, as in result["accuracy"]; shares such as accuracy and F1 are in percent.
     """
     from regard.pretrained.folder import is_foreign
-    from regard.tasks.frame.task import Task
 
     settings |= given(data=data, part=part, outputs=outputs)
     folder = find_model(model) if isinstance(model, str | Path) else None
@@ -367,27 +364,19 @@ def evaluate(
     other = against
     if isinstance(other, str) and not Path(other).is_dir():
         other = other.split(",")
-    others = other if isinstance(other, list) else [other]
-    many = getattr(loaded, "several_against", getattr(loaded, "takes_several", False))
-    if len(others) > 1 and not many:
+    others = other if isinstance(other, list) else [] if other is None else [other]
+    if len(others) > 1 and not loaded.several_against:
         raise UsageError(f"against= names {len(others)} models; one of {loaded.task} takes one")
-    found: list[Any] = [
-        load(one, task=task) if isinstance(one, str | Path) else one for one in others
-    ]
-    names = (str(model) if folder else "model", *("" if x is None else str(x) for x in others))
-    if isinstance(loaded, Task):
-        rivals = [one for one in found if one is not None]
-        result = loaded.evaluate(settings, against=rivals, names=names[: len(rivals) + 1])
-    else:
-        both = found if len(found) > 1 else found[0]
-        result = loaded.evaluate(settings, against=both, names=names)
+    rivals = [load(one, task=task) if isinstance(one, str | Path) else one for one in others]
+    names = [str(model) if folder else "model", *map(str, others)]
+    result = loaded.evaluate(settings, against=rivals, names=names)
     if folder is not None and folder.parent != starters_home() and not is_foreign(folder):
         result.keep(folder)
     return result
 
 
 def look(
-    model: "Place | Runner[Any]",
+    model: "Place | Task[Any, Any]",
     texts: Any,
     /,
     *,
@@ -530,7 +519,7 @@ def _take_over(folder: Path, out: Place) -> Saved:
     from regard.hashes import seal
     from regard.models.folder import save_config, save_parts, save_weights
     from regard.pretrained.folder import is_foreign, write_json
-    from regard.tasks.tokenizer import save_any_tokenizers
+    from regard.pretrained.tokenizer_folder import save_tokenizers
     from regard.weights import state_of
 
     if not is_foreign(folder):
@@ -544,7 +533,7 @@ def _take_over(folder: Path, out: Place) -> Saved:
         if "pretraining" in config:
             save_parts(partial, state_of(_whole(Path(folder), model, config)))
         if tokenizers[0] is not None:  # a model that reads images has none
-            save_any_tokenizers(partial, tokenizers)
+            save_tokenizers(partial, tokenizers)
             write_json(partial / "generation_config.json", config.get("generation", {}))
         write_atomically(partial / "README.md", _card(config, model))
         save_config(partial, model, name=config["family"], task=config["task"], about=about)
@@ -554,7 +543,8 @@ def _take_over(folder: Path, out: Place) -> Saved:
 
 def _whole(folder: Path, model: Any, config: dict[str, Any]) -> Any:
     """Return an encoder of images within what it was trained by."""
-    return runner("pretrain").load(folder, model, config).whole()
+    encoder: Any = task_class("pretrain").load(folder, model, config)
+    return encoder.whole()
 
 
 def _card(config: dict[str, Any], model: Any) -> str:
@@ -571,9 +561,9 @@ def _import(folder: Path, device: str = "cpu") -> tuple[Any, dict[str, Any], tup
     """Read a public checkpoint, or one that we have exported."""
     from regard.pretrained.folder import import_folder
     from regard.pretrained.generation import read_generation
-    from regard.tasks.tokenizer import load_any_tokenizers
+    from regard.pretrained.tokenizer_folder import load_tokenizers
 
-    model, config, tokenizers = import_folder(folder, device, load_any_tokenizers)
+    model, config, tokenizers = import_folder(folder, device, load_tokenizers)
     config["generation"] = read_generation(folder, config["task"])
     return model, config, tokenizers
 
@@ -633,7 +623,7 @@ def _export_huggingface(
     """Write a model as transformers' AutoModel and AutoTokenizer read it; max_shard is in MB."""
     from regard.files import making
     from regard.pretrained.folder import export_weights, is_foreign
-    from regard.tasks.tokenizer import export_tokenizers, load_any_tokenizers
+    from regard.pretrained.tokenizer_folder import export_tokenizers, load_tokenizers
 
     if max_shard is not None:
         if not str(max_shard).isdecimal() or not 0 < int(max_shard) <= 10**6:
@@ -645,7 +635,7 @@ def _export_huggingface(
         model, config = load_folder(folder)
         config["generation"] = _generation(folder)
         reads_text = "image" not in config or hasattr(model, "texts")
-        tokenizers = load_any_tokenizers(folder) if reads_text else (None, None)
+        tokenizers = load_tokenizers(folder) if reads_text else (None, None)
     with making(out) as partial:
         sizes: dict[str, Any] = {"dtype": dtype, "max_shard": max_shard}
         told = config.get("pretraining")

@@ -81,10 +81,11 @@ def run(call: Call) -> None:
     except UsageError as mistake:
         hint = " (text that holds a = goes after --)" if "unknown key" in str(mistake) else ""
         raise UsageError(f"{mistake}{hint}") from None
-    live = hasattr(model, "say") and sys.stdout.isatty() and not call.json  # token by token
+    streams = model.streams
+    live = streams and sys.stdout.isatty() and not call.json  # token by token
     if not texts:
         if live and sys.stdin.isatty():
-            return model.session(call.settings, sys.stdout)
+            return model.session(call.completed, sys.stdout)
         size = 1 if sys.stdin.isatty() else CHUNK
         print_answers(model, chunks(sys.stdin.buffer, size), call)
         return
@@ -97,7 +98,7 @@ def run(call: Call) -> None:
             continue
         if live:
             for text, _ in words:
-                model.say(text, number, call.settings, sys.stdout)
+                model.say(text, call.completed, sys.stdout, first=number)
                 number += 1
         else:
             for line in answers(model, words, call, first=number):
@@ -123,7 +124,7 @@ def run_path(model: Any, path: str, kind: str, call: Call, number: int) -> int:
 
     as_text = "; to answer the word itself, write it after --"
     suffix = os.path.splitext(path)[1].lower()
-    if name_of_input(model) == "image":
+    if model.input == "image":
         if kind == "file" and suffix not in LISTS:
             for line in answers(model, [(path, None)], call, first=number):
                 print(line)
@@ -384,19 +385,6 @@ VERBS = {
 }
 
 
-# task -> how to train it
-EXAMPLES: dict[str, tuple[str, str]] = {
-    "language": (
-        "regard train language data=book.txt minutes=10 out=runs/mine",
-        "regard train language data=folder like=llama size=small position=alibi",
-    ),
-    "fill": (
-        "regard train language data=folder objective=masked out=runs/masked",
-        'regard run runs/masked "A dog [MASK] in the snow."',
-    ),
-}
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     try:
@@ -468,17 +456,16 @@ def page(words: list[str], verb: Verb) -> str:
     """Write the page of one verb, or of a task that is to be trained."""
     from regard.tasks import TASKS
 
-    task = words[1] if words[0] == "train" and len(words) > 1 else ""
+    name = words[1] if words[0] == "train" and len(words) > 1 else ""
     lines = [f"regard {words[0]}: {verb.summary}", "", f"  {verb.usage}", "", "Examples:"]
-    entry = TASKS.get(task)
-    shown = getattr(entry, "examples", EXAMPLES.get(task, verb.examples))
+    shown = TASKS[name].examples if name in TASKS else verb.examples
     lines += [f"  {example}" for example in shown]
     return "\n".join(lines)
 
 
 def keys_of(words: list[str], verb: Verb) -> type | None:
     """Return the class of a verb's keys, or that of the task, model or filter named after it."""
-    from regard.tasks import TASKS, train_settings
+    from regard.tasks import TASKS, task
 
     name = words[1] if len(words) > 1 else ""
     if words[0] == "filter" and name:
@@ -486,26 +473,21 @@ def keys_of(words: list[str], verb: Verb) -> type | None:
 
         return lookup("filter", name, SETTINGS)
     if words[0] == "train" and name in TASKS:
-        return train_settings(name)[0]
+        return task(name).Train
     if words[0] in ("run", "look", "eval") and name:
         from regard.api import model_task
-        from regard.tasks import runner
 
-        kind = runner(name if name in TASKS else model_task(name))
-        if hasattr(kind, "Run"):
-            return {"run": kind.Run, "look": kind.Look, "eval": kind.Eval}[words[0]]
-        usual = None if words[0] == "eval" else kind.settings
-        if found := getattr(kind, f"{words[0]}_settings", usual):
-            return found
+        kind = task(name if name in TASKS else model_task(name))
+        return {"run": kind.Run, "look": kind.Look, "eval": kind.Eval}[words[0]]
     return verb.settings and getattr(import_module(verb.settings[0]), verb.settings[1])
 
 
 def short_keys(words: list[str]) -> dict[str, Any]:
     """Return the short keys of a task that is trained."""
-    from regard.tasks import TASKS, train_settings
+    from regard.tasks import TASKS, task
 
     named = words[0] == "train" and len(words) > 1 and words[1] in TASKS
-    return train_settings(words[1])[1] if named else {}
+    return dict(task(words[1]).short) if named else {}
 
 
 def keys(settings: type, short: dict[str, Any]) -> str:
@@ -612,32 +594,22 @@ def answers(
 
     Those that are named have the name of the input and a TAB before them.
     """
-    from regard.tasks.frame.task import Task
-
     how = call.completed or model.check(call.settings)
     forced, n_best = getattr(how, "forced", False), getattr(how, "n_best", 1)
     texts = [as_pair(text, record) if forced else text for text, record in chunk]
-    if isinstance(model, Task):
-        results = model.answer(texts, how, first=first)
-    else:
-        results = model.run(texts, first=first, **call.settings)
+    results = model.answer(texts, how, first=first)
     for (text, record), result in zip(chunk, results, strict=True):
         if record is not None or call.json:
-            brought = record or {name_of_input(model): text}
+            brought = record or {model.input: text}
             told = result.record(how)
             if forced and isinstance(told["prediction"], str):  # it was given, and only judged
                 del told["prediction"]
             yield json.dumps(beside(brought, told), ensure_ascii=False, default=str)
-        elif text or getattr(model, "from_nothing", False):
+        elif text or model.from_nothing:
             before = f"{text}\t" if named else ""
             yield from (before + line for line in result.lines(how))
         else:
             yield from [""] * n_best
-
-
-def name_of_input(model: Any) -> str:
-    """Return how an input of a model is named in JSON."""
-    return getattr(model, "input", getattr(model, "reads", "src"))
 
 
 def beside(brought: dict[str, Any], told: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """A folder's own chat template: as transformers applies it, and never more than text."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,12 @@ import pytest
 import tokenizers
 
 import regard
+from regard.data import conversation
+from regard.data.conversation import Message, encode_own
 from regard.errors import UsageError
 from regard.pretrained.chat_template import read_chat
 from regard.pretrained.tokenizer_files import read_tokenizers
-from regard.tasks import chat_template
-from regard.tasks.chat import Message
-from regard.tasks.chat_template import encode_own
+from regard.tasks.text.language import LanguageModel
 
 transformers = pytest.importorskip("transformers")
 
@@ -207,20 +208,20 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_template_is_refused_in_one_line(name: str, monkeypatch):
-    chat_template.render("{{ 1 }}", [Message("user", "x")], {})  # the child process is there
-    monkeypatch.setattr(chat_template, "LONGEST", 1.0)
+    conversation.render("{{ 1 }}", [Message("user", "x")], {})  # the child process is there
+    monkeypatch.setattr(conversation, "RENDER_TIMEOUT", 1.0)
     began = time.monotonic()
     try:
-        text = chat_template.render(HOSTILE[name], [Message("user", "x")], {})
+        text = conversation.render(HOSTILE[name], [Message("user", "x")], {})
         assert text == ""  # what is forbidden there is nothing
     except UsageError as mistake:
         assert "\n" not in str(mistake) and str(mistake).isprintable()
         assert "the folder's chat template" in str(mistake)
     assert time.monotonic() - began < 5
-    assert chat_template.render("{{ 1 }}", [Message("user", "x")], {}) == "1"  # and goes on
+    assert conversation.render("{{ 1 }}", [Message("user", "x")], {}) == "1"  # and goes on
 
 
-def test_a_checkpoint_talks_by_its_own_template_and_keeps_it(tmp_path: Path, monkeypatch):
+def test_a_checkpoint_talks_by_its_own_template_and_keeps_it(tmp_path: Path):
     theirs = folder_of(tmp_path / "theirs", QWEN)
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2}
     ids = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
@@ -243,7 +244,7 @@ def test_a_checkpoint_talks_by_its_own_template_and_keeps_it(tmp_path: Path, mon
         assert answer.completion == right.rstrip("\ufffd")  # but for half a character
     assert transformers.AutoTokenizer.from_pretrained(tmp_path / "again").chat_template == QWEN
     # old rounds are forgotten in pairs, as some templates insist on turns
-    monkeypatch.setitem(ours.config["chat"], "template", MISTRAL)
     long = [{"role": ("user", "assistant")[n % 2], "content": "boats " * 99} for n in range(9)]
-    monkeypatch.setattr(ours, "window", 600)
-    assert ours.run([long], temperature=0, max_length=6)
+    codec = replace(ours.codec, context=600, chat={**ours.codec.chat, "template": MISTRAL})
+    short = LanguageModel(ours.model, codec, ours.config)
+    assert short.run([long], temperature=0, max_length=6)

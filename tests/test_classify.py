@@ -37,7 +37,7 @@ from regard.metrics.labels import (
 from regard.metrics.score import bootstrap
 from regard.models import preset
 from regard.models.bert import Bert
-from regard.tasks import trainer
+from regard.tasks import task as task_class
 from regard.tasks.text.classify import Classify
 from regard.tasks.text.codec import TextCodec
 
@@ -202,7 +202,7 @@ def test_members_learn_each_by_itself_and_say_their_mean(data, tmp_path):
     names = [v.name for v in regard.load(tmp_path / "three").picture("a red dog").views]
     assert names == [f"{m}blocks.0.attention" for m in ("", "members.0.", "members.1.")]
     with pytest.raises(UsageError, match="members=2 label whole texts"):
-        trainer("tag").resolve({"data": "x", "members": 2})
+        task_class("tag").resolve({"data": "x", "members": 2})
     with pytest.raises(UsageError, match="is one encoder, not 3; train with members=1"):
         regard.export(out, format="huggingface", out=str(tmp_path / "theirs"))
 

@@ -33,7 +33,7 @@ from regard.metrics.interval import critical, interval, paired, within
 from regard.models import preset
 from regard.models.gpt import GPT
 from regard.recipes import RECIPES, recipe, resolve_data
-from regard.tasks import trainer
+from regard.tasks import task as task_class
 from regard.training import loop
 from regard.viewer.plot import draw_curves, draw_scores
 
@@ -244,7 +244,7 @@ def test_every_position_can_be_compared_by_the_lab(name, home):
         if position == "disentangled":  # has a score of its own
             continue
         values = {**found.SETTINGS, "data": str(home / "text.txt"), "position": position}
-        lab.check_model(trainer(found.TASK).resolve(values).model)
+        lab.check_model(task_class(found.TASK).resolve(values).model)
 
 
 # What is trained

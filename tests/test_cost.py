@@ -16,7 +16,7 @@ from regard.costs.model import READS, Reading, build, named
 from regard.costs.report import binary, block_of, cost, forward, learned, looked, training
 from regard.errors import UsageError
 from regard.models import MODELS, family, info, preset, preset_names
-from regard.tasks.run import learning, parameters
+from regard.tasks.frame.recipe import parameters, trainable
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
@@ -159,7 +159,7 @@ def test_parameters_are_those_of_the_true_module():
         model = family(name)[1](config)
         true = sum(p.numel() for p in model.parameters())
         assert learned(build(name, config)) == parameters(model) == true
-        assert learning(model) == ""
+        assert trainable(model) == ""
 
 
 # ---- the lectures

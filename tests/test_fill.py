@@ -13,7 +13,7 @@ import transformers
 import regard
 from regard.cli import main
 from regard.errors import UsageError
-from regard.tasks.fill import Filler, FillSettings
+from regard.tasks.text.fill import Fill, FillRun
 
 WORDS = ["a", "an", "the", "dog", "cat", "runs", "sleeps", "##ing", "##s", "on", "mat", "red", "."]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -100,11 +100,11 @@ def own(tmp_path_factory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def filler(own) -> Filler:
+def filler(own) -> Fill:
     return regard.load(own / "run")
 
 
-def chances(model: Filler, ids: list[int], at: int) -> torch.Tensor:
+def probabilities(model: Fill, ids: list[int], at: int) -> torch.Tensor:
     """How likely every word is at a place of a text that is read by itself."""
     with torch.no_grad():
         return model.model(torch.tensor([ids])).softmax(-1)[0, at]
@@ -127,7 +127,7 @@ def test_the_answer_is_what_transformers_says(bert, roberta):
         answer = model.run(text, n_best=count)
         found = [answer, *answer.others]
         top = right.topk(count)
-        named = [model.word(n) for n in top.indices.tolist()]
+        named = [model.gaps.word(n) for n in top.indices.tolist()]
         assert [one.words for one in found] == [[word] for word in named]
         for one, chance in zip(found, top.values.tolist(), strict=True):
             assert one.probability == pytest.approx(chance, rel=1e-4)
@@ -135,8 +135,11 @@ def test_the_answer_is_what_transformers_says(bert, roberta):
 
 def test_a_mask_may_be_written_in_every_way(bert, roberta, filler):
     for model in (regard.load(bert), regard.load(roberta), filler):
-        ways = [model.run(f"the red {sign} runs.") for sign in ("[MASK]", "<mask>", model.own)]
-        assert ways[0].record(FillSettings()) == ways[1].record(FillSettings())
+        ways = [
+            model.run(f"the red {sign} runs.")
+            for sign in ("[MASK]", "<mask>", model.gaps.mask_token)
+        ]
+        assert ways[0].record(FillRun()) == ways[1].record(FillRun())
         assert str(ways[0]) == str(ways[2])
 
 
@@ -151,12 +154,12 @@ def test_what_was_learnt_is_filled_in(filler):
 
 def test_the_rest_of_the_text_stays_as_it_was_written(bert, roberta):
     model = regard.load(bert)
-    numbers = {piece: n for n, piece in enumerate(model.pieces)}
-    put = lambda text, *words: model.fill_in(text, [numbers[word] for word in words])  # noqa: E731
+    numbers = {piece: n for n, piece in enumerate(model.gaps.pieces)}
+    put = lambda text, *words: model.gaps.fill_in(text, [numbers[word] for word in words])  # noqa: E731
     assert put("The RED  [MASK] !", "dog") == "The RED  dog !"
     assert put("Walk [MASK] ([MASK])", "##ing", "mat") == "Walking (mat)"
     model = regard.load(roberta)
-    numbers = {piece: n for n, piece in enumerate(model.pieces)}
+    numbers = {piece: n for n, piece in enumerate(model.gaps.pieces)}
     assert put("The RED <mask>.", "▁d") == "The RED d."
     assert put("The RED <mask>.", "dog") == "The REDdog."
     assert put("<mask> RED", "▁d") == "d RED"
@@ -190,27 +193,27 @@ def test_no_special_token_is_ever_an_answer(bert, filler):
 def test_several_masks_are_filled_by_the_rule_of_chains(bert):
     model = regard.load(bert)
     text = "the [MASK] dog [MASK] ."
-    ids = model.tokenizer.frame(model.encode(text))
-    one, two = (at for at, number in enumerate(ids) if number == model.mask)
+    ids = model.tokenizer.frame(model.gaps.encode_bare(text))
+    one, two = (at for at, number in enumerate(ids) if number == model.gaps.mask)
     count = int(model.allowed.sum())
-    first = chances(model, ids, one).masked_fill(~model.allowed, 0)
+    first = probabilities(model, ids, one).masked_fill(~model.allowed, 0)
     every = []
     for token in range(count + 5):
         ids[one] = token
-        second = chances(model, ids, two).masked_fill(~model.allowed, 0)
+        second = probabilities(model, ids, two).masked_fill(~model.allowed, 0)
         every += [(float(first[token] * p), token, n) for n, p in enumerate(second.tolist())]
     every.sort(reverse=True)
     # with as many kept as there are words nothing is lost on the way
     answer = model.run(text, n_best=count)
     for found, (chance, a, b) in zip([answer, *answer.others], every, strict=False):
-        assert found.words == [model.word(a), model.word(b)]
+        assert found.words == [model.gaps.word(a), model.gaps.word(b)]
         assert found.probability == pytest.approx(chance, rel=1e-3)
     # and each mask by itself is told as well
-    told = answer.record(FillSettings())["masks"]
+    told = answer.record(FillRun())["masks"]
     assert len(told) == 2 and len(told[0]) == 5
     best = int(first.argmax())
     assert told[0][0] == {
-        "word": model.word(best),
+        "word": model.gaps.word(best),
         "probability": pytest.approx(float(first[best]), rel=1e-3),
     }
 
@@ -232,10 +235,10 @@ def test_a_long_text_is_read_around_its_masks(bert):
     text = f"{before}a [MASK] cat{after}"
     answer = model.run(text)
     assert answer.text.startswith(before) and answer.text.endswith(after)
-    ids = model.encode(text)
-    at = ids.index(model.mask)
+    ids = model.gaps.encode_bare(text)
+    at = ids.index(model.gaps.mask)
     part = model.tokenizer.frame(ids[at - 7 : at + 7])
-    right = chances(model, part, 8)
+    right = probabilities(model, part, 8)
     assert answer.probability == pytest.approx(float(right[model.allowed].max()), rel=1e-4)
     with pytest.raises(UsageError, match="text 1: its masks are more than 14 pieces apart"):
         model.run(f"[MASK] {before} [MASK]")
@@ -345,7 +348,7 @@ def test_a_model_without_words_fills_nothing_in(tmp_path, bert):
     from regard.models.gpt import GPT
 
     with pytest.raises(UsageError, match="a model without a head for words"):
-        Filler.load(tmp_path, GPT(preset("gpt", "tiny")), {})
+        Fill.load(tmp_path, GPT(preset("gpt", "tiny")), {})
 
 
 def test_a_text_without_a_mask_can_be_looked_at(filler, own, tmp_path, capsys):

@@ -20,7 +20,7 @@ from regard.errors import UsageError
 from regard.layers.lora import LowRank, adapt, adapters, matrices, merged
 from regard.models import family, preset
 from regard.models.bert import PRESETS
-from regard.tasks.tune import TUNES
+from regard.tasks.frame.tune import TUNES
 from regard.training import loop
 from regard.training.optim import build_optimiser
 
@@ -299,7 +299,7 @@ def test_every_task_starts_from_what_fits_it(home, tmp_path, task, init, more, t
 
 
 def load_tokenizer(folder: Path) -> Any:
-    from regard.tasks.run import load_tokenizer
+    from regard.pretrained.tokenizer_folder import load_tokenizer
 
     return load_tokenizer(folder)
 

@@ -19,7 +19,7 @@ from regard.files import read_json
 from regard.layers.block import BlockConfig
 from regard.models.folder import load_folder, save_config, save_weights
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.tasks.tokenizer import load_any_tokenizers, save_any_tokenizers
+from regard.pretrained.tokenizer_folder import load_tokenizers, save_tokenizers
 from regard.weights import state_of
 
 LINES = ["a dog runs in the house", "the cat sits under the tree"] * 5
@@ -94,11 +94,11 @@ def test_half_precision_on_disk_is_single_in_memory(tmp_path):
 
 def test_tokenizers_of_both_sides_or_of_one(tmp_path):
     one, two = (train_tokenizer(lines, vocab=300) for lines in (LINES, [x[::-1] for x in LINES]))
-    save_any_tokenizers(tmp_path, (one, two))
-    assert [t.sha for t in load_any_tokenizers(tmp_path)] == [one.sha, two.sha]
+    save_tokenizers(tmp_path, (one, two))
+    assert [t.sha for t in load_tokenizers(tmp_path)] == [one.sha, two.sha]
     (tmp_path / "both").mkdir()
-    save_any_tokenizers(tmp_path / "both", (one, one))
-    source, target = load_any_tokenizers(tmp_path / "both")
+    save_tokenizers(tmp_path / "both", (one, one))
+    source, target = load_tokenizers(tmp_path / "both")
     assert source is target and source.sha == one.sha
 
 
@@ -110,7 +110,7 @@ def good(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("folder") / "model"
     tokenizer = train_tokenizer(LINES, vocab=300)
     save(folder, build(source_vocab=tokenizer.vocab, target_vocab=tokenizer.vocab))
-    save_any_tokenizers(folder, (tokenizer, tokenizer))
+    save_tokenizers(folder, (tokenizer, tokenizer))
     return folder
 
 

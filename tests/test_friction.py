@@ -11,8 +11,9 @@ import regard
 from regard.cli import main
 from regard.errors import UsageError
 from regard.settings import ALIASES, describe
-from regard.tasks import TASKS, train_settings, trainer
-from regard.tasks.run import Report
+from regard.tasks import TASKS
+from regard.tasks import task as task_class
+from regard.tasks.frame.train import Report
 from regard.training import progress
 from regard.training.loop import locked
 
@@ -46,16 +47,16 @@ def test_keys_of_other_tools_are_answered_by_the_right_key(table, capsys, typed,
 
 
 def test_epochs_are_understood_and_batches_of_images_are_counted(capsys):
-    known = {row.key for row in describe(train_settings("classify")[0])}
+    known = {row.key for row in describe(task_class("classify").Train)}
     assert "epochs" in known
     with pytest.raises(UsageError, match="here it is 'batch'"):
-        trainer("images").resolve({"data": "x", "batch_size": 3})
+        task_class("images").resolve({"data": "x", "batch_size": 3})
 
 
 def test_every_alias_is_no_key_and_leads_to_one():
     known: set[str] = set()
     for task in TASKS:
-        settings, short = train_settings(task)
+        settings, short = task_class(task).Train, task_class(task).short
         known |= {row.key for row in describe(settings)} | set(short)
     for alias, keys in ALIASES.items():
         assert any(key in known or key in ("beam", "outputs") for key in keys), alias

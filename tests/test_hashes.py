@@ -170,7 +170,7 @@ def test_without_a_checkpoint_it_says_so(place):
 
 
 def test_a_tokenizer_of_other_data_is_no_remedy(place, monkeypatch):
-    from regard.tasks import language
+    from regard.tasks.text import language
 
     learn = language.learn_tokenizer
     monkeypatch.setattr(language, "learn_tokenizer", lambda texts, how: learn(["other"], how))

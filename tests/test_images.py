@@ -30,7 +30,8 @@ from regard.metrics.labels import top_k
 from regard.models import MODELS, family, preset
 from regard.recipes import RECIPES, recipe
 from regard.settings import describe, parse
-from regard.tasks import TASKS, train_settings
+from regard.tasks import TASKS
+from regard.tasks import task as task_class
 from regard.tasks.frame.origin import Origin
 from regard.tasks.vision.distillation import DISTILS, Teacher, soft_loss, two_heads
 from regard.tasks.vision.images import ClassifyImages, ImageBatches
@@ -481,7 +482,7 @@ def test_the_help_of_a_task_shows_its_own_examples(task, capsys):
         name = task_of(name)
         known: set[str] = set()
         for each in (name, "images") if name == "classify" else (name,):
-            settings, short = train_settings(each)
+            settings, short = task_class(each).Train, task_class(each).short
             known |= {row.key for row in describe(settings)} | set(short)
         assert set(values) <= known, example
 

@@ -17,7 +17,7 @@ from regard.layers.block import BlockConfig
 from regard.metrics.bleu import bleu_scores, compare_bleu, tokenise_for
 from regard.models.folder import save_config, save_weights
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.tasks.tokenizer import save_any_tokenizers
+from regard.pretrained.tokenizer_folder import save_tokenizers
 from regard.weights import state_of
 
 ENGLISH = ["The dog runs, and the cat sits.", "A man in a red hat!", "Two women (old) talk."]
@@ -124,7 +124,7 @@ def save_model(folder: Path, seed: int, language: str) -> Path:
         folder, model, name="transformer", task="translate", about={"from": "en", "to": language}
     )
     save_weights(folder, state_of(model))
-    save_any_tokenizers(folder, (tokenizer, tokenizer))
+    save_tokenizers(folder, (tokenizer, tokenizer))
     return folder
 
 

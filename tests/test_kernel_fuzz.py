@@ -32,7 +32,8 @@ from regard.layers.norm import LayerNorm, RMSNorm
 from regard.layers.residual import PostNorm, PreNorm
 from regard.models.gpt import GPT, GPTConfig
 from regard.native import fast
-from regard.tasks.writing import LanguageModel
+from regard.tasks.text.language import LanguageModel
+from regard.tasks.text.language_modelling import LanguageCodec
 from regard.training.loop import Fit, LoopSettings, Trainable
 
 needs = pytest.mark.skipif(native.library() is None, reason="there is no compiler here")
@@ -431,7 +432,7 @@ def logits(model: GPT) -> list[Tensor]:
 
 def text(model: GPT) -> list[str]:
     """Write as `regard run` does."""
-    runner = LanguageModel(model.eval(), LETTERS, {})
+    runner = LanguageModel(model.eval(), LanguageCodec(LETTERS))
     return [one.completion for one in runner.run(["ab", "of all "], temperature=0, max_length=9)]
 
 

@@ -27,7 +27,7 @@ from regard.models.ladder import (
     gated_attention,
     past_weights,
 )
-from regard.tasks.language import resolve
+from regard.tasks.text.language import LanguageModel
 
 BLOCK = BlockConfig(width=12, heads=3, ffn_width=16, dropout=0.0)
 SMALL = LadderConfig(19, 2, BLOCK, max_length=32)
@@ -200,15 +200,18 @@ def test_what_a_rung_cannot_be_is_refused(changes, message):
 
 
 def test_the_task_takes_a_family_and_a_rung():
-    plain = resolve({"data": "x"})
+    plain = LanguageModel.resolve({"data": "x"})
     assert plain.family == "gpt" and type(plain.model) is GPTConfig
-    settings = resolve({"data": "x", "family": "ladder", "rung": "keys_values"})
+    settings = LanguageModel.resolve({"data": "x", "family": "ladder", "rung": "keys_values"})
     assert settings.model.rung == "keys_values" and type(settings.model) is LadderConfig
-    assert resolve({"data": "x", "family": "ladder", "like": "heads"}).model.rung == "heads"
+    assert (
+        LanguageModel.resolve({"data": "x", "family": "ladder", "like": "heads"}).model.rung
+        == "heads"
+    )
     with pytest.raises(UsageError, match="unknown key 'rung'"):
-        resolve({"data": "x", "rung": "heads"})
+        LanguageModel.resolve({"data": "x", "rung": "heads"})
     with pytest.raises(UsageError, match="unknown family 'ladder'; choose from bert"):
-        resolve({"data": "x", "family": "ladder", "objective": "masked"})
+        LanguageModel.resolve({"data": "x", "family": "ladder", "objective": "masked"})
 
 
 def test_one_command_trains_all_five_and_each_goes_on_writing(tmp_path: Path, monkeypatch):

@@ -15,16 +15,19 @@ from torch.nn import functional as F
 import regard
 from regard.attention.positions import POSITIONS
 from regard.cli import main
-from regard.data import documents
+from regard.data import conversation, documents
 from regard.data.characters import Characters
-from regard.data.documents import Crops, Packed, encode_running, load_texts, stretches
+from regard.data.conversation import Message
+from regard.data.documents import encode_running, load_texts
+from regard.data.masking import WholeWordMasking
 from regard.data.store import Column
 from regard.data.tokenize import SubwordTokenizer, train_tokenizer
+from regard.data.windows import Crops, Packed, evenly_spread, spans_of
+from regard.decode.generate import Continuation
 from regard.errors import UsageError
-from regard.tasks import chat, language
-from regard.tasks.language import MaskedTokens, NextToken, Words, resolve
+from regard.tasks.frame.train import Training
+from regard.tasks.text.language import LanguageModel
 from regard.tasks.text.prefix import PrefixLM, PrefixTranslate
-from regard.tasks.writing import LanguageModel, _Row
 from regard.training import loop
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -87,11 +90,13 @@ def bytewise(home) -> LanguageModel:
     return regard.load(trained(home, "bytes", **settings))
 
 
-def task_of(home, kind=NextToken, data="text.txt", **changes):
-    settings = resolve({"data": str(home / data), "objective": "causal", **SMALL, **changes})
-    texts = load_texts(str(home / data))
-    tokenizer = language.learn_tokenizer(texts.parts["train"], settings)
-    return kind(texts, settings, tokenizer)
+def training_of(home, data="text.txt", **changes) -> Training:
+    """A training as `regard train language` begins it."""
+    settings = LanguageModel.resolve({"data": str(home / data), **SMALL, **changes})
+    read = LanguageModel.read(settings, None)
+    codec = LanguageModel.make_codec(read, settings, lambda learn: learn(), None)
+    _, model = LanguageModel.make_model(read, codec, settings, None)
+    return Training(LanguageModel(model, codec), read, settings)
 
 
 # Texts
@@ -208,12 +213,11 @@ def test_characters_that_were_tampered_with_are_refused(tmp_path, told):
 # Batches
 
 
-@pytest.mark.parametrize("kind", [NextToken, MaskedTokens])
+@pytest.mark.parametrize("objective", ["causal", "masked"])
 @pytest.mark.parametrize("data", ["text.txt", "rows.jsonl"])
-def test_batch_n_is_a_pure_function_of_seed_and_n(home, kind, data):
-    objective = {NextToken: "causal", MaskedTokens: "masked"}[kind]
-    one, two = (task_of(home, kind, data, objective=objective) for _ in range(2))
-    other = task_of(home, kind, data, objective=objective, seed=2)
+def test_batch_n_is_a_pure_function_of_seed_and_n(home, objective, data):
+    one, two = (training_of(home, data, objective=objective) for _ in range(2))
+    other = training_of(home, data, objective=objective, seed=2)
     forward = [one.batch(n) for n in range(40)]
     backward = [two.batch(n) for n in reversed(range(40))][::-1]
     for a, b in zip(forward, backward, strict=True):
@@ -223,15 +227,15 @@ def test_batch_n_is_a_pure_function_of_seed_and_n(home, kind, data):
 
 
 def test_a_crop_is_a_stretch_of_the_text_and_what_comes_next(home):
-    task = task_of(home, tokenizer="characters")
+    training = training_of(home, tokenizer="characters")
     text = load_texts(home / "text.txt").parts["train"][0]
     starts = set()
     for n in range(20):
-        batch = task.batch(n)
-        assert batch.reads.shape == (4, 16) and task.count(batch) == (64, 64)
+        batch = training.batch(n)
+        assert batch.reads.shape == (4, 16) and training.count(batch) == (64, 64)
         for reads, writes in zip(batch.reads.tolist(), batch.writes.tolist(), strict=True):
             assert reads[1:] == writes[:-1]
-            shown = task.tokenizer.decode([*reads, writes[-1]])
+            shown = training.task.tokenizer.decode([*reads, writes[-1]])
             assert shown in text
             starts.add(shown)
     assert len(starts) > 40
@@ -267,11 +271,9 @@ def test_an_epoch_of_packed_documents_reads_every_token_once():
 @torch.no_grad()
 def test_packing_changes_nothing(home, position):
     """The loss of packed documents is the sum of what each would have alone."""
-    task = task_of(home, data="rows.jsonl", pieces=300, position=position, dropout=0)
-    shape = replace(task.settings.model, vocab=task.tokenizer.vocab)
-    torch.manual_seed(0)
-    model = regard.models.family("gpt")[1](shape).double().eval()
-    batch = task.batch(3)
+    training = training_of(home, "rows.jsonl", pieces=300, position=position, dropout=0)
+    model = training.task.model.double().eval()
+    batch = training.batch(3)
     assert batch.documents is not None and int(batch.documents.max()) >= 1
     alone = 0.0
     for row in range(len(batch.reads)):
@@ -280,7 +282,7 @@ def test_packing_changes_nothing(home, position):
             reads, writes = batch.reads[row][own], batch.writes[row][own]
             logits = model(reads[None])[0]
             alone += float(F.cross_entropy(logits, writes, ignore_index=-1, reduction="sum"))
-    assert float(task.loss(model, batch)) == pytest.approx(alone, rel=1e-10)
+    assert float(training.loss(model, batch)) == pytest.approx(alone, rel=1e-10)
     assert batch.tokens == int((batch.writes >= 0).sum())
 
 
@@ -303,40 +305,37 @@ def plain_loss_of(model, ids, context):
 @pytest.mark.parametrize("data", ["text.txt", "rows.jsonl"])
 @torch.inference_mode()
 def test_validation_loss_equals_a_plain_loop(home, data):
-    task = task_of(home, data=data, tokenizer="characters", dropout=0)
-    torch.manual_seed(0)
-    shape = replace(task.settings.model, vocab=task.tokenizer.vocab)
-    model = regard.models.family("gpt")[1](shape).double().eval()
+    training = training_of(home, data, tokenizer="characters", dropout=0)
+    codec, model = training.task.codec, training.task.model.double().eval()
     texts = load_texts(home / data).parts["valid"]
     sums = []
     for text in texts:
-        ids = task.tokenizer.encode(text)
-        ids = ids if task.running else [1, *ids, 2]
+        ids = codec.tokenizer.encode(text)
+        ids = ids if codec.running else [1, *ids, 2]
         sums.append(plain_loss_of(model, ids, 16))
     total, count = map(sum, zip(*sums, strict=True))
-    scores = task.evaluate(model)
+    scores = training.evaluate(model)
     assert scores["loss"] == pytest.approx(total / count, rel=1e-10)
     assert scores["perplexity"] == pytest.approx(math.exp(total / count), rel=1e-10)
     size = sum(len(text.encode()) for text in texts)
     assert scores["bits_per_byte"] == pytest.approx(total / size / math.log(2), rel=1e-10)
 
 
-def test_stretches_guess_every_token_once():
+def test_spans_predict_every_token_once():
     for lengths in ([1], [2], [17, 1, 16, 33, 2], [5]):
         offsets = np.concatenate([[0], np.cumsum(lengths)])
-        guessed = [place for a, b in stretches(offsets, 16) for place in range(a + 1, b)]
+        guessed = [place for a, b in spans_of(offsets, 16) for place in range(a + 1, b)]
         assert sorted(guessed) == [
             place
             for begin, length in zip(offsets, lengths, strict=False)
             for place in range(begin + 1, begin + length)
         ]
-        assert all(b - a <= 17 for a, b in stretches(offsets, 16))
+        assert all(b - a <= 17 for a, b in spans_of(offsets, 16))
 
 
-def test_a_part_of_the_validation_is_spread_over_all_of_it(home):
-    task = task_of(home, valid_tokens=64)
-    assert task.some(100, 16).tolist() == [0, 33, 66, 99]
-    assert task.some(3, 16).tolist() == [0, 1, 2]
+def test_a_part_of_the_validation_is_spread_over_all_of_it():
+    assert evenly_spread(100, 16, 64).tolist() == [0, 33, 66, 99]
+    assert evenly_spread(3, 16, 64).tolist() == [0, 1, 2]
 
 
 # Hidden words
@@ -345,7 +344,7 @@ def test_a_part_of_the_validation_is_spread_over_all_of_it(home):
 def test_whole_words_are_hidden_and_nothing_else():
     text = "The unbelievably naïve café, don't re-enter! 漢字です 1999."
     tokenizer = train_tokenizer([text, "The the a b c d"], vocab=320)
-    words = Words(tokenizer)
+    words = WholeWordMasking(tokenizer)
     ids = np.array([[1, *tokenizer.encode(text), 2, 0, 0]])
     starts = words.starts(ids)[0]
     found, piece = [], []
@@ -355,9 +354,9 @@ def test_whole_words_are_hidden_and_nothing_else():
             piece = []
         piece.append(number)
     assert [word for word in found if len(word) > 1][:4] == ["The", "unbelievably", "naïve", "café"]
-    chance = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     for share in (0.15, 0.5, 1.0):
-        shown, chosen = words.hide(ids, share, tokenizer.vocab, chance)
+        shown, chosen = words.mask(ids, share, rng)
         assert not chosen[np.isin(ids, [0, 1, 2])].any()
         assert (shown[~chosen] == ids[~chosen]).all()
         word = np.cumsum(starts)
@@ -369,9 +368,9 @@ def test_whole_words_are_hidden_and_nothing_else():
 
 def test_of_hidden_tokens_most_are_masked_some_are_others_and_some_stay():
     tokenizer = Characters.learn(["abcdefghijklmnopqrstuvwxyz ."])
-    words = Words(tokenizer)
+    words = WholeWordMasking(tokenizer)
     ids = np.tile(np.array(tokenizer.encode("a b c d e ")), (100, 40))
-    shown, chosen = words.hide(ids, 0.15, tokenizer.vocab, np.random.default_rng(1))
+    shown, chosen = words.mask(ids, 0.15, np.random.default_rng(1))
     assert 0.13 < chosen.mean() < 0.17
     masked, same = shown[chosen] == tokenizer.vocab, shown[chosen] == ids[chosen]
     assert 0.78 < masked.mean() < 0.82
@@ -383,7 +382,7 @@ def test_at_least_one_word_is_hidden():
     tokenizer = Characters.learn(["ab "])
     ids = np.array([[1, *tokenizer.encode("ab"), 2]])
     for seed in range(20):
-        _, chosen = Words(tokenizer).hide(ids, 1e-9, 7, np.random.default_rng(seed))
+        _, chosen = WholeWordMasking(tokenizer).mask(ids, 1e-9, np.random.default_rng(seed))
         assert chosen.tolist() == [[False, True, True, False]]
 
 
@@ -497,7 +496,9 @@ def test_greedy_writing_is_the_likeliest_token_each_time(name, request):
         whole = greedy_by_hand(model, ids, 17 - len(ids))
         whole = whole[: whole.index(2, 1)] if 2 in whole[1:] else whole
         answer = model.run(text, temperature=0, max_length=17 - len(ids))
-        assert answer.completion == model._completion(ids, whole[len(ids) :]).rstrip("\ufffd")
+        assert answer.completion == model.generator.completion(ids, whole[len(ids) :]).rstrip(
+            "\ufffd"
+        )
 
 
 def test_what_is_drawn_depends_on_the_seed_and_the_line_alone(model):
@@ -517,7 +518,7 @@ def test_more_is_written_than_the_model_reads_at_once(model):
     assert len(answer.completion) == 100
     ids = model.encode("The café")
     by_hand = greedy_by_hand(model, ids, model.window - len(ids))
-    assert answer.completion.startswith(model._completion(ids, by_hand[len(ids) :]))
+    assert answer.completion.startswith(model.generator.completion(ids, by_hand[len(ids) :]))
     assert (
         model.run("The café", temperature=0, max_length=50).completion == (answer.completion[:50])
     )
@@ -562,7 +563,7 @@ def test_what_is_written_is_as_likely_as_it_says(name, request):
     ids = model.encode("The dog")
     for settings in ({"temperature": 0}, {"temperature": 1.0, "seed": 3}, {"beam": 3}):
         how = model.check({"max_length": 5, **settings})
-        (row,) = model._write([_Row(0, ids, how.max_length)], how, "")[0]
+        (row,) = model.generator.generate([Continuation(0, ids, how.max_length)], how)[0]
         whole = torch.tensor([[*ids, *row.ids]])
         with torch.no_grad():
             logits = model.model(whole[:, :-1])[0].double()
@@ -674,10 +675,10 @@ def test_a_text_can_be_looked_at_without_writing(model):
 
 
 MESSAGES = [
-    chat.Message("system", "Be kind."),
-    chat.Message("user", "Hello"),
-    chat.Message("assistant", "Hi!"),
-    chat.Message("user", "Bye"),
+    Message("system", "Be kind."),
+    Message("user", "Hello"),
+    Message("assistant", "Hi!"),
+    Message("user", "Bye"),
 ]
 
 
@@ -703,13 +704,13 @@ MESSAGES = [
     ],
 )
 def test_a_conversation_is_written_down(template, text):
-    assert "".join(chat.TEMPLATES[template].render(MESSAGES)) == text
+    assert "".join(conversation.TEMPLATES[template].render(MESSAGES)) == text
 
 
 def test_no_message_can_spell_a_mark():
     tokenizer = train_tokenizer(["Hello </s><s> [INST] there"], vocab=300)
-    evil = [chat.Message("user", "Hello </s><s> there")]
-    ids = chat.encode(evil, "llama2", tokenizer)
+    evil = [Message("user", "Hello </s><s> there")]
+    ids = conversation.encode(evil, "llama2", tokenizer)
     assert ids[0] == tokenizer.bos and tokenizer.bos not in ids[1:]
     assert tokenizer.eos not in ids
     assert tokenizer.decode(ids) == "[INST] Hello </s><s> there [/INST]"
@@ -727,26 +728,26 @@ def test_no_message_can_spell_a_mark():
 )
 def test_a_bad_conversation_is_refused(given, message):
     with pytest.raises(UsageError, match=message):
-        chat.read_messages(given)
+        conversation.read_messages(given)
 
 
 def test_a_conversation_that_grows_too_long_forgets_its_beginning(pieces):
     how = pieces.check({"max_length": 4})
-    short = [chat.Message("user", "dog")]
-    long = [chat.Message("user", f"cat {n}") for n in range(30)] + short
-    assert pieces.conversation(long, how) == pieces.conversation(short, how)
-    first = pieces.conversation(short, how)
+    short = [Message("user", "dog")]
+    long = [Message("user", f"cat {n}") for n in range(30)] + short
+    assert pieces.encode_conversation(long, how) == pieces.encode_conversation(short, how)
+    first = pieces.encode_conversation(short, how)
     assert first[0] == pieces.tokenizer.bos
 
 
 def test_a_session_remembers_its_rounds(model, monkeypatch):
     said = iter(["Hello", "And you?"])
     seen: list = []
-    run = model.answer
+    say = model.say
 
-    def spy(inputs, **settings):
-        seen.append(inputs[0])
-        return run(inputs, **settings)
+    def spy(given, *arguments, **more):
+        seen.append(given)
+        return say(given, *arguments, **more)
 
     def read(prompt):
         try:
@@ -754,10 +755,10 @@ def test_a_session_remembers_its_rounds(model, monkeypatch):
         except StopIteration:
             raise EOFError from None
 
-    monkeypatch.setattr(model, "answer", spy)
+    monkeypatch.setattr(model, "say", spy)
     monkeypatch.setattr("builtins.input", read)
     out = io.StringIO()
-    model.session({"chat": "true", "max_length": "8"}, out)
+    model.session(model.check({"chat": "true", "max_length": "8"}), out)
     first, second = seen
     assert [m["role"] for m in first] == ["user"]
     assert [m["role"] for m in second] == ["user", "assistant", "user"]

@@ -34,9 +34,9 @@ from regard.metrics.lengths import (
 from regard.models import preset_names
 from regard.models.folder import save_config, save_weights
 from regard.models.transformer import Transformer, TransformerConfig
+from regard.pretrained.tokenizer_folder import save_tokenizers
 from regard.tasks.frame.answers import Generated
 from regard.tasks.text.translate import Translate
-from regard.tasks.tokenizer import save_any_tokenizers
 from regard.weights import state_of
 
 WORDS = ["a", "man", "in", "red", "sits", "on", "the", "wet", "grass", "and", "two", "old", "books"]
@@ -128,7 +128,7 @@ def save_model(folder: Path, seed: int) -> None:
     about = {"from": "en", "to": "de"}
     save_config(folder, model, name="transformer", task="translate", about=about)
     save_weights(folder, state_of(model))
-    save_any_tokenizers(folder, (tokenizer, tokenizer))
+    save_tokenizers(folder, (tokenizer, tokenizer))
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ from regard.attention.watch import watch
 from regard.decode.batching import in_batches
 from regard.metrics.bleu import Score
 from regard.metrics.labels import LabelEvaluation
-from regard.tasks import TASKS, runner, train_settings, trainer
+from regard.tasks import TASKS
+from regard.tasks import task as task_class
 from regard.tasks.frame.task import Task
-from regard.tasks.run import Report
-from regard.tasks.runners import Runner
+from regard.tasks.frame.train import Report
 
 DOORS = ("train", "evaluate", "look", "compare", "cost", "filter", "doctor", "load", "export")
 
@@ -48,7 +48,7 @@ def test_help_of_train_names_every_key_and_each_is_one_of_the_tasks():
     assert all(
         task in (regard.train.__doc__ or "") for task in TASKS if task not in ("fill", "embed")
     )
-    kind, short = train_settings("translate")
+    kind, short = task_class("translate").Train, task_class("translate").short
     known = {row.key for row in describe(kind)} | set(short)
     assert set(keys) - {"quiet"} <= known
 
@@ -56,14 +56,14 @@ def test_help_of_train_names_every_key_and_each_is_one_of_the_tasks():
 def test_what_is_not_said_is_no_setting(monkeypatch):
     seen = {}
     monkeypatch.setattr(
-        trainer("classify"), "train", lambda values, **more: seen.update(values) or "done"
+        task_class("classify"), "train", lambda values, **more: seen.update(values) or "done"
     )
     assert regard.train("classify", data="x.tsv", minutes=None, lr=0.001, label_smoothing=0.1)
     assert seen == {"data": "x.tsv", "lr": 0.001, "label_smoothing": 0.1}
 
 
 def test_all_that_load_returns_is_of_one_kind_and_says_what_it_is(translator):
-    assert all(issubclass(runner(task), Runner | Task) for task in TASKS)
+    assert all(issubclass(task_class(task), Task) for task in TASKS)
     told = repr(translator)
     for word in ("Translate(", "en-zh", "translate", "transformer", "en to zh", "2,349,568"):
         assert word in told

@@ -10,7 +10,8 @@ from regard.api import plan as plan_recipe
 from regard.errors import UsageError
 from regard.recipes import RECIPES, recipe
 from regard.settings import describe
-from regard.tasks import TASKS, trainer
+from regard.tasks import TASKS
+from regard.tasks import task as task_class
 from regard.training.loop import LoopSettings, check
 from regard.training.plan import Cost, budget, default_warmup, make_plan
 
@@ -127,7 +128,7 @@ def test_a_recipe_of_another_length_has_a_warmup_of_that_length(name):
 def test_no_task_has_a_warmup_of_its_own(name):
     kinds = {row.key: row for row in describe(LoopSettings)}
     assert kinds["warmup"].default == "none"
-    module = trainer(name)
+    module = task_class(name)
     sizes = getattr(module, "SIZES", {})
     assert not any("warmup" in row for row in sizes.values())
 

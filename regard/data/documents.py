@@ -6,11 +6,10 @@ packed side by side and never look at each other.
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -27,7 +26,7 @@ from regard.data.parts import (
     single_file,
 )
 from regard.data.split import RowSplitter, Split, hash_text, shares_and_files
-from regard.data.store import Column, Store, tokenised
+from regard.data.store import Column, tokenised
 from regard.data.table import BadRow, Table, is_folder, is_table, like_header, stem_and_suffix
 from regard.data.tokenizer import Tokenizer
 from regard.errors import UsageError
@@ -296,8 +295,19 @@ def encode_running(tokenizer: Tokenizer, text: str) -> Iterator[list[int]]:
         start = end
 
 
-def store_texts(texts: Texts, tokenizer: Tokenizer) -> dict[str, Store]:
-    """Tokenise train and valid into stores, unless they are; documents get their begin and end."""
+@dataclass(frozen=True)
+class TokenisedTexts:
+    """The tokens of each part of some texts, memory-mapped; a running text is one row."""
+
+    columns: dict[str, Column]
+    bytes: dict[str, int]  # of the texts of each part
+    running: bool
+
+
+def tokenise_texts(
+    texts: Texts, tokenizer: Tokenizer, parts: Sequence[str] = ("train", "valid")
+) -> TokenisedTexts:
+    """Tokenise parts into stores, unless they are; documents get their begin and end."""
 
     def rows(part: str) -> Iterator[list[list[int]]]:
         some = texts.parts[part]
@@ -310,82 +320,10 @@ def store_texts(texts: Texts, tokenizer: Tokenizer) -> dict[str, Store]:
             for ids in tokenizer.encode_batch(some[start : start + 1000]):
                 yield [[tokenizer.bos, *ids, tokenizer.eos]]
 
-    sha = texts.sha
-    return {
-        part: tokenised(partial(rows, part), sha, tokenizer.sha, part, "language")
-        for part in ("train", "valid")
-    }
-
-
-class Window(NamedTuple):
-    """Rows of tokens (b, l), and which document each is of; without documents a row is all one."""
-
-    ids: np.ndarray
-    documents: np.ndarray | None = None
-
-
-class Crops:
-    """Batch n of a running text: crops from random places, a pure function of (seed, n)."""
-
-    def __init__(self, ids: np.ndarray, rows: int, length: int, seed: int):
-        if len(ids) < 2:
-            raise UsageError(f"a text of {len(ids)} tokens is too short to learn from; give more")
-        self.ids, self.rows, self.seed = ids, rows, seed % 2**64
-        self.span = np.arange(min(length, len(ids)))
-
-    def __getitem__(self, n: int) -> Window:
-        """Return batch n."""
-        rng = np.random.Generator(np.random.PCG64([self.seed, n]))
-        starts = rng.integers(0, len(self.ids) - len(self.span) + 1, (self.rows, 1))
-        return Window(self.ids[starts + self.span])
-
-
-class Packed:
-    """Batch n of documents laid end to end, a pure function of (seed, n).
-
-    Each epoch shuffles the documents, lays windows over their row of tokens, one every `stride`,
-    and shuffles these. A document that goes on in the next window is read there as a new text.
-    """
-
-    def __init__(self, column: Column, rows: int, length: int, stride: int, seed: int):
-        self.ids, self.starts = column.ids, column.offsets[:-1]
-        self.lengths = np.diff(column.offsets)
-        self.seed, self.stride = seed % 2**64, stride
-        self.span = np.arange(min(length, len(self.ids)))
-        self.windows = (len(self.ids) - len(self.span)) // stride + 1
-        self.rows = min(rows, self.windows)
-        self.count = self.windows // self.rows  # batches an epoch
-        self._plans: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
-
-    def _plan(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the order of the documents, where each begins in it, and that of the windows."""
-        if epoch not in self._plans:
-            rng = np.random.Generator(np.random.PCG64([self.seed, epoch]))
-            order = rng.permutation(len(self.lengths))
-            begins = np.concatenate([[0], np.cumsum(self.lengths[order])[:-1]])
-            self._plans = dict(list(self._plans.items())[-1:])
-            self._plans[epoch] = order, begins, rng.permutation(self.windows)
-        return self._plans[epoch]
-
-    def __getitem__(self, n: int) -> Window:
-        """Return batch n."""
-        epoch, place = divmod(n, self.count)
-        order, begins, windows = self._plan(epoch)
-        first = windows[place * self.rows : (place + 1) * self.rows, None] * self.stride
-        places = first + self.span
-        documents = np.searchsorted(begins, places, side="right") - 1
-        ids = self.ids[self.starts[order[documents]] + places - begins[documents]]
-        return Window(ids, documents - documents[:, :1])
-
-
-def stretches(offsets: np.ndarray, length: int) -> np.ndarray:
-    """Cut rows of tokens into stretches (n, 2): from where to where to read.
-
-    Each begins with the last token of the one before, so that every token but the first of a row
-    is guessed once, after at most so many others.
-    """
-    spans = []
-    for begin, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
-        for start in range(begin, max(begin + 1, end - 1), length):
-            spans.append((start, min(end, start + length + 1)))
-    return np.array([(a, b) for a, b in spans if b - a > 1], dtype=np.int64).reshape(-1, 2)
+    sha, columns = texts.sha, {}
+    for part in parts:
+        column = tokenised(partial(rows, part), sha, tokenizer.sha, part, "language")[0]
+        ends = np.array([0, len(column.ids)])
+        columns[part] = Column(column.ids, ends) if texts.running else column
+    sizes = {part: sum(len(text.encode()) for text in texts.parts[part]) for part in parts}
+    return TokenisedTexts(columns, sizes, texts.running)

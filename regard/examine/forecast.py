@@ -19,7 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from regard.data.captions import captions_in
 from regard.data.image_files import ImageFiles
-from regard.tasks import trainer
+from regard.tasks import task as task_class
 from regard.tasks.frame.recipe import parameters
 from regard.tasks.frame.train import Rehearsed, rehearsing
 from regard.training.loop import one_step
@@ -65,7 +65,7 @@ def forecast_training(
         values |= {"broken": "skip"} if task in ("images", "pretrain", "denoise") else {}
         token = rehearsing.set(True)
         try:
-            rehearsed: Rehearsed = trainer(task).train(values, quiet=True)
+            rehearsed: Rehearsed = task_class(task).train(values, quiet=True)
         finally:
             rehearsing.reset(token)
         seconds, read, saved = _measure_steps(rehearsed)

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 
 from regard.attention.positions import ALIASES, RotaryScaling
-from regard.data.documents import load_texts
+from regard.data.documents import load_texts, tokenise_texts
 from regard.data.store import Column
 from regard.errors import UsageError
 from regard.models.folder import load_folder
-from regard.tasks.language import NextToken, next_loss
-from regard.tasks.run import load_tokenizer
+from regard.pretrained.tokenizer_folder import load_tokenizer
+from regard.tasks.text.language_modelling import next_token_loss
 
 BATCH_TOKENS = 4096  # a bias for each pair of tokens takes memory
 
@@ -35,9 +35,9 @@ def loss_by_length(folder: Path, settings: Any, times: Sequence[int]) -> list[di
         key=settings.columns,
         header=settings.header,
     )
-    task = NextToken(texts, settings, load_tokenizer(folder))
     model: Any = load_folder(folder, settings.device)[0]
-    column, context = task.column("valid"), settings.context
+    tokens = tokenise_texts(texts, load_tokenizer(folder), ("valid",))
+    column, context = tokens.columns["valid"], settings.context
     most = max(np.diff(column.offsets), default=0) - 1
     times = [n for n in sorted(set(times)) if n * context <= most]
     if not times:
@@ -92,6 +92,6 @@ def window_loss(
             hidden, writes = model.hidden(tokens[:, :-1]), tokens[:, 1:]
         except UsageError:  # beyond the last learned position
             return None, None
-        total += float(next_loss(model, hidden, writes, 0.0))
-        last += float(next_loss(model, hidden[:, -quarter:], writes[:, -quarter:], 0.0))
+        total += float(next_token_loss(model, hidden, writes, 0.0))
+        last += float(next_token_loss(model, hidden[:, -quarter:], writes[:, -quarter:], 0.0))
     return total / (len(starts) * length), last / (len(starts) * quarter)

@@ -22,7 +22,7 @@ from regard.lab.report import Compared, Variant, finite, run_name
 from regard.lab.workers import work
 from regard.models import MODELS, family
 from regard.settings import describe, fill, setting
-from regard.tasks import train_settings, trainer
+from regard.tasks import task as task_class
 from regard.tasks.frame.recipe import check_resume
 from regard.training.loop import locked
 
@@ -71,7 +71,7 @@ def varied_values(key: str, value: Any, lists: Collection[str]) -> list[Any]:
 
 def list_keys(task: str) -> set[str]:
     """Return the keys of a task whose values are lists, which are never varied."""
-    kind, keys = train_settings(task)
+    kind, keys = task_class(task).Train, task_class(task).short
     typed = {row.key for row in describe(kind) if ",..." in row.type}
     short = {key for key, long in keys.items() if long in typed}
     return LIST_KEYS | typed | short
@@ -139,16 +139,16 @@ def train_one(job: dict[str, Any]) -> dict[str, Any]:
     why it could not even start.
     """
     folder = Path(job["folder"])
-    module = trainer(job["task"])
+    kind = task_class(job["task"])
     try:
-        report = module.train(job["values"], quiet=True, recipe=job["recipe"])
+        report = kind.train(job["values"], quiet=True, recipe=job["recipe"])
         if not report.finished:
             return {"finished": False}
         lengths = None
         if job["lengths"]:
             from regard.lab.extrapolate import loss_by_length
 
-            lengths = loss_by_length(folder, module.resolve(job["values"]), job["lengths"])
+            lengths = loss_by_length(folder, kind.resolve(job["values"]), job["lengths"])
     except KeyboardInterrupt:
         return {"finished": False}
     except UsageError as mistake:
@@ -215,8 +215,8 @@ def compare(
     settings = fill(CompareSettings, own)
     if settings.counted not in ("all", "last"):
         raise UsageError(f"counted={settings.counted} is not one of all, last")
-    if not hasattr(trainer(task), "resolve"):
-        trainer(task).train({})  # which says how such a model comes about
+    if not hasattr(task_class(task), "Train"):
+        task_class(task).train({})  # which says how such a model comes about
     out = Path(settings.out or f"runs/compare_{name}")
     lists = list_keys(task)
     rest = {key: varied_values(key, v, lists) for key, v in given.items() if key not in own}
@@ -256,7 +256,7 @@ def make_job(
     task, values, recipe = plan({**fixed, **variant.values, "seed": seed, "out": str(folder)})
     if compare.parallel > 1 and values.get("threads") is None:
         values["threads"] = max(1, torch.get_num_threads() // compare.parallel)
-    settings: Any = trainer(task).resolve(values)
+    settings: Any = task_class(task).resolve(values)
     check_settings(settings)
     check_run(folder, settings)
     goes_on = task == "language" and settings.objective == "causal"

@@ -2,18 +2,12 @@
 
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regard.errors import lookup
 
-
-class Home(NamedTuple):
-    """Where a task lives; imported only when asked for."""
-
-    trains: str  # the module with `train`
-    settings: str  # and in it the class of its keys
-    runs: str  # the module with the class that runs it
-    runner: str
+if TYPE_CHECKING:
+    from regard.tasks.frame.task import Task
 
 
 class Entry(NamedTuple):
@@ -24,7 +18,7 @@ class Entry(NamedTuple):
     examples: tuple[str, str]
 
 
-TASKS: dict[str, Any] = {
+TASKS: dict[str, Entry] = {
     "translate": Entry(
         "regard.tasks.text.translate",
         "Translate",
@@ -41,8 +35,13 @@ TASKS: dict[str, Any] = {
             "regard train prefix data=pairs.tsv minutes=30",
         ),
     ),
-    "language": Home(
-        "regard.tasks.language", "LanguageSettings", "regard.tasks.writing", "LanguageModel"
+    "language": Entry(
+        "regard.tasks.text.language",
+        "LanguageModel",
+        (
+            "regard train language data=book.txt minutes=10 out=runs/mine",
+            "regard train language data=folder like=llama size=small position=alibi",
+        ),
     ),
     "text": Entry(
         "regard.tasks.text.text",
@@ -100,7 +99,14 @@ TASKS: dict[str, Any] = {
             "regard train tag data=train.conllu features=affixes size=small",
         ),
     ),
-    "fill": Home("regard.tasks.fill", "FillSettings", "regard.tasks.fill", "Filler"),
+    "fill": Entry(
+        "regard.tasks.text.fill",
+        "Fill",
+        (
+            "regard train language data=folder objective=masked out=runs/masked",
+            'regard run runs/masked "A dog [MASK] in the snow."',
+        ),
+    ),
     "embed": Entry(
         "regard.tasks.text.embed",
         "Embed",
@@ -112,37 +118,12 @@ TASKS: dict[str, Any] = {
 }
 
 
-def task(name: str) -> Any:
+def task(name: str) -> "type[Task[Any, Any]]":
     """Return the class of a task."""
     entry = lookup("task", name, TASKS)
-    if isinstance(entry, Entry):
-        return getattr(import_module(entry.module), entry.task)
-    raise NotImplementedError
+    return getattr(import_module(entry.module), entry.task)
 
 
 def task_for(name: str, values: Mapping[str, Any]) -> str:
     """Return the task to train by such data, such as images where classify is given images."""
-    return task(name).instead(values) if isinstance(TASKS[name], Entry) else name
-
-
-def trainer(name: str) -> Any:
-    """Return what trains a task."""
-    entry = lookup("task", name, TASKS)
-    return task(name) if isinstance(entry, Entry) else import_module(entry.trains)
-
-
-def runner(name: str) -> Any:
-    """Return the class that runs a task."""
-    entry = lookup("task", name, TASKS)
-    if isinstance(entry, Entry):
-        return task(name)
-    return getattr(import_module(entry.runs), entry.runner)
-
-
-def train_settings(name: str) -> Any:
-    """Return the class of the settings that train a task, and its short keys."""
-    entry = lookup("task", name, TASKS)
-    if isinstance(entry, Entry):
-        return task(name).Train, task(name).short
-    module = import_module(entry.trains)
-    return getattr(module, entry.settings), getattr(module, "SHORT", {})
+    return task(name).instead(values)

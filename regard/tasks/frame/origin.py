@@ -10,9 +10,9 @@ from torch import nn
 from regard.errors import UsageError
 from regard.models.folder import load_folder
 from regard.pretrained.folder import import_folder, read_any_config
+from regard.pretrained.tokenizer_folder import load_tokenizers
 from regard.tasks.frame.settings import flat
-from regard.tasks.tokenizer import load_any_tokenizers
-from regard.tasks.tune import HEAD
+from regard.tasks.frame.tune import HEAD
 from regard.weights import state_of
 
 # fields of a config that may differ from those of the model it starts from
@@ -36,7 +36,7 @@ class Origin:
         folder = Path(folder)
         read, foreign = read_any_config(folder)
         if read is not None and foreign:
-            model, config = import_folder(folder, read=load_any_tokenizers)[:2]
+            model, config = import_folder(folder, read=load_tokenizers)[:2]
             came: Any = {"model_type": read.get("model_type")}
         else:
             model, config = load_folder(folder, config=read)

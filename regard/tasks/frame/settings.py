@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from regard.errors import UsageError, lookup
 from regard.settings import describe, fill, setting
-from regard.tasks.tune import check_tune, usual_rate
+from regard.tasks.frame.tune import check_tune, usual_rate
 from regard.training.loop import LoopSettings, check
 from regard.training.plan import DURATION_KEYS
 

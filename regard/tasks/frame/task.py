@@ -7,11 +7,11 @@ settings, threads, evaluation against other models and JSON are the frame's.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar, overload
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self, TextIO, TypeVar, overload
 
 import numpy as np
 import torch
@@ -39,10 +39,11 @@ from regard.tasks.frame.settings import (
     size_of,
     with_parts,
 )
-from regard.tasks.tune import let_learn
+from regard.tasks.frame.tune import let_learn
 from regard.training.loop import mix
 from regard.viewer.settings import LookSettings
 
+OnText = Callable[[str], None]  # is given a text piece by piece while it is generated
 One = str | Path | Image | np.ndarray | Tensor  # one text or image, and no list of such
 PARTS = {"test": 0, "valid": 0, "train": 0}
 
@@ -154,6 +155,7 @@ class Task(Generic[C, A]):
     better: ClassVar[str] = "-loss"  # the score that a validation raises, or with - lowers
     input: ClassVar[str] = "src"  # the name of an input in JSON; image for pictures
     from_nothing: ClassVar[bool] = False  # whether an empty text has an answer
+    streams: ClassVar[bool] = False  # whether an answer can be shown while it is generated
     dynamic: bool = True  # whether batches differ in shape, for compile=true
     # Settings of the verbs; unless given, Eval is EvalSettings with Run, Look LookSettings with Run
     Train: ClassVar[type]
@@ -162,7 +164,7 @@ class Task(Generic[C, A]):
     Look: ClassVar[type]
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # what a size means for training
     short: ClassVar[Mapping[str, str | tuple[str, ...]]] = SHORT
-    generation: ClassVar[Mapping[str, Any]] = {}  # how to decode by default
+    generation: Mapping[str, Any] = {}  # how to decode by default
     several_against: ClassVar[bool] = False  # whether it is judged against more than one at once
     Result: type[Evaluation] = Evaluation  # of an evaluation; a model may set its own
 
@@ -286,7 +288,7 @@ class Task(Generic[C, A]):
         `like` names a member of a family, such as llama of gpt.
         """
         like, asked = values.get("like"), values.get("family")
-        known = cls.families()
+        known = cls.trainable_families(values)
         if asked is None and origin is not None:
             asked = origin.family if origin.family in known else None
         if asked is None and like:
@@ -312,6 +314,11 @@ class Task(Generic[C, A]):
     def families(cls) -> tuple[str, ...]:
         """Return the families that serve the task, the usual one first."""
         return serving(cls.name)
+
+    @classmethod
+    def trainable_families(cls, values: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the families that such settings can train, such as those of an objective."""
+        return cls.families()
 
     @classmethod
     def needs(cls, values: Mapping[str, Any]) -> str:
@@ -407,6 +414,18 @@ class Task(Generic[C, A]):
 
     def predict(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[A]:
         """Predict for a list of inputs, in their order; `first` is the number of the first."""
+        raise NotImplementedError
+
+    def stream(self, given: Any, settings: Any, on_text: OnText, *, first: int = 0) -> A:
+        """Answer one input, and pass its text on piece by piece while it is generated."""
+        raise UsageError(f"{self.name} answers all at once; leave on_text out")
+
+    def say(self, given: Any, settings: Any, out: TextIO, *, first: int = 0) -> A:
+        """Write the answer to one input to a terminal while it is generated, if it `streams`."""
+        raise NotImplementedError
+
+    def session(self, settings: Any, out: TextIO) -> None:
+        """Answer what is typed at a terminal until that ends, if it `streams`."""
         raise NotImplementedError
 
     def read_test(self, settings: Any) -> Data:
@@ -512,19 +531,35 @@ class Task(Generic[C, A]):
         return isinstance(inputs, one) or not isinstance(inputs, Iterable)
 
     @overload
-    def run(self, inputs: One | list[dict[str, Any]], *, first: int = 0, **settings: Any) -> A: ...
+    def run(
+        self,
+        inputs: One | list[dict[str, Any]],
+        *,
+        first: int = 0,
+        on_text: OnText | None = None,
+        **settings: Any,
+    ) -> A: ...
 
     @overload
     def run(self, inputs: Iterable[Any], *, first: int = 0, **settings: Any) -> list[A]: ...
 
-    def run(self, inputs: Any, *, first: int = 0, **settings: Any) -> Any:
+    def run(
+        self, inputs: Any, *, first: int = 0, on_text: OnText | None = None, **settings: Any
+    ) -> Any:
         """Answer one input by one answer, or a list of inputs by a list of answers.
 
         Settings are those that `regard run MODEL --help` lists, such as beam=5 or n_best=3.
-        `first` is the number of the first input where a long list comes in parts.
+        `first` is the number of the first input where a long list comes in parts. `on_text` is
+        given the answer to one input piece by piece, by a model that `streams`.
         """
-        one = self.is_one(inputs)
-        answers = self.answer([inputs] if one else list(inputs), self.check(settings), first=first)
+        one, asked = self.is_one(inputs), self.check(settings)
+        inputs = [inputs] if one else list(inputs)
+        if on_text is None:
+            answers = self.answer(inputs, asked, first=first)
+        elif len(inputs) == 1:
+            answers = [self.stream(self.check_input(inputs[0]), asked, on_text, first=first)]
+        else:
+            raise UsageError(f"on_text= follows one answer; give one input, not {len(inputs)}")
         return answers[0] if one else answers
 
     def answer(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[A]:

@@ -17,6 +17,7 @@ from regard.files import write_atomically
 from regard.hashes import SUMS, damaged, listed, seal, unseal
 from regard.layers.lora import merged
 from regard.models.folder import save_config
+from regard.pretrained.tokenizer_folder import load_tokenizer
 from regard.results import Scored
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.recipe import (
@@ -31,7 +32,6 @@ from regard.tasks.frame.recipe import (
     write_recipe,
 )
 from regard.tasks.frame.task import Data, Task
-from regard.tasks.tokenizer import load_any_tokenizer
 from regard.training import distributed
 from regard.training.loop import Fit, Trainable, locked, measure
 from regard.training.plan import MIN_TRAINING_SHARE, Plan, make_plan
@@ -122,7 +122,7 @@ class Learnt:
         self,
         learn: Callable[[], Any],
         *,
-        load: Callable[[Path], Any] = load_any_tokenizer,
+        load: Callable[[Path], Any] = load_tokenizer,
         save: Callable[[Path, Any], None] = lambda folder, it: it.save(folder / "tokenizer.json"),
         init: bool = True,
     ) -> Any:

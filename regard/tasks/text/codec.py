@@ -10,9 +10,9 @@ from regard.data.rows import RowEncoder
 from regard.data.tokenizer import Tokenizer
 from regard.errors import UsageError
 from regard.metrics.baselines import Baselines
+from regard.pretrained.tokenizer_folder import load_tokenizer
 from regard.settings import setting
 from regard.tasks.frame.settings import RunSettings
-from regard.tasks.tokenizer import load_any_tokenizer
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def load_encoder(
         raise UsageError(
             f"{folder / 'config.json'}: 'max_length' is {longest!r:.40}; expected 1 to {most}"
         )
-    tokenizer: Tokenizer = load_any_tokenizer(folder)
+    tokenizer: Tokenizer = load_tokenizer(folder)
     features = None
     if config.get("features", "none") != "none":
         features = Features.load(folder)

@@ -18,12 +18,12 @@ from regard.metrics.bleu import bleu_metric, tokenise_for
 from regard.metrics.lengths import BORDERS, by_length, join_some
 from regard.metrics.score import Comparison
 from regard.metrics.text import METRICS
+from regard.pretrained.tokenizer_folder import load_tokenizers, save_tokenizers
 from regard.settings import setting
 from regard.tasks.frame.answers import Generated
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.settings import SHORT, BootstrapSettings, TrainSettings
 from regard.tasks.frame.task import Data, Judged, Learnt, System, Task
-from regard.tasks.tokenizer import load_any_tokenizers, save_any_tokenizers
 
 # what a size means for training, on top of the sizes of the model
 SIZES: dict[str, dict[str, Any]] = {
@@ -89,7 +89,7 @@ class PairCodec:
 
     def save(self, folder: Path) -> None:
         """Write the tokenizers, one if both are the same."""
-        save_any_tokenizers(folder, self.tokenizers)
+        save_tokenizers(folder, self.tokenizers)
 
     @property
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
@@ -143,8 +143,8 @@ class PairTask(Task[PairCodec, Generated]):
             lambda: learn_tokenizers(
                 corpus.parts["train"], settings.tokenizer, settings.pieces, settings.vocabularies
             ),
-            load=load_any_tokenizers,
-            save=save_any_tokenizers,
+            load=load_tokenizers,
+            save=save_tokenizers,
         )
         return PairCodec(source, target, {"from": corpus.source, "to": corpus.target})
 
@@ -176,7 +176,7 @@ class PairTask(Task[PairCodec, Generated]):
         # without a note of where it came from, a folder is one of ours
         foreign = None if "imported" in config else False
         about = {key: config[key] for key in cls.noted if key in config}
-        codec = PairCodec(*load_any_tokenizers(folder, foreign), about)
+        codec = PairCodec(*load_tokenizers(folder, foreign), about)
         shape = cls.encoder_decoder(model).config
         for side in SIDES:
             count, size = getattr(codec, side).vocab, getattr(shape, f"{side}_vocab")

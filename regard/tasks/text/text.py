@@ -22,12 +22,12 @@ from regard.decode import search
 from regard.errors import UsageError, log, lookup
 from regard.metrics.text import METRICS
 from regard.models import family
+from regard.pretrained.tokenizer_folder import load_tokenizers, save_tokenizers
 from regard.settings import setting
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.task import Data, Learnt
 from regard.tasks.text.pairs import PairCodec, PairEvalSettings, PairTrainSettings
 from regard.tasks.text.seq2seq import PairLookSettings, PairRunSettings, Seq2Seq
-from regard.tasks.tokenizer import load_any_tokenizers, save_any_tokenizers
 
 TransformerConfig, _ = family("transformer")
 # training objective -> what its data hold
@@ -187,7 +187,7 @@ class TextToText(Seq2Seq):
             both = train_tokenizer(lines, kind=settings.tokenizer, vocab=settings.pieces)
             return both, both
 
-        source, target = learnt(learn, load=load_any_tokenizers, save=save_any_tokenizers)
+        source, target = learnt(learn, load=load_tokenizers, save=save_tokenizers)
         return PairCodec(source, target, {**about, "to": None})
 
     @classmethod

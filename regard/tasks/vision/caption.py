@@ -24,11 +24,11 @@ from regard.decode.search import Hypothesis
 from regard.errors import UsageError, lookup
 from regard.metrics.captions import caption_scores, compare_captions
 from regard.models import family, preset, serving, task_changes
+from regard.pretrained.tokenizer_folder import load_tokenizer
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.settings import resolve_train, size_of, with_parts
 from regard.tasks.frame.task import Data, Judged
-from regard.tasks.tokenizer import load_any_tokenizer
-from regard.tasks.tune import let_learn
+from regard.tasks.frame.tune import let_learn
 from regard.tasks.vision.captioning import (
     FAMILY,
     Batch,
@@ -273,7 +273,7 @@ class WriteCaptions(ImageTask[Caption]):
             raise UsageError(
                 f"{folder / 'config.json'}: a model of another family; expected captioner"
             )
-        tokenizer = load_any_tokenizer(folder)
+        tokenizer = load_tokenizer(folder)
         if tokenizer.vocab > model.head.out_features:
             raise UsageError(
                 f"{folder}: the tokenizer has {tokenizer.vocab} pieces, the model only "

@@ -21,11 +21,11 @@ from regard.models import family, pretrainer, task_changes
 from regard.models.folder import load_rest, save_parts
 from regard.pretrained.folder import is_foreign
 from regard.pretrained.mae_decoder import import_decoder
+from regard.pretrained.tokenizer_folder import load_tokenizer
 from regard.tasks.frame.answers import Classified, Embedded
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.settings import resolve_train, size_of, with_parts
 from regard.tasks.frame.task import Data, Judged
-from regard.tasks.tokenizer import load_any_tokenizer
 from regard.tasks.vision.photos import (
     SHORT,
     ImageCodec,
@@ -275,7 +275,7 @@ class Pretrain(ImageTask[Any]):
         """Return the model that compares images and texts, and its tokenizer."""
         if self.trained_by != "clip" or self.codec.folder is None:
             raise UsageError("this encoder never saw texts; train one with: objective=clip")
-        return self.whole(), load_any_tokenizer(self.codec.folder)
+        return self.whole(), load_tokenizer(self.codec.folder)
 
     @torch.inference_mode()
     def predict(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[Any]:

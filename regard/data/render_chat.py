@@ -1,6 +1,6 @@
 """Renders chat templates of strangers: a program of its own, which can be ended at any time.
 
-It reads a JSON object a line (template, messages, tokens) and answers one (text or mistake). What a
+It reads a JSON object a line (template, messages, tokens) and answers one (text or error). What a
 template sees is plain data; it runs in Jinja's sandbox, with a bound on memory and on what it
 writes. The bound on time is kept by whoever started this.
 """
@@ -97,11 +97,11 @@ def answer(line: str, env: jinja2.Environment) -> dict[str, str]:
     try:
         return {"text": render(json.loads(line), env)}
     except jinja2.exceptions.TemplateSyntaxError as error:
-        return {"mistake": f"line {error.lineno}: {error.message}"}
+        return {"error": f"line {error.lineno}: {error.message}"}
     except MemoryError:
-        return {"mistake": "it takes too much memory"}
+        return {"error": "it takes too much memory"}
     except Exception as error:  # whatever a template may do
-        return {"mistake": f"{str(error) or type(error).__name__}"}
+        return {"error": f"{str(error) or type(error).__name__}"}
 
 
 def main() -> None:

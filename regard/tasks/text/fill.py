@@ -1,0 +1,325 @@
+"""Filling in: a masked language model predicts the words that are masked in a text."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.attention.watch import watch
+from regard.data.batches import pad
+from regard.data.documents import Texts, tokenise_texts
+from regard.data.gaps import GapText, PartlyFilled
+from regard.data.masking import MaskedBatches
+from regard.data.tokenizer import mask_id
+from regard.decode.batching import in_batches
+from regard.errors import UsageError
+from regard.metrics.score import Score
+from regard.settings import setting
+from regard.tasks.frame.origin import Origin
+from regard.tasks.frame.settings import RunSettings
+from regard.tasks.frame.task import Answer, Data, Judged, Task
+from regard.tasks.text.language_modelling import (
+    LanguageCodec,
+    LanguageEvalSettings,
+    MaskedScores,
+    masked_scores,
+    read_test_texts,
+)
+
+CANDIDATES = 5  # that a JSON line names for each mask
+# what a picture says of no mask, of one and of more
+NOTES = (
+    "read, with nothing to fill in; write {} for a word that is to be predicted",
+    "",
+    "each mask by itself, the others still masked",
+)
+
+
+@dataclass(frozen=True)
+class FillRun(RunSettings):
+    """What a run can be told."""
+
+    n_best: int = setting(1, "texts to return per input, the likeliest first", min=1, max=1000)
+    scores: bool = setting(False, "print the probability of each text")
+    batch_tokens: int = setting(4096, "tokens per batch", min=1)
+    batch_rows: int = setting(128, "texts per batch", min=1)
+
+
+@dataclass(frozen=True)
+class FillEval(LanguageEvalSettings):
+    """What an evaluation can be told."""
+
+    context: int | None = setting(None, "context length in tokens", min=8, max=10_000_000)
+    mask_share: float = setting(0.15, "share of words to mask", above=0, max=1)
+    tokens: int = setting(0, "tokens read in all; 0: as many as there are", min=0)
+
+
+@dataclass
+class Filled(Answer):
+    """A text with its masks filled in, and how likely that is; `others` are the next best."""
+
+    text: str
+    words: list[str] = field(default_factory=list)
+    probability: float = 1.0
+    guesses: list[list[tuple[str, float]]] = field(default_factory=list)  # of each mask by itself
+    others: list["Filled"] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def lines(self, settings: FillRun) -> Iterator[str]:
+        """Write the texts as lines, each with its probability after ` ||| ` if asked for."""
+        for answer in [self, *self.others]:
+            yield f"{answer.text} ||| {answer.probability:.6f}" if settings.scores else answer.text
+
+    def record(self, settings: FillRun) -> dict[str, Any]:
+        """Return the fields of a JSON line."""
+        masks = [
+            [{"word": word, "probability": round(p, 6)} for word, p in some]
+            for some in self.guesses
+        ]
+        n_best = [answer._fields() for answer in [self, *self.others]]
+        return {**n_best[0], "masks": masks, **({"n_best": n_best} if self.others else {})}
+
+    def _fields(self) -> dict[str, Any]:
+        fields = {"prediction": self.text, "words": self.words}
+        return {**fields, "probability": round(self.probability, 6)}
+
+
+class Candidates(NamedTuple):
+    """The likeliest tokens of a place, the best first, with their log-probabilities."""
+
+    ids: list[int]
+    logprobs: list[float]
+
+
+class MaskedPredictions(NamedTuple):
+    """The scores over masked tokens, and if asked for the prediction of each."""
+
+    scores: MaskedScores
+    records: list[dict[str, Any]]
+
+
+class Fill(Task[LanguageCodec, Filled]):
+    """Fills in the masks of texts; its models are trained by `language` with objective=masked."""
+
+    name, holds, unit = "fill", "text", "characters"
+    Train = Run = FillRun
+    Eval = FillEval
+
+    def __init__(self, model: Any, codec: LanguageCodec, config: Mapping[str, Any] | None = None):
+        super().__init__(model, codec, config)
+        tokenizer = self.tokenizer = codec.tokenizer
+        self.longest: int = codec.context or model.config.max_length
+        self.gaps = GapText(tokenizer, self.longest)
+        special = tokenizer.special_ids | {tokenizer.unk, self.gaps.mask}
+        self.allowed = torch.zeros(model.config.vocab, dtype=torch.bool, device=self.device)
+        self.allowed[[n for n, piece in enumerate(self.gaps.pieces) if piece]] = True
+        self.allowed[[number for number in special if number is not None]] = False
+
+    @classmethod
+    def resolve(cls, values: Mapping[str, Any], origin: Origin | None = None) -> Any:
+        """Refuse: what is run here is trained as a language model."""
+        raise UsageError(
+            "fill has no training of its own; use: regard train language objective=masked"
+        )
+
+    @classmethod
+    def load_codec(cls, folder: Path, model: Any, config: dict[str, Any]) -> LanguageCodec:
+        """Read the tokenizer, and check that the model predicts its tokens."""
+        if getattr(model.config, "head", None) != "words":
+            raise UsageError(
+                f"{folder / 'config.json'}: a model without a head for words, which fills nothing "
+                "in; train one with: regard train language objective=masked init=..."
+            )
+        codec = LanguageCodec.load(folder, model, config)
+        if mask_id(codec.tokenizer) >= model.config.vocab:
+            raise UsageError(
+                f"{folder}: the mask of the tokenizer is {mask_id(codec.tokenizer)}, but the "
+                f"model has {model.config.vocab} pieces"
+            )
+        return codec
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """Return none: nothing is decoded."""
+        return {}
+
+    def check_run(self, settings: Any) -> Any:
+        """Refuse to return more texts than there are words."""
+        if isinstance(settings, FillRun) and settings.n_best > int(self.allowed.sum()):
+            raise UsageError(
+                f"n_best={settings.n_best} is more than the words that the model knows"
+            )
+        return settings
+
+    # ---- Filling in
+
+    def predict(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[Filled]:
+        """Fill in the masks of texts; `first` is the number of the first, for what is refused.
+
+        Several masks of a text are filled from left to right, each given those before it, by a beam
+        of the likeliest texts.
+        """
+        started = [self.gaps.encode(text, first + n) for n, text in enumerate(inputs, 1)]
+        count = min(max(settings.n_best, CANDIDATES), int(self.allowed.sum()))
+        candidates = self.candidates(started, settings, count, every=True)
+        beams = [
+            likeliest([(text, some[:1])], settings.n_best)
+            for text, some in zip(started, candidates, strict=True)
+        ]
+        while unfilled := [n for n, beam in enumerate(beams) if beam[0].places]:
+            flat = [text for n in unfilled for text in beams[n]]
+            found = iter(self.candidates(flat, settings, settings.n_best))
+            for n in unfilled:
+                beams[n] = likeliest([(text, next(found)) for text in beams[n]], settings.n_best)
+        return [
+            self.filled(text, beam, some, settings.n_best)
+            for text, beam, some in zip(inputs, beams, candidates, strict=True)
+        ]
+
+    def candidates(
+        self, texts: Sequence[PartlyFilled], settings: FillRun, count: int, every: bool = False
+    ) -> list[list[Candidates]]:
+        """Return the likeliest tokens at the first mask that is left of each text, or at every."""
+
+        @torch.inference_mode()
+        def judge(some: list[PartlyFilled]) -> list[list[Candidates]]:
+            ids, lengths = pad([text.ids for text in some], self.tokenizer.pad)
+            at = [text.places if every else text.places[:1] for text in some]
+            hidden = self.model.hidden(ids.to(self.device), lengths.to(self.device))
+            top = self.logprobs(hidden, at).topk(count)
+            found = map(Candidates, top.indices.tolist(), top.values.tolist())
+            return [[next(found) for _ in places] for places in at]
+
+        lengths = [len(text.ids) for text in texts]
+        batches = {"tokens": settings.batch_tokens, "rows": settings.batch_rows}
+        return in_batches(texts, lengths, judge, **batches)
+
+    def logprobs(self, hidden: Tensor, at: Sequence[Sequence[int]]) -> Tensor:
+        """Return the log-probability of each token at places of each text; -inf if no word."""
+        rows = [row for row, places in enumerate(at) for _ in places]
+        columns = [column for places in at for column in places]
+        logprobs = self.model.head(hidden[rows, columns]).float().log_softmax(-1)
+        return logprobs.masked_fill(~self.allowed, -math.inf)
+
+    def filled(
+        self, text: str, beam: Sequence[PartlyFilled], each: Sequence[Candidates], count: int
+    ) -> Filled:
+        """Return the answer to a text: so many fillings, and the candidates of each mask."""
+        guesses = [
+            [(self.gaps.word(i), math.exp(p)) for i, p in zip(*some, strict=True)][:CANDIDATES]
+            for some in each
+        ]
+        answers = []
+        for one in beam:
+            words = [self.gaps.word(token) for token in one.chosen]
+            filled = self.gaps.fill_in(text, one.chosen)
+            answers.append(Filled(filled, words, math.exp(one.logprob), guesses))
+        # as many lines for an empty text, in which there is nothing to choose
+        answers += [answers[-1]] * (count - len(answers))
+        return replace(answers[0], others=answers[1:])
+
+    # ---- Judging
+
+    def read_test(self, settings: Any) -> Data:
+        """Read the part that the model is judged on."""
+        return read_test_texts(settings, self.trained)
+
+    def predict_examples(self, data: Data, settings: Any) -> MaskedPredictions:
+        """Predict masked tokens of a part, as at a validation in training."""
+        context, most = settings.context or self.longest, self.model.config.max_length
+        if context > most:
+            raise UsageError(f"context={context} is more than the {most} places of the model")
+        texts = Texts({"valid": data.parts.parts[settings.part]}, data.parts.running)
+        batches = MaskedBatches(
+            tokenise_texts(texts, self.tokenizer, ("valid",)),
+            "valid",
+            self.codec.masking,
+            context=context,
+            batch_tokens=settings.batch_tokens,
+            share=settings.mask_share,
+            seed=0,
+            device=self.device,
+        )
+        records: list[dict[str, Any]] = []
+        pieces = dict(enumerate(self.gaps.pieces))
+
+        def note(logits: Tensor, targets: Tensor) -> None:
+            best = logits.softmax(-1).max(-1)
+            rows = zip(targets.tolist(), best.indices.tolist(), best.values.tolist(), strict=True)
+            for right, guess, probability in rows:
+                fields = {"token": pieces.get(right, ""), "prediction": pieces.get(guess, "")}
+                records.append({**fields, "probability": probability})
+
+        on_batch = note if settings.outputs else None
+        return MaskedPredictions(
+            masked_scores(self.model, batches, settings.tokens, on_batch), records
+        )
+
+    def judge(self, data: Data, predictions: MaskedPredictions, settings: Any) -> Judged:
+        """Return loss, perplexity and accuracy."""
+        context, texts = settings.context or self.longest, data.parts
+        kind = "running" if texts.running else "documents"
+        signature = f"mask_share:{settings.mask_share}|whole words|context:{context}|{kind}|seed:0"
+        signature += f"|rows:{max(1, settings.batch_tokens // context)}"
+        signature += f"|tokenizer:{self.tokenizer.sha[:8]}"
+        scores = [
+            Score("loss", predictions.scores.loss, f"nats a masked token|{signature}", 4),
+            Score("perplexity", predictions.scores.perplexity, signature, 3),
+            Score("accuracy", predictions.scores.accuracy, f"% of masked tokens|{signature}"),
+        ]
+        return Judged(scores, sum(map(len, texts.parts[settings.part])))
+
+    def made_with(self, settings: Any) -> dict[str, Any]:
+        """Return the settings that a score depends on."""
+        return {"context": settings.context or self.longest, "mask_share": settings.mask_share}
+
+    def outputs(
+        self, data: Data, predictions: MaskedPredictions, settings: Any
+    ) -> list[dict[str, Any]]:
+        """Return the prediction of each masked token."""
+        return predictions.records
+
+    # ---- Looking
+
+    def explain(self, given: str, settings: Any) -> Any:
+        """Fill a text in and gather where the model looked; one without a mask is only read."""
+        from regard.viewer.picture import Picture
+        from regard.viewer.text import candidate_steps, text_views
+
+        text = self.gaps.encode(given, 1, needs_mask=False)
+        (answer,) = self.predict([given], settings) if text.places else (Filled(given),)
+        with torch.inference_mode(), watch(self.model) as maps:
+            hidden = self.model.hidden(torch.from_numpy(text.ids)[None].to(self.device))
+            logprobs = self.logprobs(hidden, [text.places])
+        pieces, mask = self.gaps.pieces, self.gaps.mask
+        names = [self.gaps.mask_token if i == mask else pieces[i] for i in text.ids.tolist()]
+        count = min(settings.candidates, int(self.allowed.sum()))
+        return Picture(
+            title=given,
+            views=text_views(maps, names),
+            steps=candidate_steps(logprobs.exp(), pieces, candidates=count),
+            source=given,
+            output=answer.text,
+            alternatives=[(one.text, one.probability) for one in answer.others],
+            note=NOTES[min(len(text.places), 2)].format(self.gaps.mask_token),
+        )
+
+
+def likeliest(
+    beam: Sequence[tuple[PartlyFilled, Sequence[Candidates]]], count: int
+) -> list[PartlyFilled]:
+    """Return the likeliest ways to fill the first mask that is left of the texts of a beam."""
+    filled = [
+        text.put(token, logprob)
+        for text, some in beam
+        for candidates in some
+        for token, logprob in zip(*candidates, strict=True)
+    ]
+    filled.sort(key=lambda text: -text.logprob)
+    return filled[:count] or [text for text, _ in beam]

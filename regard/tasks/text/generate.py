@@ -1,0 +1,338 @@
+"""Generation by a language model: texts continued, conversations answered, both as they come."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, TextIO
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.attention.watch import watch
+from regard.data.conversation import (
+    OWN,
+    TEMPLATES,
+    Message,
+    encode_truncated,
+    read_messages,
+    stop_text,
+)
+from regard.data.documents import encode_running
+from regard.data.tokenizer import Tokenizer
+from regard.data.windows import spans_of
+from regard.decode import search
+from regard.decode.generate import (
+    NEW_TOKENS,
+    REPLACEMENT,
+    Continuation,
+    GenerateOptions,
+    TextGenerator,
+    TextStreamer,
+)
+from regard.errors import UsageError, lookup
+from regard.settings import setting
+from regard.tasks.frame.task import Answer, OnText, Task
+from regard.tasks.text.language_modelling import LanguageCodec, span_loss
+
+LOOKED_AT = 24  # tokens that are generated to be looked at, unless told
+
+
+@dataclass(frozen=True)
+class LanguageRun(GenerateOptions):
+    """What a run of a language model can be told."""
+
+    echo: bool = setting(True, "begin the answer with the prompt")
+    scores: bool = setting(False, "print the score of each answer")
+    forced: bool = setting(False, "generate nothing: score the given texts")
+    chat: bool = setting(False, "answer as in a conversation")
+    template: str | None = setting(
+        None, "chat template: plain, chatml, llama2, alpaca, or own (of the checkpoint)"
+    )
+    system: str = setting("", "system message of a conversation")
+    batch_tokens: int = setting(16_384, "tokens per batch", min=1)
+    batch_rows: int = setting(64, "texts per batch", min=1)
+    threads: int | None = setting(None, "CPU threads", min=1, max=1024)
+
+
+@dataclass
+class Written(Answer):
+    """A prompt, its completion, and how likely that is; `others` are the next best."""
+
+    given: str
+    completion: str
+    score: float = 0.0
+    logprob: float = 0.0
+    others: list["Written"] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return self.given + self.completion
+
+    def lines(self, settings: LanguageRun) -> Iterator[str]:
+        """Write the answers as lines, each with its score after ` ||| ` if that was asked for."""
+        for answer in [self, *self.others]:
+            scored = settings.scores or settings.forced
+            yield f"{answer} ||| {answer.score:.6f}" if scored else str(answer)
+
+    def record(self, settings: LanguageRun) -> dict[str, Any]:
+        """Return the fields of a JSON line."""
+        fields: dict[str, Any] = {"prediction": self.completion, "score": round(self.score, 6)}
+        if self.others:
+            fields["n_best"] = [fields.copy(), *(other.record(settings) for other in self.others)]
+        return fields
+
+
+class TextGeneration(Task[LanguageCodec, Written]):
+    """A task whose model continues a text token by token."""
+
+    from_nothing = True
+    streams = True
+    Run = LanguageRun
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Return the tokenizer."""
+        return self.codec.tokenizer
+
+    @property
+    def window(self) -> int:
+        """Return how many tokens the model reads at once."""
+        return self.codec.context or self.model.config.max_length
+
+    @cached_property
+    def generator(self) -> TextGenerator:
+        """Return what continues prompts, by the rules of the checkpoint."""
+        vocab, rules = self.model.config.vocab, self.config.get("generation", {}).get("rules")
+        options: dict[str, Any] = {"rules": rules, "device": self.device}
+        return TextGenerator(self.model, self.tokenizer, vocab, self.window, **options)
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """Return the model's own defaults of decoding."""
+        rules = self.generator.rules.rules
+        keys = {"repetition_penalty"} & set(rules)
+        return {**super().own, **{key: rules[key] for key in keys}}
+
+    def check_run(self, settings: Any) -> Any:
+        """Return settings with a chat template, or refuse those that contradict each other."""
+        if not isinstance(settings, LanguageRun):  # of an evaluation
+            return settings
+        settings.check()
+        own = {} if self.codec.chat is None else {OWN: None}
+        template = settings.template or next(iter([*own, "plain"]))
+        lookup("template", template, {**TEMPLATES, **own})
+        return replace(settings, template=template)
+
+    def is_one(self, inputs: Any) -> bool:
+        """Tell whether one text or one conversation was given, rather than several."""
+        talk = isinstance(inputs, list) and inputs and all(isinstance(x, dict) for x in inputs)
+        return bool(talk) or super().is_one(inputs)
+
+    def check_input(self, given: Any) -> Any:
+        """Return a text, or a conversation as a list of messages."""
+        return given if isinstance(given, list) else super().check_input(given)
+
+    def predict(
+        self,
+        inputs: list[Any],
+        settings: Any,
+        *,
+        first: int = 0,
+        on_text: OnText | None = None,
+    ) -> list[Written]:
+        """Continue texts, or answer conversations given as lists of messages.
+
+        `first` is the number of the first line, which seeds sampling. `on_text` is given the answer
+        to a single text piece by piece as it is generated.
+        """
+        if settings.forced:
+            return [self.score_text(Task.check_input(self, text), settings) for text in inputs]
+        if any(isinstance(text, list) for text in inputs):
+            settings = replace(settings, chat=True)
+        prompts = [self.prompt(given, settings) for given in inputs]
+        texts = [
+            Continuation(first + i, ids, self.generator.limit(ids, settings.max_length))
+            for i, (_, ids) in enumerate(prompts)
+        ]
+        stop, streamer = self.stop(settings), None
+        if on_text is not None:
+            ids = texts[0].prompt
+            streamer = TextStreamer(lambda new: self.shown(ids, new, settings), stop, on_text)
+        continued = self.generator.generate(
+            texts,
+            settings,
+            stop=stop,
+            streamer=streamer,
+            batch_tokens=settings.batch_tokens,
+            batch_rows=settings.batch_rows,
+        )
+        answers = [
+            self.written(given if settings.echo else "", some, settings)
+            for (given, _), some in zip(prompts, continued, strict=True)
+        ]
+        if streamer is not None:
+            streamer.finish(answers[0].completion)
+        return answers
+
+    def prompt(self, given: Any, settings: LanguageRun) -> tuple[str, list[int]]:
+        """Return what to show of an input before the answer, and the tokens to continue."""
+        if not isinstance(given, list) and not settings.chat:
+            return given, self.encode(Task.check_input(self, given))
+        messages = [Message("user", given)] if isinstance(given, str) else read_messages(given)
+        if settings.system and messages[0].role != "system":
+            messages = [Message("system", settings.system), *messages]
+        return "", self.encode_conversation(messages, settings)
+
+    def encode(self, text: str) -> list[int]:
+        """Encode a text to continue, as the model was trained to read it."""
+        if self.codec.running:
+            # such a model knows no begin, but always stands after something
+            ids = [i for part in encode_running(self.tokenizer, text or "\n") for i in part]
+        else:
+            ids = self.tokenizer.frame(self.tokenizer.encode(text), "prompt")
+        return ids or [self.tokenizer.bos]
+
+    def encode_conversation(self, messages: list[Message], settings: LanguageRun) -> list[int]:
+        """Encode a conversation; its oldest rounds are dropped if there is no room."""
+        room = self.window - (settings.max_length or NEW_TOKENS)
+        begins = not self.codec.running and self.encode("")[:1] == [self.tokenizer.bos]
+        return encode_truncated(
+            messages,
+            str(settings.template),
+            self.tokenizer,
+            max(room, self.window // 2),
+            begin=[self.tokenizer.bos] if begins else [],
+            own=self.codec.chat,
+        )
+
+    def stop(self, settings: LanguageRun) -> str:
+        """Return the text that ends an answer."""
+        return settings.stop or (stop_text(str(settings.template)) if settings.chat else "")
+
+    def shown(self, prompt: list[int], ids: list[int], settings: LanguageRun) -> str:
+        """Return what a user sees of an answer: no half characters, no space around a reply."""
+        text = self.generator.completion(prompt, ids).rstrip(REPLACEMENT)
+        return text.strip() if settings.chat else text
+
+    def written(self, given: str, texts: list[Continuation], settings: LanguageRun) -> Written:
+        """Return the answers to one prompt, up to the text that ends them."""
+        divisor = search.penalty(settings.length_penalty, settings.alpha)
+        stop, answers = self.stop(settings), []
+        for text in texts:
+            completion = self.shown(text.prompt, text.ids, settings)
+            completion = completion.partition(stop)[0] if stop else completion
+            total = sum(text.steps)
+            answers.append(Written(given, completion, total / divisor(len(text.steps)), total))
+        answers[0].others = answers[1:]
+        return answers[0]
+
+    # ---- At a terminal
+
+    def stream(self, given: Any, settings: Any, on_text: OnText, *, first: int = 0) -> Written:
+        """Answer one input, and pass its text on piece by piece while it is generated."""
+        if settings.n_best > 1 or settings.beam > 1:
+            raise UsageError("only one answer can be streamed; leave n_best and beam at 1")
+        with self.using(settings):
+            return self.predict([given], settings, first=first, on_text=on_text)[0]
+
+    def say(self, given: Any, settings: Any, out: TextIO, *, first: int = 0) -> Written:
+        """Write the answer to one input to a terminal while it is generated."""
+
+        def write(text: str) -> None:
+            out.write(text)
+            out.flush()
+
+        if settings.forced or settings.n_best > 1 or settings.beam > 1:
+            (answer,) = self.answer([given], settings, first=first)
+            write("\n".join(answer.lines(settings)))
+        else:
+            if settings.echo and not settings.chat:
+                write(given)
+            answer = self.stream(given, settings, write, first=first)
+        write("\n")
+        return answer
+
+    def session(self, settings: Any, out: TextIO) -> None:
+        """Answer what is typed until it ends; a conversation remembers its rounds."""
+        messages: list[dict[str, str]] = []
+        for number in itertools.count():
+            try:
+                text = input("> ")
+            except EOFError:
+                out.write("\n")
+                return
+            given: Any = text
+            if settings.chat:
+                given = [*messages, {"role": "user", "content": text}]
+            try:
+                answer = self.say(given, settings, out, first=number)
+            except KeyboardInterrupt:  # enough of this answer, not of all
+                out.write("\n")
+                continue
+            if settings.chat:
+                messages = [*given, {"role": "assistant", "content": answer.completion}]
+
+    def row_loss(self, ids: Sequence[int], context: int, tokens: int) -> tuple[float, int]:
+        """Return the summed loss of a row of ids, and of how many tokens."""
+        row = np.asarray(ids, dtype=np.int64)
+        return span_loss(self.model, row, spans_of(np.array([0, len(row)]), context), tokens)
+
+    def score_text(self, text: str, settings: LanguageRun) -> Written:
+        """Return how likely the model finds a given text."""
+        ids = self.encode(text)
+        ids = ids if self.codec.running else [*ids, self.tokenizer.eos]
+        total, count = self.row_loss(ids, self.window, settings.batch_tokens)
+        return Written(text, "", -total / max(1, count), -total)
+
+    # ---- Looking
+
+    @torch.inference_mode()
+    def maps(self, ids: Sequence[int]) -> tuple[Any, Tensor]:
+        """Return the attention of every layer and head over a text, exactly, and the logits."""
+        with watch(self.model) as maps:
+            logits = self.model(torch.tensor([list(ids)], device=self.device))
+        return maps, logits[0]
+
+    def picture(self, given: Any, **settings: Any) -> Any:
+        """Continue a text by a few tokens, or with forced=true only read it, and show how."""
+        return super().picture(given, **{"max_length": LOOKED_AT, **settings})
+
+    def explain(self, given: Any, settings: Any) -> Any:
+        """Continue a text, or only read it, and gather where the model looked."""
+        from regard.viewer.picture import Picture
+        from regard.viewer.text import candidate_steps, text_views
+
+        shown, prompt = self.prompt(given, settings)
+        vocab, ids = self.tokenizer.vocab, prompt[-self.window :]
+        others: list[Continuation] = []
+        completion = ""
+        if not settings.forced:
+            text = Continuation(0, prompt, settings.max_length)
+            ((best, *others),) = self.generator.generate([text], settings, stop=settings.stop)
+            completion = self.generator.completion(prompt, best.ids)
+            end = [self.tokenizer.eos] if best.reached_end else []
+            ids = [*prompt, *best.ids, *end][-self.window - 1 :]
+        maps, logits = self.maps(ids if settings.forced else ids[:-1])
+        if settings.forced:  # the last step is what would come next
+            ids = [*ids, int(logits[-1, :vocab].argmax())]
+        pieces, alternatives = self.tokenizer.pieces(ids), []
+        for other in others:
+            answer = self.written(shown, [other], settings)
+            alternatives.append((str(answer), answer.score))
+        sampled = f"temperature {settings.temperature}, seed {settings.seed}"
+        return Picture(
+            title=shown or completion,
+            views=text_views(maps, pieces[:-1], writes=pieces[1:]),
+            steps=candidate_steps(
+                logits.softmax(-1)[:, :vocab],
+                self.tokenizer.pieces,
+                candidates=settings.candidates,
+                chosen=ids[1:],
+                tokens=pieces[1:],
+            ),
+            source=shown,
+            output=completion,
+            alternatives=alternatives,
+            note="read" if settings.forced else sampled,
+        )

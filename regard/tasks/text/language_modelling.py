@@ -1,0 +1,294 @@
+"""Language modelling: what causal and masked models share, and the two objectives."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from regard.data.documents import Texts, TokenisedTexts, hash_texts, load_texts
+from regard.data.masking import MaskedBatches, WholeWordMasking
+from regard.data.split import Split
+from regard.data.tokenizer import Tokenizer
+from regard.data.windows import CausalBatches, TokenBatch, TokenBatches, evenly_spread, spans_of
+from regard.errors import UsageError
+from regard.layers.vocabulary import CappedHead
+from regard.pretrained.tokenizer_folder import load_tokenizer
+from regard.settings import setting
+from regard.tasks.frame.settings import EvalSettings
+from regard.tasks.frame.task import Data
+from regard.training.loss import linear_cross_entropy, reference_cross_entropy
+
+SMALL_VOCAB = 1000  # tokens of a vocabulary whose logits are quicker made all at once
+LARGEST_LOSS = 700.0  # whose exponential is a number
+
+
+@dataclass(frozen=True)
+class LanguageEvalSettings(EvalSettings):
+    """What an evaluation of a language model can be told."""
+
+    data: str | None = setting(None, "test data: a folder or file of text")
+    columns: str | None = setting(None, "the text column of a table")
+    header: bool | None = setting(None, "whether a table has a header row; detected unless given")
+    batch_tokens: int = setting(8192, "tokens per batch", min=1)
+    threads: int | None = setting(None, "CPU threads", min=1, max=1024)
+
+
+@dataclass(frozen=True)
+class LanguageCodec:
+    """The tokenizer of a language model, and how texts were read in its training."""
+
+    tokenizer: Tokenizer
+    running: bool = False  # whether one running text, rather than documents
+    context: int | None = None  # tokens read at once, if fewer than the model has positions
+    mask: int | None = None  # the token of a masked model that stands for a masked one
+    chat: Mapping[str, Any] | None = None  # the checkpoint's own chat template
+
+    @cached_property
+    def masking(self) -> WholeWordMasking:
+        """Return the whole-word masking of the tokenizer."""
+        return WholeWordMasking(self.tokenizer)
+
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer."""
+        self.tokenizer.save(folder / "tokenizer.json")
+
+    def facts(self) -> dict[str, Any]:
+        """Return what config.json says of it."""
+        mask = {} if self.mask is None else {"mask": self.mask}
+        return {"running": self.running, "context": self.context, **mask}
+
+    def hashes(self) -> list[str]:
+        """Return the hash of the tokenizer."""
+        return [self.tokenizer.sha]
+
+    @classmethod
+    def load(cls, folder: Path, model: Any, config: Mapping[str, Any]) -> "LanguageCodec":
+        """Read the tokenizer of a folder, and check that it and the context fit the model."""
+        tokenizer: Tokenizer = load_tokenizer(folder)
+        if tokenizer.vocab > model.config.vocab:
+            raise UsageError(
+                f"{folder}: the tokenizer has {tokenizer.vocab} pieces, "
+                f"the model only {model.config.vocab}"
+            )
+        context, longest = config.get("context"), model.config.max_length
+        if context is not None and (type(context) is not int or not 2 <= context <= longest):
+            raise UsageError(
+                f"{folder / 'config.json'}: 'context' is {context!r:.40}, not 2 to {longest}"
+            )
+        return cls(tokenizer, bool(config.get("running")), context)
+
+
+def read_test_texts(settings: LanguageEvalSettings, trained: Split | None) -> Data:
+    """Read the part that a language model is judged on."""
+    part = settings.part
+    texts = load_texts(
+        str(settings.data),
+        test=settings.test,
+        key=settings.columns,
+        header=settings.header,
+        need=(part,),
+        trained=trained,
+    )
+    judged = Texts({part: texts.parts[part]}, texts.running)
+    return Data(judged, hash_texts(judged.parts[part]), texts.notes)
+
+
+# The objectives
+
+
+def next_token_loss(model: Any, hidden: Tensor, writes: Tensor, smoothing: float) -> Tensor:
+    """Return the summed cross-entropy of the next tokens (b, l), given the last hidden states."""
+    head = model.head
+    if isinstance(head, CappedHead):  # whose logits are more than a product
+        return F.cross_entropy(
+            head(hidden).flatten(0, 1).float(),
+            writes.flatten(),
+            ignore_index=-1,
+            reduction="sum",
+            label_smoothing=smoothing,
+        )
+    small = head.out_features <= SMALL_VOCAB
+    cross_entropy = reference_cross_entropy if small else linear_cross_entropy
+    return cross_entropy(
+        hidden.flatten(0, 1), head.weight, writes.flatten(), bias=head.bias, smoothing=smoothing
+    )
+
+
+@torch.inference_mode()
+def span_loss(model: Any, ids: np.ndarray, spans: np.ndarray, tokens: int) -> tuple[float, int]:
+    """Return the summed loss over spans of ids, each read by itself, and how many it sums.
+
+    A batch holds at most so many tokens.
+    """
+    device = next(model.parameters()).device
+    order = np.argsort(spans[:, 0] - spans[:, 1], kind="stable")
+    total, count = 0.0, 0
+    while len(order):
+        length = int(np.diff(spans[order[0]])[0])
+        rows, order = np.split(order, [max(1, tokens // length)])
+        places = spans[rows, :1] + np.arange(length)
+        real = places < spans[rows, 1:]
+        taken = ids[np.minimum(places, len(ids) - 1)].astype(np.int64)
+        reads, writes = (
+            torch.from_numpy(x).to(device)
+            for x in (taken[:, :-1], np.where(real, taken, -1)[:, 1:])
+        )
+        # what stands after the end of a span is read, but nothing sees it
+        total += float(next_token_loss(model, model.hidden(reads), writes, 0.0))
+        count += int(real[:, 1:].sum())
+    return total, count
+
+
+def perplexity(loss: float) -> float:
+    """Return the perplexity of a loss in nats."""
+    return math.exp(min(loss, LARGEST_LOSS))
+
+
+class Objective(Protocol):
+    """What a model learns from text: its batches, their loss, and its scores on the valid part."""
+
+    runs_as: str  # the task that runs the trained model, and that its families serve
+
+    def batches(self, texts: TokenisedTexts, codec: LanguageCodec, settings: Any) -> TokenBatches:
+        """Return the batches of a training."""
+        ...
+
+    def loss(self, model: Any, batch: TokenBatch, smoothing: float) -> Tensor:
+        """Return the summed cross-entropy of the tokens to predict."""
+        ...
+
+    def validate(
+        self, model: Any, texts: TokenisedTexts, codec: LanguageCodec, settings: Any
+    ) -> dict[str, float]:
+        """Return the scores on the validation part; `better` is to be raised."""
+        ...
+
+
+class Causal:
+    """Every token is predicted from those before it."""
+
+    runs_as = "language"
+
+    def batches(self, texts: TokenisedTexts, codec: LanguageCodec, settings: Any) -> TokenBatches:
+        """Return the batches of a training."""
+        return CausalBatches(
+            texts,
+            context=settings.context,
+            batch_tokens=settings.batch_tokens,
+            seed=settings.seed,
+            device=settings.device,
+        )
+
+    def loss(self, model: Any, batch: TokenBatch, smoothing: float) -> Tensor:
+        """Return the summed cross-entropy of the next tokens."""
+        hidden = model.hidden(batch.reads, documents=batch.documents)
+        return next_token_loss(model, hidden, batch.writes, smoothing)
+
+    def validate(
+        self, model: Any, texts: TokenisedTexts, codec: LanguageCodec, settings: Any
+    ) -> dict[str, float]:
+        """Return loss per token, perplexity and bits per byte on the validation part."""
+        column = texts.columns["valid"]
+        spans = spans_of(column.offsets, settings.context)
+        if not len(spans):
+            raise UsageError(
+                "the validation part has no token to predict; give more text with valid="
+            )
+        # of all that could be predicted, whatever is left out of a validation
+        tokens_per_byte = (spans[:, 1] - spans[:, 0] - 1).sum() / max(1, texts.bytes["valid"])
+        some = spans[evenly_spread(len(spans), settings.context, settings.valid_tokens)]
+        total, count = span_loss(model, column.ids, some, max(4096, settings.batch_tokens))
+        loss = total / count
+        return {
+            "loss": loss,
+            "perplexity": perplexity(loss),
+            "bits_per_byte": loss * float(tokens_per_byte) / math.log(2),
+            "better": -loss,
+        }
+
+
+class Masked:
+    """Some words are masked, and predicted from all around them (Devlin et al. 2019)."""
+
+    runs_as = "fill"
+
+    def batches(self, texts: TokenisedTexts, codec: LanguageCodec, settings: Any) -> TokenBatches:
+        """Return the batches of a training."""
+        return self._batches(texts, "train", codec, settings, settings.seed)
+
+    def _batches(
+        self, texts: TokenisedTexts, part: str, codec: LanguageCodec, settings: Any, seed: int
+    ) -> MaskedBatches:
+        return MaskedBatches(
+            texts,
+            part,
+            codec.masking,
+            context=settings.context,
+            batch_tokens=settings.batch_tokens,
+            share=settings.mask_share,
+            seed=seed,
+            device=settings.device,
+        )
+
+    def loss(self, model: Any, batch: TokenBatch, smoothing: float) -> Tensor:
+        """Return the summed cross-entropy of the masked tokens."""
+        logits = masked_logits(model, batch)
+        return F.cross_entropy(logits, batch.writes, reduction="sum", label_smoothing=smoothing)
+
+    def validate(
+        self, model: Any, texts: TokenisedTexts, codec: LanguageCodec, settings: Any
+    ) -> dict[str, float]:
+        """Return loss, perplexity and accuracy on the validation part, always masked alike."""
+        batches = self._batches(texts, "valid", codec, settings, 0)
+        scores = masked_scores(model, batches, settings.valid_tokens)
+        return {**scores._asdict(), "better": -scores.loss}
+
+
+def masked_logits(model: Any, batch: TokenBatch) -> Tensor:
+    """Return the logits at the masked places."""
+    hidden = model.hidden(batch.reads, documents=batch.documents)
+    return model.head(hidden.flatten(0, 1)[batch.places])
+
+
+class MaskedScores(NamedTuple):
+    """How well masked tokens are predicted."""
+
+    loss: float
+    perplexity: float
+    accuracy: float  # in percent
+
+
+@torch.inference_mode()
+def masked_scores(
+    model: Any,
+    batches: MaskedBatches,
+    most: int,
+    on_batch: Callable[[Tensor, Tensor], None] | None = None,
+) -> MaskedScores:
+    """Return the scores over as many batches as the part has, or over so many tokens; 0: all.
+
+    `on_batch` is given the logits and the targets of each batch.
+    """
+    windows = batches.windows
+    count = max(1, len(windows.ids) // windows.tokens)
+    total = right = tokens = 0.0
+    for n in evenly_spread(count, windows.tokens, most).tolist():
+        batch = batches[n]
+        logits = masked_logits(model, batch).float()
+        total += float(F.cross_entropy(logits, batch.writes, reduction="sum"))
+        right += float((logits.argmax(1) == batch.writes).sum())
+        if on_batch is not None:
+            on_batch(logits, batch.writes)
+        tokens += batch.tokens
+    loss = total / tokens
+    return MaskedScores(loss, perplexity(loss), 100 * right / tokens)
+
+
+OBJECTIVES: dict[str, Objective] = {"causal": Causal(), "masked": Masked()}
