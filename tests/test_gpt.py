@@ -380,7 +380,7 @@ def test_export_then_import_is_the_identity(kind: str, tmp_path: Path):
     with torch.no_grad():
         assert torch.equal(loaded(texts(2, 9)).logits, theirs(texts(2, 9)).logits)
     again = form.read_config(loaded.config.to_dict(), "")
-    assert again == replace(ours.config, start=again.start)
+    assert again == replace(ours.config, init=again.init)
     back = to_ours(form, again, weights)
     for name, tensor in ours.named_parameters():
         assert torch.equal(back[name], tensor), name

@@ -48,7 +48,7 @@ def assert_same(ours, theirs, tolerance: float = 1e-10):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.9])
 @pytest.mark.parametrize(("rows", "chunk"), [(1, 256), (7, 3), (8, 4), (23, 7), (5, 1)])
 def test_equals_cross_entropy(monkeypatch, rows, chunk, smoothing, bias):
-    monkeypatch.setattr(losses, "ROWS", chunk)
+    monkeypatch.setattr(losses, "CHUNK", chunk)
     hidden, weight, bent, targets = numbers(rows, 11, bias=bias)
     targets[::3] = -1  # padding
     ours = gradients(
@@ -152,7 +152,7 @@ def r_drop_by_hand(one, two, weight, bias, targets, alpha, smoothing):
 @pytest.mark.parametrize(("alpha", "smoothing"), [(5.0, 0.1), (0.7, 0.0), (0.0, 0.1)])
 @pytest.mark.parametrize(("rows", "chunk"), [(9, 256), (9, 4)])
 def test_r_drop_equals_its_formula(monkeypatch, rows, chunk, alpha, smoothing, bias):
-    monkeypatch.setattr(losses, "ROWS", chunk)
+    monkeypatch.setattr(losses, "CHUNK", chunk)
     one, weight, bent, targets = numbers(rows, 11, bias=bias)
     two = one + 0.3 * numbers(rows, 11, seed=1)[0]
     ours = gradients(

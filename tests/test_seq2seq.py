@@ -230,7 +230,7 @@ def test_there_and_back_is_the_identity(kind: str):
         found, told = form, form.write_config(config, task)
     assert found is form
     again = form.read_config(json.loads(json.dumps(told)), told["architectures"][0])
-    assert again == replace(config, start=again.start)
+    assert again == replace(config, init=again.init)
     out = to_theirs(form, config, weights)
     back = to_ours(form, again, out)
     assert set(back) == set(weights)

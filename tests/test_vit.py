@@ -23,11 +23,12 @@ from regard.costs.report import attending, forward, learned, looked
 from regard.data.image_format import ImageFormat
 from regard.errors import UsageError
 from regard.layers.block import BlockConfig, EncoderBlock
-from regard.layers.depth import drop_path, rising
+from regard.layers.depth import drop_path, drop_path_schedule
+from regard.layers.grid import GridPosition
 from regard.layers.patches import Convolutions, EarlyConvolutions, Patches, grid_at
 from regard.models import preset
 from regard.models.folder import load_folder
-from regard.models.vit import PRESETS, SIZES, Grid, Pair, ViT, ViTConfig
+from regard.models.vit import PRESETS, SIZES, DistilledHeads, ViT, ViTConfig
 from regard.pretrained.folder import export_weights, import_folder
 from regard.pretrained.format import differing
 from regard.pretrained.formats import find_format, fitting
@@ -273,7 +274,7 @@ def test_rotation_by_two_coordinates_equals_a_loop_and_knows_only_distance():
 
 def test_learned_places_are_stretched_only_where_the_grid_differs():
     torch.manual_seed(0)
-    places = Grid(6, (3, 3), 1)
+    places = GridPosition(6, (3, 3), 1)
     assert places.over((3, 3)) is places.table.weight
     assert torch.equal(
         places.embed(torch.zeros(1, 10, 6), grid_at(3, 3, 1))[0], places.table.weight
@@ -294,7 +295,9 @@ def test_stochastic_depth_leaves_out_whole_examples_and_keeps_the_mean():
     assert (each == each[:, :1]).all() and each.unique().tolist() == pytest.approx([0, 1 / 0.75])
     assert abs(found.mean() - 1) < 0.03
     assert drop_path(x, 0.25, training=False) is x and drop_path(x, 0.0) is x
-    assert rising(0.3, 4) == pytest.approx([0.0, 0.1, 0.2, 0.3]) and rising(0.3, 1) == [0.0]
+    assert drop_path_schedule(0.3, 4) == pytest.approx([0.0, 0.1, 0.2, 0.3]) and drop_path_schedule(
+        0.3, 1
+    ) == [0.0]
 
 
 def test_a_block_that_is_passed_by_changes_nothing():
@@ -330,7 +333,7 @@ def test_a_distilled_model_has_two_heads_and_answers_with_their_mean():
     torch.manual_seed(0)
     model = ViT(replace(preset("vit", "tiny", "deit"), labels=5, image=8)).eval()
     some = torch.randn(3, 3, 8, 8)
-    assert isinstance(model.head, Pair)
+    assert isinstance(model.head, DistilledHeads)
     one, other = model.head.each(model.pool(model.features(some)))
     assert not torch.equal(one, other)
     torch.testing.assert_close(model(some), (one + other) / 2)

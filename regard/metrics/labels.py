@@ -259,19 +259,3 @@ class LabelResults:
             **self.details(errors, baselines),
             notes=list(notes),
         )
-
-
-# older names
-Error = Misprediction
-ones, units, by_class = one_hot, count_units, class_scores
-
-
-def scores_of(targets, predictions, probs, *, several, of=None, samples=1000, what="texts"):
-    """Return label_scores; an older name."""
-    more = {"groups": of, "samples": samples, "what": what}
-    return label_scores(targets, predictions, probs, multilabel=several, **more)
-
-
-def resampled(systems: Sequence[Counts], samples: int) -> list[np.ndarray]:
-    """Return the micro F1 of systems on resamples of the same units."""
-    return bootstrap([system.f1 for system in systems], len(systems[0].right), samples)

@@ -12,7 +12,7 @@ from torch import nn
 from regard.errors import UsageError, lookup
 from regard.files import errors_in, read_json, write_json
 from regard.models.bert import BertConfig
-from regard.models.folder import FORMAT, STRANGE, build_hollow, give_weights
+from regard.models.folder import FORMAT, STRANGE, assign_weights, build_on_meta
 from regard.pretrained.config_keys import Theirs, shortened
 from regard.pretrained.format import Format
 from regard.pretrained.formats import (
@@ -120,7 +120,7 @@ def import_folder(
     theirs = read_json(path)
     format, named, settings = _read_config(path, theirs)
     weights = open_weights(folder)
-    model = build_hollow(format.family, settings, path, len(weights.shapes))
+    model = build_on_meta(format.family, settings, path, len(weights.shapes))
     empty = float_state(model)
     with errors_in(folder):
         places = compare(format, settings, empty, weights.shapes, named)
@@ -142,7 +142,7 @@ def import_folder(
         "model": dataclasses.asdict(settings),
     }
     tensors = convert(format, settings, empty, weights, places, named)
-    give_weights(model, {name: tensor.to(device) for name, tensor in tensors.items()})
+    assign_weights(model, {name: tensor.to(device) for name, tensor in tensors.items()})
     if format.model_type == "modernbert":  # one that we exported, perhaps
         model = from_modernbert(model).to(device)
         config["model"] = dataclasses.asdict(model.config)

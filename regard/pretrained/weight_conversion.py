@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.errors import UsageError
 from regard.models import family
-from regard.models.folder import hollow
+from regard.models.folder import on_meta
 from regard.pretrained.format import Format
 from regard.pretrained.weight_names import CHANGES, Rule, WeightNames, as_rule
 from regard.weights import float_state
@@ -21,7 +21,7 @@ def to_ours(
 ) -> dict[str, Tensor]:
     """Return the weights of our model from theirs, which are those of a class."""
     shapes = {name: tuple(x.shape) for name, x in theirs.items()}
-    with hollow():
+    with on_meta():
         empty = float_state(family(format.family)[1](config))
     places = compare(format, config, empty, shapes, named)
     return convert(format, config, empty, theirs, places, named)

@@ -6,7 +6,8 @@ from functools import partial
 from typing import Any
 
 from regard.errors import UsageError
-from regard.models.gpt import GPTConfig, windowed
+from regard.layers.context import windowed
+from regard.models.gpt import GPTConfig
 from regard.pretrained.config_keys import (
     GATED_ACTIVATIONS,
     Key,

@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from regard.errors import UsageError
+from regard.layers.context import windowed
 from regard.layers.feedforward import FEED_FORWARDS
 from regard.models.bert import BertConfig
-from regard.models.gpt import windowed
 from regard.pretrained.config_keys import (
     ACTIVATIONS,
     GATED_ACTIVATIONS,

@@ -9,7 +9,8 @@ from typing import Any, cast
 from regard.attention.positions import ALIASES, POSITIONS, Rotary, RotaryScaling
 from regard.errors import UsageError, lookup
 from regard.layers.block import ATTENTION_BIASES
-from regard.models.gpt import GPTConfig, windowed
+from regard.layers.context import windowed
+from regard.models.gpt import GPTConfig
 from regard.pretrained.config_keys import KeyGroup, Theirs, mapping
 
 SLIDING, FULL = "sliding_attention", "full_attention"

@@ -1,4 +1,4 @@
-/* The likeliest of many tokens, and how likely it is. */
+/* The argmax of each row of logits, and its log-probability. */
 #include <stdlib.h>
 
 #include "vector.h"
@@ -6,7 +6,7 @@
 enum { PART = 4096 };
 
 /* for rows of logits: where the first largest is, and its log-probability */
-void regard_likeliest(const float *logits, long rows, long count, long *best, float *likely) {
+void regard_argmax(const float *logits, long rows, long count, long *best, float *likely) {
   long parts = (count + PART - 1) / PART;
   float *tops = malloc((2 * rows * parts + 1) * sizeof(float)), *sums = tops + rows * parts;
 #pragma omp parallel for schedule(static)
@@ -22,7 +22,7 @@ void regard_likeliest(const float *logits, long rows, long count, long *best, fl
       for (c = 0; c < some; c++) sum += x[c] != x[c] ? NAN : 0.0f;
       some = 0;
     }
-    for (c = 0; c + LANES <= some; c += LANES) all_sums += power_of_e(load(x + c) - top);
+    for (c = 0; c + LANES <= some; c += LANES) all_sums += exp_lanes(load(x + c) - top);
     for (; c < some; c++) sum += expf(x[c] - top);
     tops[part] = top;
     sums[part] = sum + total(all_sums);

@@ -1,4 +1,4 @@
-/* A step of AdamW for many tensors, and how long their gradients are together. */
+/* A step of AdamW for many tensors, and the L2 norm of their gradients. */
 #include <stdlib.h>
 
 #include "vector.h"

@@ -1,6 +1,8 @@
-"""How weights begin: starts by name."""
+"""Initialisations of weights by name."""
 
 from collections.abc import Callable
+from dataclasses import field
+from typing import Any
 
 from torch import nn
 
@@ -8,8 +10,13 @@ from regard.attention.multihead import MultiHead
 from regard.layers.feedforward import FeedForward, GatedFeedForward
 
 
+def init_field(default: str) -> Any:
+    """Describe the initialisation in a config, which format 1 called `start`."""
+    return field(default=default, metadata={"was": "start"})
+
+
 def glorot(model: nn.Module) -> None:
-    """Start every matrix, embeddings included, by Glorot's rule and every bias at zero."""
+    """Initialise every matrix, embeddings included, by Glorot's rule and every bias with zeros."""
     for part in model.modules():
         if isinstance(part, nn.Linear | nn.Embedding):
             nn.init.xavier_uniform_(part.weight)
@@ -21,7 +28,10 @@ def glorot(model: nn.Module) -> None:
 
 
 def scaled(model: nn.Module) -> None:
-    """Start as Glorot, but embeddings as large, times sqrt(width), as sinusoids are."""
+    """Initialise as Glorot, but embeddings with a standard deviation of width^-1/2.
+
+    Times sqrt(width) they are then as large as sinusoids.
+    """
     glorot(model)
     for part in model.modules():
         if isinstance(part, nn.Embedding):
@@ -29,7 +39,7 @@ def scaled(model: nn.Module) -> None:
 
 
 def normal(model: nn.Module) -> None:
-    """Start every matrix as BERT does, by a narrow normal distribution, and every bias at zero."""
+    """Initialise every matrix as BERT, by a normal distribution of std 0.02, biases with zeros."""
     for part in model.modules():
         if isinstance(part, nn.Linear | nn.Embedding):
             nn.init.normal_(part.weight, std=0.02)
@@ -38,7 +48,7 @@ def normal(model: nn.Module) -> None:
 
 
 def gpt(model: nn.Module) -> None:
-    """Start as BERT, but what is added to the residual smaller the more often it is (GPT-2)."""
+    """Initialise as BERT, but residual projections smaller by 1 / sqrt(their number) (GPT-2)."""
     normal(model)
     last = [part.out for part in model.modules() if isinstance(part, MultiHead)]
     networks = (FeedForward, GatedFeedForward)
@@ -48,7 +58,7 @@ def gpt(model: nn.Module) -> None:
 
 
 def t5(model: nn.Module) -> None:
-    """Start as T5: all that is computed about one large, queries smaller as nothing scales them."""
+    """Initialise as T5: unit variance of every output; queries smaller, as scores are unscaled."""
     normal(model)
     for part in model.modules():
         if isinstance(part, nn.Linear):
@@ -61,7 +71,7 @@ def t5(model: nn.Module) -> None:
             nn.init.normal_(queries, std=(part.qkv.in_features * part.head_width) ** -0.5)
 
 
-STARTS: dict[str, Callable[[nn.Module], None]] = {
+INITS: dict[str, Callable[[nn.Module], None]] = {
     "glorot": glorot,
     "scaled": scaled,
     "normal": normal,

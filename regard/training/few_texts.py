@@ -1,14 +1,11 @@
-"""What suits few labelled texts: other settings, and weights that begin as naive Bayes."""
+"""Classifying with few texts: settings that suit it, and weights that begin as naive Bayes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
-from regard.data.rows import Row
-from regard.metrics.baselines import worth_of_order
-from regard.tasks.text.labelling import SHORT
 from regard.training.loop import mix
 
 NOISE, HEAD_SCALE = 0.3, 3.0  # of embeddings that begin as naive Bayes, and of the head above them
@@ -42,25 +39,32 @@ TOGETHER = (
 
 
 def few_text_settings(
-    values: Mapping[str, Any], texts: Sequence[str], numbers: np.ndarray
+    values: Mapping[str, Any],
+    short: Mapping[str, Any],
+    texts: int,
+    bigram_gain: Callable[[], float],
 ) -> dict[str, Any]:
-    """Return settings that suit few texts with labels of these numbers, where none are given."""
+    """Return settings that suit so many texts, where a user gave none, by their short keys.
+
+    `bigram_gain` is by how many percent naive Bayes is better for knowing pairs of words, too.
+    """
     given = {key for key, value in values.items() if value is not None}
-    given |= {key for key, long in SHORT.items() if long in given}
-    if len(texts) > FEW or given & {"init", "like"}:
+    given |= {key for key, long in short.items() if long in given}
+    if texts > FEW or given & {"init", "like", "family"}:
         return {}
     for some in TOGETHER:
         if given & set(some):
             given |= set(some)
     if not set(BAG_OF_WORDS) - given:
         return {}
-    gain = worth_of_order(texts, numbers, int(numbers.max()) + 1)
-    ordered = gain > ORDER_MATTERS or not {"embeddings", "width"}.isdisjoint(given)
+    ordered = bigram_gain() > ORDER_MATTERS or not {"embeddings", "width"}.isdisjoint(given)
     few = WORD_ORDER if ordered else BAG_OF_WORDS
     return {key: value for key, value in few.items() if key not in given}
 
 
-def begin_as_naive_bayes(model: Any, rows: Sequence[Row], targets: np.ndarray, seed: int) -> None:
+def begin_as_naive_bayes(
+    model: Any, rows: Iterable[np.ndarray], targets: np.ndarray, seed: int
+) -> None:
     """Initialise a new model as naive Bayes over tokens, as far as its parts allow.
 
     The embedding of a token has in one direction per label its log-likelihood ratio there, and
@@ -69,8 +73,8 @@ def begin_as_naive_bayes(model: Any, rows: Sequence[Row], targets: np.ndarray, s
     labels = targets.shape[1]
     generator = torch.Generator().manual_seed(mix(seed, "embeddings"))
     counts = np.ones((model.config.vocab, labels))  # Laplace's rule
-    for row, right in zip(rows, targets, strict=True):
-        counts[np.unique(row.ids)] += right
+    for ids, right in zip(rows, targets, strict=True):
+        counts[np.unique(ids)] += right
     logs = np.log(counts / counts.sum(0))
     logs = np.clip(logs - logs.mean(1, keepdims=True), -3, 3)
     with torch.no_grad():
@@ -88,8 +92,9 @@ def begin_as_naive_bayes(model: Any, rows: Sequence[Row], targets: np.ndarray, s
             head.copy_(HEAD_SCALE * directions)
 
 
-# name -> what becomes of the weights of a new model, given rows, their targets, and the seed
-EMBEDDINGS: dict[str, Callable[[Any, Sequence[Row], np.ndarray, int], None]] = {
+# name -> what becomes of the weights of a new model, given token ids of texts, their
+# targets, and the seed
+EMBEDDINGS: dict[str, Callable[[Any, Iterable[np.ndarray], np.ndarray, int], None]] = {
     "random": lambda model, rows, targets, seed: None,
     "naive_bayes": begin_as_naive_bayes,
 }

@@ -1,4 +1,4 @@
-/* One token of each text through a stack of blocks that look back: what regard/layers/stack.py
+/* Decoding: the next tokens of each text through a stack of blocks, which regard/layers/kernels.py
  * describes. Products with more than two rows are the matrix library's. */
 #include <omp.h>
 
@@ -115,37 +115,37 @@ static void product(long m, const float *x, const float *w, const float *bias, f
          &inner, &keep, y, &wide);
 }
 
-INLINE void bend_row(long act, float *x, const float *other, long count) {
+INLINE void activate_row(long act, float *x, const float *other, long count) {
   long c = 0;
   for (; c + LANES <= count; c += LANES) {
-    vec y = bend(act, load(x + c), 0);
+    vec y = activate(act, load(x + c), 0);
     store(x + c, other ? y * load(other + c) : y);
   }
   if (c < count) {
     vec rest = {0};
     for (long j = c; j < count; j++) rest[j - c] = x[j];
-    rest = bend(act, rest, 0);
+    rest = activate(act, rest, 0);
     for (long j = c; j < count; j++) x[j] = other ? rest[j - c] * other[j] : rest[j - c];
   }
 }
 
-static void bend_all(long act, float *x, const float *other, long count) {
+static void activate_all(long act, float *x, const float *other, long count) {
   enum { PART = 1024 };
 #pragma omp parallel for schedule(static) if (count > 4 * PART)
   for (long first = 0; first < count; first += PART) {
     long some = count - first < PART ? count - first : PART;
     const float *gated = other ? other + first : 0;
     switch (act) {
-    case RELU: bend_row(RELU, x + first, gated, some); break;
-    case GELU: bend_row(GELU, x + first, gated, some); break;
-    case GELU_TANH: bend_row(GELU_TANH, x + first, gated, some); break;
-    default: bend_row(SILU, x + first, gated, some);
+    case RELU: activate_row(RELU, x + first, gated, some); break;
+    case GELU: activate_row(GELU, x + first, gated, some); break;
+    case GELU_TANH: activate_row(GELU_TANH, x + first, gated, some); break;
+    default: activate_row(SILU, x + first, gated, some);
     }
   }
 }
 
 /* turn pairs (i, i + d/2) by cos, cos, -sin, sin */
-static void turned(const float *x, const float *by, float *y, long d) {
+static void rotated(const float *x, const float *by, float *y, long d) {
   for (long c = 0; c < d / 2; c++) {
     float a = x[c], b = x[c + d / 2];
     y[c] = a * by[c] + b * by[d + c];
@@ -154,7 +154,7 @@ static void turned(const float *x, const float *by, float *y, long d) {
 }
 
 /* what one query sees of its keys, which are one after the other */
-INLINE void look(long d, const float *q, const float *k, const float *v, const float *bias,
+INLINE void attend(long d, const float *q, const float *k, const float *v, const float *bias,
                  float scale, float *weights, float *y, long keys) {
   float most = -INFINITY, sum = 0;
   int broken = 0, open = 0;
@@ -178,7 +178,7 @@ INLINE void look(long d, const float *q, const float *k, const float *v, const f
   for (long j = 0; j < d; j++) y[j] = broken ? NAN : 0.0f;
   if (broken || most == -INFINITY) return;
   for (long j = 0; j < keys; j += LANES) {
-    store(weights + j, power_of_e(load(weights + j) - most)); /* there is room for a few more */
+    store(weights + j, exp_lanes(load(weights + j) - most)); /* there is room for a few more */
     for (long i = j; i < j + LANES && i < keys; i++) sum += weights[i];
   }
   float share = 1.0f / sum;
@@ -198,7 +198,7 @@ INLINE void look(long d, const float *q, const float *k, const float *v, const f
 
 /* Returns with the last vectors in x, normalised if they are to be. Scratch holds all that is made on the way, and the queries of
  * each layer (layers, b, t, h, d) as they were asked. */
-void regard_write(const Shape *s, const Layer *layers, const Step *now, float *const *keys,
+void regard_decode(const Shape *s, const Layer *layers, const Step *now, float *const *keys,
                   float *const *values, float *x, float *queries, float *scratch) {
   long t = now->tokens, rows = now->sentences * t, d = s->head_width, h = s->heads;
   long g = s->kv_heads, each = (h + 2 * g) * d, count = now->past + t, room = count + LANES;
@@ -219,14 +219,14 @@ void regard_write(const Shape *s, const Layer *layers, const Step *now, float *c
         const float *new_k = from + (h + group) * d, *new_v = from + (h + g + group) * d;
         float *to = k + (now->past + j) * d;
         if (by)
-          turned(new_k, by, to, d);
+          rotated(new_k, by, to, d);
         else
           for (long c = 0; c < d; c++) to[c] = new_k[c];
         for (long c = 0; c < d; c++) v[(now->past + j) * d + c] = new_v[c];
         for (long head = group * (h / g); head < (group + 1) * (h / g); head++) {
           float *q = queries + ((b * t + j) * h + head) * d;
           if (by)
-            turned(from + head * d, by, q, d);
+            rotated(from + head * d, by, q, d);
           else
             for (long c = 0; c < d; c++) q[c] = from[head * d + c];
         }
@@ -239,11 +239,11 @@ void regard_write(const Shape *s, const Layer *layers, const Step *now, float *c
           float *q = queries + row * d, *to = seen + row * d, *w = weights + pair * room;
           float scale = (float)s->scale;
           switch (d) {
-          case 32: look(32, q, k, v, bias, scale, w, to, count); break;
-          case 48: look(48, q, k, v, bias, scale, w, to, count); break;
-          case 64: look(64, q, k, v, bias, scale, w, to, count); break;
-          case 128: look(128, q, k, v, bias, scale, w, to, count); break;
-          default: look(d, q, k, v, bias, scale, w, to, count);
+          case 32: attend(32, q, k, v, bias, scale, w, to, count); break;
+          case 48: attend(48, q, k, v, bias, scale, w, to, count); break;
+          case 64: attend(64, q, k, v, bias, scale, w, to, count); break;
+          case 128: attend(128, q, k, v, bias, scale, w, to, count); break;
+          default: attend(d, q, k, v, bias, scale, w, to, count);
           }
         }
     }
@@ -253,9 +253,9 @@ void regard_write(const Shape *s, const Layer *layers, const Step *now, float *c
     product(rows, y, layers->inner, layers->inner_bias, wide, s->width, s->ffn_width, columns & 8);
     if (layers->gate) {
       product(rows, y, layers->gate, layers->gate_bias, more, s->width, s->ffn_width, columns & 4);
-      bend_all(s->act, more, wide, rows * s->ffn_width);
+      activate_all(s->act, more, wide, rows * s->ffn_width);
     } else
-      bend_all(s->act, wide, 0, rows * s->ffn_width);
+      activate_all(s->act, wide, 0, rows * s->ffn_width);
     float *bent = layers->gate ? more : wide;
     product(rows, bent, layers->outer, layers->outer_bias, y, s->ffn_width, s->width, columns & 16);
     for (long c = 0; c < rows * s->width; c++) x[c] += y[c];
