@@ -11,7 +11,9 @@ from torch import Tensor
 
 from regard.errors import UsageError, lookup
 from regard.files import read_json, write_json
+from regard.models.gpt import GPTConfig
 from regard.pretrained import sentencepiece_model as spm
+from regard.pretrained.formats import FORMATS
 from regard.pretrained.shards import INDEX, Weights, read_header
 from regard.pretrained.tokenizer_checks import (
     GPT2_PATTERN,
@@ -19,47 +21,27 @@ from regard.pretrained.tokenizer_checks import (
     MOST_BYTES,
     QWEN_PATTERN,
 )
+from regard.pretrained.weight_names import as_rule
 
 Words = Mapping[str, Any]
-LLAMA = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-    "attn_norm": "model.layers.{}.input_layernorm",
-    "ffn_norm": "model.layers.{}.post_attention_layernorm",
-    "attn_q": "model.layers.{}.self_attn.q_proj",
-    "attn_k": "model.layers.{}.self_attn.k_proj",
-    "attn_v": "model.layers.{}.self_attn.v_proj",
-    "attn_output": "model.layers.{}.self_attn.o_proj",
-    "ffn_gate": "model.layers.{}.mlp.gate_proj",
-    "ffn_up": "model.layers.{}.mlp.up_proj",
-    "ffn_down": "model.layers.{}.mlp.down_proj",
+ARCHITECTURES: dict[str, None] = dict.fromkeys(("llama", "qwen2", "qwen3", "gpt2"))
+# GGUF's name -> our module, whose name in transformers the format knows
+TENSORS = {
+    "token_embd": "embed.tokens",
+    "position_embd": "embed.position.table",
+    "output_norm": "norm",
+    "output": "head",
+    "attn_norm": "blocks.{}.around_attention.norm",
+    "ffn_norm": "blocks.{}.around_feed_forward.norm",
+    **dict.fromkeys(("attn_qkv", "attn_q", "attn_k", "attn_v"), "blocks.{}.attention.qkv"),
+    "attn_q_norm": "blocks.{}.attention.q_norm",
+    "attn_k_norm": "blocks.{}.attention.k_norm",
+    "attn_output": "blocks.{}.attention.out",
+    "ffn_gate": "blocks.{}.feed_forward.gate",
+    "ffn_up": "blocks.{}.feed_forward.inner",
+    "ffn_down": "blocks.{}.feed_forward.outer",
 }
-QWEN3 = {
-    **LLAMA,
-    "attn_q_norm": "model.layers.{}.self_attn.q_norm",
-    "attn_k_norm": "model.layers.{}.self_attn.k_norm",
-}
-GPT2 = {
-    "token_embd": "transformer.wte",
-    "position_embd": "transformer.wpe",
-    "output_norm": "transformer.ln_f",
-    "output": "lm_head",
-    "attn_norm": "transformer.h.{}.ln_1",
-    "ffn_norm": "transformer.h.{}.ln_2",
-    "attn_qkv": "transformer.h.{}.attn.c_attn",
-    "attn_output": "transformer.h.{}.attn.c_proj",
-    "ffn_up": "transformer.h.{}.mlp.c_fc",
-    "ffn_down": "transformer.h.{}.mlp.c_proj",
-}
-# general.architecture -> the name of each tensor
-NAMES = {"llama": LLAMA, "qwen2": LLAMA, "qwen3": QWEN3, "gpt2": GPT2}
-CLASSES = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "gpt2": "GPT2LMHeadModel",
-}
+PROJECTIONS = ("attn_q", "attn_k", "attn_v")
 # keys below the architecture -> theirs in config.json
 KEYS = {
     "context_length": "max_position_embeddings",
@@ -86,31 +68,27 @@ OTHERS += ("rope.scaling.finetuned",)
 SCALING = {"rope.scaling.type": "rope_type", "rope.scaling.factor": "factor"}
 FREQS = "rope_freqs.weight"
 BESIDE = ("tokenizer.json", "vocab.json", "tokenizer.model")  # files in which a tokenizer may lie
-TRANSPOSED = ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
 
 
 def as_folder(raw: Path, folder: Path) -> None:
     """Write config.json, weights and tokenizer for what the reader of a GGUF file has written."""
     metadata = read_json(raw / "raw.json", MOST_BYTES)
     kind = str(metadata.get("general.architecture"))
-    lookup("general.architecture", kind[:60], NAMES)
+    lookup("general.architecture", kind[:60], ARCHITECTURES)
     files = [read_header(path) for path in sorted(raw.glob("*.safetensors"))]
-    config = _config(
-        metadata, kind, Weights({name: e for file in files for name, e in file.items()})
-    )
+    tensors = Weights({name: entry for file in files for name, entry in file.items()})
+    config = _config(metadata, kind, tensors)
     write_json(folder / "config.json", config)
     if not any((folder / name).exists() for name in BESIDE):
         _write_tokenizer(metadata, folder)
     places: dict[str, str] = {}
     for number, file in enumerate(files, 1):  # one after the other, as each takes its memory
-        tensors = {
-            _name(name, kind): _permuted(name, x, kind, config)
-            for name, x in Weights(file).items()
-            if name != FREQS
-        }
+        named = dict(
+            _converted(name, x, kind, config) for name, x in Weights(file).items() if name != FREQS
+        )
         path = folder / f"model-{number:05}-of-{len(files):05}.safetensors"
-        save_file(tensors, path)
-        places |= dict.fromkeys(tensors, path.name)
+        save_file(named, path)
+        places |= dict.fromkeys(named, path.name)
     write_json(folder / INDEX, {"metadata": {}, "weight_map": places})
 
 
@@ -153,7 +131,7 @@ def _config(metadata: Words, kind: str, tensors: Weights) -> dict[str, Any]:
         ids["eos_token_id"] = [ids["eos_token_id"], turn]
     return {
         "model_type": kind,
-        "architectures": [CLASSES[kind]],
+        "architectures": [FORMATS[kind].architecture()],
         "vocab_size": table[0],
         "tie_word_embeddings": "output.weight" not in tensors,
         "bos_token_id": None,
@@ -203,26 +181,27 @@ def _llama3(factors: Tensor, size: int, base: float) -> dict[str, Any]:
     raise UsageError(f"{FREQS} stretches positions in a way that is not known")
 
 
-def _name(name: str, kind: str) -> str:
-    """Return what a tensor is called by transformers."""
+def _converted(name: str, x: Tensor, kind: str, config: Words) -> tuple[str, Tensor]:
+    """Return a tensor as transformers has it: its name, rotary pairs as halves, or transposed."""
     match = re.fullmatch(r"(?:blk\.(\d{1,4})\.)?([a-z_]+)\.(weight|bias)", name)
-    theirs = NAMES[kind].get(match[2]) if match else None
-    if match is None or theirs is None or ("{}" in theirs) != (match[1] is not None):
+    ours, table = TENSORS.get(match[2], "") if match else "", FORMATS[kind].weight_table()
+    rule = as_rule(table[ours], GPTConfig()) if ours in table else None
+    part = PROJECTIONS.index(match[2]) if match and match[2] in PROJECTIONS else None
+    if (
+        match is None
+        or rule is None
+        or ("{}" in ours) != (match[1] is not None)
+        or (len(rule.theirs) > 1) != (part is not None)
+    ):
         raise UsageError(f"a tensor {name!r:.60}, which {kind} does not have")
-    return f"{theirs.format(match[1])}.{match[3]}"
-
-
-def _permuted(name: str, x: Tensor, kind: str, config: Words) -> Tensor:
-    """Permute a tensor as transformers has it: rotary pairs as halves, GPT-2's transposed."""
-    part = name.split(".")[-2]
-    if kind == "gpt2" and part in TRANSPOSED and x.ndim == 2:
-        return x.mT.contiguous()
-    if kind == "llama" and part in ("attn_q", "attn_k"):
-        heads = config["num_attention_heads" if part == "attn_q" else "num_key_value_heads"]
+    if rule.change == "transpose" and x.ndim == 2:
+        x = x.mT.contiguous()
+    elif kind == "llama" and part in (0, 1):
+        heads = config["num_key_value_heads" if part else "num_attention_heads"]
         if not isinstance(heads, int) or heads < 1 or len(x) % (2 * heads):
             raise UsageError(f"{name} has {len(x)} rows, which {heads!s:.20} heads do not share")
-        return x.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2).contiguous()
-    return x
+        x = x.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2).contiguous()
+    return f"{rule.theirs[part or 0].format(match[1])}.{match[3]}", x
 
 
 # ---- tokenizers
