@@ -23,18 +23,18 @@ from regard.data.rows import RowEncoder, TextBatches
 from regard.data.tokenize import train_tokenizer
 from regard.errors import UsageError
 from regard.layers.heads import POOLERS
-from regard.metrics.labels import by_class as class_scores
+from regard.metrics.labels import class_scores as class_scores
 from regard.metrics.labels import (
     compare,
     confusion,
     count,
+    count_units,
     macro_f1,
     micro_f1,
-    ones,
-    resampled,
-    units,
+    one_hot,
     wilson,
 )
+from regard.metrics.score import bootstrap
 from regard.models import preset
 from regard.models.bert import Bert
 from regard.tasks import trainer
@@ -465,7 +465,7 @@ def test_a_text_is_split_into_words_and_signs():
 @given(some.lists(some.tuples(some.integers(0, 3), some.integers(0, 3)), min_size=1, max_size=40))
 def test_scores_of_classes_equal_loops(pairs):
     wanted, found = np.array(pairs).T
-    counts = count(ones(wanted, 4), ones(found, 4))
+    counts = count(one_hot(wanted, 4), one_hot(found, 4))
     table = Counter(pairs)
     assert confusion(wanted, found, 4).tolist() == [
         [table[i, j] for j in range(4)] for i in range(4)
@@ -487,7 +487,7 @@ def test_scores_of_classes_equal_loops(pairs):
     assert macro_f1(counts) == pytest.approx(sum(f1.values()) / len(f1))
     accuracy = 100 * sum(a == b for a, b in pairs) / len(pairs)
     assert micro_f1(counts) == pytest.approx(accuracy)
-    assert float(units(ones(wanted, 4), ones(found, 4)).f1()) == pytest.approx(accuracy)
+    assert float(count_units(one_hot(wanted, 4), one_hot(found, 4)).f1()) == pytest.approx(accuracy)
 
 
 def test_wilson_gives_the_intervals_of_the_textbook():
@@ -500,17 +500,17 @@ def test_wilson_gives_the_intervals_of_the_textbook():
 
 def test_a_comparison_knows_equal_better_and_chance():
     chance = np.random.default_rng(0)
-    wanted = ones(chance.integers(0, 2, 400), 2)
+    wanted = one_hot(chance.integers(0, 2, 400), 2)
     noise = chance.random(400)
     good, bad = (wanted ^ (noise < share)[:, None] for share in (0.05, 0.25))
-    a, b = units(wanted, good), units(wanted, bad)
+    a, b = count_units(wanted, good), count_units(wanted, bad)
     same = compare(a, a, "accuracy", 500)
     assert same.p == 1.0 and same.ours == same.theirs
     better = compare(a, b, "accuracy", 500)
     assert better.p < 0.01 and better.low < better.ours < better.high
-    close = units(wanted, np.where(np.arange(400)[:, None] == 3, ~good, good))
+    close = count_units(wanted, np.where(np.arange(400)[:, None] == 3, ~good, good))
     assert compare(a, close, "accuracy", 500).p > 0.2
-    one, two = resampled([a, b], 300)
+    one, two = bootstrap([a.f1, b.f1], len(a.right), 300)
     assert (one >= two).all()  # on the same texts drawn, never the other way round
 
 

@@ -45,9 +45,8 @@ EXPONENTIALS = {
     "models/contrast.py:compare": "a temperature that is learned as a logarithm",
     "models/ladder.py:past_weights": "products of gates, as sums of logarithms, for watchers only",
     "tasks/fill.py:picture": "probabilities of tokens",
-    "tasks/labelling.py:_one_apart": "probabilities of labels",
-    "tasks/probe.py:by_neighbours": "votes of k neighbours, as DINO has them",
     "tasks/vision/probe.py:by_neighbours": "votes of k neighbours, as DINO has them",
+    "training/label_loss.py:_single_divergence": "probabilities of labels",
     "training/loss.py:add": "a running log-sum-exp",
     "training/loss.py:forward": "a running log-sum-exp",
 }

@@ -20,7 +20,8 @@ from regard.data.rows import RowEncoder, TextBatches
 from regard.data.tokenize import train_tokenizer
 from regard.data.word_windows import sentence_windows, spans, word_places
 from regard.errors import UsageError
-from regard.metrics.labels import ones, resampled, units
+from regard.metrics.labels import Counts, count_units, one_hot
+from regard.metrics.score import bootstrap
 from regard.tasks.text.tag import JOINS, Tag
 
 SMALL = {
@@ -271,11 +272,15 @@ def test_vectors_of_pieces_become_those_of_words_as_in_a_loop(join):
 
 
 def test_words_of_a_sentence_are_drawn_together():
-    wanted = ones([0] * 40, 2)
-    found = ones([0] * 20 + [1] * 20, 2)
-    apart = resampled([units(wanted, found)], 500)[0].std()
+    wanted = one_hot([0] * 40, 2)
+    found = one_hot([0] * 20 + [1] * 20, 2)
+
+    def spread(units: Counts) -> float:
+        return bootstrap([units.f1], len(units.right), 500)[0].std()
+
+    apart = spread(count_units(wanted, found))
     of = np.repeat(np.arange(4), 10)  # two sentences all right, two all wrong
-    together = resampled([units(wanted, found, of)], 500)[0].std()
+    together = spread(count_units(wanted, found, of))
     assert together > 2 * apart
 
 

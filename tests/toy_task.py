@@ -10,7 +10,7 @@ from regard.attention.watch import watch
 from regard.data.batches import Shuffled, pad
 from regard.data.characters import Characters
 from regard.data.labelled import ExampleFormat, ExampleReader, hash_items, load_labelled
-from regard.metrics.bleu import Score
+from regard.metrics.score import Score
 from regard.models import family
 from regard.settings import setting
 from regard.tasks.frame.settings import RunSettings, TrainSettings

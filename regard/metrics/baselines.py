@@ -199,8 +199,6 @@ class Baselines:
         tables = BASELINES[kind].fit(picked, targets[some].argmax(1), labels)
         return cls(commonest, kind, tables)
 
-    learn = fit  # an older name
-
     def scores(self, inputs: Any, targets: np.ndarray) -> dict[str, dict[str, float]]:
         """Return accuracy and macro F1 of each on a test set, in percent."""
         labels = len(self.commonest)
@@ -245,6 +243,3 @@ class Baselines:
         if commonest.shape != (labels,) or not good:
             raise UsageError(f"{path}: not the baselines of {labels} labels; remove it")
         return cls(commonest.astype(bool), kind, tables if kind else None)
-
-
-small, worth_of_order = downsample, bigram_gain  # older names

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from regard.data.rows import Row
-from regard.metrics.baselines import worth_of_order
+from regard.metrics.baselines import bigram_gain
 from regard.tasks.text.labelling import SHORT
 from regard.training.loop import mix
 
@@ -54,7 +54,7 @@ def few_text_settings(
             given |= set(some)
     if not set(BAG_OF_WORDS) - given:
         return {}
-    gain = worth_of_order(texts, numbers, int(numbers.max()) + 1)
+    gain = bigram_gain(texts, numbers, int(numbers.max()) + 1)
     ordered = gain > ORDER_MATTERS or not {"embeddings", "width"}.isdisjoint(given)
     few = WORD_ORDER if ordered else BAG_OF_WORDS
     return {key: value for key, value in few.items() if key not in given}

@@ -297,7 +297,7 @@ class Labeller(Task[TextCodec, A], Generic[A]):
         return TextCodec(
             RowEncoder(tokenizer, features, sampler),
             data.labels,
-            Baselines.learn(cls.baseline, units, cls.targets(train, data.labels)),
+            Baselines.fit(cls.baseline, units, cls.targets(train, data.labels)),
             {**config, **cls.label_facts(data, settings)},
         )
 

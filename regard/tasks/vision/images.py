@@ -106,7 +106,7 @@ def learn_baselines(train: Images, labels: int) -> Baselines:
     rows = np.linspace(0, len(train) - 1, min(len(train), BASELINE_IMAGES)).astype(np.int64)
     some = train.pick(rows)
     targets = one_hot(some.labels.numpy(), labels)
-    return Baselines.learn("the nearest mean image", shrunk(some), targets)
+    return Baselines.fit("the nearest mean image", shrunk(some), targets)
 
 
 class ClassifyImages(ImageLabeller):
