@@ -364,12 +364,12 @@ def sound(home: Path, only: set[str], each: int) -> list[Case]:
         if not only or "texts" in only:
             cases.append((f"text {path.name}", lambda c, p, s=path: fuzz_text(s, c, p)))
     folders = [] if only else list(starters().values())
-    for model_type, format in parity.FORMATS.items():
+    for model_type, format in parity.CASES.items():
         if only and model_type not in only:
             continue
         for number in range(each):
             seed = home / f"{format.kind}-{model_type.replace('/', '-')}-{number}"
-            with parity.calm():
+            with parity.quiet_transformers():
                 parity.make(model_type, number, seed)
             folders.append(seed)
             ours = home / f"{format.kind}-ours-{model_type}-{number}"

@@ -12,7 +12,7 @@ enlarged so that logits spread, is written as a folder, and four things are aske
 - again: and Regard, too.
 
 Each is equal, refused by name (a `UsageError`), or wrong; only the last is an error. A format is a
-row of FORMATS: to add one, add a row.
+row of CASES: to add one, add a row.
 """
 
 import argparse
@@ -43,7 +43,7 @@ from torch import Tensor, nn  # noqa: E402
 
 import regard  # noqa: E402
 
-Words = dict[str, Any]
+Settings = dict[str, Any]
 BOUND = 2e-5  # of the largest logit, but at least of 1
 PIECES = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *"abcdefghijklmnopqrstuvwxyz.,Ġ"]
 PIECES += ["th", "he", "in", "er", "an", "Ġt", "Ġa", "Ġth", "Ġthe", "ing"]
@@ -56,7 +56,7 @@ VERDICTS = ("equal", "refused", "wrong")
 
 
 @dataclass(frozen=True)
-class Format:
+class Case:
     """One kind of checkpoint: its classes, small sizes, and what may be odd about it.
 
     `odd` gives for a key the values that are tried; a key of several settings, such as a pair of
@@ -66,9 +66,9 @@ class Format:
 
     kind: str  # language, text, encoder, images or both (texts and images)
     classes: tuple[str, ...]
-    sizes: Words
+    sizes: Settings
     odd: dict[str, list]
-    change: Callable[[Any, random.Random], None] = lambda model, chance: None
+    change: Callable[[Any, random.Random], None] = lambda model, rng: None
     scale: float = 2.0  # of the weights, so that logits spread
 
 
@@ -80,7 +80,7 @@ TIED: dict[str, list] = {"tie_word_embeddings": [True, False]}
 LENGTH: dict[str, list] = {"max_position_embeddings": [64, 100]}
 
 
-def rope(kind: str, **settings: Any) -> Words:
+def rope(kind: str, **settings: Any) -> Settings:
     """Describe a rotary position as transformers 5 does."""
     return {"rope_type": kind, "rope_theta": 10_000.0, **settings}
 
@@ -230,9 +230,9 @@ def heads(name: str, *ends: str) -> tuple[str, ...]:
 LABELLING = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
 
 
-def own_head(model: Any, chance: random.Random) -> None:
+def own_head(model: Any, rng: random.Random) -> None:
     """Give a T5 now and then a head of its own, as version 1.1 has it."""
-    if chance.random() < 0.4:
+    if rng.random() < 0.4:
         head = torch.empty_like(model.lm_head.weight)
         model.lm_head.weight = nn.Parameter(nn.init.normal_(head, std=0.4))
         model.config.tie_word_embeddings = False
@@ -250,8 +250,8 @@ ODD_CLIP: dict[str, list] = {
     "attention_dropout": [0.1],
 }
 
-FORMATS: dict[str, Format] = {
-    "gpt2": Format(
+CASES: dict[str, Case] = {
+    "gpt2": Case(
         "language",
         ("GPT2LMHeadModel",),
         {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
@@ -268,7 +268,7 @@ FORMATS: dict[str, Format] = {
             **TIED,
         },
     ),
-    "llama": Format(
+    "llama": Case(
         "language",
         ("LlamaForCausalLM",),
         WIDTHS,
@@ -280,22 +280,22 @@ FORMATS: dict[str, Format] = {
             "pretraining_tp": [2],
         },
     ),
-    "mistral": Format(
+    "mistral": Case(
         "language",
         ("MistralForCausalLM",),
         {**WIDTHS, "num_key_value_heads": 2},
         {**ODD_ROTARY, "sliding_window": [None, 1, 3, 8]},
     ),
-    "qwen2": Format(
+    "qwen2": Case(
         "language", ("Qwen2ForCausalLM",), {**WIDTHS, "num_key_value_heads": 2}, ODD_QWEN
     ),
-    "qwen3": Format(
+    "qwen3": Case(
         "language",
         ("Qwen3ForCausalLM",),
         {**WIDTHS, "num_key_value_heads": 2, "head_dim": 12},
         {**ODD_QWEN, "attention_bias": [True]},
     ),
-    "gpt_neox": Format(
+    "gpt_neox": Case(
         "language",
         ("GPTNeoXForCausalLM",),
         WIDTHS,
@@ -313,14 +313,14 @@ FORMATS: dict[str, Format] = {
             **TIED,
         },
     ),
-    "gemma": Format("language", ("GemmaForCausalLM",), GEMMA, ODD_GEMMA),
-    "gemma2": Format(
+    "gemma": Case("language", ("GemmaForCausalLM",), GEMMA, ODD_GEMMA),
+    "gemma2": Case(
         "language",
         ("Gemma2ForCausalLM",),
         GEMMA,
         {**ODD_GEMMA2, "attn_logit_softcapping": [None, 2.0, 50.0]},
     ),
-    "gemma3_text": Format(
+    "gemma3_text": Case(
         "language",
         ("Gemma3ForCausalLM",),
         {**GEMMA, "sliding_window": 4, "query_pre_attn_scalar": 12},
@@ -334,7 +334,7 @@ FORMATS: dict[str, Format] = {
             + [{FAR: rope("default"), NEAR: rope("linear", factor=2.0)}],
         },
     ),
-    "bloom": Format(
+    "bloom": Case(
         "language",
         ("BloomForCausalLM",),
         {"hidden_size": 32, "n_layer": 2, "n_head": 4},
@@ -349,11 +349,11 @@ FORMATS: dict[str, Format] = {
             **TIED,
         },
     ),
-    "bert": Format("encoder", heads("Bert", *LABELLING, "ForPreTraining"), WIDTHS, ODD_ENCODER),
-    "roberta": Format("encoder", heads("Roberta", *LABELLING), WIDTHS, ODD_ENCODER),
-    "xlm-roberta": Format("encoder", heads("XLMRoberta", *LABELLING), WIDTHS, ODD_ENCODER),
-    "camembert": Format("encoder", heads("Camembert", *LABELLING), WIDTHS, ODD_ENCODER),
-    "distilbert": Format(
+    "bert": Case("encoder", heads("Bert", *LABELLING, "ForPreTraining"), WIDTHS, ODD_ENCODER),
+    "roberta": Case("encoder", heads("Roberta", *LABELLING), WIDTHS, ODD_ENCODER),
+    "xlm-roberta": Case("encoder", heads("XLMRoberta", *LABELLING), WIDTHS, ODD_ENCODER),
+    "camembert": Case("encoder", heads("Camembert", *LABELLING), WIDTHS, ODD_ENCODER),
+    "distilbert": Case(
         "encoder",
         heads("DistilBert", *LABELLING),
         {"dim": 32, "hidden_dim": 44, "n_layers": 2, "n_heads": 4, "max_position_embeddings": 64},
@@ -371,7 +371,7 @@ FORMATS: dict[str, Format] = {
             **TIED,
         },
     ),
-    "electra": Format(
+    "electra": Case(
         "encoder",
         heads("Electra", *LABELLING),
         {**WIDTHS, "embedding_size": 16},
@@ -382,7 +382,7 @@ FORMATS: dict[str, Format] = {
             "summary_activation": ["tanh"],
         },
     ),
-    "mpnet": Format(
+    "mpnet": Case(
         "encoder",
         heads("MPNet", *LABELLING),
         WIDTHS,
@@ -391,7 +391,7 @@ FORMATS: dict[str, Format] = {
             "relative_attention_num_buckets": [32, 40],
         },
     ),
-    "modernbert": Format(
+    "modernbert": Case(
         "encoder",
         heads("ModernBert", *LABELLING),
         {**WIDTHS, "num_hidden_layers": 4, "local_attention": 4},
@@ -427,7 +427,7 @@ FORMATS: dict[str, Format] = {
             **TIED,
         },
     ),
-    "albert": Format(
+    "albert": Case(
         "encoder",
         heads("Albert", *LABELLING, "ForPreTraining"),
         {**WIDTHS, "embedding_size": 16},
@@ -439,7 +439,7 @@ FORMATS: dict[str, Format] = {
             "classifier_dropout_prob": [0.3],
         },
     ),
-    "deberta-v2": Format(
+    "deberta-v2": Case(
         "encoder",
         heads("DebertaV2", *LABELLING),
         {
@@ -469,7 +469,7 @@ FORMATS: dict[str, Format] = {
             "z_steps": [2],
         },
     ),
-    "t5": Format(
+    "t5": Case(
         "text",
         ("T5ForConditionalGeneration",),
         {"d_model": 24, "d_kv": 10, "d_ff": 40, "num_layers": 2, "num_heads": 3}
@@ -491,7 +491,7 @@ FORMATS: dict[str, Format] = {
         change=own_head,
         scale=1.0,
     ),
-    "mt5": Format(
+    "mt5": Case(
         "text",
         ("MT5ForConditionalGeneration",),
         {"d_model": 24, "d_kv": 10, "d_ff": 40, "num_layers": 2, "num_heads": 3}
@@ -510,8 +510,8 @@ FORMATS: dict[str, Format] = {
         },
         scale=1.0,
     ),
-    "bart": Format("text", ("BartForConditionalGeneration", "BartModel"), SIDES, ODD_SIDES),
-    "marian": Format(
+    "bart": Case("text", ("BartForConditionalGeneration", "BartModel"), SIDES, ODD_SIDES),
+    "marian": Case(
         "text",
         ("MarianMTModel",),
         SIDES,
@@ -521,8 +521,8 @@ FORMATS: dict[str, Format] = {
             "share_encoder_decoder_embeddings": [False],
         },
     ),
-    "pegasus": Format("text", ("PegasusForConditionalGeneration",), SIDES, ODD_SIDES),
-    "esm": Format(
+    "pegasus": Case("text", ("PegasusForConditionalGeneration",), SIDES, ODD_SIDES),
+    "esm": Case(
         "encoder",
         heads("Esm", *LABELLING),
         {**WIDTHS, "position_embedding_type": "rotary", "emb_layer_norm_before": True},
@@ -534,14 +534,14 @@ FORMATS: dict[str, Format] = {
             "rope_theta": [500.0],
         },
     ),
-    "vit": Format("images", heads("ViT", "ForImageClassification", "Model"), VIT, ODD_VIT),
-    "deit": Format(
+    "vit": Case("images", heads("ViT", "ForImageClassification", "Model"), VIT, ODD_VIT),
+    "deit": Case(
         "images",
         heads("DeiT", "ForImageClassification", "ForImageClassificationWithTeacher", "Model"),
         VIT,
         ODD_VIT,
     ),
-    "dinov2": Format(
+    "dinov2": Case(
         "images",
         heads("Dinov2", "ForImageClassification", "Model"),
         {key: value for key, value in VIT.items() if key != "intermediate_size"} | {"mlp_ratio": 2},
@@ -554,8 +554,8 @@ FORMATS: dict[str, Format] = {
             "use_mask_token": [False],
         },
     ),
-    "vit_mae": Format("images", ("ViTMAEModel",), {**VIT, "mask_ratio": 0.0}, ODD_VIT),
-    "resnet": Format(
+    "vit_mae": Case("images", ("ViTMAEModel",), {**VIT, "mask_ratio": 0.0}, ODD_VIT),
+    "resnet": Case(
         "images",
         heads("ResNet", "ForImageClassification", "Model"),
         {"embedding_size": 8, "hidden_sizes": [16, 24], "depths": [2, 1], "layer_type": "basic"},
@@ -569,14 +569,14 @@ FORMATS: dict[str, Format] = {
             "downsample_in_bottleneck": [True],
         },
     ),
-    "swin": Format("images", heads("Swin", "ForImageClassification", "Model"), SWIN, ODD_SWIN),
-    "swinv2": Format(
+    "swin": Case("images", heads("Swin", "ForImageClassification", "Model"), SWIN, ODD_SWIN),
+    "swinv2": Case(
         "images",
         heads("Swinv2", "ForImageClassification", "Model"),
         SWIN,
         {**ODD_SWIN, "pretrained_window_sizes": [[4, 4], [5, 3]]},
     ),
-    "clip": Format(
+    "clip": Case(
         "both",
         ("CLIPModel",),
         {
@@ -635,19 +635,19 @@ GENERATION: dict[str, list] = {
 # ---- making a checkpoint
 
 
-def draw(odd: dict[str, list], most: int, chance: random.Random) -> Words:
+def draw(odd: dict[str, list], most: int, rng: random.Random) -> Settings:
     """Draw up to so many odd settings, so few that not all configurations are refused."""
-    settings: Words = {}
-    for key in chance.sample(sorted(odd), min(len(odd), chance.randint(1, most))):
-        value = chance.choice(odd[key])
+    settings: Settings = {}
+    for key in rng.sample(sorted(odd), min(len(odd), rng.randint(1, most))):
+        value = rng.choice(odd[key])
         together = isinstance(value, dict) and key != "rope_parameters"
         settings |= value if together else {key: value}
     return settings
 
 
-def nested(settings: Words) -> Words:
+def nested(settings: Settings) -> Settings:
     """Put what stands behind a dot into a config within another."""
-    made: Words = {}
+    made: Settings = {}
     for key, value in settings.items():
         outer, _, inner = key.rpartition(".")
         (made.setdefault(outer, {}) if outer else made)[inner] = value
@@ -703,47 +703,47 @@ def enlarge(model: Any, scale: float, seed: int) -> None:
             buffer.copy_(torch.randn(buffer.shape, generator=rand))
 
 
-def make(model_type: str, number: int, folder: Path) -> tuple[str, Words, Words]:
+def make(model_type: str, number: int, folder: Path) -> tuple[str, Settings, Settings]:
     """Write configuration `number` of a format; return its class, oddities and way to write."""
-    format, chance = FORMATS[model_type], random.Random(f"{model_type} {number}")
-    name = format.classes[number % len(format.classes)]
-    odd = draw(format.odd, 3, chance)
-    generation = draw(GENERATION, 3, chance) if number % 4 else {}
+    case, rng = CASES[model_type], random.Random(f"{model_type} {number}")
+    name = case.classes[number % len(case.classes)]
+    odd = draw(case.odd, 3, rng)
+    generation = draw(GENERATION, 3, rng) if number % 4 else {}
     write(model_type, name, odd, generation, folder, number)
     return name, odd, generation
 
 
 def write(
-    model_type: str, name: str, odd: Words, generation: Words, folder: Path, seed: int = 1
+    model_type: str, name: str, odd: Settings, generation: Settings, folder: Path, seed: int = 1
 ) -> None:
     """Write a random model of a class, with odd settings and ways to generate, as a folder."""
-    format, cls = FORMATS[model_type], getattr(transformers, name)
-    settings = format.sizes | odd
-    around = "text_config." if format.kind == "both" else ""
-    if format.kind != "images":
+    case, cls = CASES[model_type], getattr(transformers, name)
+    settings = case.sizes | odd
+    around = "text_config." if case.kind == "both" else ""
+    if case.kind != "images":
         words = {"vocab_size": len(PIECES), **TOKENS}
         settings = {f"{around}{key}": value for key, value in words.items()} | settings
     torch.manual_seed(seed)
     model = cls(cls.config_class(**nested(settings))).eval()
-    format.change(model, random.Random(seed))
-    enlarge(model, format.scale, seed)
+    case.change(model, random.Random(seed))
+    enlarge(model, case.scale, seed)
     model.save_pretrained(folder)
-    if format.kind == "images":
+    if case.kind == "images":
         return
-    write_tokenizer(folder, format.kind)
-    if format.kind in ("language", "text"):
-        told = folder / "generation_config.json"
-        words = json.loads(told.read_text()) if told.is_file() else {}
-        if format.kind == "text":
+    write_tokenizer(folder, case.kind)
+    if case.kind in ("language", "text"):
+        path = folder / "generation_config.json"
+        words = json.loads(path.read_text()) if path.is_file() else {}
+        if case.kind == "text":
             words["decoder_start_token_id"] = settings["decoder_start_token_id"]
-        told.write_text(json.dumps({**words, **TOKENS, **generation}))
+        path.write_text(json.dumps({**words, **TOKENS, **generation}))
 
 
 # ---- what both sides say
 
 
 @contextlib.contextmanager
-def calm() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """Keep what transformers has to say about odd settings to itself."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -754,23 +754,23 @@ def calm() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-def batch(format: Format, config: Any) -> Words:
+def batch(case: Case, config: Any) -> Settings:
     """Return a batch with padding, or images."""
     rand = torch.Generator().manual_seed(1)
     pictures = getattr(config, "vision_config", config)
-    seen: Words = {}
-    if format.kind in ("images", "both"):
+    seen: Settings = {}
+    if case.kind in ("images", "both"):
         side = getattr(pictures, "image_size", 32)
         side = side if isinstance(side, int) else side[0]
         seen = {"pixels": torch.randn(2, pictures.num_channels, side, side, generator=rand)}
-    if format.kind == "images":
+    if case.kind == "images":
         return seen
     lengths = torch.tensor(LENGTHS)
     keep = torch.arange(max(LENGTHS)) < lengths.unsqueeze(1)
     ids, target = torch.randint(5, len(PIECES), (2, *keep.shape), generator=rand)
     kinds = max(1, getattr(config, "type_vocab_size", 0) or 0)
     types = torch.randint(0, kinds, keep.shape, generator=rand)
-    if format.kind == "both":
+    if case.kind == "both":
         ids[range(len(LENGTHS)), lengths - 1] = config.text_config.eos_token_id
     return seen | {
         "ids": ids.masked_fill(~keep, TOKENS["pad_token_id"]),
@@ -782,10 +782,10 @@ def batch(format: Format, config: Any) -> Words:
 
 
 @torch.no_grad()
-def their_logits(format: Format, model: Any, given: Words) -> Tensor:
+def their_logits(case: Case, model: Any, given: Settings) -> Tensor:
     """Return what transformers says about a batch, at real places."""
-    if format.kind == "images":
-        more: Words = {}
+    if case.kind == "images":
+        more: Settings = {}
         if model.config.model_type == "vit_mae":  # in the order of the image
             size, patch = (
                 side if isinstance(side, int) else side[0]
@@ -798,12 +798,12 @@ def their_logits(format: Format, model: Any, given: Words) -> Tensor:
         last = out.last_hidden_state
         return last.flatten(2).mT if last.ndim == 4 else last
     mask = given["keep"].long()
-    if format.kind == "both":
+    if case.kind == "both":
         return model(given["ids"], given["pixels"], attention_mask=mask).logits_per_image
-    if format.kind == "text":
+    if case.kind == "text":
         out = model(given["ids"], attention_mask=mask, decoder_input_ids=given["target"])
         return out.logits if hasattr(out, "logits") else out.last_hidden_state
-    typed = format.kind == "encoder" and hasattr(model.config, "type_vocab_size")
+    typed = case.kind == "encoder" and hasattr(model.config, "type_vocab_size")
     types = {"token_type_ids": given["types"]} if typed else {}
     out = model(given["ids"], attention_mask=mask, **types)
     if getattr(out, "prediction_logits", None) is not None:
@@ -813,16 +813,16 @@ def their_logits(format: Format, model: Any, given: Words) -> Tensor:
 
 
 @torch.no_grad()
-def our_logits(format: Format, model: Any, given: Words, base: bool) -> Iterator[Tensor]:
+def our_logits(case: Case, model: Any, given: Settings, base: bool) -> Iterator[Tensor]:
     """Return what Regard says, in each of the ways in which it computes it."""
-    if format.kind == "images":
+    if case.kind == "images":
         yield model.features(given["pixels"]) if base else model(given["pixels"])
         return
     ids, lengths, keep = given["ids"], given["lengths"], given["keep"]
-    if format.kind == "both":
+    if case.kind == "both":
         yield model(given["pixels"], ids, lengths)
         return
-    if format.kind == "text":
+    if case.kind == "text":
         target = given["target"]
         if base:
             yield model.hidden(ids, target, lengths)
@@ -832,10 +832,10 @@ def our_logits(format: Format, model: Any, given: Words, base: bool) -> Iterator
         steps = [model.step(part, state)[0] for part in target.split([1, 1, 6, 4], dim=1)]
         yield torch.cat(steps, dim=1)
         return
-    if format.kind == "encoder":
+    if case.kind == "encoder":
         types = given["types"] if model.config.types else None
-        found = model(ids, lengths, types=types)
-        yield found if found.ndim == 2 else found[keep]
+        logits = model(ids, lengths, types=types)
+        yield logits if logits.ndim == 2 else logits[keep]
         return
     yield model(ids, lengths)[keep]
     state = model.start(ids[:, :1])
@@ -844,26 +844,25 @@ def our_logits(format: Format, model: Any, given: Words, base: bool) -> Iterator
 
 
 @torch.no_grad()
-def their_texts(format: Format, model: Any, words: Any, beam: int) -> list[str]:
+def their_texts(case: Case, model: Any, words: Any, beam: int) -> list[str]:
     """Return what transformers writes, one text after the other."""
-    told = []
+    written = []
     for text in TEXTS:
         given = words(text, return_tensors="pt", return_token_type_ids=False)
         done = model.generate(
             **given, num_beams=beam, do_sample=False, max_new_tokens=MOST, use_cache=False
         )
-        start = given["input_ids"].shape[1] if format.kind == "language" else 1
-        told.append(words.decode(done[0, start:], skip_special_tokens=True))
-    return told
+        start = given["input_ids"].shape[1] if case.kind == "language" else 1
+        written.append(words.decode(done[0, start:], skip_special_tokens=True))
+    return written
 
 
-def our_texts(format: Format, runner: Any, beam: int) -> list[str]:
+def our_texts(case: Case, runner: Any, beam: int) -> list[str]:
     """Return what Regard writes, all texts in one batch."""
-    if format.kind == "language":
-        found = runner.run(TEXTS, beam=beam, temperature=0, max_length=MOST, echo=False)
-        return [answer.completion for answer in found]
-    found = runner.run(TEXTS, beam=beam, max_length=MOST, split=False)
-    return [str(answer) for answer in found]
+    if case.kind == "language":
+        answers = runner.run(TEXTS, beam=beam, temperature=0, max_length=MOST, echo=False)
+        return [answer.completion for answer in answers]
+    return [str(answer) for answer in runner.run(TEXTS, beam=beam, max_length=MOST, split=False)]
 
 
 # ---- comparing
@@ -889,12 +888,12 @@ def is_base(name: str) -> bool:
     return name.endswith("Model") and not name.endswith("MTModel")
 
 
-def differ(found: Tensor, right: Tensor) -> str:
+def differ(ours: Tensor, right: Tensor) -> str:
     """Say by how much logits differ, or nothing if they do not."""
-    if found.shape != right.shape:
-        return f"shape {list(found.shape)}, not {list(right.shape)}"
+    if ours.shape != right.shape:
+        return f"shape {list(ours.shape)}, not {list(right.shape)}"
     largest = max(1.0, float(right.abs().max()))
-    off = float((found - right).abs().max())
+    off = float((ours - right).abs().max())
     return "" if off <= BOUND * largest else f"off by {off:.3g} of {largest:.3g}"
 
 
@@ -906,21 +905,21 @@ def open_theirs(folder: Path, name: str) -> Any:
 
 
 def same_as(
-    outcome: Outcome, stage: str, format: Format, folder: Path, right: Tensor, told: Words
+    outcome: Outcome, stage: str, case: Case, folder: Path, right: Tensor, asked: Settings
 ) -> Any:
     """Compare what Regard makes of a folder with what is right; return it, or None if refused."""
-    base = is_base(told["class"]) and format.kind not in ("encoder", "both")
+    base = is_base(asked["class"]) and case.kind not in ("encoder", "both")
     try:
         runner = regard.load(folder)
     except regard.UsageError as mistake:
         outcome.refused["load" if stage == "logits" else stage] = str(mistake)
         return None
-    for found in our_logits(format, runner.model, told["given"], base):
-        if off := differ(found, right):
+    for logits in our_logits(case, runner.model, asked["given"], base):
+        if off := differ(logits, right):
             outcome.wrong[stage] = off
-    for beam, texts in told["texts"].items():
+    for beam, texts in asked["texts"].items():
         try:
-            ours = our_texts(format, runner, beam)
+            ours = our_texts(case, runner, beam)
         except regard.UsageError as mistake:
             outcome.refused[f"{stage} beam={beam}"] = str(mistake)
             continue
@@ -932,19 +931,19 @@ def same_as(
 
 def judge(outcome: Outcome, model_type: str, folder: Path, name: str) -> None:
     """Compare Regard and transformers on a folder, and on what Regard exports of it."""
-    format = FORMATS[model_type]
+    case = CASES[model_type]
     theirs = open_theirs(folder, name)
-    given = batch(format, theirs.config)
-    right = their_logits(format, theirs, given)
-    words = None if format.kind == "images" else transformers.AutoTokenizer.from_pretrained(folder)
-    writes = format.kind in ("language", "text") and not is_base(name)
+    given = batch(case, theirs.config)
+    right = their_logits(case, theirs, given)
+    words = None if case.kind == "images" else transformers.AutoTokenizer.from_pretrained(folder)
+    writes = case.kind in ("language", "text") and not is_base(name)
     texts: dict[int, list[str]] = {}
     for beam in (1, 3) if writes else ():
         # what transformers itself refuses has no right answer
         with contextlib.suppress(ValueError, NotImplementedError, TypeError):
-            texts[beam] = their_texts(format, theirs, words, beam)
-    told: Words = {"given": given, "texts": texts, "class": name}
-    if same_as(outcome, "logits", format, folder, right, told) is None:
+            texts[beam] = their_texts(case, theirs, words, beam)
+    asked: Settings = {"given": given, "texts": texts, "class": name}
+    if same_as(outcome, "logits", case, folder, right, asked) is None:
         return
     out = folder.with_name(f"{folder.name}-exported")
     try:
@@ -954,30 +953,30 @@ def judge(outcome: Outcome, model_type: str, folder: Path, name: str) -> None:
         return
     named = json.loads((out / "config.json").read_text())["architectures"][0]
     again = open_theirs(out, named)
-    back = their_logits(format, again, given)
+    back = their_logits(case, again, given)
     if named == name and (off := differ(back, right)):
         outcome.wrong["export"] = off
     for beam, before in texts.items():
         reader = transformers.AutoTokenizer.from_pretrained(out)
-        after = their_texts(format, again, reader, beam)
+        after = their_texts(case, again, reader, beam)
         if after != before:
             pair = next(p for p in zip(after, before, strict=True) if p[0] != p[1])
             outcome.wrong[f"export texts, beam={beam}"] = f"{pair[0]!r}, not {pair[1]!r}"
-    same_as(outcome, "again", format, out, back, told | {"class": named})
+    same_as(outcome, "again", case, out, back, asked | {"class": named})
 
 
 def sweep(model_type: str, count: int, show: bool = False) -> Counter:
     """Judge so many configurations of a format and count how they went."""
-    format, counted, number, failed = FORMATS[model_type], Counter(), 0, 0
+    case, counted, number, failed = CASES[model_type], Counter(), 0, 0
     while sum(counted[key] for key in VERDICTS) < count:
-        with tempfile.TemporaryDirectory() as home, calm():
+        with tempfile.TemporaryDirectory() as home, quiet_transformers():
             folder, number = Path(home) / "theirs", number + 1
             try:
                 name, odd, generation = make(model_type, number, folder)
                 right = their_logits(
-                    format,
+                    case,
                     model := open_theirs(folder, name),
-                    batch(format, model.config),
+                    batch(case, model.config),
                 )
             except Exception:  # transformers itself cannot make, write or run it
                 failed += 1
@@ -994,8 +993,8 @@ def sweep(model_type: str, count: int, show: bool = False) -> Counter:
                 outcome.wrong["error"] = f"{type(error).__name__}: {error}"
         counted[outcome.verdict] += 1
         counted["exports refused"] += "export" in outcome.refused
-        for kind, found in (("wrong", outcome.wrong), ("refused", outcome.refused)):
-            for stage, reason in found.items():
+        for kind, stages in (("wrong", outcome.wrong), ("refused", outcome.refused)):
+            for stage, reason in stages.items():
                 if show or kind == "wrong":
                     reason = reason.replace(home, "")[:200]
                     print(f"{kind} {model_type} {number} {name}, {stage}: {reason}")
@@ -1009,18 +1008,18 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a few configurations of each")
     parser.add_argument("--only", default="", help="formats, with commas between them")
     parser.add_argument("--count", type=int, default=60, help="configurations of each format")
-    parser.add_argument("--show", action="store_true", help="tell what is refused, too")
+    parser.add_argument("--show", action="store_true", help="print what is refused, too")
     options = parser.parse_args()
     count = 2 if options.quick else options.count
     torch.set_num_threads(1)
     total: Counter = Counter()
-    chosen = options.only.split(",") if options.only else list(FORMATS)
+    chosen = options.only.split(",") if options.only else list(CASES)
     for model_type in chosen:
         start = time.perf_counter()
-        found = sweep(model_type, count, options.show)
-        total += found
-        told = ", ".join(f"{found[key]} {key}" for key in (*VERDICTS, "exports refused"))
-        print(f"{model_type:12} {told}  ({time.perf_counter() - start:.0f} s)", flush=True)
+        counted = sweep(model_type, count, options.show)
+        total += counted
+        counts = ", ".join(f"{counted[key]} {key}" for key in (*VERDICTS, "exports refused"))
+        print(f"{model_type:12} {counts}  ({time.perf_counter() - start:.0f} s)", flush=True)
     everything = sum(total[key] for key in VERDICTS)
     print(f"configurations parity {everything}")
     for key in VERDICTS:

@@ -40,7 +40,7 @@ from regard.allocator import reuse_memory  # noqa: E402
 from regard.data.batches import Batches  # noqa: E402
 from regard.data.pairs import load_pairs  # noqa: E402
 from regard.data.parallel import PairBatch, make_batch  # noqa: E402
-from regard.data.tokenize import Tokenizer, train_tokenizer  # noqa: E402
+from regard.data.tokenize import SubwordTokenizer, train_tokenizer  # noqa: E402
 from regard.layers.block import BlockConfig  # noqa: E402
 from regard.models.transformer import Transformer, TransformerConfig  # noqa: E402
 from regard.native import fast  # noqa: E402
@@ -62,7 +62,7 @@ class Data:
             sys.exit(f"{folder / 'multi30k'} is not there; set REGARD_DATA to the folder of data")
         pairs = load_pairs(str(folder / "multi30k"), source="en", target="de").parts["train"]
         texts = [[getattr(pair, side) for pair in pairs] for side in ("source", "target")]
-        self.tokenizer: Tokenizer = train_tokenizer(texts[0] + texts[1], vocab=PIECES)
+        self.tokenizer: SubwordTokenizer = train_tokenizer(texts[0] + texts[1], vocab=PIECES)
         self.rows = [self.tokenizer.encode_batch(side) for side in texts]
         lengths = [torch.tensor([len(row) + 1 for row in side]).numpy() for side in self.rows]
         self.batches = Batches(lengths, BATCH_TOKENS, seed=1)

@@ -34,9 +34,10 @@ from regard.attention.multihead import MultiHead  # noqa: E402
 from regard.costs.report import forward as counted  # noqa: E402
 from regard.layers.windows import Windows  # noqa: E402
 from regard.models import family, preset  # noqa: E402
-from regard.models.folder import give_weights  # noqa: E402
+from regard.models.folder import assign_weights  # noqa: E402
 from regard.models.local import LocalRelation  # noqa: E402
 from regard.native import fast  # noqa: E402
+from regard.weights import state_of  # noqa: E402
 
 SIZE, LABELS = 224, 1000
 
@@ -49,7 +50,7 @@ def ours(kind: str, row: str) -> nn.Module:
 
 def loaded(model: nn.Module) -> nn.Module:
     """Return a model with its weights laid as `regard.load` lays them."""
-    give_weights(model, {name: p.detach() for name, p in model.named_parameters()})
+    assign_weights(model, {name: x.detach() for name, x in state_of(model).items()})
     return model
 
 

@@ -512,7 +512,7 @@ def import_model(folder: Place, /, *, out: Place | None = None, **settings: Any)
     It is a folder of Hugging Face's kind, whose weights may also be in pytorch_model.bin, or a GGUF
     file; both are read by a process of their own with little memory and time.
     """
-    from regard.pretrained.others import readable
+    from regard.pretrained.convert import readable
 
     if settings:
         raise UsageError(f"unknown key '{min(settings)}'; known is out")

@@ -14,6 +14,7 @@ from typing import Any
 from regard.errors import UsageError
 
 MOST_JSON = 16 << 20  # bytes of a JSON file from outside
+MOST_JSON_VALUES = 6_000_000  # which bounds what it takes in memory
 MOST_LEVELS = 100  # of nested JSON
 
 
@@ -22,6 +23,15 @@ def refuse(error: OSError, path: str | Path) -> UsageError:
     if isinstance(error, FileExistsError):  # a file where a folder should be
         return UsageError(f"{path}: not a directory")
     return UsageError(f"{path}: {(error.strerror or str(error)).lower()}")
+
+
+@contextmanager
+def errors_in(path: str | Path) -> Iterator[None]:
+    """Put a path before what is said to be wrong with what it holds."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from None
 
 
 def cache_folder() -> Path:
@@ -160,16 +170,32 @@ def parse_json(data: bytes | str) -> Any:
     raise ValueError(f"over {MOST_LEVELS} levels deep")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file that may have been tampered with."""
+def read_bounded(path: str | Path, most: int) -> bytes:
+    """Read a whole file that may have been tampered with, if it is one and not too large."""
     plain_file(path)
     try:
         with open(path, "rb") as file:
-            data = file.read(MOST_JSON + 1)
+            data = file.read(most + 1)
     except OSError as error:
         raise refuse(error, path) from error
-    if len(data) > MOST_JSON:
-        raise UsageError(f"{path}: over {MOST_JSON >> 20} MB; expected a small JSON file")
+    if len(data) > most:
+        raise UsageError(f"{path}: over {most >> 20} MB; expected a smaller file")
+    return data
+
+
+def read_text(path: str | Path, most: int) -> str:
+    """Read a text file of at most so many bytes."""
+    try:
+        return read_bounded(path, most).decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: not UTF-8 ({error.reason} at byte {error.start})") from error
+
+
+def read_json(path: Path, most: int = MOST_JSON) -> dict[str, Any]:
+    """Read a JSON object from a file whose size is bounded both as text and in memory."""
+    data = read_bounded(path, most)
+    if sum(data.count(mark) for mark in b",[{:") > MOST_JSON_VALUES:
+        raise UsageError(f"{path}: over {MOST_JSON_VALUES:,} values; expected a smaller file")
     try:
         value = parse_json(data)
     except (ValueError, RecursionError) as error:
@@ -177,6 +203,11 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UsageError(f"{path}: expected a JSON object")
     return value
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON for people to read."""
+    write_atomically(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 def _whole_number(digits: str) -> int:

@@ -213,7 +213,9 @@ def describe(cls: type, prefix: str = "", base: Any = None) -> Iterator[Setting]
 def _fill(cls: type, values: Mapping[str, Any], base: Any, prefix: str, known: list[str]) -> Any:
     rows = list(_keys(cls))
     # A Python caller cannot write the keyword `from`, so the field's own name is understood too.
-    names = {row.key: row for row in rows} | {row.name: row for row in rows}
+    # So is the name that it had before, which saved configs and old commands have.
+    names = {row.metadata["was"]: row for row in rows if "was" in row.metadata}
+    names |= {row.key: row for row in rows} | {row.name: row for row in rows}
     given: dict[str, dict[str, Any]] = {}
     for key, value in values.items():
         head, _, tail = str(key).partition(".")

@@ -15,8 +15,9 @@ from regard.metrics import baselines as baseline
 from regard.metrics.baselines import COMMONEST, FILE, Baselines, bigram_gain, downsample
 from regard.metrics.labels import one_hot
 from regard.tasks.text.classify import Classify
-from regard.tasks.text.few_texts import BAG_OF_WORDS, WORD_ORDER, few_text_settings
+from regard.tasks.text.labelling import SHORT
 from regard.tasks.vision.distillation import soft_loss
+from regard.training.few_texts import BAG_OF_WORDS, WORD_ORDER, few_text_settings
 from regard.training.label_loss import (
     LABEL_LOSSES,
     class_weights,
@@ -97,13 +98,12 @@ def test_several_labels_have_the_commonest_answer():
 @pytest.mark.parametrize("kind", [*baseline.BASELINES, ""])
 def test_baselines_are_read_as_they_were_written(tmp_path, kind):
     inputs = {NEAREST: downsample(np.zeros((2, 1, 4, 4), np.uint8))}.get(kind, ["so", "not so"])
-    learnt = (
-        Baselines.fit(kind, inputs, one_hot([0, 1], 2)) if kind else Baselines(np.ones(2, bool))
-    )
+    right = one_hot([0, 1], 2)
+    learnt = Baselines.fit(kind, inputs, right) if kind else Baselines(np.ones(2, bool))
     learnt.save(tmp_path)
     again = Baselines.load(tmp_path, 2)
     assert again is not None
-    assert again.scores(inputs, one_hot([0, 1], 2)) == learnt.scores(inputs, one_hot([0, 1], 2))
+    assert again.scores(inputs, right) == learnt.scores(inputs, right)
     with pytest.raises(UsageError, match="not the baselines of 3 labels; remove it"):
         Baselines.load(tmp_path, 3)
     (tmp_path / FILE).write_bytes(b"\x08\0\0\0\0\0\0\0{]      ")
@@ -257,7 +257,8 @@ def test_what_order_is_worth_is_seen_in_naive_bayes():
 
 def test_defaults_follow_the_texts():
     def of(texts=BAGS, right=RIGHT["bag"], **values):
-        found = few_text_settings({"data": "x", **values}, texts, right)
+        given = {"data": "x", **values}
+        found = few_text_settings(given, SHORT, len(texts), lambda: bigram_gain(texts, right, 2))
         assert not found.keys() & values.keys()
         return found
 
@@ -268,7 +269,7 @@ def test_defaults_follow_the_texts():
     assert "epochs" not in of(steps=10)
     assert of(minutes=2) == BAG_OF_WORDS
     assert not {"tokenizer", "embeddings"} & set(of(pieces=300))
-    assert "dropout" not in few_text_settings({"model.block.dropout": 0.5}, BAGS, RIGHT["bag"])
+    assert "dropout" not in few_text_settings({"model.block.dropout": 0.5}, SHORT, 9, lambda: 0.0)
     settings = Classify.resolve({**of(), "data": "x"})
     assert settings.epochs == BAG_OF_WORDS["epochs"] and settings.steps is None
 

@@ -15,7 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.data.batches import Batches, pad
-from regard.data.store import ImageStore, Store, build_image_store, build_store, store_key
+from regard.data.store import (
+    ImageStore,
+    Store,
+    build_image_store,
+    build_store,
+    store_key,
+    tokenised,
+)
 from regard.data.tokenize import train_tokenizer
 from regard.errors import UsageError
 
@@ -285,3 +292,18 @@ def test_keys_tell_all_they_depend_on():
     keys = {store_key("a", "b"), store_key("ab", ""), store_key("a", "b", 1), store_key("a")}
     assert len(keys) == 4
     assert store_key("a", 1) == store_key("a", 1)
+
+
+def test_rows_are_encoded_only_where_no_store_is_there(tmp_path, monkeypatch):
+    monkeypatch.setenv("REGARD_CACHE", str(tmp_path))
+    made = []
+
+    def rows():
+        made.append(1)
+        return [([1, 2], [3]), ([4], [5, 6])]
+
+    first, again = tokenised(rows, "data", "tokenizer", 8), tokenised(rows, "data", "tokenizer", 8)
+    assert len(made) == 1 and len(first) == len(again) == 2
+    assert all(np.array_equal(first[c].ids, again[c].ids) for c in (0, 1))
+    tokenised(rows, "data", "tokenizer", 9)
+    assert len(made) == 2, "another key is another store"

@@ -26,7 +26,7 @@ from regard.layers.block import BlockConfig
 from regard.layers.recurrent import CellConfig
 from regard.metrics.captions import caption_scores, cider, references_of
 from regard.models import family
-from regard.models.captioner import Captioner, CaptionerConfig, EncoderConfig, WriterConfig
+from regard.models.captioner import Captioner, CaptionerConfig, DecoderConfig, EncoderConfig
 from regard.models.folder import load_folder, save_config, save_weights
 from regard.models.local import LocalConfig
 from regard.models.mvit import MViTConfig
@@ -43,14 +43,14 @@ from regard.weights import state_of
 BLOCK = BlockConfig(16, 2, 24, feed_forward="gelu", dropout=0.0)
 VIT = ViTConfig(labels=5, image=12, patch=4, depth=1, block=BLOCK)
 CELL = CellConfig(12, dropout=0.0)
-WRITER = WriterConfig(vocab=23, depth=2, block=BLOCK, cell=CELL, max_length=32)
+WRITER = DecoderConfig(vocab=23, depth=2, block=BLOCK, cell=CELL, max_length=32)
 RECURRENT = replace(WRITER, kind="recurrent", depth=1)
 RESNET = ResNetConfig(0, 3, 12, "small", 8, (8, 16), (1, 1))
 
 
-def captioner(name: str, encoder: Any, writer: WriterConfig, sight: str = "image") -> Any:
+def captioner(name: str, encoder: Any, writer: DecoderConfig, sight: str = "image") -> Any:
     """Return the config of a captioner."""
-    return CaptionerConfig(EncoderConfig.of(name, encoder), writer, sight)
+    return CaptionerConfig(EncoderConfig(name, encoder), writer, sight)
 
 
 KINDS = {
@@ -74,7 +74,7 @@ KINDS = {
     ),
     "local": captioner(
         "local",
-        LocalConfig(5, 3, 12, "small", 8, (8, 16), (16, 32), (1, 1), window=3, together=4),
+        LocalConfig(5, 3, 12, "small", 8, (8, 16), (16, 32), (1, 1), window=3, channels_per_head=4),
         WRITER,
     ),
     "blind": captioner("vit", VIT, WRITER, "blind"),
@@ -186,7 +186,7 @@ def test_every_parameter_learns(model: Any):
     torch.manual_seed(2)
     texts = captions(16)
     batch = Batch(images(8), texts, texts.roll(-1, 1), 112)
-    caption_loss(model.train(), batch, 0.1, model.looks()).backward()
+    caption_loss(model.train(), batch, 0.1, model.attention_tape()).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None and parameter.grad.isfinite().all(), name
         assert parameter.grad.abs().max() > 1e-9, name
@@ -233,7 +233,7 @@ def test_watching_changes_nothing_and_sees_every_word_look(model: Any):
 def test_doubly_stochastic_attention_is_the_papers_formula(kind: str):
     model, some, texts = build(kind), images(2), captions(4)
     real = torch.arange(7) < torch.tensor([7, 3, 5, 1]).unsqueeze(1)
-    looks = model.looks()
+    looks = model.attention_tape()
     close(model.hidden(some, texts, looks), model.hidden(some, texts))
     right = 0.0
     for i in range(4):  # each caption by itself, as its user would watch it
@@ -242,20 +242,20 @@ def test_doubly_stochastic_attention_is_the_papers_formula(kind: str):
         name = next(name for name in maps if name.endswith(".cross"))
         (weights,) = maps[name].weights()[0]
         right += float(((1 - weights[real[i]].sum(0)) ** 2).sum())
-    assert looks.uneven(real).item() == pytest.approx(right, rel=1e-10)
+    assert looks.doubly_stochastic(real).item() == pytest.approx(right, rel=1e-10)
 
 
 def test_hard_attention_learns_from_its_own_caption_only():
     model, some, texts = build("hard").train(), images(2), captions(4)
     torch.manual_seed(3)
-    looks = model.looks()
+    looks = model.attention_tape()
     model.hidden(some, texts, looks)
     losses = torch.zeros(4, 7, dtype=torch.float64)
     losses[2, 4] = 5.0  # of one word of the third caption
-    chances = torch.stack(looks.chances).permute(1, 2, 0).flatten(0, 1)  # (n, t), as it drew
+    chances = torch.stack(looks.log_probs).permute(1, 2, 0).flatten(0, 1)  # (n, t), as it drew
     worth = looks.loss(losses, torch.ones(4, 7, dtype=torch.bool))
     assert worth.item() == pytest.approx(0, abs=1e-12)
-    grads = torch.autograd.grad(worth, looks.chances, retain_graph=True)
+    grads = torch.autograd.grad(worth, looks.log_probs, retain_graph=True)
     found = torch.stack(grads).permute(1, 2, 0).flatten(0, 1)
     baselines = torch.stack(looks.baselines).permute(1, 2, 0).flatten(0, 1)
     ahead = losses.flip(1).cumsum(1).flip(1)
@@ -264,10 +264,10 @@ def test_hard_attention_learns_from_its_own_caption_only():
 
 
 def test_a_config_that_names_no_encoder_is_refused():
-    with pytest.raises(UsageError, match="encoder.resnet is none"):
+    with pytest.raises(UsageError, match="model of the family resnet"):
         Captioner(CaptionerConfig(EncoderConfig(family="resnet")))
     with pytest.raises(UsageError, match="Did you mean 'swin'"):
-        EncoderConfig.of("swim", VIT)
+        EncoderConfig("swim", VIT)
 
 
 def test_what_sees_can_learn_more_slowly():

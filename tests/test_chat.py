@@ -9,8 +9,8 @@ import tokenizers
 
 import regard
 from regard.errors import UsageError
-from regard.pretrained.talk import read_chat
-from regard.pretrained.vocabulary import read_tokenizers
+from regard.pretrained.chat_template import read_chat
+from regard.pretrained.tokenizer_files import read_tokenizers
 from regard.tasks import chat_template
 from regard.tasks.chat import Message
 from regard.tasks.chat_template import encode_own

@@ -16,7 +16,7 @@ from regard.errors import UsageError
 from regard.models import preset
 from regard.models.clip import Clip, ClipConfig
 from regard.pretrained.folder import import_folder
-from regard.pretrained.load import find_format
+from regard.pretrained.formats import find_format
 
 transformers = pytest.importorskip("transformers")
 
@@ -167,7 +167,7 @@ def test_each_side_may_come_alone(tmp_path: Path):
     "changes, words",
     [
         ({"projection_dim": 0}, "projection_dim=0"),
-        ({"projection_dim": "wide"}, "projection_dim=wide is not a whole number"),
+        ({"projection_dim": "wide"}, "projection_dim='wide' is not a whole number"),
         ({"text_config": [3]}, "text_config=\\[3\\] is not an object"),
         ({"text_config": {"hidden_act": "silly"}}, "unknown hidden_act 'silly'"),
         ({"text_config": {"eos_token_id": [7]}}, "eos_token_id=\\[7\\]"),

@@ -15,7 +15,7 @@ from regard.costs.machine import Machine, machine
 from regard.costs.model import READS, Reading, build, named
 from regard.costs.report import binary, block_of, cost, forward, learned, looked, training
 from regard.errors import UsageError
-from regard.models import MODELS, family, preset, preset_names
+from regard.models import MODELS, family, info, preset, preset_names
 from regard.tasks.run import learning, parameters
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
@@ -214,8 +214,7 @@ def test_training_the_transformer():
 def test_every_name_has_a_cost():
     for name in [*MODELS, *(one for each in MODELS for one in preset_names(each))]:
         kind, config = named(name)
-        assert any(hasattr(config, key) for key in READS)
-        assert kind in MODELS
+        assert info(kind).reads in READS and type(config) is family(kind)[0]
     with pytest.raises(UsageError, match="Did you mean 'vit_b16'"):
         named("vit_b61")
 

@@ -205,7 +205,7 @@ def test_import_keeps_how_vectors_are_made(tmp_path):
     assert np.array_equal(vectors(ours, TEXTS), vectors(theirs, TEXTS))
     parts.append({"type": "sentence_transformers.models.Dense"})
     (folder / "modules.json").write_text(json.dumps(parts))
-    with pytest.raises(UsageError, match="a part Dense, which is not supported"):
+    with pytest.raises(UsageError, match="a module Dense, which is not supported"):
         regard.load(folder)
 
 

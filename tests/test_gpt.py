@@ -21,7 +21,8 @@ from regard.errors import UsageError
 from regard.layers.block import BlockConfig
 from regard.models import preset
 from regard.models.gpt import GPT, PRESETS, SIZES, GPTConfig, within
-from regard.pretrained.load import find_format, fitting, to_ours, to_theirs
+from regard.pretrained.formats import find_format, fitting
+from regard.pretrained.weight_conversion import to_ours, to_theirs
 
 WEIGHTS = Path(__file__).parents[2] / "shared" / "weights"
 VOCAB, EOS = 53, 52
@@ -379,7 +380,7 @@ def test_export_then_import_is_the_identity(kind: str, tmp_path: Path):
     with torch.no_grad():
         assert torch.equal(loaded(texts(2, 9)).logits, theirs(texts(2, 9)).logits)
     again = form.read_config(loaded.config.to_dict(), "")
-    assert again == replace(ours.config, start=again.start)
+    assert again == replace(ours.config, init=again.init)
     back = to_ours(form, again, weights)
     for name, tensor in ours.named_parameters():
         assert torch.equal(back[name], tensor), name
@@ -421,7 +422,7 @@ BROKEN: dict[str, tuple[str, dict[str, Any], str]] = {
     "activation": ("llama", {"hidden_act": "relu"}, "unknown hidden_act 'relu'"),
     "gpt2 activation": ("gpt2", {"activation_function": "silly"}, "unknown activation_function"),
     "layer types": ("qwen2", {"layer_types": ["full_attention"]}, "each of 32 layers"),
-    "a layer type": ("gemma2", {"layer_types": ["chunked"] * 26}, "unknown layer type 'chunked'"),
+    "a layer type": ("gemma2", {"layer_types": ["chunked"] * 26}, "unknown layer_types 'chunked'"),
     "depth as a word": ("qwen3", {"num_hidden_layers": "deep"}, "num_hidden_layers=deep"),
     "share": ("gpt_neox", {"rotary_pct": "much"}, "position_share='much' is not a number"),
     "looks ahead": ("gemma", {"use_bidirectional_attention": True}, "bidirectional_attention=true"),

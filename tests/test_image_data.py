@@ -16,12 +16,11 @@ from PIL import Image
 import regard.data.image_files as image_files
 import regard.data.images as images_of
 from regard.data.augment import (
-    CHANGES,
+    OPERATIONS,
     Augment,
     augments,
     boxes,
     brightness,
-    chance_of,
     crop,
     crop_at,
     equalize,
@@ -29,6 +28,7 @@ from regard.data.augment import (
     flip,
     mix,
     smoothed,
+    step_rng,
     zoom,
 )
 from regard.data.batches import Shuffled
@@ -479,8 +479,8 @@ def batch(number: int = 16, channels: int = 3, size: int = 12, seed: int = 0) ->
 
 def test_a_mirror_image_of_a_mirror_image_is_the_image():
     pixels = batch()
-    once = flip(pixels, chance_of(1, 2))
-    assert torch.equal(flip(once, chance_of(1, 2)), pixels)
+    once = flip(pixels, step_rng(1, 2))
+    assert torch.equal(flip(once, step_rng(1, 2)), pixels)
     turned = (once != pixels).flatten(1).any(1)
     assert 0 < turned.sum() < len(pixels)
     assert torch.equal(once[turned], pixels[turned].flip(-1))
@@ -488,20 +488,20 @@ def test_a_mirror_image_of_a_mirror_image_is_the_image():
 
 def test_a_crop_keeps_the_shape_and_moves_what_is_seen():
     pixels = batch()
-    assert crop(pixels, chance_of(1, 1), 3).shape == pixels.shape
+    assert crop(pixels, step_rng(1, 1), 3).shape == pixels.shape
     middle = torch.full((16,), 3)
     assert torch.equal(crop_at(pixels, 3, middle, middle), pixels)
     moved = crop_at(pixels, 3, middle + 2, middle - 1)
     assert torch.equal(moved[:, :, :-2, 1:], pixels[:, :, 2:, :-1])
     assert not moved[:, :, -2:].any() and not moved[:, :, :, 0].any()
-    assert torch.equal(crop(pixels, chance_of(1, 1), 0), pixels)
+    assert torch.equal(crop(pixels, step_rng(1, 1), 0), pixels)
 
 
 def test_a_zoom_on_the_whole_is_the_whole():
     pixels = batch()
     assert torch.allclose(zoom(pixels, _Still(), 1.0), pixels.float(), atol=1e-3)
     flat = torch.full((4, 3, 12, 12), 77, dtype=torch.uint8)
-    assert torch.allclose(zoom(flat, chance_of(1, 1)), flat.float(), atol=1e-3)
+    assert torch.allclose(zoom(flat, step_rng(1, 1)), flat.float(), atol=1e-3)
 
 
 class _Still:
@@ -514,23 +514,23 @@ class _Still:
 NEVER = {"autocontrast", "equalize"}  # have no strength
 
 
-@pytest.mark.parametrize("name", sorted(set(CHANGES) - NEVER))
+@pytest.mark.parametrize("name", sorted(set(OPERATIONS) - NEVER))
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_change_without_strength_changes_nothing(name, channels):
     pixels = batch(channels=channels).float()
-    found = CHANGES[name].does(pixels.clone(), torch.zeros(16))
+    found = OPERATIONS[name].apply(pixels.clone(), torch.zeros(16))
     assert torch.allclose(found, pixels, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", sorted(CHANGES))
+@pytest.mark.parametrize("name", sorted(OPERATIONS))
 def test_an_image_is_changed_alike_whatever_stands_beside_it(name):
-    pixels, amounts = batch().float(), torch.linspace(-0.9, 0.9, 16) * CHANGES[name].most
-    if not CHANGES[name].both_ways:
+    pixels, amounts = batch().float(), torch.linspace(-0.9, 0.9, 16) * OPERATIONS[name].most
+    if not OPERATIONS[name].signed:
         amounts = amounts.abs()
-    whole = CHANGES[name].does(pixels.clone(), amounts)
+    whole = OPERATIONS[name].apply(pixels.clone(), amounts)
     assert whole.shape == pixels.shape and whole.min() >= 0 and whole.max() <= 255
     for i in (0, 7, 15):
-        alone = CHANGES[name].does(pixels[i : i + 1].clone(), amounts[i : i + 1])
+        alone = OPERATIONS[name].apply(pixels[i : i + 1].clone(), amounts[i : i + 1])
         assert torch.allclose(alone[0], whole[i], atol=1e-3)
 
 
@@ -552,7 +552,7 @@ def test_blending_is_what_pillow_does(name):
     enhance = getattr(ImageEnhance, kinds.get(name, name.title()))
     pixels = batch(4, 3, 20, seed=5)
     for amount in (-0.6, 0.4):
-        found = CHANGES[name].does(pixels.float(), torch.full((4,), amount))
+        found = OPERATIONS[name].apply(pixels.float(), torch.full((4,), amount))
         for one, picture in zip(found, pixels, strict=True):
             wanted = enhance(Image.fromarray(picture.permute(1, 2, 0).numpy())).enhance(1 + amount)
             apart = np.abs(one.permute(1, 2, 0).numpy() - np.asarray(wanted, np.float32))
@@ -566,7 +566,7 @@ def test_brightness_scales_every_pixel():
 
 def test_erasing_leaves_the_rest_and_the_others_alone():
     images = torch.full((64, 3, 16, 16), 9.0)
-    found = erase(images, chance_of(3, 1), 0.5)
+    found = erase(images, step_rng(3, 1), 0.5)
     gone = (found != 9).all(1)
     touched = gone.flatten(1).any(1)
     assert 15 < touched.sum() < 50
@@ -574,12 +574,12 @@ def test_erasing_leaves_the_rest_and_the_others_alone():
         rows, columns = torch.nonzero(mask.any(1)), torch.nonzero(mask.any(0))
         box = mask[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1]
         assert box.all() and mask.sum() == box.numel()  # a rectangle
-    assert torch.equal(erase(images, chance_of(3, 1), 0.0), images)
+    assert torch.equal(erase(images, step_rng(3, 1), 0.0), images)
 
 
 def test_boxes_have_the_area_that_is_asked_for():
     areas = torch.tensor([0.0, 0.25, 1.0])
-    masks = boxes(chance_of(1, 1), 3, (16, 16), areas, torch.ones(3))
+    masks = boxes(step_rng(1, 1), 3, (16, 16), areas, torch.ones(3))
     assert masks.float().mean((1, 2, 3)).tolist() == [0.0, 0.25, 1.0]
 
 
@@ -589,7 +589,7 @@ def test_targets_are_mixed_in_the_share_of_the_images(mixup, cutmix):
     labels = torch.arange(10).repeat(5)
     images = labels.float()[:, None, None, None].expand(50, 1, 16, 16)
     targets = smoothed(labels, 10, 0.0)
-    found, soft = mix(images, targets, chance_of(1, 4), mixup, cutmix)
+    found, soft = mix(images, targets, step_rng(1, 4), mixup, cutmix)
     assert torch.allclose(soft.sum(1), torch.ones(50))
     assert torch.allclose(soft @ torch.arange(10.0), found.mean((1, 2, 3)), atol=1e-4)
     assert not torch.equal(found, images)
@@ -597,7 +597,7 @@ def test_targets_are_mixed_in_the_share_of_the_images(mixup, cutmix):
 
 def test_nothing_is_mixed_unless_asked_for():
     images, targets = torch.rand(4, 1, 3, 3), torch.eye(4)
-    found = mix(images, targets, chance_of(1, 1), 0.0, 0.0)
+    found = mix(images, targets, step_rng(1, 1), 0.0, 0.0)
     assert found[0] is images and found[1] is targets
 
 
@@ -617,14 +617,14 @@ def test_the_same_key_gives_the_same_batch_and_another_another(names, channels):
     augment = Augment(names, 10, format.normalise, **ALL)
     pixels, labels = batch(channels=channels), torch.arange(16) % 10
     before = pixels.clone()
-    one = augment(pixels, labels, chance_of(1, 5))
-    two = augment(pixels, labels, chance_of(1, 5))
+    one = augment(pixels, labels, step_rng(1, 5))
+    two = augment(pixels, labels, step_rng(1, 5))
     assert torch.equal(one[0], two[0]) and torch.equal(one[1], two[1])
     assert torch.equal(pixels, before)  # what lies in the store is not touched
     assert one[0].shape == (16, channels, 12, 12) and one[0].dtype == torch.float32
     assert one[0].isfinite().all()
-    assert not torch.equal(one[0], augment(pixels, labels, chance_of(1, 6))[0])
-    assert not torch.equal(one[0], augment(pixels, labels, chance_of(2, 5))[0])
+    assert not torch.equal(one[0], augment(pixels, labels, step_rng(1, 6))[0])
+    assert not torch.equal(one[0], augment(pixels, labels, step_rng(2, 5))[0])
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -632,7 +632,7 @@ def test_the_smallest_images_go_through_everything(size):
     for names in ("flip+crop+trivial", "zoom+rand"):
         augment = Augment(names, 3, ImageFormat().normalise, padding=0, **ALL)
         pixels = batch(40, 3, size)
-        images, _ = augment(pixels, torch.arange(40) % 3, chance_of(1, size))
+        images, _ = augment(pixels, torch.arange(40) % 3, step_rng(1, size))
         assert images.shape == pixels.shape and images.isfinite().all()
 
 

@@ -17,14 +17,14 @@ from regard.models.gpt import GPT, GPTConfig
 from regard.models.ladder import (
     PRESETS,
     RUNGS,
-    Apart,
     Average,
     Gated,
-    InTurn,
     Ladder,
     LadderConfig,
-    Remembered,
-    look_back,
+    ParallelCandidates,
+    RecurrentCache,
+    SequentialCandidates,
+    gated_attention,
     past_weights,
 )
 from regard.tasks.language import resolve
@@ -76,7 +76,7 @@ def test_a_gated_unit_is_attention_over_its_own_history(gates):
     ours, candidates, logits = made.unroll(x, None)
     torch.testing.assert_close(ours, h, atol=1e-12, rtol=0)
     torch.testing.assert_close(candidates, c, atol=1e-12, rtol=0)
-    torch.testing.assert_close(look_back(candidates, logits), h, atol=1e-12, rtol=0)
+    torch.testing.assert_close(gated_attention(candidates, logits), h, atol=1e-12, rtol=0)
     weights = past_weights(logits.transpose(1, 2))
     for t, i in ((0, 0), (5, 5), (5, 2), (39, 30), (39, 0)):
         right = u[:, i + 1 : t + 1].prod(1) * (1 - u[:, i])
@@ -114,7 +114,7 @@ def test_who_watches_sees_the_weights_that_make_the_output(gates):
     torch.testing.assert_close(made.out(h), out, atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("kind", [InTurn, Apart])
+@pytest.mark.parametrize("kind", [SequentialCandidates, ParallelCandidates])
 @torch.no_grad()
 def test_freed_weights_are_a_softmax_over_the_candidates(kind):
     torch.manual_seed(3)
@@ -126,7 +126,7 @@ def test_freed_weights_are_a_softmax_over_the_candidates(kind):
         h, c = torch.zeros(12, dtype=x.dtype), []
         for now in text:
             part = made.candidates
-            before = part.again(h) if isinstance(part, InTurn) else 0
+            before = part.again(h) if isinstance(part, SequentialCandidates) else 0
             c.append(torch.tanh(part.reads(now) + before))
             scores = torch.stack([made.asks(now) @ one / 12**0.5 for one in c])
             h = sum(a * one for a, one in zip(scores.softmax(0), c, strict=True))
@@ -168,7 +168,7 @@ def test_the_state_of_a_gated_unit_is_its_last_vector():
     state = model.start(torch.randint(0, 19, (2, 7)))
     state.select(torch.zeros(2, 3, dtype=torch.long))
     for cache in state.caches:
-        assert isinstance(cache, Remembered) and cache.past is not None
+        assert isinstance(cache, RecurrentCache) and cache.past is not None
         assert cache.past.shape == (2, 3, 12) and cache.k.numel() == cache.v.numel() == 0
 
 

@@ -19,7 +19,7 @@ from regard.data import documents
 from regard.data.characters import Characters
 from regard.data.documents import Crops, Packed, encode_running, load_texts, stretches
 from regard.data.store import Column
-from regard.data.tokenize import Tokenizer, train_tokenizer
+from regard.data.tokenize import SubwordTokenizer, train_tokenizer
 from regard.errors import UsageError
 from regard.tasks import chat, language
 from regard.tasks.language import MaskedTokens, NextToken, Words, resolve
@@ -907,7 +907,7 @@ def test_real_text_is_learnt(real_data, home, tmp_path):
     assert texts.running
     assert (len(texts.parts["train"][0]), len(texts.parts["valid"][0])) == (1_003_854, 111_540)
     assert Characters.learn(texts.parts["train"]).vocab == 4 + 65
-    assert isinstance(train_tokenizer(["x y z"], kind="bytes", vocab=300), Tokenizer)
+    assert isinstance(train_tokenizer(["x y z"], kind="bytes", vocab=300), SubwordTokenizer)
 
 
 def test_a_model_of_running_text_stays_one_when_it_is_exported(home, tmp_path):

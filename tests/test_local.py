@@ -45,7 +45,7 @@ def masked(layer: LocalRelation, x: Tensor) -> Tensor:
     flat = x.flatten(2).mT
     asked = x[:, :, :: layer.stride, :: layer.stride].flatten(2).mT
     q, k = (part.mT.unsqueeze(-1) for part in (layer.query(asked), layer.key(flat)))
-    spare = layer.groups * layer.together - w
+    spare = layer.groups * layer.channels_per_head - w
     v = nn.functional.pad(flat, (0, spare)).unflatten(2, (layer.groups, -1)).transpose(1, 2)
     offset = (k_at - q_at.unsqueeze(1)).to(x) / max(1, layer.window // 2)
     bias = layer.prior(offset.flatten(0, 1).T).unflatten(1, offset.shape[:2])
@@ -60,9 +60,9 @@ def masked(layer: LocalRelation, x: Tensor) -> Tensor:
     [
         {},
         {"stride": 2},
-        {"window": 3, "together": 4, "stride": 3},
-        {"window": 5, "relation": "squared", "together": 3},
-        {"window": 1, "together": 1},
+        {"window": 3, "channels_per_head": 4, "stride": 3},
+        {"window": 5, "relation": "squared", "channels_per_head": 3},
+        {"window": 1, "channels_per_head": 1},
     ],
     ids=str,
 )
@@ -83,7 +83,7 @@ def test_local_is_full_attention_with_a_mask(settings: dict, grid: tuple[int, in
 
 @pytest.mark.parametrize("relation", ["product", "squared"])
 def test_a_loop_over_pixels_is_the_layer(relation: str):
-    made, reach = layer(4, together=2, window=3, relation=relation, out=nn.Identity()), 1
+    made, reach = layer(4, channels_per_head=2, window=3, relation=relation, out=nn.Identity()), 1
     x = torch.randn(4, 5, 3, dtype=torch.float64)
     ours = made(x.unsqueeze(0))[0]
     relate = {"product": lambda q, k: q * k, "squared": lambda q, k: -((q - k) ** 2)}[relation]
@@ -133,7 +133,8 @@ def test_watching_changes_nothing_and_tells_the_truth(monkeypatch: pytest.Monkey
     monkeypatch.setattr(local, "attend", seen)
     with watch(model) as maps:
         assert torch.equal(model(images), plain)
-    grids = model.grids((13, 22))
+    grids = {name: layout.key_grid for name, layout in model.layout((13, 22)).items()}
+    grids = {name: (grid.height, grid.width) for name, grid in grids.items()}
     assert maps.names() == list(grids) and len(calls) == len(grids)
     for (name, grid), (v, out) in zip(grids.items(), calls, strict=True):
         weights = maps[name].weights()

@@ -19,6 +19,7 @@ from regard.attention.watch import watch
 from regard.cli import main
 from regard.data.image_format import ImageFormat
 from regard.errors import UsageError
+from regard.layers.layout import TokenGrid
 from regard.models import family, preset, pretrainer
 from regard.models.folder import save_config, save_weights
 from regard.tasks.vision.images import ClassifyImages
@@ -34,7 +35,6 @@ from regard.viewer.image import (
     reconstruction,
     rollout,
 )
-from regard.viewer.picture import TokenGrid
 from regard.viewer.placement import (
     grid_weights,
     query_row,
@@ -110,7 +110,7 @@ def test_every_map_finds_its_place_and_loses_nothing_but_padding(kind, size):
             whole = not kind.startswith("swin")  # whose windows look at padding
             assert (total <= 1 + 1e-5).all() and (not whole or (total >= 1 - 1e-5).all())
     for layout in layouts(make(kind), size).values():
-        for side in (layout.rows, layout.columns):
+        for side in (layout.query_grid, layout.key_grid):
             if not side.height:
                 continue
             step = side.cell_height * size[0], side.cell_width * size[1]

@@ -81,7 +81,7 @@ FAMILIES = {
             position="t5",
             scale_embedding=False,
             scale_head=True,
-            start="t5",
+            init="t5",
             block=replace(BLOCK, norm="rms", score="product", bias=False, head_width=6),
         ),
         "t5 1.1": replace(
@@ -89,7 +89,7 @@ FAMILIES = {
             tie="embeddings",
             position="t5",
             scale_embedding=False,
-            start="t5",
+            init="t5",
             block=replace(
                 BLOCK, norm="rms", score="product", bias=False, feed_forward="geglu_tanh"
             ),
@@ -100,7 +100,7 @@ FAMILIES = {
             embed_norm="layer",
             scale_embedding=False,
             head_bias=True,
-            start="normal",
+            init="normal",
             block=replace(BLOCK, order="post", feed_forward="gelu"),
         ),
         "dropped": replace(
@@ -489,7 +489,7 @@ def test_watching_changes_nothing_and_tells_the_truth(model: nn.Module, monkeypa
     def attend(q, k, v, **settings) -> Tensor:
         out = real_attend(q, k, v, **settings)
         who = settings.get("watch")
-        if calls and isinstance(who, recurrent.Look):  # which asks word by word
+        if calls and isinstance(who, recurrent.CrossAttention):  # which asks word by word
             calls[-1] = *calls[-1][:2], torch.cat([calls[-1][2], out], -2)
         elif who is not None:
             calls.append((v, settings.get("add_values"), out))
@@ -504,7 +504,7 @@ def test_watching_changes_nothing_and_tells_the_truth(model: nn.Module, monkeypa
     # layers that are one module have a name each
     places = model.named_modules(remove_duplicate=False)
     kinds = (multihead.MultiHead, ladder.Gated, ladder.Average)
-    kinds += (recurrent.Look, convolutional.Cross)
+    kinds += (recurrent.CrossAttention, convolutional.Cross)
     names = {name for name, module in places if isinstance(module, kinds)}
     assert set(maps.names()) == names and len(names) == len(calls)
     for name, (v, add, out) in zip(maps.names(), calls, strict=True):

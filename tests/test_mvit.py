@@ -198,14 +198,14 @@ def test_watching_changes_nothing_and_tells_the_truth(kind: str, monkeypatch: py
     monkeypatch.setattr(mvit, "attend", seen)
     with watch(model) as maps:
         assert torch.equal(model(images), plain)
-    grids, tokens = model.grids((13, 22)), model.config.tokens
-    assert maps.names() == list(grids)
-    for name, (v, out) in zip(grids, calls, strict=True):
+    layouts = model.layout((13, 22))
+    assert maps.names() == list(layouts)
+    for name, (v, out) in zip(layouts, calls, strict=True):
         weights = maps[name].weights()
         torch.testing.assert_close(weights @ v, out, atol=1e-5, rtol=0)
-        asked, seen_at = (tokens + h * w for h, w in grids[name])
-        assert weights.shape[2:] == (asked, seen_at)
-    assert grids[name][0] == model.grid((13, 22))
+        queries, keys = layouts[name].query_grid, layouts[name].key_grid
+        assert weights.shape[2:] == (len(queries), len(keys))
+    assert (queries.height, queries.width) == model.grid((13, 22))
 
 
 def count(config: MViTConfig) -> tuple[int, float]:

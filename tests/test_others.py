@@ -20,9 +20,9 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 import regard
 from regard.cli import main
 from regard.errors import UsageError
-from regard.pretrained import child
-from regard.pretrained.gguf import LLAMA3_SPLIT, QWEN_SPLIT
-from regard.tasks.tokenizer import load_any_tokenizers
+from regard.pretrained import convert_sandbox
+from regard.pretrained.tokenizer_checks import LLAMA3_PATTERN, QWEN_PATTERN
+from regard.pretrained.tokenizer_folder import load_tokenizers
 
 SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 SIZES |= {"intermediate_size": 96, "max_position_embeddings": 64}
@@ -115,9 +115,11 @@ def test_what_is_no_dict_of_tensors_is_refused(tmp_path, kind, monkeypatch):
     value, words = HOSTILE[kind]
     torch.save(value, tmp_path / "pytorch_model.bin")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(child, "take_limits", lambda: None)  # which are for a process of its own
-    with pytest.raises(child.Refused) as told:
-        child.unpickle(tmp_path / "pytorch_model.bin", tmp_path / "made")
+    monkeypatch.setattr(
+        convert_sandbox, "take_limits", lambda: None
+    )  # which are for a process of its own
+    with pytest.raises(convert_sandbox.Refused) as told:
+        convert_sandbox.unpickle(tmp_path / "pytorch_model.bin", tmp_path / "made")
     assert words in str(told.value) and not (tmp_path / "was_run").exists()
 
 
@@ -356,12 +358,12 @@ def test_gguf_is_what_transformers_reads(tmp_path, kind, library):
 @pytest.mark.parametrize("pre", ["llama-bpe", "qwen2"])
 def test_byte_level_tokenizers_of_gguf_split_as_their_models_do(tmp_path, pre):
     library = byte_level(
-        ["<|endoftext|>"], split_by({"llama-bpe": LLAMA3_SPLIT, "qwen2": QWEN_SPLIT}[pre])
+        ["<|endoftext|>"], split_by({"llama-bpe": LLAMA3_PATTERN, "qwen2": QWEN_PATTERN}[pre])
     )
     path = tmp_path / "model.gguf"
     write_gguf(path, model_of("llama", 450), "F16", write_bpe(library, pre))
     regard.import_model(path, out=tmp_path / "ours")
-    reader = load_any_tokenizers(tmp_path / "ours")[0]
+    reader = load_tokenizers(tmp_path / "ours")[0]
     from tokenizers import Tokenizer, normalizers
 
     told = json.loads(library.to_str())
@@ -396,7 +398,7 @@ def test_sentence_pieces_of_gguf_split_as_their_model_does(tmp_path):
 
     write_gguf(tmp_path / "model.gguf", model_of("llama", count), "F16", put)
     regard.import_model(tmp_path / "model.gguf", out=tmp_path / "ours")
-    reader = load_any_tokenizers(tmp_path / "ours")[0]
+    reader = load_tokenizers(tmp_path / "ours")[0]
     for text in TEXTS:
         assert reader.encode(text) == theirs.encode(text)
         assert reader.frame(reader.encode(text)) == [1, *theirs.encode(text)]
@@ -411,7 +413,7 @@ def test_tokenizer_files_beside_a_gguf_file_are_taken(tmp_path, library):
         regard.import_model(folder, out=tmp_path / "ours")
     (folder / "tokenizer.json").write_text(library.to_str())
     regard.import_model(folder, out=tmp_path / "ours")
-    reader = load_any_tokenizers(tmp_path / "ours")[0]
+    reader = load_tokenizers(tmp_path / "ours")[0]
     assert [reader.encode(text) for text in TEXTS] == [library.encode(text).ids for text in TEXTS]
     assert sorted(path.name for path in folder.iterdir()) == ["model.gguf", "tokenizer.json"]
 

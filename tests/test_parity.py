@@ -18,7 +18,7 @@ import regard
 from regard.decode import rules
 from regard.errors import UsageError
 from regard.models.bert import Bert, BertConfig
-from regard.pretrained import generation, mean
+from regard.pretrained import generation, modernbert
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 import parity  # noqa: E402
@@ -60,7 +60,7 @@ def outcome_of(
 ) -> parity.Outcome:
     """Write a checkpoint and compare what both make of it, and of what is exported."""
     folder, outcome = tmp_path / "theirs", parity.Outcome()
-    with parity.calm():
+    with parity.quiet_transformers():
         parity.write(model_type, name, odd, generation or {}, folder)
         parity.judge(outcome, model_type, folder, name)
     return outcome
@@ -233,7 +233,7 @@ def test_older_checkpoints_tell_it_in_config_json(tmp_path: Path):
     told = {"num_beams": 3, "no_repeat_ngram_size": 2, "min_length": 6, "max_length": 9}
     told |= {"forced_eos_token_id": 2, "length_penalty": 1.7}
     (tmp_path / "config.json").write_text(json.dumps({**config, **told}))
-    with parity.calm():
+    with parity.quiet_transformers():
         theirs = transformers.BartForConditionalGeneration.from_pretrained(tmp_path).eval()
         theirs.generation_config.update(**told)  # which transformers reads no more
         words = transformers.AutoTokenizer.from_pretrained(tmp_path)
@@ -263,7 +263,7 @@ def test_drawing_as_a_checkpoint_wants(tmp_path: Path):
 # ---- a few draws of the sweep
 
 
-@pytest.mark.parametrize("model_type", parity.FORMATS)
+@pytest.mark.parametrize("model_type", parity.CASES)
 def test_some_draws_are_equal_or_refused(model_type: str):
     counted = parity.sweep(model_type, 2)
     assert counted["wrong"] == 0
@@ -291,7 +291,7 @@ def test_a_default_translator_is_the_same_after_export(tmp_path: Path):
     right = [str(answer) for answer in ours.run(texts, max_length=12)]
     assert again.task == "translate"
     assert [str(answer) for answer in again.run(texts, max_length=12)] == right
-    with parity.calm():
+    with parity.quiet_transformers():
         theirs: Any = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out").eval()
         words = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
         found = []
@@ -312,7 +312,7 @@ def test_a_default_tagger_is_the_same_after_export(tmp_path: Path):
     ours, again = exported("tag", tmp_path, text)
     some = ["the dogged7 running", "running the unheardof the"]
     assert [str(a) for a in again.run(some)] == [str(a) for a in ours.run(some)]
-    with parity.calm():
+    with parity.quiet_transformers():
         theirs: Any = transformers.AutoModelForTokenClassification.from_pretrained(tmp_path / "out")
         ids = torch.tensor([[1, 262, 270, 280, 2]])
         with torch.no_grad():
@@ -342,7 +342,7 @@ def test_a_default_classifier_is_the_same_after_export(several: bool, tmp_path: 
     right = ours.run(MORE)
     assert again.model.config == ours.model.config  # what ModernBERT has more is taken off again
     assert [str(answer) for answer in again.run(MORE)] == [str(answer) for answer in right]
-    with parity.calm():
+    with parity.quiet_transformers():
         auto = transformers.AutoModelForSequenceClassification
         theirs: Any = auto.from_pretrained(tmp_path / "out").eval()
         words = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
@@ -371,23 +371,25 @@ def test_the_mean_of_modernbert_is_ours_for_any_weights(loud: float, eps: float,
     with torch.no_grad():
         for x in ours.parameters():
             x.add_(loud * torch.randn_like(x))
-    alike = mean.with_gates(config)
+    alike = modernbert.modernbert_config(config)
     assert alike is not None
     ids, lengths = torch.randint(0, 50, (6, 9)), torch.tensor([9, 1, 4, 9, 2, 7])
     with torch.no_grad():
-        assert not parity.differ(mean.as_modernbert(ours, alike)(ids, lengths), ours(ids, lengths))
-    theirs = mean.as_modernbert(ours, alike)
-    assert mean.from_modernbert(theirs).config == config
+        assert not parity.differ(
+            modernbert.as_modernbert(ours, alike)(ids, lengths), ours(ids, lengths)
+        )
+    theirs = modernbert.as_modernbert(ours, alike)
+    assert modernbert.from_modernbert(theirs).config == config
     with torch.no_grad():
         theirs.blocks[1].feed_forward.inner.bias[3] = 2.0  # trained on: a gate is open wider
-    assert mean.from_modernbert(theirs) is theirs
+    assert modernbert.from_modernbert(theirs) is theirs
     for name, value in (("head.out.weight", 3e38), ("norm.bias", 3e38), ("norm.weight", 1e30)):
-        theirs = mean.as_modernbert(ours, alike)
+        theirs = modernbert.as_modernbert(ours, alike)
         with torch.no_grad():
             theirs.get_parameter(name).fill_(value)
-        assert mean.from_modernbert(theirs) is theirs
+        assert modernbert.from_modernbert(theirs) is theirs
     with pytest.raises(UsageError, match="only for less than the width; train with pool=roberta"):
-        mean.with_gates(replace(config, labels=16))
+        modernbert.modernbert_config(replace(config, labels=16))
 
 
 def test_a_classifier_that_no_format_holds_is_refused_by_name(tmp_path: Path):
@@ -408,7 +410,7 @@ def test_running_text_has_no_unseen_space(tmp_path: Path):
 
 def written(out: Path, texts: list[str], **settings: Any) -> list[str]:
     """Return what transformers writes for texts, as the folder says."""
-    with parity.calm():
+    with parity.quiet_transformers():
         theirs: Any = transformers.AutoModelForSeq2SeqLM.from_pretrained(out).eval()
         words = transformers.AutoTokenizer.from_pretrained(out)
         given = words(texts, return_tensors="pt", padding=True)

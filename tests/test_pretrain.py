@@ -19,14 +19,20 @@ from torch.nn import functional as F
 
 import regard
 from regard.cli import main
-from regard.data.augment import chance_of, grey, hue, jitter
+from regard.data.augment import grey, hue, jitter, step_rng
 from regard.data.image_format import ImageFormat
 from regard.errors import UsageError
 from regard.layers.block import BlockConfig
 from regard.models import PRETRAINERS, family, preset, pretrainer
-from regard.models.contrast import CLIP, CLIPConfig, SimCLR, SimCLRConfig, info_nce
-from regard.models.folder import hollow, load_folder
-from regard.models.masked import MAE, MAEConfig, SimMIM, SimMIMConfig, cut, lay
+from regard.models.contrast import (
+    ImageTextConfig,
+    ImageTextContrast,
+    SimCLR,
+    SimCLRConfig,
+    info_nce,
+)
+from regard.models.folder import load_folder, on_meta
+from regard.models.masked import MAE, MAEConfig, SimMIM, SimMIMConfig, patchify, unpatchify
 from regard.models.swin import Swin
 from regard.models.vit import ViT
 from regard.tasks.vision.photos import ImageCodec
@@ -92,13 +98,13 @@ def test_masked_pixels_never_matter(name):
     images = torch.randn(3, 3, 16, 16)
     noise = noise_for(painter, images)
     painted, masked = painter(images, noise)
-    pieces = painter.pieces(images)
+    pieces = painter.units(images)
     assert masked.any(1).all() and not masked.all(1).any()
     hidden = torch.where(masked[..., None], 7.0, pieces)
-    other = lay(hidden, painter.unit, painter.size(images)[1])
+    other = unpatchify(hidden, painter.unit, painter.size(images)[1])
     torch.testing.assert_close(painter(other, noise).pieces, painted)
     seen = torch.where(masked[..., None], pieces, pieces + 1)
-    other = lay(seen, painter.unit, painter.size(images)[1])
+    other = unpatchify(seen, painter.unit, painter.size(images)[1])
     assert (painter(other, noise).pieces - painted).abs().max() > 1e-4
 
 
@@ -110,9 +116,9 @@ def test_mae_encodes_the_visible_patches_only():
     noise = noise_for(painter, images)
     masked = painter(images, noise).masked
     assert masked.sum(1).tolist() == [12, 12]
-    broken = torch.where(masked[..., None], math.nan, painter.pieces(images))
+    broken = torch.where(masked[..., None], math.nan, painter.units(images))
     order = noise.argsort(1)[:, :4]
-    encoded = painter.features(lay(broken, 4, 4), order)
+    encoded = painter.features(unpatchify(broken, 4, 4), order)
     assert encoded.shape[1] == 1 + 4
     torch.testing.assert_close(encoded, painter.features(images, order))
 
@@ -183,7 +189,7 @@ def test_painting_over_keeps_what_was_seen(name):
     """Pixels that were seen come back as they were; the others are marked."""
     painter = PAINTERS[name]()
     images = torch.randn(2, 3, 16, 16)
-    painted, masked = painter.paint_over(images, noise_for(painter, images))
+    painted, masked = painter.reconstruct(images, noise_for(painter, images))
     assert masked.shape == (2, 1, 16, 16) and 0 < float(masked.float().mean()) < 1
     seen = ~masked.expand_as(images)
     assert torch.equal(painted[seen], images[seen])
@@ -193,7 +199,7 @@ def test_painting_over_keeps_what_was_seen(name):
 def test_cutting_and_laying_are_inverse():
     """Pieces laid together are the image."""
     images = torch.randn(2, 3, 8, 12)
-    assert torch.equal(lay(cut(images, 4), 4, 3), images)
+    assert torch.equal(unpatchify(patchify(images, 4), 4, 3), images)
 
 
 @pytest.mark.parametrize("name", PAINTERS)
@@ -210,7 +216,7 @@ def test_every_part_learns(name):
 def test_builds_without_memory(name):
     """What is built around an encoder builds on the meta device."""
     kind, cls = pretrainer(name)
-    with hollow():
+    with on_meta():
         encoder = (swin if name == "simmim" else vit)()
         whole = cls(encoder, kind())
     assert all(p.is_meta for p in whole.parameters())
@@ -289,7 +295,9 @@ def test_simmim_equals_transformers(tmp_path):
     painted, masked = painter(images, noise)
     fine = masked.view(2, 4, 4).repeat_interleave(2, 1).repeat_interleave(2, 2).flatten(1)
     wanted = theirs(images, bool_masked_pos=fine)
-    torch.testing.assert_close(lay(painted, 4, 4), wanted.reconstruction, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        unpatchify(painted, 4, 4), wanted.reconstruction, atol=1e-5, rtol=1e-4
+    )
     assert float(painter.loss(images, noise)) / 2 == pytest.approx(float(wanted.loss), rel=1e-4)
 
 
@@ -318,9 +326,9 @@ def test_info_nce_is_least_where_views_agree():
 @torch.no_grad()
 def test_clip_loss_is_that_of_a_loop():
     """Images find their texts and texts their images, by a sharpness that is learned."""
-    config = CLIPConfig()
+    config = ImageTextConfig()
     text = replace(config.text, vocab=50, depth=1, block=TINY)
-    model = CLIP(vit(), replace(config, text=text, width=8)).eval().double()
+    model = ImageTextContrast(vit(), replace(config, text=text, width=8)).eval().double()
     images = torch.randn(3, 3, 16, 16, dtype=torch.float64)
     ids, lengths = torch.randint(0, 50, (3, 6)), torch.tensor([6, 4, 2])
     found = float(model.loss(images, ids, lengths))
@@ -367,7 +375,7 @@ def test_colours_turn_and_stay():
     torch.testing.assert_close(hue(flat, torch.full((6,), 0.3)), flat, atol=0.3, rtol=0)
     assert (hue(pixels, torch.full((6,), 0.5)) - pixels).abs().max() > 5
     for change in (lambda chance: jitter(pixels, chance, 1.0), lambda chance: grey(pixels, chance)):
-        one, same, other = (change(chance_of(3, n)) for n in (0, 0, 1))
+        one, same, other = (change(step_rng(3, n)) for n in (0, 0, 1))
         assert torch.equal(one, same) and not torch.equal(one, other)
         assert one.min() >= 0 and one.max() <= 255
 

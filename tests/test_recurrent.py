@@ -23,10 +23,10 @@ from regard.errors import UsageError
 from regard.layers.recurrent import (
     ATTENTIONS,
     CellConfig,
-    Draws,
-    Hard,
-    LocationLook,
+    HardAttention,
+    LocationAttention,
     RecurrentDecoder,
+    ReinforceTape,
     build_cells,
 )
 from regard.models import preset
@@ -198,7 +198,7 @@ def test_without_a_gist_a_decoder_begins_with_the_mean_of_what_may_be_seen():
 
 def test_location_is_a_bell_around_the_place_that_the_state_names():
     torch.manual_seed(0)
-    look = enlarged(LocationLook(8, 6).eval())
+    look = enlarged(LocationAttention(8, 6).eval())
     q, memory = torch.randn(2, 3, 8).double(), torch.randn(2, 7, 6).double()
     lengths = torch.tensor([7, 4])
     mask = Padding.of(lengths, 7)
@@ -236,7 +236,7 @@ def test_hypotheses_look_at_one_memory(attention: str, order: str):
 
 
 class Forced:
-    """Draws given places, one after the other, and notes how likely they were."""
+    """ReinforceTape given places, one after the other, and notes how likely they were."""
 
     def __init__(self, places: list[int]):
         self.places, self.log_probability = list(places), None
@@ -257,13 +257,13 @@ def test_the_gradient_of_draws_is_that_of_the_expected_loss(order: str, monkeypa
     expected, estimated = torch.zeros((), dtype=torch.float64), []
     chosen = [p for n, p in model.named_parameters() if "baseline" not in n]
     for places in product(range(3), repeat=3):
-        forced, draws = Forced(list(places)), Draws()
+        forced, draws = Forced(list(places)), ReinforceTape()
         monkeypatch.setattr(recurrent, "Sample", lambda forced=forced: forced)
         logits = model.head(model.hidden(source, target, draws=draws))
         losses = F.cross_entropy(logits[0], writes[0], ignore_index=-1, reduction="none").unsqueeze(
             0
         )
-        chance = torch.cat(draws.chances, 1).sum().exp()
+        chance = torch.cat(draws.log_probs, 1).sum().exp()
         expected = expected + chance * losses.sum()
         whole = losses.sum() + draws.loss(losses, real)
         grads = torch.autograd.grad(whole, chosen, retain_graph=True, allow_unused=True)
@@ -303,12 +303,12 @@ def test_a_soft_model_has_nothing_to_learn_from_draws():
 
 def test_the_baseline_learns_what_loss_to_expect():
     torch.manual_seed(0)
-    hard = Hard(4).train()
+    hard = HardAttention(4).train()
     optimiser = torch.optim.Adam(hard.parameters(), lr=0.1)
     q = torch.randn(2, 2, 4)
     losses = torch.tensor([[2.0, 1.0], [4.0, 0.0]])
     for _ in range(500):
-        draws = Draws()
+        draws = ReinforceTape()
         hard(q, draws)(torch.zeros(2, 1, 2, 3))
         optimiser.zero_grad()
         draws.loss(losses).backward()

@@ -14,8 +14,8 @@ from regard.errors import UsageError
 from regard.models import preset
 from regard.models.resnet import PRESETS, SIZES, GridAttention, Residual, ResNet, ResNetConfig
 from regard.pretrained.folder import export_weights, import_folder
-from regard.pretrained.load import find_format, fitting, unlike
-from regard.pretrained.vision import RESNET_KEYS
+from regard.pretrained.format import differing
+from regard.pretrained.formats import find_format, fitting
 from regard.training.loop import train_mode
 from regard.training.optim import build_optimiser
 from regard.weights import buffers_of, float_state, state_of
@@ -82,7 +82,7 @@ def test_outputs_equal_transformers_and_folders_go_both_ways(kind: str, name: st
     assert all("num_batches_tracked" in key for key in notes["missing_keys"])
     compare(again.eval(), ours, (32, 32))
     twice, *_ = import_folder(tmp_path / "ours")
-    assert not unlike(twice.config, ours.config)
+    assert not differing(twice.config, ours.config)
     for key, tensor in float_state(ours).items():
         assert torch.equal(tensor, twice.state_dict()[key]), key
 
@@ -213,14 +213,6 @@ def test_what_cannot_be_read_is_refused_by_name(key: str, value: object):
 def test_what_no_format_holds_is_refused_by_name(row: str, word: str):
     with pytest.raises(UsageError, match=word):
         fitting("resnet", preset("resnet", "tiny", row), "images")
-
-
-def test_what_a_file_leaves_out_means_what_it_means_to_transformers():
-    theirs = transformers.ResNetConfig()
-    for key in RESNET_KEYS:
-        default = list(key.default) if isinstance(key.default, tuple) else key.default
-        found = getattr(theirs, key.theirs)
-        assert (list(found) if isinstance(found, tuple) else found) == default, key.theirs
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,9 @@ from regard.decode import search
 from regard.errors import UsageError
 from regard.models import preset
 from regard.models.transformer import PRESETS, Transformer
-from regard.pretrained.load import find_format, fitting, to_ours, to_theirs
+from regard.pretrained.formats import find_format, fitting
 from regard.pretrained.shards import open_weights
+from regard.pretrained.weight_conversion import to_ours, to_theirs
 
 transformers = pytest.importorskip("transformers")
 
@@ -229,7 +230,7 @@ def test_there_and_back_is_the_identity(kind: str):
         found, told = form, form.write_config(config, task)
     assert found is form
     again = form.read_config(json.loads(json.dumps(told)), told["architectures"][0])
-    assert again == replace(config, start=again.start)
+    assert again == replace(config, init=again.init)
     out = to_theirs(form, config, weights)
     back = to_ours(form, again, out)
     assert set(back) == set(weights)

@@ -26,7 +26,8 @@ from regard.layers.windows import WINDOW_POSITIONS, OffsetNetwork, Offsets, Wind
 from regard.models import preset
 from regard.models.swin import PRESETS, SIZES, Swin, SwinConfig, side
 from regard.pretrained.folder import import_folder
-from regard.pretrained.load import find_format, fitting, unlike
+from regard.pretrained.format import differing
+from regard.pretrained.formats import find_format, fitting
 
 # a window fits the grid, leaves some of it over, or is larger; and what shift and fit
 GRIDS = [(6, 6), (9, 6), (7, 5), (4, 11), (3, 7), (2, 5), (1, 1)]
@@ -257,7 +258,7 @@ def test_a_model_of_ours_is_one_of_theirs(row, tmp_path):
     format, theirs = fitting("swin", config, "images")
     assert (format.model_type, theirs["window_size"]) == (row, 7)
     again = format.read_config(json.loads(json.dumps(theirs)), theirs["architectures"][0])
-    assert not unlike(format.settle(config), again)
+    assert not differing(format.canonical(config), again)
     with pytest.raises(UsageError, match="nearest is swin, but for position='rotary'"):
         fitting("swin", replace(preset("swin", "tiny"), position="rotary"), "images")
 

@@ -20,7 +20,7 @@ from regard.data.rows import RowEncoder, TextBatches
 from regard.data.tokenize import train_tokenizer
 from regard.data.word_windows import sentence_windows, spans, word_places
 from regard.errors import UsageError
-from regard.metrics.labels import Counts, count_units, one_hot
+from regard.metrics.labels import count_units, one_hot
 from regard.metrics.score import bootstrap
 from regard.tasks.text.tag import JOINS, Tag
 
@@ -274,13 +274,9 @@ def test_vectors_of_pieces_become_those_of_words_as_in_a_loop(join):
 def test_words_of_a_sentence_are_drawn_together():
     wanted = one_hot([0] * 40, 2)
     found = one_hot([0] * 20 + [1] * 20, 2)
-
-    def spread(units: Counts) -> float:
-        return bootstrap([units.f1], len(units.right), 500)[0].std()
-
-    apart = spread(count_units(wanted, found))
+    apart = bootstrap([count_units(wanted, found).f1], 40, 500)[0].std()
     of = np.repeat(np.arange(4), 10)  # two sentences all right, two all wrong
-    together = spread(count_units(wanted, found, of))
+    together = bootstrap([count_units(wanted, found, of).f1], 4, 500)[0].std()
     assert together > 2 * apart
 
 

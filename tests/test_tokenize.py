@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.data.tokenize import FIRST, Tokenizer, train_tokenizer
+from regard.data.tokenize import FIRST, SubwordTokenizer, train_tokenizer
 from regard.errors import UsageError
 
 DATA = Path(os.environ.get("REGARD_DATA", "../shared/data"))
@@ -128,7 +128,7 @@ def test_training_is_deterministic_and_saving_exact(tokenizer, tmp_path):
     kind = "bpe" if '"BPE"' in tokenizer.text else "unigram"
     assert train_tokenizer(iter(TEXTS), kind=kind, vocab=420).sha == tokenizer.sha
     tokenizer.save(tmp_path / "tokenizer.json")
-    again = Tokenizer.load(tmp_path / "tokenizer.json")
+    again = SubwordTokenizer.load(tmp_path / "tokenizer.json")
     assert (again.sha, again.vocab) == (tokenizer.sha, tokenizer.vocab)
     assert again.encode_batch(HARD) == tokenizer.encode_batch(HARD)
 
@@ -219,7 +219,7 @@ def test_broken_files_are_refused(bpe, tmp_path, how):
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(file))
     with pytest.raises(UsageError, match="not a tokenizer saved by Regard"):
-        Tokenizer.load(path)
+        SubwordTokenizer.load(path)
 
 
 @pytest.mark.parametrize(
@@ -229,19 +229,19 @@ def test_files_of_something_else_are_refused(tmp_path, data):
     path = tmp_path / "tokenizer.json"
     path.write_bytes(data)
     with pytest.raises(UsageError, match="not a tokenizer") as caught:
-        Tokenizer.load(path)
+        SubwordTokenizer.load(path)
     assert "\n" not in str(caught.value)
 
 
 def test_missing_and_huge_files_are_refused(tmp_path):
     with pytest.raises(UsageError, match="no such file"):
-        Tokenizer.load(tmp_path / "none.json")
+        SubwordTokenizer.load(tmp_path / "none.json")
     with pytest.raises(UsageError, match="not a file"):
-        Tokenizer.load(tmp_path)
+        SubwordTokenizer.load(tmp_path)
     with open(tmp_path / "huge.json", "wb") as file:
         file.truncate(65 * 2**20)
     with pytest.raises(UsageError, match="over 64 MB"):
-        Tokenizer.load(tmp_path / "huge.json")
+        SubwordTokenizer.load(tmp_path / "huge.json")
 
 
 def test_unigram_scores_must_be_finite(tmp_path):
@@ -249,7 +249,7 @@ def test_unigram_scores_must_be_finite(tmp_path):
     file["model"]["vocab"][300][1] = float("nan")
     (tmp_path / "tokenizer.json").write_text(json.dumps(file))
     with pytest.raises(UsageError, match="finite"):
-        Tokenizer.load(tmp_path / "tokenizer.json")
+        SubwordTokenizer.load(tmp_path / "tokenizer.json")
 
 
 def test_sampling_is_a_pure_function_of_text_key_and_seed(bpe):

@@ -47,7 +47,8 @@ def start(*words: str, **more) -> subprocess.Popen:
 
 
 def test_it_is_a_small_file():
-    assert len((HERE / "toy_task.py").read_text().splitlines()) <= 200
+    lines = (HERE / "toy_task.py").read_text().splitlines()
+    assert len([line for line in lines if line.strip()]) <= 80
 
 
 def test_it_trains_runs_is_judged_and_looked_at_by_the_command_line(texts, tmp_path, capsys):
@@ -70,7 +71,7 @@ def test_it_trains_runs_is_judged_and_looked_at_by_the_command_line(texts, tmp_p
     assert main(["look", run, "aab", f"out={page}"]) == 0 and "aab" in page.read_text()
     with regard.watch(model) as maps:
         model.run("aab")
-    assert maps["blocks.0.attention"].weights().shape[-1] == 4
+    assert maps["blocks.0.attention"].weights().shape[-1] == 5
 
 
 def test_it_resumes_to_the_bit_after_a_kill(texts, tmp_path):

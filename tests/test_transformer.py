@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 from regard.errors import UsageError
 from regard.layers.block import BlockConfig
+from regard.layers.init import INITS
 from regard.layers.norm import NORMS
-from regard.layers.start import STARTS
 from regard.models import preset
 from regard.models.declaration import with_changes
 from regard.models.transformer import SIZES, Transformer, TransformerConfig
-from regard.pretrained.load import find_format, to_ours, to_theirs
+from regard.pretrained.formats import find_format
+from regard.pretrained.weight_conversion import to_ours, to_theirs
 
 LECTURES = Path(__file__).parents[2] / "shared" / "lectures" / "transformer_program.py"
 
@@ -69,11 +70,11 @@ def test_what_is_tied_is_one_matrix():
     assert count(config) + 2 * 13 * 8 == count(replace(config, tie="none"))
 
 
-@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("start", INITS)
 def test_every_matrix_starts_by_its_rule(start: str):
     torch.manual_seed(0)
     block = BlockConfig(width=128, heads=4, ffn_width=256)
-    model = Transformer(TransformerConfig(3000, 3000, 1, 1, block, tie="none", start=start))
+    model = Transformer(TransformerConfig(3000, 3000, 1, 1, block, tie="none", init=start))
     for name, p in model.named_parameters():
         if p.ndim > 1:
             rows = 128 if "qkv" in name else p.shape[0]  # three matrices in one

@@ -10,7 +10,6 @@ import torch
 from torch.nn import functional as F
 
 import regard.files
-import regard.pretrained.parts
 import regard.tasks.frame.task as frame_task
 from regard.attention.watch import watch
 from regard.cli import main
@@ -310,8 +309,7 @@ def test_a_request_resolves_its_settings_and_reads_its_config_once(words, monkey
         return parse_json(data)
 
     monkeypatch.setattr(frame_task, "fill", fill)
-    for module in (regard.files, regard.pretrained.parts):
-        monkeypatch.setattr(module, "parse_json", parse)
+    monkeypatch.setattr(regard.files, "parse_json", parse)
     assert main(["run", "en-zh", "How are you?", *words]) == 0
     assert capsys.readouterr().out.count("\n") == 1
     config = (resources.files("regard") / "starters" / "en-zh" / "config.json").read_bytes()

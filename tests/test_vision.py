@@ -47,7 +47,7 @@ LOCAL = local.LocalConfig(
     widths=(16, 32),
     depths=(1, 1),
     window=3,
-    together=4,
+    channels_per_head=4,
 )
 
 # family -> small models of all its kinds

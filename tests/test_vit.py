@@ -23,14 +23,16 @@ from regard.costs.report import attending, forward, learned, looked
 from regard.data.image_format import ImageFormat
 from regard.errors import UsageError
 from regard.layers.block import BlockConfig, EncoderBlock
-from regard.layers.depth import drop_path, rising
+from regard.layers.depth import drop_path, drop_path_schedule
+from regard.layers.grid import GridPosition
 from regard.layers.patches import Convolutions, EarlyConvolutions, Patches, grid_at
 from regard.models import preset
 from regard.models.folder import load_folder
-from regard.models.vit import PRESETS, SIZES, Grid, Pair, ViT, ViTConfig
+from regard.models.vit import PRESETS, SIZES, DistilledHeads, ViT, ViTConfig
 from regard.pretrained.folder import export_weights, import_folder
-from regard.pretrained.load import find_format, fitting, unlike
-from regard.pretrained.vision import KEYS, read_prepared, write_prepared
+from regard.pretrained.format import differing
+from regard.pretrained.formats import find_format, fitting
+from regard.pretrained.image_processor import read_processor, write_processor
 from regard.settings import fill
 from regard.tasks.vision.images import ClassifyImages
 
@@ -135,7 +137,7 @@ def test_outputs_equal_transformers_and_folders_go_both_ways(name: str, tmp_path
     compare(again.eval(), ours)
     # theirs -> ours -> theirs -> ours is the identity
     twice, same, _ = import_folder(tmp_path / "ours")
-    assert not unlike(twice.config, ours.config) and same["image"] == config["image"]
+    assert not differing(twice.config, ours.config) and same["image"] == config["image"]
     for key, parameter in ours.named_parameters():
         assert torch.equal(parameter, twice.get_parameter(key)), key
 
@@ -272,7 +274,7 @@ def test_rotation_by_two_coordinates_equals_a_loop_and_knows_only_distance():
 
 def test_learned_places_are_stretched_only_where_the_grid_differs():
     torch.manual_seed(0)
-    places = Grid(6, (3, 3), 1)
+    places = GridPosition(6, (3, 3), 1)
     assert places.over((3, 3)) is places.table.weight
     assert torch.equal(
         places.embed(torch.zeros(1, 10, 6), grid_at(3, 3, 1))[0], places.table.weight
@@ -293,7 +295,9 @@ def test_stochastic_depth_leaves_out_whole_examples_and_keeps_the_mean():
     assert (each == each[:, :1]).all() and each.unique().tolist() == pytest.approx([0, 1 / 0.75])
     assert abs(found.mean() - 1) < 0.03
     assert drop_path(x, 0.25, training=False) is x and drop_path(x, 0.0) is x
-    assert rising(0.3, 4) == pytest.approx([0.0, 0.1, 0.2, 0.3]) and rising(0.3, 1) == [0.0]
+    assert drop_path_schedule(0.3, 4) == pytest.approx([0.0, 0.1, 0.2, 0.3]) and drop_path_schedule(
+        0.3, 1
+    ) == [0.0]
 
 
 def test_a_block_that_is_passed_by_changes_nothing():
@@ -329,7 +333,7 @@ def test_a_distilled_model_has_two_heads_and_answers_with_their_mean():
     torch.manual_seed(0)
     model = ViT(replace(preset("vit", "tiny", "deit"), labels=5, image=8)).eval()
     some = torch.randn(3, 3, 8, 8)
-    assert isinstance(model.head, Pair)
+    assert isinstance(model.head, DistilledHeads)
     one, other = model.head.each(model.pool(model.features(some)))
     assert not torch.equal(one, other)
     torch.testing.assert_close(model(some), (one + other) / 2)
@@ -372,13 +376,13 @@ PREPARED = {
 def test_how_images_are_prepared_is_read_and_written(changes: dict, facts: dict, tmp_path: Path):
     told = {**PREPARED, **changes}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(told))
-    found = read_prepared(tmp_path, 24, 3)
+    found = read_processor(tmp_path, 24, 3)
     assert facts.items() <= found.items() and found["channels"] == 3
     assert ("mean" in found) == told["do_normalize"]
     if "mean" in found:
         assert (found["mean"], found["std"]) == (PREPARED["image_mean"], PREPARED["image_std"])
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(write_prepared(found)))
-    again = read_prepared(tmp_path, 24, 3)
+    write_processor(tmp_path, found)
+    again = read_processor(tmp_path, 24, 3)
     assert {"edge": found["size"], **found} == {"edge": found["size"], **again}
     # theirs does what we have written
     reader = transformers.AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
@@ -405,7 +409,7 @@ def test_how_images_are_prepared_is_read_and_written(changes: dict, facts: dict,
 def test_images_that_cannot_be_prepared_are_refused_by_name(key: str, value, tmp_path: Path):
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({**PREPARED, key: value}))
     with pytest.raises(UsageError, match=key):
-        read_prepared(tmp_path, 24, 3)
+        read_processor(tmp_path, 24, 3)
 
 
 def test_a_checkpoint_is_imported_and_exported_by_command(tmp_path: Path):
@@ -457,13 +461,6 @@ def test_what_cannot_be_read_is_refused_by_name(key: str, value):
 def test_what_no_format_holds_is_refused_by_name(changes: dict, word: str):
     with pytest.raises(UsageError, match=word):
         fitting("vit", replace(ViTConfig(), **changes), "images")
-
-
-@pytest.mark.parametrize("model_type", ["vit", "deit", "vit_mae"])
-def test_what_a_file_leaves_out_means_what_it_means_to_transformers(model_type: str):
-    theirs = transformers.AutoConfig.for_model(model_type)
-    for key in KEYS:
-        assert getattr(theirs, key.theirs) == key.default, key.theirs
 
 
 @pytest.mark.parametrize(

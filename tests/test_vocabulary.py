@@ -18,10 +18,10 @@ from tokenizers import Tokenizer as Library
 from regard.data.characters import Characters
 from regard.data.tokenize import train_tokenizer
 from regard.errors import UsageError
-from regard.pretrained import parts, spm
-from regard.pretrained.foreign import ForeignTokenizer
-from regard.pretrained.vocabulary import read_tokenizers
-from regard.tasks.tokenizer import export_tokenizers, load_any_tokenizers, save_any_tokenizers
+from regard.pretrained import sentencepiece_model, tokenizer_checks
+from regard.pretrained.imported_tokenizer import ImportedTokenizer
+from regard.pretrained.tokenizer_files import read_tokenizers
+from regard.pretrained.tokenizer_folder import export_tokenizers, load_tokenizers, save_tokenizers
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 WEIGHTS = Path(__file__).parents[2] / "shared" / "weights"
@@ -211,7 +211,7 @@ def roberta(name: str, as_file: bool) -> dict[str, Any]:
 
 
 def llama3() -> dict[str, Any]:
-    pattern = next(p for p in parts.PATTERNS if p.startswith("(?i:") and "{1,3}" in p)
+    pattern = next(p for p in tokenizer_checks.PATTERNS if p.startswith("(?i:") and "{1,3}" in p)
     library = byte_level(["<|begin_of_text|>", "<|end_of_text|>"], split_by(pattern))
     frame = processors.TemplateProcessing(
         single="<|begin_of_text|> $A",
@@ -604,7 +604,7 @@ def test_a_sentencepiece_file_that_we_write_splits_alike(made):
     folder = made("marian")
     theirs = sentencepiece.SentencePieceProcessor(model_file=str(folder / "source.spm"))
     again = sentencepiece.SentencePieceProcessor(
-        model_proto=spm.write_pieces(read_tokenizers(folder)[0].file)
+        model_proto=sentencepiece_model.write_model(read_tokenizers(folder)[0].file)
     )
     for text in TEXTS:
         assert again.encode(text) == theirs.encode(text)
@@ -613,10 +613,10 @@ def test_a_sentencepiece_file_that_we_write_splits_alike(made):
 @pytest.mark.parametrize("kind", [*KINDS, *TRAINED])
 def test_save_then_load_is_the_identity(made, kind, tmp_path):
     pair = read_tokenizers(made(kind))
-    save_any_tokenizers(tmp_path, pair)
+    save_tokenizers(tmp_path, pair)
     (tmp_path / "config.json").write_text('{"regard_format": 1}')
-    for before, after in zip(pair, load_any_tokenizers(tmp_path), strict=True):
-        assert isinstance(after, ForeignTokenizer)
+    for before, after in zip(pair, load_tokenizers(tmp_path), strict=True):
+        assert isinstance(after, ImportedTokenizer)
         assert after.sha == before.sha
         assert after.about == before.about
         assert after.encode_batch(TEXTS) == before.encode_batch(TEXTS)
@@ -629,7 +629,7 @@ def test_an_exported_tokenizer_is_the_same_to_transformers_and_to_us(made, kind,
     (tmp_path / "config.json").write_bytes(config)
     export_tokenizers(tmp_path, pair, {"task": "text"})
     compare(pair[0], auto(tmp_path))
-    for before, after in zip(pair, load_any_tokenizers(tmp_path), strict=True):
+    for before, after in zip(pair, load_tokenizers(tmp_path), strict=True):
         assert after.encode_batch(TEXTS) == before.encode_batch(TEXTS)
         assert after.frame([5]) == before.frame([5])
         assert (after.pad, after.eos, after.begin) == (before.pad, before.eos, before.begin)
@@ -649,7 +649,7 @@ def test_an_exported_tokenizer_of_ours_is_the_same_to_transformers(kind, tmp_pat
         assert theirs(text)["input_ids"] == [*ours.encode(text), ours.eos], text
         if kind != "characters":
             assert theirs.decode(ours.encode(text)) == text
-    assert load_any_tokenizers(tmp_path)[0].sha == ours.sha
+    assert load_tokenizers(tmp_path)[0].sha == ours.sha
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *TRAINED])
@@ -661,7 +661,7 @@ def test_special_tokens_that_a_user_types_are_never_taken_for_special(made, kind
     for name in names:
         text = f"a {name} b{name}{name}"
         assert special.isdisjoint(ours.encode(text)), name
-        assert special.isdisjoint(ours.words(text)[0]), name
+        assert special.isdisjoint(sum(ours.encode_words(text.split()), [])), name
     if kind != "marian":  # whose tokenizer never knows them in a text
         found = ours.encode(" ".join(map(str, names)), specials=True)
         assert special <= set(found)
@@ -672,14 +672,11 @@ def test_every_word_has_pieces_and_together_they_are_the_text(made, kind):
     ours = read_tokenizers(made(kind))[0]
     for text in ["Once upon a time", "今天 né 😀 12,345", "a \x01 b", "x", "\u200b \u200b"]:
         words = text.split()
-        ids, belongs = ours.words(text)
-        assert len(ids) == len(belongs)
-        assert sorted(belongs) == belongs
-        assert set(belongs) == set(range(len(words)))
-        assert ours.words(words) == (ids, belongs)
+        ids = ours.encode_words(words)
+        assert len(ids) == len(words) and all(ids)
     text = "Once upon a time there was a girl"
-    assert ours.words(text)[0] == ours.encode(text)
-    assert ours.words("") == ([], [])
+    assert sum(ours.encode_words(text.split()), []) == ours.encode(text)
+    assert ours.encode_words([]) == []
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *TRAINED])
@@ -826,14 +823,14 @@ def test_a_folder_without_a_tokenizer_says_what_is_expected(tmp_path):
 
 
 def test_a_damaged_character_map_is_refused_or_harmless():
-    found = spm._parse(sentence_pieces())
+    found = sentencepiece_model._parse(sentence_pieces())
     chance, through = random.Random(1), 0
     for _ in range(200):
         spoilt = bytearray(found.charsmap)
         for _ in range(chance.randint(1, 4)):
             spoilt[chance.randrange(4, len(spoilt))] = chance.randrange(256)
         try:
-            parts.check_map(bytes(spoilt))
+            tokenizer_checks.check_map(bytes(spoilt))
         except UsageError:
             continue
         through += 1

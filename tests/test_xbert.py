@@ -57,7 +57,7 @@ def texts(count: int, seed: int) -> tuple[Tensor, list[list[int]]]:
 def trained_matcher(ids: Tensor, targets: list[list[int]], clusters: int) -> Bert:
     """Return a small encoder that has learned to which clusters texts belong."""
     torch.manual_seed(0)
-    config = replace(preset("bert", "tiny"), vocab=VOCAB, depth=1, position="none", start="scaled")
+    config = replace(preset("bert", "tiny"), vocab=VOCAB, depth=1, position="none", init="scaled")
     block = replace(config.block, width=32, ffn_width=64, order="pre", dropout=0.0)
     config = replace(config, block=block, head="classify", labels=clusters, pool="mean")
     model = Bert(config)

@@ -1,51 +1,26 @@
-"""A toy task in one class: guess a number from a text, such as how many letters a it has."""
+"""A toy task in one class: predict a number from a text, such as how many letters a it has."""
 
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
-import numpy as np
 import torch
 
 from regard.attention.watch import watch
-from regard.data.batches import Shuffled, pad
+from regard.data.batches import Shuffled
 from regard.data.characters import Characters
-from regard.data.labelled import ExampleFormat, ExampleReader, hash_items, load_labelled
+from regard.data.labelled import ExampleFormat, ExampleReader, load_labelled
+from regard.data.rows import RowEncoder, collate
 from regard.metrics.score import Score
 from regard.models import family
 from regard.settings import setting
-from regard.tasks.frame.settings import RunSettings, TrainSettings
-from regard.tasks.frame.task import Answer, Data, Judged, Task
+from regard.tasks.frame.answers import Valued
+from regard.tasks.frame.settings import TrainSettings
+from regard.tasks.frame.task import Judged, Task
+from regard.tasks.text.codec import EncoderRun, TextCodec, load_encoder
+from regard.viewer.picture import Picture
+from regard.viewer.text import text_views
 
 BertConfig, _ = family("bert")
-FORMAT = ExampleReader(ExampleFormat())
-
-
-@dataclass(frozen=True)
-class Guess(Answer):
-    value: float
-
-    def __str__(self):
-        return f"{self.value:.3f}"
-
-    def record(self, settings):
-        return {"prediction": self.value}
-
-
-@dataclass(frozen=True)
-class Spelling:  # the codec
-    tokenizer: Characters
-
-    def save(self, folder: Path):
-        self.tokenizer.save(folder / "tokenizer.json")
-
-    def facts(self):
-        return {}
-
-    def hashes(self):
-        return [self.tokenizer.sha]
-
-    def ids(self, texts):
-        return pad([np.array([1, *self.tokenizer.encode(t)]) for t in texts], 0)
+ROWS = ExampleReader(ExampleFormat())
 
 
 @dataclass(frozen=True)
@@ -54,28 +29,20 @@ class CountTrain(TrainSettings):
     model: BertConfig = field(default_factory=BertConfig)
 
 
-class Feed(Shuffled):
-    def epoch(self):
-        return self.examples / self.rows
-
-
-class Count(Task[Spelling, Guess]):
-    name, holds = "count", "texts and numbers"
-    Train, Run = CountTrain, RunSettings
+class Count(Task[TextCodec, Valued]):
+    name, holds, better = "count", "texts and numbers", "-error"
+    Train, Run = CountTrain, EncoderRun
     sizes = {"tiny": {"lr": 0.003, "steps": 40}}
-
-    @classmethod
-    def families(cls):
-        return ("bert",)
+    families = classmethod(lambda cls: ("bert",))
 
     @classmethod
     def read(cls, settings, origin):
-        data = load_labelled(settings.data, FORMAT, valid=settings.valid)
-        return Data(data.parts, data.sha, data.notes, data.split)
+        return load_labelled(settings.data, ROWS, valid=settings.valid)
 
     @classmethod
     def make_codec(cls, data, settings, learnt, origin):
-        return Spelling(learnt(lambda: Characters.learn(e.text for e in data.parts["train"])))
+        texts = [example.text for example in data.parts["train"]]
+        return TextCodec(RowEncoder(learnt(lambda: Characters.learn(texts))))
 
     @classmethod
     def make_model(cls, data, codec, settings, origin):
@@ -84,51 +51,44 @@ class Count(Task[Spelling, Guess]):
 
     @classmethod
     def load_codec(cls, folder, model, config):
-        return Spelling(Characters.load(folder / "tokenizer.json"))
+        return TextCodec(load_encoder(folder, model, config))
 
     def batches(self, data, settings):
-        self.train_part = data.parts["train"]
-        return Feed(len(self.train_part), settings.batch, settings.seed)
+        self.examples = data.parts["train"]
+        return Shuffled(len(self.examples), settings.batch, settings.seed)
 
     def count(self, batch):
         return len(batch), len(batch)
 
     def values(self, texts):
-        return self.model(*self.codec.ids(texts))[:, 0]
+        rows = self.codec.encoder.texts(texts, self.model.config.max_length)
+        return self.model(*collate(rows, self.codec.tokenizer.pad)[:2])[:, 0]
 
     def loss(self, batch, settings):
-        rows = [self.train_part[i] for i in batch]
-        right = torch.tensor([float(e.labels[0]) for e in rows])
-        return (self.values([e.text for e in rows]) - right).square().sum()
+        rows = [self.examples[i] for i in batch]
+        targets = torch.tensor([float(row.labels[0]) for row in rows])
+        return (self.values([row.text for row in rows]) - targets).square().sum()
 
+    @torch.inference_mode()
     def predict(self, inputs, settings, *, first=0):
-        with torch.inference_mode():
-            return [Guess(v) for v in self.values(inputs).tolist()]
+        return [Valued(value) for value in self.values(inputs).tolist()] if inputs else []
 
-    def validate(self, data, settings, share=1.0):
-        error = self.score(data, self.predict_part(data, "valid"), None, "valid").scores[0].value
-        return {"error": error, "better": -error}
+    def read_test(self, settings):
+        given = {"need": (settings.part,), "test": settings.test, "trained": self.trained}
+        return load_labelled(settings.data, ROWS, **given)
 
-    def predict_part(self, data, part):
-        return self.predict([e.text for e in data.parts[part]], None)
+    def predict_examples(self, data, settings):
+        return self.predict([example.text for example in data.parts[settings.part]], settings)
 
-    def read_test(self, s):
-        data = load_labelled(s.data, FORMAT, need=(s.part,), trained=self.trained, test=s.test)
-        return Data(data.parts, hash_items(data.parts[s.part]), data.notes)
-
-    def predict_examples(self, data, s):
-        return self.predict_part(data, s.part)
-
-    def score(self, data, predictions, s, part=None):
-        rows = zip(data.parts[part or s.part], predictions, strict=True)
-        errors = [(float(e.labels[0]) - guess.value) ** 2 for e, guess in rows]
-        return Judged([Score("error", float(np.mean(errors)), f"texts:{len(errors)}")], len(errors))
+    def judge(self, data, predictions, settings):
+        pairs = zip(data.parts[settings.part], predictions, strict=True)
+        errors = [(float(row.labels[0]) - answer.value) ** 2 for row, answer in pairs]
+        signature = f"mean squared|texts:{len(errors)}"
+        return Judged([Score("error", sum(errors) / len(errors), signature)], len(errors))
 
     def explain(self, given, settings):
-        from regard.viewer.picture import Picture, View
-
-        tokens = ["<s>", *given]
+        (row,) = self.codec.encoder.texts([given], self.model.config.max_length)
         with watch(self.model) as maps:
-            (guess,) = self.predict([given], settings)
-        views = [View(n, maps[n].weights()[0].numpy(), tokens, tokens) for n in maps.names()]
-        return Picture(title=given, views=views, source=given, output=str(guess))
+            (answer,) = self.predict([given], settings)
+        views = text_views(maps, self.codec.tokenizer.pieces(row.ids.tolist()))
+        return Picture(title=given, views=views, source=given, output=str(answer))

@@ -144,6 +144,7 @@ class MultiHead(nn.Module):
         dropout: float = 0.0,
         score: Any = "dot",
         position: Position | None = None,
+        qkv: nn.Linear | None = None,
     ):
         super().__init__()
         kv_heads = kv_heads or heads
@@ -157,7 +158,7 @@ class MultiHead(nn.Module):
             raise UsageError(f"kv_heads={kv_heads} does not divide heads={heads}")
         self.heads, self.kv_heads, self.head_width = heads, kv_heads, head_width
         self.dropout = dropout
-        self.qkv = nn.Linear(width, (heads + 2 * kv_heads) * head_width, bias=bias)
+        self.qkv = qkv or nn.Linear(width, (heads + 2 * kv_heads) * head_width, bias=bias)
         self.out = nn.Linear(heads * head_width, width, bias=bias if out_bias is None else out_bias)
         self.score = build_score(score, head_width, heads) if isinstance(score, str) else score
         self.position = position or Position()

@@ -331,12 +331,12 @@ class Lectures:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
-        told = asdict(self)
-        for row, one in zip(told["matrices"], self.matrices, strict=True):
+        record = asdict(self)
+        for row, one in zip(record["matrices"], self.matrices, strict=True):
             row |= {"bytes": one.bytes, "total": one.total}
-        for row, one in zip(told["trainings"], self.trainings, strict=True):
+        for row, one in zip(record["trainings"], self.trainings, strict=True):
             row |= {"flops": one.flops, "chips": one.chips}
-        return told
+        return record
 
     def __str__(self) -> str:
         parts = [self._matrices(), self._complexity(), self._trainings()]

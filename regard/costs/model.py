@@ -1,4 +1,4 @@
-"""Any model of the package by its name, without its weights, and something for it to read."""
+"""Any model of the package by its name, without its weights, and an input for it."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -8,14 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import UsageError, nearest
-from regard.models import MODELS, family, preset, preset_family, preset_names
-from regard.models.folder import hollow, read_config
+from regard.models import MODELS, family, info_of, preset, preset_family, preset_names
+from regard.models.folder import model_config, on_meta, read_config
 from regard.pretrained.folder import is_foreign, read_foreign
-from regard.settings import fill
 
 CAPTION = 16  # tokens of a caption
-LONG = 1024  # tokens to read if not told, unless the model is made for fewer
-SHORT = 64  # the same for models that read word by word, and so are counted
 
 
 def named(name: str, size: str | None = None) -> tuple[str, Any]:
@@ -39,17 +36,12 @@ def described(folder: Path) -> tuple[str, Any]:
         format, _, config = read_foreign(folder)
         return format.family, config
     read = read_config(folder)
-    path = folder / "config.json"
-    if not isinstance(read["family"], str) or read["family"] not in MODELS:
-        raise UsageError(f"{path}: unknown family; choose from {', '.join(sorted(MODELS))}")
-    if not isinstance(read["model"], dict):
-        raise UsageError(f"{path}: 'model' is not an object")
-    return read["family"], fill(family(read["family"])[0], read["model"], where=str(path))
+    return read["family"], model_config(read, folder / "config.json")
 
 
 def build(kind: str, config: Any) -> nn.Module:
     """Build a model of a family on the meta device."""
-    with hollow():
+    with on_meta():
         return family(kind)[1](config)
 
 
@@ -69,32 +61,31 @@ def _captioned(config: Any, batch: int, size: int) -> tuple[Tensor, ...]:
     return (*_images(config, batch, size), *_text(config, batch, min(config.max_length, CAPTION)))
 
 
-# what a config has -> the setting of how much is read, how much if not told, one and many of what
-# it is, and how to make it
-Read = tuple[str, Callable[[Any], int], str, str, Callable[..., tuple[Tensor, ...]]]
+# what a family reads -> the setting of how much, one and many of what it is, and how to make it
+Read = tuple[str, str, str, Callable[..., tuple[Tensor, ...]]]
 READS: dict[str, Read] = {
-    "vision": ("image", lambda config: config.image, "image", "images", _captioned),
-    "sight": ("image", lambda config: config.image, "image", "images", _captioned),
-    "image": ("image", lambda config: config.image, "image", "images", _images),
-    "direction": ("length", lambda c: min(c.max_length, SHORT), "pair", "pairs", _pair),
-    "source_vocab": ("length", lambda c: min(c.max_length, LONG), "pair", "pairs", _pair),
-    "vocab": ("length", lambda c: min(c.max_length, LONG), "text", "texts", _text),
+    "image": ("image", "image", "images", _images),
+    "image+text": ("image", "image", "images", _captioned),
+    "pair": ("length", "pair", "pairs", _pair),
+    "text": ("length", "text", "texts", _text),
 }
 
 
 class Reading:
-    """What a model reads: images of a size, or texts of a length."""
+    """The input of a model: images of a size, or texts of a length."""
 
     def __init__(self, name: str, config: Any, batch: int, given: Mapping[str, int | None]):
-        found = next((row for key, row in READS.items() if hasattr(config, key)), None)
-        if found is None:
+        declared = info_of(config)
+        if declared is None or declared.reads not in READS:
             raise UsageError(f"{name} reads neither images nor texts; its cost is not known")
         self.config, self.batch = config, batch
-        self.key, default, self.one, self.many, self.make = found
+        self.key, self.one, self.many, self.make = READS[declared.reads]
         for key, value in given.items():
             if value is not None and key != self.key:
                 raise UsageError(f"{key}={value}: {name} reads {self.many}; set {self.key} instead")
-        self.size = given.get(self.key) or default(config)
+        image = self.key == "image"
+        default = config.image if image else min(config.max_length, declared.cost_length)
+        self.size = given.get(self.key) or default
 
     def __call__(self, times: int = 1) -> tuple[Tensor, ...]:
         """Return the inputs, each side or text so many times as long."""

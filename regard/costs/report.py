@@ -1,4 +1,4 @@
-"""What a model costs: products, memory, attention matrices, time, and how all of it grows."""
+"""The cost of a model: multiply-adds, memory, attention matrices, time, and how they grow."""
 
 import math
 from collections import Counter
@@ -15,30 +15,24 @@ from regard.costs.count import Counted, count, pretend
 from regard.costs.machine import Machine, machine
 from regard.costs.model import Reading, build, described, named
 from regard.errors import UsageError
-from regard.models.folder import hollow
+from regard.models.folder import on_meta
 from regard.results import Named
-from regard.settings import fill
+from regard.settings import fill, setting
 
 FLOAT = 4  # bytes of a number
 MOMENTS = 4  # numbers for each weight in training: itself, its gradient and two moments
-TIMES = (2, 4)  # so much larger an input is, to see how cost grows
+TIMES = (2, 4)  # larger inputs, by which growth is measured
 
 
 @dataclass(frozen=True)
 class CostSettings:
-    """What is to be read, and by which size of a model."""
+    """The size of the model, and that of its input."""
 
-    size: str | None = field(default=None, metadata={"help": "tiny, small, base or big"})
-    image: int | None = field(
-        default=None, metadata={"min": 1, "max": 2**14, "help": "side of an image in pixels"}
-    )
-    length: int | None = field(
-        default=None, metadata={"min": 1, "max": 2**20, "help": "tokens of a text"}
-    )
-    batch: int = field(
-        default=1, metadata={"min": 1, "max": 2**20, "help": "images or texts at once"}
-    )
-    growth: bool = field(default=True, metadata={"help": "count 2 and 4 times as large, too"})
+    size: str | None = setting(None, "tiny, small, base or big")
+    image: int | None = setting(None, "side of an image in pixels", min=1, max=2**14)
+    length: int | None = setting(None, "tokens of a text", min=1, max=2**20)
+    batch: int = setting(1, "images or texts at once", min=1, max=2**20)
+    growth: bool = setting(True, "count 2 and 4 times as large, too")
 
 
 @dataclass(frozen=True)
@@ -143,11 +137,11 @@ class Cost(Named):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
-        told = asdict(self)
-        told.pop("modules")
+        record = asdict(self)
+        record.pop("modules")
         more = {name: getattr(self.attention, name) for name in ("matrices", "entries", "bytes")}
-        told["attention"] |= more
-        return told | {"training_bytes": self.training_bytes, "exponents": self.exponents}
+        record["attention"] |= more
+        return record | {"training_bytes": self.training_bytes, "exponents": self.exponents}
 
     def __str__(self) -> str:
         total, attention = max(1, self.multiply_adds), self.attention
@@ -277,13 +271,13 @@ def attending(counted: Counted, names: list[str]) -> int:
 def cost(name: str, folder: Path | None, settings: Mapping[str, Any]) -> Cost:
     """Count what the model of a folder, or of a name, takes to read and to learn."""
     own = {key: value for key, value in settings.items() if not key.startswith("model.")}
-    how = fill(CostSettings, own)
-    if folder is not None and how.size is not None:
-        raise UsageError(f"size={how.size}: {name} has a size of its own; leave it out")
-    kind, config = named(name, how.size) if folder is None else described(folder)
+    options = fill(CostSettings, own)
+    if folder is not None and options.size is not None:
+        raise UsageError(f"size={options.size}: {name} has a size of its own; leave it out")
+    kind, config = named(name, options.size) if folder is None else described(folder)
     changes = {key[len("model.") :]: settings[key] for key in settings if key not in own}
     config = fill(type(config), changes, base=config, where="model")
-    return measure(name, kind, build(kind, config), how)
+    return measure(name, kind, build(kind, config), options)
 
 
 def cost_of(model: Any, settings: Mapping[str, Any]) -> Cost:
@@ -293,29 +287,31 @@ def cost_of(model: Any, settings: Mapping[str, Any]) -> Cost:
         raise UsageError(
             f"{type(model).__name__} is no model; give a name, a folder or a loaded one"
         )
-    how = fill(CostSettings, settings)
+    options = fill(CostSettings, settings)
     name = type(model).__name__
-    if how.size is not None:
-        raise UsageError(f"size={how.size}: this {name} has a size of its own; leave it out")
-    with hollow():
+    if options.size is not None:
+        raise UsageError(f"size={options.size}: this {name} has a size of its own; leave it out")
+    with on_meta():
         alike = type(model)(model.config)
-    return measure(name, name, alike, how)
+    return measure(name, name, alike, options)
 
 
-def measure(name: str, kind: str, model: nn.Module, how: CostSettings) -> Cost:
+def measure(name: str, kind: str, model: nn.Module, options: CostSettings) -> Cost:
     """Count what a model on the meta device takes."""
-    read = Reading(name, model.config, how.batch, {"image": how.image, "length": how.length})
+    read = Reading(
+        name, model.config, options.batch, {"image": options.image, "length": options.length}
+    )
     run, step = forward(model, read()), training(model, read(), backward=True)
     shapes, names, _ = looked(model, read())
     roof = machine()
     entries = sum(shape.entries for shape in shapes)
     grown = [Larger(read.show(), read.amount(), run.multiply_adds, entries, step.kept)]
-    grown += [_larger(model, read, times) for times in TIMES] if how.growth else []
+    grown += [_larger(model, read, times) for times in TIMES] if options.growth else []
     return Cost(
         model=name,
         family=kind,
-        input=f"{_many(how.batch, read.one, read.many)} of {read.show()}",
-        batch=how.batch,
+        input=f"{_many(options.batch, read.one, read.many)} of {read.show()}",
+        batch=options.batch,
         parameters=learned(model),
         multiply_adds=run.multiply_adds,
         products=dict(run.products.most_common()),
@@ -327,7 +323,7 @@ def measure(name: str, kind: str, model: nn.Module, how: CostSettings) -> Cost:
         machine=roof,
         running_seconds=run.seconds(roof.rate, roof.bandwidth, roof.call),
         training_seconds=step.seconds(roof.rate, roof.bandwidth, roof.call),
-        growth=grown if how.growth else [],
+        growth=grown if options.growth else [],
     )
 
 

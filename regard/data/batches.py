@@ -44,7 +44,7 @@ class Batches:
         # the epochs before it. How many the noise asks for hardly differs; one in a hundred is
         # to spare, and where that is too few, an epoch does without the noise.
         self._plain = self._cut(self._order(None))
-        noisy = [len(self._cut(self._order(self._chance(epoch)))) for epoch in range(3)]
+        noisy = [len(self._cut(self._order(self._rng(epoch)))) for epoch in range(3)]
         count = max(len(self._plain), *noisy)
         self._count = min(count + count // 100, len(self.longest))
 
@@ -69,9 +69,9 @@ class Batches:
 
     def _plan(self, epoch: int) -> list[np.ndarray]:
         """Cut one epoch into its batches and shuffle them."""
-        chance = self._chance(epoch)
+        rng = self._rng(epoch)
         for noise in (1.0, 0.0):
-            batches = self._cut(self._order(chance, noise))
+            batches = self._cut(self._order(rng, noise))
             if len(batches) <= self._count:
                 break
         else:
@@ -79,20 +79,20 @@ class Batches:
         while len(batches) < self._count:
             largest = max(range(len(batches)), key=lambda i: len(batches[i]))
             batches[largest : largest + 1] = np.array_split(batches[largest], 2)
-        return [batches[i] for i in chance.permutation(len(batches))]
+        return [batches[i] for i in rng.permutation(len(batches))]
 
-    def _chance(self, epoch: int) -> np.random.Generator:
+    def _rng(self, epoch: int) -> np.random.Generator:
         return np.random.Generator(np.random.PCG64([self.seed % 2**64, epoch]))
 
-    def _order(self, chance: np.random.Generator | None, noise: float = 1.0) -> np.ndarray:
+    def _order(self, rng: np.random.Generator | None, noise: float = 1.0) -> np.ndarray:
         """Sort the examples by length, with a little noise so that neighbours change by epoch."""
         count = len(self.longest)
         source, target, ties = self.source.astype(float), self.target, np.arange(count)
-        if chance is not None:
-            ties = chance.permutation(count)
-            source = source + noise * chance.uniform(-0.7, 0.7, count)
+        if rng is not None:
+            ties = rng.permutation(count)
+            source = source + noise * rng.uniform(-0.7, 0.7, count)
             # One in ten examples is taken for one token longer than it is.
-            target = target + (chance.random(count) < 0.1 * noise)
+            target = target + (rng.random(count) < 0.1 * noise)
         # Sources run up and down in turn, so that they do not jump where the target grows by one.
         source = np.where(target % 2 == 0, source, -source)
         return np.lexsort((ties, source, target))
@@ -130,10 +130,14 @@ class Shuffled:
         parts = [self._order(int(e))[places[epochs == e]] for e in np.unique(epochs)]
         return np.concatenate(parts)
 
+    def epoch(self) -> float:
+        """Return in how many batches all examples are read once."""
+        return self.examples / self.rows
+
     def _order(self, epoch: int) -> np.ndarray:
         if epoch not in self._orders:
-            chance = np.random.Generator(np.random.PCG64([self.seed % 2**64, epoch]))
-            self._orders[epoch] = chance.permutation(self.examples)
+            rng = np.random.Generator(np.random.PCG64([self.seed % 2**64, epoch]))
+            self._orders[epoch] = rng.permutation(self.examples)
             if len(self._orders) > REMEMBERED:
                 self._orders.popitem(last=False)
         return self._orders[epoch]

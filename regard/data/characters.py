@@ -10,7 +10,7 @@ import numpy as np
 from regard.data.tokenize import MOST_PIECES, visible
 from regard.data.tokenizer import SPECIALS, OwnTokenizer
 from regard.errors import UsageError
-from regard.files import plain_file, refuse, write_atomically
+from regard.files import read_bounded, write_atomically
 
 KIND = "characters"
 MOST_BYTES = 16 * 2**20
@@ -37,28 +37,21 @@ class Characters(OwnTokenizer):
     @classmethod
     def learn(cls, texts: Iterable[str]) -> "Characters":
         """Take every character that occurs in the texts."""
-        found: set[str] = set()
+        letters: set[str] = set()
         for text in texts:
-            found.update(text)
-        if not found:
+            letters.update(text)
+        if not letters:
             raise UsageError("no text to learn characters from; check the data")
-        return cls(sorted(found))
+        return cls(sorted(letters))
 
     @classmethod
     def load(cls, path: str | Path) -> "Characters":
         """Read a vocabulary that Regard has saved, or say what is wrong with the file."""
-        plain_file(path)
+        data = read_bounded(path, MOST_BYTES)
         try:
-            with open(path, "rb") as file:
-                data = file.read(MOST_BYTES + 1)
-        except OSError as error:
-            raise refuse(error, path) from error
-        try:
-            if len(data) > MOST_BYTES:
-                raise ValueError(f"over {MOST_BYTES >> 20} MB")
-            told = json.loads(data)
-            characters = told["characters"]
-            if told["regard_tokenizer"] != KIND or not isinstance(characters, list):
+            file = json.loads(data)
+            characters = file["characters"]
+            if file["regard_tokenizer"] != KIND or not isinstance(characters, list):
                 raise ValueError("of another kind")
             for character in characters:
                 if not isinstance(character, str) or len(character) != 1:

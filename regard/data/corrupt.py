@@ -1,4 +1,4 @@
-"""Text made worse on purpose, for a model to mend: T5's missing spans and BART's noise.
+"""Denoising objectives: T5's span corruption, BART's text infilling and sentence permutation.
 
 Each is a pure function of what it is given and a seed.
 """
@@ -16,9 +16,9 @@ BLOCK = 500_000  # characters of a text that are split into sentences at once
 Ids = Sequence[int] | np.ndarray
 
 
-def cut_at_random(length: int, count: int, chance: np.random.Generator) -> np.ndarray:
+def cut_at_random(length: int, count: int, rng: np.random.Generator) -> np.ndarray:
     """Cut a length into so many parts of at least one, all ways being equally likely."""
-    cuts = np.sort(chance.choice(length - 1, count - 1, replace=False)) + 1
+    cuts = np.sort(rng.choice(length - 1, count - 1, replace=False)) + 1
     return np.diff(cuts, prepend=0, append=length)
 
 
@@ -38,13 +38,13 @@ def corrupt_spans(
         )
     if np.isin(ids, sentinels).any():
         raise UsageError("a text has sentinels of its own, so its spans could not be told apart")
-    chance = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     taken = min(max(1, round(len(ids) * share)), len(ids) - 1)
     count = min(max(1, round(taken / mean)), len(ids) - taken, len(sentinels) - 1)
     # what is kept may be nothing before the first span and after the last, not between two
-    kept = cut_at_random(len(ids) - taken + 2, count + 1, chance)
+    kept = cut_at_random(len(ids) - taken + 2, count + 1, rng)
     kept[[0, -1]] -= 1
-    lengths = cut_at_random(taken, count, chance)
+    lengths = cut_at_random(taken, count, rng)
     starts = np.cumsum(kept[:-1]) + np.cumsum(lengths) - lengths
     left, out, end = [], [], 0
     for name, start, length in zip(sentinels, starts.tolist(), lengths.tolist(), strict=False):
@@ -75,15 +75,15 @@ def infill(ids: Ids, mask: int, seed: int, *, share: float = 0.3, mean: float = 
     Their lengths are drawn by Poisson until this share of the text is gone.
     """
     ids = np.asarray(ids, dtype=np.int64)
-    chance = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     budget = round(len(ids) * share)
     gaps = len(ids) - budget + 1  # no two spans touch
     lengths: list[int] = []
     while sum(lengths) < budget and len(lengths) < gaps:
         # a span may be empty where there are more tokens gone than masks: a text never grows
         least = int(len(lengths) >= sum(lengths))
-        lengths.append(min(max(least, int(chance.poisson(mean))), budget - sum(lengths)))
-    places = np.sort(chance.choice(gaps, len(lengths), replace=False)).tolist()
+        lengths.append(min(max(least, int(rng.poisson(mean))), budget - sum(lengths)))
+    places = np.sort(rng.choice(gaps, len(lengths), replace=False)).tolist()
     out, end, gone = [], 0, 0
     for place, length in zip(places, lengths, strict=True):
         out += [ids[end : place + gone], [mask]]

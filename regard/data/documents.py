@@ -246,14 +246,14 @@ def _text_column(
         at = column_of(key, names, table.where(1))
         named = not key.isdecimal() or (at < len(known) and known[at] in TEXT_KEYS)
     else:
-        found = [known.index(name) for name in TEXT_KEYS if name in known]
-        named = bool(found) and header is not False
+        places = [known.index(name) for name in TEXT_KEYS if name in known]
+        named = bool(places) and header is not False
         if not named and len(names) > 1:
             raise UsageError(
                 f"{table.where(1)}: which column is the text? Found {first_names(names)}; set "
                 "columns="
             )
-        at = found[0] if named else 0
+        at = places[0] if named else 0
     if header is not None:
         return at, header
     return at, named or bool(like_header(table.cells(), [at]))
@@ -335,8 +335,8 @@ class Crops:
 
     def __getitem__(self, n: int) -> Window:
         """Return batch n."""
-        chance = np.random.Generator(np.random.PCG64([self.seed, n]))
-        starts = chance.integers(0, len(self.ids) - len(self.span) + 1, (self.rows, 1))
+        rng = np.random.Generator(np.random.PCG64([self.seed, n]))
+        starts = rng.integers(0, len(self.ids) - len(self.span) + 1, (self.rows, 1))
         return Window(self.ids[starts + self.span])
 
 
@@ -360,11 +360,11 @@ class Packed:
     def _plan(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the order of the documents, where each begins in it, and that of the windows."""
         if epoch not in self._plans:
-            chance = np.random.Generator(np.random.PCG64([self.seed, epoch]))
-            order = chance.permutation(len(self.lengths))
+            rng = np.random.Generator(np.random.PCG64([self.seed, epoch]))
+            order = rng.permutation(len(self.lengths))
             begins = np.concatenate([[0], np.cumsum(self.lengths[order])[:-1]])
             self._plans = dict(list(self._plans.items())[-1:])
-            self._plans[epoch] = order, begins, chance.permutation(self.windows)
+            self._plans[epoch] = order, begins, rng.permutation(self.windows)
         return self._plans[epoch]
 
     def __getitem__(self, n: int) -> Window:
@@ -384,8 +384,8 @@ def stretches(offsets: np.ndarray, length: int) -> np.ndarray:
     Each begins with the last token of the one before, so that every token but the first of a row
     is guessed once, after at most so many others.
     """
-    found = []
+    spans = []
     for begin, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
         for start in range(begin, max(begin + 1, end - 1), length):
-            found.append((start, min(end, start + length + 1)))
-    return np.array([(a, b) for a, b in found if b - a > 1], dtype=np.int64).reshape(-1, 2)
+            spans.append((start, min(end, start + length + 1)))
+    return np.array([(a, b) for a, b in spans if b - a > 1], dtype=np.int64).reshape(-1, 2)

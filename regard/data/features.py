@@ -1,4 +1,4 @@
-"""What there is to know of words beside their pieces: how they are written, what stands before."""
+"""Hand-crafted features of words, beside their tokens: affixes, shape, and the words before."""
 
 import hashlib
 import json
@@ -15,9 +15,9 @@ from regard.errors import UsageError, lookup
 from regard.files import read_json, write_atomically
 
 FILE = "features.json"
-MOST = 99_999
-LONGEST = 300  # letters of a feature; one of longer words is never common
-LEAST = 2  # how often a feature must be seen to be learnt
+MAX_FEATURES = 99_999
+MAX_LETTERS = 300  # of a feature; one of longer words is never common
+MIN_COUNT = 2  # how often a feature must be seen to be learnt
 
 WORD = re.compile(
     r"""(?:https?://|www\.)\S+|[\w.+-]{1,64}@[\w-]{1,64}(?:\.\w{1,20}){1,4}
@@ -27,7 +27,7 @@ WORD = re.compile(
 )
 SHAPES = ((r"[^\W\d_a-z]+", "X"), (r"[a-z]+", "x"), (r"\d+", "9"))
 
-Tell = Callable[[Sequence[str]], list[tuple[str, ...]]]
+FeatureFunction = Callable[[Sequence[str]], list[tuple[str, ...]]]
 
 
 def split_words(text: str) -> list[str]:
@@ -40,18 +40,18 @@ def _affixes(word: str) -> tuple[str, ...]:
     low, shape = word.lower(), word[:40]
     for pattern, sign in SHAPES:
         shape = re.sub(pattern, sign, shape)
-    found = [f"word {low}", f"shape {shape[:8]}"]
-    found += [f"begin {low[:n]}" if len(low) >= n else "" for n in (1, 2, 3)]
-    found += [f"end {low[-n:]}" if len(low) >= n else "" for n in (1, 2, 3, 4)]
-    return tuple(found)
+    features = [f"word {low}", f"shape {shape[:8]}"]
+    features += [f"begin {low[:n]}" if len(low) >= n else "" for n in (1, 2, 3)]
+    features += [f"end {low[-n:]}" if len(low) >= n else "" for n in (1, 2, 3, 4)]
+    return tuple(features)
 
 
 def affixes(words: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return of each word how it begins, ends and is written."""
+    """Return the prefixes, suffixes and shape of each word."""
     return [_affixes(word) for word in words]
 
 
-def _before(words: Sequence[str], most: int) -> list[tuple[str, ...]]:
+def _ngrams(words: Sequence[str], most: int) -> list[tuple[str, ...]]:
     low = ["<s>"] * most + [word.lower() for word in words]
     return [
         tuple(" ".join(low[i - n : i + 1]) for n in range(1, most + 1))
@@ -59,21 +59,21 @@ def _before(words: Sequence[str], most: int) -> list[tuple[str, ...]]:
     ]
 
 
-# name -> what there is to know of each word, as many things of every one; "" is nothing
-FEATURES: dict[str, Tell] = {
+# name -> the features of each word, as many of every one; "" is none
+FEATURES: dict[str, FeatureFunction] = {
     "words": lambda words: [(f"word {word.lower()}",) for word in words],
     "affixes": affixes,
-    "bigrams": lambda words: _before(words, 1),
-    "trigrams": lambda words: _before(words, 2),
+    "bigrams": lambda words: _ngrams(words, 1),
+    "trigrams": lambda words: _ngrams(words, 2),
 }
 
 
-def named(names: str) -> list[Tell]:
+def feature_functions(names: str) -> list[FeatureFunction]:
     """Look features up by their names, such as affixes+bigrams, or none."""
-    found = [] if names == "none" else names.split("+")
-    if len(set(found)) != len(found):
+    listed = [] if names == "none" else names.split("+")
+    if len(set(listed)) != len(listed):
         raise UsageError(f"features={names[:60]} names some of them twice; keep one")
-    return [lookup("features", name, FEATURES) for name in found]
+    return [lookup("features", name, FEATURES) for name in listed]
 
 
 class Features:
@@ -84,12 +84,12 @@ class Features:
 
     def __init__(self, names: str, known: Sequence[str], alone: bool = False):
         self.names, self.known, self.alone = names, list(known), alone
-        self.tells = named(names)
-        self.kinds = sum(len(tell(["a"])[0]) for tell in self.tells)
+        self.functions = feature_functions(names)
+        self.kinds = sum(len(function(["a"])[0]) for function in self.functions)
         self.size = len(self.known) + 1
         self._numbers = {feature: n for n, feature in enumerate(self.known, 1)}
-        told = {"names": names, "alone": alone, "known": self.known}
-        self.text = json.dumps(told, ensure_ascii=False) + "\n"
+        file = {"names": names, "alone": alone, "known": self.known}
+        self.text = json.dumps(file, ensure_ascii=False) + "\n"
         self.sha = hashlib.sha256(self.text.encode(errors="replace")).hexdigest()
 
     @classmethod
@@ -98,12 +98,12 @@ class Features:
     ) -> "Features":
         """Know so many of the features that are seen more than once, the most frequent ones."""
         counts: Counter[str] = Counter()
-        tells = named(names)
+        functions = feature_functions(names)
         for words in sentences:
-            for tell in tells:
-                counts.update(one for some in tell(words) for one in some)
+            for function in functions:
+                counts.update(one for some in function(words) for one in some)
         del counts[""]
-        often = [f for f, n in counts.items() if n >= LEAST and len(f) <= LONGEST]
+        often = [f for f, n in counts.items() if n >= MIN_COUNT and len(f) <= MAX_LETTERS]
         return cls(names, sorted(often, key=lambda f: (-counts[f], f))[:most], alone)
 
     @classmethod
@@ -112,18 +112,18 @@ class Features:
         path = folder / FILE
         file = read_json(path)
         names, known = file.get("names"), file.get("known")
-        if not isinstance(names, str) or not isinstance(known, list) or len(known) > MOST:
+        if not isinstance(names, str) or not isinstance(known, list) or len(known) > MAX_FEATURES:
             raise UsageError(
-                f"{path}: expected names and a list of at most {MOST:,} known features"
+                f"{path}: expected names and a list of at most {MAX_FEATURES:,} known features"
             )
-        if not all(isinstance(one, str) and 0 < len(one) <= LONGEST for one in known):
+        if not all(isinstance(one, str) and 0 < len(one) <= MAX_LETTERS for one in known):
             raise UsageError(f"{path}: a known feature that is no short text")
         if len(set(known)) != len(known):
             raise UsageError(f"{path}: known features that are double")
         try:
             return cls(names, known, file.get("alone") is True)
-        except UsageError as mistake:
-            raise UsageError(f"{path}: {mistake}") from None
+        except UsageError as error:
+            raise UsageError(f"{path}: {error}") from None
 
     def save(self, folder: Path) -> None:
         """Write the features beside a model."""
@@ -132,6 +132,6 @@ class Features:
     def numbers(self, words: Sequence[str]) -> np.ndarray:
         """Return the numbers of the words' features, (words, kinds)."""
         get = self._numbers.get
-        told: list[Any] = [tell(words) for tell in self.tells]
-        found = [[get(f, 0) for some in each for f in some] for each in zip(*told, strict=True)]
-        return np.array(found, dtype=np.int64).reshape(len(words), self.kinds)
+        features: list[Any] = [function(words) for function in self.functions]
+        rows = [[get(f, 0) for some in each for f in some] for each in zip(*features, strict=True)]
+        return np.array(rows, dtype=np.int64).reshape(len(words), self.kinds)

@@ -48,24 +48,28 @@ FITS: dict[str, Callable[[int, int], Box]] = {
 }
 
 
-def _letterbox(image: Image.Image, size: int, how: Image.Resampling, colour: Colour) -> Image.Image:
+def _letterbox(
+    image: Image.Image, size: int, resample: Image.Resampling, colour: Colour
+) -> Image.Image:
     """Bring the longer side to the size, and paste the image in the middle of a square."""
     scale = size / max(image.size)
     width, height = (max(1, round(scale * side)) for side in image.size)
     square = Image.new(image.mode, (size, size), colour if image.mode == "RGB" else _grey(colour))
-    square.paste(image.resize((width, height), how), ((size - width) // 2, (size - height) // 2))
+    square.paste(
+        image.resize((width, height), resample), ((size - width) // 2, (size - height) // 2)
+    )
     return square
 
 
 def _resize_then_crop(
-    image: Image.Image, edge: int, fit: str, size: int, how: Image.Resampling
+    image: Image.Image, edge: int, fit: str, size: int, resample: Image.Resampling
 ) -> Image.Image:
     """Bring the shorter side to an edge, or both, and keep a square of a size in the middle.
 
     Whatever lies outside of the image is black.
     """
     long = edge if fit == "stretch" else int(edge * max(image.size) / min(image.size))
-    image = image.resize((edge, long) if image.width <= image.height else (long, edge), how)
+    image = image.resize((edge, long) if image.width <= image.height else (long, edge), resample)
     left, top = ((side - size) // 2 for side in image.size)
     return image.crop((left, top, left + size, top + size))
 

@@ -125,8 +125,8 @@ class ImageData(Dataset[Images]):
     def sha(self) -> str:
         """Return a hash of what is trained and validated on, in its format."""
         parts = [self.parts[name].sha for name in ("train", "valid") if name in self.parts]
-        told = json.dumps([parts, self.classes, self.format.key()])
-        return hashlib.sha256(told.encode()).hexdigest()
+        held = json.dumps([parts, self.classes, self.format.key()])
+        return hashlib.sha256(held.encode()).hexdigest()
 
 
 def load_images(

@@ -37,7 +37,7 @@ class Example(NamedTuple):
 
     @property
     def source(self) -> str:
-        """Return what it is told apart by where a validation part is split off."""
+        """Return the text by whose hash rows are split."""
         return self.text
 
     @property
@@ -71,7 +71,7 @@ class Sentence(NamedTuple):
 
     @property
     def source(self) -> str:
-        """Return what it is told apart by where a validation part is split off."""
+        """Return the text by whose hash rows are split."""
         return " ".join(self.words)
 
     @property
@@ -117,7 +117,7 @@ class ExampleReader:
             raise UsageError("separator= is empty; give what stands between labels, such as ','")
 
     def read(self, path: Path, notes: list[str]) -> list[Example]:
-        """Read a file; what the user should be told is added to the notes."""
+        """Read a file; notes for the user are added."""
         format = self.format
         table = Table(path, encoding=format.encoding)
         faults = RowFaults(path, format.skip_bad)
@@ -229,7 +229,7 @@ class SentenceReader:
         self.format, self.most = format, most
 
     def read(self, path: Path, notes: list[str]) -> list[Sentence]:
-        """Read a file; what the user should be told is added to the notes."""
+        """Read a file; notes for the user are added."""
         table = Table(path, encoding=self.format.encoding)
         faults = RowFaults(path, self.format.skip_bad)
         columns = parse_columns(self.format.columns)
@@ -374,7 +374,8 @@ class Labelled(Dataset[list[Any]]):
     @property
     def sha(self) -> str:
         """Return a hash of what is trained and validated on."""
-        return hash_items([item for name in ("train", "valid") for item in self.parts[name]])
+        names = [name for name in ("train", "valid") if name in self.parts] or list(self.parts)
+        return hash_items([item for name in names for item in self.parts[name]])
 
 
 def hash_items(items: Sequence[Any]) -> str:

@@ -1,9 +1,12 @@
 """The labels of a data set and of a model: which there are, and whether they fit each other."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
+from regard.data.labelled import Example
 from regard.errors import UsageError, nearest
 
 MOST_LABELS = 100_000
@@ -23,6 +26,25 @@ def label_list(rows: Sequence[Sequence[str]], where: str) -> list[str]:
             f"{labels[0]!r:.40}; are the columns swapped? Set columns="
         )
     return labels
+
+
+def label_table(items: Sequence[Any], labels: Sequence[str]) -> np.ndarray:
+    """Return a table (n, labels) of the labels of each text of examples, or word of sentences."""
+    numbers = {label: n for n, label in enumerate(labels)}
+    rows = [some for item in items for _, some in item.units]
+    table = np.zeros((len(rows), len(labels)), dtype=bool)
+    columns = [numbers[label] for some in rows for label in some]
+    table[np.repeat(np.arange(len(rows)), [len(some) for some in rows]), columns] = True
+    return table
+
+
+def check_single_labels(examples: Iterable[Example]) -> None:
+    """Refuse a text with more than one label, or none."""
+    for example in examples:
+        if len(example.labels) != 1:
+            raise UsageError(
+                f"{example.where}: {len(example.labels)} labels; this model gives each text one"
+            )
 
 
 def with_known_labels(

@@ -28,20 +28,20 @@ def language_of(name: str) -> str | None:
     return LANGUAGES.get(code[1]) if code else None
 
 
-def same_language(name: str, wanted: str) -> bool:
+def same_language(name: str, asked: str) -> bool:
     """Tell whether two names mean the same language."""
-    name, wanted = name.strip().casefold(), wanted.strip().casefold()
-    return name == wanted or (language_of(name) or name) == (language_of(wanted) or wanted)
+    name, asked = name.strip().casefold(), asked.strip().casefold()
+    return name == asked or (language_of(name) or name) == (language_of(asked) or asked)
 
 
 def find_languages(
     names: Sequence[str], source: str | None, target: str | None
 ) -> tuple[int, int] | None:
-    """Find the columns named after the languages, those wanted or else the first two."""
+    """Find the columns named after the languages, those asked or else the first two."""
     coded = [i for i, name in enumerate(names) if language_of(name)]
     sides = []
-    for wanted in (source, target):
-        fitting = [i for i, name in enumerate(names) if wanted and same_language(name, wanted)]
+    for asked in (source, target):
+        fitting = [i for i, name in enumerate(names) if asked and same_language(name, asked)]
         sides.append(fitting[0] if fitting else None)
     for i in (0, 1):
         if sides[i] is None and (source, target)[i] is None:

@@ -4,7 +4,7 @@ import gzip
 import lzma
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BufferedReader, TextIOWrapper
 from pathlib import Path
@@ -36,7 +36,7 @@ class Fault(NamedTuple):
 
 @contextmanager
 def opened(path: str | Path) -> Iterator[BinaryIO]:
-    """Open a plain, gzip or xz file for reading bytes, with every failure told as a mistake."""
+    """Open a plain, gzip or xz file for reading bytes, with every failure as a UsageError."""
     path = Path(path)
     try:
         with open(path, "rb") as file:
@@ -78,20 +78,18 @@ class Recoded:
 
     def readline(self, size: int) -> bytes:
         """Return the next line; of one that is too long, only so much as shows it."""
-        try:
-            line = start = self.text.readline(size // 4)
-            while line and not line.endswith("\n") and len(line) == size // 4:
-                line = self.text.readline(size // 4)
-        except UnicodeError as error:
-            raise UsageError(
-                f"{self.path}: broken {self.encoding.upper()} ({error}); save it again as UTF-8"
-            ) from None
+        line = start = self._decoded(self.text.readline, size)
+        while line and not line.endswith("\n") and len(line) == size // 4:
+            line = self._decoded(self.text.readline, size)
         return start.encode("utf-8", "surrogatepass")
 
     def read(self, size: int) -> bytes:
         """Return about so many bytes more."""
+        return self._decoded(self.text.read, size).encode("utf-8", "surrogatepass")
+
+    def _decoded(self, read: Callable[[int], str], size: int) -> str:
         try:
-            return self.text.read(size // 4).encode("utf-8", "surrogatepass")
+            return read(size // 4)
         except UnicodeError as error:
             raise UsageError(
                 f"{self.path}: broken {self.encoding.upper()} ({error}); save it again as UTF-8"
@@ -100,7 +98,7 @@ class Recoded:
 
 # how a file may be encoded -> what Python calls it; UTF-16 tells itself by its first two bytes
 ENCODINGS = {"utf-8": None, "latin1": "latin-1", "cp1252": "cp1252"}
-MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+BYTE_ORDER_MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 
 
 @contextmanager
@@ -109,7 +107,7 @@ def opened_text(path: str | Path, encoding: str = "utf-8") -> Iterator[Any]:
     lookup("encoding", encoding, {**ENCODINGS, "auto": None})
     with opened(path) as file:
         start = cast(Any, file).peek(4)[:4]
-        wide = MARKS.get(start[:2]) if start[2:4] != b"\0\0" else None
+        wide = BYTE_ORDER_MARKS.get(start[:2]) if start[2:4] != b"\0\0" else None
         name = wide or ENCODINGS[encoding]
         yield Recoded(file, name, Path(path)) if name else file
 
@@ -119,7 +117,7 @@ def encoding_of(path: Path) -> str:
 
     Bytes that Latin-1 has no letters for are those of Windows, such as its quotation marks.
     """
-    found = "utf-8"
+    encoding = "utf-8"
     with opened(path) as file:
         while line := file.readline(2**22):
             if line.isascii():
@@ -130,9 +128,9 @@ def encoding_of(path: Path) -> str:
                 line.decode()
                 return "utf-8"
             except UnicodeDecodeError:
-                windows = found == "cp1252" or any(0x80 <= byte < 0xA0 for byte in line)
-                found = "cp1252" if windows else "latin1"
-    return found
+                windows = encoding == "cp1252" or any(0x80 <= byte < 0xA0 for byte in line)
+                encoding = "cp1252" if windows else "latin1"
+    return encoding
 
 
 def missing(path: Path) -> str:

@@ -203,10 +203,11 @@ def choose_files(
     for kind in KINDS:
         if kind in files:
             return PairFiles(files[kind], None, source, target)
-    found = sorted(s for s in files if LANGUAGE_SUFFIX.fullmatch(s) and s not in NO_LANGUAGE)
-    if len(found) != 2:
+    suffixes = sorted(s for s in files if LANGUAGE_SUFFIX.fullmatch(s) and s not in NO_LANGUAGE)
+    if len(suffixes) != 2:
         return None
-    a, b = reversed(found) if source == found[1] or target == found[0] else found
+    turned = source == suffixes[1] or target == suffixes[0]
+    a, b = reversed(suffixes) if turned else suffixes
     fits = source in (None, a) and target in (None, b)
     return PairFiles(files[a], files[b], a, b) if fits else None
 
@@ -246,14 +247,14 @@ def which_languages(
     folder: Path, files: dict[str, Path], source: str | None, target: str | None
 ) -> str:
     """Say which files were found where the two languages could not be settled."""
-    found = ", ".join(path.name for path in files.values())
+    names = ", ".join(path.name for path in files.values())
     stem = stem_and_suffix(next(iter(files.values())))[0]
     if source and target:
         lacking = " and ".join(f"{stem}.{s}" for s in (source, target) if s not in files)
         return (
-            f"{folder}: no {lacking}; found {found}; set from= and to= to suffixes that are there"
+            f"{folder}: no {lacking}; found {names}; set from= and to= to suffixes that are there"
         )
-    return f"{folder}: which languages? Found {found}; set from= and to=, such as from=en to=de"
+    return f"{folder}: which languages? Found {names}; set from= and to=, such as from=en to=de"
 
 
 def find_parts(
@@ -279,13 +280,13 @@ def find_parts(
     for name, words in PARTS.items():
         if chosen := given.get(name):
             parts[name] = find_pair_files(chosen, folder or Path(data).parent, source, target)
-        found = [word for word in words if word in stems]
+        fits = [word for word in words if word in stems]
         pattern = re.compile(rf"(?:{'|'.join(words)})(?![a-z])", re.IGNORECASE)
-        found += sorted(stem for stem in stems if pattern.match(stem) and stem not in found)
-        fitting = {stem: choose_files(stems[stem], source, target) for stem in found}
-        usable = {stem: part for stem, part in fitting.items() if part}
-        if found and not usable and name not in parts and (name == "train" or "train" not in parts):
-            raise UsageError(which_languages(cast(Path, folder), stems[found[0]], source, target))
+        fits += sorted(stem for stem in stems if pattern.match(stem) and stem not in fits)
+        files = {stem: choose_files(stems[stem], source, target) for stem in fits}
+        usable = {stem: part for stem, part in files.items() if part}
+        if fits and not usable and name not in parts and (name == "train" or "train" not in parts):
+            raise UsageError(which_languages(cast(Path, folder), stems[fits[0]], source, target))
         if name == "train" and len(usable) > 1 and next(iter(usable)) not in words:
             names = ", ".join(usable)
             raise UsageError(f"{folder}: several files to train on ({names}); name one with data=")

@@ -82,11 +82,11 @@ def load_photos(
     files: Dataset[ImageFiles] = Dataset({}, notes=photos.notes)
 
     def read(name: str) -> ImageFiles:
-        found = readers[name]()
-        if not len(found):
+        part = readers[name]()
+        if not len(part):
             raise UsageError(f"{data}: no image in it; expected a folder of images")
-        files.notes.extend(found.all_notes())
-        return found
+        files.notes.extend(part.all_notes())
+        return part
 
     load_parts(
         files,

@@ -52,8 +52,8 @@ def share_of(value: Any, key: str = "valid") -> float | None:
 
 def shares_of(valid: Any, test: Any) -> dict[str, float]:
     """Return the shares that valid= and test= name, for those that do."""
-    found = {"valid": share_of(valid), "test": share_of(test, "test")}
-    shares = {part: share for part, share in found.items() if share is not None}
+    given = {"valid": share_of(valid), "test": share_of(test, "test")}
+    shares = {part: share for part, share in given.items() if share is not None}
     if sum(shares.values()) > 0.9:
         raise UsageError(f"valid={valid} and test={test} leave too little to learn from")
     return shares
@@ -81,19 +81,19 @@ class Split:
 
     def parts(self, keys: Sequence[int], labels: Sequence[str]) -> dict[str, list[int]]:
         """Return which rows are of each part, by number."""
-        found: dict[str, list[int]] = {"train": [], **{part: [] for part in self.bounds}}
+        numbers: dict[str, list[int]] = {"train": [], **{part: [] for part in self.bounds}}
         valid, test = self.bounds.get("valid", {}), self.bounds.get("test", {})
         own = "" not in {*valid, *test}
         label_of = _labels(keys, labels) if own else {}
         for number, key in enumerate(keys):
             label = label_of.get(key, "")
             if key < valid.get(label, 0):
-                found["valid"].append(number)
+                numbers["valid"].append(number)
             elif key >= test.get(label, SPACE):
-                found["test"].append(number)
+                numbers["test"].append(number)
             else:
-                found["train"].append(number)
-        return found
+                numbers["train"].append(number)
+        return numbers
 
     def noting(self, keys: Sequence[int]) -> "Split":
         """Return it with a sample of the rows that are trained on."""
@@ -136,10 +136,10 @@ class Split:
 
 def _labels(keys: Sequence[int], labels: Sequence[str]) -> dict[int, str]:
     """Return one label for all copies of a row, so that they stay together."""
-    found: dict[int, str] = {}
+    label_of: dict[int, str] = {}
     for key, label in zip(keys, labels, strict=True):
-        found[key] = min(found.get(key, label), label)
-    return found
+        label_of[key] = min(label_of.get(key, label), label)
+    return label_of
 
 
 def plan_split(
@@ -188,14 +188,14 @@ def _border(
     group: Sequence[int], share: float, label: str, low: bool, most: int
 ) -> tuple[int, int]:
     """Return a border that parts a share of sorted hashes off at one end, and how many that are."""
-    wanted = share * len(group)
+    expected = share * len(group)
     border = int(share * SPACE) if low else SPACE - int(share * SPACE)
     count = _count(group, border, low)
-    fits = abs(count - wanted) <= max(0.99, wanted / 4) and (count > 0 or wanted < 1)
+    fits = abs(count - expected) <= max(0.99, expected / 4) and (count > 0 or expected < 1)
     if fits and count <= most:
         return border, count
     # where a label has few rows, some get one and others none, so that in all the share is right
-    count = max(0, min(most, int(wanted + hash_text(label) / SPACE)))
+    count = max(0, min(most, int(expected + hash_text(label) / SPACE)))
     if low:
         return (group[count] if count else 0), count
     return (group[len(group) - count] if count else SPACE), count
@@ -240,11 +240,11 @@ def _whole(items: Sequence[Any], labels: Sequence[str], make: Callable[..., Spli
     keys = keys_of([items[i] for i in outer])
     own = [labels[i] for i in outer]
     split = replace(make(keys, own), by="whole")
-    found = {part: [outer[i] for i in some] for part, some in split.parts(keys, own).items()}
-    held = [i for part, some in found.items() if part != "train" for i in some]
+    numbers = {part: [outer[i] for i in some] for part, some in split.parts(keys, own).items()}
+    held = [i for part, some in numbers.items() if part != "train" for i in some]
     gone = set().union(*(parts(split_words[i]) for i in held))
-    found["train"] = [i for i, words in enumerate(split_words) if words not in gone]
-    return found, split
+    numbers["train"] = [i for i, words in enumerate(split_words) if words not in gone]
+    return numbers, split
 
 
 # name -> how rows are split: each by itself, or with all that is part of it

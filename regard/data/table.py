@@ -183,11 +183,11 @@ def is_folder(path: str | Path) -> bool:
 def shards(path: Path) -> list[Path]:
     """Return all files of a set that was cut into several, of which the first stands for all."""
     stem, suffix = stem_and_suffix(path)
-    found = SHARD.search(stem)
-    if found is None or int(found[1]):
+    shard = SHARD.search(stem)
+    if shard is None or int(shard[1]):
         return [path]
     end = path.name[len(stem) :]
-    names = [f"{stem[: found.start()]}-{n:05}-of-{found[2]}{end}" for n in range(int(found[2]))]
+    names = [f"{stem[: shard.start()]}-{n:05}-of-{shard[2]}{end}" for n in range(int(shard[2]))]
     for name in names:
         if not (path.parent / name).is_file():
             raise UsageError(
@@ -256,10 +256,10 @@ def _csv(table: Table) -> Iterator[Row]:
         with opened_text(path, table.encoding) as file:
             lines = scan_stream(file, str(path))
             head = list(islice(lines, 200))
-            told = re.fullmatch(r"sep=([^\w\s]|\t)", head[0][1]) if head else None
-            if told:  # as Excel writes and reads it
+            named = re.fullmatch(r"sep=([^\w\s]|\t)", head[0][1]) if head else None
+            if named:  # as Excel writes and reads it
                 head.pop(0)
-            delimiter = told[1] if told else _delimiter(path, head, whole=len(head) < 200)
+            delimiter = named[1] if named else _delimiter(path, head, whole=len(head) < 200)
             if delimiter != ALONE:
                 name = DELIMITERS.get(delimiter, repr(delimiter))
                 table.notes.append(f"{path}: CSV with {name} between columns")
@@ -452,8 +452,8 @@ def _columnar(
         except (arrow.ArrowException, OSError, *DAMAGE) as error:
             if isinstance(error, UsageError):
                 raise
-            told = " ".join(str(error).split())[:120]
-            raise UsageError(f"{path}: cannot be read ({told}); fetch or save it again") from None
+            why = " ".join(str(error).split())[:120]
+            raise UsageError(f"{path}: cannot be read ({why}); fetch or save it again") from None
 
 
 def _class_names(metadata: Any, folder: Path) -> dict[str, list[str]]:
@@ -467,14 +467,14 @@ def _class_names(metadata: Any, folder: Path) -> dict[str, list[str]]:
         items = list(features.items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
-    found = {}
+    class_names = {}
     for key, feature in items:
         while isinstance(feature, dict) and "feature" in feature:
             feature = feature["feature"]  # of a list
         names = feature.get("names") if isinstance(feature, dict) else None
         if isinstance(names, list) and all(isinstance(name, str) for name in names):
-            found[key] = names
-    return found
+            class_names[key] = names
+    return class_names
 
 
 def name_labels(value: Any, names: list[str]) -> Any:

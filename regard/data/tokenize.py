@@ -16,7 +16,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
 from regard.data.tokenizer import MOST_KEPT, SPECIALS, OwnTokenizer
 from regard.errors import UsageError, lookup
-from regard.files import plain_file, refuse, write_atomically
+from regard.files import read_bounded, write_atomically
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]  # for characters outside the vocabulary
 FIRST = SPECIALS + BYTES  # ids 0 to 259 of every vocabulary; the pieces learnt come after
@@ -69,16 +69,7 @@ class SubwordTokenizer(OwnTokenizer):
     @classmethod
     def load(cls, path: str | Path) -> "SubwordTokenizer":
         """Read a tokenizer that Regard has saved, or say what is wrong with the file."""
-        plain_file(path)
-        try:
-            with open(path, "rb") as file:
-                data = file.read(MOST_BYTES + 1)
-        except OSError as error:
-            raise refuse(error, path) from error
-        if len(data) > MOST_BYTES:
-            raise UsageError(
-                f"{path}: over {MOST_BYTES >> 20} MB; expected a smaller tokenizer.json"
-            )
+        data = read_bounded(path, MOST_BYTES)
         try:
             text = data.decode()
             return cls(_assemble(_checked(json.loads(text))), text)
@@ -139,9 +130,6 @@ class SubwordTokenizer(OwnTokenizer):
                 f"token id {number}; expected 0 to {self.vocab - 1}, as in the tokenizer"
             )
         return self._bytes[number]
-
-
-Tokenizer = SubwordTokenizer  # its name before there was a protocol
 
 
 class BpeDropout:
@@ -293,12 +281,12 @@ def train_unigram(texts: Iterable[str], vocab: int, min_frequency: int) -> model
         if len(long) <= room:
             break
         total = sum(share.values())
-        chance = {piece: max(value, 0.1) / total for piece, value in share.items()}
+        probs = {piece: max(value, 0.1) / total for piece, value in share.items()}
         worth = {}  # what the words would lose in likelihood without the piece
         for piece in long:
-            whole = chance.pop(piece)
-            worth[piece] = share[piece] * math.log(whole / _ahead(piece, chance)[0][-1])
-            chance[piece] = whole
+            whole = probs.pop(piece)
+            worth[piece] = share[piece] * math.log(whole / _forward(piece, probs)[0][-1])
+            probs[piece] = whole
         long.sort(key=lambda piece: (-worth[piece], piece))
         share = {piece: share[piece] for piece in letters + long[: max(room, 3 * len(long) // 4)]}
     total = sum(share.values())
@@ -307,32 +295,32 @@ def train_unigram(texts: Iterable[str], vocab: int, min_frequency: int) -> model
     return unigram([(piece, 0.0) for piece in FIRST] + scores)
 
 
-def _ahead(word: str, share: dict[str, float]) -> tuple[list[float], list[tuple[int, int, str]]]:
-    """Sum the chances of all ways to split each beginning of a word, and list the pieces in it."""
+def _forward(word: str, probs: dict[str, float]) -> tuple[list[float], list[tuple[int, int, str]]]:
+    """Forward algorithm: the probability of each prefix of a word, and the pieces within it."""
     size = len(word)
-    ahead = [1.0] + [0.0] * size
-    found = []
+    forward = [1.0] + [0.0] * size
+    pieces = []
     for start in range(size):
         for end in range(start + 1, min(start + LONGEST, size) + 1):
             piece = word[start:end]
-            if piece in share:
-                ahead[end] += ahead[start] * share[piece]
-                found.append((start, end, piece))
-    return ahead, found
+            if piece in probs:
+                forward[end] += forward[start] * probs[piece]
+                pieces.append((start, end, piece))
+    return forward, pieces
 
 
-def _expect(words: list[tuple[str, int]], share: dict[str, float]) -> dict[str, float]:
-    """Count how often each piece is expected in the words, over all ways to split them."""
-    expected = dict.fromkeys(share, 0.0)
+def _expect(words: list[tuple[str, int]], probs: dict[str, float]) -> dict[str, float]:
+    """Forward-backward: the expected count of each piece over all segmentations of the words."""
+    expected = dict.fromkeys(probs, 0.0)
     for word, times in words:
-        ahead, found = _ahead(word, share)
-        if ahead[-1] <= 0.0:
+        forward, pieces = _forward(word, probs)
+        if forward[-1] <= 0.0:
             continue
-        behind = [0.0] * len(word) + [times / ahead[-1]]
-        for start, end, piece in reversed(found):
-            part = share[piece] * behind[end]
-            behind[start] += part
-            expected[piece] += ahead[start] * part
+        backward = [0.0] * len(word) + [times / forward[-1]]
+        for start, end, piece in reversed(pieces):
+            part = probs[piece] * backward[end]
+            backward[start] += part
+            expected[piece] += forward[start] * part
     return expected
 
 

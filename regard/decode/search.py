@@ -270,7 +270,7 @@ def _most_likely(
     logits: Tensor, written: Tensor, step: int, number: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Pick the first most likely token of each row."""
-    if (picked := native.likeliest(logits)) is not None:
+    if (picked := native.argmax(logits)) is not None:
         return picked
     logprobs = _logprobs(logits)
     token = _argmax(logprobs)

@@ -1,6 +1,7 @@
 """The protocol of a model that can be decoded from: start and step."""
 
-from typing import Protocol, TypeVar
+from collections.abc import Iterator
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -45,4 +46,25 @@ class Writer(Protocol[S]):
 
         The caller may overwrite the logits.
         """
+        ...
+
+
+class EncoderDecoder(Writer[Any], Protocol):
+    """A writer that also reads whole targets at once, as in training."""
+
+    config: Any  # with source_vocab, target_vocab and max_length
+    head: Any  # the output projection, with weight and bias
+
+    def hidden(
+        self, source: Tensor, target: Tensor, lengths: Tensor | None = None, **more: Any
+    ) -> Tensor:
+        """Return the vectors before the head, one for each token of the target."""
+        ...
+
+    def __call__(self, source: Tensor, target: Tensor) -> Tensor:
+        """Return the logits after each token of the target."""
+        ...
+
+    def named_modules(self) -> Iterator[tuple[str, Any]]:
+        """Return its modules by name; those of cross-attention end in .cross."""
         ...

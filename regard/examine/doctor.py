@@ -1,7 +1,7 @@
 """A look over data before they are trained on: for which task they are, and what it would take."""
 
 import os
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from regard.data.image_files import holds_images
@@ -114,6 +114,7 @@ def examine(data: str, settings: DoctorSettings, quiet: bool = True) -> Examined
             forecast = forecast_training(task, settings.size, report.sample, total, captions)
         except UsageError as refused:
             what, _, remedy = str(refused).partition("; ")
-            found = Finding("error", f"training refuses: {what}", data, remedy or "see above")
-            report.findings.insert(0, replace(found, kind="refused"))
+            what = f"training refuses: {what}"
+            finding = Finding("error", what, data, remedy or "see above", "refused")
+            report.findings.insert(0, finding)
     return Examined(report, forecast, task)

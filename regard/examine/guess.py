@@ -40,10 +40,10 @@ def guess_task(
         part = _aligned(path)
         if part:
             return Guess("translate", part)
-        found = named_files(path).get("train") or next(iter(find_texts(path).values()))
-        if not found:
+        files = named_files(path).get("train") or next(iter(find_texts(path).values()))
+        if not files:
             raise UsageError(f"{data}: no train part in it; name a file of the folder")
-        path = found[0]
+        path = files[0]
     return _of_rows(path, columns, header)
 
 

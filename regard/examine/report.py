@@ -60,9 +60,9 @@ class DataReport:
         what, _, remedy = str(error).removeprefix(f"{path}: ").partition("; ")
         self.add("error", "unreadable", path, what, remedy or "mend the file")
 
-    def close(self, found: Iterable[str]) -> "DataReport":
-        """Note where a validation part will be split off, and sort the findings."""
-        if "train" in self.parts and "valid" not in found:
+    def close(self, named: Iterable[str]) -> "DataReport":
+        """Sort the findings, and note that a validation part will be split off if none is named."""
+        if "train" in self.parts and "valid" not in named:
             rows = self.parts["train"].total
             what = f"about {round(rows * usual_share(rows)):,} of {rows:,} will be split off train"
             if getattr(self.parts["train"], "of", "") == "characters":

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from regard.attention.dropout import add_dropped
 from regard.attention.masks import Mask
 from regard.attention.multihead import Cache, Memory, MultiHead, NormedMultiHead
-from regard.attention.positions import Position
+from regard.attention.positions import Position, build_position
 from regard.attention.scores import build_score
 from regard.errors import lookup
 from regard.layers.depth import drop_path
@@ -19,12 +19,12 @@ from regard.layers.norm import NORMS
 from regard.layers.residual import RESIDUALS, PostNorm, PreNorm
 
 
-def size(default: Any, most: int) -> Any:
-    """Describe a size in a config, which may come from outside and so has a bound."""
+def size_field(default: Any, most: int) -> Any:
+    """Describe a size in a config, bounded since a config may come from outside."""
     return field(default=default, metadata={"min": 1, "max": most})
 
 
-def share(default: float) -> Any:
+def prob_field(default: float) -> Any:
     """Describe a probability in a config."""
     return field(default=default, metadata={"min": 0.0, "max": 0.95})
 
@@ -33,24 +33,29 @@ def share(default: float) -> Any:
 class BlockConfig:
     """What a block is made of."""
 
-    width: int = size(512, 2**20)
-    heads: int = size(8, 2**14)
-    ffn_width: int = size(2048, 2**22)
-    kv_heads: int | None = size(None, 2**14)
-    head_width: int | None = size(None, 2**16)
+    width: int = size_field(512, 2**20)
+    heads: int = size_field(8, 2**14)
+    ffn_width: int = size_field(2048, 2**22)
+    kv_heads: int | None = size_field(None, 2**14)
+    head_width: int | None = size_field(None, 2**16)
     norm: str = "layer"
     norm_eps: float = field(default=1e-5, metadata={"min": 0.0, "max": 1.0})
     order: str = "pre"
     feed_forward: str = "relu"
     score: str = "dot"
     bias: bool = True
-    dropout: float = share(0.1)
-    attention_dropout: float = share(0.0)
-    ffn_dropout: float = share(0.0)
+    dropout: float = prob_field(0.1)
+    attention_dropout: float = prob_field(0.0)
+    ffn_dropout: float = prob_field(0.0)
     attention_bias: str = "same"
     head_norm: str = "none"
     score_scale: float | None = field(default=None, metadata={"min": 1e-9, "max": 1e9})
     score_cap: float | None = field(default=None, metadata={"min": 1e-3, "max": 1e9})
+
+    @property
+    def per_head(self) -> int:
+        """Return the width of a head."""
+        return self.head_width or self.width // max(1, self.heads)
 
 
 # name -> whether queries, keys and values have a bias, and what is made of them, where `bias` is
@@ -64,20 +69,34 @@ ATTENTION_BIASES: dict[str, Callable[[bool], tuple[bool, bool]]] = {
 }
 
 
-def build_norm(config: BlockConfig) -> nn.Module:
-    """Make the norm that a config names."""
-    return lookup("norm", config.norm, NORMS)(config.width, eps=config.norm_eps)
+def build_norm(config: BlockConfig, name: str = "", width: int | None = None) -> nn.Module:
+    """Make the norm that a config names, or one of another name (none: identity) or width."""
+    if name == "none":
+        return nn.Identity()
+    return lookup("norm", name or config.norm, NORMS)(width or config.width, eps=config.norm_eps)
 
 
-def build_residual(config: BlockConfig, path: float = 0.0) -> PreNorm | PostNorm:
-    """Make the order of norm and residual that a config names, passed by at a rate `path`."""
-    return lookup("order", config.order, RESIDUALS)(build_norm(config), config.dropout, path)
+def block_position(
+    name: str, config: BlockConfig, width: int | None = None, **settings: Any
+) -> Position:
+    """Make the position of a stack of blocks, whose embeddings may have another width."""
+    width = width or config.width
+    return build_position(name, width, config.heads, config.per_head, **settings)
 
 
-def build_attention(config: BlockConfig, position: Position | None = None) -> MultiHead:
-    """Make the attention that a config describes."""
+def build_residual(
+    config: BlockConfig, path: float = 0.0, norm: nn.Module | None = None
+) -> PreNorm | PostNorm:
+    """Make the order of norm and residual that a config names, with stochastic depth `path`."""
+    norm = build_norm(config) if norm is None else norm
+    return lookup("order", config.order, RESIDUALS)(norm, config.dropout, path)
+
+
+def build_attention(
+    config: BlockConfig, position: Position | None = None, qkv: nn.Linear | None = None
+) -> MultiHead:
+    """Make the attention that a config describes; its input projection may be given."""
     bias, out_bias = lookup("attention_bias", config.attention_bias, ATTENTION_BIASES)(config.bias)
-    width = config.head_width or config.width // max(1, config.heads)
     numbers = {"scale": config.score_scale, "cap": config.score_cap}
     kind, more = MultiHead, {}
     if config.head_norm != "none":
@@ -91,26 +110,37 @@ def build_attention(config: BlockConfig, position: Position | None = None) -> Mu
         bias=bias,
         out_bias=out_bias,
         dropout=config.attention_dropout,
-        score=build_score(config.score, width, config.heads, **numbers),
+        score=build_score(config.score, config.per_head, config.heads, **numbers),
         position=position,
+        qkv=qkv,
         **more,
     )
 
 
-def build_feed_forward(config: BlockConfig) -> nn.Module:
-    """Make the feed-forward network that a config names."""
+def build_feed_forward(config: BlockConfig, out_width: int | None = None) -> nn.Module:
+    """Make the feed-forward network that a config names, to vectors as wide or of `out_width`."""
     cls, act = lookup("feed_forward", config.feed_forward, FEED_FORWARDS)
-    return cls(config.width, config.ffn_width, act, config.bias, config.ffn_dropout)
+    return cls(config.width, config.ffn_width, act, config.bias, config.ffn_dropout, out_width)
 
 
 class EncoderBlock(nn.Module):
-    """Self-attention, then a feed-forward network, each with its residual."""
+    """Self-attention, then a feed-forward network, each with its residual.
 
-    def __init__(self, config: BlockConfig, position: Position | None = None, path: float = 0.0):
+    The attention may be given, and the norm before it.
+    """
+
+    def __init__(
+        self,
+        config: BlockConfig,
+        position: Position | None = None,
+        path: float = 0.0,
+        attention: Any = None,
+        attention_norm: nn.Module | None = None,
+    ):
         super().__init__()
-        self.attention = build_attention(config, position)
+        self.attention = build_attention(config, position) if attention is None else attention
         self.feed_forward = build_feed_forward(config)
-        self.around_attention = build_residual(config, path)
+        self.around_attention = build_residual(config, path, attention_norm)
         self.around_feed_forward = build_residual(config, path)
 
     def forward(
@@ -130,9 +160,15 @@ class EncoderBlock(nn.Module):
 class ParallelBlock(nn.Module):
     """Parallel sublayers with one norm: x + attention(norm(x)) + feed_forward(norm(x)) (PaLM)."""
 
-    def __init__(self, config: BlockConfig, position: Position | None = None, path: float = 0.0):
+    def __init__(
+        self,
+        config: BlockConfig,
+        position: Position | None = None,
+        path: float = 0.0,
+        attention: Any = None,
+    ):
         super().__init__()
-        self.attention = build_attention(config, position)
+        self.attention = build_attention(config, position) if attention is None else attention
         self.feed_forward = build_feed_forward(config)
         self.around = PreNorm(build_norm(config), config.dropout, path)
 
@@ -157,9 +193,15 @@ class ParallelBlock(nn.Module):
 class ParallelBlocks(nn.Module):
     """Parallel sublayers with a norm each: x + attention(norm(x)) + ffn(other_norm(x)) (NeoX)."""
 
-    def __init__(self, config: BlockConfig, position: Position | None = None, path: float = 0.0):
+    def __init__(
+        self,
+        config: BlockConfig,
+        position: Position | None = None,
+        path: float = 0.0,
+        attention: Any = None,
+    ):
         super().__init__()
-        self.attention = build_attention(config, position)
+        self.attention = build_attention(config, position) if attention is None else attention
         self.feed_forward = build_feed_forward(config)
         self.look_norm, self.think_norm = build_norm(config), build_norm(config)
         self.drop, self.path = config.dropout, path
@@ -194,9 +236,17 @@ BLOCKS: dict[str, type[EncoderBlock] | type[ParallelBlock] | type[ParallelBlocks
 }
 
 
-def build_block(config: BlockConfig, position: Position | None = None, path: float = 0.0) -> Block:
-    """Make a block of the order that a config names, passed by at a rate `path` in training."""
-    return lookup("order", config.order, BLOCKS)(config, position, path)
+def build_block(
+    config: BlockConfig,
+    position: Position | None = None,
+    path: float = 0.0,
+    attention: nn.Module | None = None,
+) -> Block:
+    """Make a block of the order that a config names, with stochastic depth `path`.
+
+    Its attention is the one that the config describes, unless another is given.
+    """
+    return lookup("order", config.order, BLOCKS)(config, position, path, attention)
 
 
 def build_final_norm(config: BlockConfig) -> nn.Module:

@@ -1,4 +1,4 @@
-"""What convolutional networks are made of."""
+"""Parts of convolutional networks."""
 
 from collections.abc import Callable
 
@@ -6,12 +6,12 @@ from torch import Tensor, nn
 
 
 def relu(x: Tensor) -> Tensor:
-    """Cut what is negative, in place."""
+    """Apply the rectifier in place."""
     return x.relu_()
 
 
 class ConvNorm(nn.Module):
-    """act(norm(W * x)): a convolution without bias, a batch norm, and what bends it."""
+    """act(norm(W * x)): a convolution without bias, a batch norm and an activation."""
 
     def __init__(
         self,
@@ -33,6 +33,6 @@ class ConvNorm(nn.Module):
         return self.act(self.norm(self.convolution(x)))
 
 
-def unbent(x: Tensor) -> Tensor:
+def identity(x: Tensor) -> Tensor:
     """Return x as it is."""
     return x

@@ -24,6 +24,6 @@ class DropPath(nn.Module):
         return drop_path(x, self.rate, self.training)
 
 
-def rising(rate: float, depth: int) -> list[float]:
-    """Return how often each of so many blocks is left out: the later, the more, up to `rate`."""
+def drop_path_schedule(rate: float, depth: int) -> list[float]:
+    """Return the stochastic-depth rate of each block, from 0 linearly up to `rate`."""
     return [rate * n / max(1, depth - 1) for n in range(depth)]

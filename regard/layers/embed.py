@@ -1,10 +1,32 @@
-"""From token numbers to vectors."""
+"""Token embeddings."""
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from regard.attention.dropout import dropout
 from regard.attention.positions import Position
+from regard.errors import UsageError, lookup
+
+# name -> do target embeddings share those of the source, and the head those of the target
+TIES: dict[str, tuple[bool, bool]] = {
+    "all": (True, True),
+    "target": (False, True),
+    "embeddings": (True, False),
+    "none": (False, False),
+}
+
+
+def ties(config: Any) -> tuple[bool, bool]:
+    """Return whether both sides share their embeddings, and whether the head has the target's."""
+    sides, head = lookup("tie", config.tie, TIES)
+    if sides and config.source_vocab != config.target_vocab:
+        raise UsageError(
+            f"tie={config.tie} needs one vocabulary, not {config.source_vocab} and "
+            f"{config.target_vocab} pieces; choose tie=target"
+        )
+    return sides, head
 
 
 class Embed(nn.Module):

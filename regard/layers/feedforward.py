@@ -13,10 +13,18 @@ from regard.attention.dropout import dropout
 class FeedForward(nn.Module):
     """W2 act(W1 x + b1) + b2."""
 
-    def __init__(self, width: int, ffn_width: int, act: Callable, bias: bool, drop: float):
+    def __init__(
+        self,
+        width: int,
+        ffn_width: int,
+        act: Callable,
+        bias: bool,
+        drop: float,
+        out_width: int | None = None,
+    ):
         super().__init__()
         self.inner = nn.Linear(width, ffn_width, bias=bias)
-        self.outer = nn.Linear(ffn_width, width, bias=bias)
+        self.outer = nn.Linear(ffn_width, out_width or width, bias=bias)
         self.act, self.drop = act, drop
 
     def forward(self, x: Tensor) -> Tensor:
@@ -27,11 +35,19 @@ class FeedForward(nn.Module):
 class GatedFeedForward(nn.Module):
     """W2 (act(W1 x) * W3 x)."""
 
-    def __init__(self, width: int, ffn_width: int, act: Callable, bias: bool, drop: float):
+    def __init__(
+        self,
+        width: int,
+        ffn_width: int,
+        act: Callable,
+        bias: bool,
+        drop: float,
+        out_width: int | None = None,
+    ):
         super().__init__()
         self.gate = nn.Linear(width, ffn_width, bias=bias)
         self.inner = nn.Linear(width, ffn_width, bias=bias)
-        self.outer = nn.Linear(ffn_width, width, bias=bias)
+        self.outer = nn.Linear(ffn_width, out_width or width, bias=bias)
         self.act, self.drop = act, drop
 
     def forward(self, x: Tensor) -> Tensor:

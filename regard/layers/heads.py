@@ -1,4 +1,4 @@
-"""What stands on top of a stack: words, labels of texts, labels of tokens.
+"""Heads and pooling: vocabulary logits, labels of texts and images, labels of tokens.
 
 A head reads vectors (b, l, w) and, where padding would matter, the lengths of the texts.
 """
@@ -24,9 +24,9 @@ class NoHead(nn.Module):
 
 
 class VocabularyHead(nn.Module):
-    """W norm(act(T x + t)) + b: BERT's head, which says what word stands where one is masked.
+    """W norm(act(T x + t)) + b: BERT's head for masked language modelling.
 
-    W is as wide as the table of the embeddings, with which it can be tied.
+    W is as wide as the embeddings, with which it can be tied.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class VocabularyHead(nn.Module):
 
 
 class Transform(nn.Module):
-    """norm(act(W x + b)): what ModernBERT's heads for labels begin with."""
+    """norm(act(W x + b)): the first layer of ModernBERT's classification heads."""
 
     def __init__(self, width: int, act: Callable, norm: nn.Module, bias: bool):
         super().__init__()
@@ -74,6 +74,30 @@ class First(nn.Module):
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Return the first vector (b, w) of each text (b, l, w)."""
         return x[:, 0]
+
+
+class FirstTokens(nn.Module):
+    """The vectors of the first tokens side by side."""
+
+    def __init__(self, count: int):
+        super().__init__()
+        self.count = count
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (b, count * w) of (b, l, w)."""
+        return x[:, : self.count].flatten(1)
+
+
+class GridMean(nn.Module):
+    """The mean over a grid, without the tokens before it."""
+
+    def __init__(self, before: int):
+        super().__init__()
+        self.before = before
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (b, w) of (b, l, w)."""
+        return x[:, self.before :].mean(1)
 
 
 class Pooler(nn.Module):
@@ -105,13 +129,13 @@ class Mean(nn.Module):
 
 
 class Max(nn.Module):
-    """The largest of a text's vectors, number by number."""
+    """Max pooling over a text's vectors."""
 
     def __init__(self, width: int = 0, drop: float = 0.0):
         super().__init__()
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Return the largest (b, w) of each text (b, l, w), padding left out."""
+        """Return the maximum (b, w) of each text (b, l, w), padding left out."""
         if lengths is None:
             return x.amax(1)
         real = torch.arange(x.shape[1], device=x.device) < lengths.unsqueeze(-1)
@@ -119,10 +143,7 @@ class Max(nn.Module):
 
 
 class Attentive(nn.Module):
-    """softmax(q x' / sqrt(w)) x: a text's vectors weighted by how they match a learnt query.
-
-    It starts as the mean.
-    """
+    """Attention pooling: softmax(q x' / sqrt(w)) x with a learned query q, at first the mean."""
 
     def __init__(self, width: int, drop: float = 0.0):
         super().__init__()
@@ -136,7 +157,7 @@ class Attentive(nn.Module):
 
 
 class Convolved(nn.Module):
-    """relu(max_i W [x_i ... x_i+n-1]): what is most there of short runs of n vectors (Kim 2014)."""
+    """relu(max_i W [x_i ... x_i+n-1]): convolutions over n vectors, max-pooled (Kim 2014)."""
 
     RUNS = (3, 4, 5)
 
@@ -149,7 +170,7 @@ class Convolved(nn.Module):
         self.drop = drop
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Return what is most there (b, w) in each text (b, l, w), with nothing around it."""
+        """Return the maximum (b, w) over each text (b, l, w), padded with zeros."""
         if lengths is None:
             lengths = torch.full((len(x),), x.shape[1], device=x.device)
         lengths = lengths.unsqueeze(-1)
@@ -157,9 +178,9 @@ class Convolved(nn.Module):
         x = dropout(x.masked_fill(~real.unsqueeze(-1), 0.0), self.drop, self.training).mT
         most = []
         for n, run in zip(self.RUNS, self.runs, strict=True):
-            found = run(F.pad(x, (n - 1, n - 1)))  # every run that holds some of the text
-            beyond = torch.arange(found.shape[-1], device=x.device) >= lengths + n - 1
-            most.append(found.masked_fill(beyond.unsqueeze(1), -torch.inf).amax(-1))
+            y = run(F.pad(x, (n - 1, n - 1)))  # every window that holds some of the text
+            beyond = torch.arange(y.shape[-1], device=x.device) >= lengths + n - 1
+            most.append(y.masked_fill(beyond.unsqueeze(1), -torch.inf).amax(-1))
         return torch.cat(most, -1).relu()
 
 
@@ -179,7 +200,7 @@ POOLERS: dict[str, Callable[[int, float], nn.Module]] = {
 
 
 class Classify(nn.Module):
-    """One label for a text: its vectors pooled to one, and a weight for each label."""
+    """Text classification: pooled vectors, and a linear layer."""
 
     def __init__(
         self,
@@ -202,7 +223,7 @@ class Classify(nn.Module):
 
 
 class TokenClassify(nn.Module):
-    """A label for each token."""
+    """Token classification: a linear layer on every vector."""
 
     def __init__(self, width: int, labels: int, drop: float, transform: nn.Module | None = None):
         super().__init__()

@@ -257,7 +257,7 @@ class DecodeKernel:
         room = shape.width + (2 * h + 2 * shape.kv_heads) * d + 2 * shape.ffn_width
         scratch = x.new_empty(b * t * room + b * shape.kv_heads * (keys + 16))
         values = ctypes.byref(places, ctypes.sizeof(places) // 2)
-        library.regard_write(
+        library.regard_decode(
             ctypes.byref(shape),
             self.layers.data_ptr(),
             ctypes.byref(step),

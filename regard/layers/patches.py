@@ -1,4 +1,4 @@
-"""From images to tokens."""
+"""Patch embeddings: from images to tokens."""
 
 from functools import lru_cache
 from itertools import pairwise
@@ -92,7 +92,7 @@ class Patches(nn.Module):
 
 
 def halvings(patch: int) -> int:
-    """Return how often an image is halved until a place stands for so many pixels."""
+    """Return how many halvings of an image make a patch of so many pixels one token."""
     steps = patch.bit_length() - 1
     if patch != 2**steps or not steps:
         raise UsageError(f"patch={patch}; convolutions halve an image, so choose 2, 4, 8 or so")

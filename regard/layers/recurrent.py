@@ -1,10 +1,11 @@
-"""Recurrent networks, and a decoder that looks at a memory while it writes.
+"""Recurrent networks, and a decoder with attention to a memory.
 
 Shapes: b sentences, r = b times hypotheses rows, t words, s places of the memory.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ from regard.attention.normalisers import Sample
 from regard.attention.scores import Additive, Bilinear, Dot, Gaussian
 from regard.attention.watch import as_one
 from regard.errors import UsageError, lookup
-from regard.layers.block import share, size
+from regard.layers.block import prob_field, size_field
 
 Given = Callable[[Tensor], Tensor]  # from what is known of a word to what a cell is given
 Parts = tuple[Tensor, ...]  # what a cell remembers, each (r, w); what it says comes first
@@ -27,25 +28,25 @@ Parts = tuple[Tensor, ...]  # what a cell remembers, each (r, w); what it says c
 
 @dataclass(frozen=True)
 class CellConfig:
-    """What a recurrent network is made of, and how its decoder looks at a memory."""
+    """The cells of a recurrent network, and the attention of its decoder."""
 
-    width: int = size(256, 2**16)
+    width: int = size_field(256, 2**16)
     cell: str = "lstm"
     attention: str = "additive"
     order: str = "before"
     normalise: str = "softmax"
     readout: str = "maxout"
-    dropout: float = share(0.2)
+    dropout: float = prob_field(0.2)
 
 
 # Cells
 
 
 class Cell(nn.Module):
-    """One layer: what it says next follows from what is given and from what it remembers."""
+    """A recurrent cell: its next output follows from its input and its state."""
 
     gates = 1  # rows of its matrices, in widths
-    parts = 1  # tensors that it remembers
+    parts = 1  # tensors of its state
 
     def __init__(self, inner: int, width: int):
         super().__init__()
@@ -54,7 +55,7 @@ class Cell(nn.Module):
         self.past = nn.Linear(width, self.gates * width, bias=False)
 
     def start(self) -> None:
-        """Begin every gate by Glorot's rule, and the past as a rotation."""
+        """Initialise every gate by Glorot's rule, and recurrent matrices as orthogonal ones."""
         for part in self.given.weight.split(self.width):
             nn.init.xavier_uniform_(part)
         for part in self.past.weight.split(self.width):
@@ -62,11 +63,11 @@ class Cell(nn.Module):
         nn.init.zeros_(self.given.bias)
 
     def step(self, given: Tensor, state: Parts) -> Parts:
-        """Go on by one word; `given` (r, gates w) has been through its matrix."""
+        """Return the next state; `given` (r, gates w) is the projected input."""
         raise NotImplementedError
 
     def forward(self, x: Tensor, state: Parts) -> tuple[Tensor, Parts]:
-        """Read (r, t, inner) from the first to the last, and return all that was said."""
+        """Run over (r, t, inner) and return all outputs and the last state."""
         said = []
         for given in self.given(x).unbind(1):
             state = self.step(given, state)
@@ -83,12 +84,12 @@ class LSTM(Cell):
     gates, parts = 4, 2
 
     def start(self) -> None:
-        """Begin as every cell, but forget little."""
+        """Initialise as every cell, but with the forget gate open."""
         super().start()
         nn.init.ones_(self.given.bias[self.width : 2 * self.width])
 
     def step(self, given: Tensor, state: Parts) -> Parts:
-        """Forget, take up, and say."""
+        """Return the next hidden and cell state."""
         h, c = state
         if is_linear(self.past) and self.past.bias is None:
             all_four = torch.addmm(given, h, self.past.weight.t())
@@ -108,7 +109,7 @@ class GRU(Cell):
     gates = 3
 
     def step(self, given: Tensor, state: Parts) -> Parts:
-        """Go from what was said towards what is new, as far as the gate opens."""
+        """Return the next hidden state."""
         (h,) = state
         gates, new = given.split([2 * self.width, self.width], -1)
         past, old = self.past(h).split([2 * self.width, self.width], -1)
@@ -121,44 +122,43 @@ CELLS: dict[str, type[Cell]] = {"lstm": LSTM, "gru": GRU}
 
 
 def build_cells(config: CellConfig, inner: int, depth: int) -> list[Cell]:
-    """Make a stack of cells, the lowest of which reads vectors of a width `inner`."""
+    """Make a stack of cells, the lowest with inputs of a width `inner`."""
     kind = lookup("cell", config.cell, CELLS)
     return [kind(config.width if i else inner, config.width) for i in range(depth)]
 
 
 def start_cells(model: nn.Module) -> None:
-    """Start every cell of a model in its own way."""
+    """Initialise every cell of a model."""
     for part in model.modules():
         if isinstance(part, Cell):
             part.start()
 
 
-# Where to look
+# Attention
 
 
-class Draws:
-    """What hard attention drew while texts were read, so that it can learn from the outcome.
+class ReinforceTape:
+    """The samples of hard attention and their baselines, for REINFORCE (Williams 1992).
 
-    The gradient of an expected loss by what chances are made of is that of
-    log p(draw) (loss - baseline), whatever the baseline, if that does not know the draw
-    (REINFORCE, Williams 1992). Here the loss is that of the word and of all words after it.
+    The gradient of an expected loss is that of log p(sample) (loss - baseline), for any baseline
+    that does not depend on the sample. Here the loss is that of the token and of all after it.
     """
 
     def __init__(self):
-        self.chances: list[Tensor] = []  # log-probability of what was drawn, (b, t)
-        self.baselines: list[Tensor] = []  # what loss was expected before, (b, t)
+        self.log_probs: list[Tensor] = []  # of what was sampled, (b, t)
+        self.baselines: list[Tensor] = []  # expected losses, (b, t)
 
     def loss(self, losses: Tensor, real: Tensor | None = None) -> Tensor:
-        """Return zero, with the gradient that the losses of words (b, t) are worth.
+        """Return zero, with the gradient of REINFORCE for the losses of tokens (b, t).
 
-        What was drawn for those that are not real, but padding, counts for nothing.
+        Tokens that are not `real`, but padding, count for nothing.
         """
-        if not self.chances:
+        if not self.log_probs:
             return losses.new_zeros(())
-        chance, baseline = torch.cat(self.chances, 1), torch.cat(self.baselines, 1)
+        log_prob, baseline = torch.cat(self.log_probs, 1), torch.cat(self.baselines, 1)
         real = torch.ones_like(losses, dtype=torch.bool) if real is None else real
         ahead = losses.detach().masked_fill(~real, 0.0).flip(1).cumsum(1).flip(1)
-        learns = chance * (ahead - baseline.detach())
+        learns = log_prob * (ahead - baseline.detach())
         learns = learns + BASELINE * F.smooth_l1_loss(baseline, ahead, reduction="none")
         learns = learns.masked_fill(~real, 0.0).sum()
         return learns - learns.detach()
@@ -167,27 +167,26 @@ class Draws:
 BASELINE = 0.01  # of the baseline's own loss: small, so that it does not use up a clipped gradient
 
 
-class Soft(nn.Module):
-    """A little of every place."""
+class SoftAttention(nn.Module):
+    """Soft attention: a softmax over all places."""
 
-    def forward(self, q: Tensor, draws: Draws | None) -> str:
+    def forward(self, q: Tensor, draws: ReinforceTape | None) -> str:
         """Return the softmax."""
         return "softmax"
 
 
-class Hard(nn.Module):
-    """One place only: drawn while learning, the likeliest in use (Xu et al. 2015).
+class HardAttention(nn.Module):
+    """Hard attention: one place, sampled in training, the most probable otherwise (Xu et al. 2015).
 
-    The baseline is learned from the state: so it is among the weights, and a run that is taken up
-    again has it.
+    The baseline is predicted from the decoder's state.
     """
 
     def __init__(self, width: int):
         super().__init__()
         self.baseline = nn.Linear(width, 1)
 
-    def forward(self, q: Tensor, draws: Draws | None) -> str | Callable[[Tensor], Tensor]:
-        """Return how to draw for queries (b, q, w), which notes what was drawn."""
+    def forward(self, q: Tensor, draws: ReinforceTape | None) -> str | Callable[[Tensor], Tensor]:
+        """Return what samples for queries (b, q, w), and records the samples."""
         if not self.training:
             return "argmax"
         sample = Sample()
@@ -195,35 +194,35 @@ class Hard(nn.Module):
         def draw(scores: Tensor) -> Tensor:
             weights = sample(scores)
             if draws is not None and sample.log_probability is not None:
-                draws.chances.append(sample.log_probability.squeeze(1))
+                draws.log_probs.append(sample.log_probability.squeeze(1))
                 draws.baselines.append(self.baseline(q.detach()).squeeze(-1))
             return weights
 
         return draw
 
 
-# name -> how scores become weights, for queries of a width
+# name -> what makes weights of scores, for queries of a width
 NORMALISES: dict[str, Callable[[int], nn.Module]] = {
-    "softmax": lambda width: Soft(),
-    "sample": Hard,
+    "softmax": lambda width: SoftAttention(),
+    "sample": HardAttention,
 }
 
 
-class Look(nn.Module):
-    """Where a decoder looks: what its state (b, q, w) sees of a memory (b, s, m)."""
+class CrossAttention(nn.Module):
+    """Attention of a recurrent decoder's states (b, q, w) to a memory (b, s, m), with one head."""
 
     heads = 1
 
-    def __init__(self, width: int, memory_width: int, normalise: str = "softmax"):
+    def __init__(self, width: int, memory_width: int, normalise: nn.Module | None = None):
         super().__init__()
-        self.normalise = lookup("normalise", normalise, NORMALISES)(width)
+        self.normalise = normalise or SoftAttention()
 
     def read(self, memory: Tensor, mask: Mask | None) -> Tensor:
-        """Return the keys of a memory, made once."""
+        """Return the keys of a memory, computed once."""
         return memory
 
     def ask(self, q: Tensor, keys: Tensor, mask: Mask | None) -> tuple[Tensor, Any]:
-        """Return queries as the score wants them, and the score."""
+        """Return the queries as the score takes them, and the score."""
         raise NotImplementedError
 
     def forward(
@@ -232,9 +231,9 @@ class Look(nn.Module):
         keys: Tensor,
         memory: Tensor,
         mask: Mask | None = None,
-        draws: Draws | None = None,
+        draws: ReinforceTape | None = None,
     ) -> Tensor:
-        """Return what each state sees, (b, q, m)."""
+        """Return the context vectors (b, q, m)."""
         asked, score = self.ask(q, keys, mask)
         seen = attend(
             asked.unsqueeze(1),
@@ -248,10 +247,10 @@ class Look(nn.Module):
         return seen.squeeze(1)
 
 
-class AdditiveLook(Look):
-    """v . tanh(W s + U h) (Bahdanau et al. 2015), U h made once a sentence."""
+class AdditiveAttention(CrossAttention):
+    """v . tanh(W s + U h) (Bahdanau et al. 2015), U h computed once a sentence."""
 
-    def __init__(self, width: int, memory_width: int, normalise: str = "softmax"):
+    def __init__(self, width: int, memory_width: int, normalise: nn.Module | None = None):
         super().__init__(width, memory_width, normalise)
         self.score = Additive(width, memory_width)
 
@@ -267,10 +266,10 @@ class AdditiveLook(Look):
         return torch.tanh(q.unsqueeze(-2) + k.unsqueeze(-3)) @ self.score.vector
 
 
-class DotLook(Look):
-    """s . h / sqrt(w) (Luong et al. 2015), for states as wide as what is read."""
+class DotAttention(CrossAttention):
+    """s . h / sqrt(w) (Luong et al. 2015), for states as wide as the memory."""
 
-    def __init__(self, width: int, memory_width: int, normalise: str = "softmax"):
+    def __init__(self, width: int, memory_width: int, normalise: nn.Module | None = None):
         super().__init__(width, memory_width, normalise)
         if width != memory_width:
             raise UsageError(
@@ -283,10 +282,10 @@ class DotLook(Look):
         return q, Dot()
 
 
-class BilinearLook(Look):
+class BilinearAttention(CrossAttention):
     """s W h / sqrt(m): Luong's general score."""
 
-    def __init__(self, width: int, memory_width: int, normalise: str = "softmax"):
+    def __init__(self, width: int, memory_width: int, normalise: nn.Module | None = None):
         super().__init__(width, memory_width, normalise)
         self.score = Bilinear(width, memory_width)
 
@@ -295,15 +294,15 @@ class BilinearLook(Look):
         return q, self.score
 
 
-class LocationLook(Look):
-    """Where to look follows from the state alone, whatever stands there.
+class LocationAttention(CrossAttention):
+    """Location-based attention: the place follows from the state alone.
 
-    The place is p = S sigmoid(v . tanh(W s)) among S (Luong et al. 2015, local-p), and its
+    It is p = S sigmoid(v . tanh(W s)) among S (Luong et al. 2015, local-p), and its
     neighbours count by exp(-(i - p)^2 / 2 sigma^2), with sigma learned: the gaussian score of one
     coordinate.
     """
 
-    def __init__(self, width: int, memory_width: int, normalise: str = "softmax"):
+    def __init__(self, width: int, memory_width: int, normalise: nn.Module | None = None):
         super().__init__(width, memory_width, normalise)
         self.place = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1))
         self.sharpness = nn.Parameter(torch.tensor(0.5))  # one over sigma
@@ -327,20 +326,20 @@ class LocationLook(Look):
         return like.new_full((1, 1), most)
 
 
-ATTENTIONS: dict[str, type[Look] | None] = {
+ATTENTIONS: dict[str, type[CrossAttention] | None] = {
     "none": None,  # one fixed context for all words
-    "additive": AdditiveLook,
-    "dot": DotLook,
-    "bilinear": BilinearLook,
-    "location": LocationLook,
+    "additive": AdditiveAttention,
+    "dot": DotAttention,
+    "bilinear": BilinearAttention,
+    "location": LocationAttention,
 }
 
 
-# What is said at last
+# Readouts
 
 
 class Maxout(nn.Module):
-    """The larger of two answers to state, word and context (Bahdanau's deep output)."""
+    """Maxout of state, word and context (Bahdanau's deep output)."""
 
     def __init__(self, width: int, memory_width: int):
         super().__init__()
@@ -375,9 +374,9 @@ READOUTS: dict[str, type[Maxout] | type[Tanh]] = {"maxout": Maxout, "tanh": Tanh
 
 @dataclass
 class RecurrentState:
-    """What a decoder carries: sentences with their memory, and hypotheses with what they remember.
+    """The state of decoding: sentences with their memory, and hypotheses with their cells' states.
 
-    Row i * hypotheses + j is hypothesis j of sentence i; what they look at lies there once.
+    Row i * hypotheses + j is hypothesis j of sentence i; the memory is there once a sentence.
     """
 
     memory: Tensor  # (b, s, m)
@@ -416,13 +415,20 @@ class RecurrentState:
 
 
 class RecurrentDecoder(nn.Module):
-    """Words and a memory in, vectors before the head out.
+    """A recurrent decoder with attention to a memory, up to the vectors before the head.
 
-    s_t = g(y_{t-1}, s_{t-1}, c_t), where c_t is what is seen of the memory. Only the lowest cell
-    sees it, so that the cells above read all words at once.
+    s_t = g(y_{t-1}, s_{t-1}, c_t), where c_t is the context vector. Only the lowest cell
+    has it as input, so that the cells above read all words at once.
     """
 
-    def __init__(self, config: CellConfig, vocab: int, memory_width: int, depth: int = 1):
+    def __init__(
+        self,
+        config: CellConfig,
+        vocab: int,
+        memory_width: int,
+        depth: int = 1,
+        normalises: Mapping[str, Callable[[int], nn.Module]] = MappingProxyType(NORMALISES),
+    ):
         super().__init__()
         self.width = width = config.width
         look = lookup("attention", config.attention, ATTENTIONS)
@@ -434,15 +440,18 @@ class RecurrentDecoder(nn.Module):
         self.cell, *upper = build_cells(config, width + inner, depth)
         self.upper = nn.ModuleList(upper)
         self.first = nn.Linear(memory_width, depth * self.cell.parts * width)
-        self.cross = look(width, memory_width, config.normalise) if look else None
+        self.cross = None
+        if look is not None:
+            normalise = lookup("normalise", config.normalise, normalises)(width)
+            self.cross = look(width, memory_width, normalise)
         self.readout = lookup("readout", config.readout, READOUTS)(width, memory_width)
 
     def begin(
         self, memory: Tensor, mask: Mask | None = None, *, context: Tensor | None = None
     ) -> RecurrentState:
-        """Make ready to write about a memory (b, s, m), of which `context` (b, m) is the gist.
+        """Return the first state for a memory (b, s, m), computed of a `context` (b, m).
 
-        Without one, that is the mean of what the mask lets see.
+        Without one, that is the mean of the memory.
         """
         if context is None:
             context = attend(
@@ -459,9 +468,9 @@ class RecurrentDecoder(nn.Module):
         return RecurrentState(memory, keys, mask, [*cells, (said, context)])
 
     def read(
-        self, tokens: Tensor, state: RecurrentState, draws: Draws | None = None
+        self, tokens: Tensor, state: RecurrentState, draws: ReinforceTape | None = None
     ) -> tuple[Tensor, RecurrentState]:
-        """Read the next tokens (r, t) and return what is said after each, (r, t, w).
+        """Read the next tokens (r, t) and return the vectors before the head, (r, t, w).
 
         The state is changed in place.
         """
@@ -470,15 +479,15 @@ class RecurrentDecoder(nn.Module):
         state.length += tokens.shape[1]
         return dropout(said, self.drop, self.training), state
 
-    def look(self, q: Tensor, state: RecurrentState, draws: Draws | None) -> Tensor:
-        """Return what states (r, t, w) see; hypotheses of a sentence ask together."""
+    def look(self, q: Tensor, state: RecurrentState, draws: ReinforceTape | None) -> Tensor:
+        """Return the context vectors of states (r, t, w); hypotheses share their memory."""
         assert self.cross is not None
         together = q.reshape(state.sentences, -1, q.shape[-1])
         seen = self.cross(together, state.keys, state.memory, state.mask, draws)
         return seen.view(*q.shape[:-1], -1)
 
     def above(self, x: Tensor, state: RecurrentState) -> Tensor:
-        """Pass what the lowest cell said (r, t, w) through those above it."""
+        """Pass the outputs of the lowest cell (r, t, w) through those above it."""
         for i, cell in enumerate(self.upper, 1):
             x, state.parts[i] = cell(dropout(x, self.drop, self.training), state.parts[i])
         return x
@@ -502,7 +511,7 @@ class RecurrentDecoder(nn.Module):
 
 
 def _fixed(
-    decoder: RecurrentDecoder, words: Tensor, state: RecurrentState, draws: Draws | None
+    decoder: RecurrentDecoder, words: Tensor, state: RecurrentState, draws: ReinforceTape | None
 ) -> Tensor:
     """Give every word the same context: the bottleneck (Cho et al. 2014)."""
     given, rest = decoder.known(words)
@@ -518,9 +527,9 @@ def _fixed(
 
 
 def _before(
-    decoder: RecurrentDecoder, words: Tensor, state: RecurrentState, draws: Draws | None
+    decoder: RecurrentDecoder, words: Tensor, state: RecurrentState, draws: ReinforceTape | None
 ) -> Tensor:
-    """Look with the last state, then go on with what is seen (Bahdanau et al. 2015)."""
+    """CrossAttention with the last state, then go on with what is seen (Bahdanau et al. 2015)."""
     given, rest = decoder.known(words)
     cell, parts, said, seen = decoder.cell, state.parts[0], [], []
     with as_one(decoder.cross):
@@ -535,18 +544,18 @@ def _before(
 
 
 def _after(
-    decoder: RecurrentDecoder, words: Tensor, state: RecurrentState, draws: Draws | None
+    decoder: RecurrentDecoder, words: Tensor, state: RecurrentState, draws: ReinforceTape | None
 ) -> Tensor:
-    """Go on with words alone, and look with all states at once (Luong et al. 2015)."""
+    """Update states with words alone, and attend with all of them at once (Luong et al. 2015)."""
     x, state.parts[0] = decoder.cell(words, state.parts[0])
     top = decoder.above(x, state)
     return decoder.readout(top, words, decoder.look(top, state, draws))
 
 
 def _input_feeding(
-    decoder: RecurrentDecoder, words: Tensor, state: RecurrentState, draws: Draws | None
+    decoder: RecurrentDecoder, words: Tensor, state: RecurrentState, draws: ReinforceTape | None
 ) -> Tensor:
-    """Go on with what was said last, and look with the new state (Luong et al. 2015)."""
+    """Feed the last output back in, and attend with the new state (Luong et al. 2015)."""
     given, rest = decoder.known(words)
     said = []
     with as_one(decoder.cross):
@@ -561,10 +570,10 @@ def _input_feeding(
 
 
 class Order(NamedTuple):
-    """When a decoder looks: what its lowest cell reads beside the word, and how it goes."""
+    """When a decoder attends: the width of its lowest cell's further input, and its recurrence."""
 
     inner: Callable[[int, int], int]
-    read: Callable[[RecurrentDecoder, Tensor, RecurrentState, Draws | None], Tensor]
+    read: Callable[[RecurrentDecoder, Tensor, RecurrentState, ReinforceTape | None], Tensor]
 
 
 ORDERS: dict[str, Order] = {

@@ -1,4 +1,4 @@
-"""Windows of a grid: attention inside them, at a cost that grows as the grid does."""
+"""Window attention: self-attention within windows of a grid, linear in its size."""
 
 from collections.abc import Callable
 from functools import lru_cache, partial
@@ -17,15 +17,15 @@ from regard.errors import UsageError, lookup
 from regard.layers.patches import grid_at
 
 
-class Moves(NamedTuple):
-    """Where each token of a new order comes from, and which of them are made of zeros."""
+class Permutation(NamedTuple):
+    """Where each token of a new order comes from, and which of them are padding."""
 
     origin: Tensor
     empty: Tensor
 
     @classmethod
-    def of(cls, origin: Tensor) -> "Moves":
-        """Make moves from places in the old order, of which -1 is none."""
+    def of(cls, origin: Tensor) -> "Permutation":
+        """Make one from places in the old order, of which -1 is padding."""
         return cls(origin.clamp(min=0), (origin < 0).nonzero().squeeze(1))
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -34,33 +34,34 @@ class Moves(NamedTuple):
         return moved.index_fill_(1, self.empty, 0.0) if len(self.empty) else moved
 
 
-class _Move(torch.autograd.Function):
-    """Moves whose gradient is those back: PyTorch would add up what is only moved."""
+class PermuteFn(torch.autograd.Function):
+    """A permutation whose gradient is its inverse: PyTorch would add up what is only moved."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, there: Moves, back: Moves) -> Tensor:
+    def forward(ctx: Any, x: Tensor, there: Permutation, back: Permutation) -> Tensor:
         ctx.there, ctx.back = there, back
         return there(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        return _Move.apply(grads[0], ctx.back, ctx.there), None, None
+        return PermuteFn.apply(grads[0], ctx.back, ctx.there), None, None
 
 
-class Cut(NamedTuple):
-    """How the tokens of a grid go into its windows and back; nothing moves if there is but one."""
+class WindowPartition(NamedTuple):
+    """How the tokens of a grid go into its windows and back; None where there is one window."""
 
     place: Tensor
-    there: Moves | None
-    back: Moves | None
+    there: Permutation | None
+    back: Permutation | None
 
 
 @lru_cache(maxsize=64)
-def cut(height: int, width: int, window: int, shift: int, device: torch.device) -> Cut:
-    """Cut a grid into windows, the first of which begins `shift` tokens down and to the right.
+def partition(
+    height: int, width: int, window: int, shift: int, device: torch.device
+) -> WindowPartition:
+    """Partition a grid into windows, cyclically shifted by so many tokens down and to the right.
 
-    What they leave out at the beginning goes round to the end, and there is as much padding after
-    the grid as windows need.
+    There is as much padding after the grid as windows need.
     """
     with torch.inference_mode(False):  # what is made there cannot be trained with
         high, wide = (-(-n // window) * window for n in (height, width))
@@ -70,25 +71,25 @@ def cut(height: int, width: int, window: int, shift: int, device: torch.device) 
         place = at.unflatten(1, (-1, window)).unflatten(0, (-1, window)).transpose(1, 2)
         place = place.reshape(-1, window**2)
         if len(place) == 1 and (height, width) == (high, wide):
-            return Cut(place, None, None)
+            return WindowPartition(place, None, None)
         flat = place.flatten()
         if flat.is_meta:
             back = flat.new_empty(height * width)
-            return Cut(place, Moves(flat, flat[:0]), Moves(back, back[:0]))
+            return WindowPartition(place, Permutation(flat, flat[:0]), Permutation(back, back[:0]))
         back = flat.argsort()[-height * width :]  # padding is first in order
-        return Cut(place, Moves.of(flat), Moves.of(back))
+        return WindowPartition(place, Permutation.of(flat), Permutation.of(back))
 
 
 @lru_cache(maxsize=8)
-def apart(
+def shift_mask(
     height: int, width: int, window: int, shift: int, batch: int, device: torch.device
 ) -> Mask | None:
-    """Return who may look at whom: not across the edges that a shift has joined."""
+    """Return the mask of shifted windows: no attention across edges that the shift has joined."""
     if not shift:
         return None
     with torch.inference_mode(False):
         high, wide = (-(-n // window) * window for n in (height, width))
-        place = cut(high, wide, window, shift, device).place
+        place = partition(high, wide, window, shift, device).place
         round_down, round_right = place // wide < shift, place % wide < shift
         return Document((2 * round_down + round_right).repeat(batch, 1))
 
@@ -112,10 +113,10 @@ FITS: dict[str, Callable[[int, int, int, int], tuple[int, int]]] = {
 
 
 class Windows(nn.Module):
-    """Attention in which each token of a grid looks only around in its window (Swin).
+    """Window attention: each token of a grid attends to its own window (Swin).
 
-    Windows that are shifted look across the borders of those that are not. A grid that they do not
-    fill is padded with zeros, which are looked at as tokens are.
+    Shifted windows cross the borders of those that are not. A grid that they do not fill is padded
+    with zeros, which are attended to as tokens are.
     """
 
     def __init__(self, attention: MultiHead, window: int, shift: int = 0, fit: str = "shrink"):
@@ -128,23 +129,23 @@ class Windows(nn.Module):
 
     def place(self, height: int, width: int) -> Int[Tensor, "windows tokens"]:
         """Return which place of a grid, row by row, each token of a window has; -1 is padding."""
-        return cut(height, width, *self.fit(height, width), torch.device("cpu")).place
+        return partition(height, width, *self.fit(height, width), torch.device("cpu")).place
 
     def forward(self, x: Float[Tensor, "b y x w"], **nothing: Any) -> Float[Tensor, "b y x w"]:
-        """Let the tokens of a grid look around; where they stand follows from the grid."""
+        """Attend within the windows of a grid, from which positions follow."""
         b, height, width, w = x.shape
         window, shift = self.fit(height, width)
-        _, there, back = cut(height, width, window, shift, x.device)
+        _, there, back = partition(height, width, window, shift, x.device)
         tokens = x.flatten(1, 2)
         if there is not None:
-            tokens = _Move.apply(tokens, there, back)
+            tokens = PermuteFn.apply(tokens, there, back)
         tokens = self.inside(
             tokens.reshape(-1, window**2, w),
             at=grid_at(window, window, 0, x.device),
-            mask=apart(height, width, window, shift, b, x.device),
+            mask=shift_mask(height, width, window, shift, b, x.device),
         ).reshape(b, -1, w)
         if back is not None:
-            tokens = _Move.apply(tokens, back, there)
+            tokens = PermuteFn.apply(tokens, back, there)
         return tokens.view(b, height, width, w)
 
 
@@ -207,7 +208,7 @@ class OffsetNetwork(Offsets):
         self.outer = nn.Linear(self.hidden, heads, bias=False)
 
     def each(self) -> Tensor:
-        """Return what the network makes of every offset."""
+        """Return the output of the network for every offset."""
         weight = self.inner.weight
         offsets = _spaced(self.window, self.reach, weight.device, weight.dtype)
         return 16 * self.outer(F.relu(self.inner(offsets))).sigmoid()

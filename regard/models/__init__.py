@@ -1,5 +1,6 @@
 """All model families by name."""
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,11 @@ def info(name: str) -> "FamilyInfo":
     return import_module(lookup("model", name, MODELS)[0]).INFO
 
 
+def info_of(part: object) -> "FamilyInfo | None":
+    """Return what the module of a model or config declares about its family, if it does."""
+    return getattr(sys.modules.get(type(part).__module__), "INFO", None)
+
+
 def serving(task: str) -> tuple[str, ...]:
     """Return the families that serve a task, the usual one first."""
     return tuple(name for name in MODELS if task in info(name).tasks)
@@ -77,12 +83,12 @@ def sized(name: str, size: str, *member: str) -> Any:
 rows = preset_names
 
 
-# name -> where what trains an encoder of images without labels is, and its config
+# name -> where what trains an image encoder without labels is, and its config
 PRETRAINERS: dict[str, tuple[str, str, str]] = {
     "mae": ("regard.models.masked", "MAEConfig", "MAE"),
     "simmim": ("regard.models.masked", "SimMIMConfig", "SimMIM"),
     "simclr": ("regard.models.contrast", "SimCLRConfig", "SimCLR"),
-    "clip": ("regard.models.contrast", "CLIPConfig", "CLIP"),
+    "clip": ("regard.models.contrast", "ImageTextConfig", "ImageTextContrast"),
 }
 
 

@@ -1,8 +1,8 @@
-"""Encoders that read a whole text at once: BERT and what followed it, up to ModernBERT."""
+"""Bidirectional text encoders: BERT and what followed it, up to ModernBERT."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int, Num
@@ -14,38 +14,39 @@ from regard.attention.positions import (
     Distances,
     Position,
     Rotary,
-    build_position,
     of_layer,
 )
 from regard.errors import UsageError, lookup
 from regard.layers.block import (
     BlockConfig,
+    EncoderBlock,
+    block_position,
     build_block,
     build_final_norm,
-    share,
-    size,
+    build_norm,
+    prob_field,
+    size_field,
 )
+from regard.layers.context import windowed, within
 from regard.layers.embed import Embed
 from regard.layers.feedforward import FEED_FORWARDS
 from regard.layers.heads import Classify, NoHead, TokenClassify, Transform, VocabularyHead
-from regard.layers.norm import NORMS
-from regard.layers.residual import PreNorm
+from regard.layers.init import INITS, init_field
 from regard.layers.run import run_blocks
-from regard.layers.start import STARTS
-from regard.models.declaration import FamilyInfo
-from regard.models.gpt import windowed, within
+from regard.layers.shapes import Ids, Lengths, Vectors
+from regard.models.declaration import FamilyInfo, size_table, with_changes
 
 
 @dataclass(frozen=True)
 class BertConfig:
     """The sizes and parts of an encoder.
 
-    Some layers, or all, may see only tokens nearer than a window; their rotary positions may have a
-    base of their own.
+    Some layers, or all, may attend only within a window; their rotary positions may have a base of
+    their own.
     """
 
-    vocab: int = size(30522, 10_000_000)
-    depth: int = size(12, 1000)
+    vocab: int = size_field(30522, 10_000_000)
+    depth: int = size_field(12, 1000)
     block: BlockConfig = field(
         default_factory=lambda: BlockConfig(
             768,
@@ -61,25 +62,25 @@ class BertConfig:
     position: str = "learned"
     position_base: float = 10_000.0
     distances: Distances = field(default_factory=Distances)
-    window: int | None = size(None, 10_000_000)
+    window: int | None = size_field(None, 10_000_000)
     window_layers: tuple[int, ...] | None = None
     near_base: float | None = field(default=None, metadata={"above": 0.0, "max": 1e12})
-    max_length: int = size(512, 10_000_000)
-    inner_width: int | None = size(None, 2**20)
+    max_length: int = size_field(512, 10_000_000)
+    inner_width: int | None = size_field(None, 2**20)
     types: int = field(default=2, metadata={"min": 0, "max": 100_000})
     embed_norm: str = "layer"
     first_norm: str = "same"
     head: str = "words"
-    labels: int = size(2, 10_000_000)
+    labels: int = size_field(2, 10_000_000)
     pool: str = "first"
-    head_dropout: float = share(0.1)
+    head_dropout: float = prob_field(0.1)
     head_act: str = "same"
     head_bias: bool = True
     transform: str = "none"
     transform_bias: bool = True
     tie: bool = True
-    start: str = "normal"
-    members: int = size(1, 100)
+    init: str = init_field("normal")
+    members: int = size_field(1, 100)
 
 
 _BERT = BertConfig()
@@ -154,39 +155,25 @@ PRESETS: dict[str, BertConfig] = {
     ),
 }
 
-# name -> depth, width, feed-forward width, heads
-SIZES: dict[str, dict[str, int]] = {
-    "tiny": {"depth": 2, "width": 128, "ffn_width": 512, "heads": 2},
-    "small": {"depth": 4, "width": 256, "ffn_width": 1024, "heads": 4},
-    "base": {"depth": 12, "width": 768, "ffn_width": 3072, "heads": 12},
-    "big": {"depth": 24, "width": 1024, "ffn_width": 4096, "heads": 16},
-}
-
-
-def resize(config: BertConfig, size: dict[str, int]) -> BertConfig:
-    """Return a config in a size; a factorised embedding is at most half as wide as the model."""
-    depth, block = size["depth"], {name: n for name, n in size.items() if name != "depth"}
-    inner = None if config.inner_width is None else min(config.inner_width, size["width"] // 2)
-    return replace(config, depth=depth, inner_width=inner, block=replace(config.block, **block))
-
-
-INFO = FamilyInfo(
-    "text",
+SIZES = size_table(
+    "depth block.width block.ffn_width block.heads",
     {
-        "fill": {"head": "words"},
-        "classify": {"head": "classify"},
-        "tag": {"head": "tag"},
-        "embed": {},
+        "tiny": (2, 128, 512, 2),
+        "small": (4, 256, 1024, 4),
+        "base": (12, 768, 3072, 12),
+        "big": (24, 1024, 4096, 16),
     },
-    PRESETS,
-    SIZES,
-    resize,
 )
 
 
-def named_norm(name: str, width: int, eps: float) -> nn.Module:
-    """Make the norm of a name, or nothing at all."""
-    return nn.Identity() if name == "none" else lookup("norm", name, NORMS)(width, eps=eps)
+def resize(config: BertConfig, size: dict[str, Any]) -> BertConfig:
+    """Return a config in a size; a factorised embedding is at most half as wide as the model."""
+    inner = config.inner_width and min(config.inner_width, size["block.width"] // 2)
+    return with_changes(config, {**size, "inner_width": inner})
+
+
+TASKS = {"fill": {"head": "words"}, "classify": {"head": "classify"}, "tag": {"head": "tag"}}
+INFO = FamilyInfo("text", {**TASKS, "embed": {}}, PRESETS, SIZES, resize)
 
 
 def _own(build: Callable[[], nn.Module], depth: int) -> list[nn.Module]:
@@ -212,7 +199,7 @@ def _act(config: BertConfig) -> Callable:
 
 def _words(config: BertConfig) -> nn.Module:
     inner = config.inner_width or config.block.width
-    norm = named_norm(config.block.norm, inner, config.block.norm_eps)
+    norm = build_norm(config.block, width=inner)
     return VocabularyHead(
         config.block.width,
         config.vocab,
@@ -226,11 +213,10 @@ def _words(config: BertConfig) -> nn.Module:
 
 def _dense(config: BertConfig) -> nn.Module:
     block = config.block
-    norm = named_norm(block.norm, block.width, block.norm_eps)
-    return Transform(block.width, _act(config), norm, config.transform_bias)
+    return Transform(block.width, _act(config), build_norm(block), config.transform_bias)
 
 
-# name -> what a head for labels makes of vectors first
+# name -> the first layer of a classification head
 TRANSFORMS: dict[str, Callable[[BertConfig], nn.Module]] = {
     "none": lambda config: nn.Identity(),
     "dense": _dense,
@@ -241,7 +227,7 @@ def _transform(config: BertConfig) -> nn.Module:
     return lookup("transform", config.transform, TRANSFORMS)(config)
 
 
-# name -> how to make what stands on top
+# name -> the head
 HEADS: dict[str, Callable[[BertConfig], nn.Module]] = {
     "none": lambda config: NoHead(),
     "words": _words,
@@ -255,13 +241,12 @@ HEADS: dict[str, Callable[[BertConfig], nn.Module]] = {
 
 
 def _position(config: BertConfig, base: float) -> Position:
-    """Make where tokens stand."""
+    """Make the position of tokens."""
     block = config.block
-    return build_position(
+    return block_position(
         config.position,
-        config.inner_width or block.width,
-        block.heads,
-        block.head_width or block.width // max(1, block.heads),
+        block,
+        config.inner_width,
         base=base,
         max_length=config.max_length,
         bidirectional=True,
@@ -270,21 +255,13 @@ def _position(config: BertConfig, base: float) -> Position:
     )
 
 
-def _begin(block: nn.Module, norm: nn.Module) -> None:
-    """Give the first block another norm before its attention."""
-    around = getattr(block, "around_attention", None)
-    if type(around) is not PreNorm:
-        raise UsageError("first_norm is that of a block with order=pre; leave it out")
-    around.norm = norm
-
-
 class Bert(nn.Module):
-    """A stack of blocks in which every token sees the whole text, and a head.
+    """A bidirectional encoder: self-attention over the whole text, and a head.
 
     The head is a named part: none gives the vectors (b, l, w) themselves, words the logits of the
     words (b, l, vocab), classify those of a label for the text (b, labels), tag those of a label
-    for each token (b, l, labels). Other members are encoders beside it that answer by themselves;
-    what the model says is the mean of all.
+    for each token (b, l, labels). Other members are encoders beside it, an ensemble; the output is
+    the mean of all.
     """
 
     def __init__(self, config: BertConfig):
@@ -297,7 +274,7 @@ class Bert(nn.Module):
                 f"disentangled positions are as wide as the model, {block.width}; "
                 f"leave inner_width={inner} out"
             )
-        norm = named_norm(config.embed_norm, inner or block.width, block.norm_eps)
+        norm = build_norm(block, config.embed_norm, inner)
         self.embed = Embed(
             config.vocab,
             block.width,
@@ -316,40 +293,46 @@ class Bert(nn.Module):
                     f"near_base={config.near_base:g} is for rotary positions, not for "
                     f"{config.position}; leave it out"
                 )
-        places = (near if i in self.near else position for i in range(config.depth))
-        build = lookup("layers", config.layers, LAYERS)
-        self.blocks = nn.ModuleList(
-            build(lambda: build_block(block, of_layer(next(places))), config.depth)
-        )
+        numbers = iter(range(config.depth))
+
+        def build() -> nn.Module:
+            number = next(numbers)
+            place = of_layer(near if number in self.near else position)
+            if number or config.first_norm == "same":
+                return build_block(block, place)
+            if block.order != "pre":
+                raise UsageError("first_norm is that of a block with order=pre; leave it out")
+            norm = build_norm(block, config.first_norm)
+            return EncoderBlock(block, place, attention_norm=norm)
+
+        self.blocks = nn.ModuleList(lookup("layers", config.layers, LAYERS)(build, config.depth))
         alike = len({id(block) for block in self.blocks}) < config.depth
         if alike and (config.near_base is not None or config.first_norm != "same"):
             raise UsageError(
                 f"layers={config.layers} are one, which near_base and first_norm tell apart; "
                 "leave them out"
             )
-        if config.first_norm != "same":
-            _begin(self.blocks[0], named_norm(config.first_norm, block.width, block.norm_eps))
         self.norm = build_final_norm(block)
         self.head = lookup("head", config.head, HEADS)(config)
         if config.tie and isinstance(self.head, VocabularyHead):
             self.head.out.weight = self.embed.tokens.weight
-        lookup("start", config.start, STARTS)(self)
+        lookup("init", config.init, INITS)(self)
         alone = replace(config, members=1)
         self.members = nn.ModuleList(Bert(alone) for _ in range(config.members - 1))
 
     def hidden(
         self,
-        ids: Int[Tensor, "b l"],
-        lengths: Int[Tensor, " b"] | None = None,
+        ids: Ids,
+        lengths: Lengths | None = None,
         *,
         types: Int[Tensor, "b l *k"] | None = None,
         at: Num[Tensor, "... l c"] | None = None,
-        documents: Int[Tensor, "b l"] | None = None,
-    ) -> Float[Tensor, "b l w"]:
+        documents: Ids | None = None,
+    ) -> Vectors:
         """Return the last vectors.
 
-        Packed `documents`, told apart by their numbers, do not see each other and are counted from
-        their own beginning. Tokens are of type 0 unless told; a token may be of several.
+        Packed `documents`, numbered, do not attend to each other, and positions are counted from
+        their own beginning. Tokens are of type 0 unless given; a token may be of several.
         """
         mask: Mask | None = Padding.of(lengths, ids.shape[1])
         if documents is not None:
@@ -368,20 +351,11 @@ class Bert(nn.Module):
         return run_blocks(self.blocks, x, norm=self.norm, at=at, mask=masks, bias=shared)
 
     def forward(
-        self,
-        ids: Int[Tensor, "b l"],
-        lengths: Int[Tensor, " b"] | None = None,
-        *,
-        types: Int[Tensor, "b l *k"] | None = None,
-        at: Num[Tensor, "... l c"] | None = None,
-        documents: Int[Tensor, "b l"] | None = None,
+        self, ids: Ids, lengths: Lengths | None = None, **rest: Any
     ) -> Float[Tensor, "b ..."]:
-        """Return what the head makes of the last vectors, the mean over the members."""
-        found = [
-            one.head(one.hidden(ids, lengths, types=types, at=at, documents=documents), lengths)
-            for one in self.everyone()
-        ]
-        return found[0] if len(found) == 1 else torch.stack(found).mean(0)
+        """Return the output of the head, the mean over the members; takes what `hidden` takes."""
+        outputs = [one.head(one.hidden(ids, lengths, **rest), lengths) for one in self.everyone()]
+        return outputs[0] if len(outputs) == 1 else torch.stack(outputs).mean(0)
 
     def everyone(self) -> list["Bert"]:
         """Return this encoder and the members beside it."""

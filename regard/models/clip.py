@@ -1,4 +1,4 @@
-"""CLIP as it was published: an encoder of images and one of texts whose vectors meet."""
+"""CLIP as published: a Vision Transformer and a causal text encoder with a joint space."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,8 +8,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.layers.block import BlockConfig, size
-from regard.layers.start import STARTS
+from regard.layers.block import BlockConfig, size_field
+from regard.layers.init import INITS
+from regard.layers.shapes import Ids, Images, Lengths, Size, Vectors
 from regard.models.declaration import FamilyInfo
 from regard.models.gpt import GPT, GPTConfig
 from regard.models.vit import ViT, ViTConfig
@@ -20,7 +21,7 @@ _VISION = BlockConfig(768, 12, 3072, feed_forward="gelu_quick", dropout=0.0)
 
 @dataclass(frozen=True)
 class ClipConfig:
-    """Both encoders, the width in which they meet, and what stands at the end of a text.
+    """Both encoders, the width of the joint space, and the end token of a text.
 
     The vector of a text is that of its first token `end` or, without one, of its highest token.
     """
@@ -31,19 +32,19 @@ class ClipConfig:
         )
     )
     text: GPTConfig = field(
-        default_factory=lambda: GPTConfig(49408, 12, _TEXT, max_length=77, start="normal")
+        default_factory=lambda: GPTConfig(49408, 12, _TEXT, max_length=77, init="normal")
     )
-    width: int = size(512, 2**16)
+    width: int = size_field(512, 2**16)
     end: int | None = field(default=49407, metadata={"min": 0, "max": 10_000_000})
 
     @property
     def image(self) -> int:
-        """Return for images of which size it was made."""
+        """Return the side of the images that it is made for."""
         return self.vision.image
 
     @property
     def channels(self) -> int:
-        """Return how many channels its images have."""
+        """Return the number of channels of an image."""
         return self.vision.channels
 
     @property
@@ -53,47 +54,45 @@ class ClipConfig:
 
     @property
     def vocab(self) -> int:
-        """Return how many tokens it knows."""
+        """Return the size of the vocabulary."""
         return self.text.vocab
 
     @property
     def max_length(self) -> int:
-        """Return how many tokens of a text it reads."""
+        """Return the maximum length of a text."""
         return self.text.max_length
 
     @property
     def block(self) -> BlockConfig:
-        """Return what the blocks that read texts are made of."""
+        """Return the config of the text encoder's blocks."""
         return self.text.block
 
 
+SIDES = ("vision", "text")
 # the published model of Radford et al. 2021 with patches of 32 pixels
 PRESETS: dict[str, ClipConfig] = {"clip": ClipConfig()}
 SIZES: dict[str, dict[str, Any]] = {
     name: {
         "width": width,
-        **dict.fromkeys(
-            ("vision", "text"),
-            {
-                "depth": depth,
-                "block": {"width": width, "heads": heads, "ffn_width": 4 * width},
-            },
-        ),
+        **{f"{side}.depth": depth for side in SIDES},
+        **{f"{side}.block.width": width for side in SIDES},
+        **{f"{side}.block.heads": heads for side in SIDES},
+        **{f"{side}.block.ffn_width": 4 * width for side in SIDES},
     }
-    for name, depth, width, heads in (
-        ("tiny", 2, 64, 2),
-        ("small", 4, 128, 4),
-        ("base", 12, 512, 8),
-        ("big", 24, 1024, 16),
-    )
+    for name, (depth, width, heads) in {
+        "tiny": (2, 64, 2),
+        "small": (4, 128, 4),
+        "base": (12, 512, 8),
+        "big": (24, 1024, 16),
+    }.items()
 }
 INFO = FamilyInfo("image+text", {"embed": {}}, PRESETS, SIZES)
 
 
 class Clip(nn.Module):
-    """Two encoders and a matrix for each: images and texts are compared where these lead.
+    """Two encoders, each projected to a joint space in which images and texts are compared.
 
-    How sharply they are compared is learned, as the logarithm of a factor.
+    The inverse temperature is learned, as its logarithm.
     """
 
     def __init__(self, config: ClipConfig):
@@ -105,31 +104,27 @@ class Clip(nn.Module):
         self.sharpness = nn.Parameter(torch.tensor(2.6592))
         self.out_width = config.width
         for part in (self.image_out, self.text_out):
-            STARTS["glorot"](part)
+            INITS["glorot"](part)
 
-    def grid(self, size: tuple[int, int]) -> tuple[int, int]:
+    def grid(self, size: Size) -> Size:
         """Return how many patches an image of (height, width) has in each direction."""
         return self.vision.grid(size)
 
-    def features(self, images: Float[Tensor, "b c y x"]) -> Float[Tensor, "b l w"]:
+    def features(self, images: Images) -> Vectors:
         """Return the last vectors of images: that of the token before the grid, then row by row."""
         return self.vision.features(images)
 
-    def pool(self, x: Float[Tensor, "b l w"]) -> Float[Tensor, "b v"]:
-        """Return one vector of each image where they meet texts, of any length."""
+    def pool(self, x: Vectors) -> Float[Tensor, "b v"]:
+        """Return one vector of each image in the joint space, of any norm."""
         return self.image_out(self.vision.pool(x))
 
-    def hidden(
-        self, ids: Int[Tensor, "b l"], lengths: Int[Tensor, " b"] | None = None
-    ) -> Float[Tensor, "b l v"]:
-        """Return the vector of each token of texts where they meet images."""
+    def hidden(self, ids: Ids, lengths: Lengths | None = None) -> Float[Tensor, "b l v"]:
+        """Return the vector of each token of texts in the joint space."""
         return self.text_out(self.text.hidden(ids, lengths))
 
-    def text_vectors(
-        self, ids: Int[Tensor, "b l"], lengths: Int[Tensor, " b"] | None = None
-    ) -> Float[Tensor, "b v"]:
-        """Return one vector of each text, of any length."""
-        if lengths is not None:  # what stands behind a text is none of it
+    def text_vectors(self, ids: Ids, lengths: Lengths | None = None) -> Float[Tensor, "b v"]:
+        """Return one vector of each text, of any norm."""
+        if lengths is not None:  # padding is no part of a text
             real = torch.arange(ids.shape[1], device=ids.device) < lengths.unsqueeze(1)
             ids = ids.masked_fill(~real, 0)
         end = self.config.end
@@ -137,20 +132,18 @@ class Clip(nn.Module):
         rows = torch.arange(len(ids), device=ids.device)
         return self.text_out(self.text.hidden(ids, lengths)[rows, last])
 
-    def images(self, images: Float[Tensor, "b c y x"]) -> Float[Tensor, "b v"]:
-        """Return the unit vectors of images where they meet texts."""
+    def images(self, images: Images) -> Float[Tensor, "b v"]:
+        """Return the unit vectors of images in the joint space."""
         return F.normalize(self.pool(self.features(images)).float(), dim=-1)
 
-    def texts(
-        self, ids: Int[Tensor, "b l"], lengths: Int[Tensor, " b"] | None = None
-    ) -> Float[Tensor, "b v"]:
-        """Return the unit vectors of texts where they meet images."""
+    def texts(self, ids: Ids, lengths: Lengths | None = None) -> Float[Tensor, "b v"]:
+        """Return the unit vectors of texts in the joint space."""
         return F.normalize(self.text_vectors(ids, lengths).float(), dim=-1)
 
     def compare(
         self, images: Float[Tensor, "m v"], texts: Float[Tensor, "n v"]
     ) -> Float[Tensor, "m n"]:
-        """Return how well each image and each text go together, as logits."""
+        """Return the similarities of images and texts, as logits."""
         return self.sharpness.exp() * images @ texts.mT
 
     def forward(
@@ -159,5 +152,5 @@ class Clip(nn.Module):
         ids: Int[Tensor, "n l"],
         lengths: Int[Tensor, " n"] | None = None,
     ) -> Float[Tensor, "m n"]:
-        """Return how well each image and each text go together, as logits."""
+        """Return the similarities of images and texts, as logits."""
         return self.compare(self.images(images), self.texts(ids, lengths))

@@ -1,86 +1,81 @@
-"""Learning by telling apart: SimCLR by two views of an image, CLIP by images and their captions."""
+"""Contrastive learning: SimCLR of two views of an image, CLIP of images and their captions."""
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.layers.block import BlockConfig, size
+from regard.layers.block import BlockConfig, size_field
 from regard.layers.heads import Mean
-from regard.layers.start import STARTS
+from regard.layers.init import INITS
+from regard.layers.shapes import Ids, Images, Lengths
 from regard.models.bert import Bert, BertConfig
+from regard.models.protocols import ImageEncoder
 
 
 def info_nce(
     one: Float[Tensor, "b w"], other: Float[Tensor, "b w"], temperature: float
 ) -> Float[Tensor, ""]:
-    """Return the summed InfoNCE of pairs of views: each finds its other among all of the batch.
+    """Return the summed InfoNCE of pairs of views, all others of the batch being negatives.
 
     -log exp(z_i z_j / t) / sum over k other than i of exp(z_i z_k / t), for unit vectors z of both
     views, and the mean of both ways (Chen et al. 2020).
     """
     z = F.normalize(torch.cat([one, other]), dim=-1)
     near = (z @ z.mT / temperature).fill_diagonal_(-math.inf)
-    wanted = torch.arange(len(z), device=z.device).roll(len(one))
-    return F.cross_entropy(near, wanted, reduction="sum") / 2
-
-
-def pooled_width(encoder: Any) -> int:
-    """Return how wide the one vector is that an encoder makes of an image."""
-    both = getattr(encoder.config, "pool", "") in ("both", "first_mean")
-    return encoder.out_width * (2 if both else 1)
+    targets = torch.arange(len(z), device=z.device).roll(len(one))
+    return F.cross_entropy(near, targets, reduction="sum") / 2
 
 
 @dataclass(frozen=True)
 class SimCLRConfig:
-    """What stands between the encoder and the loss, and how sharp the loss is."""
+    """The projection head between the encoder and the loss, and its temperature."""
 
-    inner_width: int = size(512, 2**16)
-    width: int = size(128, 2**16)
+    inner_width: int = size_field(512, 2**16)
+    width: int = size_field(128, 2**16)
     temperature: float = field(default=0.2, metadata={"min": 0.001, "max": 100})
 
 
 class SimCLR(nn.Module):
-    """An encoder and a small network whose vectors of two views of an image are to be alike.
+    """An encoder and a projection head, trained to agree on two views of an image.
 
-    The network is thrown away: what it no longer tells of an image, the encoder still knows.
+    (Chen et al. 2020.) The projection head is thrown away after training.
     """
 
-    def __init__(self, encoder: Any, config: SimCLRConfig):
+    encoder: ImageEncoder
+
+    def __init__(self, encoder: ImageEncoder, config: SimCLRConfig):
         super().__init__()
         self.encoder, self.config = encoder, config
         inner = config.inner_width
         self.project = nn.Sequential(
-            nn.Linear(pooled_width(encoder), inner, bias=False),
-            # by the batch at hand, always: nothing is remembered that a checkpoint would lose
+            nn.Linear(encoder.pooled_width, inner, bias=False),
+            # by the batch at hand, always: it is thrown away after training
             nn.BatchNorm1d(inner, track_running_stats=False),
             nn.ReLU(),
             nn.Linear(inner, config.width),
         )
 
-    def features(self, images: Float[Tensor, "b c y x"]) -> Float[Tensor, "b w"]:
+    def features(self, images: Images) -> Float[Tensor, "b w"]:
         """Return one vector of each image."""
         return self.encoder(images)
 
-    def forward(self, images: Float[Tensor, "b c y x"]) -> Float[Tensor, "b w"]:
+    def forward(self, images: Images) -> Float[Tensor, "b w"]:
         """Return the vectors that are compared."""
         return self.project(self.features(images))
 
-    def loss(
-        self, one: Float[Tensor, "b c y x"], other: Float[Tensor, "b c y x"]
-    ) -> Float[Tensor, ""]:
+    def loss(self, one: Images, other: Images) -> Float[Tensor, ""]:
         """Return the summed InfoNCE of two views of the same images."""
         first, second = self(torch.cat([one, other])).float().chunk(2)
         return info_nce(first, second, self.config.temperature)
 
 
 @dataclass(frozen=True)
-class CLIPConfig:
-    """The encoder of texts, the width in which both meet, and how sharp the loss is at first."""
+class ImageTextConfig:
+    """The text encoder, the width of the joint space, and the first temperature."""
 
     text: BertConfig = field(
         default_factory=lambda: BertConfig(
@@ -93,58 +88,53 @@ class CLIPConfig:
             head="none",
         )
     )
-    width: int = size(128, 2**16)
+    width: int = size_field(128, 2**16)
     temperature: float = field(default=0.07, metadata={"min": 0.001, "max": 100})
 
 
-class CLIP(nn.Module):
-    """An encoder of images and one of texts whose vectors meet (Radford et al. 2021).
+class ImageTextContrast(nn.Module):
+    """CLIP around any image encoder: a text encoder and a joint space (Radford et al. 2021).
 
-    How sharply they are compared is learned, as the logarithm of a factor.
+    The inverse temperature is learned, as its logarithm.
     """
 
     SHARPEST = math.log(100)
 
-    def __init__(self, encoder: Any, config: CLIPConfig):
+    encoder: ImageEncoder
+
+    def __init__(self, encoder: ImageEncoder, config: ImageTextConfig):
         super().__init__()
         self.encoder, self.config = encoder, config
         self.text = Bert(config.text)
         self.pool = Mean()
-        self.image_out = nn.Linear(pooled_width(encoder), config.width, bias=False)
+        self.image_out = nn.Linear(encoder.pooled_width, config.width, bias=False)
         self.text_out = nn.Linear(config.text.block.width, config.width, bias=False)
         self.sharpness = nn.Parameter(torch.full((), -math.log(config.temperature)))
         for part in (self.image_out, self.text_out):
-            STARTS["glorot"](part)
+            INITS["glorot"](part)
 
-    def features(self, images: Float[Tensor, "b c y x"]) -> Float[Tensor, "b w"]:
+    def features(self, images: Images) -> Float[Tensor, "b w"]:
         """Return one vector of each image."""
         return self.encoder(images)
 
-    def images(self, images: Float[Tensor, "b c y x"]) -> Float[Tensor, "b v"]:
-        """Return the unit vectors of images where they meet texts."""
+    def images(self, images: Images) -> Float[Tensor, "b v"]:
+        """Return the unit vectors of images in the joint space."""
         return F.normalize(self.image_out(self.features(images)).float(), dim=-1)
 
-    def texts(
-        self, ids: Int[Tensor, "b l"], lengths: Int[Tensor, " b"] | None = None
-    ) -> Float[Tensor, "b v"]:
-        """Return the unit vectors of texts where they meet images."""
+    def texts(self, ids: Ids, lengths: Lengths | None = None) -> Float[Tensor, "b v"]:
+        """Return the unit vectors of texts in the joint space."""
         pooled = self.pool(self.text.hidden(ids, lengths), lengths)
         return F.normalize(self.text_out(pooled).float(), dim=-1)
 
     def compare(
         self, images: Float[Tensor, "m v"], texts: Float[Tensor, "n v"]
     ) -> Float[Tensor, "m n"]:
-        """Return how well each image and each text go together, as logits."""
+        """Return the similarities of images and texts, as logits."""
         return self.sharpness.clamp(max=self.SHARPEST).exp() * images @ texts.mT
 
-    def loss(
-        self,
-        images: Float[Tensor, "b c y x"],
-        ids: Int[Tensor, "b l"],
-        lengths: Int[Tensor, " b"],
-    ) -> Float[Tensor, ""]:
+    def loss(self, images: Images, ids: Ids, lengths: Lengths) -> Float[Tensor, ""]:
         """Return the summed loss of finding the text of each image, and the image of each text."""
         near = self.compare(self.images(images), self.texts(ids, lengths))
-        wanted = torch.arange(len(near), device=near.device)
-        found = F.cross_entropy(near, wanted, reduction="sum")
-        return (found + F.cross_entropy(near.mT, wanted, reduction="sum")) / 2
+        targets = torch.arange(len(near), device=near.device)
+        texts = F.cross_entropy(near, targets, reduction="sum")
+        return (texts + F.cross_entropy(near.mT, targets, reduction="sum")) / 2

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import cast
 
 import torch
 from jaxtyping import Float, Int
@@ -14,13 +14,13 @@ from regard.attention.dropout import dropout
 from regard.attention.masks import Mask, Padding
 from regard.attention.positions import Position, build_position
 from regard.errors import lookup
-from regard.layers.block import share, size
-from regard.layers.embed import Embed
-from regard.layers.recurrent import Draws, RecurrentState
+from regard.layers.block import prob_field, size_field
+from regard.layers.embed import Embed, ties
+from regard.layers.recurrent import RecurrentState, ReinforceTape
+from regard.layers.shapes import Vectors
 from regard.layers.vocabulary import Head
-from regard.models.continued import Continued
-from regard.models.declaration import FamilyInfo
-from regard.models.transformer import ties
+from regard.models.declaration import FamilyInfo, size_table
+from regard.models.stateful import StatefulDecoder
 
 HALF = math.sqrt(0.5)  # keeps the variance of a sum of two
 
@@ -29,40 +29,35 @@ HALF = math.sqrt(0.5)  # keeps the variance of a sum of two
 class GatedConfig:
     """What a layer of gated convolutions is made of."""
 
-    width: int = size(512, 2**16)
-    kernel: int = size(3, 255)
-    dropout: float = share(0.2)
+    width: int = size_field(512, 2**16)
+    kernel: int = size_field(3, 255)
+    dropout: float = prob_field(0.2)
 
 
 @dataclass(frozen=True)
 class ConvolutionalConfig:
     """The sizes and parts of a convolutional encoder-decoder."""
 
-    source_vocab: int = size(8000, 10_000_000)
-    target_vocab: int = size(8000, 10_000_000)
-    encoder_depth: int = size(15, 1000)
-    decoder_depth: int = size(15, 1000)
+    source_vocab: int = size_field(8000, 10_000_000)
+    target_vocab: int = size_field(8000, 10_000_000)
+    encoder_depth: int = size_field(15, 1000)
+    decoder_depth: int = size_field(15, 1000)
     block: GatedConfig = field(default_factory=GatedConfig)
     position: str = "learned"
     tie: str = "all"
-    max_length: int = size(1024, 10_000_000)
+    max_length: int = size_field(1024, 10_000_000)
     head_bias: bool = False
 
 
-# positions that are added to words: there is nothing else that could tell them
+# positions that are added to embeddings
 ADDED = dict.fromkeys(["learned", "sinusoidal", "none"])
 
 PRESETS: dict[str, ConvolutionalConfig] = {"convs2s": ConvolutionalConfig()}
 
-SIZES: dict[str, dict[str, Any]] = {
-    name: {"encoder_depth": depth, "decoder_depth": depth, "block": {"width": width}}
-    for name, (depth, width) in {
-        "tiny": (3, 128),
-        "small": (4, 224),
-        "base": (8, 512),
-        "big": (15, 768),
-    }.items()
-}
+SIZES = size_table(
+    "encoder_depth decoder_depth block.width",
+    {"tiny": (3, 3, 128), "small": (4, 4, 224), "base": (8, 8, 512), "big": (15, 15, 768)},
+)
 INFO = FamilyInfo("pair", {"translate": {}}, PRESETS, SIZES)
 
 
@@ -78,7 +73,7 @@ class Normed(nn.Module):
         self.start()
 
     def start(self) -> None:
-        """Begin so that the variance of what comes out is that of what goes in, times the gain."""
+        """Initialise so that the variance of the output is that of the input, times the gain."""
         nn.init.normal_(self.direction, std=math.sqrt(self.gain / self.direction.shape[1]))
         with torch.no_grad():
             self.length.copy_(self.direction.norm(dim=1))
@@ -90,7 +85,7 @@ class Normed(nn.Module):
 
 
 class Gated(nn.Module):
-    """A convolution over the last `kernel` of what it is given, half of it a gate for the rest."""
+    """A convolution of width `kernel` and a gated linear unit."""
 
     def __init__(self, config: GatedConfig):
         super().__init__()
@@ -98,8 +93,8 @@ class Gated(nn.Module):
         gain = 4 * (1 - config.dropout)  # of which the gate leaves a quarter
         self.map = Normed(config.kernel * config.width, 2 * config.width, gain)
 
-    def forward(self, x: Float[Tensor, "b l w"]) -> Float[Tensor, "b t w"]:
-        """Return one vector for each place whose whole neighbourhood is there."""
+    def forward(self, x: Vectors) -> Float[Tensor, "b t w"]:
+        """Return one vector for each full window."""
         x = dropout(x, self.drop, self.training)
         places = x.shape[1] - self.kernel + 1
         near = [x[:, i : i + places] for i in range(self.kernel)]
@@ -107,7 +102,7 @@ class Gated(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """A convolution over the neighbours on both sides."""
+    """A centred convolution with a residual."""
 
     def __init__(self, config: GatedConfig):
         super().__init__()
@@ -116,13 +111,13 @@ class EncoderLayer(nn.Module):
         self.around = (0, 0, before, config.kernel - 1 - before)
 
     def forward(self, x: Float[Tensor, "b s w"], keep: Tensor | None) -> Float[Tensor, "b s w"]:
-        """Read; what is beyond the end of a text is zero, padded or not."""
+        """Convolve; padding is zero."""
         x = x if keep is None else x * keep
         return (x + self.gated(F.pad(x, self.around))) * HALF
 
 
 class Cross(nn.Module):
-    """What a word and its neighbours see of the source: keys in context, values with the words."""
+    """Attention to the source: keys are encoder outputs, values add the embeddings."""
 
     heads = 1
 
@@ -138,7 +133,7 @@ class Cross(nn.Module):
         values: Float[Tensor, "b s w"],
         mask: Mask | None,
     ) -> Float[Tensor, "b q w"]:
-        """Return the average of the values, as large as if they were added by chance."""
+        """Return the weighted mean of the values, scaled by the root of their number."""
         q = (self.ask(x) + words) * HALF
         seen = attend(
             q.unsqueeze(1),
@@ -155,7 +150,7 @@ class Cross(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """A convolution over what came before, then a look at the source."""
+    """A causal convolution, then attention to the source."""
 
     def __init__(self, config: GatedConfig):
         super().__init__()
@@ -169,7 +164,7 @@ class DecoderLayer(nn.Module):
         past: Float[Tensor, "r k w"],
         state: RecurrentState,
     ) -> tuple[Float[Tensor, "r t w"], Tensor]:
-        """Read new words after the last that were given, and return the last then."""
+        """Read new tokens after the cached ones, and return the cache then."""
         whole = torch.cat([past, x], 1)
         y = self.gated(whole)
         asks, said = (z.reshape(state.sentences, -1, z.shape[-1]) for z in (y, words))
@@ -177,8 +172,8 @@ class DecoderLayer(nn.Module):
         return (x + (y + seen) * HALF) * HALF, whole[:, whole.shape[1] - past.shape[1] :]
 
 
-class Convolutional(Continued):
-    """Gated convolutions that read, and others that write while every layer looks at the source."""
+class Convolutional(StatefulDecoder):
+    """A convolutional encoder-decoder with attention in every decoder layer."""
 
     def __init__(self, config: ConvolutionalConfig):
         super().__init__()
@@ -220,13 +215,13 @@ class Convolutional(Continued):
     def encode(
         self, source: Int[Tensor, "b s"], mask: Mask | None = None
     ) -> tuple[Float[Tensor, "b s w"], Float[Tensor, "b s w"]]:
-        """Read source tokens into keys, and into a memory that has the words themselves, too."""
+        """Encode source tokens to keys, and to values that have the embeddings added."""
         words = self.source(source, self._at(source, 0))
         keep = mask.keep.unsqueeze(-1) if isinstance(mask, Padding) else None
         x = self.source_in(words)
         for layer in self.encoder:
             x = layer(x, keep)
-        keys = _Calm.apply(self.source_out(x), 0.5 / len(self.decoder))
+        keys = _ScaleGradient.apply(self.source_out(x), 0.5 / len(self.decoder))
         return keys, (keys + words) * HALF
 
     @staticmethod
@@ -240,7 +235,9 @@ class Convolutional(Continued):
         past = memory.new_zeros(len(source), block.kernel - 1, block.width)
         return RecurrentState(memory, keys, mask, [(past,)] * len(self.decoder))
 
-    def _read(self, ids: Tensor, state: RecurrentState, draws: Draws | None = None) -> Tensor:
+    def _read(
+        self, ids: Tensor, state: RecurrentState, draws: ReinforceTape | None = None
+    ) -> Tensor:
         """Pass the next tokens of all hypotheses through all layers."""
         words = self.target(ids, self._at(ids, state.length))
         x = self.target_in(words)
@@ -251,8 +248,8 @@ class Convolutional(Continued):
         return dropout(self.target_out(x), self.config.block.dropout, self.training)
 
 
-class _Calm(torch.autograd.Function):
-    """x, with its gradient made smaller: many layers look at the same keys."""
+class _ScaleGradient(torch.autograd.Function):
+    """x, with its gradient scaled: every decoder layer attends to the same keys."""
 
     @staticmethod
     def forward(ctx, x: Tensor, factor: float) -> Tensor:  # noqa: D102

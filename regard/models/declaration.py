@@ -1,20 +1,28 @@
-"""What a family of models says about itself."""
+"""The declaration of a model family."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from regard.errors import lookup
 
 
 def with_changes(config: Any, changes: Mapping[str, Any]) -> Any:
-    """Return a config with some fields replaced; those of nested configs are given as mappings."""
-    new = {}
+    """Return a config with some fields replaced, those of nested configs by dotted names."""
+    own = {name: value for name, value in changes.items() if "." not in name}
+    inner: dict[str, dict[str, Any]] = {}
     for name, value in changes.items():
-        old = getattr(config, name)
-        nested = is_dataclass(old) and isinstance(value, Mapping)
-        new[name] = with_changes(old, value) if nested else value
-    return replace(config, **new)
+        if "." in name:
+            outer, _, rest = name.partition(".")
+            inner.setdefault(outer, {})[rest] = value
+    nested = {name: with_changes(getattr(config, name), some) for name, some in inner.items()}
+    return replace(config, **own, **nested)
+
+
+def size_table(fields: str, rows: Mapping[str, tuple], **fixed: Any) -> dict[str, dict[str, Any]]:
+    """Return the changes of each size: a row of values for the fields, and what all have."""
+    names = fields.split()
+    return {size: {**fixed, **dict(zip(names, row, strict=True))} for size, row in rows.items()}
 
 
 @dataclass(frozen=True)
@@ -23,7 +31,8 @@ class FamilyInfo:
 
     `tasks` holds for each task the config fields that the task sets, such as a head. The first of
     the presets, members of the family by name, is the usual one; `resize` gives a preset one of
-    the sizes. `pretrainers` names, by objective, what trains this encoder of images alone.
+    the sizes. `pretrainers` names, by objective, what trains this image encoder alone; `upgrade`
+    makes a saved config of format 1 one of today, where a name that a field had is not enough.
     """
 
     reads: str  # text, pair, image, or image+text
@@ -32,6 +41,8 @@ class FamilyInfo:
     sizes: Mapping[str, Any]
     resize: Callable[[Any, Any], Any] = with_changes
     pretrainers: Mapping[str, str] = field(default_factory=dict)
+    cost_length: int = 1024  # tokens that `cost` reads, unless told or the model takes fewer
+    upgrade: Callable[[dict[str, Any]], dict[str, Any]] = lambda config: config
 
     def preset(self, size: str, member: str | None = None) -> Any:
         """Return the config of a member in a size; a member's name as the size is its own size."""

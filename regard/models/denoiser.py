@@ -1,8 +1,8 @@
-"""A denoiser that looks for what is alike in an image: non-local means, learned."""
+"""A denoiser of convolutions and window attention: non-local means, learned."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar, cast
 
 import torch
 from jaxtyping import Float
@@ -10,46 +10,48 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.errors import UsageError, lookup
-from regard.layers.block import BlockConfig, build_attention, build_residual, size
+from regard.layers.block import BlockConfig, build_attention, build_residual, size_field
+from regard.layers.layout import Layout, token_grid
 from regard.layers.patches import Patches, check_images
+from regard.layers.shapes import Size
 from regard.layers.windows import WINDOW_POSITIONS, Windows
-from regard.models.declaration import FamilyInfo
+from regard.models.declaration import FamilyInfo, size_table
 
 
 @dataclass(frozen=True)
 class DenoiserConfig:
     """The sizes and parts of a denoiser.
 
-    `image` is the side of the pieces that it learns from, `patch` that of a token; the block's
-    ffn_width is that between its two convolutions. One block in `every` looks around.
+    `image` is the side of the crops that it is trained on, `patch` that of a token; the block's
+    ffn_width is that between its two convolutions. One block in `every` has attention.
     """
 
     channels: ClassVar[int] = 1  # colours are denoised one by one
-    image: int = size(64, 2**16)
-    patch: int = size(2, 64)
-    depth: int = size(8, 1000)
-    every: int = size(2, 1000)
+    image: int = size_field(64, 2**16)
+    patch: int = size_field(2, 64)
+    depth: int = size_field(8, 1000)
+    every: int = size_field(2, 1000)
     block: BlockConfig = field(default_factory=lambda: BlockConfig(64, 4, 64, dropout=0.0))
     look: str = "windows"
-    window: int = size(8, 256)
+    window: int = size_field(8, 256)
     position: str = "table"
 
 
 PRESETS: dict[str, DenoiserConfig] = {"denoiser": DenoiserConfig()}
-SIZES: dict[str, dict[str, Any]] = {
-    name: {"depth": depth, "block": {"width": width, "heads": heads, "ffn_width": width}}
-    for name, depth, width, heads in (
-        ("tiny", 4, 32, 2),
-        ("small", 8, 64, 4),
-        ("base", 12, 96, 6),
-        ("big", 16, 128, 8),
-    )
-}
+SIZES = size_table(
+    "depth block.width block.heads block.ffn_width",
+    {
+        "tiny": (4, 32, 2, 32),
+        "small": (8, 64, 4, 64),
+        "base": (12, 96, 6, 96),
+        "big": (16, 128, 8, 128),
+    },
+)
 INFO = FamilyInfo("image", {"denoise": {}}, PRESETS, SIZES)
 
 
 class Near(nn.Module):
-    """x + W2 * relu(W1 * x): what is right beside each place, by two convolutions."""
+    """x + W2 * relu(W1 * x): two convolutions with a residual."""
 
     def __init__(self, width: int, inner: int):
         super().__init__()
@@ -62,7 +64,7 @@ class Near(nn.Module):
 
 
 class Around(nn.Module):
-    """x + attention(norm(x)): what is alike further away, inside of windows."""
+    """x + attention(norm(x)), within windows."""
 
     def __init__(self, config: DenoiserConfig, shift: int):
         super().__init__()
@@ -73,7 +75,7 @@ class Around(nn.Module):
         self.around_attention = build_residual(block)
 
     def forward(self, x: Float[Tensor, "b y x w"]) -> Float[Tensor, "b y x w"]:
-        """Let the tokens of a grid look around."""
+        """Attend within the windows of a grid."""
         return self.around_attention(x, self.attention)
 
 
@@ -81,7 +83,7 @@ def _nowhere(config: DenoiserConfig, shift: int) -> nn.Module:
     return nn.Identity()
 
 
-# name -> how far a block looks, made from the config and the shift of its windows
+# name -> the attention of a block, made from the config and the shift of its windows
 LOOKS: dict[str, Callable[[DenoiserConfig, int], nn.Module]] = {
     "windows": Around,
     "none": _nowhere,
@@ -89,7 +91,7 @@ LOOKS: dict[str, Callable[[DenoiserConfig, int], nn.Module]] = {
 
 
 class DenoiserBlock(nn.Module):
-    """Look near, then look around, with windows that are shifted every second time."""
+    """Convolutions, then window attention, shifted every second time."""
 
     def __init__(self, config: DenoiserConfig, number: int):
         super().__init__()
@@ -104,7 +106,7 @@ class DenoiserBlock(nn.Module):
 
 
 class Denoiser(nn.Module):
-    """Blocks of convolutions and attention in windows that tell the noise from the image.
+    """Blocks of convolutions and window attention that predict the noise of an image.
 
     clean = noisy - sigma f(noisy, sigma). Grey images of any size, from 0 to 1; what is missing to
     whole windows is mirrored. One model serves all sigmas, since it reads sigma as a second
@@ -123,7 +125,7 @@ class Denoiser(nn.Module):
         self._start()
 
     def _start(self) -> None:
-        """Begin with noise that is nowhere seen, and with blocks that add little."""
+        """Initialise so that the predicted noise is zero, and blocks add little."""
         for part in self.modules():
             if isinstance(part, Patches):
                 nn.init.kaiming_normal_(part.project.weight, nonlinearity="relu")
@@ -139,20 +141,20 @@ class Denoiser(nn.Module):
 
     @property
     def whole(self) -> int:
-        """Return of how many pixels the sides of an image are a multiple of, once it is padded."""
+        """Return the multiple of pixels to which the sides of an image are padded."""
         return self.config.patch * self.config.window
 
     @property
     def reach(self) -> int:
-        """Return how many pixels away from one what stands there may still matter."""
+        """Return the radius of the receptive field in pixels."""
         depth, looks = self.config.depth, self.config.depth // self.config.every
         return self.config.patch * (2 * depth + 2 + looks * (self.config.window - 1))
 
     def level(self, images: Float[Tensor, "b 1 y x"]) -> Float[Tensor, " b"]:
-        """Estimate the spread of the noise of images."""
+        """Estimate the standard deviation of the noise of images."""
         return noise_level(images)
 
-    def grid(self, size: tuple[int, int]) -> tuple[int, int]:
+    def grid(self, size: Size) -> Size:
         """Return how many tokens an image of (height, width) has in each direction."""
         height, width = (-(-n // self.whole) * self.config.window for n in size)
         return height, width
@@ -167,10 +169,20 @@ class Denoiser(nn.Module):
             x = block(x)
         return x
 
+    def layout(self, size: Size) -> dict[str, Layout]:
+        """Return how each layer's attention is laid over an image of (height, width)."""
+        layers, grid = {}, self.grid(size)
+        whole = token_grid(grid, self.config.patch, size)
+        for n, block in enumerate(cast(Sequence[DenoiserBlock], self.blocks)):
+            if isinstance(block.around, Around):
+                tokens = block.around.attention.place(*grid)
+                layers[f"blocks.{n}.around.attention.inside"] = Layout(whole, whole, tokens, tokens)
+        return layers
+
     def forward(
         self, images: Float[Tensor, "b 1 y x"], sigma: Float[Tensor, " b"] | float | None = None
     ) -> Float[Tensor, "b 1 y x"]:
-        """Return the images without their noise, of which sigma is the spread, from 0 to 1."""
+        """Return the denoised images; sigma is the standard deviation of their noise, 0 to 1."""
         check_images(images, 1)
         height, width = images.shape[2:]
         padded = mirrored(images, -height % self.whole, -width % self.whole)
@@ -189,7 +201,7 @@ def image_of(x: Float[Tensor, "b y x w"]) -> Float[Tensor, "b w y x"]:
 
 
 def mirrored(images: Tensor, down: int, right: int) -> Tensor:
-    """Enlarge images (b, c, y, x) below and to the right by their mirror images, and so on."""
+    """Pad images (b, c, y, x) below and to the right by reflection, repeatedly if need be."""
     for dim, more in ((2, down), (3, right)):
         if more:
             n = images.shape[dim]
@@ -198,11 +210,11 @@ def mirrored(images: Tensor, down: int, right: int) -> Tensor:
     return images
 
 
-LAPLACE = ((1.0, -2.0, 1.0), (-2.0, 4.0, -2.0), (1.0, -2.0, 1.0))  # which sees no even slope
+LAPLACE = ((1.0, -2.0, 1.0), (-2.0, 4.0, -2.0), (1.0, -2.0, 1.0))  # zero on a linear slope
 
 
 def noise_level(images: Float[Tensor, "b 1 y x"]) -> Float[Tensor, " b"]:
-    """Estimate the spread of the noise from what is left where an image is smooth.
+    """Estimate the standard deviation of the noise from second differences.
 
     The median of the second differences (Immerkaer 1996), over what it is of normal noise.
     """

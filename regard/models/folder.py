@@ -18,23 +18,23 @@ from torch.overrides import TorchFunctionMode
 from regard.errors import UsageError
 from regard.files import MOST_JSON, plain_file, read_json, refuse, write_atomically
 from regard.hashes import remedy, verify
-from regard.models import MODELS, PRETRAINERS, family, pretrainer
+from regard.models import MODELS, PRETRAINERS, family, info, pretrainer
 from regard.settings import fill
 from regard.weights import COUNTER, state_of, stored_name
 
 FORMAT = 2
 READABLE = (1, 2)  # 1 had other names for a few words of configs and statistics of batch norms
 WEIGHTS = "model.safetensors"
-REST = "pretraining.safetensors"  # what an encoder of images was trained with and runs without
-ENCODER = "encoder."  # how the names of its weights begin there
+REST = "pretraining.safetensors"  # of what an image encoder was pretrained with
+ENCODER = "encoder."  # prefix of the encoder's names there
 MOST_PARAMETERS = 20_000_000_000
-# what comes of a config whose values are of kinds that nobody expects
+# errors of building a model from a config with unexpected values
 STRANGE = (TypeError, ValueError, KeyError, IndexError, AttributeError)
 STRANGE += (ArithmeticError, RecursionError, RuntimeError)
 
 
-class _Drawless(TorchFunctionMode):
-    """Leaves out that weights get their first values."""
+class _SkipInit(TorchFunctionMode):
+    """Skip nn.init while modules are built on meta."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if getattr(func, "__module__", None) == nn.init.__name__:
@@ -43,9 +43,9 @@ class _Drawless(TorchFunctionMode):
 
 
 @contextmanager
-def hollow() -> Iterator[None]:
-    """Build models without the memory of their weights, and without the time to fill it."""
-    with torch.device("meta"), _Drawless():
+def on_meta() -> Iterator[None]:
+    """Build models on the meta device, without initialising their weights."""
+    with torch.device("meta"), _SkipInit():
         yield
 
 
@@ -76,7 +76,7 @@ def save_weights(
 
 
 def save_parts(folder: Path, weights: dict[str, Tensor]) -> None:
-    """Write an encoder as the model of a folder, and what it was trained with beside it."""
+    """Write an encoder as the model of a folder, and what it was pretrained with beside it."""
     inner = {n.removeprefix(ENCODER): w for n, w in weights.items() if n.startswith(ENCODER)}
     rest = {name: w for name, w in weights.items() if not name.startswith(ENCODER)}
     save_weights(folder, rest, name=REST)
@@ -105,6 +105,18 @@ def read_config(folder: Path, config: dict[str, Any] | None = None) -> dict[str,
     return config
 
 
+def model_config(config: dict[str, Any], path: Path) -> Any:
+    """Return the model's config that a config.json, of format 1 or 2, describes."""
+    if not isinstance(config["family"], str) or config["family"] not in MODELS:
+        raise UsageError(
+            f"{path}: unknown family {config['family']!r}; choose from {', '.join(sorted(MODELS))}"
+        )
+    if not isinstance(config["model"], dict):
+        raise UsageError(f"{path}: 'model' is not an object")
+    own = info(config["family"]).upgrade(config["model"])
+    return fill(family(config["family"])[0], own, where=str(path))
+
+
 def load_folder(
     folder: Path, device: str = "cpu", config: dict[str, Any] | None = None
 ) -> tuple[nn.Module, dict[str, Any]]:
@@ -116,24 +128,16 @@ def load_folder(
     folder = Path(folder)
     verify(folder)
     config = read_config(folder, config)
-    if not isinstance(config["family"], str) or config["family"] not in MODELS:
-        raise UsageError(
-            f"{folder / 'config.json'}: unknown family {config['family']!r}; "
-            f"choose from {', '.join(sorted(MODELS))}"
-        )
-    config_class, _ = family(config["family"])
-    if not isinstance(config["model"], dict):
-        raise UsageError(f"{folder / 'config.json'}: 'model' is not an object")
-    settings = fill(config_class, config["model"], where=str(folder / "config.json"))
+    settings = model_config(config, folder / "config.json")
     with _reading(folder, WEIGHTS) as path, safe_open(path, framework="pt") as file:
         count = len(file.keys())
-    model = build_hollow(config["family"], settings, folder / "config.json", count)
-    give_weights(model, _read_weights(folder, WEIGHTS, state_of(model), device))
+    model = build_on_meta(config["family"], settings, folder / "config.json", count)
+    assign_weights(model, _read_weights(folder, WEIGHTS, state_of(model), device))
     return model.eval(), config
 
 
-def build_hollow(name: str, settings: Any, path: Path, weights: int) -> nn.Module:
-    """Build a model of a family that has so many weights, or say what is wrong in its config.
+def build_on_meta(name: str, settings: Any, path: Path, weights: int) -> nn.Module:
+    """Build a model of a family with so many weights on meta, or refuse its config.
 
     Layers are built one by one, so more than the weights can be of are not even begun.
     """
@@ -141,7 +145,7 @@ def build_hollow(name: str, settings: Any, path: Path, weights: int) -> nn.Modul
     if layers > 2 * weights + 8:  # some models share their weights between layers
         raise UsageError(f"{path}: asks for {layers:,} layers, of only {weights:,} weights")
     try:
-        with hollow():
+        with on_meta():
             return family(name)[1](settings)
     except UsageError as mistake:
         raise UsageError(f"{path}: {mistake}") from None
@@ -150,7 +154,7 @@ def build_hollow(name: str, settings: Any, path: Path, weights: int) -> nn.Modul
 
 
 def _layers(settings: dict[str, Any]) -> int:
-    """Return how many layers a config asks for, all that it holds taken together."""
+    """Return the number of layers in a config and those nested in it."""
     count = 0
     for key, value in settings.items():
         if isinstance(value, dict):
@@ -160,41 +164,41 @@ def _layers(settings: dict[str, Any]) -> int:
     return count
 
 
-def load_rest(folder: Path, encoder: nn.Module, told: Any) -> Any:
-    """Build around an encoder what it was trained with, and give it the weights in its folder."""
+def load_rest(folder: Path, encoder: nn.Module, pretraining: Any) -> Any:
+    """Build what an encoder was pretrained with around it, with the weights in its folder."""
     device = str(next(encoder.parameters()).device)
-    read = lambda wanted: _read_weights(folder, REST, wanted, device)  # noqa: E731
-    return build_rest(folder, encoder, told, read)
+    read = lambda state: _read_weights(folder, REST, state, device)  # noqa: E731
+    return build_rest(folder, encoder, pretraining, read)
 
 
 def build_rest(
     folder: Path,
     encoder: nn.Module,
-    told: Any,
+    pretraining: Any,
     read: Callable[[dict[str, Tensor]], dict[str, Tensor]],
 ) -> Any:
-    """Build around an encoder what it was trained with, as config.json tells.
+    """Build what an encoder was pretrained with around it, as config.json says.
 
     `read` gives the weights that are not the encoder's.
     """
     where = str(folder / "config.json")
-    if not isinstance(told, dict) or told.get("by") not in PRETRAINERS:
+    if not isinstance(pretraining, dict) or pretraining.get("by") not in PRETRAINERS:
         raise UsageError(
-            f"{where}: 'pretraining' is {told!r:.40}; expected by, which is one of "
+            f"{where}: 'pretraining' is {pretraining!r:.40}; expected by, which is one of "
             f"{', '.join(PRETRAINERS)}, and its sizes"
         )
-    config_class, whole_class = pretrainer(told["by"])
-    told = {key: value for key, value in told.items() if key != "by"}
-    settings = fill(config_class, told, where=where)
+    config_class, whole_class = pretrainer(pretraining["by"])
+    sizes = {key: value for key, value in pretraining.items() if key != "by"}
+    settings = fill(config_class, sizes, where=where)
     try:
-        with hollow():
+        with on_meta():
             whole = whole_class(encoder, settings)
     except (UsageError, AttributeError) as error:
         raise UsageError(f"{where}: 'pretraining' does not fit the model ({error})") from None
     named = state_of(whole)
     rest = {name: x for name, x in named.items() if not name.startswith(ENCODER)}
     tensors = {name: x.detach() for name, x in named.items() if name not in rest}
-    give_weights(whole, {**tensors, **read(rest)})
+    assign_weights(whole, {**tensors, **read(rest)})
     return whole.eval()
 
 
@@ -222,7 +226,7 @@ def _read_weights(
 
 @contextmanager
 def _reading(folder: Path, name: str) -> Iterator[Path]:
-    """Say what is wrong with a file of weights while it is read."""
+    """Name what is wrong with a file of weights while it is read."""
     path = folder / name
     plain_file(path)
     try:
@@ -234,15 +238,15 @@ def _reading(folder: Path, name: str) -> Iterator[Path]:
         raise UsageError(f"{path}: damaged or cut short ({reason}); {remedy(folder)}") from error
 
 
-def _compare(path: Path, wanted: dict[str, list[int]], file) -> None:
+def _compare(path: Path, expected: dict[str, list[int]], file) -> None:
     """Refuse weights whose names or shapes are not those of the model."""
-    found = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
-    wrong = [f"missing {n}" for n in wanted if n not in found]
-    wrong += [f"unknown {n}" for n in found if n not in wanted]
+    shapes = {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    wrong = [f"missing {n}" for n in expected if n not in shapes]
+    wrong += [f"unknown {n}" for n in shapes if n not in expected]
     wrong += [
-        f"{n} is {found[n]}, not {wanted[n]}"
-        for n in wanted
-        if n in found and list(found[n]) != wanted[n]
+        f"{n} is {shapes[n]}, not {shape}"
+        for n, shape in expected.items()
+        if shapes.get(n, shape) != shape
     ]
     if wrong:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
@@ -254,7 +258,7 @@ def _as_float(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
 
 
-def give_weights(model: nn.Module, tensors: dict[str, Tensor]) -> None:
+def assign_weights(model: nn.Module, tensors: dict[str, Tensor]) -> None:
     """Put a real state in the place of that on the meta device, shared weights staying shared.
 
     Matrices of products are laid by columns: with 4 to 32 rows, as in writing, PyTorch multiplies

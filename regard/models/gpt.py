@@ -1,4 +1,4 @@
-"""Models that read a text and say how it goes on: GPT-2, LLaMA, Qwen, Gemma, GPT-NeoX, ..."""
+"""Causal language models: GPT-2, LLaMA, Mistral, Qwen, Gemma, GPT-NeoX, ..."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,19 +11,22 @@ from torch import Tensor, nn
 
 from regard.attention.masks import Causal, Document, Mask, Prefix, Sliding
 from regard.attention.multihead import Cache
-from regard.attention.positions import RotaryScaling, build_position, of_layer
+from regard.attention.positions import RotaryScaling, of_layer
 from regard.errors import UsageError, lookup
 from regard.layers.block import (
     BlockConfig,
     EncoderBlock,
+    block_position,
     build_block,
     build_final_norm,
     build_norm,
-    size,
+    size_field,
 )
+from regard.layers.context import windowed, within
 from regard.layers.embed import RoundedEmbed
+from regard.layers.init import INITS, init_field
 from regard.layers.run import run_blocks
-from regard.layers.start import STARTS
+from regard.layers.shapes import Ids, Lengths, Vectors
 from regard.layers.vocabulary import CappedHead, Head
 from regard.models.declaration import FamilyInfo
 from regard.models.state import State, take_caches
@@ -31,10 +34,10 @@ from regard.models.state import State, take_caches
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """The sizes and parts of a decoder that reads nothing but its own text."""
+    """The sizes and parts of a decoder-only transformer."""
 
-    vocab: int = size(50257, 10_000_000)
-    depth: int = size(12, 1000)
+    vocab: int = size_field(50257, 10_000_000)
+    depth: int = size_field(12, 1000)
     block: BlockConfig = field(
         default_factory=lambda: BlockConfig(768, 12, 3072, feed_forward="gelu_tanh")
     )
@@ -43,8 +46,8 @@ class GPTConfig:
     position_share: float = field(default=1.0, metadata={"min": 0.0, "max": 1.0})
     near_base: float | None = field(default=None, metadata={"above": 0.0, "max": 1e12})
     scaling: RotaryScaling = field(default_factory=RotaryScaling)
-    max_length: int = size(1024, 10_000_000)
-    window: int | None = size(None, 10_000_000)
+    max_length: int = size_field(1024, 10_000_000)
+    window: int | None = size_field(None, 10_000_000)
     window_layers: tuple[int, ...] | None = None
     prompt: str = "causal"
     embed_norm: str = "none"
@@ -52,167 +55,103 @@ class GPTConfig:
     tie: bool = True
     head_bias: bool = False
     logit_cap: float | None = field(default=None, metadata={"min": 1e-3, "max": 1e9})
-    start: str = "gpt"
+    init: str = init_field("gpt")
 
 
+def _like(config: GPTConfig, block: dict[str, Any], **changes: Any) -> GPTConfig:
+    return replace(config, block=replace(config.block, **block), **changes)
+
+
+_GPT2 = GPTConfig()
+_RMS = {"norm": "rms", "norm_eps": 1e-6, "feed_forward": "swiglu", "bias": False}
+_LLAMA = GPTConfig(
+    32000, 32, BlockConfig(4096, 32, 11008, **_RMS), position="rotary", max_length=2048, tie=False
+)
+_GEMMA = GPTConfig(
+    256000,
+    28,
+    BlockConfig(3072, 16, 24576, head_width=256, **_RMS),
+    position="rotary",
+    max_length=8192,
+    scale_embedding=True,
+)
+_GEMMA = _like(_GEMMA, {"norm": "rms_plus1", "feed_forward": "geglu_tanh"})
 # name -> the parts and published sizes of a family's first member: Radford et al. 2019, Touvron et
 # al. 2023, Jiang et al. 2023, Scao et al. 2022, Chowdhery et al. 2022 (its 8B), Qwen team 2024 (7B)
 # and 2025 (8B), Black et al. 2022, Gemma team 2024 (7B), 2024 (2B) and 2025 (1B)
 PRESETS: dict[str, GPTConfig] = {
-    "gpt2": GPTConfig(),
-    "llama": GPTConfig(
-        32000,
-        32,
-        BlockConfig(4096, 32, 11008, norm="rms", norm_eps=1e-6, feed_forward="swiglu", bias=False),
-        position="rotary",
-        max_length=2048,
-        tie=False,
-    ),
-    "mistral": GPTConfig(
-        32000,
-        32,
-        BlockConfig(4096, 32, 14336, 8, norm="rms", feed_forward="swiglu", bias=False),
-        position="rotary",
+    "gpt2": _GPT2,
+    "llama": _LLAMA,
+    "mistral": _like(
+        _LLAMA,
+        {"ffn_width": 14336, "kv_heads": 8, "norm_eps": 1e-5},
         max_length=32768,
         window=4096,
-        tie=False,
     ),
-    "bloom": GPTConfig(
-        250880,
-        70,
-        BlockConfig(14336, 112, 57344, feed_forward="gelu_tanh"),
+    "bloom": _like(
+        _GPT2,
+        {"width": 14336, "heads": 112, "ffn_width": 57344},
+        vocab=250880,
+        depth=70,
         position="alibi",
         max_length=2048,
         embed_norm="layer",
     ),
-    "palm": GPTConfig(
-        256000,
-        32,
-        BlockConfig(
-            4096,
-            16,
-            16384,
-            1,
-            norm="layer_nobias",
-            order="parallel",
-            feed_forward="swiglu",
-            bias=False,
-        ),
-        position="rotary",
-        max_length=2048,
+    "palm": _like(
+        _LLAMA,
+        {"heads": 16, "ffn_width": 16384, "kv_heads": 1, "norm": "layer_nobias", "norm_eps": 1e-5}
+        | {"order": "parallel"},
+        vocab=256000,
+        tie=True,
     ),
-    "qwen2": GPTConfig(
-        152064,
-        28,
-        BlockConfig(
-            3584,
-            28,
-            18944,
-            4,
-            norm="rms",
-            norm_eps=1e-6,
-            feed_forward="swiglu",
-            bias=False,
-            attention_bias="qkv",
-        ),
-        position="rotary",
+    "qwen2": _like(
+        _LLAMA,
+        {"width": 3584, "heads": 28, "ffn_width": 18944, "kv_heads": 4, "attention_bias": "qkv"},
+        vocab=152064,
+        depth=28,
         position_base=1e6,
         max_length=32768,
-        tie=False,
     ),
-    "qwen3": GPTConfig(
-        151936,
-        36,
-        BlockConfig(
-            4096,
-            32,
-            12288,
-            8,
-            128,
-            norm="rms",
-            norm_eps=1e-6,
-            feed_forward="swiglu",
-            bias=False,
-            head_norm="rms",
-        ),
-        position="rotary",
+    "qwen3": _like(
+        _LLAMA,
+        {"ffn_width": 12288, "kv_heads": 8, "head_width": 128, "head_norm": "rms"},
+        vocab=151936,
+        depth=36,
         position_base=1e6,
         max_length=40960,
-        tie=False,
     ),
-    "gpt_neox": GPTConfig(
-        50432,
-        44,
-        BlockConfig(6144, 64, 24576, order="parallel_norms", feed_forward="gelu"),
+    "gpt_neox": _like(
+        _GPT2,
+        {"width": 6144, "heads": 64, "ffn_width": 24576, "order": "parallel_norms"}
+        | {"feed_forward": "gelu"},
+        vocab=50432,
+        depth=44,
         position="rotary_part",
         position_share=0.25,
         max_length=2048,
         tie=False,
     ),
-    "gemma": GPTConfig(
-        256000,
-        28,
-        BlockConfig(
-            3072,
-            16,
-            24576,
-            head_width=256,
-            norm="rms_plus1",
-            norm_eps=1e-6,
-            feed_forward="geglu_tanh",
-            bias=False,
-        ),
-        position="rotary",
-        max_length=8192,
-        scale_embedding=True,
-    ),
-    "gemma2": GPTConfig(
-        256000,
-        26,
-        BlockConfig(
-            2304,
-            8,
-            9216,
-            4,
-            256,
-            norm="rms_plus1",
-            norm_eps=1e-6,
-            order="sandwich",
-            feed_forward="geglu_tanh",
-            score="capped",
-            bias=False,
-            score_cap=50.0,
-        ),
-        position="rotary",
-        max_length=8192,
+    "gemma": _GEMMA,
+    "gemma2": _like(
+        _GEMMA,
+        {"width": 2304, "heads": 8, "ffn_width": 9216, "kv_heads": 4, "order": "sandwich"}
+        | {"score": "capped", "score_cap": 50.0},
+        depth=26,
         window=4096,
         window_layers=tuple(range(0, 26, 2)),
-        scale_embedding=True,
         logit_cap=30.0,
     ),
-    "gemma3": GPTConfig(
-        262144,
-        26,
-        BlockConfig(
-            1152,
-            4,
-            6912,
-            1,
-            256,
-            norm="rms_plus1",
-            norm_eps=1e-6,
-            order="sandwich",
-            feed_forward="geglu_tanh",
-            bias=False,
-            head_norm="rms_plus1",
-        ),
-        position="rotary",
+    "gemma3": _like(
+        _GEMMA,
+        {"width": 1152, "heads": 4, "ffn_width": 6912, "kv_heads": 1, "order": "sandwich"}
+        | {"head_norm": "rms_plus1"},
+        vocab=262144,
+        depth=26,
         position_base=1e6,
         near_base=1e4,
         max_length=32768,
         window=512,
         window_layers=tuple(i for i in range(26) if i % 6 != 5),
-        scale_embedding=True,
     ),
 }
 
@@ -245,25 +184,20 @@ def resize(config: GPTConfig, size: dict[str, int]) -> GPTConfig:
     return replace(config, depth=depth, block=block, max_length=LENGTH, window=window)
 
 
-INFO = FamilyInfo(
-    "text",
-    {"language": {}, "prefix": {"prompt": "bidirectional"}, "embed": {}},
-    PRESETS,
-    SIZES,
-    resize,
-)
+TASKS = {"language": {}, "prefix": {"prompt": "bidirectional"}, "embed": {}}
+INFO = FamilyInfo("text", TASKS, PRESETS, SIZES, resize)
 
 
 def _none(lengths: Tensor) -> None:
-    """Read nothing of a prompt in both directions."""
+    """Attend causally within prompts."""
 
 
 def _whole(lengths: Tensor) -> Tensor:
-    """Read all of a prompt in both directions."""
+    """Attend in both directions within prompts."""
     return lengths
 
 
-# name -> how much of prompts of some lengths is read in both directions
+# name -> the length of the bidirectional prefix, by the lengths of prompts
 PROMPTS: dict[str, Callable[[Tensor], Tensor | None]] = {
     "causal": _none,
     "bidirectional": _whole,
@@ -271,41 +205,43 @@ PROMPTS: dict[str, Callable[[Tensor], Tensor | None]] = {
 
 
 class GPT(nn.Module):
-    """A stack of blocks that look back, and a head that says which token comes next."""
+    """A causal language model: decoder blocks with self-attention only, and a vocabulary head."""
 
-    # what a layer remembers of texts that grow, and what decoding carries
+    # the cache of a layer, and the state of decoding
     cache: type[Cache] = Cache
     state: type[State] = State
 
-    def __init__(self, config: GPTConfig):
+    def __init__(self, config: GPTConfig, attention: Callable[[], nn.Module] | None = None):
+        """Build the model; the attention of each block may be given by what makes it."""
         super().__init__()
         self.config = config
         block = config.block
         build = partial(
-            build_position,
+            block_position,
             config.position,
-            block.width,
-            block.heads,
-            block.head_width or block.width // max(1, block.heads),
+            block,
             max_length=config.max_length,
             bidirectional=config.prompt == "bidirectional",
             share=config.position_share,
         )
         position = near = build(base=config.position_base, scaling=config.scaling)
-        if config.near_base is not None:  # of the layers that see only what is near (Gemma 3)
+        if config.near_base is not None:  # of the layers with a window (Gemma 3)
             near = build(base=config.near_base)
         self.near = windowed(config)
-        norm = replace(block, norm=config.embed_norm)
         self.embed = RoundedEmbed(
             config.vocab,
             block.width,
             position,
             block.width**0.5 if config.scale_embedding else 1.0,
             block.dropout,
-            norm=None if config.embed_norm == "none" else build_norm(norm),
+            norm=build_norm(block, config.embed_norm),
         )
         self.blocks = nn.ModuleList(
-            build_block(block, of_layer(near if i in self.near else position))
+            build_block(
+                block,
+                of_layer(near if i in self.near else position),
+                attention=None if attention is None else attention(),
+            )
             for i in range(config.depth)
         )
         self.norm = build_final_norm(block)
@@ -317,22 +253,22 @@ class GPT(nn.Module):
         if config.tie:
             self.head.weight = self.embed.tokens.weight
         self.prefix_of = lookup("prompt", config.prompt, PROMPTS)
-        lookup("start", config.start, STARTS)(self)
+        lookup("init", config.init, INITS)(self)
 
     def hidden(
         self,
-        ids: Int[Tensor, "b l"],
-        lengths: Int[Tensor, " b"] | None = None,
+        ids: Ids,
+        lengths: Lengths | None = None,
         *,
         at: Num[Tensor, "... l 1"] | None = None,
-        documents: Int[Tensor, "b l"] | None = None,
-        prefix: Int[Tensor, " b"] | None = None,
-    ) -> Float[Tensor, "b l w"]:
+        documents: Ids | None = None,
+        prefix: Lengths | None = None,
+    ) -> Vectors:
         """Return the last vectors, before the head.
 
-        Padding comes last, so that no real token sees it. Packed `documents`, told apart by their
-        numbers, do not see each other and are counted from their own beginning. The first `prefix`
-        tokens of each text see each other in both directions.
+        Padding comes last, so that no real token attends to it. Packed `documents`, numbered, do
+        not attend to each other, and positions are counted from their own beginning. The first
+        `prefix` tokens of each text attend to each other in both directions.
         """
         if at is None and documents is not None:
             at = within(documents).unsqueeze(-1)
@@ -349,7 +285,7 @@ class GPT(nn.Module):
         masks: Sequence[Mask | None],
         caches: Sequence[Cache] | None = None,
     ) -> Tensor:
-        """Pass tokens through all blocks, with the keys that stand before them."""
+        """Pass tokens through all blocks, with the cached keys and values before them."""
         x, mask = self.embed(ids, at), masks[0]
         shared = self.embed.position.shared(at, everything, mask)
         rest = {"norm": self.norm, "at": at, "mask": masks, "bias": shared, "caches": caches}
@@ -358,7 +294,7 @@ class GPT(nn.Module):
     def _masks(
         self, length: int, documents: Tensor | None, prefix: Tensor | None
     ) -> list[Mask | None]:
-        """Say, for each layer, who may look at whom among tokens that are read at once."""
+        """Return the mask of each layer for tokens that are read at once."""
         far = Causal() if prefix is None else Prefix(prefix)
         if documents is not None:
             if prefix is not None:
@@ -371,27 +307,15 @@ class GPT(nn.Module):
         return self._by_layer(far, near)
 
     def _by_layer(self, far: Mask | None, near: Mask | None) -> list[Mask | None]:
-        """Give each layer the mask of those that see everything before, or of those that do not."""
+        """Give each layer the causal mask, or the one with a window."""
         return [near if i in self.near else far for i in range(len(self.blocks))]
 
-    def forward(
-        self,
-        ids: Int[Tensor, "b l"],
-        lengths: Int[Tensor, " b"] | None = None,
-        *,
-        at: Num[Tensor, "... l 1"] | None = None,
-        documents: Int[Tensor, "b l"] | None = None,
-        prefix: Int[Tensor, " b"] | None = None,
-    ) -> Float[Tensor, "b l vocab"]:
-        """Return the logits of the token after each token."""
-        return self.head(self.hidden(ids, lengths, at=at, documents=documents, prefix=prefix))
+    def forward(self, *texts: Any, **rest: Any) -> Float[Tensor, "b l vocab"]:
+        """Return the logits of the token after each token; takes what `hidden` takes."""
+        return self.head(self.hidden(*texts, **rest))
 
     def start(
-        self,
-        source: Int[Tensor, "b s"],
-        lengths: Int[Tensor, " b"] | None = None,
-        *,
-        capacity: int = 256,
+        self, source: Int[Tensor, "b s"], lengths: Lengths | None = None, *, capacity: int = 256
     ) -> State:
         """Read prompts but for their last tokens, with which the first step begins."""
         length = source.shape[1] - 1
@@ -407,13 +331,11 @@ class GPT(nn.Module):
             if bool((prompts != length).any()):
                 at = at.expand(len(source), -1, -1)  # each will go on from a place of its own
             self._read(source[:, :-1], at, at, masks, caches)
-        # what one layer no longer sees, another may
+        # keys outside of one layer's window are still needed by a layer without one
         window = self.config.window if len(self.near) == len(self.blocks) else None
         return self.state(caches, capacity, prompts=prompts, window=window)
 
-    def step(
-        self, ids: Int[Tensor, "b l"], state: State
-    ) -> tuple[Float[Tensor, "b l vocab"], State]:
+    def step(self, ids: Ids, state: State) -> tuple[Float[Tensor, "b l vocab"], State]:
         """Read the next tokens of all hypotheses and return the logits after each."""
         at, everything, mask = state.take(ids.shape[1])
         near, window = mask, self.config.window
@@ -422,19 +344,3 @@ class GPT(nn.Module):
         masks, tokens = self._by_layer(mask, near), ids.reshape(state.sentences, -1)
         x = self._read(tokens, at, everything, masks, state.caches)
         return self.head.step_logits(x).view(*ids.shape, -1), state
-
-
-def windowed(config: Any) -> frozenset[int]:
-    """Return the numbers of the layers that see only what is within the window."""
-    layers = range(config.depth)
-    if config.window is None:
-        return frozenset()
-    return frozenset(layers if config.window_layers is None else config.window_layers) & set(layers)
-
-
-def within(documents: Int[Tensor, "b l"]) -> Int[Tensor, "b l"]:
-    """Count tokens from the beginning of their own document."""
-    place = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
-    new = torch.ones_like(documents, dtype=torch.bool)
-    new[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    return place - place.masked_fill(~new, 0).cummax(1).values

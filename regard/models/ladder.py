@@ -6,7 +6,8 @@ something of it: the weights, the candidates c, keys from values, and last one h
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import cast
 
 import torch
@@ -21,7 +22,8 @@ from regard.attention.positions import ALIASES
 from regard.attention.watch import watcher
 from regard.errors import UsageError, lookup
 from regard.layers.block import BlockConfig, build_attention
-from regard.layers.start import STARTS
+from regard.layers.init import init_field
+from regard.layers.shapes import Ids, Lengths, Vectors
 from regard.models import gpt
 from regard.models.declaration import FamilyInfo
 from regard.models.gpt import GPT, GPTConfig
@@ -33,11 +35,11 @@ POSITIONS = ("none", "sinusoidal", "learned")
 
 @dataclass(frozen=True)
 class LadderConfig(GPTConfig):
-    """The sizes and parts of a decoder whose attention stands on some rung."""
+    """The sizes and parts of a decoder whose attention is one of the rungs."""
 
     position: str = "sinusoidal"
     scale_embedding: bool = True
-    start: str = "scaled"
+    init: str = init_field("scaled")
     rung: str = "gated"
     gates: int | None = field(
         default=None, metadata={"help": "of the rung gated; none: one a channel", "min": 1}
@@ -58,14 +60,14 @@ def past_weights(gates: Float[Tensor, "... l"]) -> Float[Tensor, "... l l"]:
     return log.masked_fill(ahead, -torch.inf).exp().to(gates.dtype)
 
 
-def look_back(
-    candidates: Float[Tensor, "b l w"],
+def gated_attention(
+    candidates: Vectors,
     gates: Float[Tensor, "b l g"],
     *,
     mask: Mask | None = None,
     watch: object = None,
-) -> Float[Tensor, "b l w"]:
-    """Return what a gated unit makes of its candidates, as attention whose weights are given.
+) -> Vectors:
+    """Return the states of a gated unit as attention over its candidates, with given weights.
 
     Every gate is a head, and the candidates of its channels are the values.
     """
@@ -76,13 +78,13 @@ def look_back(
     return out.transpose(1, 2).flatten(2)
 
 
-class Remembered(Cache):
-    """A cache that also holds the last vectors of each text, (sentence, hypothesis, w)."""
+class RecurrentCache(Cache):
+    """A cache that also holds the last hidden vectors of each text, (sentence, hypothesis, w)."""
 
     past: Tensor | None = None
 
     def begin(self, prompts: Tensor, width: int) -> None:
-        """Take the vectors at the ends of prompts, of which all vectors (b, l, w) are there yet."""
+        """Keep the vectors at the ends of prompts, of which all vectors (b, l, w) are there yet."""
         last = self.v.new_zeros(len(prompts), width)
         if self.past is not None:
             read = torch.cat([last.unsqueeze(1), self.past], 1)
@@ -96,12 +98,12 @@ class Remembered(Cache):
             self.past = self.past[select.rows]
 
 
-class Past(State):
+class LadderState(State):
     """A state whose hypotheses have their own last vectors."""
 
-    def select(self, parents: Tensor) -> "Past":
+    def select(self, parents: Tensor) -> "LadderState":
         """Let hypothesis j of sentence i continue hypothesis parents[i, j] of that sentence."""
-        for cache in cast(list[Remembered], self.caches):
+        for cache in cast(list[RecurrentCache], self.caches):
             assert cache.past is not None
             index = parents.unsqueeze(-1).expand(-1, -1, cache.past.shape[-1])
             cache.past = cache.past.gather(1, index)
@@ -110,13 +112,13 @@ class Past(State):
 
 
 def seen_among(mask: Mask | None, length: int) -> Tensor | None:
-    """Return which tokens of packed documents see which, (b, q, k); None if all before them."""
+    """Return the mask of packed documents, (b, q, k); None if it is only causal."""
     if mask is None or mask.aligned(length, length):
         return None
     return mask.tile(slice(0, length), slice(0, length))[:, 0]
 
 
-def going_on(h: Tensor, seen: Tensor | None, t: int) -> Tensor:
+def carry(h: Tensor, seen: Tensor | None, t: int) -> Tensor:
     """Return h where token t belongs to the same document as the one before, else zeros."""
     if seen is None or t == 0:
         return h
@@ -143,7 +145,7 @@ class Gated(nn.Module):
         self.out = nn.Linear(width, width, bias=bias)
 
     def tick(self, read: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return h_t, c_t and the gates' logits, from what was read of x_t and from h_{t-1}."""
+        """Return h_t, c_t and the gates' logits, from the projected x_t and from h_{t-1}."""
         candidate, gates = (read + self.again(before)).split([self.width, self.heads], -1)
         candidate, kept = candidate.tanh(), gates.sigmoid()
         if self.heads < self.width:
@@ -155,26 +157,26 @@ class Gated(nn.Module):
         seen, h = seen_among(mask, x.shape[1]), torch.zeros_like(x[:, 0])
         made = []
         for t, read in enumerate(self.reads(x).unbind(1)):
-            made.append(self.tick(read, going_on(h, seen, t)))
+            made.append(self.tick(read, carry(h, seen, t)))
             h = made[-1][0]
         return [torch.stack(part, 1) for part in zip(*made, strict=True)]
 
     def forward(
         self,
-        x: Float[Tensor, "b l w"],
+        x: Vectors,
         *,
         at: Tensor,
         mask: Mask | None = None,
         bias: Tensor | None = None,
-        cache: Remembered | None = None,
-    ) -> Float[Tensor, "b l w"]:
-        """Read texts from their beginning, or the next token of each that is remembered."""
+        cache: RecurrentCache | None = None,
+    ) -> Vectors:
+        """Read texts from their beginning, or the next token after a cached state."""
         if cache is not None and cache.past is not None:
             h = self.tick(self.reads(x), cache.past)[0]
         else:
             h, candidates, gates = self.unroll(x, mask)
             if watcher() is not None:
-                look_back(candidates, gates, mask=mask or Causal(), watch=self)
+                gated_attention(candidates, gates, mask=mask or Causal(), watch=self)
         if cache is not None:
             nothing = x.new_empty(len(x), 1, x.shape[1], 0)
             cache.append(nothing, nothing, at)
@@ -182,7 +184,7 @@ class Gated(nn.Module):
         return self.out(h)
 
 
-class InTurn(nn.Module):
+class SequentialCandidates(nn.Module):
     """Candidates c_t = tanh(W x_t + U h_{t-1}), where h is the average of those before."""
 
     def __init__(self, width: int, bias: bool):
@@ -197,14 +199,14 @@ class InTurn(nn.Module):
             return (read + self.again(past)).tanh()
         seen, h, made = seen_among(mask, x.shape[1]), torch.zeros_like(x[:, 0]), []
         for t, (now, asks) in enumerate(zip(read.unbind(1), q.split(1, 1), strict=True)):
-            made.append((now + self.again(going_on(h, seen, t))).tanh())
+            made.append((now + self.again(carry(h, seen, t))).tanh())
             c = torch.stack(made, 1)
             own = None if seen is None else Padding(seen[:, t, : t + 1])
             h = attend(asks, c, c, mask=own).squeeze(1)
         return torch.stack(made, 1)
 
 
-class Apart(nn.Module):
+class ParallelCandidates(nn.Module):
     """Candidates c_t = tanh(W x_t), each for itself."""
 
     def __init__(self, width: int, bias: bool):
@@ -216,12 +218,17 @@ class Apart(nn.Module):
         return self.reads(x).tanh()
 
 
+Candidates = SequentialCandidates | ParallelCandidates
+
+
 class Average(nn.Module):
     """One head, its keys and values the candidates: h_t = sum_i softmax_i(q_t c_i / √w) c_i."""
 
     heads = kv_heads = 1
 
-    def __init__(self, width: int, candidates: InTurn | Apart, bias: bool):
+    def __init__(
+        self, width: int, candidates: SequentialCandidates | ParallelCandidates, bias: bool
+    ):
         super().__init__()
         self.head_width = width
         self.asks = nn.Linear(width, width, bias=bias)
@@ -230,14 +237,14 @@ class Average(nn.Module):
 
     def forward(
         self,
-        x: Float[Tensor, "b l w"],
+        x: Vectors,
         *,
         at: Tensor,
         mask: Mask | None = None,
         bias: Tensor | None = None,
-        cache: Remembered | None = None,
-    ) -> Float[Tensor, "b l w"]:
-        """Let every token ask all candidates so far."""
+        cache: RecurrentCache | None = None,
+    ) -> Vectors:
+        """Let every token attend to all candidates so far."""
         q = self.asks(x)
         k = v = self.candidates(x, q, mask, None if cache is None else cache.past).unsqueeze(1)
         if cache is not None:
@@ -252,25 +259,25 @@ Rung = Gated | Average | MultiHead
 
 
 def gated(config: LadderConfig) -> Rung:
-    """Weights of gates, candidates of the history."""
+    """Weights of gates, recurrent candidates."""
     block = config.block
     return Gated(block.width, config.gates or block.width, block.bias)
 
 
 def free_weights(config: LadderConfig) -> Rung:
-    """The weights are freed: any candidate may be asked for, however long ago."""
+    """Softmax weights: any candidate may be attended to, however long ago."""
     block = config.block
-    return Average(block.width, InTurn(block.width, block.bias), block.bias)
+    return Average(block.width, SequentialCandidates(block.width, block.bias), block.bias)
 
 
 def free_candidates(config: LadderConfig) -> Rung:
-    """The candidates are freed too: none waits for another."""
+    """Candidates without recurrence, all computed in parallel."""
     block = config.block
-    return Average(block.width, Apart(block.width, block.bias), block.bias)
+    return Average(block.width, ParallelCandidates(block.width, block.bias), block.bias)
 
 
 def keys_values(config: LadderConfig) -> Rung:
-    """What is compared is separated from what is averaged."""
+    """Keys and values are separate projections."""
     return build_attention(replace(config.block, heads=1))
 
 
@@ -279,7 +286,7 @@ def heads(config: LadderConfig) -> Rung:
     return build_attention(config.block)
 
 
-# name -> how its layer is made, and how many tokens it reads at a time while it writes
+# name -> what makes its layer, and how many tokens a step of decoding reads at most
 RUNGS: dict[str, tuple[Callable[[LadderConfig], Rung], int | None]] = {
     "gated": (gated, 1),
     "free_weights": (free_weights, 1),
@@ -318,36 +325,28 @@ def check(config: LadderConfig) -> None:
 
 
 class Ladder(GPT):
-    """A decoder whose attention stands on a rung between a gated unit and many heads."""
+    """A decoder whose attention lies between a gated recurrent unit and multi-head attention."""
 
-    cache, state = Remembered, Past
+    cache, state = RecurrentCache, LadderState
 
     def __init__(self, config: LadderConfig):
-        make, self.at_a_time = lookup("rung", config.rung, RUNGS)
+        build, step_length = lookup("rung", config.rung, RUNGS)
         check(config)
-        super().__init__(GPTConfig(**{f.name: getattr(config, f.name) for f in fields(GPTConfig)}))
+        super().__init__(config, partial(build, config))
         self.config: LadderConfig = config
-        for block in self.blocks:
-            block.add_module("attention", make(config))
-        lookup("start", config.start, STARTS)(self)
+        self.step_length = step_length
 
     def start(
-        self,
-        source: Int[Tensor, "b s"],
-        lengths: Int[Tensor, " b"] | None = None,
-        *,
-        capacity: int = 256,
+        self, source: Int[Tensor, "b s"], lengths: Lengths | None = None, *, capacity: int = 256
     ) -> State:
         """Read prompts but for their last tokens, with which the first step begins."""
         state = super().start(source, lengths, capacity=capacity)
         prompts = source.new_full((len(source),), source.shape[1]) if lengths is None else lengths
-        for cache in cast(list[Remembered], state.caches):
+        for cache in cast(list[RecurrentCache], state.caches):
             cache.begin(prompts - 1, self.config.block.width)
         return state
 
-    def step(
-        self, ids: Int[Tensor, "b l"], state: State
-    ) -> tuple[Float[Tensor, "b l vocab"], State]:
+    def step(self, ids: Ids, state: State) -> tuple[Float[Tensor, "b l vocab"], State]:
         """Read the next tokens of all hypotheses and return the logits after each."""
-        parts = ids.split(self.at_a_time or ids.shape[1], dim=1)
+        parts = ids.split(self.step_length or ids.shape[1], dim=1)
         return torch.cat([super(Ladder, self).step(part, state)[0] for part in parts], 1), state

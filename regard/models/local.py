@@ -1,9 +1,9 @@
-"""Residual networks that look around instead of convolving: local relation networks (LR-Net)."""
+"""Residual networks of local attention instead of convolutions: LR-Net."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, cast
+from typing import cast
 
 import torch
 from jaxtyping import Float, Int
@@ -13,12 +13,15 @@ from torch.nn import functional as F
 from regard.attention.attend import attend
 from regard.attention.scores import Dot, Gaussian
 from regard.errors import UsageError, lookup
-from regard.layers.block import share, size
-from regard.layers.convolution import ConvNorm, relu, unbent
-from regard.layers.depth import drop_path, rising
+from regard.layers.block import prob_field, size_field
+from regard.layers.convolution import ConvNorm, identity, relu
+from regard.layers.depth import drop_path, drop_path_schedule
 from regard.layers.heads import Attentive, Max, Mean
+from regard.layers.layout import Layout, halve, token_grid
 from regard.layers.patches import check_images
-from regard.models.declaration import FamilyInfo
+from regard.layers.shapes import Images, Size, Vectors
+from regard.models.declaration import FamilyInfo, size_table
+from regard.models.vision import VISION_TASKS, VisionModel, build_head
 
 
 @dataclass(frozen=True)
@@ -26,60 +29,54 @@ class LocalConfig:
     """The sizes and parts of a network of local relations, a number for each stage."""
 
     labels: int = field(default=1000, metadata={"min": 0, "max": 10_000_000})
-    channels: int = size(3, 4096)
-    image: int = size(224, 2**16)
+    channels: int = size_field(3, 4096)
+    image: int = size_field(224, 2**16)
     stem: str = "large"
-    stem_width: int = size(64, 2**16)
-    inner_widths: tuple[int, ...] = size((100, 200, 400, 800), 2**16)
-    widths: tuple[int, ...] = size((256, 512, 1024, 2048), 2**18)
-    depths: tuple[int, ...] = size((3, 4, 6, 3), 200)
-    window: int = size(7, 63)
-    together: int = size(8, 1024)
-    prior_width: int = size(8, 4096)
+    stem_width: int = size_field(64, 2**16)
+    inner_widths: tuple[int, ...] = size_field((100, 200, 400, 800), 2**16)
+    widths: tuple[int, ...] = size_field((256, 512, 1024, 2048), 2**18)
+    depths: tuple[int, ...] = size_field((3, 4, 6, 3), 200)
+    window: int = size_field(7, 63)
+    channels_per_head: int = field(default=8, metadata={"min": 1, "max": 1024, "was": "together"})
+    prior_width: int = size_field(8, 4096)
     relation: str = "product"
     pool: str = "mean"
-    drop_path: float = share(0.0)
+    drop_path: float = prob_field(0.0)
 
 
 # name -> the parts that make it what it is, and its published size: Hu et al. 2019
 PRESETS: dict[str, LocalConfig] = {"lrnet": LocalConfig(), "lrnet50": LocalConfig()}
 
 # for images of 28 to 32 pixels
-SIZES: dict[str, dict[str, Any]] = {
-    name: {
-        "image": 32,
-        "stem": "small",
-        "stem_width": stem_width,
-        "inner_widths": inner_widths,
-        "widths": tuple(2 * width for width in inner_widths),
-        "depths": depths,
-    }
-    for name, stem_width, inner_widths, depths in (
-        ("tiny", 32, (32, 64, 128), (1, 1, 3)),
-        ("small", 32, (48, 96, 208), (1, 3, 3)),
-        ("base", 64, (80, 160, 320), (2, 4, 4)),
-        ("big", 64, (128, 256, 512), (2, 4, 6)),
-    )
-}
-INFO = FamilyInfo("image", {"images": {}, "pretrain": {"labels": 0}}, PRESETS, SIZES)
+SIZES = size_table(
+    "stem_width inner_widths widths depths",
+    {
+        "tiny": (32, (32, 64, 128), (64, 128, 256), (1, 1, 3)),
+        "small": (32, (48, 96, 208), (96, 192, 416), (1, 3, 3)),
+        "base": (64, (80, 160, 320), (160, 320, 640), (2, 4, 4)),
+        "big": (64, (128, 256, 512), (256, 512, 1024), (2, 4, 6)),
+    },
+    image=32,
+    stem="small",
+)
+INFO = FamilyInfo("image", VISION_TASKS, PRESETS, SIZES)
 
 
-# What stands outside of the image is so far from every query that its weight is zero.
+# the score of keys outside of the image, so that their weight is zero
 OUTSIDE = -1e9
-TILE = 4  # queries to a side that are asked together
+TILE = 4  # queries to a side of a tile
 
 # name -> how two numbers are related
 RELATIONS: dict[str, Dot | Gaussian] = {"product": Dot(1.0), "squared": Gaussian(0.5**0.5)}
 
 
 class LocalRelation(nn.Module):
-    """softmax over a square around i of r(q_i, k_j) + g(j - i), a weight for some channels at once.
+    """The local relation layer: softmax over a window around i of r(q_i, k_j) + g(j - i).
 
-    The local relation layer (Hu et al. 2019): queries and keys are single numbers for every
-    `together` channels, r is their product or minus their squared difference, g a small network
-    that knows only where j stands from i; what is averaged is x itself, and `out` mixes its
-    channels afterwards. Queries are asked in square tiles with all keys that any of them may see,
-    so that the cost grows as the pixels do.
+    (Hu et al. 2019.) Queries and keys are single numbers for every `channels_per_head` channels, r
+    is their product or minus their squared difference, g a small network of the offset; the values
+    are x itself, and `out` mixes its channels afterwards. Queries are taken in square tiles with
+    all keys that any of them may see, so that the cost is linear in the pixels.
     """
 
     def __init__(
@@ -87,7 +84,7 @@ class LocalRelation(nn.Module):
         width: int,
         *,
         window: int = 7,
-        together: int = 8,
+        channels_per_head: int = 8,
         stride: int = 1,
         relation: str = "product",
         prior_width: int = 8,
@@ -96,8 +93,9 @@ class LocalRelation(nn.Module):
         super().__init__()
         if not window % 2:
             raise UsageError(f"window={window} has no middle; choose an odd number, such as 7")
-        self.width, self.window, self.together, self.stride = width, window, together, stride
-        self.groups = -(-width // together)
+        self.width, self.window, self.stride = width, window, stride
+        self.channels_per_head = channels_per_head
+        self.groups = -(-width // channels_per_head)
         self.query = nn.Linear(width, self.groups, bias=False)
         self.key = nn.Linear(width, self.groups, bias=False)
         self.relation = lookup("relation", relation, RELATIONS)
@@ -109,7 +107,7 @@ class LocalRelation(nn.Module):
         )
         self.out = nn.Linear(width, width, bias=False) if out is None else out
 
-    def grid(self, grid: tuple[int, int]) -> tuple[int, int]:
+    def grid(self, grid: Size) -> Size:
         """Return how many queries a grid of (height, width) has in each direction."""
         return -(-grid[0] // self.stride), -(-grid[1] // self.stride)
 
@@ -118,24 +116,31 @@ class LocalRelation(nn.Module):
         return _keys(height, width, self.window, self.stride)
 
     def asked(self, height: int, width: int) -> Int[Tensor, "tiles queries"]:
-        """Return which place of the grid of queries each query of a tile has; -1 is outside."""
+        """Return which place of the grid of queries each query of a tile has; -1 is padding."""
         return _queries(*self.grid((height, width)))
 
+    def laid_out(self, grid: Size, stride: int, size: Size) -> Layout:
+        """Return how the layer on a grid of a stride is laid over an image of (height, width)."""
+        queries = token_grid(self.grid(grid), stride * self.stride, size)
+        near = torch.stack([row.nonzero().squeeze(1) for row in self.bias()[0].isfinite()])
+        tokens = self.asked(*grid), self.place(*grid)
+        return Layout(queries, token_grid(grid, stride, size), *tokens, near)
+
     def bias(self) -> Float[Tensor, "g q k"]:
-        """Return what the prior says of the keys of a tile, -inf outside of a query's window."""
+        """Return the bias of the offsets in a tile, -inf outside of a query's window."""
         weight = self.key.weight
         offsets = _offsets(self.window, weight.device, weight.dtype)
         known = F.pad(self.prior(offsets), (0, 1), value=-torch.inf)
         return known[:, _seen(self.window, self.stride, weight.device)]
 
     def forward(self, x: Float[Tensor, "b w y x"]) -> Float[Tensor, "b w yy xx"]:
-        """Let every place, or one in `stride` to each side, look at the places around it."""
+        """Let every place, or one in `stride` in each direction, attend to its window."""
         b, grid = len(x), (x.shape[2], x.shape[3])
         place, asked = self.place(*grid), self.asked(*grid)
         x = x.permute(0, 2, 3, 1)
         q = self._tiles(self.query(x[:, :: self.stride, :: self.stride]), asked)
         k = self._tiles(self.key(x), place)
-        v = self._tiles(F.pad(x, (0, self.groups * self.together - self.width)), place)
+        v = self._tiles(F.pad(x, (0, self.groups * self.channels_per_head - self.width)), place)
         q, k, key_bias, scale = self.relation.prepare(q, k)
         far = torch.where(place < 0, OUTSIDE, 0.0).to(x).repeat(b, 1).unsqueeze(1)
         far = (far if key_bias is None else far + key_bias).expand(k.shape[:-1])
@@ -147,14 +152,14 @@ class LocalRelation(nn.Module):
 
     def _tiles(self, x: Tensor, place: Tensor) -> Tensor:
         """Cut a grid (b, y, x, w) into tiles (b * tiles, groups, places, w / groups)."""
-        x = F.pad(x.flatten(1, 2), (0, 0, 0, 1))  # of which the last row stands for what is outside
+        x = F.pad(x.flatten(1, 2), (0, 0, 0, 1))  # the last row is padding
         index = place.where(place >= 0, x.shape[1] - 1).flatten().to(x.device)
         cut = x.index_select(1, index).view(
             -1, place.shape[1], self.groups, x.shape[-1] // self.groups
         )
         return cut.transpose(1, 2)
 
-    def _lay(self, y: Tensor, b: int, grid: tuple[int, int]) -> Tensor:
+    def _lay(self, y: Tensor, b: int, grid: Size) -> Tensor:
         """Lay tiles (b * tiles, groups, queries, w / groups) back as a grid (b, y, x, w)."""
         rows, columns = (-(-n // TILE) for n in grid)
         y = y.view(b, rows, columns, self.groups, TILE, TILE, -1).permute(0, 1, 4, 2, 5, 3, 6)
@@ -162,7 +167,7 @@ class LocalRelation(nn.Module):
         return y[:, : grid[0], : grid[1], : self.width]
 
 
-def _squares(grid: tuple[int, int], side: int, step: int, before: int) -> Tensor:
+def _squares(grid: Size, side: int, step: int, before: int) -> Tensor:
     """Number the places of squares that begin every `step` of a grid, -1 outside of it."""
     lines, there = [], []
     for length in grid:
@@ -190,7 +195,7 @@ def _queries(height: int, width: int) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _offsets(window: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return where each place of a window stands from its middle, from -1 to 1, (2, n)."""
+    """Return the offset of each place of a window from its middle, from -1 to 1, (2, n)."""
     with torch.inference_mode(False):
         line = torch.arange(window, device=device, dtype=dtype) - window // 2
         return torch.cartesian_prod(line, line).T / max(1, window // 2)
@@ -227,7 +232,7 @@ def _relation(config: LocalConfig, width: int, stride: int, out: nn.Module | Non
         LocalRelation(
             width,
             window=config.window,
-            together=config.together,
+            channels_per_head=config.channels_per_head,
             stride=stride,
             relation=config.relation,
             prior_width=config.prior_width,
@@ -268,7 +273,7 @@ STEMS: dict[str, type[SmallStem]] = {"large": LargeStem, "small": SmallStem}
 
 
 class RelationBlock(nn.Module):
-    """relu(x + f(x)): f narrows, looks around and widens; x is projected if its shape changes."""
+    """A bottleneck, relu(x + f(x)), with a local relation; x is projected if its shape changes."""
 
     def __init__(
         self, config: LocalConfig, channels: int, inner: int, width: int, stride: int, path: float
@@ -276,9 +281,9 @@ class RelationBlock(nn.Module):
         super().__init__()
         self.narrow = ConvNorm(channels, inner, 1)
         self.look = _relation(config, inner, stride)
-        self.widen = ConvNorm(inner, width, 1, act=unbent)
+        self.widen = ConvNorm(inner, width, 1, act=identity)
         same = channels == width and stride == 1
-        self.short = nn.Identity() if same else ConvNorm(channels, width, 1, stride, unbent)
+        self.short = nn.Identity() if same else ConvNorm(channels, width, 1, stride, identity)
         self.path = path
 
     def forward(self, x: Tensor) -> Tensor:
@@ -295,8 +300,8 @@ POOLS: dict[str, type[Mean] | type[Max] | type[Attentive]] = {
 }
 
 
-class Local(nn.Module):
-    """Stages of residual blocks of local relations, each half as large as the one before.
+class Local(VisionModel):
+    """A local relation network: stages of residual blocks of attention within small windows.
 
     It has no convolution but those of single pixels. Images may be of any size.
     """
@@ -311,7 +316,7 @@ class Local(nn.Module):
             )
         self.out_width = config.widths[-1]
         self.stem = lookup("stem", config.stem, STEMS)(config)
-        paths = iter(rising(config.drop_path, sum(config.depths)))
+        paths = iter(drop_path_schedule(config.drop_path, sum(config.depths)))
         self.stages = nn.ModuleList()
         channels = config.stem_width
         for number, depth in enumerate(config.depths):
@@ -323,29 +328,17 @@ class Local(nn.Module):
                 channels = width
             self.stages.append(stage)
         self.pool = lookup("pool", config.pool, POOLS)(self.out_width)
-        self.head = nn.Linear(self.out_width, config.labels) if config.labels else nn.Identity()
+        self.head = build_head(self.out_width, config.labels)
         for part in self.modules():
             if isinstance(part, nn.Conv2d):
                 nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
 
-    def grid(self, size: tuple[int, int]) -> tuple[int, int]:
+    def grid(self, size: Size) -> Size:
         """Return how many places the last stage has in each direction for (height, width)."""
         halves = 2 ** (self.stem.halves + len(self.stages) - 1)
         return -(-size[0] // halves), -(-size[1] // halves)
 
-    def grids(self, size: tuple[int, int]) -> dict[str, tuple[int, int]]:
-        """Return the grid that each relation looks at, by the name of its map."""
-        found = {"stem.relation.relation": size}
-        for _ in range(self.stem.halves):
-            size = -(-size[0] // 2), -(-size[1] // 2)
-        for number, depth in enumerate(self.config.depths):
-            for place in range(depth):
-                found[f"stages.{number}.{place}.look.relation"] = size
-                if number and not place:
-                    size = -(-size[0] // 2), -(-size[1] // 2)
-        return found
-
-    def features(self, images: Float[Tensor, "b c y x"]) -> Float[Tensor, "b l w"]:
+    def features(self, images: Images) -> Vectors:
         """Return the vectors of the last grid, row by row."""
         check_images(images, self.config.channels)
         # so that the channels of a place lie together
@@ -355,6 +348,16 @@ class Local(nn.Module):
                 x = block(x)
         return x.permute(0, 2, 3, 1).flatten(1, 2)
 
-    def forward(self, images: Float[Tensor, "b c y x"]) -> Float[Tensor, "b labels"]:
-        """Return the logits of the labels, or what they would be made of."""
-        return self.head(self.pool(self.features(images)))
+    def layout(self, size: Size) -> dict[str, Layout]:
+        """Return how each layer's attention is laid over an image of (height, width)."""
+        layers = {"stem.relation.relation": self.stem.relation.relation.laid_out(size, 1, size)}
+        grid, stride = size, 1
+        for _ in range(self.stem.halves):
+            grid, stride = halve(grid), 2 * stride
+        for n, stage in enumerate(cast(Sequence[nn.ModuleList], self.stages)):
+            for m, block in enumerate(cast(Sequence[RelationBlock], stage)):
+                relation = block.look.relation
+                name = f"stages.{n}.{m}.look.relation"
+                layers[name] = relation.laid_out(grid, stride, size)
+                grid, stride = relation.grid(grid), stride * relation.stride
+        return {**layers, **self.pool_layout(token_grid(grid, stride, size))}

@@ -1,9 +1,9 @@
-"""Transformers whose attention pools what it asks and what it looks at: MViT and MViTv2."""
+"""Multiscale Vision Transformers, whose attention pools queries, keys and values: MViT, MViTv2."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, cast
+from typing import cast
 
 import torch
 from jaxtyping import Float
@@ -14,12 +14,16 @@ from regard.attention.attend import attend
 from regard.attention.dropout import add_dropped, dropout
 from regard.attention.scores import build_score
 from regard.errors import UsageError, lookup
-from regard.layers.block import BlockConfig, build_feed_forward, build_norm, share, size
-from regard.layers.depth import drop_path, rising
+from regard.layers.block import BlockConfig, build_feed_forward, build_norm, prob_field, size_field
+from regard.layers.depth import drop_path, drop_path_schedule
+from regard.layers.grid import GridPosition
+from regard.layers.heads import FirstTokens, GridMean
+from regard.layers.init import INITS, init_field
+from regard.layers.layout import Layout, full_layout, token_grid
 from regard.layers.patches import Patches
-from regard.layers.start import STARTS
-from regard.models.declaration import FamilyInfo
-from regard.models.vit import First, Grid, GridMean
+from regard.layers.shapes import Images, Size, Vectors
+from regard.models.declaration import FamilyInfo, size_table
+from regard.models.vision import VISION_TASKS, VisionModel, build_head
 
 
 @dataclass(frozen=True)
@@ -32,26 +36,26 @@ class MViTConfig:
     """
 
     labels: int = field(default=1000, metadata={"min": 0, "max": 10_000_000})
-    channels: int = size(3, 4096)
-    image: int = size(224, 2**16)
-    patch: int = size(7, 2**12)
-    stride: int = size(4, 2**12)
-    depths: tuple[int, ...] = size((1, 2, 5, 2), 200)
+    channels: int = size_field(3, 4096)
+    image: int = size_field(224, 2**16)
+    patch: int = size_field(7, 2**12)
+    stride: int = size_field(4, 2**12)
+    depths: tuple[int, ...] = size_field((1, 2, 5, 2), 200)
     block: BlockConfig = field(
         default_factory=lambda: BlockConfig(
             96, 1, 384, norm_eps=1e-6, feed_forward="gelu", dropout=0.0
         )
     )
-    kernel: int = size(3, 63)
-    key_stride: int = size(4, 2**12)
+    kernel: int = size_field(3, 63)
+    key_stride: int = size_field(4, 2**12)
     pooled_queries: str = "all"
     residual: str = "query"
     position: str = "decomposed"
     widen: str = "attention"
     tokens: int = field(default=0, metadata={"min": 0, "max": 1})
     pool: str = "mean"
-    drop_path: float = share(0.0)
-    start: str = "normal"
+    drop_path: float = prob_field(0.0)
+    init: str = init_field("normal")
 
 
 _V2 = MViTConfig()
@@ -74,22 +78,19 @@ PRESETS: dict[str, MViTConfig] = {
 }
 
 # for images of 28 to 32 pixels
-SIZES: dict[str, dict[str, Any]] = {
-    name: {
-        "image": 32,
-        "patch": 3,
-        "stride": 2,
-        "depths": depths,
-        "block": {"width": width, "ffn_width": ffn_width, "heads": 1},
-    }
-    for name, depths, width, ffn_width in (
-        ("tiny", (1, 1, 1), 40, 120),
-        ("small", (1, 2, 2), 48, 128),
-        ("base", (1, 2, 4), 64, 192),
-        ("big", (1, 3, 6), 96, 288),
-    )
-}
-INFO = FamilyInfo("image", {"images": {}, "pretrain": {"labels": 0}}, PRESETS, SIZES)
+SIZES = size_table(
+    "depths block.width block.ffn_width block.heads",
+    {
+        "tiny": ((1, 1, 1), 40, 120, 1),
+        "small": ((1, 2, 2), 48, 128, 1),
+        "base": ((1, 2, 4), 64, 192, 1),
+        "big": ((1, 3, 6), 96, 288, 1),
+    },
+    image=32,
+    patch=3,
+    stride=2,
+)
+INFO = FamilyInfo("image", VISION_TASKS, PRESETS, SIZES)
 
 
 class PoolHeads(nn.Module):
@@ -106,14 +107,14 @@ class PoolHeads(nn.Module):
         self.norm, self.tokens = norm, tokens
         self.kernel, self.stride = kernel, stride
 
-    def grid(self, grid: tuple[int, int]) -> tuple[int, int]:
+    def grid(self, grid: Size) -> Size:
         """Return what remains of a grid of (height, width)."""
         height, width = (
             (n + 2 * (self.kernel // 2) - self.kernel) // self.stride + 1 for n in grid
         )
         return height, width
 
-    def forward(self, x: Float[Tensor, "b h l d"], grid: tuple[int, int]) -> Tensor:
+    def forward(self, x: Float[Tensor, "b h l d"], grid: Size) -> Tensor:
         """Return (b, h, l', d)."""
         b, h, _, d = x.shape
         before, x = x[:, :, : self.tokens], x[:, :, self.tokens :]
@@ -122,26 +123,28 @@ class PoolHeads(nn.Module):
         return self.norm(torch.cat([before, x], 2) if self.tokens else x)
 
 
-class AsIs(nn.Module):
+class Unpooled(nn.Module):
     """All tokens as they are."""
 
-    def grid(self, grid: tuple[int, int]) -> tuple[int, int]:
+    stride = 1
+
+    def grid(self, grid: Size) -> Size:
         """Return the grid."""
         return grid
 
-    def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+    def forward(self, x: Tensor, grid: Size) -> Tensor:
         """Return x."""
         return x
 
 
 class PoolLargest(nn.Module):
-    """The largest of neighbouring tokens, channel by channel: how what is passed by shrinks."""
+    """Max pooling of the skip connection over the grid."""
 
     def __init__(self, stride: int, tokens: int):
         super().__init__()
         self.stride, self.tokens = stride, tokens
 
-    def forward(self, x: Float[Tensor, "b l w"], grid: tuple[int, int]) -> Tensor:
+    def forward(self, x: Vectors, grid: Size) -> Tensor:
         """Return (b, l', w)."""
         before, x = x[:, : self.tokens], x[:, self.tokens :]
         x = x.unflatten(1, grid).permute(0, 3, 1, 2)
@@ -176,7 +179,7 @@ class Decomposed(nn.Module):
         self.tokens = tokens
 
     def bias(
-        self, q: Float[Tensor, "b h q d"], q_grid: tuple[int, int], k_grid: tuple[int, int]
+        self, q: Float[Tensor, "b h q d"], q_grid: Size, k_grid: Size
     ) -> Float[Tensor, "b h q k"]:
         """Return what the queries make of the distances to all keys."""
         asked = q[:, :, self.tokens :].unflatten(2, q_grid)
@@ -189,28 +192,28 @@ class Decomposed(nn.Module):
 
     def _between(self, table: Tensor, queries: int, keys: int) -> Tensor:
         """Return the vectors of the distances from queries to keys, (q, k, d)."""
-        wanted = 2 * max(queries, keys) - 1
-        if wanted != len(table):
-            table = F.interpolate(table.T.unsqueeze(0), wanted, mode="linear")[0].T
+        length = 2 * max(queries, keys) - 1
+        if length != len(table):
+            table = F.interpolate(table.T.unsqueeze(0), length, mode="linear")[0].T
         return table[_distances(queries, keys, table.device)]
 
 
-class Placeless(nn.Module):
-    """No bias at all."""
+class NoBias(nn.Module):
+    """No bias of positions."""
 
-    def bias(self, q: Tensor, q_grid: tuple[int, int], k_grid: tuple[int, int]) -> Tensor | None:
+    def bias(self, q: Tensor, q_grid: Size, k_grid: Size) -> Tensor | None:
         """Return nothing."""
         return None
 
 
-class GridAdded(nn.Module):
-    """Adds a learned vector for each place of the grid and each token before it."""
+class LearnedPosition(nn.Module):
+    """A learned embedding for each place of the grid and each token before it, added."""
 
-    def __init__(self, width: int, grid: tuple[int, int], tokens: int):
+    def __init__(self, width: int, grid: Size, tokens: int):
         super().__init__()
-        self.places = Grid(width, grid, tokens)
+        self.places = GridPosition(width, grid, tokens)
 
-    def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+    def forward(self, x: Tensor, grid: Size) -> Tensor:
         """Return (b, l, w) plus the vectors."""
         return x + self.places.over(grid)
 
@@ -221,10 +224,10 @@ def _alone(y: Tensor, q: Tensor) -> Tensor:
 
 
 # name -> what is added to the first tokens, and the bias of a layer
-PLACES: dict[str, tuple[Callable[..., nn.Module], Callable[..., Decomposed | Placeless]]] = {
-    "decomposed": (lambda *sizes: AsIs(), Decomposed),
-    "learned": (GridAdded, lambda *sizes: Placeless()),
-    "none": (lambda *sizes: AsIs(), lambda *sizes: Placeless()),
+PLACES: dict[str, tuple[Callable[..., nn.Module], Callable[..., Decomposed | NoBias]]] = {
+    "decomposed": (lambda *sizes: Unpooled(), Decomposed),
+    "learned": (LearnedPosition, lambda *sizes: NoBias()),
+    "none": (lambda *sizes: Unpooled(), lambda *sizes: NoBias()),
 }
 # name -> what becomes of the average y, with the pooled queries q
 RESIDUALS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -248,8 +251,8 @@ WIDEN: dict[str, Callable[[list[int], int], tuple[int, int]]] = {
 class PooledAttention(nn.Module):
     """softmax(P_q(Q) P_k(K)' / sqrt(d) + B) P_v(V), where each P pools over the grid.
 
-    Fewer queries make a smaller grid, fewer keys and values a cheaper look at it (Fan et al.
-    2021); the pooled queries may be added to what they find (Li et al. 2022).
+    Fewer queries make a smaller grid, fewer keys and values cheaper attention (Fan et al. 2021);
+    the pooled queries may be added to the output (Li et al. 2022).
     """
 
     def __init__(
@@ -276,7 +279,7 @@ class PooledAttention(nn.Module):
             return PoolHeads(head_width, config.kernel, stride, config.tokens, made)
 
         pooled = lookup("pooled_queries", config.pooled_queries, POOLED_QUERIES)(stride)
-        self.pool_q = pool(stride) if pooled else AsIs()
+        self.pool_q = pool(stride) if pooled else Unpooled()
         self.pool_k = pool(key_stride, KEY_NORMS.get(block.norm, block.norm))
         self.pool_v = pool(key_stride)
         lengths = [part.grid((made_for, 1))[0] for part in (self.pool_q, self.pool_k)]
@@ -285,12 +288,12 @@ class PooledAttention(nn.Module):
         self.score = build_score(block.score, head_width, block.heads)
         self.residual = lookup("residual", config.residual, RESIDUALS)
 
-    def grids(self, grid: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int]]:
+    def grids(self, grid: Size) -> tuple[tuple[int, int], tuple[int, int]]:
         """Return the grids of the queries and of the keys."""
         return self.pool_q.grid(grid), self.pool_k.grid(grid)
 
-    def forward(self, x: Float[Tensor, "b l w"], grid: tuple[int, int]) -> Float[Tensor, "b q w"]:
-        """Let the pooled tokens of a grid look at its pooled tokens."""
+    def forward(self, x: Vectors, grid: Size) -> Float[Tensor, "b q w"]:
+        """Let the pooled queries of a grid attend to its pooled keys and values."""
         q, k, v = self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         q, k, v = self.pool_q(q, grid), self.pool_k(k, grid), self.pool_v(v, grid)
         y = attend(
@@ -305,28 +308,28 @@ class PooledAttention(nn.Module):
         return self.out(self.residual(y, q).transpose(1, 2).flatten(2))
 
 
-class PassBy(nn.Module):
-    """What goes past a part of as many channels: its input."""
+class Skip(nn.Module):
+    """Identity skip, for equal widths."""
 
     def forward(self, x: Tensor, normed: Tensor) -> Tensor:
         """Return x."""
         return x
 
 
-class Widened(nn.Linear):
-    """What goes past a part of more channels: its normalised input, projected."""
+class ProjectSkip(nn.Linear):
+    """Projection of the normalised input, as the skip around a sublayer of another width."""
 
     def forward(self, x: Tensor, normed: Tensor) -> Tensor:  # type: ignore[override]
         """Return W norm(x) + b."""
         return super().forward(normed)
 
 
-def _past(width: int, out_width: int) -> PassBy | Widened:
-    return PassBy() if width == out_width else Widened(width, out_width)
+def _skip(width: int, out_width: int) -> Skip | ProjectSkip:
+    return Skip() if width == out_width else ProjectSkip(width, out_width)
 
 
 class PooledBlock(nn.Module):
-    """Look around with fewer and fewer tokens, then think; what is passed by is pooled, too."""
+    """Pooling attention, then a feed-forward network; the skip around attention is pooled, too."""
 
     def __init__(
         self,
@@ -342,19 +345,17 @@ class PooledBlock(nn.Module):
         width, out_width = widths
         self.norm_attention = build_norm(replace(block, width=width))
         self.attention = PooledAttention(config, block, width, stride, key_stride, made_for)
-        self.past_attention = _past(width, block.width)
-        self.shrink = PoolLargest(stride, config.tokens) if stride > 1 else AsIs()
+        self.past_attention = _skip(width, block.width)
+        self.shrink = PoolLargest(stride, config.tokens) if stride > 1 else Unpooled()
         self.norm_feed_forward = build_norm(block)
-        self.feed_forward = build_feed_forward(block)
-        self.past_feed_forward = _past(block.width, out_width)
-        if out_width != block.width:
-            self.feed_forward.outer = nn.Linear(block.ffn_width, out_width, bias=block.bias)
+        self.feed_forward = build_feed_forward(block, out_width)
+        self.past_feed_forward = _skip(block.width, out_width)
         self.path, self.drop = path, block.dropout
 
     def _add(self, x: Tensor, y: Tensor) -> Tensor:
         return add_dropped(x, drop_path(y, self.path, self.training), self.drop, self.training)
 
-    def forward(self, x: Float[Tensor, "b l w"], grid: tuple[int, int]) -> Tensor:
+    def forward(self, x: Vectors, grid: Size) -> Tensor:
         """Return the tokens of the grid that is left."""
         normed = self.norm_attention(x)
         past = self.shrink(self.past_attention(x, normed), grid)
@@ -363,11 +364,14 @@ class PooledBlock(nn.Module):
         return self._add(self.past_feed_forward(x, normed), self.feed_forward(normed))
 
 
-POOLS: dict[str, Callable[[int], nn.Module]] = {"mean": GridMean, "first": lambda tokens: First(1)}
+POOLS: dict[str, Callable[[int], nn.Module]] = {
+    "mean": GridMean,
+    "first": lambda tokens: FirstTokens(1),
+}
 
 
-class MViT(nn.Module):
-    """Stages of blocks with ever fewer and wider tokens, and a head.
+class MViT(VisionModel):
+    """The Multiscale Vision Transformer: stages of ever fewer and wider tokens, and a head.
 
     Images may be of any size.
     """
@@ -401,7 +405,7 @@ class MViT(nn.Module):
         stage_of = [n for n, depth in enumerate(config.depths) for _ in range(depth)]
         widths = [block.width << stage for stage in stage_of]
         widen = lookup("widen", config.widen, WIDEN)
-        paths = rising(config.drop_path, len(stage_of))
+        paths = drop_path_schedule(config.drop_path, len(stage_of))
         self.blocks = nn.ModuleList()
         for n, (stage, path) in enumerate(zip(stage_of, paths, strict=True)):
             inside = replace(
@@ -418,25 +422,17 @@ class MViT(nn.Module):
         self.out_width = widths[-1]
         self.norm = build_norm(replace(block, width=self.out_width))
         self.pool = lookup("pool", config.pool, POOLS)(config.tokens)
-        self.head = nn.Linear(self.out_width, config.labels) if config.labels else nn.Identity()
-        lookup("start", config.start, STARTS)(self)
+        self.head = build_head(self.out_width, config.labels)
+        lookup("init", config.init, INITS)(self)
 
-    def grids(self, size: tuple[int, int]) -> dict[str, tuple[tuple[int, int], tuple[int, int]]]:
-        """Return the grids of the queries and of the keys of each layer, by the name of its map.
-
-        Both come after the tokens before the grid.
-        """
-        found, grid = {}, self.stem.grid(size)
-        for n, block in enumerate(cast(Sequence[PooledBlock], self.blocks)):
-            found[f"blocks.{n}.attention"] = both = block.attention.grids(grid)
-            grid = both[0]
-        return found
-
-    def grid(self, size: tuple[int, int]) -> tuple[int, int]:
+    def grid(self, size: Size) -> Size:
         """Return how many tokens the last stage has in each direction for (height, width)."""
-        return self.grids(size)[f"blocks.{len(self.blocks) - 1}.attention"][0]
+        grid = self.stem.grid(size)
+        for block in cast(Sequence[PooledBlock], self.blocks):
+            grid = block.attention.grids(grid)[0]
+        return grid
 
-    def features(self, images: Float[Tensor, "b c y x"]) -> Float[Tensor, "b l w"]:
+    def features(self, images: Images) -> Vectors:
         """Return the last vectors: that of the token before the grid, then row by row."""
         x = self.stem(images)
         grid = self.stem.grid((images.shape[2], images.shape[3]))
@@ -447,6 +443,15 @@ class MViT(nn.Module):
             x, grid = block(x, grid), block.attention.pool_q.grid(grid)
         return self.norm(x)
 
-    def forward(self, images: Float[Tensor, "b c y x"]) -> Float[Tensor, "b labels"]:
-        """Return the logits of the labels, or what they would be made of."""
-        return self.head(self.pool(self.features(images)))
+    def layout(self, size: Size) -> dict[str, Layout]:
+        """Return how each layer's attention is laid over an image of (height, width)."""
+        layers, grid, stride = {}, self.stem.grid(size), self.config.stride
+        for n, block in enumerate(cast(Sequence[PooledBlock], self.blocks)):
+            pools = block.attention.pool_q, block.attention.pool_k
+            queries, keys = (
+                token_grid(pool.grid(grid), stride * pool.stride, size, self.config.tokens)
+                for pool in pools
+            )
+            layers[f"blocks.{n}.attention"] = full_layout(queries, keys)
+            grid, stride = pools[0].grid(grid), stride * pools[0].stride
+        return layers

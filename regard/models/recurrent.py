@@ -1,4 +1,4 @@
-"""Recurrent translators: one fixed context, or a look at the source for every word."""
+"""Recurrent encoder-decoders, with a fixed context vector or with attention to the source."""
 
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -10,40 +10,40 @@ from torch import Tensor, nn
 from regard.attention.dropout import dropout
 from regard.attention.masks import Mask, Padding
 from regard.errors import lookup
-from regard.layers.block import size
+from regard.layers.block import size_field
+from regard.layers.embed import ties
+from regard.layers.init import INITS, init_field
 from regard.layers.recurrent import (
     Cell,
     CellConfig,
-    Draws,
     RecurrentDecoder,
     RecurrentState,
+    ReinforceTape,
     build_cells,
     start_cells,
 )
-from regard.layers.start import STARTS
 from regard.layers.vocabulary import Head
-from regard.models.continued import Continued
-from regard.models.declaration import FamilyInfo
-from regard.models.transformer import ties
+from regard.models.declaration import FamilyInfo, size_table
+from regard.models.stateful import StatefulDecoder
 
 
 @dataclass(frozen=True)
 class RecurrentConfig:
     """The sizes and parts of a recurrent encoder-decoder."""
 
-    source_vocab: int = size(8000, 10_000_000)
-    target_vocab: int = size(8000, 10_000_000)
-    encoder_depth: int = size(1, 1000)
-    decoder_depth: int = size(1, 1000)
+    source_vocab: int = size_field(8000, 10_000_000)
+    target_vocab: int = size_field(8000, 10_000_000)
+    encoder_depth: int = size_field(1, 1000)
+    decoder_depth: int = size_field(1, 1000)
     block: CellConfig = field(default_factory=CellConfig)
     direction: str = "both"
     tie: str = "all"
-    max_length: int = size(1024, 10_000_000)
+    max_length: int = size_field(1024, 10_000_000)
     head_bias: bool = False
-    start: str = "scaled"
+    init: str = init_field("scaled")
 
 
-# name -> for each network that reads the source, whether it reads from the end
+# name -> for each network of the encoder, whether it runs backward
 DIRECTIONS: dict[str, tuple[bool, ...]] = {
     "forward": (False,),
     "backward": (True,),
@@ -70,20 +70,16 @@ PRESETS: dict[str, RecurrentConfig] = {
     ),
 }
 
-SIZES: dict[str, dict[str, Any]] = {
-    name: {"encoder_depth": depth, "decoder_depth": depth, "block": {"width": width}}
-    for name, (depth, width) in {
-        "tiny": (1, 128),
-        "small": (1, 256),
-        "base": (2, 512),
-        "big": (4, 1024),
-    }.items()
-}
-INFO = FamilyInfo("pair", {"translate": {}}, PRESETS, SIZES)
+SIZES = size_table(
+    "encoder_depth decoder_depth block.width",
+    {"tiny": (1, 1, 128), "small": (1, 1, 256), "base": (2, 2, 512), "big": (4, 4, 1024)},
+)
+# reading word by word takes as many steps, all of which are counted
+INFO = FamilyInfo("pair", {"translate": {}}, PRESETS, SIZES, cost_length=64)
 
 
-class _Turn(torch.autograd.Function):
-    """Rows in another order that, taken twice, is the first; and so is its gradient."""
+class _PermuteRows(torch.autograd.Function):
+    """Apply an involutive row permutation; its gradient is the same permutation."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, order: Tensor) -> Tensor:  # noqa: D102
@@ -98,7 +94,7 @@ class _Turn(torch.autograd.Function):
 
 
 class RecurrentEncoder(nn.Module):
-    """Cells that read a text from its first word on, from its last, or both, side by side."""
+    """A recurrent encoder: forward, backward, or both concatenated."""
 
     def __init__(self, config: CellConfig, depth: int, direction: str):
         super().__init__()
@@ -112,19 +108,19 @@ class RecurrentEncoder(nn.Module):
         self.out_width = ways * width
 
     def forward(self, x: Float[Tensor, "b s w"], mask: Mask | None) -> Float[Tensor, "b s m"]:
-        """Return what the cells say of each word; who reads from the end begins at the real one."""
+        """Return the outputs for each word; backward cells begin at the last real one."""
         order = self._backwards(x, mask)
         for layer in self.layers:
             said = []
             for backward, cell in zip(self.from_end, cast(list[Cell], layer), strict=True):
                 begin = (x.new_zeros(len(x), self.width),) * cell.parts
-                y, _ = cell(_Turn.apply(x, order) if backward else x, begin)
-                said.append(_Turn.apply(y, order) if backward else y)
+                y, _ = cell(_PermuteRows.apply(x, order) if backward else x, begin)
+                said.append(_PermuteRows.apply(y, order) if backward else y)
             x = dropout(torch.cat(said, -1), self.drop, self.training)
         return x
 
     def gist(self, memory: Float[Tensor, "b s m"], mask: Mask | None) -> Float[Tensor, "b m"]:
-        """Return what each network said when it had read all."""
+        """Return the last output of each direction."""
         last = memory[:, -1]
         if isinstance(mask, Padding):
             ends = mask.keep.sum(1).sub(1).clamp(min=0)
@@ -140,7 +136,7 @@ class RecurrentEncoder(nn.Module):
 
     @staticmethod
     def _backwards(x: Tensor, mask: Mask | None) -> Tensor:
-        """Return which row of (b s, ...) stands where when real words are read from the end."""
+        """Return the permutation of rows (b s, ...) that reverses the real words of each text."""
         b, s = x.shape[:2]
         place = torch.arange(s, device=x.device).expand(b, s)
         turned = s - 1 - place
@@ -149,8 +145,8 @@ class RecurrentEncoder(nn.Module):
         return (turned + s * torch.arange(b, device=x.device).unsqueeze(1)).flatten()
 
 
-class Recurrent(Continued):
-    """A network that reads, and one that writes from what was read: from its gist, or looking."""
+class Recurrent(StatefulDecoder):
+    """A recurrent encoder-decoder, with attention (Bahdanau et al. 2015) or without."""
 
     def __init__(self, config: RecurrentConfig):
         super().__init__()
@@ -167,7 +163,7 @@ class Recurrent(Continued):
         self.head = Head(block.width, config.target_vocab, bias=config.head_bias)
         if tie_head:
             self.head.weight = self.decoder.tokens.weight
-        lookup("start", config.start, STARTS)(self)
+        lookup("init", config.init, INITS)(self)
         start_cells(self)
 
     def encode(
@@ -182,5 +178,7 @@ class Recurrent(Continued):
         memory = self.encode(source, mask)
         return self.decoder.begin(memory, mask, context=self.encoder.gist(memory, mask))
 
-    def _read(self, ids: Tensor, state: RecurrentState, draws: Draws | None = None) -> Tensor:
+    def _read(
+        self, ids: Tensor, state: RecurrentState, draws: ReinforceTape | None = None
+    ) -> Tensor:
         return self.decoder.read(ids, state, draws)[0]

@@ -1,21 +1,24 @@
-"""Convolutional networks with residuals, plain or with attention between their blocks."""
+"""Residual networks, plain or with attention between their blocks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.errors import UsageError, lookup
-from regard.layers.block import BlockConfig, EncoderBlock, share, size
-from regard.layers.convolution import ConvNorm, relu, unbent
-from regard.layers.depth import drop_path, rising
+from regard.layers.block import BlockConfig, EncoderBlock, prob_field, size_field
+from regard.layers.convolution import ConvNorm, identity, relu
+from regard.layers.depth import drop_path, drop_path_schedule
+from regard.layers.grid import build_grid_position
+from regard.layers.heads import Mean
+from regard.layers.layout import Layout, full_layout, halve, token_grid
 from regard.layers.patches import check_images, grid_at
 from regard.layers.run import run_blocks
+from regard.layers.shapes import Images, Size, Vectors
 from regard.models.declaration import FamilyInfo
-from regard.models.vit import build_place
+from regard.models.vision import VisionModel, build_head
 
 
 @dataclass(frozen=True)
@@ -23,19 +26,19 @@ class ResNetConfig:
     """The sizes and parts of a residual network, stage by stage."""
 
     labels: int = field(default=1000, metadata={"min": 0, "max": 10_000_000})
-    channels: int = size(3, 4096)
-    image: int = size(224, 2**16)
+    channels: int = size_field(3, 4096)
+    image: int = size_field(224, 2**16)
     stem: str = "large"
-    stem_width: int = size(64, 2**16)
-    widths: tuple[int, ...] = size((64, 128, 256, 512), 2**16)
-    depths: tuple[int, ...] = size((2, 2, 2, 2), 1000)
+    stem_width: int = size_field(64, 2**16)
+    widths: tuple[int, ...] = size_field((64, 128, 256, 512), 2**16)
+    depths: tuple[int, ...] = size_field((2, 2, 2, 2), 1000)
     kind: str = "basic"
     # how many blocks of attention each stage has, evenly between its other blocks
     attention: tuple[int, ...] = field(default=(), metadata={"min": 0, "max": 1000})
-    head_width: int = size(32, 2**12)
+    head_width: int = size_field(32, 2**12)
     ffn_times: float = field(default=2.0, metadata={"min": 0.01, "max": 64.0})
     position: str = "rotary"
-    drop_path: float = share(0.0)
+    drop_path: float = prob_field(0.0)
 
 
 _SMALL = ResNetConfig(image=32, stem="small", stem_width=32, widths=(32, 64, 128), depths=(2, 2, 2))
@@ -71,7 +74,13 @@ def resize(config: ResNetConfig, size: tuple[tuple, tuple]) -> ResNetConfig:
     )
 
 
-INFO = FamilyInfo("image", {"images": {}, "pretrain": {"labels": 0}}, PRESETS, SIZES, resize)
+INFO = FamilyInfo(
+    "image",
+    {"images": {}, "pretrain": {"labels": 0}, "features": {"labels": 0}},
+    PRESETS,
+    SIZES,
+    resize,
+)
 
 
 class LargeStem(nn.Module):
@@ -107,7 +116,7 @@ STEMS: dict[str, type[LargeStem] | type[SmallStem]] = {"large": LargeStem, "smal
 
 def _basic(channels: int, width: int, stride: int) -> list[ConvNorm]:
     """Make two 3x3 convolutions."""
-    return [ConvNorm(channels, width, 3, stride), ConvNorm(width, width, act=unbent)]
+    return [ConvNorm(channels, width, 3, stride), ConvNorm(width, width, act=identity)]
 
 
 def _bottleneck(channels: int, width: int, stride: int) -> list[ConvNorm]:
@@ -116,7 +125,7 @@ def _bottleneck(channels: int, width: int, stride: int) -> list[ConvNorm]:
     return [
         ConvNorm(channels, inner, 1),
         ConvNorm(inner, inner, 3, stride),
-        ConvNorm(inner, width, 1, act=unbent),
+        ConvNorm(inner, width, 1, act=identity),
     ]
 
 
@@ -133,7 +142,7 @@ class Residual(nn.Module):
         super().__init__()
         self.layers = nn.Sequential(*lookup("kind", kind, KINDS)(channels, width, stride))
         same = channels == width and stride == 1
-        self.short = nn.Identity() if same else ConvNorm(channels, width, 1, stride, unbent)
+        self.short = nn.Identity() if same else ConvNorm(channels, width, 1, stride, identity)
         self.path = path
 
     def forward(self, x: Tensor) -> Tensor:
@@ -143,7 +152,7 @@ class Residual(nn.Module):
 
 
 class GridAttention(nn.Module):
-    """A block of attention in which every place of a grid sees every other."""
+    """A block of self-attention between all places of a grid."""
 
     def __init__(self, config: ResNetConfig, width: int, path: float):
         super().__init__()
@@ -153,7 +162,7 @@ class GridAttention(nn.Module):
                 "attention; choose one that does"
             )
         heads = width // config.head_width
-        position = build_place(config.position, width, heads, config.head_width)
+        position = build_grid_position(config.position, width, heads, config.head_width)
         block = BlockConfig(
             width, heads, max(1, round(width * config.ffn_times)), feed_forward="gelu", dropout=0.0
         )
@@ -178,10 +187,10 @@ def _spread(depth: int, attention: int) -> list[bool]:
     return order
 
 
-class ResNet(nn.Module):
-    """Stages of residual blocks, each half as large in both directions as the one before.
+class ResNet(VisionModel):
+    """A residual network: stages of convolutions, each on a grid half as high and half as wide.
 
-    Between them there may be blocks of attention over the whole grid.
+    Between them there may be blocks of self-attention over the whole grid.
     """
 
     def __init__(self, config: ResNetConfig):
@@ -196,7 +205,7 @@ class ResNet(nn.Module):
         self.out_width = config.widths[-1]
         self.stem = lookup("stem", config.stem, STEMS)(config.channels, config.stem_width)
         orders = [_spread(*pair) for pair in zip(config.depths, attention, strict=True)]
-        paths = iter(rising(config.drop_path, sum(map(len, orders))))
+        paths = iter(drop_path_schedule(config.drop_path, sum(map(len, orders))))
         self.stages = nn.ModuleList()
         channels = config.stem_width
         for number, (width, order) in enumerate(zip(config.widths, orders, strict=True)):
@@ -209,20 +218,21 @@ class ResNet(nn.Module):
                     stage.append(Residual(config.kind, channels, width, stride, next(paths)))
                 channels = width
             self.stages.append(stage)
-        # what attention adds is not bent, so it is brought to one size
+        # the output of attention has not been through a rectifier and a norm
         self.norm = nn.LayerNorm(self.out_width) if attention[-1] else nn.Identity()
-        self.head = nn.Linear(self.out_width, config.labels) if config.labels else nn.Identity()
+        self.pool = Mean()
+        self.head = build_head(self.out_width, config.labels)
         for part in self.modules():
             if isinstance(part, nn.Conv2d):
                 nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
 
-    def grid(self, size: tuple[int, int]) -> tuple[int, int]:
+    def grid(self, size: Size) -> Size:
         """Return how many places the last stage has in each direction for (height, width)."""
         halves = 2 ** (self.stem.halves + len(self.stages) - 1)
         height, width = (-(-n // halves) for n in size)
         return height, width
 
-    def features(self, images: Float[Tensor, "b c y x"]) -> Float[Tensor, "b l w"]:
+    def features(self, images: Images) -> Vectors:
         """Return the vectors of the last grid, row by row."""
         check_images(images, self.config.channels)
         # so that the channels of a place lie together: faster, and tokens for free
@@ -232,10 +242,16 @@ class ResNet(nn.Module):
                 x = block(x)
         return self.norm(x.permute(0, 2, 3, 1).flatten(1, 2))
 
-    def pool(self, features: Float[Tensor, "b l w"]) -> Float[Tensor, "b w"]:
-        """Return the mean over the grid."""
-        return features.mean(1)
-
-    def forward(self, images: Float[Tensor, "b c y x"]) -> Float[Tensor, "b labels"]:
-        """Return the logits of the labels, or what they would be made of."""
-        return self.head(self.pool(self.features(images)))
+    def layout(self, size: Size) -> dict[str, Layout]:
+        """Return how each layer's attention is laid over an image of (height, width)."""
+        layers, grid, stride = {}, size, 1
+        for _ in range(self.stem.halves):
+            grid, stride = halve(grid), 2 * stride
+        for n, stage in enumerate(self.stages):
+            if n:
+                grid, stride = halve(grid), 2 * stride
+            whole = token_grid(grid, stride, size)
+            for m, block in enumerate(stage.children()):
+                if isinstance(block, GridAttention):
+                    layers[f"stages.{n}.{m}.block.attention"] = full_layout(whole, whole)
+        return layers

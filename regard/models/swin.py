@@ -1,8 +1,8 @@
-"""Transformers that look at images through windows, coarser stage by stage: Swin and Swin V2."""
+"""Hierarchical transformers with attention in shifted windows: Swin and Swin V2."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import cast
 
 import torch
 from jaxtyping import Float
@@ -11,22 +11,33 @@ from torch.nn import functional as F
 
 from regard.attention.dropout import dropout
 from regard.errors import UsageError, lookup
-from regard.layers.block import BlockConfig, build_block, build_norm, share, size
-from regard.layers.depth import rising
+from regard.layers.block import (
+    BlockConfig,
+    EncoderBlock,
+    build_attention,
+    build_block,
+    build_norm,
+    prob_field,
+    size_field,
+)
+from regard.layers.depth import drop_path_schedule
 from regard.layers.heads import Attentive, Max, Mean
+from regard.layers.init import INITS, init_field
+from regard.layers.layout import Layout, halve, token_grid
 from regard.layers.norm import LayerNorm
 from regard.layers.patches import Patches, check_images, grid_at
 from regard.layers.run import run_blocks
-from regard.layers.start import STARTS
+from regard.layers.shapes import Images, Size
 from regard.layers.windows import WINDOW_POSITIONS, Windows
-from regard.models.declaration import FamilyInfo
+from regard.models.declaration import FamilyInfo, size_table
+from regard.models.vision import VISION_TASKS, VisionModel, build_head
 
 MOST_STAGES = 8
 
 
 @dataclass(frozen=True)
 class SwinConfig:
-    """The sizes and parts of a transformer that reads images through windows.
+    """The sizes and parts of a transformer with attention in windows.
 
     The block is that of the first stage. Each further stage has a quarter of the tokens, vectors
     and feed-forward networks twice as wide, and twice the heads unless `heads` names them for each.
@@ -35,9 +46,9 @@ class SwinConfig:
     """
 
     labels: int = field(default=1000, metadata={"min": 0, "max": 10_000_000})
-    channels: int = size(3, 4096)
-    image: int = size(224, 2**16)
-    patch: int = size(4, 2**12)
+    channels: int = size_field(3, 4096)
+    image: int = size_field(224, 2**16)
+    patch: int = size_field(4, 2**12)
     depths: tuple[int, ...] = field(default=(2, 2, 6, 2), metadata={"min": 1, "max": 1000})
     heads: tuple[int, ...] = field(default=(), metadata={"min": 1, "max": 2**14})
     block: BlockConfig = field(
@@ -50,8 +61,8 @@ class SwinConfig:
     key_bias: bool = True
     merge: str = "norm_first"
     pool: str = "mean"
-    drop_path: float = share(0.0)
-    start: str = "normal"
+    drop_path: float = prob_field(0.0)
+    init: str = init_field("normal")
 
 
 _SWIN = SwinConfig()
@@ -78,29 +89,20 @@ PRESETS: dict[str, SwinConfig] = {
 }
 
 # for images of 28 to 32 pixels
-SIZES: dict[str, dict[str, Any]] = {
-    name: {
-        "image": 32,
-        "patch": 2,
-        "window": 0,
-        "drop_path": 0.0,
-        "depths": depths,
-        "block": {"width": width, "ffn_width": ffn_width, "heads": heads},
-    }
-    for name, depths, width, ffn_width, heads in (
-        ("tiny", (2, 4, 1), 32, 64, 1),
-        ("small", (2, 6, 1), 48, 96, 2),
-        ("base", (2, 4, 1), 96, 192, 3),
-        ("big", (2, 8, 2), 96, 384, 3),
-    )
-}
-INFO = FamilyInfo(
-    "image",
-    {"images": {}, "pretrain": {"labels": 0}},
-    PRESETS,
-    SIZES,
-    pretrainers={"masked": "simmim"},
+SIZES = size_table(
+    "depths block.width block.ffn_width block.heads",
+    {
+        "tiny": ((2, 4, 1), 32, 64, 1),
+        "small": ((2, 6, 1), 48, 96, 2),
+        "base": ((2, 4, 1), 96, 192, 3),
+        "big": ((2, 8, 2), 96, 384, 3),
+    },
+    image=32,
+    patch=2,
+    window=0,
+    drop_path=0.0,
 )
+INFO = FamilyInfo("image", VISION_TASKS, PRESETS, SIZES, pretrainers={"masked": "simmim"})
 
 
 def side(config: SwinConfig) -> int:
@@ -125,7 +127,7 @@ class NoKeyBias(nn.Linear):
 
 
 class Merge(nn.Module):
-    """W norm([x1 x2 x3 x4]): each square of four tokens becomes one, twice as wide."""
+    """Patch merging, W norm([x1 x2 x3 x4]): a square of four tokens becomes one, twice as wide."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -180,7 +182,7 @@ POOLS: dict[str, Callable[[int], nn.Module]] = {"mean": Mean, "max": Max, "atten
 
 
 class Stage(nn.Module):
-    """Blocks whose windows are shifted in every second one, and the merging of what they made."""
+    """Blocks whose windows are shifted in every second one, then patch merging."""
 
     def __init__(self, config: SwinConfig, number: int, paths: list[float]):
         super().__init__()
@@ -192,14 +194,12 @@ class Stage(nn.Module):
         position = lookup("position", config.position, WINDOW_POSITIONS)
 
         def build(number: int, path: float) -> nn.Module:
-            made = build_block(block, position(block.width, block.heads, window, trained), path)
-            attention = made.attention
-            if not config.key_bias:
-                each = attention.heads * attention.head_width
-                attention.qkv = NoKeyBias(block.width, each)
-            shifted = shift if number % 2 else 0
-            made.add_module("attention", Windows(attention, window, shifted, fit))
-            return made
+            qkv = None if config.key_bias else NoKeyBias(block.width, block.width)
+            inside = build_attention(
+                block, position(block.width, block.heads, window, trained), qkv=qkv
+            )
+            windows = Windows(inside, window, shift if number % 2 else 0, fit)
+            return build_block(block, path=path, attention=windows)
 
         self.blocks = nn.ModuleList(build(n, path) for n, path in enumerate(paths))
         merge = lookup("merge", config.merge, MERGES)
@@ -239,10 +239,10 @@ def _check(config: SwinConfig) -> None:
         raise UsageError(f"patch={config.patch} is larger than image={config.image}")
 
 
-class Swin(nn.Module):
-    """Stages of blocks that look around in windows, each on a coarser grid, and a head.
+class Swin(VisionModel):
+    """The Swin Transformer: stages of attention within shifted windows, each on a coarser grid.
 
-    Images may be of any size: what is missing to whole patches, windows or squares is zero.
+    Images may be of any size: patches, windows and squares that they do not fill are padded.
     """
 
     def __init__(self, config: SwinConfig):
@@ -252,7 +252,7 @@ class Swin(nn.Module):
         block, stages = config.block, len(config.depths)
         self.stem = Patches(config.channels, block.width, config.patch, flatten=False)
         self.stem_norm = LayerNorm(block.width)
-        paths = rising(config.drop_path, sum(config.depths))
+        paths = drop_path_schedule(config.drop_path, sum(config.depths))
         starts = [sum(config.depths[:n]) for n in range(stages + 1)]
         self.stages = nn.ModuleList(
             Stage(config, n, paths[starts[n] : starts[n + 1]]) for n in range(stages)
@@ -261,16 +261,16 @@ class Swin(nn.Module):
         self.out_width = last.width
         self.norm = build_norm(last)
         self.pool = lookup("pool", config.pool, POOLS)(last.width)
-        self.head = nn.Linear(last.width, config.labels) if config.labels else nn.Identity()
-        lookup("start", config.start, STARTS)(self)
+        self.head = build_head(last.width, config.labels)
+        lookup("init", config.init, INITS)(self)
 
-    def grid(self, size: tuple[int, int]) -> tuple[int, int]:
+    def grid(self, size: Size) -> Size:
         """Return how many tokens the features of an image of (height, width) have each way."""
         each = self.config.patch << (len(self.config.depths) - 1)
         height, width = (-(-n // each) for n in size)
         return height, width
 
-    def patches(self, images: Float[Tensor, "b c y x"]) -> Float[Tensor, "b h w e"]:
+    def patches(self, images: Images) -> Float[Tensor, "b h w e"]:
         """Return the vectors of the patches as a grid."""
         check_images(images, self.config.channels)
         down, right = (-n % self.config.patch for n in images.shape[2:])
@@ -285,10 +285,20 @@ class Swin(nn.Module):
             x = stage(x)
         return self.norm(x.flatten(1, 2))
 
-    def features(self, images: Float[Tensor, "b c y x"]) -> Float[Tensor, "b l o"]:
+    def features(self, images: Images) -> Float[Tensor, "b l o"]:
         """Return the last vectors of images, row by row."""
         return self.encode(self.patches(images))
 
-    def forward(self, images: Float[Tensor, "b c y x"]) -> Float[Tensor, "b labels"]:
-        """Return the logits of the labels, or what they would be made of."""
-        return self.head(self.pool(self.features(images)))
+    def layout(self, size: Size) -> dict[str, Layout]:
+        """Return how each layer's attention is laid over an image of (height, width)."""
+        stride = self.config.patch
+        grid = -(-size[0] // stride), -(-size[1] // stride)
+        layers, whole = {}, token_grid(grid, stride, size)
+        for n, stage in enumerate(cast(Sequence[Stage], self.stages)):
+            whole = token_grid(grid, stride, size)
+            for m, block in enumerate(cast(Sequence[EncoderBlock], stage.blocks)):
+                tokens = cast(Windows, block.attention).place(*grid)
+                name = f"stages.{n}.blocks.{m}.attention.inside"
+                layers[name] = Layout(whole, whole, tokens, tokens)
+            grid, stride = halve(grid), 2 * stride
+        return {**layers, **self.pool_layout(whole)}

@@ -22,8 +22,8 @@ from regard.errors import UsageError
 from regard.native.build import Status, library, status
 from regard.native.torch_private import traced
 
-__all__ = ["Scope", "Status", "adamw", "fast", "fast_run", "kernels", "length", "library"]
-__all__ += ["likeliest", "scope", "status"]
+__all__ = ["Scope", "Status", "adamw", "fast", "fast_run", "kernels", "l2_norm", "library"]
+__all__ += ["argmax", "scope", "status"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -90,7 +90,7 @@ def kernels(of: object = None) -> ctypes.CDLL | None:
     return None if scope(of) is None or traced() else library()
 
 
-def likeliest(logits: Tensor) -> tuple[Tensor, Tensor] | None:
+def argmax(logits: Tensor) -> tuple[Tensor, Tensor] | None:
     """Return the argmax of each row of logits (b, n) and its log-probability, or None."""
     made = kernels() if _flat(logits) else None
     if made is None:
@@ -98,7 +98,7 @@ def likeliest(logits: Tensor) -> tuple[Tensor, Tensor] | None:
     rows, count = logits.shape
     best = torch.empty(rows, dtype=torch.int64)
     likely = torch.empty(rows)
-    made.regard_likeliest(logits.data_ptr(), rows, count, best.data_ptr(), likely.data_ptr())
+    made.regard_argmax(logits.data_ptr(), rows, count, best.data_ptr(), likely.data_ptr())
     return best, likely
 
 
@@ -124,7 +124,7 @@ def _sizes(tensors: Sequence[Tensor]) -> ctypes.Array:
     return (ctypes.c_long * len(tensors))(*(x.numel() for x in tensors))
 
 
-def length(tensors: Sequence[Tensor]) -> float | None:
+def l2_norm(tensors: Sequence[Tensor]) -> float | None:
     """Return the L2 norm of some tensors as one vector, or None where no kernel can."""
     made = kernels() if tensors and _flat(*tensors) else None
     if made is None:

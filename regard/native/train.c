@@ -171,7 +171,7 @@ static int attend(const Sizes *n, long b, long group, const float *q, const floa
         for (long j = 0; j < full; j += LANES) tops = pick(load(w + j) > tops, load(w + j), tops);
         float most = largest(tops), from = most == -INFINITY ? 0.0f : most;
         for (long j = 0; j < full; j += LANES) {
-          vec p = power_of_e(load(w + j) - from);
+          vec p = exp_lanes(load(w + j) - from);
           store(w + j, p);
           sums += p;
         }
@@ -227,7 +227,7 @@ static void attend_back(const Sizes *n, long b, long group, const float *q, cons
         float mean = total(sums);
         for (long j = seen; j < full; j++) w[j] = -INFINITY;
         for (long j = 0; j < full; j += LANES) {
-          vec weight = power_of_e(load(w + j) - from) * share;
+          vec weight = exp_lanes(load(w + j) - from) * share;
           store(w + j, weight);
           store(g + j, weight * (load(g + j) - mean) * scale);
         }
@@ -304,14 +304,14 @@ INLINE void bent(long act, const float *x, const float *bias, float *y, float *g
                  long w) {
   for (long i = 0; i < rows; i++, x += w, y += w, grad = grad ? grad + w : 0)
     for (long c = 0; c < w; c += LANES) {
-      vec z = load(x + c), rise;
+      vec z = load(x + c), slope;
       if (bias) z += load(bias + c);
-      store(y + c, bend(act, z, grad ? &rise : 0));
-      if (grad) store(grad + c, load(grad + c) * rise);
+      store(y + c, activate(act, z, grad ? &slope : 0));
+      if (grad) store(grad + c, load(grad + c) * slope);
     }
 }
 
-static void bend_rows(long act, const float *x, const float *bias, float *y, float *grad, long rows,
+static void activate_rows(long act, const float *x, const float *bias, float *y, float *grad, long rows,
                       long w) {
   switch (act) {
   case RELU: bent(RELU, x, bias, y, grad, rows, w); break;
@@ -430,13 +430,13 @@ void regard_block(const Block *n, const Weights *p, const float *x, const float 
       if (p->gate) {
         float *gate = kept->gate + at * f;
         product(rows, f, w, normal, 0, p->gate, 1, 0.0f, gate);
-        bend_rows(n->act, gate, p->gate_bias, active, 0, rows, f);
+        activate_rows(n->act, gate, p->gate_bias, active, 0, rows, f);
         for (long i = 0; i < rows; i++)
 #pragma omp simd
           for (long c = 0; c < f; c++)
             active[i * f + c] *= inner[i * f + c] + (p->inner_bias ? p->inner_bias[c] : 0.0f);
       } else
-        bend_rows(n->act, inner, p->inner_bias, active, 0, rows, f);
+        activate_rows(n->act, inner, p->inner_bias, active, 0, rows, f);
       begin(to, middle, p->outer_bias, rows, w);
       product(rows, w, f, active, 0, p->outer, 1, 1.0f, to);
       good &= finite_rows(to, rows * w); /* what is not finite before is not finite here */
@@ -485,13 +485,13 @@ void regard_block_back(const Block *n, const Weights *p, const float *x, const f
         const float *gate = kept->gate + at * f;
         begin(through, inner, p->inner_bias, rows, f);
         for (long j = 0; j < rows * f; j++) gated[j] = wider[j] * through[j];
-        bend_rows(n->act, gate, p->gate_bias, active, gated, rows, f);
+        activate_rows(n->act, gate, p->gate_bias, active, gated, rows, f);
         for (long j = 0; j < rows * f; j++) {
           wider[j] *= active[j];
           active[j] *= through[j];
         }
       } else
-        bend_rows(n->act, inner, p->inner_bias, active, wider, rows, f);
+        activate_rows(n->act, inner, p->inner_bias, active, wider, rows, f);
       product(w, f, rows, dy, 1, active, 0, keep, g.outer);
       add_rows(dy, g.outer_bias, rows, w);
       add_rows(wider, g.inner_bias, rows, f);

@@ -34,7 +34,7 @@ INLINE float largest(vec x) {
 }
 
 /* e^x to the last digit or two; what is below the smallest float is nothing. */
-INLINE vec power_of_e(vec x) {
+INLINE vec exp_lanes(vec x) {
   whole none = x < all(-87.3f);
   x = pick(x > all(88.7f), all(88.7f), x);
   vec n = x * 1.44269504f + 12582912.0f; /* rounded to a whole number by its own size */

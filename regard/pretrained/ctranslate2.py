@@ -12,10 +12,10 @@ from regard.errors import UsageError, lookup
 from regard.files import making
 from regard.layers.feedforward import GatedFeedForward
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.pretrained.foreign import ForeignTokenizer
+from regard.pretrained.imported_tokenizer import ImportedTokenizer
 
 if TYPE_CHECKING:
-    from regard.data.tokenize import Tokenizer
+    from regard.data.tokenize import SubwordTokenizer
 
 # Our name -> CTranslate2's name of the activation; the gated one is told apart by its class.
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "swish": "SWISH", "swiglu": "SWISH"}
@@ -27,8 +27,8 @@ QUANTIZATIONS += ("float16", "bfloat16", "float32")
 
 def export_ctranslate2(
     model: nn.Module,
-    source_tokenizer: "Tokenizer",
-    target_tokenizer: "Tokenizer",
+    source_tokenizer: "SubwordTokenizer",
+    target_tokenizer: "SubwordTokenizer",
     folder: str | Path,
     quantization: str | None = None,
 ) -> Path:
@@ -61,9 +61,11 @@ def export_ctranslate2(
     return _save(spec, source_tokenizer, target_tokenizer, Path(folder))
 
 
-def _check(config: TransformerConfig, source: "Tokenizer", target: "Tokenizer") -> None:
+def _check(
+    config: TransformerConfig, source: "SubwordTokenizer", target: "SubwordTokenizer"
+) -> None:
     """Refuse by name what CTranslate2 cannot hold."""
-    if isinstance(source, ForeignTokenizer) or isinstance(target, ForeignTokenizer):
+    if isinstance(source, ImportedTokenizer) or isinstance(target, ImportedTokenizer):
         raise UsageError(
             "CTranslate2 gets only models with a tokenizer of ours; "
             "convert the original folder with its own ct2-transformers-converter"
@@ -212,13 +214,13 @@ def _projections(attention: MultiHead) -> tuple[Projection, Projection]:
     return (q, q_bias), (kv, kv_bias)
 
 
-def _pieces(tokenizer: "Tokenizer", vocab: int) -> list[str]:
+def _pieces(tokenizer: "SubwordTokenizer", vocab: int) -> list[str]:
     """Return the spelling of every piece in the order of their numbers, filled up to a number."""
     pieces = [str(tokenizer.library.id_to_token(number)) for number in range(tokenizer.vocab)]
     return pieces + [f"<unused{number}>" for number in range(tokenizer.vocab, vocab)]
 
 
-def _save(spec: Any, source: "Tokenizer", target: "Tokenizer", folder: Path) -> Path:
+def _save(spec: Any, source: "SubwordTokenizer", target: "SubwordTokenizer", folder: Path) -> Path:
     """Write everything under another name, then give it its own."""
     with making(folder) as partial:
         spec.save(str(partial))

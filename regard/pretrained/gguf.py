@@ -1,4 +1,4 @@
-"""GGUF files as folders of transformers' kind: metadata, names and tokenizers in its words."""
+"""GGUF files as checkpoint folders of transformers: config, weight names and tokenizer."""
 
 import re
 from collections.abc import Mapping
@@ -10,10 +10,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from regard.errors import UsageError, lookup
-from regard.pretrained import spm
-from regard.pretrained.folder import write_json
-from regard.pretrained.parts import read_object
+from regard.files import read_json, write_json
+from regard.pretrained import sentencepiece_model as spm
 from regard.pretrained.shards import INDEX, Weights, read_header
+from regard.pretrained.tokenizer_checks import (
+    GPT2_PATTERN,
+    LLAMA3_PATTERN,
+    MOST_BYTES,
+    QWEN_PATTERN,
+)
 
 Words = Mapping[str, Any]
 LLAMA = {
@@ -86,18 +91,20 @@ TRANSPOSED = ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
 
 def as_folder(raw: Path, folder: Path) -> None:
     """Write config.json, weights and tokenizer for what the reader of a GGUF file has written."""
-    told = read_object(raw / "raw.json")
-    kind = str(told.get("general.architecture"))
+    metadata = read_json(raw / "raw.json", MOST_BYTES)
+    kind = str(metadata.get("general.architecture"))
     lookup("general.architecture", kind[:60], NAMES)
     files = [read_header(path) for path in sorted(raw.glob("*.safetensors"))]
-    config = _config(told, kind, Weights({name: e for file in files for name, e in file.items()}))
+    config = _config(
+        metadata, kind, Weights({name: e for file in files for name, e in file.items()})
+    )
     write_json(folder / "config.json", config)
     if not any((folder / name).exists() for name in BESIDE):
-        _write_tokenizer(told, folder)
+        _write_tokenizer(metadata, folder)
     places: dict[str, str] = {}
     for number, file in enumerate(files, 1):  # one after the other, as each takes its memory
         tensors = {
-            _name(name, kind): _lay(name, x, kind, config)
+            _name(name, kind): _permuted(name, x, kind, config)
             for name, x in Weights(file).items()
             if name != FREQS
         }
@@ -107,11 +114,11 @@ def as_folder(raw: Path, folder: Path) -> None:
     write_json(folder / INDEX, {"metadata": {}, "weight_map": places})
 
 
-def _config(told: Words, kind: str, tensors: Weights) -> dict[str, Any]:
-    """Say what the model is in the words of transformers; a key that is not known is refused."""
+def _config(metadata: Words, kind: str, tensors: Weights) -> dict[str, Any]:
+    """Return the config.json of transformers; a key that is not known is refused."""
     keys = GPT2_KEYS if kind == "gpt2" else KEYS
     given = {
-        key.removeprefix(f"{kind}."): x for key, x in told.items() if key.startswith(f"{kind}.")
+        key.removeprefix(f"{kind}."): x for key, x in metadata.items() if key.startswith(f"{kind}.")
     }
     for key in given:
         if key not in keys and key not in OTHERS and (kind == "gpt2" or key not in SCALING):
@@ -129,7 +136,7 @@ def _config(told: Words, kind: str, tensors: Weights) -> dict[str, Any]:
             raise UsageError(f"{key}={value!s:.40} is not a number")
     table = tensors.shapes.get("token_embd.weight", (0,))
     if kind != "gpt2":
-        theirs |= _turned(given, theirs, tensors)
+        theirs |= _attention(given, theirs, tensors)
     if kind == "llama":
         for part in ("attention", "mlp"):
             names = {"attention": "attn_q", "mlp": "ffn_up"}
@@ -137,11 +144,11 @@ def _config(told: Words, kind: str, tensors: Weights) -> dict[str, Any]:
     if kind == "qwen3":
         theirs["attention_bias"] = "blk.0.attn_q.bias" in tensors
     ids = {
-        f"{role}_token_id": told[f"tokenizer.ggml.{key}_token_id"]
+        f"{role}_token_id": metadata[f"tokenizer.ggml.{key}_token_id"]
         for role, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))
-        if isinstance(told.get(f"tokenizer.ggml.{key}_token_id"), int)
+        if isinstance(metadata.get(f"tokenizer.ggml.{key}_token_id"), int)
     }
-    turn = told.get("tokenizer.ggml.eot_token_id")
+    turn = metadata.get("tokenizer.ggml.eot_token_id")
     if isinstance(turn, int) and turn != ids.get("eos_token_id", turn):
         ids["eos_token_id"] = [ids["eos_token_id"], turn]
     return {
@@ -156,8 +163,8 @@ def _config(told: Words, kind: str, tensors: Weights) -> dict[str, Any]:
     }
 
 
-def _turned(given: Words, theirs: Words, tensors: Weights) -> dict[str, Any]:
-    """Say how heads are sized and how far rotary positions reach."""
+def _attention(given: Words, theirs: Words, tensors: Weights) -> dict[str, Any]:
+    """Return the keys of head sizes and rotary positions."""
     heads, width = theirs["num_attention_heads"], theirs["hidden_size"]
     if not isinstance(heads, int) or not isinstance(width, int) or heads < 1:
         raise UsageError(f"attention.head_count={heads} with embedding_length={width}")
@@ -168,10 +175,10 @@ def _turned(given: Words, theirs: Words, tensors: Weights) -> dict[str, Any]:
     made: dict[str, Any] = {"head_dim": size, "num_key_value_heads": heads, "rope_theta": 10_000.0}
     made |= {key: theirs[key] for key in made if key in theirs}
     scaling: dict[str, Any] = {"rope_type": "default"}
-    way, factor = given.get("rope.scaling.type", "linear"), given.get("rope.scaling.factor", 0)
-    if way not in ("none", "linear"):
-        raise UsageError(f"rope.scaling.type={way!s:.40} is not supported; only linear is")
-    if way == "linear" and factor not in (0, 1):  # which is what llama.cpp takes it for
+    kind, factor = given.get("rope.scaling.type", "linear"), given.get("rope.scaling.factor", 0)
+    if kind not in ("none", "linear"):
+        raise UsageError(f"rope.scaling.type={kind!s:.40} is not supported; only linear is")
+    if kind == "linear" and factor not in (0, 1):  # which is what llama.cpp takes it for
         scaling = {"rope_type": "linear", "factor": factor}
     if FREQS in tensors:
         scaling = _llama3(tensors[FREQS], size, made["rope_theta"])
@@ -198,17 +205,15 @@ def _llama3(factors: Tensor, size: int, base: float) -> dict[str, Any]:
 
 def _name(name: str, kind: str) -> str:
     """Return what a tensor is called by transformers."""
-    found = re.fullmatch(r"(?:blk\.(\d{1,4})\.)?([a-z_]+)\.(weight|bias)", name)
-    if found is None or found[2] not in NAMES[kind]:
+    match = re.fullmatch(r"(?:blk\.(\d{1,4})\.)?([a-z_]+)\.(weight|bias)", name)
+    theirs = NAMES[kind].get(match[2]) if match else None
+    if match is None or theirs is None or ("{}" in theirs) != (match[1] is not None):
         raise UsageError(f"a tensor {name!r:.60}, which {kind} does not have")
-    theirs = NAMES[kind][found[2]]
-    if ("{}" in theirs) != (found[1] is not None):
-        raise UsageError(f"a tensor {name!r:.60}, which {kind} does not have")
-    return f"{theirs.format(found[1])}.{found[3]}"
+    return f"{theirs.format(match[1])}.{match[3]}"
 
 
-def _lay(name: str, x: Tensor, kind: str, config: Words) -> Tensor:
-    """Lay a tensor as transformers has it: rotary pairs as halves, GPT-2's matrices by columns."""
+def _permuted(name: str, x: Tensor, kind: str, config: Words) -> Tensor:
+    """Permute a tensor as transformers has it: rotary pairs as halves, GPT-2's transposed."""
     part = name.split(".")[-2]
     if kind == "gpt2" and part in TRANSPOSED and x.ndim == 2:
         return x.mT.contiguous()
@@ -222,56 +227,50 @@ def _lay(name: str, x: Tensor, kind: str, config: Words) -> Tensor:
 
 # ---- tokenizers
 
-GPT2_SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-LLAMA3_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-QWEN_SPLIT = LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
-# tokenizer.ggml.pre -> how a text is cut, whether it is normalised, whether known words stay whole
+# tokenizer.ggml.pre -> the pattern that splits a text, whether to normalize by NFC, ignore_merges
 SPLITS: dict[str, tuple[str, bool, bool]] = {
-    "gpt-2": (GPT2_SPLIT, False, False),
-    "llama-bpe": (LLAMA3_SPLIT, False, True),
-    "qwen2": (QWEN_SPLIT, True, False),
+    "gpt-2": (GPT2_PATTERN, False, False),
+    "llama-bpe": (LLAMA3_PATTERN, False, True),
+    "qwen2": (QWEN_PATTERN, True, False),
 }
 UNUSED = 5  # a type of pieces
 REMEDY = "put the model's tokenizer.json and tokenizer_config.json beside it and import the folder"
 
 
-def _write_tokenizer(told: Words, folder: Path) -> None:
+def _write_tokenizer(metadata: Words, folder: Path) -> None:
     """Write the tokenizer that the metadata describe, if that can be done exactly."""
-    pieces, types = (told.get(f"tokenizer.ggml.{key}") for key in ("tokens", "token_type"))
+    pieces, types = (metadata.get(f"tokenizer.ggml.{key}") for key in ("tokens", "token_type"))
     if not isinstance(pieces, list) or not isinstance(types, list) or len(pieces) != len(types):
         raise UsageError(f"it has no tokenizer; {REMEDY}")
-    ways = {"gpt2": _byte_level, "llama": _sentence_pieces}
-    way = told.get("tokenizer.ggml.model")
-    if not isinstance(way, str) or way not in ways:
-        raise UsageError(f"tokenizer.ggml.model={way!s:.40} cannot be rebuilt exactly; {REMEDY}")
-    file = ways[way](told, list(map(str, pieces)), types)
+    readers = {"gpt2": _byte_level, "llama": _sentencepiece}
+    model = metadata.get("tokenizer.ggml.model")
+    if not isinstance(model, str) or model not in readers:
+        raise UsageError(f"tokenizer.ggml.model={model!s:.40} cannot be rebuilt exactly; {REMEDY}")
+    file = readers[model](metadata, list(map(str, pieces)), types)
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
     roles = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
     for role, key in roles.items():
-        number = told.get(f"tokenizer.ggml.{key}_token_id")
+        number = metadata.get(f"tokenizer.ggml.{key}_token_id")
         if isinstance(number, int) and 0 <= number < len(pieces):
             settings[f"{role}_token"] = pieces[number]
     for role, usual in (
-        ("bos", way == "llama" or told.get("tokenizer.ggml.pre") == "llama-bpe"),
+        ("bos", model == "llama" or metadata.get("tokenizer.ggml.pre") == "llama-bpe"),
         ("eos", False),
     ):
-        flag = told.get(f"tokenizer.ggml.add_{role}_token", usual)
+        flag = metadata.get(f"tokenizer.ggml.add_{role}_token", usual)
         settings[f"add_{role}_token"] = flag if isinstance(flag, bool) else usual
-    if isinstance(template := told.get("tokenizer.chat_template"), str):
+    if isinstance(template := metadata.get("tokenizer.chat_template"), str):
         settings["chat_template"] = template
     write_json(folder / "tokenizer.json", file)
     write_json(folder / "tokenizer_config.json", settings)
 
 
-def _byte_level(told: Words, pieces: list[str], types: list[Any]) -> dict[str, Any]:
+def _byte_level(metadata: Words, pieces: list[str], types: list[Any]) -> dict[str, Any]:
     """Describe a byte-level BPE tokenizer."""
-    name = told.get("tokenizer.ggml.pre")
+    name = metadata.get("tokenizer.ggml.pre")
     if not isinstance(name, str) or name not in SPLITS:
         raise UsageError(f"tokenizer.ggml.pre={name!s:.40} cannot be rebuilt exactly; {REMEDY}")
-    split, normal, whole = SPLITS[name]
+    split, normalize, ignore_merges = SPLITS[name]
     bytes_only = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
     cut = {"type": "Split", "pattern": {"Regex": split}, "behavior": "Isolated", "invert": False}
     return {
@@ -281,7 +280,7 @@ def _byte_level(told: Words, pieces: list[str], types: list[Any]) -> dict[str, A
             for i, (piece, kind) in enumerate(zip(pieces, types, strict=True))
             if kind in (spm.CONTROL, spm.USER)
         ],
-        "normalizer": {"type": "NFC"} if normal else None,
+        "normalizer": {"type": "NFC"} if normalize else None,
         "pre_tokenizer": {
             "type": "Sequence",
             "pretokenizers": [cut, bytes_only | {"use_regex": False}],
@@ -294,26 +293,26 @@ def _byte_level(told: Words, pieces: list[str], types: list[Any]) -> dict[str, A
                 for i, (piece, kind) in enumerate(zip(pieces, types, strict=True))
                 if kind != UNUSED
             },
-            "merges": told.get("tokenizer.ggml.merges"),
-            "ignore_merges": whole,
+            "merges": metadata.get("tokenizer.ggml.merges"),
+            "ignore_merges": ignore_merges,
         },
     }
 
 
-def _sentence_pieces(told: Words, pieces: list[str], types: list[Any]) -> dict[str, Any]:
+def _sentencepiece(metadata: Words, pieces: list[str], types: list[Any]) -> dict[str, Any]:
     """Describe a SentencePiece BPE tokenizer with bytes for what it has no piece for."""
-    scores = told.get("tokenizer.ggml.scores")
+    scores = metadata.get("tokenizer.ggml.scores")
     if not isinstance(scores, list) or len(scores) != len(pieces):
         raise UsageError(f"its tokenizer has no scores; {REMEDY}")
-    if "tokenizer.ggml.precompiled_charsmap" in told or spm.USER in types:
+    if "tokenizer.ggml.precompiled_charsmap" in metadata or spm.USER in types:
         raise UsageError(f"a character map or pieces of a user cannot be rebuilt exactly; {REMEDY}")
-    found = spm.Pieces(
+    model = spm.SentencePieceModel(
         [(piece, float(s), k) for piece, s, k in zip(pieces, scores, types, strict=True)],
         spm.BPE,
         byte_fallback=spm.BYTE in types,
-        prefix=told.get("tokenizer.ggml.add_space_prefix", True) is True,
-        tidy=told.get("tokenizer.ggml.remove_extra_whitespaces", False) is True,
+        add_prefix=metadata.get("tokenizer.ggml.add_space_prefix", True) is True,
+        strip=metadata.get("tokenizer.ggml.remove_extra_whitespaces", False) is True,
     )
-    if len(found.of(spm.UNKNOWN)) != 1:
+    if len(model.of(spm.UNKNOWN)) != 1:
         raise UsageError(f"its tokenizer has not one piece for what is unknown; {REMEDY}")
-    return spm.as_parts(found)
+    return spm.as_tokenizer_json(model)

@@ -16,9 +16,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from regard.errors import UsageError
-from regard.files import refuse, replacing, write_atomically
+from regard.files import read_json, refuse, replacing, write_json
 from regard.models.folder import MOST_PARAMETERS
-from regard.pretrained.parts import read_object
 
 MOST_HEADER = 32 * 2**20
 MOST_VALUES = 3_000_000  # in a header, which bounds what it takes in memory
@@ -132,11 +131,11 @@ def _missing(folder: Path) -> UsageError:
     """Say how to get at weights that are there in another form."""
     if any((folder / name).exists() for name in (BIN, BIN_INDEX)) or [*folder.glob("*.gguf")]:
         return import_first(folder)
-    found = [name for name in OTHERS if (folder / name).exists()]
-    if not found:
+    other = next((name for name in OTHERS if (folder / name).exists()), None)
+    if other is None:
         return UsageError(f"{folder}: no weights; expected {NAME} or {INDEX} with its files")
     return UsageError(
-        f"{folder}: only {found[0]}, which is not read; convert it once with "
+        f"{folder}: only {other}, which is not read; convert it once with "
         f"transformers: AutoModel.from_pretrained('{folder}')"
         ".save_pretrained('NEW'), with the class that config.json names for AutoModel"
     )
@@ -145,7 +144,7 @@ def _missing(folder: Path) -> UsageError:
 def _read_index(folder: Path) -> dict[str, Entry]:
     """Read the headers of the files that an index names."""
     path = folder / INDEX
-    names = read_object(path).get("weight_map")
+    names = read_json(path).get("weight_map")
     if not isinstance(names, dict) or not names:
         raise UsageError(f"{path}: no weight_map; expected the file of every weight")
     files: dict[str, list[str]] = {}
@@ -159,14 +158,14 @@ def _read_index(folder: Path) -> dict[str, Entry]:
     if len(files) > MOST_SHARDS:
         raise UsageError(f"{path}: {len(files)} files; expected at most {MOST_SHARDS}")
     entries: dict[str, Entry] = {}
-    for file, wanted in sorted(files.items()):
+    for file, listed in sorted(files.items()):
         if not (folder / file).exists():
             raise UsageError(f"{folder / file}: no such file, but {INDEX} names it; copy it too")
-        found = read_header(folder / file)
-        for name in wanted:
-            if name not in found:
+        header = read_header(folder / file)
+        for name in listed:
+            if name not in header:
                 raise UsageError(f"{folder / file}: no {name!r:.60}, but {INDEX} says it is there")
-        for name, entry in found.items():
+        for name, entry in header.items():
             if name in entries:
                 raise UsageError(f"{folder / file}: {name} is in {entries[name].path.name} too")
             entries[name] = entry
@@ -202,17 +201,17 @@ def read_header(path: Path) -> dict[str, Entry]:
     header.pop("__metadata__", None)
     entries: dict[str, Entry] = {}
     places: list[tuple[int, int, str]] = []
-    for name, told in header.items():
+    for name, entry in header.items():
         if len(name) > LONGEST_NAME or not name.isprintable():
             raise damaged(path, f"a tensor is named {name!r:.60}")
-        kind, shape, start, end = _tensor(path, name, told)
+        kind, shape, start, end = _tensor(path, name, entry)
         entries[name] = Entry(path, kind, shape)
         places.append((start, end, name))
     at, before = 0, "the header"
     for start, end, name in sorted(places):
         if start != at:
-            how = "overlaps" if start < at else "leaves a gap after"
-            raise damaged(path, f"{name} {how} {before}")
+            verb = "overlaps" if start < at else "leaves a gap after"
+            raise damaged(path, f"{name} {verb} {before}")
         at, before = end, name
     if 8 + length + at != size:
         raise damaged(path, f"{8 + length + at:,} bytes expected, {size:,} found")
@@ -228,11 +227,11 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
-def _tensor(path: Path, name: str, told: Any) -> tuple[str, tuple[int, ...], int, int]:
+def _tensor(path: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
     """Check what a header says about one tensor: its kind, shape and place."""
-    if not isinstance(told, dict) or not {"dtype", "shape", "data_offsets"} <= set(told):
+    if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= set(entry):
         raise damaged(path, f"{name} has no dtype, shape and data_offsets")
-    kind, shape, place = told["dtype"], told["shape"], told["data_offsets"]
+    kind, shape, place = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(kind, str) or kind not in SIZES:
         raise UsageError(f"{path}: {name} is {kind!r:.40}; known are {', '.join(SIZES)}")
     if not isinstance(shape, list) or len(shape) > MOST_AXES or not all(map(_whole, shape)):
@@ -276,5 +275,5 @@ def write_shards(
         places = {key: name for name, group in zip(names, groups, strict=True) for key in group}
         total = sum(tensor.nbytes for tensor in tensors.values())
         index = {"metadata": {"total_size": total}, "weight_map": places}
-        write_atomically(folder / INDEX, json.dumps(index, indent=2) + "\n")
+        write_json(folder / INDEX, index)
     return names

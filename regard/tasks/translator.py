@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from regard.data.tokenizer import words_of_pieces  # noqa: F401
-
 
 def own_settings(config: dict[str, Any]) -> dict[str, Any]:
     """Return a model's own defaults of decoding, without what is no setting."""

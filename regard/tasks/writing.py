@@ -23,7 +23,7 @@ from regard.errors import UsageError, lookup
 from regard.metrics.bleu import Score
 from regard.metrics.evaluation import Evaluation, made_here, score_both, write_outputs
 from regard.native import fast_run
-from regard.pretrained.talk import check_chat
+from regard.pretrained.chat_template import check_chat
 from regard.settings import fill, setting
 from regard.tasks import chat
 from regard.tasks.chat_template import encode_own

@@ -245,7 +245,7 @@ def all_reduce_grads(
     The sums are valid until the next call and must not be changed, since processes share them.
     """
     if world_size() == 1:
-        if (norm := native.length(tensors)) is None:
+        if (norm := native.l2_norm(tensors)) is None:
             norm = float(nn.utils.get_total_norm(tensors, foreach=True))
         if norm > max_norm:
             for tensor in tensors:

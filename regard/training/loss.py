@@ -1,6 +1,6 @@
 """Cross-entropy over a vocabulary and R-Drop, fused with the output projection, in row chunks."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 if TYPE_CHECKING:
     from regard.data.parallel import PairBatch
+    from regard.decode.writer import EncoderDecoder
 
 CHUNK = 512  # rows of logits held at once: small enough to stay in the processor's cache
 
@@ -188,7 +189,7 @@ def twice(batch: "PairBatch", r_drop: float) -> tuple[Tensor, ...]:
 
 
 def head_loss(
-    model: Any, hidden: Tensor, batch: "PairBatch", smoothing: float, r_drop: float
+    model: "EncoderDecoder", hidden: Tensor, batch: "PairBatch", smoothing: float, r_drop: float
 ) -> Tensor:
     """Return the summed loss of the vectors before the head; padding never reaches the logits."""
     real = (batch.writes >= 0).flatten().nonzero().squeeze(-1)
@@ -201,10 +202,12 @@ def head_loss(
     return linear_cross_entropy(rows, weight, writes, bias=bias, smoothing=smoothing)
 
 
-def sequence_loss(model: Any, batch: "PairBatch", smoothing: float, r_drop: float) -> Tensor:
+def sequence_loss(
+    model: "EncoderDecoder", batch: "PairBatch", smoothing: float, r_drop: float
+) -> Tensor:
     """Return the summed cross-entropy of targets, with label smoothing and R-Drop."""
     return head_loss(model, model.hidden(*twice(batch, r_drop)), batch, smoothing, r_drop)
 
 
-# older names
+# older names, which language.py uses
 vocabulary_loss, plain_loss = linear_cross_entropy, reference_cross_entropy

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,142 +12,27 @@ from torch import Tensor, nn
 
 from regard.attention.watch import Map, Maps
 from regard.errors import UsageError
-from regard.layers.heads import Attentive
+from regard.layers.layout import Layout, TokenGrid, token_grid
 from regard.layers.patches import Patches
-from regard.layers.windows import Windows
-from regard.models.denoiser import Around, Denoiser, DenoiserBlock
-from regard.models.local import Local, LocalRelation
-from regard.models.mvit import MViT, PooledBlock
-from regard.models.resnet import GridAttention, ResNet
-from regard.models.swin import Swin
-from regard.models.vit import ViT
-from regard.viewer.picture import Picture, Placement, QueryPoint, Tile, TokenGrid, View
+from regard.models.local import LocalRelation
+from regard.models.protocols import LaidOut
+from regard.viewer.picture import Picture, Placement, QueryPoint, Tile, View
 from regard.viewer.placement import grid_weights, placement_of, sample_tokens, token_name
 
 MAX_WEIGHTS = 150_000_000  # of all layers; each takes four bytes
 MAX_ROLLOUT = 8_000_000  # numbers of one rollout
 MAX_ROLLOUT_SIDE = 64  # cells
 MAX_FILTERS = 256
-Lattice = TokenGrid
-NAMES = ("class", "teacher")  # of the tokens before a grid
-
-
-class Layout(NamedTuple):
-    """How one layer lies on an image: the tokens that each tile's queries and keys are."""
-
-    rows: Lattice
-    columns: Lattice
-    asked: Tensor  # (tiles, q), of which -1 is none
-    place: Tensor  # (tiles, k)
-    near: Tensor | None = None  # (q, n), the keys that a query may see, if not all
-
-
-# ---- how the layers of each family lie on an image --------------------------------------------
-
-
-def _lattice(grid: tuple[int, int], step: float, size: tuple[int, int], names=()) -> Lattice:
-    return Lattice(tuple(names), *grid, step / size[0], step / size[1])
-
-
-def _full(rows: Lattice, columns: Lattice) -> Layout:
-    asked, place = (torch.arange(len(side)).unsqueeze(0) for side in (rows, columns))
-    return Layout(rows, columns, asked, place)
-
-
-def _pooled(model: Any, last: Lattice) -> Iterator[tuple[str, Layout]]:
-    """Give the attention that makes one vector of all, where a model has it."""
-    if isinstance(model.pool, Attentive):
-        yield "pool", _full(Lattice(("image",), 0, 0, 1.0, 1.0), last)
-
-
-def _vit(model: ViT, size: tuple[int, int]) -> Iterator[tuple[str, Layout]]:
-    names = NAMES[: model.config.tokens]
-    whole = _lattice(model.grid(size), model.config.patch, size, names)
-    for n in range(len(model.blocks)):
-        yield f"blocks.{n}.attention", _full(whole, whole)
-    yield from _pooled(model, whole)
-
-
-def _swin(model: Swin, size: tuple[int, int]) -> Iterator[tuple[str, Layout]]:
-    step = model.config.patch
-    grid = -(-size[0] // step), -(-size[1] // step)
-    whole = _lattice(grid, step, size)
-    for n, stage in enumerate(model.stages):
-        whole = _lattice(grid, step, size)
-        for m, block in enumerate(cast(Sequence[Any], stage.blocks)):
-            windows: Windows = block.attention
-            place = windows.place(*grid)
-            yield f"stages.{n}.blocks.{m}.attention.inside", Layout(whole, whole, place, place)
-        grid, step = (-(-grid[0] // 2), -(-grid[1] // 2)), 2 * step
-    yield from _pooled(model, whole)
-
-
-def _mvit(model: MViT, size: tuple[int, int]) -> Iterator[tuple[str, Layout]]:
-    names, step = NAMES[: model.config.tokens], model.config.stride
-    grids = model.grids(size)
-    for n, block in enumerate(cast(Sequence[PooledBlock], model.blocks)):
-        rows, columns = grids[f"blocks.{n}.attention"]
-        pools = block.attention.pool_q, block.attention.pool_k
-        queries, keys = (step * getattr(pool, "stride", 1) for pool in pools)
-        yield (
-            f"blocks.{n}.attention",
-            _full(_lattice(rows, queries, size, names), _lattice(columns, keys, size, names)),
-        )
-        step = queries
-
-
-def _local(model: Local, size: tuple[int, int]) -> Iterator[tuple[str, Layout]]:
-    step, last = 1, None
-    for name, grid in model.grids(size).items():
-        relation = cast(LocalRelation, model.get_submodule(name))
-        columns = _lattice(grid, step, size)
-        last = _lattice(relation.grid(grid), step * relation.stride, size)
-        asked, place = relation.asked(*grid), relation.place(*grid)
-        near = torch.stack([row.nonzero().squeeze(1) for row in relation.bias()[0].isfinite()])
-        yield name, Layout(last, columns, asked, place, near)
-        stem = name.startswith("stem.")
-        step = 2**model.stem.halves if stem else step * relation.stride
-    if last is not None:
-        yield from _pooled(model, last)
-
-
-def _resnet(model: ResNet, size: tuple[int, int]) -> Iterator[tuple[str, Layout]]:
-    grid, step = size, 1
-    for halves, stage in enumerate([None, *model.stages]):
-        for _ in range(model.stem.halves if stage is None else min(1, halves - 1)):
-            grid, step = (-(-grid[0] // 2), -(-grid[1] // 2)), 2 * step
-        whole = _lattice(grid, step, size)
-        for m, block in enumerate(() if stage is None else stage.children()):
-            if isinstance(block, GridAttention):
-                yield f"stages.{halves - 1}.{m}.block.attention", _full(whole, whole)
-
-
-def _denoiser(model: Denoiser, size: tuple[int, int]) -> Iterator[tuple[str, Layout]]:
-    grid = model.grid(size)
-    whole = _lattice(grid, model.config.patch, size)
-    for n, block in enumerate(cast(Sequence[DenoiserBlock], model.blocks)):
-        if isinstance(block.around, Around):
-            place = block.around.attention.place(*grid)
-            yield f"blocks.{n}.around.attention.inside", Layout(whole, whole, place, place)
-
-
-LAYOUTS: dict[type[nn.Module], Callable[..., Iterator[tuple[str, Layout]]]] = {
-    ViT: _vit,
-    Swin: _swin,
-    MViT: _mvit,
-    Local: _local,
-    ResNet: _resnet,
-    Denoiser: _denoiser,
-}
 
 
 def layouts(model: nn.Module, size: tuple[int, int]) -> dict[str, Layout]:
-    """Return how each layer lies on an image of (height, width), by the name of its map."""
-    found = {}
-    for outer, module in model.named_modules():
-        for name, layout in LAYOUTS.get(type(module), lambda *_: iter(()))(module, size):
-            found[f"{outer}.{name}" if outer else name] = layout
-    return found
+    """Return how each layer is laid over an image of (height, width), by the name of its map."""
+    return {
+        f"{outer}.{name}" if outer else name: layout
+        for outer, module in model.named_modules()
+        if isinstance(module, LaidOut)
+        for name, layout in module.layout(size).items()
+    }
 
 
 # ---- maps -------------------------------------------------------------------------------------
@@ -168,21 +53,22 @@ def image_views(model: nn.Module, maps: Maps, size: tuple[int, int]) -> list[Vie
 def _placed(seen: Map, layout: Layout) -> View:
     """Put the queries of all tiles in the order of their tokens, without padding."""
     tiles, heads, q, _ = seen.shape
-    if (tiles, q) != layout.asked.shape:
-        raise ValueError(f"{seen.name}: {tiles} x {q} queries, but {tuple(layout.asked.shape)}")
+    if (tiles, q) != layout.query_tokens.shape:
+        shape = tuple(layout.query_tokens.shape)
+        raise ValueError(f"{seen.name}: {tiles} x {q} queries, but {shape}")
     weights = seen.weights().float().cpu()
-    keys = layout.place.unsqueeze(1)
+    keys = layout.key_tokens.unsqueeze(1)
     if layout.near is not None:
         near = layout.near.expand(tiles, -1, -1)
         weights = weights.gather(3, near.unsqueeze(1).expand(-1, heads, -1, -1))
         keys = keys.expand(-1, q, -1).gather(2, near)
-    queries, order = layout.asked.flatten().sort()
+    queries, order = layout.query_tokens.flatten().sort()
     order = order[queries >= 0]
     weights = weights.transpose(0, 1).flatten(1, 2)[:, order]
     alike = tiles == 1 and layout.near is None
-    keys = layout.place if alike else keys.expand(-1, q, -1).flatten(0, 1)[order]
+    keys = layout.key_tokens if alike else keys.expand(-1, q, -1).flatten(0, 1)[order]
     tokens = queries[queries >= 0].numpy()
-    placement = Placement(layout.rows, layout.columns, tokens, keys.numpy())
+    placement = Placement(layout.query_grid, layout.key_grid, tokens, keys.numpy())
     return placed_view(seen.name.removesuffix(".inside"), weights.numpy(), placement)
 
 
@@ -200,8 +86,7 @@ def feature_grid(encoder: Any, size: tuple[int, int]) -> TokenGrid:
     """Return the grid of an encoder's features of an image of (height, width)."""
     far = 2**16  # over so many pixels a cell's size is known to the pixel
     step = round(far / encoder.grid((far, far))[0])
-    names = NAMES[: getattr(encoder.config, "tokens", 0)]
-    return _lattice(encoder.grid(size), step, size, names)
+    return token_grid(encoder.grid(size), step, size, getattr(encoder.config, "tokens", 0))
 
 
 def caption_views(

@@ -9,8 +9,9 @@ from dataclasses import replace
 import numpy as np
 from PIL import Image
 
+from regard.layers.layout import TokenGrid
 from regard.viewer.panels import HEAT, MARGIN, MAX_PANELS, NOTE, SOFT, Panel, Sheet, lay_out
-from regard.viewer.picture import Choice, Picture, QueryPoint, TokenGrid, View, choose_views
+from regard.viewer.picture import Choice, Picture, QueryPoint, View, choose_views
 from regard.viewer.placement import cell_of, grid_weights, placement_of, query_row
 
 SIDE = 320  # pixels to a side that a map is drawn with, at most

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 
 from regard.errors import UsageError, nearest
+from regard.layers.layout import TokenGrid
 
 Choice = str | int | Sequence[str | int] | None
 # the query whose attention over an image is shown: the class token, the mean of all queries, the
@@ -18,23 +19,6 @@ QueryPoint = Literal["class", "mean"] | int | tuple[float, float]
 
 JOINERS = "\u200c\u200d"  # invisible, but they shape Persian, Hindi and emoji
 LONGEST_TOKEN = 120
-
-
-@dataclass(frozen=True)
-class TokenGrid:
-    """The tokens of an image: named ones such as the class token, then a grid row by row.
-
-    `cell_height` and `cell_width` are those of a cell of the grid, as shares of the image's.
-    """
-
-    names: tuple[str, ...]
-    height: int
-    width: int
-    cell_height: float
-    cell_width: float
-
-    def __len__(self) -> int:
-        return len(self.names) + self.height * self.width
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,8 @@ from dataclasses import replace
 import numpy as np
 
 from regard.errors import UsageError
-from regard.viewer.picture import Placement, QueryPoint, TokenGrid, View
+from regard.layers.layout import TokenGrid
+from regard.viewer.picture import Placement, QueryPoint, View
 
 
 def parse_query_point(

@@ -77,6 +77,21 @@ class Classified(Answer):
 
 
 @dataclass(frozen=True)
+class Valued(Answer):
+    """The number that a model with a single output gives to an input: its logit."""
+
+    value: float
+    cut: bool = False  # whether the input was truncated
+
+    def __str__(self) -> str:
+        return f"{self.value:.6g}"
+
+    def record(self, settings: Any) -> dict[str, Any]:
+        """Return the fields that the prediction adds to a JSON line."""
+        return {"prediction": self.value, **({"cut": True} if self.cut else {})}
+
+
+@dataclass(frozen=True)
 class Embedded(Answer):
     """The vector of one input."""
 

@@ -24,7 +24,7 @@ from regard.metrics.evaluation import Evaluation, provenance, write_outputs
 from regard.metrics.score import Comparison, Score
 from regard.models import family, preset, preset_family, preset_names, serving
 from regard.native import fast
-from regard.results import Named
+from regard.results import Named, key_of
 from regard.settings import fill
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.recipe import parameters
@@ -151,6 +151,7 @@ class Task(Generic[C, A]):
     name: ClassVar[str]
     holds: ClassVar[str]  # what its data hold, such as "texts and labels"
     unit: ClassVar[str] = "texts"  # what an evaluation counts
+    better: ClassVar[str] = "-loss"  # the score that a validation raises, or with - lowers
     input: ClassVar[str] = "src"  # the name of an input in JSON; image for pictures
     from_nothing: ClassVar[bool] = False  # whether an empty text has an answer
     dynamic: bool = True  # whether batches differ in shape, for compile=true
@@ -233,7 +234,11 @@ class Task(Generic[C, A]):
 
         `share` of the rows is enough where `decodes` says that some are decoded.
         """
-        raise NotImplementedError
+        asked = self.Eval(part="valid")
+        scores = self.judge(data, self.predict_examples(data, asked), asked).scores
+        named = {key_of(score.name): score.value for score in scores}
+        name = self.better.removeprefix("-")
+        return {**named, "better": -named[name] if self.better != name else named[name]}
 
     def decodes(self, data: Data, settings: Any) -> int:
         """Return how many rows a validation decodes, of which fewer would do; 0: all are needed."""

@@ -13,18 +13,20 @@ from regard.attention.watch import watch
 from regard.data.features import split_words
 from regard.data.image_files import holds_images
 from regard.data.labelled import Example, ExampleFormat, ExampleReader
+from regard.data.labels import check_single_labels, label_table
 from regard.data.rows import Row, TextBatch, TextBatches, collate
 from regard.decode.batching import in_batches
 from regard.errors import UsageError, log, lookup
+from regard.metrics.baselines import bigram_gain
 from regard.metrics.correlation import value_scores
 from regard.metrics.evaluation import Evaluation
 from regard.settings import setting
-from regard.tasks.frame.answers import Classified
+from regard.tasks.frame.answers import Classified, Valued
 from regard.tasks.frame.origin import Origin
-from regard.tasks.frame.task import Answer, Judged, Task
+from regard.tasks.frame.task import Judged, Task
 from regard.tasks.text.codec import EncoderRun, TextCodec
-from regard.tasks.text.few_texts import EMBEDDINGS, few_text_settings
 from regard.tasks.text.labelling import (
+    SHORT,
     LabelBatch,
     LabelData,
     LabelEval,
@@ -32,6 +34,7 @@ from regard.tasks.text.labelling import (
     LabelTrain,
     Predicted,
 )
+from regard.training.few_texts import EMBEDDINGS, few_text_settings
 from regard.training.label_loss import LABEL_LOSSES, LabelLoss, class_weights, imbalance_notes
 
 
@@ -63,21 +66,6 @@ class ClassifyEval(LabelEval, ClassifyRun):
     header: bool | None = setting(None, "whether a table has a header; detected unless given")
     labels: str | None = setting(None, "coarse or fine, for labels such as NUM:date")
     separator: str | None = setting(None, "separator of several labels in a column")
-
-
-@dataclass(frozen=True)
-class Valued(Answer):
-    """The number that a model with a single output gives to a text: its logit."""
-
-    value: float
-    cut: bool = False  # whether the text was truncated
-
-    def __str__(self) -> str:
-        return f"{self.value:.6g}"
-
-    def record(self, settings: Any) -> dict[str, Any]:
-        """Return the fields that the prediction adds to a JSON line."""
-        return {"prediction": self.value, **({"cut": True} if self.cut else {})}
 
 
 class Classify(Labeller[Classified | Valued]):
@@ -112,10 +100,11 @@ class Classify(Labeller[Classified | Valued]):
         """Refuse embeddings that are not for this model."""
         settings = super().checked(settings, values, origin)
         lookup("embeddings", settings.embeddings, EMBEDDINGS)
-        if settings.embeddings != "random" and (settings.init or settings.like):
+        usual = settings.family == cls.families()[0] and not (settings.init or settings.like)
+        if settings.embeddings != "random" and not usual:
             raise UsageError(
                 f"embeddings={settings.embeddings} is for a new model of the usual kind; "
-                "leave it out with init= or like="
+                "leave it out with init=, like= or family="
             )
         return settings
 
@@ -137,8 +126,8 @@ class Classify(Labeller[Classified | Valued]):
     def read(cls, settings: Any, origin: Origin | None) -> LabelData:
         """Read texts and labels, one each unless they come with several."""
         data = cls.read_parts(settings, by=settings.valid_by)
-        for part in data.parts.values():
-            check_single(part, data.multilabel)
+        if not data.multilabel:
+            check_single_labels(item for part in data.parts.values() for item in part)
         return data
 
     @classmethod
@@ -146,9 +135,13 @@ class Classify(Labeller[Classified | Valued]):
         """Return settings that suit few texts, where the user said nothing."""
         if data.multilabel:
             return settings
-        train = data.parts["train"]
-        numbers = cls.targets(train, data.labels).argmax(1)
-        few = few_text_settings(values, [example.text for example in train], numbers)
+        train, size = data.parts["train"], len(data.labels)
+
+        def gain() -> float:
+            numbers = label_table(train, data.labels).argmax(1)
+            return bigram_gain([example.text for example in train], numbers, size)
+
+        few = few_text_settings(values, SHORT, len(train), gain)
         return cls.resolve({**values, **few}) if few else settings
 
     @classmethod
@@ -169,8 +162,10 @@ class Classify(Labeller[Classified | Valued]):
         if settings.embeddings != "random":
             train = data.parts["train"]
             rows = codec.encoder.texts([e.text for e in train], settings.max_length)
-            targets = cls.targets(train, data.labels)
-            EMBEDDINGS[settings.embeddings](model, rows, targets, settings.seed)
+            targets = label_table(train, data.labels)
+            EMBEDDINGS[settings.embeddings](
+                model, (row.ids for row in rows), targets, settings.seed
+            )
         return name, model
 
     def batches(self, data: Any, settings: Any) -> TextBatches:
@@ -186,7 +181,7 @@ class Classify(Labeller[Classified | Valued]):
                 f"{self.truncated:,} of {len(rows):,} texts are longer than max_length={longest} "
                 "pieces and were cut"
             )
-        table = self.targets(train, self.labels)
+        table = label_table(train, self.labels)
         counts, device = table.sum(0), settings.device
         data.notes.extend(imbalance_notes(counts, self.labels, settings.class_weights))
         weights = class_weights(settings.class_weights, counts, len(rows), self.multilabel)
@@ -284,8 +279,8 @@ class Classify(Labeller[Classified | Valued]):
     def read_test(self, settings: Any) -> LabelData:
         """Read the part that a model is judged on."""
         data = self.read_part(settings, known=not self.regression)
-        if not self.regression:
-            check_single(data.parts[settings.part], self.multilabel)
+        if not self.regression and not self.multilabel:
+            check_single_labels(data.parts[settings.part])
         return data
 
     def check_against(self, other: Task[Any, Any]) -> None:
@@ -338,12 +333,3 @@ class Classify(Labeller[Classified | Valued]):
         candidates = label_candidates(self.labels, probs, answer.chosen, settings.candidates)
         output = str(answer) or "no label"
         return Picture(title=given, views=views, source=given, output=output, **candidates)
-
-
-def check_single(examples: Sequence[Example], multilabel: bool) -> None:
-    """Refuse a text with more than one label where there is one each."""
-    for example in examples:
-        if not multilabel and len(example.labels) != 1:
-            raise UsageError(
-                f"{example.where}: {len(example.labels)} labels; this model gives each text one"
-            )

@@ -19,9 +19,9 @@ from regard.tasks.tokenizer import load_any_tokenizer
 class EncoderRun(RunSettings):
     """What a run of a text encoder can be told."""
 
-    max_length: int | None = setting(None, "most tokens a text", min=1, max=100_000)
-    batch_tokens: int = setting(4096, "tokens a batch", min=1)
-    batch_rows: int = setting(128, "texts a batch", min=1)
+    max_length: int | None = setting(None, "maximum tokens per text", min=1, max=100_000)
+    batch_tokens: int = setting(4096, "tokens per batch", min=1)
+    batch_rows: int = setting(128, "texts per batch", min=1)
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from regard.attention.positions import has_table
 from regard.data.characters import Characters
-from regard.data.features import Features, named, split_words
+from regard.data.features import Features, feature_functions, split_words
 from regard.data.labelled import Example, Sentence, hash_items, load_labelled
-from regard.data.labels import label_list, saved_labels, with_known_labels
+from regard.data.labels import label_list, label_table, saved_labels, with_known_labels
 from regard.data.rows import Row, RowEncoder, TextBatch, TextBatches
 from regard.data.tokenize import train_tokenizer
 from regard.data.tokenizer import Tokenizer
@@ -81,11 +81,11 @@ class LabelTrain(TrainSettings):
     bpe_dropout: float = setting(0.0, "BPE dropout", min=0, max=1)
     word_dropout: float = setting(0.0, "probability that a word is masked", min=0, max=1)
     features: str = setting("none", "features of words: none, or such as affixes+bigrams")
-    feature_rows: int = setting(20_000, "most features that are embedded", min=1, max=99_999)
+    feature_rows: int = setting(20_000, "maximum number of features", min=1, max=99_999)
     feature_dropout: float = setting(0.0, "probability that a feature is dropped", min=0, max=1)
-    batch_tokens: int = setting(1024, "tokens a batch", min=1)
-    batch_rows: int | None = setting(None, "most texts a batch", min=1)
-    max_length: int = setting(256, "most tokens a row", min=8, max=100_000)
+    batch_tokens: int = setting(1024, "tokens per batch", min=1)
+    batch_rows: int | None = setting(None, "maximum texts per batch", min=1)
+    max_length: int = setting(256, "maximum tokens per text or window", min=8, max=100_000)
     label_smoothing: float = setting(0.1, "label smoothing", min=0, max=0.9)
     r_drop: float = setting(0.0, "weight of the R-Drop term", min=0, max=100)
     class_weights: str = setting("none", "class weights in the loss: none or balanced")
@@ -234,7 +234,7 @@ class Labeller(Task[TextCodec, A], Generic[A]):
     @classmethod
     def checked(cls, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
         """Refuse settings that do not fit each other, and let there be enough positions."""
-        named(settings.features)
+        feature_functions(settings.features)
         lookup("class_weights", settings.class_weights, CLASS_WEIGHTS)
         if settings.tokenizer == WORDS and settings.features == "none":
             raise UsageError(
@@ -297,7 +297,7 @@ class Labeller(Task[TextCodec, A], Generic[A]):
         return TextCodec(
             RowEncoder(tokenizer, features, sampler),
             data.labels,
-            Baselines.fit(cls.baseline, units, cls.targets(train, data.labels)),
+            Baselines.fit(cls.baseline, units, label_table(train, data.labels)),
             {**config, **cls.label_facts(data, settings)},
         )
 
@@ -359,7 +359,7 @@ class Labeller(Task[TextCodec, A], Generic[A]):
         if self.codec.baselines is None:
             return {}
         units = [unit for item in data.parts[part] for unit, _ in item.units]
-        return self.codec.baselines.scores(units, self.targets(data.parts[part], self.labels))
+        return self.codec.baselines.scores(units, label_table(data.parts[part], self.labels))
 
     def facts(self, data: Data, settings: Any) -> dict[str, Any]:
         """Return what recipe.json says beside the settings."""
@@ -411,33 +411,19 @@ class Labeller(Task[TextCodec, A], Generic[A]):
         """Return the probability of each label of the examples."""
         return self.probabilities(data.parts[settings.part], settings)
 
-    @classmethod
-    def targets(cls, items: Items, labels: Sequence[str]) -> np.ndarray:
-        """Return a table (n, labels) of the labels of each text or word."""
-        numbers = {label: n for n, label in enumerate(labels)}
-        rows = [some for item in items for _, some in item.units]
-        table = np.zeros((len(rows), len(labels)), dtype=bool)
-        columns = [numbers[label] for some in rows for label in some]
-        table[np.repeat(np.arange(len(rows)), [len(some) for some in rows]), columns] = True
-        return table
-
     def assign(self, probs: np.ndarray, settings: Any) -> np.ndarray:
         """Return a table (n, labels) of the predicted labels: the likeliest of each row."""
         return one_hot(probs.argmax(1), len(self.labels))
 
     def results(self, items: Items, predicted: Predicted, settings: Any) -> LabelResults:
         """Return targets, predictions and probabilities, from which all scores follow."""
-        groups = None
-        if self.unit == "words":  # a sentence is resampled whole
-            groups = np.repeat(np.arange(len(items)), [len(item.units) for item in items])
+        targets, probs = label_table(items, self.labels), predicted.probs
+        sizes = [len(item.units) for item in items]
+        # the words of a sentence are resampled together
+        groups = np.repeat(np.arange(len(sizes)), sizes) if self.unit == "words" else None
+        assigned, unit = self.assign(probs, settings), self.unit
         return LabelResults(
-            self.labels,
-            self.targets(items, self.labels),
-            self.assign(predicted.probs, settings),
-            predicted.probs,
-            self.multilabel,
-            groups,
-            self.unit,
+            self.labels, targets, assigned, probs, self.multilabel, groups=groups, unit=unit
         )
 
     def score(self, data: LabelData, predictions: Predicted, settings: Any) -> Judged:

@@ -5,11 +5,14 @@ a model writes are judged against the right ones, by BLEU or another metric and 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
+
+from torch import nn
 
 from regard.data.pairs import Corpus, load_pairs
 from regard.data.parallel import SIDES, PairBatches, hash_pairs, learn_tokenizers
 from regard.data.tokenizer import Tokenizer
+from regard.decode.writer import EncoderDecoder
 from regard.errors import UsageError, log
 from regard.metrics.bleu import bleu_metric, tokenise_for
 from regard.metrics.lengths import BORDERS, add_joined, by_length
@@ -118,9 +121,9 @@ class PairTask(Task[PairCodec, Generated]):
     left_out = 0  # training pairs that are too long
 
     @classmethod
-    def encoder_decoder(cls, model: Any) -> Any:
+    def encoder_decoder(cls, model: nn.Module) -> EncoderDecoder:
         """Return the model as one that reads a source, then a target."""
-        return model
+        return cast(EncoderDecoder, model)
 
     @classmethod
     def read(cls, settings: Any, origin: Origin | None) -> Data:
@@ -168,7 +171,7 @@ class PairTask(Task[PairCodec, Generated]):
         return {"left_out": self.left_out}
 
     @classmethod
-    def load_codec(cls, folder: Path, model: Any, config: dict[str, Any]) -> PairCodec:
+    def load_codec(cls, folder: Path, model: nn.Module, config: dict[str, Any]) -> PairCodec:
         """Read the tokenizers, and check that they fit the model."""
         # without a note of where it came from, a folder is one of ours
         foreign = None if "imported" in config else False

@@ -44,9 +44,10 @@ class PrefixEvalSettings(PairEvalSettings, PairRunSettings):
 class PrefixLM:
     """A decoder as an encoder-decoder: it reads a source, then a target right after it."""
 
-    def __init__(self, model: Any):
-        self.model, self.head = model, model.head
-        vocab, half = model.config.vocab, model.config.max_length // 2
+    def __init__(self, decoder: nn.Module):
+        self.model: Any = decoder
+        self.head, shape = self.model.head, self.model.config
+        vocab, half = shape.vocab, shape.max_length // 2
         self.config = SimpleNamespace(source_vocab=vocab, target_vocab=vocab, max_length=half)
 
     def named_modules(self) -> Iterator[tuple[str, Any]]:
@@ -54,9 +55,11 @@ class PrefixLM:
         for number, block in enumerate(self.model.blocks):
             yield f"decoder.{number}.cross", block.attention
 
-    def hidden(self, source: Tensor, reads: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def hidden(
+        self, source: Tensor, target: Tensor, lengths: Tensor | None = None, **more: Any
+    ) -> Tensor:
         """Return the last vectors of the target (b, t, w), which stands right after its source."""
-        (count, long), short = source.shape, reads.shape[1]
+        (count, long), short = source.shape, target.shape[1]
         if lengths is None:
             lengths = source.new_full((count,), long)
         begin = lengths.unsqueeze(1)
@@ -64,15 +67,15 @@ class PrefixLM:
         ids = torch.where(
             place < begin,
             source.gather(1, place.clamp(max=long - 1)),
-            reads.gather(1, (place - begin).clamp(0, short - 1)),
+            target.gather(1, (place - begin).clamp(0, short - 1)),
         )
         x = self.model.hidden(ids, prefix=self.model.prefix_of(lengths))
         own = begin + torch.arange(short, device=source.device)
         return x.gather(1, own.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
 
-    def __call__(self, source: Tensor, reads: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def __call__(self, source: Tensor, target: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Return the logits after each token of the target."""
-        return self.head(self.hidden(source, reads, lengths))
+        return self.head(self.hidden(source, target, lengths))
 
     def start(self, source: Tensor, lengths: Tensor | None = None, **rest: Any) -> Any:
         """Read the sources; the first step begins with the begin of the target."""
@@ -121,7 +124,7 @@ class PrefixTranslate(Seq2Seq):
     short = {**Seq2Seq.short, "depth": "model.depth", "bias": "model.block.bias"}
 
     @classmethod
-    def encoder_decoder(cls, model: Any) -> PrefixLM:
+    def encoder_decoder(cls, model: nn.Module) -> PrefixLM:
         """Return the decoder as one that reads a source, then a target."""
         return PrefixLM(model)
 

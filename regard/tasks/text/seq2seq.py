@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.attention.watch import watch
 from regard.data.batches import Batches
@@ -73,22 +73,22 @@ class Seq2Seq(PairTask):
     Run = PairRunSettings
     Look = PairLookSettings
 
-    def __init__(self, model: Any, codec: PairCodec, config: Mapping[str, Any] | None = None):
+    def __init__(self, model: nn.Module, codec: PairCodec, config: Mapping[str, Any] | None = None):
         super().__init__(model, codec, config)
         self.writer = self.encoder_decoder(model)
         self.source_tokenizer, self.target_tokenizer = codec.source, codec.target
         self.tokenizer = codec.target
-        told = self.config.get("generation", {})
+        generation = self.config.get("generation", {})
         self.decoder = SentenceDecoder(
             self.writer,
             *codec.tokenizers,
             self.writer.config.target_vocab,
-            rules=told.get("rules"),
+            rules=generation.get("rules"),
             longest=self.longest_source(),
             device=self.device,
         )
         heads = {n: m.heads for n, m in self.writer.named_modules() if n.endswith(".cross")}
-        self.aligner = Aligner(heads, self.maps, told.get("alignment_head"))
+        self.aligner = Aligner(heads, self.maps, generation.get("alignment_head"))
 
     @property
     def positions(self) -> int | None:

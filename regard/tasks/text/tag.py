@@ -48,7 +48,7 @@ class TagRun(EncoderRun):
     format: str = setting("slash", "slash, columns or jsonl")
     words: str = setting("spaces", "split at spaces, or raw: punctuation too")
     scores: bool = setting(False, "print the probability of each tag")
-    max_length: int | None = setting(None, "most tokens a window", min=8, max=100_000)
+    max_length: int | None = setting(None, "maximum tokens per window", min=8, max=100_000)
 
 
 @dataclass(frozen=True)
@@ -314,7 +314,8 @@ class Tag(Labeller[Tagged]):
         with watch(self.model) as maps:
             (probs,) = self._forward([window])
         shown = self._tagged(words[: len(probs)], probs)
-        tags = [shown.tags[n] if 0 <= n < len(probs) else "" for n in window.row.word_ids.tolist()]
+        word_ids: list[int] = window.row.word_ids.tolist()
+        tags = [shown.tags[n] if 0 <= n < len(probs) else "" for n in word_ids]
         steps = candidate_steps(
             torch.from_numpy(probs), self.labels, candidates=settings.candidates
         )

@@ -264,7 +264,7 @@ class TextToText(Seq2Seq):
     # ---- Using
 
     @classmethod
-    def load_codec(cls, folder: Path, model: Any, config: dict[str, Any]) -> PairCodec:
+    def load_codec(cls, folder: Path, model: nn.Module, config: dict[str, Any]) -> PairCodec:
         """Read the tokenizers, and check the prefix and the metric."""
         prefix, metric = config.get("prefix", ""), config.get("metric", "bleu")
         if not isinstance(prefix, str) or len(prefix) > LONGEST_PREFIX:

@@ -11,8 +11,9 @@ from torch.nn import functional as F
 
 from regard.attention.positions import has_table
 from regard.data.parallel import PairBatch
+from regard.decode.writer import EncoderDecoder
 from regard.errors import UsageError
-from regard.layers.recurrent import Draws
+from regard.layers.recurrent import ReinforceTape
 from regard.models import family
 from regard.settings import setting
 from regard.tasks.frame.origin import Origin
@@ -40,12 +41,14 @@ class TranslateEval(PairEvalSettings, PairRunSettings):
     """What an evaluation of a translator can be told."""
 
 
-def hard_attention_loss(model: Any, batch: PairBatch, smoothing: float, r_drop: float) -> Tensor:
+def hard_attention_loss(
+    model: EncoderDecoder, batch: PairBatch, smoothing: float, r_drop: float
+) -> Tensor:
     """Return the loss of a model that may sample where it attends, and learns by REINFORCE."""
-    draws = Draws()
+    draws = ReinforceTape()
     hidden = model.hidden(*twice(batch, r_drop), draws=draws)
     loss = head_loss(model, hidden, batch, smoothing, r_drop)
-    if not draws.chances:
+    if not draws.log_probs:
         return loss
     writes = torch.cat([batch.writes] * (len(hidden) // len(batch.writes)))
     rows = zip(hidden.flatten(0, 1).split(CHUNK), writes.flatten().split(CHUNK), strict=True)
@@ -58,7 +61,7 @@ def hard_attention_loss(model: Any, batch: PairBatch, smoothing: float, r_drop: 
 
 
 # family -> its loss, where that is not `sequence_loss`
-LOSSES: dict[str, Callable[[Any, PairBatch, float, float], Tensor]] = {
+LOSSES: dict[str, Callable[[EncoderDecoder, PairBatch, float, float], Tensor]] = {
     "recurrent": hard_attention_loss
 }
 

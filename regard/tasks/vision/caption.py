@@ -121,7 +121,7 @@ class WriteCaptions(ImageTask[Caption]):
         writer = preset(FAMILY, size if size in cls.sizes else "big", like).decoder
         if origin is not None and origin.family == FAMILY:
             encoder = origin.model.config.encoder
-            name, model, writer = encoder.family, encoder.own, origin.model.config.decoder
+            name, model, writer = encoder.family, encoder.config, origin.model.config.decoder
         else:
             name = cls.family_of(values, origin)
             changes = task_changes(name, "pretrain")
@@ -189,7 +189,7 @@ class WriteCaptions(ImageTask[Caption]):
         plain: Any = CaptionerConfig()
         config = replace(
             plain,
-            encoder=type(plain.encoder).of(settings.family, encoder),
+            encoder=type(plain.encoder)(settings.family, encoder),
             decoder=decoder,
             sight="blind" if settings.blind else "image",
         )
@@ -227,7 +227,7 @@ class WriteCaptions(ImageTask[Caption]):
         """Return the summed cross-entropy of the captions, and what attention is to learn."""
         writer, penalty = settings.writer, settings.doubly_stochastic
         hard = writer.kind == "recurrent" and writer.cell.normalise == "sample"
-        tape = self.model.looks() if hard or penalty else None
+        tape = self.model.attention_tape() if hard or penalty else None
         return caption_loss(self.model, batch, settings.label_smoothing, tape, penalty)
 
     def decodes(self, data: Data, settings: Any) -> int:

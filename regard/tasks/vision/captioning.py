@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.data.augment import Ways, augments, chance_of
+from regard.data.augment import AugmentOptions, augments, step_rng
 from regard.data.batches import Shuffled, pad
 from regard.data.image_format import ImageFormat
 from regard.data.images import Images
@@ -176,19 +176,19 @@ class CaptionBatches:
         self.changes = dict(zip(names, augments(settings.augment), strict=False))
         assert format.size is not None
         padding = format.size // 8 if settings.padding is None else settings.padding
-        self.strengths = Ways(padding, settings.strength)
+        self.strengths = AugmentOptions(padding, settings.strength)
 
     def pick(self, n: int) -> np.ndarray:
         """Return the images of batch n, whose captions are about as long."""
         pool, place = divmod(n, POOL)
         some = self.shuffled[pool]
         some = some[np.argsort(self.longest[some], kind="stable")]
-        order = chance_of(self.settings.seed, pool, 11).permutation(POOL)
+        order = step_rng(self.settings.seed, pool, 11).permutation(POOL)
         return some.reshape(POOL, -1)[order[place]]
 
     def __getitem__(self, n: int) -> Batch:
         """Return batch n."""
-        picked, rng = self.pick(n), chance_of(self.settings.seed, n)
+        picked, rng = self.pick(n), step_rng(self.settings.seed, n)
         pixels = self.train.read(picked)
         for name, change in self.changes.items():
             changed = change(pixels, rng, self.strengths)
@@ -224,14 +224,14 @@ def caption_loss(
     vectors, targets = hidden.flatten(0, 1)[places], batch.targets.flatten()[places]
     weight, bias = model.head.weight, model.head.bias
     loss = linear_cross_entropy(vectors, weight, targets, bias=bias, smoothing=smoothing)
-    if tape is not None and tape.chances:
+    if tape is not None and tape.log_probs:
         with torch.no_grad():
             each = F.cross_entropy(F.linear(vectors, weight, bias), targets, reduction="none")
         losses = torch.zeros_like(batch.targets, dtype=each.dtype)
         losses.view(-1)[places] = each
         loss = loss + tape.loss(losses, real)
     if tape is not None and doubly_stochastic:
-        loss = loss + doubly_stochastic * tape.uneven(real)
+        loss = loss + doubly_stochastic * tape.doubly_stochastic(real)
     return loss
 
 

@@ -274,8 +274,9 @@ class Denoise(Task[NoCodec, Any]):
     def explain(self, given: Any, settings: Any) -> Any:
         """Denoise a crop of an image and gather where the pixel in its middle looked."""
         from regard.filters.nonlocal_means import nonlocal_means_weights
+        from regard.layers.layout import TokenGrid
         from regard.viewer.image import VIEWS, image_picture, placed_view
-        from regard.viewer.picture import Placement, TokenGrid
+        from regard.viewer.picture import Placement
 
         views = {name: VIEWS[name] for name in ("attention", "rollout")}
         view = lookup("view", settings.view, views)

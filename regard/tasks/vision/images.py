@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.data.augment import Augment, augments, chance_of
+from regard.data.augment import Augment, augments, step_rng
 from regard.data.batches import Shuffled
 from regard.data.image_files import BROKEN
 from regard.data.images import ImageData, Images
@@ -92,7 +92,7 @@ class ImageBatches:
         """Return batch n."""
         picked, device = self.shuffled[n], self.settings.device
         pixels, labels = self.train.read(picked), self.train.labels[torch.from_numpy(picked)]
-        images, targets = self.augment(pixels, labels, chance_of(self.settings.seed, n))
+        images, targets = self.augment(pixels, labels, step_rng(self.settings.seed, n))
         images, targets = images.to(device), targets.to(device)
         return Batch(images, targets, None if self.teacher is None else self.teacher(images))
 

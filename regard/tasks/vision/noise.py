@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from regard.data.augment import chance_of
+from regard.data.augment import step_rng
 from regard.data.batches import Shuffled
 from regard.data.image_format import SUFFIXES
 from regard.data.photos import Photo, load_photos, noise_of
@@ -139,7 +139,7 @@ class Crops:
 
     def __getitem__(self, n: int) -> Batch:
         """Return batch n."""
-        rng = chance_of(self.settings.seed, n)
+        rng = step_rng(self.settings.seed, n)
         crops = [self.crop(self.images[i], rng) for i in self.shuffled[n].tolist()]
         clean = torch.from_numpy(np.stack(crops)).unsqueeze(1).float() / 255
         low, high = self.settings.noise

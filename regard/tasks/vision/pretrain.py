@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regard.data.augment import augments, chance_of
+from regard.data.augment import augments, step_rng
 from regard.data.captions import captions_in, captions_of, hashed_captions, read_captions
 from regard.data.image_files import BROKEN
 from regard.data.images import ImageData, Images
@@ -20,7 +20,7 @@ from regard.metrics.score import Score
 from regard.models import family, pretrainer, task_changes
 from regard.models.folder import load_rest, save_parts
 from regard.pretrained.folder import is_foreign
-from regard.pretrained.mae import import_rest
+from regard.pretrained.mae_decoder import import_decoder
 from regard.tasks.frame.answers import Classified, Embedded
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.settings import resolve_train, size_of, with_parts
@@ -250,7 +250,7 @@ class Pretrain(ImageTask[Any]):
             raise UsageError(
                 "what this encoder was trained with is not known; only its vectors are"
             )
-        read = import_rest if is_foreign(folder) else load_rest
+        read = import_decoder if is_foreign(folder) else load_rest
         return read(folder, self.model, self.config["pretraining"])
 
     @torch.inference_mode()
@@ -260,14 +260,14 @@ class Pretrain(ImageTask[Any]):
         Returns for each image what came out, bytes (h, w, c), and which pixels were masked, (h, w).
         """
         whole = self.whole()
-        if not hasattr(whole, "paint_over"):
+        if not hasattr(whole, "reconstruct"):
             raise UsageError(f"an encoder trained by {self.trained_by} paints nothing")
         listed = [images] if self.is_one(images) else images
         pixels = [torch.from_numpy(self.format.read(image)) for image in listed]
         read = self.format.normalise(torch.stack(pixels).to(self.device))
         height, width = whole.size(read)
-        noise = chance_of(seed, 0).random((len(read), height * width), np.float32)
-        painted, masked = whole.paint_over(read, torch.from_numpy(noise).to(self.device))
+        noise = step_rng(seed, 0).random((len(read), height * width), np.float32)
+        painted, masked = whole.reconstruct(read, torch.from_numpy(noise).to(self.device))
         shown = self.format.restore(painted).permute(0, 2, 3, 1).cpu().numpy()
         return list(zip(shown, masked[:, 0].cpu().numpy(), strict=True))
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.data.augment import Ways, augments, chance_of
+from regard.data.augment import AugmentOptions, augments, step_rng
 from regard.data.batches import Shuffled, pad
 from regard.data.image_format import ImageFormat
 from regard.data.images import ImageData, Images
@@ -115,7 +115,7 @@ class PretrainBatches:
         self.changes = augments(settings.augment)
         assert self.format.size is not None
         padding = self.format.size // 8 if settings.padding is None else settings.padding
-        self.strengths = Ways(padding, settings.strength, settings.least)
+        self.strengths = AugmentOptions(padding, settings.strength, settings.least)
 
     def view(self, pixels: Tensor, rng: np.random.Generator) -> Tensor:
         """Augment images at random, and normalise them."""
@@ -129,7 +129,7 @@ class PretrainBatches:
 
     def __getitem__(self, n: int) -> Any:
         """Return batch n."""
-        return self.make(self.train, self.shuffled[n], chance_of(self.settings.seed, n))
+        return self.make(self.train, self.shuffled[n], step_rng(self.settings.seed, n))
 
     def epoch(self) -> float:
         """Return in how many batches all images are read once."""
@@ -141,7 +141,7 @@ class PretrainBatches:
         total = 0.0
         parts = np.array_split(np.arange(len(self.valid)), -(-len(self.valid) // self.batch))
         for number, part in enumerate(parts):
-            rng = chance_of(self.settings.seed, number, VALID)
+            rng = step_rng(self.settings.seed, number, VALID)
             total += float(model.loss(*self.make(self.valid, part, rng)))
         return total / len(self.valid)
 
@@ -151,7 +151,7 @@ class MaskedBatches(PretrainBatches):
 
     def __init__(self, images: ImageData, settings: Any, tokens: int, model: Any, *rest: Any):
         super().__init__(images, settings, tokens, model, *rest)
-        if not model.masks(tokens):
+        if not model.masked_count(tokens):
             raise UsageError(
                 f"mask_share={settings.way.mask_share} masks none of the {tokens} pieces of an "
                 "image; choose a larger share or a smaller patch"

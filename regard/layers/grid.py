@@ -1,0 +1,53 @@
+"""Positions on a grid: learned, or computed of both coordinates."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard.attention.positions import ALIASES, Position, build_position
+from regard.errors import UsageError, lookup
+
+
+class GridPosition(Position):
+    """A learned embedding for each place of a grid and for each token before it.
+
+    Over a grid of another size it is resized by bicubic interpolation.
+    """
+
+    def __init__(self, width: int, grid: tuple[int, int], tokens: int):
+        super().__init__()
+        self.grid, self.tokens = grid, tokens
+        self.table = nn.Embedding(tokens + grid[0] * grid[1], width)
+
+    def embed(self, x: Tensor, at: Tensor) -> Tensor:
+        """Add the embeddings of a whole grid, which ends with its last place."""
+        # without numbers only how many there are can matter
+        last = [len(at) - self.tokens - 1, 0] if at.is_meta else at[-1].tolist()
+        return x + self.over((last[0] + 1, last[1] + 1))
+
+    def over(self, grid: tuple[int, int]) -> Tensor:
+        """Return the embeddings of the tokens and of a grid's places row by row, (l, w)."""
+        table = self.table.weight
+        if grid == self.grid:
+            return table
+        places = table[self.tokens :].unflatten(0, self.grid).permute(2, 0, 1).unsqueeze(0)
+        places = F.interpolate(places, size=grid, mode="bicubic", align_corners=False)
+        return torch.cat([table[: self.tokens], places[0].flatten(1).T])
+
+
+# what can be computed of two coordinates, each of which has half of the width
+COMPUTED = ("sinusoidal", "rotary", "none")
+
+
+def build_grid_position(
+    name: str, width: int, heads: int, head_width: int, base: float = 10_000.0
+) -> Position:
+    """Make a position that is computed of the two coordinates of a grid."""
+    short = ALIASES.get(name, name)
+    lookup("position", short, dict.fromkeys(COMPUTED))
+    if (short == "sinusoidal" and width % 4) or (short == "rotary" and head_width % 4):
+        raise UsageError(
+            f"position={name} on a grid needs a width, {width}, and a head_width, {head_width}, "
+            "that four divides"
+        )
+    return build_position(short, width, heads, head_width, base=base)

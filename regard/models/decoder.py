@@ -1,0 +1,69 @@
+"""The decoder of a transformer, whatever its memory is made of."""
+
+from collections.abc import Iterator
+from typing import cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.attention.masks import Causal, Mask
+from regard.attention.once import one_pass
+from regard.attention.positions import Position, of_layer
+from regard.layers.block import BlockConfig, DecoderBlock
+from regard.layers.embed import Embed
+from regard.layers.shapes import Ids, Vectors
+from regard.models.state import State, take_caches
+
+
+class TransformerDecoder(nn.ModuleList):
+    """Decoder blocks: causal self-attention, cross-attention to a memory, feed-forward networks.
+
+    Embeddings and the last norm are the model's, which may share them.
+    """
+
+    def __init__(self, config: BlockConfig, depth: int, position: Position):
+        super().__init__(DecoderBlock(config, of_layer(position)) for _ in range(depth))
+
+    def blocks(self) -> Iterator[DecoderBlock]:
+        """Give the blocks one after the other."""
+        return cast(Iterator[DecoderBlock], iter(self))
+
+    def forward(
+        self,
+        embed: Embed,
+        target: Int[Tensor, "n t"],
+        memory: Float[Tensor, "b s w"],
+        memory_mask: Mask | None = None,
+    ) -> Float[Tensor, "n t w"]:
+        """Return the last vectors of whole targets; those that share a memory follow each other."""
+        at = torch.arange(target.shape[1], device=target.device).unsqueeze(-1)
+        # padding comes last, so that a causal mask already hides it from every real token
+        causal = Causal()
+        x = embed(target, at)
+        shared = embed.position.shared(at, at, causal)
+        with one_pass():
+            for block in self.blocks():
+                x = block(x, memory, at=at, mask=causal, memory_mask=memory_mask, bias=shared)
+        return x
+
+    def start(
+        self, memory: Float[Tensor, "b s w"], mask: Mask | None = None, *, capacity: int
+    ) -> State:
+        """Project the memory for every block, and allocate what decoding will need."""
+        memories = [block.cross.read(memory).by_columns() for block in self.blocks()]
+        layers = [block.attention for block in self.blocks()]
+        caches = take_caches(layers, len(memory), memory)
+        return State(caches, capacity, memories=memories, mask=mask)
+
+    def step(self, embed: Embed, ids: Ids, state: State) -> Vectors:
+        """Return the last vectors of the next tokens of all hypotheses."""
+        at, everything, mask = state.take(ids.shape[1])
+        x = embed(ids.reshape(state.sentences, -1), at)
+        shared = embed.position.shared(at, everything, mask)
+        rest = {"at": at, "mask": mask, "memory_mask": state.mask, "bias": shared}
+        with one_pass():
+            layers = zip(self.blocks(), state.memories, state.caches, strict=True)
+            for block, memory, cache in layers:
+                x = block(x, memory, **rest, cache=cache)
+        return x

@@ -1,0 +1,54 @@
+"""Decoders that read a whole target as they decode one: step by step from a state."""
+
+from typing import Any
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.layers.recurrent import RecurrentState, ReinforceTape
+from regard.layers.shapes import Ids, Lengths
+from regard.layers.vocabulary import Head
+
+
+class StatefulDecoder(nn.Module):
+    """An encoder-decoder whose state after a source and some target tokens is of constant size."""
+
+    head: Head
+
+    def _begin(self, source: Tensor, lengths: Tensor | None) -> RecurrentState:
+        """Encode the sources and return the first state."""
+        raise NotImplementedError
+
+    def _read(
+        self, ids: Tensor, state: RecurrentState, draws: ReinforceTape | None = None
+    ) -> Tensor:
+        """Read the next tokens and return their last vectors; the state is changed in place."""
+        raise NotImplementedError
+
+    def hidden(
+        self,
+        source: Int[Tensor, "b s"],
+        target: Int[Tensor, "b t"],
+        source_lengths: Lengths | None = None,
+        target_lengths: Lengths | None = None,
+        *,
+        draws: ReinforceTape | None = None,
+    ) -> Float[Tensor, "b t w"]:
+        """Return the decoder's last vectors, before the head; `draws` records hard attention."""
+        return self._read(target, self._begin(source, source_lengths), draws)
+
+    def forward(self, *texts: Any) -> Float[Tensor, "b t vocab"]:
+        """Return the logits of the token after each target token; takes what `hidden` takes."""
+        return self.head(self.hidden(*texts))
+
+    def start(
+        self, source: Int[Tensor, "b s"], lengths: Lengths | None = None, *, capacity: int = 256
+    ) -> RecurrentState:
+        """Encode the sources; the state does not grow with the text."""
+        return self._begin(source, lengths)
+
+    def step(
+        self, ids: Ids, state: RecurrentState
+    ) -> tuple[Float[Tensor, "b l vocab"], RecurrentState]:
+        """Read the next tokens of all hypotheses and return the logits after each."""
+        return self.head.step_logits(self._read(ids, state)), state

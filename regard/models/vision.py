@@ -1,0 +1,57 @@
+"""What the vision families share: an image encoder with a classification head."""
+
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.layers.heads import Attentive
+from regard.layers.layout import Layout, TokenGrid, pool_layout
+from regard.layers.shapes import Images, Size, Vectors
+
+# the tasks of a vision family, with what each sets in its config; as an encoder of features for
+# another model (captions) it has neither a head nor a pool of its own
+VISION_TASKS: dict[str, dict[str, Any]] = {
+    "images": {},
+    "pretrain": {"labels": 0},
+    "features": {"labels": 0, "pool": "mean"},
+}
+
+
+def build_head(width: int, labels: int) -> nn.Module:
+    """Make the linear head of a classifier; without labels nothing stands on the features."""
+    return nn.Linear(width, labels) if labels else nn.Identity()
+
+
+class VisionModel(nn.Module):
+    """logits = head(pool(features(images))); a family adds the features and their grid."""
+
+    config: Any
+    out_width: int  # of the features
+    pool: nn.Module
+    head: nn.Module
+
+    @property
+    def pooled_width(self) -> int:
+        """Return the width of pooled features."""
+        return self.out_width
+
+    def grid(self, size: Size) -> Size:
+        """Return how many features an image of (height, width) has in each direction."""
+        raise NotImplementedError
+
+    def features(self, images: Images) -> Vectors:
+        """Return the last vectors: those of tokens before the grid, then row by row."""
+        raise NotImplementedError
+
+    def forward(self, images: Images) -> Float[Tensor, "b labels"]:
+        """Return the logits of the labels, or without labels the pooled features."""
+        return self.head(self.pool(self.features(images)))
+
+    def layout(self, size: Size) -> dict[str, Layout]:
+        """Return how each layer's attention is laid over an image of (height, width)."""
+        return {}
+
+    def pool_layout(self, grid: TokenGrid) -> dict[str, Layout]:
+        """Return how attention pooling of the last grid is laid over it, if the model pools so."""
+        return {"pool": pool_layout(grid)} if isinstance(self.pool, Attentive) else {}
