@@ -13,8 +13,8 @@ import torch
 import regard
 from regard.attention.watch import watch
 from regard.decode.batching import in_batches
-from regard.metrics.bleu import Score
-from regard.metrics.labels import LabelEvaluation
+from regard.metrics.evaluation import LabelEvaluation
+from regard.metrics.score import Score
 from regard.tasks import TASKS
 from regard.tasks import task as task_class
 from regard.tasks.frame.task import Task

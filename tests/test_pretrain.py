@@ -102,10 +102,10 @@ def test_masked_pixels_never_matter(name):
     assert masked.any(1).all() and not masked.all(1).any()
     hidden = torch.where(masked[..., None], 7.0, pieces)
     other = unpatchify(hidden, painter.unit, painter.size(images)[1])
-    torch.testing.assert_close(painter(other, noise).pieces, painted)
+    torch.testing.assert_close(painter(other, noise).units, painted)
     seen = torch.where(masked[..., None], pieces, pieces + 1)
     other = unpatchify(seen, painter.unit, painter.size(images)[1])
-    assert (painter(other, noise).pieces - painted).abs().max() > 1e-4
+    assert (painter(other, noise).units - painted).abs().max() > 1e-4
 
 
 @torch.no_grad()

@@ -189,10 +189,10 @@ def test_answers_by_hand():
 
 
 def test_the_nearest_of_several_references_counts():
-    judged = METRICS["answers"].judge(["Paris", "four"], [["London", "4"], ["paris", "five"]])
+    judged = METRICS["answers"].score(["Paris", "four"], [["London", "4"], ["paris", "five"]])
     assert [(s.name, s.value) for s in judged] == [("exact match", 50.0), ("F1", 50.0)]
     assert judged[0].signature == "nrefs:2|norm:SQuAD"
-    names = {name: [s.name for s in METRICS[name].judge(["a b"], [["a b"]])] for name in METRICS}
+    names = {name: [s.name for s in METRICS[name].score(["a b"], [["a b"]])] for name in METRICS}
     assert names["rouge"] == ["ROUGE-1", "ROUGE-2", "ROUGE-L"]
     assert all(METRICS[name].main in names[name] for name in METRICS)
 
@@ -214,11 +214,11 @@ def test_a_difference_is_judged_by_chance():
 def test_what_cannot_be_judged_is_a_mistake():
     for name in METRICS:
         with pytest.raises(UsageError, match="no outputs"):
-            METRICS[name].judge([], [[]])
+            METRICS[name].score([], [[]])
     with pytest.raises(UsageError, match="2 outputs for 1 references"):
-        METRICS["rouge"].judge(["a", "b"], [["a"]])
+        METRICS["rouge"].score(["a", "b"], [["a"]])
     with pytest.raises(UsageError, match="metric=bleu"):
-        METRICS["rouge"].judge(["a"], [["a"]], lowercase=True)
+        METRICS["rouge"].score(["a"], [["a"]], lowercase=True)
 
 
 # ---- prefixes

@@ -97,6 +97,3 @@ def compare_bleu(
         signature = str(signatures[name])
         comparisons.append(Comparison(name, new.score, base.score, p, low, high, signature))
     return comparisons
-
-
-judge, compare = bleu_scores, compare_bleu  # older names

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from regard.metrics.evaluation import ClassScore, LabelEvaluation, Misprediction
+from regard.metrics.evaluation import ClassScore, Misprediction
 from regard.metrics.interval import wilson
 from regard.metrics.score import (
     SEED,
@@ -232,30 +232,3 @@ class LabelResults:
             "errors": list(errors),
             "baselines": baselines or {},
         }
-
-    def evaluation(
-        self,
-        model: str,
-        seconds: float,
-        made_with: dict[str, Any],
-        *,
-        samples: int = 1000,
-        against: str = "",
-        theirs: np.ndarray | None = None,
-        errors: Sequence[Misprediction] = (),
-        baselines: dict[str, dict[str, float]] | None = None,
-        notes: Sequence[str] = (),
-    ) -> LabelEvaluation:
-        """Return all scores, compared with what another system (`theirs`) predicted if given."""
-        return LabelEvaluation(
-            model,
-            self.scores(samples),
-            len(self.targets),
-            seconds,
-            made_with,
-            against or None,
-            [] if theirs is None else [self.compare(theirs, samples)],
-            self.unit,
-            **self.details(errors, baselines),
-            notes=list(notes),
-        )

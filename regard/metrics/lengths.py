@@ -68,9 +68,6 @@ def add_joined(corpus: Corpus, most: int) -> Corpus:
     return replace(corpus, parts={**corpus.parts, "train": [*pairs, *joined]}, notes=notes)
 
 
-join_some = add_joined  # an older name
-
-
 def short_names(names: Sequence[str]) -> list[str]:
     """Shorten names of folders: without their common beginning and end."""
     parts = [Path(name).parts for name in names]

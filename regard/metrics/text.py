@@ -118,8 +118,6 @@ class MeanMetric:
         table = self.table(outputs, references)
         return [Score(name, float(values.mean()), signature) for name, values in table.items()]
 
-    judge = score  # an older name
-
     def compare(
         self,
         ours: Sequence[str],
@@ -149,11 +147,9 @@ class BleuMetric:
     """BLEU and chrF by sacreBLEU."""
 
     main = "BLEU"
-    score = judge = staticmethod(bleu_scores)
+    score = staticmethod(bleu_scores)
     compare = staticmethod(compare_bleu)
 
-
-Bleu = BleuMetric  # an older name
 
 # name -> metric
 METRICS: dict[str, MeanMetric | BleuMetric] = {

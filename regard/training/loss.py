@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from regard.decode.writer import EncoderDecoder
 
 CHUNK = 512  # rows of logits held at once: small enough to stay in the processor's cache
-ROWS = CHUNK  # an older name
 
 
 class _GradientsInForward(torch.autograd.Function):
@@ -180,10 +179,6 @@ def r_drop_loss(
         return _RDropLoss.apply(one, two, weight, bias, targets, alpha, smoothing)  # type: ignore[return-value]
 
 
-# older names
-vocabulary_loss, plain_loss = linear_cross_entropy, reference_cross_entropy
-
-
 # Encoder-decoders
 
 
@@ -212,3 +207,7 @@ def sequence_loss(
 ) -> Tensor:
     """Return the summed cross-entropy of targets, with label smoothing and R-Drop."""
     return head_loss(model, model.hidden(*twice(batch, r_drop)), batch, smoothing, r_drop)
+
+
+# older names, which language.py uses
+vocabulary_loss, plain_loss = linear_cross_entropy, reference_cross_entropy

@@ -48,7 +48,7 @@ TEXT = Format(
         **BLOCKS,
         "norm": "final_layer_norm",
     },
-    config={"block.dropout": 0.0, "tie": True, "start": "normal"},
+    config={"block.dropout": 0.0, "tie": True, "init": "normal"},
     prefix="text_model.",
     ignored=IGNORED,
     harmless=HARMLESS,

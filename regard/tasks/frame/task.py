@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from regard.data.split import Split
 from regard.errors import UsageError, lookup
-from regard.metrics.bleu import Comparison, Score
 from regard.metrics.evaluation import Evaluation, provenance, write_outputs
+from regard.metrics.score import Comparison, Score
 from regard.models import family, preset, preset_family, preset_names, serving
 from regard.native import fast
 from regard.results import Named, key_of

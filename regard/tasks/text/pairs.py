@@ -15,7 +15,7 @@ from regard.data.tokenizer import Tokenizer
 from regard.decode.writer import EncoderDecoder
 from regard.errors import UsageError, log
 from regard.metrics.bleu import bleu_metric, tokenise_for
-from regard.metrics.lengths import BORDERS, by_length, join_some
+from regard.metrics.lengths import BORDERS, add_joined, by_length
 from regard.metrics.score import Comparison
 from regard.metrics.text import METRICS
 from regard.pretrained.tokenizer_folder import load_tokenizers, save_tokenizers
@@ -130,7 +130,7 @@ class PairTask(Task[PairCodec, Generated]):
         """Read pairs of texts."""
         keys = ("source", "target", "columns", "header", "valid", "test", "skip_bad")
         corpus = load_pairs(settings.data, **{key: getattr(settings, key) for key in keys})
-        corpus = join_some(corpus, settings.joined) if settings.joined else corpus
+        corpus = add_joined(corpus, settings.joined) if settings.joined else corpus
         return Data(corpus, corpus.sha, corpus.notes, corpus.split)
 
     @classmethod

@@ -24,7 +24,7 @@ from regard.settings import setting
 from regard.tasks.frame.settings import derived
 from regard.tasks.frame.task import Answer
 from regard.tasks.vision.photos import ImageEvalSettings, ImageRunSettings, ImageTrainSettings
-from regard.training.loss import vocabulary_loss
+from regard.training.loss import linear_cross_entropy
 from regard.viewer.settings import ImageLookSettings
 
 FAMILY = "captioner"
@@ -223,7 +223,7 @@ def caption_loss(
     places = real.flatten().nonzero().squeeze(-1)
     vectors, targets = hidden.flatten(0, 1)[places], batch.targets.flatten()[places]
     weight, bias = model.head.weight, model.head.bias
-    loss = vocabulary_loss(vectors, weight, targets, bias=bias, smoothing=smoothing)
+    loss = linear_cross_entropy(vectors, weight, targets, bias=bias, smoothing=smoothing)
     if tape is not None and tape.log_probs:
         with torch.no_grad():
             each = F.cross_entropy(F.linear(vectors, weight, bias), targets, reduction="none")
@@ -263,7 +263,7 @@ def caption_losses(
             mine = slice(place * each, (place + 1) * each)
             targets = rows.targets[mine].flatten()
             vectors = hidden[mine].flatten(0, 1)[targets >= 0]
-            loss = vocabulary_loss(vectors, head.weight, targets[targets >= 0], bias=head.bias)
+            loss = linear_cross_entropy(vectors, head.weight, targets[targets >= 0], bias=head.bias)
             losses[i], tokens[i] = float(loss), int((targets >= 0).sum())
     return losses, tokens
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from regard.data.images import Images
 from regard.errors import UsageError
 from regard.metrics.baselines import downsample
-from regard.metrics.labels import LabelEvaluation, LabelResults, one_hot, top_k
+from regard.metrics.evaluation import LabelEvaluation
+from regard.metrics.labels import LabelResults, one_hot, top_k
 from regard.settings import setting
 from regard.tasks.frame.answers import Classified
 from regard.tasks.frame.settings import derived

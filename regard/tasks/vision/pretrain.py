@@ -16,7 +16,7 @@ from regard.data.images import ImageData, Images
 from regard.data.labelled import hash_items
 from regard.data.tokenize import train_tokenizer
 from regard.errors import UsageError, lookup
-from regard.metrics.bleu import Score
+from regard.metrics.score import Score
 from regard.models import family, pretrainer, task_changes
 from regard.models.folder import load_rest, save_parts
 from regard.pretrained.folder import is_foreign
