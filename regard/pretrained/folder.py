@@ -35,6 +35,8 @@ from regard.pretrained.tokenizer_folder import load_tokenizers
 from regard.pretrained.weight_conversion import compare, convert, to_theirs
 from regard.weights import float_state
 
+# how an image encoder without a head makes one vector of many, which their config does not say
+POOL, POOLS = "regard_pool", {"first": "first", "mean": "mean"}
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 # keys of any config.json that change no output of a model in use
 HARMLESS = (
@@ -119,6 +121,8 @@ def import_folder(
     path = folder / "config.json"
     theirs = read_json(path)
     format, named, settings = _read_config(path, theirs)
+    if POOL in theirs:  # an encoder that we exported: how it makes one vector of many
+        settings = dataclasses.replace(settings, pool=lookup(POOL, str(theirs[POOL]), POOLS))
     weights = open_weights(folder)
     model = build_on_meta(format.family, settings, path, len(weights.shapes))
     empty = float_state(model)
@@ -198,6 +202,8 @@ def export_weights(
     sizes = {} if max_shard is None else {"max_shard": max_shard}
     write_shards(folder, {name: x.detach().to(kind) for name, x in tensors.items()}, **sizes)
     theirs |= {"architectures": [named], "dtype": dtype}
+    if task == "pretrain" and getattr(model.config, "pool", "first") in POOLS:
+        theirs[POOL] = model.config.pool  # which transformers keeps and does not ask
     theirs |= write_task_config(folder, config, format.architectures[named].task, model.config)
     write_json(folder / "config.json", theirs | ids)
     if task in WRITING_TASKS:
