@@ -23,7 +23,7 @@ from torch import nn
 
 import regard
 from regard.api import task_of
-from regard.cli import EXAMPLES, main
+from regard.cli import main
 from regard.data.image_format import ImageFormat
 from regard.data.images import load_images
 from regard.metrics.labels import top_k
@@ -471,7 +471,7 @@ def test_a_broken_file_costs_its_own_line_if_so_wished(
 def test_the_help_of_a_task_shows_its_own_examples(task, capsys):
     assert main(["train", task, "--help"]) == 0
     page = capsys.readouterr().out
-    examples = getattr(TASKS[task], "examples", EXAMPLES.get(task, ()))
+    examples = TASKS[task].examples
     assert len(examples) == 2
     assert all(f"  {example}\n" in page for example in examples)
     for example in examples:

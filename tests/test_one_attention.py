@@ -44,6 +44,7 @@ EXPONENTIALS = {
     "models/contrast.py": "a temperature that is learned as a logarithm",
     "models/ladder.py": "products of gates, as sums of logarithms, for watchers only",
     "tasks/*": "probabilities of labels and tokens, and votes of k neighbours",
+    "training/label_loss.py": "probabilities of labels, which R-Drop compares",
     "training/loss.py": "a running log-sum-exp",
 }
 # functions in C that take exponentials

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -68,7 +68,7 @@ class WriteCaptions(ImageTask[Caption]):
     name, holds, dynamic = "caption", "photos and captions", True
     Train, Run, Eval, Look = TrainCaption, RunCaption, EvalCaption, LookCaption
     generation = {"beam": 5, "length_penalty": "average", "alpha": 1.0}
-    sizes: Mapping[str, Mapping[str, Any]] = {
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"lr": 0.001, "steps": 4000},
         "small": {"lr": 0.0007, "steps": 10_000},
         "base": {"lr": 0.0005, "steps": 20_000},
@@ -195,7 +195,7 @@ class WriteCaptions(ImageTask[Caption]):
         )
         torch.manual_seed(mix(settings.seed, "weights"))
         model: Any = Captioner(config).to(settings.device)
-        if whole:
+        if origin is not None and whole:
             origin.initialise(model)
         elif origin is not None and not settings.blind:
             origin.initialise(model.encoder, "head.")

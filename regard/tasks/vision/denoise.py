@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -48,7 +48,7 @@ class Denoise(Task[NoCodec, Any]):
 
     name, holds, unit, input, dynamic = "denoise", "clean images", "images", "image", False
     Train, Run, Eval, Look = TrainDenoise, RunDenoise, EvalDenoise, LookDenoise
-    sizes: Mapping[str, Mapping[str, Any]] = {
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"lr": 0.004, "batch": 8, "steps": 4000},
         "small": {"lr": 0.003, "batch": 16, "steps": 8000},
         "base": {"lr": 0.002, "batch": 16, "steps": 30_000},
@@ -251,11 +251,11 @@ class Denoise(Task[NoCodec, Any]):
         clean, rows = [photo.clean() for photo in data.parts[0]], []
         for level in ours:
             name = f"PSNR at {level:g}"
-            both = (
+            mine, other = (
                 {name: [float(psnr(*pair)) for pair in zip(side[level], clean, strict=True)]}
                 for side in (ours, theirs)
             )
-            rows += compare_means(*both, settings.samples, unit="images")
+            rows += compare_means(mine, other, settings.samples, unit="images")
         return rows
 
     def write_outputs(self, data: Data, predictions: Any, settings: Any) -> None:

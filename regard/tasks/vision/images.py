@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -114,7 +114,7 @@ class ClassifyImages(ImageLabeller):
 
     name = "images"
     Train = TrainImages
-    sizes: Mapping[str, Mapping[str, Any]] = {
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"lr": 0.002, "batch": 128, "steps": 4000},
         "small": {"lr": 0.0015, "batch": 128, "steps": 10_000},
         "base": {"lr": 0.001, "batch": 128, "steps": 20_000},
@@ -212,7 +212,10 @@ class ClassifyImages(ImageLabeller):
 
     def facts(self, data: Data, settings: Any) -> dict[str, Any]:
         """Return what recipe.json says beside the settings."""
-        facts = {"labels": len(self.labels), "images": len(data.parts.parts["train"])}
+        facts: dict[str, Any] = {
+            "labels": len(self.labels),
+            "images": len(data.parts.parts["train"]),
+        }
         if settings.teacher:
             facts["teacher"] = sha256(Path(settings.teacher) / "model.safetensors")
         return facts

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -38,6 +38,7 @@ from regard.tasks.vision.photos import (
 from regard.tasks.vision.pretraining import (
     BATCHES,
     OBJECTIVES,
+    CaptionBatches,
     LookPretrain,
     PretrainBatches,
     RunPretrain,
@@ -68,7 +69,7 @@ class Pretrain(ImageTask[Any]):
 
     name, holds = "pretrain", "images"
     Train, Run, Eval, Look = TrainPretrain, RunPretrain, ProbeSettings, LookPretrain
-    sizes: Mapping[str, Mapping[str, Any]] = {
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"lr": 0.002, "steps": 6000},
         "small": {"lr": 0.0015, "steps": 15_000},
         "base": {"lr": 0.001, "steps": 40_000},
@@ -194,8 +195,8 @@ class Pretrain(ImageTask[Any]):
         scores["better"] = -scores["loss"]
         if images.classes:
             scores["neighbours"] = self.neighbours(images)
-        if captions:
-            texts = text_vectors(self.model, self.feed.rows["valid"], self.codec.tokenizer.pad)
+        if isinstance(self.feed, CaptionBatches):
+            texts = text_vectors(self.model, self.feed.rows["valid"], self.feed.pad)
             near = image_vectors(self.model, images.parts["valid"], self.format) @ texts.mT
             recalls = recall_at_k(near, [len(some) for some in captions["valid"]])
             scores["recall"] = scores["better"] = sum(recalls.values()) / len(recalls)
