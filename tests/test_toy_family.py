@@ -112,7 +112,7 @@ def test_it_trains_runs_is_judged_and_looked_at_by_the_command_line(toy: Toy, tm
 
 
 def test_it_resumes_to_the_bit_after_a_kill(toy: Toy, tmp_path):
-    words = [*toy.train, "steps=200", "valid_every=20", "save_every=0"]
+    words = [*toy.train, "steps=60", "valid_every=20", "save_every=0"]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent)])}
 
     def start(name: str) -> subprocess.Popen:
