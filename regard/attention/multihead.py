@@ -275,8 +275,8 @@ class MultiHead(nn.Module):
             return q, q, k, v
         return q, self.position.rotate(q, at), self.position.rotate(k, memory_at), v
 
-    def start(self) -> None:
-        """Begin with queries, keys and values as the separate Glorot matrices that they are."""
+    def reset_parameters(self) -> None:
+        """Initialise queries, keys and values by Glorot, as the separate matrices that they are."""
         sizes = [n * self.head_width for n in (self.heads, self.kv_heads, self.kv_heads)]
         for part in self.qkv.weight.split(sizes):
             nn.init.xavier_uniform_(part)

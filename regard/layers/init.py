@@ -24,7 +24,7 @@ def glorot(model: nn.Module) -> None:
             nn.init.zeros_(part.bias)
     for part in model.modules():
         if isinstance(part, MultiHead):
-            part.start()
+            part.reset_parameters()
 
 
 def scaled(model: nn.Module) -> None:

@@ -54,7 +54,7 @@ class Cell(nn.Module):
         self.given = nn.Linear(inner, self.gates * width)
         self.past = nn.Linear(width, self.gates * width, bias=False)
 
-    def start(self) -> None:
+    def reset_parameters(self) -> None:
         """Initialise every gate by Glorot's rule, and recurrent matrices as orthogonal ones."""
         for part in self.given.weight.split(self.width):
             nn.init.xavier_uniform_(part)
@@ -83,9 +83,9 @@ class LSTM(Cell):
 
     gates, parts = 4, 2
 
-    def start(self) -> None:
+    def reset_parameters(self) -> None:
         """Initialise as every cell, but with the forget gate open."""
-        super().start()
+        super().reset_parameters()
         nn.init.ones_(self.given.bias[self.width : 2 * self.width])
 
     def step(self, given: Tensor, state: Parts) -> Parts:
@@ -127,11 +127,11 @@ def build_cells(config: CellConfig, inner: int, depth: int) -> list[Cell]:
     return [kind(config.width if i else inner, config.width) for i in range(depth)]
 
 
-def start_cells(model: nn.Module) -> None:
+def init_cells(model: nn.Module) -> None:
     """Initialise every cell of a model."""
     for part in model.modules():
         if isinstance(part, Cell):
-            part.start()
+            part.reset_parameters()
 
 
 # Attention

@@ -75,14 +75,6 @@ def preset_family(member: str, names: tuple[str, ...] | None = None) -> str | No
     return next((name for name in names or MODELS if member in info(name).presets), None)
 
 
-def sized(name: str, size: str, *member: str) -> Any:
-    """Return `preset(name, size, member)`: its name until every task has moved."""
-    return preset(name, size, *member)
-
-
-rows = preset_names
-
-
 # name -> where what trains an image encoder without labels is, and its config
 PRETRAINERS: dict[str, tuple[str, str, str]] = {
     "mae": ("regard.models.masked", "MAEConfig", "MAE"),

@@ -26,7 +26,7 @@ from regard.layers.recurrent import (
     RecurrentState,
     ReinforceTape,
     SoftAttention,
-    start_cells,
+    init_cells,
 )
 from regard.layers.shapes import Ids, Images, Vectors
 from regard.layers.vocabulary import Head
@@ -283,7 +283,7 @@ class RecurrentCaptionDecoder(CaptionDecoder):
         self.head = Head(width, config.vocab, bias=False)
         self.head.weight = self.inner.tokens.weight
         lookup("init", config.init, INITS)(self)
-        start_cells(self)
+        init_cells(self)
 
     def hidden(
         self,

@@ -70,9 +70,9 @@ class Normed(nn.Module):
         self.direction = nn.Parameter(torch.empty(outer, inner))
         self.length = nn.Parameter(torch.empty(outer))
         self.bias = nn.Parameter(torch.zeros(outer))
-        self.start()
+        self.reset_parameters()
 
-    def start(self) -> None:
+    def reset_parameters(self) -> None:
         """Initialise so that the variance of the output is that of the input, times the gain."""
         nn.init.normal_(self.direction, std=math.sqrt(self.gain / self.direction.shape[1]))
         with torch.no_grad():

@@ -122,9 +122,9 @@ class Denoiser(nn.Module):
         self.stem = Patches(2, block.width, 3 * p, stride=p, padding=p, flatten=False)
         self.blocks = nn.ModuleList(DenoiserBlock(config, n) for n in range(config.depth))
         self.head = Patches(block.width, p**2, 3, stride=1, padding=1, flatten=False)
-        self._start()
+        self.reset_parameters()
 
-    def _start(self) -> None:
+    def reset_parameters(self) -> None:
         """Initialise so that the predicted noise is zero, and blocks add little."""
         for part in self.modules():
             if isinstance(part, Patches):
@@ -135,7 +135,7 @@ class Denoiser(nn.Module):
                 if isinstance(part, Near):
                     part.second.project.weight.data.mul_(self.config.depth**-0.5)
                 if isinstance(part, Windows):
-                    part.inside.start()
+                    part.inside.reset_parameters()
                     nn.init.zeros_(part.inside.out.weight)
         nn.init.zeros_(self.head.project.weight)
 

@@ -20,7 +20,7 @@ from regard.layers.recurrent import (
     RecurrentState,
     ReinforceTape,
     build_cells,
-    start_cells,
+    init_cells,
 )
 from regard.layers.vocabulary import Head
 from regard.models.declaration import FamilyInfo, size_table
@@ -164,7 +164,7 @@ class Recurrent(StatefulDecoder):
         if tie_head:
             self.head.weight = self.decoder.tokens.weight
         lookup("init", config.init, INITS)(self)
-        start_cells(self)
+        init_cells(self)
 
     def encode(
         self, source: Int[Tensor, "b s"], mask: Mask | None = None
