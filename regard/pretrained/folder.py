@@ -13,6 +13,7 @@ from regard.errors import UsageError, lookup
 from regard.files import errors_in, read_json, write_json
 from regard.models.bert import BertConfig
 from regard.models.folder import FORMAT, STRANGE, assign_weights, build_on_meta
+from regard.models.vit import ViTConfig
 from regard.pretrained.config_keys import Theirs, shortened
 from regard.pretrained.format import Format
 from regard.pretrained.formats import (
@@ -121,7 +122,7 @@ def import_folder(
     path = folder / "config.json"
     theirs = read_json(path)
     format, named, settings = _read_config(path, theirs)
-    if POOL in theirs:  # an encoder that we exported: how it makes one vector of many
+    if POOL in theirs and isinstance(settings, ViTConfig):  # an encoder that we exported
         settings = dataclasses.replace(settings, pool=lookup(POOL, str(theirs[POOL]), POOLS))
     weights = open_weights(folder)
     model = build_on_meta(format.family, settings, path, len(weights.shapes))
@@ -202,7 +203,7 @@ def export_weights(
     sizes = {} if max_shard is None else {"max_shard": max_shard}
     write_shards(folder, {name: x.detach().to(kind) for name, x in tensors.items()}, **sizes)
     theirs |= {"architectures": [named], "dtype": dtype}
-    if task == "pretrain" and getattr(model.config, "pool", "first") in POOLS:
+    if task == "pretrain" and isinstance(model.config, ViTConfig) and model.config.pool == "mean":
         theirs[POOL] = model.config.pool  # which transformers keeps and does not ask
     theirs |= write_task_config(folder, config, format.architectures[named].task, model.config)
     write_json(folder / "config.json", theirs | ids)
