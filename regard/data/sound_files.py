@@ -79,7 +79,7 @@ def read_sound(
             raise _too_long(name, sound.info.seconds, most_seconds)
         samples = bytearray()  # grows in place, without a second copy at the end
         for block in _resampled(_mono(sound, name, most_seconds), sound.info.rate, rate):
-            samples += memoryview(np.ascontiguousarray(block, np.float32)).cast("B")
+            samples += block.astype(np.float32, copy=False).tobytes()
     if not samples:
         raise BrokenSound(f"{name}: no samples in it; expected some sound")
     return np.frombuffer(samples, np.float32)

@@ -175,6 +175,10 @@ def _power_of_two(window: int) -> int:
     return 1 << (window - 1).bit_length()
 
 
+def _power(spectrum: Tensor) -> Tensor:
+    return torch.view_as_real(spectrum).square().sum(-1)
+
+
 def _kaldi(samples: Tensor, sizes: Sizes) -> Tensor:
     """Kaldi's filter bank without dither: frames lie wholly within the sound."""
     frames = samples.unfold(0, sizes.window, sizes.hop)
@@ -182,7 +186,7 @@ def _kaldi(samples: Tensor, sizes: Sizes) -> Tensor:
     before = torch.cat([frames[:, :1], frames[:, :-1]], 1)
     frames = (frames - 0.97 * before) * _povey(sizes.window)
     fft = _power_of_two(sizes.window)
-    power = torch.fft.rfft(frames, fft).abs().square()
+    power = _power(torch.fft.rfft(frames, fft))
     return (power @ _kaldi_filters(sizes, fft)).clamp_min(torch.finfo(torch.float32).eps).log()
 
 
@@ -192,7 +196,7 @@ def _stft_power(samples: Tensor, sizes: Sizes, fft: int, pad: str) -> Tensor:
     spectrum = torch.stft(
         samples, fft, sizes.hop, sizes.window, window, pad_mode=pad, return_complex=True
     )
-    return spectrum.abs().square().T
+    return _power(spectrum).T
 
 
 def _librosa(samples: Tensor, sizes: Sizes) -> Tensor:
