@@ -50,9 +50,10 @@ class Media:
         return any(self.has_suffix(name) for name in islice(entries, CHECKED))
 
     def listed_in(self, path: Path) -> bool:
-        """Tell by the first rows of a table, of which one may be a header, whether it has some."""
+        """Tell by the first rows of a table, of which some may be a header or bad."""
         values = [row.value for row in islice(Table(path), 4) if row.value is not None]
-        return bool(values) and all(self.columns(value) for value in values[1:] or values)
+        found = sum(bool(self.columns(value)) for value in values)
+        return found > 0 and 2 * found >= len(values)
 
     def columns(self, value: Value) -> list[Any]:
         """Return the columns or keys of a row that hold such a file, or the name of one."""

@@ -76,8 +76,8 @@ def read_sound(
 
     It is a path, the bytes of a file, or an array of samples (n,) or (n, channels) of that rate.
     """
-    if isinstance(source, np.ndarray):
-        return _from_array(source, name or "the array", rate, most_seconds)
+    if not isinstance(source, str | os.PathLike | bytes):
+        return _from_array(np.asarray(source), name or "the array", rate, most_seconds)
     name = name or _name(source)
     with open_sound(source, name) as sound:
         if sound.info.seconds > most_seconds:
@@ -143,9 +143,8 @@ def _name(source: Any) -> str:
 
 
 def _too_long(name: str, seconds: float, most: float) -> BrokenSound:
-    return BrokenSound(
-        f"{name}: longer than {_duration(most)} ({_duration(seconds)}); cut it into shorter ones"
-    )
+    exactly = f" ({_duration(seconds)})" if seconds > 1.1 * most else ""
+    return BrokenSound(f"{name}: longer than {_duration(most)}{exactly}; cut it into shorter ones")
 
 
 def _duration(seconds: float) -> str:
@@ -300,24 +299,27 @@ def _numbers(raw: bytes, width: int, kind: str) -> np.ndarray:
 
 
 class _Tail:
-    """A file from a place on, so that libsndfile sees no tag before it."""
+    """A file from a place on, perhaps behind some bytes; libsndfile sees no tag before it."""
 
-    def __init__(self, file: BinaryIO, start: int, size: int):
-        self.file, self.start, self.size, self.place = file, start, size, start
+    def __init__(self, file: BinaryIO, start: int, size: int, before: bytes = b""):
+        self.file, self.start, self.before = file, start, before
+        self.place, self.size = 0, len(before) + size - start
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         """Go to a place from the start, from here or from the end."""
-        base = {os.SEEK_SET: self.start, os.SEEK_CUR: self.place, os.SEEK_END: self.size}
-        self.place = max(self.start, base[whence] + offset)
-        return self.tell()
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self.place, os.SEEK_END: self.size}
+        self.place = max(0, base[whence] + offset)
+        return self.place
 
     def tell(self) -> int:
         """Return the place."""
-        return self.place - self.start
+        return self.place
 
-    def read(self, size: int = -1) -> bytes:
+    def read(self, size: int) -> bytes:
         """Return at most so many bytes more."""
-        data = _at(self.file, self.place, size)
+        data = self.before[self.place : self.place + size]
+        place = self.place + len(data) - len(self.before)
+        data += _at(self.file, self.start + place, size - len(data)) if len(data) < size else b""
         self.place += len(data)
         return data
 
@@ -331,19 +333,19 @@ def _open_coded(file: BinaryIO, start: int, size: int, kind: str, name: str) -> 
     """Open a FLAC, Ogg or MP3 whose first bytes were looked at."""
     if kind != "flac" and size > MOST_CODED:
         raise BrokenSound(f"{name}: over {MOST_CODED >> 20} MB of {kind}; cut it")
-    counted = None
+    before = b""
     try:
         if kind == "ogg":
             check_ogg(file, size)
         if kind == "mp3":
-            counted = check_mp3(file, start, size, MOST_SECONDS)
-        tail: Any = _Tail(file, start, size)
+            before = check_mp3(file, start, size, MOST_SECONDS)
+        tail: Any = _Tail(file, start, size, before)
         with hear_errors() if kind == "mp3" else nullcontext(), soundfile.SoundFile(tail) as coded:
             if coded.frames == NOT_SAID:
                 raise Damage("it does not say how long it is")
-            frames = counted or coded.frames
-            info = SoundInfo(coded.samplerate, coded.channels, frames / coded.samplerate, kind)
-            yield Sound(info, partial(_coded_blocks, coded, 0 if counted else frames, name))
+            seconds = coded.frames / coded.samplerate
+            info = SoundInfo(coded.samplerate, coded.channels, seconds, kind)
+            yield Sound(info, partial(_coded_blocks, coded, name))
     except (soundfile.SoundFileError, Damage) as error:
         reason = " ".join(str(error).split(": ", 1)[-1].split()).rstrip(".")[:80]
         raise BrokenSound(
@@ -351,14 +353,14 @@ def _open_coded(file: BinaryIO, start: int, size: int, kind: str, name: str) -> 
         ) from None
 
 
-def _coded_blocks(coded: soundfile.SoundFile, least: int, name: str) -> Iterator[np.ndarray]:
+def _coded_blocks(coded: soundfile.SoundFile, name: str) -> Iterator[np.ndarray]:
     """Yield what is decoded, and refuse if it is less than the header says."""
     block, total = np.empty((max(1, BLOCK // coded.channels), coded.channels), np.float32), 0
     while frames := coded.buffer_read_into(block, "float32"):
         total += frames
         yield block[:frames]
-    if total < least:
+    if total < coded.frames:
         raise BrokenSound(
-            f"{name}: cut short: its header says {least:,} samples, there are {total:,}; copy it "
-            "again"
+            f"{name}: cut short: its header says {coded.frames:,} samples, there are {total:,}; "
+            "copy it again"
         )

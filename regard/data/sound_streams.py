@@ -6,6 +6,7 @@ nobody would know.
 
 import os
 import re
+import struct
 import tempfile
 import zlib
 from collections.abc import Iterator
@@ -85,25 +86,27 @@ def mp3_frame(head: bytes) -> Frame | None:
     return Frame(length, rate, samples, 1 if head[3] >> 6 == 3 else 2)
 
 
-def check_mp3(file: BinaryIO, start: int, size: int, most_seconds: float) -> int | None:
+def check_mp3(file: BinaryIO, start: int, size: int, most_seconds: float) -> bytes:
     """Refuse an MP3 that is not whole frames of one kind, as many as its first one may say.
 
-    Return how many samples they give, unless the first one says so. Of a longer one than
-    `most_seconds`, only so much is looked at.
+    Return a frame that says it, if the first does not: else libsndfile estimates the length by the
+    first frames, and reads no further. Of more than `most_seconds`, the rest is not looked at.
     """
     frames, samples = 0, 0
     for frames, frame in enumerate(_mp3_frames(file, start, size), 1):  # noqa: B007
         samples += frame.samples
         if samples > most_seconds * frame.rate:
-            return samples
-    if frames < 2:
-        raise Damage("a single frame, expected several")
-    said = _xing_frames(file, start)
-    if said is None:
-        return samples
-    if said != frames - 1:
-        raise Damage(f"its header says {said:,} frames, there are {frames - 1:,}")
-    return None
+            break
+    else:
+        if frames < 2:
+            raise Damage("a single frame, expected several")
+        said = _xing_frames(file, start)
+        if said is not None and said != frames - 1:
+            raise Damage(f"its header says {said:,} frames, there are {frames - 1:,}")
+        if said is not None:
+            return b""
+    file.seek(start)
+    return _xing_frame(file.read(4), frames)
 
 
 def _mp3_frames(file: BinaryIO, place: int, size: int) -> Iterator[Frame]:
@@ -129,17 +132,32 @@ def _only_zeros(file: BinaryIO, place: int) -> bool:
     return not any(any(block) for block in iter(lambda: file.read(2**16), b""))
 
 
+# samples and channels of a frame -> bytes of side information before its sound
+SIDE = {(1152, 2): 32, (1152, 1): 17, (576, 2): 17, (576, 1): 9}
+
+
 def _xing_frames(file: BinaryIO, start: int) -> int | None:
     """Return how many frames follow the first one, if that is the header of Xing and LAME."""
     file.seek(start)
-    head = file.read(200)
+    head = file.read(64)
     frame = mp3_frame(head)
     assert frame is not None
-    side = {(1152, 2): 32, (1152, 1): 17, (576, 2): 17, (576, 1): 9}[frame.samples, frame.channels]
-    tag = head[4 + side :]
-    if len(tag) < 12 or tag[:4] not in (b"Xing", b"Info") or not tag[7] & 1:
+    tag = head[4 + SIDE[frame.samples, frame.channels] :]
+    if tag[:4] not in (b"Xing", b"Info") or not tag[7] & 1:
         return None
     return int.from_bytes(tag[8:12], "big")
+
+
+def _xing_frame(head: bytes, frames: int) -> bytes:
+    """Make a frame without sound that says how many follow."""
+    for bits in range(1, 15):  # the smallest that it fits in
+        head = bytes([head[0], head[1] | 1, bits << 4 | head[2] & 0x0C, head[3]])
+        frame = mp3_frame(head)
+        assert frame is not None
+        body = bytes(SIDE[frame.samples, frame.channels]) + b"Xing" + struct.pack(">II", 1, frames)
+        if len(head + body) <= frame.length:
+            return (head + body).ljust(frame.length, b"\0")
+    raise Damage("frames too small")
 
 
 STDERR = 2
