@@ -49,11 +49,15 @@ class Media:
         entries = (file for _, _, files in os.walk(folder) for file in files)
         return any(self.has_suffix(name) for name in islice(entries, CHECKED))
 
-    def listed_in(self, path: Path) -> bool:
-        """Tell by the first rows of a table, of which some may be a header or bad."""
+    def listed_in(self, path: Path, surely: bool = True) -> bool:
+        """Tell by the first rows of a table whether it has some; one row may be a header.
+
+        It has them surely if all rows name one.
+        """
         values = [row.value for row in islice(Table(path), 4) if row.value is not None]
-        found = sum(bool(self.columns(value)) for value in values)
-        return found > 0 and 2 * found >= len(values)
+        if not surely:
+            return any(map(self.columns, values))
+        return bool(values) and all(self.columns(value) for value in values[1:] or values)
 
     def columns(self, value: Value) -> list[Any]:
         """Return the columns or keys of a row that hold such a file, or the name of one."""
