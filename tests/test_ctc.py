@@ -90,7 +90,8 @@ def batch_of_pairs(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     rng = np.random.default_rng(seed)
     texts = [rng.integers(1, 9, n).tolist() for n in (0, 1, 4, 9, 6)]
     texts.append([3, 3, 3, 3])
-    frames = [required_frames(text) + extra for text, extra in zip(texts, (3, 0, 9, 20, 0, 0))]
+    more = (3, 0, 9, 20, 0, 0)
+    frames = [required_frames(text) + extra for text, extra in zip(texts, more, strict=True)]
     logits = torch.from_numpy(rng.normal(0, 3, (len(texts), max(frames), 9)).astype(np.float32))
     targets = torch.zeros(len(texts), 9, dtype=torch.long)
     for row, text in zip(targets, texts, strict=True):
