@@ -1,8 +1,6 @@
 """The Conformer block: attention for what is far, convolution for what is near."""
 
-from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 

@@ -87,7 +87,7 @@ SIZES = size_table(
 
 
 def resize(config: ConformerConfig, size: dict[str, Any]) -> ConformerConfig:
-    """Return a config in a size; a transformer has twice as many blocks, which are half as large."""
+    """Return a config in a size; a transformer has twice as many blocks, each half as large."""
     deeper = 2 if config.encoder == "transformer" else 1
     return with_changes(config, {**size, "depth": deeper * size["depth"]})
 
