@@ -237,7 +237,7 @@ def test_several_labels_have_a_baseline_beside_the_score(tmp_path):
     regard.train("classify", out=tmp_path / "out", **settings)
     judged: Any = regard.evaluate(tmp_path / "out", data=tmp_path / "t.jsonl", part="valid")
     assert list(judged.baselines) == [COMMONEST, EACH]
-    assert judged.baselines[EACH]["macro_f1"] > 2 * judged.baselines[COMMONEST]["macro_f1"]
+    assert judged.baselines[EACH]["macro_f1"] > 90 > judged.baselines[COMMONEST]["macro_f1"]
     assert f"| baseline, {EACH}: accuracy |" in (tmp_path / "out" / "README.md").read_text()
 
 
