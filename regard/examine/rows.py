@@ -53,10 +53,11 @@ class RowCounts:
 
     def __str__(self) -> str:
         labels = f", {plural(len(self.labels), 'label')}" if self.labels else ""
-        each = self.characters / max(1, self.rows)
+        each = f", {self.characters / max(1, self.rows):,.1f} characters on average"
+        each += f", longest {self.longest:,}"
         return (
             f"{self.rows:>10,} {self.of}{labels}"
-            f", {each:,.1f} characters on average, longest {self.longest:,}"
+            + ("" if self.of == "characters" else each)
             + (f"; about {self.total:,} in all" if self.total > self.rows else "")
             + (f", {self.bad:,} bad rows" if self.bad else "")
         )
