@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from regard import native
 from regard.decode.batching import in_batches as in_batches
-from regard.decode.rules import Rules
+from regard.decode.rules import ByRow
 from regard.decode.writer import Writer
 from regard.errors import UsageError, lookup
 
@@ -31,7 +31,7 @@ SPAN = 64
 STOPPINGS = ("patience", "early", "length", "never")
 
 # A change of logits (b, vocab), in place or not, that knows the tokens written so far (b, t).
-Adjust = Callable[[Tensor, Tensor], Tensor] | Rules
+Adjust = Callable[[Tensor, Tensor], Tensor] | ByRow
 # The most tokens of a text: for all, for each sentence, or (None) by the length of its source.
 Limit = int | Sequence[int] | Tensor | None
 # Called with the number of a sentence and its newest token; True ends the text there.
@@ -124,7 +124,7 @@ def usual_limit(length: int) -> int:
 def _adjusted(logits: Tensor, adjust: Sequence[Adjust], written: Tensor, number: Tensor) -> Tensor:
     """Apply all changes to the logits (rows, vocab), given what each row has so far."""
     for change in adjust:
-        if isinstance(change, Rules):
+        if isinstance(change, ByRow):
             each = number.repeat_interleave(len(logits) // len(number))
             logits = change(logits, written, each)
         else:
