@@ -11,12 +11,14 @@ from math import inf
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from regard.data.batches import pad
 from regard.data.characters import Characters
 from regard.data.tokenizer import Tokenizer
 from regard.decode.ctc_align import BLANK, Alignment, align, checked
 from regard.decode.rules import ByRow
-from regard.decode.search import EOS
+from regard.decode.search import EOS, LONGEST
 from regard.decode.writer import Writer
 from regard.errors import UsageError
 
@@ -50,27 +52,37 @@ class LanguageModel:
     Its tokens must be those of the CTC model: the same tokenizer, or characters on both sides.
     """
 
-    def __init__(self, writer: Writer, tokenizer: Tokenizer, ctc: Tokenizer | None = None):
-        """Take a writer with its tokenizer, and the tokenizer of the CTC model if another."""
-        self.writer, self.tokenizer = writer, tokenizer
+    def __init__(
+        self,
+        writer: Writer,
+        tokenizer: Tokenizer,
+        ctc: Tokenizer | None = None,
+        *,
+        context: int = LONGEST,
+        device: torch.device | str = "cpu",
+    ):
+        """Take a writer with its tokenizer, and the tokenizer of the CTC model if another.
+
+        It reads at most the last `context` tokens of a text.
+        """
+        self.writer, self.tokenizer, self.context = writer, tokenizer, context
         self.ids = _same_tokens(tokenizer, ctc or tokenizer)
-        self.inverse = torch.tensor(self.ids)
+        self.columns = torch.tensor(self.ids, device=device)
 
     def __call__(self, prefixes: Sequence[Sequence[int]]) -> np.ndarray:
         """Return the log-probabilities (prefixes, vocab) of the token after each of some texts.
 
         Tokens and texts are those of the CTC model; the end of the text is at `eos`.
         """
-        rows = [[self.tokenizer.begin, *(self.ids[one] for one in text)] for text in prefixes]
-        lengths = torch.tensor([len(row) for row in rows])
-        source = torch.zeros(len(rows), int(lengths.max()), dtype=torch.long)
-        for row, ids in zip(source, rows, strict=True):
-            row[: len(ids)] = torch.tensor(ids)
+        begin = self.tokenizer.begin
+        rows = [[begin, *(self.ids[one] for one in text)][-self.context :] for text in prefixes]
+        source, lengths = pad([np.asarray(row, dtype=np.int64) for row in rows], 0)
+        source, lengths = source.to(self.columns.device), lengths.to(self.columns.device)
         with torch.inference_mode():
             state = self.writer.start(source, lengths, capacity=1)
             last = source.gather(1, lengths.unsqueeze(1) - 1)
             logits, _ = self.writer.step(last, state)
-        return logits[:, -1].double().log_softmax(1)[:, self.inverse].numpy()
+        return logits[:, -1].double().log_softmax(1)[:, self.columns].cpu().numpy()
 
 
 def _same_tokens(lm: Tokenizer, ctc: Tokenizer) -> list[int]:
@@ -269,64 +281,58 @@ class CTCPrefixScore(ByRow):
         scores = torch.empty(logits.shape, dtype=torch.float64, device=logits.device)
         now: dict[tuple[int, tuple[int, ...]], _Paths] = {}
         for sentence, some in rows.items():  # one by one: no sentence depends on its neighbours
+            paths = self._paths(sentence, [texts[row] for row in some])
             keys = [(sentence, texts[row]) for row in some]
-            paths = self._paths(keys)
             now.update(zip(keys, zip(*paths, strict=True), strict=True))
-            last = logits.new_tensor([key[1][-1] if key[1] else self.blank for key in keys])
-            scores[some] = self._next(self.log_probs[sentence], last.long(), *paths)
+            scores[some] = self._next(self.log_probs[sentence], self._last(written[some]), paths)
         self.paths = now
         if self.weight == 1:
             return scores.to(logits.dtype)
         own = logits.double().log_softmax(1)
         return ((1 - self.weight) * own + self.weight * scores).to(logits.dtype)
 
-    def _paths(self, keys: Sequence[tuple[int, tuple[int, ...]]]) -> "_Paths":
+    def _last(self, written: Tensor) -> Tensor:
+        """Return the last token of each row, or the blank where there is none."""
+        if written.shape[1] == 0:
+            return written.new_full((len(written),), self.blank)
+        return written[:, -1]
+
+    def _paths(self, sentence: int, texts: Sequence[tuple[int, ...]]) -> "_Paths":
         """Return the paths of prefixes of one sentence, all of one length, row by row."""
-        log_probs = self.log_probs[keys[0][0]]
-        if not keys[0][1]:
+        log_probs, length = self.log_probs[sentence], len(texts[0])
+        written = torch.tensor(texts, dtype=torch.long, device=log_probs.device)
+        begun = length - 1
+        known = [self.paths[key] for text in texts if (key := (sentence, text[:-1])) in self.paths]
+        if length and len(known) == len(texts):
+            in_token, in_blank, prefix = (torch.stack(x) for x in zip(*known, strict=True))
+            paths = in_token, in_blank, prefix
+        else:  # no text yet, or one that was begun elsewhere
+            begun = 0
             in_blank = torch.cat([log_probs.new_zeros(1), log_probs[:, self.blank].cumsum(0)])
-            in_token = torch.full_like(in_blank, -inf)
-            one = in_token, in_blank, log_probs.new_zeros(())
-            return tuple(x.expand(len(keys), *x.shape) for x in one)
-        before = [(sentence, text[:-1]) for sentence, text in keys]
-        if all(key in self.paths for key in before):
-            known = [self.paths[key] for key in before]
-            paths = tuple(torch.stack(x) for x in zip(*known, strict=True))
-        else:  # the first call with a text that was begun elsewhere
-            paths = self._paths(before)
-        last = torch.tensor([text[-1] for _, text in keys], device=log_probs.device)
-        return self._longer(log_probs, before, last, *paths)
+            in_blank = in_blank.expand(len(texts), -1)
+            paths = torch.full_like(in_blank, -inf), in_blank, log_probs.new_zeros(len(texts))
+        for place in range(begun, length):
+            last = self._last(written[:, :place])
+            paths = self._longer(log_probs, last, written[:, place], paths)
+        return paths
 
-    def _longer(
-        self,
-        log_probs: Tensor,
-        before: Sequence[tuple[int, tuple[int, ...]]],
-        token: Tensor,
-        in_token: Tensor,
-        in_blank: Tensor,
-        prefix: Tensor,
-    ) -> "_Paths":
-        """Return the paths of prefixes that go on with a token each.
-
-        r[t] = (r[t - 1] + new[t - 1]) p[t] is a cumulative sum once it is divided by the product of
-        p up to t; in float64 the logarithms lose nothing.
-        """
-        previous = token.new_tensor([text[-1] if text else self.blank for _, text in before])
+    def _longer(self, log_probs: Tensor, last: Tensor, token: Tensor, paths: "_Paths") -> "_Paths":
+        """Return the paths of prefixes that go on with a token each."""
+        in_token, in_blank, _ = paths
         either = torch.logaddexp(in_token, in_blank)
-        entering = torch.where((previous == token).unsqueeze(1), in_blank, either)[:, :-1]
+        entering = torch.where((last == token).unsqueeze(1), in_blank, either)[:, :-1]
         emitted = log_probs[:, token].T
         prefix = (entering + emitted).logsumexp(1)
         in_token = _recur(entering, emitted)
         in_blank = _recur(in_token[:, :-1], log_probs[:, self.blank].expand_as(emitted))
         return in_token, in_blank, prefix
 
-    def _next(
-        self, log_probs: Tensor, last: Tensor, in_token: Tensor, in_blank: Tensor, prefix: Tensor
-    ) -> Tensor:
+    def _next(self, log_probs: Tensor, last: Tensor, paths: "_Paths") -> Tensor:
         """Return the log-probability (rows, vocab) of going on with each token, given the text."""
+        in_token, in_blank, prefix = paths
         either = torch.logaddexp(in_token, in_blank)
-        most = either[:, :-1].amax(1, keepdim=True) if len(log_probs) else either
-        most = most.clamp(min=LEAST * len(log_probs) - 1)
+        # a text that does not fit into the frames has no path at all
+        most = either.amax(1, keepdim=True).clamp(min=LEAST * (len(log_probs) + 1))
         scores = ((either[:, :-1] - most).exp() @ log_probs.exp()).log() + most
         again = (in_blank[:, :-1] + log_probs[:, last].T).logsumexp(1, keepdim=True)
         scores = scores.scatter(1, last.unsqueeze(1), again)
@@ -336,15 +342,16 @@ class CTCPrefixScore(ByRow):
         return scores
 
 
-# Log-probabilities (rows, frames + 1) of the paths of some prefixes after 0 to all frames, that end
-# in a token and in a blank; and (rows) of all texts that begin with the prefix.
-_Paths = tuple[Tensor, ...]
+# Log-probabilities (rows, frames + 1) of the paths of some prefixes after 0 to all frames, those
+# that end in a token and in a blank; and (rows) of all texts that begin with the prefix.
+_Paths = tuple[Tensor, Tensor, Tensor]
 
 
 def _recur(entering: Tensor, emitted: Tensor) -> Tensor:
-    """Return log r[0..frames] where r[0] = 0 and r[t] = (r[t - 1] + entering[t - 1]) p[t]."""
+    """Return log r[0..frames] where r[0] = 0 and r[t] = (r[t - 1] + entering[t - 1]) p[t].
+
+    Divided by the product of p up to t it is a cumulative sum: no loop over frames.
+    """
     product = emitted.cumsum(1)
-    before = torch.nn.functional.pad(product, (1, -1))
-    return torch.nn.functional.pad(
-        (entering - before).logcumsumexp(1) + product, (1, 0), value=-inf
-    )
+    before = F.pad(product, (1, -1))
+    return F.pad((entering - before).logcumsumexp(1) + product, (1, 0), value=-inf)

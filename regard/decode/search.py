@@ -77,6 +77,24 @@ def at_least(length: int, eos: int = EOS) -> Adjust:
     return lambda logits, written: go_on(logits, written) if written.shape[1] < length else logits
 
 
+def stop_repetition(times: int = 8, longest: int = 32, eos: int = EOS) -> Adjust:
+    """End a text that has repeated its last tokens, up to `longest` of them, so many times."""
+    if times < 2 or longest < 1:
+        raise UsageError(f"times={times}, longest={longest}; expected at least 2 and 1")
+
+    def adjust(logits: Tensor, written: Tensor) -> Tensor:
+        looping = torch.zeros(len(written), dtype=torch.bool, device=written.device)
+        for period in range(1, min(longest, written.shape[1] // times) + 1):
+            tail = written[:, -times * period :]
+            looping |= (tail[:, period:] == tail[:, :-period]).all(1)
+        ending = logits[:, eos : eos + 1].clone()
+        logits = logits.masked_fill(looping.unsqueeze(1), -inf)
+        logits[:, eos : eos + 1] = ending
+        return logits
+
+    return adjust
+
+
 def keep_top_k(count: int) -> Adjust:
     """Top-k sampling: keep the k most likely tokens."""
     if count < 1:
