@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -60,7 +61,9 @@ class Chunks(nn.Module):
         self.channels, self.chunk = channels, tuple(chunk)
         self.axes = len(self.chunk)
         if not self.axes or min(self.chunk) < 1:
-            raise UsageError(f"chunk={self.chunk}; expected a length for each axis, such as 8 or 4,4")
+            raise UsageError(
+                f"chunk={self.chunk}; expected a length for each axis, such as 8 or 4,4"
+            )
         self.stride = _each(self.chunk if stride is None else stride, self.axes, "stride")
         self.padding = _each(padding, self.axes, "padding")
         if min(self.stride) < 1 or any(s > n for s, n in zip(self.stride, self.chunk, strict=True)):
@@ -74,9 +77,10 @@ class Chunks(nn.Module):
 
     def grid(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Return how many chunks an array of (n1, ..., nr) has along each axis."""
-        return tuple(int(self._count(n, axis)) for axis, n in enumerate(shape))
+        return tuple(self._count(n, axis) for axis, n in enumerate(shape))
 
-    def _count(self, n: int | Tensor, axis: int) -> int | Tensor:
+    def _count(self, n: Any, axis: int) -> Any:
+        """Return how many chunks an axis of so many places has, for a number or a tensor."""
         chunk, stride = self.chunk[axis], self.stride[axis]
         rest = n + 2 * self.padding[axis] - chunk
         if not self.partial:
@@ -122,7 +126,11 @@ class Chunks(nn.Module):
         return F.pad(x, ends)
 
     def _product(self, x: Tensor) -> Tensor:
-        x = F.pad(x, [n for n in reversed(self.padding) for _ in range(2)]) if any(self.padding) else x
+        x = (
+            F.pad(x, [n for n in reversed(self.padding) for _ in range(2)])
+            if any(self.padding)
+            else x
+        )
         for axis, (chunk, stride) in enumerate(zip(self.chunk, self.stride, strict=True), 2):
             x = x.unfold(axis, chunk, stride)
         return self.project(x.movedim(1, self.axes + 1).flatten(self.axes + 1))

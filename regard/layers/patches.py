@@ -55,9 +55,9 @@ class Patches(Chunks):
         super().__init__(channels, width, (patch, patch), **more)
         self.patch = patch
 
-    def grid(self, size: Sequence[int]) -> tuple[int, int]:
+    def grid(self, shape: Sequence[int]) -> tuple[int, int]:
         """Return how many patches an image of (height, width) has in each direction."""
-        height, width = super().grid(size)
+        height, width = super().grid(shape)
         return height, width
 
     def _check(self, x: Tensor) -> None:
