@@ -26,6 +26,7 @@ MODELS: dict[str, tuple[str, str, str]] = {
     "series": ("regard.models.series", "SeriesConfig", "Series"),
     "clip": ("regard.models.clip", "ClipConfig", "Clip"),
     "captioner": ("regard.models.captioner", "CaptionerConfig", "Captioner"),
+    "conformer": ("regard.models.conformer", "ConformerConfig", "Conformer"),
     "denoiser": ("regard.models.denoiser", "DenoiserConfig", "Denoiser"),
 }
 
