@@ -83,7 +83,7 @@ class Reading:
     def __init__(self, name: str, config: Any, batch: int, given: Mapping[str, int | None]):
         declared = info_of(config)
         if declared is None or declared.reads not in READS:
-            raise UsageError(f"{name} reads neither images, series nor texts; its cost is not known")
+            raise UsageError(f"{name} reads neither images, series nor texts; its cost is unknown")
         self.config, self.batch = config, batch
         self.key, self.one, self.many, self.make = READS[declared.reads]
         for key, value in given.items():

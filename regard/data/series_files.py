@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -44,7 +44,8 @@ ROLES: dict[str, tuple[str, ...]] = {
 COLUMNS = {1: ("label",), 2: ("path", "label"), 3: ("id", "time", "label")}
 
 
-class Recording(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Recording:
     """One series: its numbers (n1, ..., channels), its label, where it is, and its hash."""
 
     values: np.ndarray
@@ -56,6 +57,9 @@ class Recording(NamedTuple):
     def labels(self) -> tuple[str, ...]:
         """Return the label by which series are split evenly, if there is one."""
         return (self.label,) if self.label else ()
+
+    def __str__(self) -> str:
+        return self.where
 
 
 @dataclass(frozen=True)

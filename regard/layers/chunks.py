@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 import torch
@@ -87,6 +88,16 @@ class Chunks(nn.Module):
             return rest // stride + 1
         count = -(-rest // stride) + 1
         return max(count, 1) if isinstance(count, int) else count.clamp(min=1)
+
+    def names(self, shape: Sequence[int]) -> list[str]:
+        """Name the chunks of an array of (n1, ..., nr) by the places that each covers."""
+        spans = []
+        for n, count, chunk, stride in zip(
+            shape, self.grid(shape), self.chunk, self.stride, strict=True
+        ):
+            ends = ((k * stride, min(n, k * stride + chunk) - 1) for k in range(count))
+            spans.append([f"{a}" if b <= a else f"{a}-{b}" for a, b in ends])
+        return [",".join(parts) for parts in product(*spans)]
 
     def token_lengths(self, lengths: Tensor, shape: Sequence[int]) -> Tensor:
         """Return how many tokens each array has whose first axis has so many real places.
