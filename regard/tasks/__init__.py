@@ -67,6 +67,14 @@ TASKS: dict[str, Entry] = {
             "regard train images data=photos init=runs/other tune=all layer_decay=0.75",
         ),
     ),
+    "series": Entry(
+        "regard.tasks.series",
+        "ClassifySeries",
+        (
+            "regard train series data=sensors.csv augment=jitter+warp+mask minutes=5",
+            "regard train series data=folder chunk=4 size=small out=runs/series",
+        ),
+    ),
     "pretrain": Entry(
         "regard.tasks.vision.pretrain",
         "Pretrain",
