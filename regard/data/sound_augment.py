@@ -75,7 +75,7 @@ def warp_time(features: Tensor, rng: Rng, most: int) -> Tensor:
         return features
     middle = int(rng.integers(most, frames - most))
     to = middle + int(rng.integers(-most, most + 1))
-    if not 0 < to < frames or not 0 < middle:
+    if not 0 < to < frames or middle < 1:
         return features
     sides = ((features[:middle], to), (features[middle:], frames - to))
     stretched = [

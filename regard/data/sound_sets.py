@@ -378,6 +378,32 @@ def _read_table(path: Path, options: SoundOptions) -> SoundFiles:
     return _look_at(rows, options, [*table.notes, *faults.notes])
 
 
+def listed_sounds(path: Path) -> Iterator[tuple[str | bytes, dict[str, Any]]]:
+    """Yield the sounds that a table names, from its own folder on, each beside its row."""
+    table, options = Table(path, encoding="auto"), SoundOptions("text")
+    keys: tuple[Any, Any] | None = None
+    for number, value, fault in table:
+        if fault is not None:
+            raise UsageError(fault.message)
+        if value is None:
+            continue
+        if keys is None:
+            try:
+                keys, header = _choose_columns(path, table, value, options)
+            except UsageError:  # no transcripts
+                options = SoundOptions("none")
+                keys, header = _choose_columns(path, table, value, options)
+            if header:
+                continue
+        try:
+            row = _parse_row(path, number, value, keys, options)
+        except BadRow as bad:
+            raise UsageError(bad.at(f"{path}:{number}").message) from None
+        name = row.where if isinstance(row.content, bytes) else value[keys[0]]
+        told = {"text": row.text} if row.text else {}
+        yield row.content, {**(value if isinstance(value, dict) else told), "audio": name}
+
+
 def _choose_columns(
     path: Path, table: Table, value: Value, options: SoundOptions
 ) -> tuple[tuple[Any, Any], bool]:
