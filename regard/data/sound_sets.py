@@ -1,9 +1,11 @@
 """Sets of sounds as they lie on disk: tables of paths with transcripts or labels, class folders."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from fnmatch import fnmatchcase
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -56,6 +58,7 @@ class SoundOptions:
     columns: str | None = None  # of a table: path and transcript or label
     header: bool | None = None  # whether a table has one
     names: tuple[str, ...] = ()  # of labels that are numbers
+    pattern: str | None = None  # of file names with labels in them: {label}_{speaker}_{take}
     broken: str = "refuse"
     skip_bad: bool = False  # rows of a table
     most: int | None = None  # files to look at, spread over all
@@ -188,7 +191,11 @@ def find_sound_parts(
     data: str, valid: str | None, test: str | None, options: SoundOptions
 ) -> tuple[dict[str, ReadSounds], dict[str, float]]:
     """Find what reads each part, and the shares of train that are to be split off, if told."""
+    globs = {name: given for name, given in (("test", test), ("valid", valid)) if is_glob(given)}
+    valid, test = None if "valid" in globs else valid, None if "test" in globs else test
     readers, shares = find_sounds(Path(data), options), shares_of(valid, test)
+    if globs:
+        readers |= _by_names(data, readers, globs)
     home = Path(data) if os.path.isdir(data) else Path(data).parent
     for name, given in (("valid", valid), ("test", test)):
         if name in shares:
@@ -204,10 +211,50 @@ def find_sound_parts(
     return readers, shares
 
 
+def is_glob(given: Any) -> bool:
+    """Tell whether valid= or test= is a pattern of file names, such as *_[0-4].*, and no file."""
+    return bool(given) and bool(set("*?[") & set(str(given))) and not os.path.exists(given)
+
+
+def _by_names(
+    data: str, readers: Mapping[str, ReadSounds], globs: Mapping[str, str]
+) -> dict[str, ReadSounds]:
+    """Find the parts of a set whose files are told apart by their names."""
+    if "train" not in readers:
+        raise UsageError(f"{data}: no train part of which file names could be taken")
+    whole = cache(readers["train"])
+
+    def read(part: str) -> SoundFiles:
+        files = whole()
+        names = [os.path.basename(item.where) for item in files.items]
+        of = [next((p for p, glob in globs.items() if fnmatchcase(n, glob)), "train") for n in names]
+        for name, glob in globs.items():
+            if name not in of:
+                raise UsageError(f"{name}={glob} fits no file of {data}, such as {names[0]}")
+        return files.pick([i for i, name in enumerate(of) if name == part])
+
+    return {part: partial(read, part) for part in ("train", *globs)}
+
+
+def name_pattern(pattern: str) -> re.Pattern[str]:
+    """Return what takes the label out of file names such as {label}_{speaker}_{take}."""
+    if pattern.count("{label}") != 1:
+        raise UsageError(f"pattern={pattern}; expected {{label}} in it, such as {{label}}_{{take}}")
+    parts = re.split(r"\{(\w+)\}", pattern)
+    fixed = [re.escape(part) if i % 2 == 0 else "" for i, part in enumerate(parts)]
+    named = ["(?P<label>.+?)" if part == "label" else ".+?" for part in parts[1::2]]
+    return re.compile(fixed[0] + "".join(a + b for a, b in zip(named, fixed[2::2], strict=True)))
+
+
 def find_sounds(path: Path, options: SoundOptions) -> dict[str, ReadSounds]:
     """Find the parts of a set and what reads each."""
     if not path.exists():
         raise UsageError(missing(path))
+    if options.pattern and is_folder(path):
+        return {
+            name: partial(_read_named, folder, options)
+            for name, folder in _part_folders(path).items()
+        }
     kind = kind_of_set(path)
     if kind == "table":
         if not is_folder(path):
@@ -262,6 +309,25 @@ def _read_folder(folder: Path, options: SoundOptions) -> SoundFiles:
     elif loose:
         notes.append(f"{folder}: {len(loose)} sounds outside the class folders passed over")
     return _look_at(rows, options, notes)
+
+
+def _read_named(folder: Path, options: SoundOptions) -> SoundFiles:
+    """Read all sounds of a folder, whose labels are in their names."""
+    assert options.pattern is not None
+    pattern, rows = name_pattern(options.pattern), []
+    for place, _, names in sorted(os.walk(folder)):
+        for name in filter(is_sound, sorted(names)):
+            found = pattern.fullmatch(Path(name).stem)
+            if found is None:
+                raise UsageError(
+                    f"{os.path.join(place, name)}: a name unlike pattern={options.pattern}; "
+                    "rename it, or leave pattern= out where each class has a folder"
+                )
+            path = os.path.join(place, name)
+            rows.append(_Row(path, "", found["label"], path))
+        if len(rows) > MOST_IMAGES:
+            raise UsageError(f"{folder}: over {MOST_IMAGES:,} files; too many to be meant")
+    return _look_at(rows, options, [])
 
 
 # Tables

@@ -91,6 +91,14 @@ TASKS: dict[str, Entry] = {
             "regard train denoise data=photos size=small noise=5,55 window=8 out=runs/denoiser",
         ),
     ),
+    "transcribe": Entry(
+        "regard.tasks.sound.transcribe",
+        "Transcribe",
+        (
+            "regard train transcribe data=speech.tsv minutes=60 out=runs/speech",
+            "regard train transcribe data=an4 decoder_depth=2 ctc_weight=0.3 out=runs/an4",
+        ),
+    ),
     "tag": Entry(
         "regard.tasks.text.tag",
         "Tag",
