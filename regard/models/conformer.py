@@ -1,7 +1,8 @@
 """Speech encoders: the Conformer (Gulati et al. 2020), and a transformer on the same stem."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -203,6 +204,16 @@ class Conformer(nn.Module):
         self, sound: Sound, lengths: Lengths | None = None
     ) -> tuple[Float[Tensor, "b s w"], Lengths]:
         """Read spectrograms into a memory, zero at padding, and return its lengths too."""
+        (memory,), lengths = self.encode_at(sound, lengths, [len(self.encoder)])
+        return memory, lengths
+
+    def encode_at(
+        self, sound: Sound, lengths: Lengths | None, depths: Sequence[int]
+    ) -> tuple[list[Float[Tensor, "b s w"]], Lengths]:
+        """Return the memory as it is after each of these numbers of blocks, and its lengths.
+
+        The depths ascend; CTC on one in the middle is intermediate CTC (Lee and Watanabe 2021).
+        """
         if lengths is None:
             lengths = torch.full((len(sound),), sound.shape[1], device=sound.device)
         x, lengths = self.stem(sound, lengths)
@@ -210,8 +221,11 @@ class Conformer(nn.Module):
         at = torch.arange(x.shape[1], device=x.device).unsqueeze(-1)
         x = dropout(self.position.embed(x, at), self.config.block.dropout, self.training)
         bias = self.position.shared(at, at, mask)
-        x = run_blocks(self.encoder, x, norm=self.norm, at=at, mask=mask, bias=bias)
-        return zero_padding(x, mask), lengths
+        blocks, memories = list(self.encoder), []
+        for begin, end in pairwise([0, *depths]):
+            x = run_blocks(blocks[begin:end], x, at=at, mask=mask, bias=bias)
+            memories.append(zero_padding(self.norm(x), mask))
+        return memories, lengths
 
     def layout(self, size: tuple[int, int]) -> dict[str, Layout]:
         """Return how the encoder's attention is laid over a spectrogram of (mels, frames)."""

@@ -171,7 +171,8 @@ class Transcribe(SoundTask[Transcript]):
 
     def loss(self, batch: Batch, settings: Any) -> Tensor:
         """Return the summed loss of CTC and of the decoder."""
-        return speech_loss(self.model, batch, settings.ctc_weight, settings.label_smoothing)
+        weights = settings.ctc_weight, settings.label_smoothing, settings.inter_ctc
+        return speech_loss(self.model, batch, *weights)
 
     def decodes(self, data: Data, settings: Any) -> int:
         """Return how many sounds a validation transcribes."""

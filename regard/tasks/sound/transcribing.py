@@ -41,6 +41,9 @@ class TranscribeTrain(SoundTrainSettings):
     ctc_weight: float | None = setting(
         None, "weight of CTC in the loss; the decoder has the rest", min=0, max=1
     )
+    inter_ctc: float = setting(
+        0.0, "share of the CTC loss that the block in the middle has", min=0, max=0.9
+    )
     label_smoothing: float = setting(0.1, "label smoothing of the decoder", min=0, max=0.9)
     valid_sounds: int = setting(1000, "sounds transcribed at a validation", min=1)
 
@@ -221,13 +224,22 @@ def make_batch(
     )
 
 
-def speech_loss(model: Any, batch: Batch, ctc_weight: float, smoothing: float) -> Tensor:
-    """Return weight * CTC + (1 - weight) * cross-entropy of the decoder, each summed."""
-    memory, lengths = model.encode(batch.sound, batch.lengths)
+def speech_loss(
+    model: Any, batch: Batch, ctc_weight: float, smoothing: float, inter_ctc: float = 0.0
+) -> Tensor:
+    """Return weight * CTC + (1 - weight) * cross-entropy of the decoder, each summed.
+
+    With inter_ctc the block in the middle has a share of CTC (Lee and Watanabe 2021).
+    """
+    depth = len(model.encoder)
+    depths = {depth // 2: inter_ctc, depth: 1 - inter_ctc} if inter_ctc else {depth: 1.0}
+    memories, lengths = model.encode_at(batch.sound, batch.lengths, list(depths))
+    memory = memories[-1]
     loss = memory.new_zeros(())
     if ctc_weight:
         targets = batch.texts, batch.text_lengths
-        loss = loss + ctc_weight * ctc_loss(model.ctc_logits(memory), lengths, *targets)
+        for one, share in zip(memories, depths.values(), strict=True):
+            loss = loss + ctc_weight * share * ctc_loss(model.ctc_logits(one), lengths, *targets)
     if ctc_weight < 1:
         hidden = model.decode(memory, lengths, batch.reads)
         real = batch.writes >= 0
