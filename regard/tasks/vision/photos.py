@@ -1,6 +1,6 @@
 """What tasks on images share: their settings, the format of images, reading and looking."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +21,7 @@ from regard.files import cache_folder
 from regard.metrics.baselines import Baselines
 from regard.models import family
 from regard.settings import fill, setting
+from regard.tasks.frame.answers import Unread
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.settings import SHORT as TASK_SHORT
 from regard.tasks.frame.settings import BootstrapSettings, RunSettings, TrainSettings
@@ -87,24 +88,6 @@ class ImageEvalSettings(BootstrapSettings):
     header: bool | None = setting(None, "whether a table has a header row; guessed unless told")
     tile: int = setting(32, "pixels of an image in a mosaic", min=1, max=4096)
     errors: int = setting(10, "errors to show", min=0, max=100_000)
-
-
-@dataclass(frozen=True)
-class Unread(Answer):
-    """What is answered for an image that cannot be read."""
-
-    why: str
-
-    def __str__(self) -> str:
-        return ""
-
-    def lines(self, settings: Any) -> Iterator[str]:
-        """Leave the lines of the answer empty."""
-        yield from [""] * getattr(settings, "n_best", 1)
-
-    def record(self, settings: Any) -> dict[str, Any]:
-        """Return the fields of a JSON line."""
-        return {"prediction": None, "error": self.why}
 
 
 @dataclass(frozen=True)
