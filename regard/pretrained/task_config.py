@@ -157,12 +157,12 @@ READERS: dict[str, tuple[Callable[[Path, Theirs, Any], dict[str, Any]], ...]] = 
 
 
 def write_task_config(
-    folder: Path, config: Mapping[str, Any], task: str, model: Any
+    folder: Path, config: Mapping[str, Any], task: str, model_config: Any
 ) -> dict[str, Any]:
     """Write the small files of a model of ours; return what config.json is to say beside it.
 
     `task` is the one that their class is for: a translator may be written as a model for texts;
-    `model` is the config of the model.
+    `model_config` is that of the model.
     """
     if config["task"] == "tag" and config.get("join", "first") != "first":
         raise UsageError(
@@ -190,7 +190,7 @@ def write_task_config(
         theirs["regard_task"] = config["task"]
     write_chat(folder, config)
     if "pooling" in config:
-        _write_pooling(folder, config, model.block.width)
+        _write_pooling(folder, config, model_config.block.width)
     if isinstance(config.get("image"), dict):
         write_processor(folder, config["image"])
     return theirs

@@ -20,6 +20,7 @@ from regard.errors import UsageError, log, lookup
 from regard.files import cache_folder
 from regard.metrics.baselines import Baselines
 from regard.models import family
+from regard.models.protocols import Model
 from regard.settings import fill, setting
 from regard.tasks.frame.answers import Unread
 from regard.tasks.frame.origin import Origin
@@ -120,7 +121,7 @@ class ImageCodec:
         return [] if self.tokenizer is None else [self.tokenizer.sha]
 
 
-def format_of(folder: Path, model: Any, config: Mapping[str, Any]) -> ImageFormat:
+def format_of(folder: Path, model: Model, config: Mapping[str, Any]) -> ImageFormat:
     """Check and return how images are brought to a model, as its folder says."""
     where = str(folder / "config.json")
     given = config.get("image")
