@@ -365,8 +365,16 @@ def _effective(rules: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in rules.items() if value != NO_EFFECT.get(key)}
 
 
+class ByRow:
+    """A change of logits that must know which sentence each row is of."""
+
+    def __call__(self, logits: Tensor, written: Tensor, number: Tensor) -> Tensor:
+        """Change the logits (rows, vocab) of rows with these tokens, of sentences by number."""
+        raise NotImplementedError
+
+
 @dataclass
-class Rules:
+class Rules(ByRow):
     """Checked rules as one change of logits, which knows the sentence of each row."""
 
     rules: Mapping[str, Any]
