@@ -25,6 +25,7 @@ MODELS: dict[str, tuple[str, str, str]] = {
     "local": ("regard.models.local", "LocalConfig", "Local"),
     "clip": ("regard.models.clip", "ClipConfig", "Clip"),
     "captioner": ("regard.models.captioner", "CaptionerConfig", "Captioner"),
+    "conformer": ("regard.models.conformer", "ConformerConfig", "Conformer"),
     "whisper": ("regard.models.whisper", "WhisperConfig", "Whisper"),
     "denoiser": ("regard.models.denoiser", "DenoiserConfig", "Denoiser"),
 }

@@ -35,7 +35,7 @@ class FamilyInfo:
     makes a saved config of format 1 one of today, where a name that a field had is not enough.
     """
 
-    reads: str  # text, pair, image, or image+text
+    reads: str  # text, pair, image, image+text, or sound
     tasks: Mapping[str, Mapping[str, Any]]
     presets: Mapping[str, Any]
     sizes: Mapping[str, Any]
