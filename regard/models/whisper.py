@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.attention.dropout import dropout
-from regard.attention.masks import Mask, Padding
+from regard.attention.masks import Padding
 from regard.errors import UsageError, lookup
 from regard.layers.block import (
     BlockConfig,
@@ -22,6 +22,7 @@ from regard.layers.embed import Embed
 from regard.layers.init import INITS, init_field
 from regard.layers.run import run_blocks
 from regard.layers.shapes import Ids, Lengths
+from regard.layers.subsampling import zero_padding
 from regard.layers.vocabulary import Head
 from regard.models.declaration import FamilyInfo, size_table
 from regard.models.decoder import TransformerDecoder
@@ -80,16 +81,14 @@ class Stem(nn.Module):
         self.second = nn.Conv1d(width, width, 3, stride=STRIDE, padding=1)
         self.drop = drop
         # part of a checkpoint, but not trained
-        self.register_buffer("positions", sinusoid_table(length, width))
+        self.positions = nn.Buffer(sinusoid_table(length, width))
 
     def forward(
-        self, sound: Float[Tensor, "b t mels"], keep: Tensor | None = None
+        self, sound: Float[Tensor, "b t mels"], mask: Padding | None = None
     ) -> Float[Tensor, "b s w"]:
-        """Return one vector for every two frames; those that `keep` (b, t) leaves out are zero."""
-        x = sound if keep is None else sound * keep.unsqueeze(-1)
-        x = F.gelu(self.first(x.mT))
-        x = x if keep is None else x * keep.unsqueeze(1)
-        x = F.gelu(self.second(x)).mT
+        """Return one vector for every two frames; those of padding count as zeros."""
+        x = F.gelu(self.first(zero_padding(sound, mask).mT))
+        x = F.gelu(self.second(zero_padding(x.mT, mask).mT)).mT
         return dropout(x + self.positions[: x.shape[1]], self.drop, self.training)
 
 
@@ -118,39 +117,31 @@ class Whisper(nn.Module):
         """Return how many vectors of the encoder so many frames give."""
         return (lengths + STRIDE - 1) // STRIDE
 
-    def _mask(self, sound: Tensor, lengths: Lengths | None) -> tuple[Tensor | None, Mask | None]:
-        """Return which frames are real, and the mask of the encoder's vectors; None if all are."""
-        frames = sound.shape[1]
-        if lengths is None or bool((lengths == frames).all()):
-            return None, None
-        keep = torch.arange(frames, device=sound.device) < lengths.unsqueeze(1)
-        return keep, Padding.of(self.out_lengths(lengths), -(-frames // STRIDE))
-
-    def _read(
-        self, sound: Float[Tensor, "b t mels"], lengths: Lengths | None
-    ) -> tuple[Float[Tensor, "b s w"], Mask | None]:
-        """Return the memory of sounds, and its mask."""
-        most = STRIDE * self.config.max_frames
-        if sound.shape[1] > most:
-            raise UsageError(
-                f"{sound.shape[1]} frames of sound are more than the {most} that this model reads "
-                "at once; cut the sound into windows"
-            )
-        keep, mask = self._mask(sound, lengths)
-        x = self.stem(sound, keep)
-        at = torch.arange(x.shape[1], device=x.device).unsqueeze(-1)
-        return run_blocks(self.encoder, x, norm=self.encoder_norm, at=at, mask=mask), mask
-
     def encode(
         self, sound: Float[Tensor, "b t mels"], lengths: Lengths | None = None
     ) -> tuple[Float[Tensor, "b s w"], Lengths]:
-        """Return the memory of sounds, zero where padding is, and how long each is."""
-        memory, mask = self._read(sound, lengths)
+        """Return the memory of spectrograms, zero at padding, and its lengths too."""
+        frames, most = sound.shape[1], STRIDE * self.config.max_frames
+        if frames > most:
+            raise UsageError(
+                f"{frames} frames of sound are more than the {most} that this model reads at once; "
+                "cut the sound into windows"
+            )
         if lengths is None:
-            lengths = torch.full((len(sound),), sound.shape[1], device=sound.device)
-        if isinstance(mask, Padding):
-            memory = memory.masked_fill(~mask.keep.unsqueeze(-1), 0.0)
-        return memory, self.out_lengths(lengths)
+            lengths = torch.full((len(sound),), frames, device=sound.device)
+        x = self.stem(sound, Padding.of(lengths, frames))
+        lengths = self.out_lengths(lengths)
+        mask = Padding.of(lengths, x.shape[1])
+        at = torch.arange(x.shape[1], device=x.device).unsqueeze(-1)
+        x = run_blocks(self.encoder, x, norm=self.encoder_norm, at=at, mask=mask)
+        return zero_padding(x, mask), lengths
+
+    def decode(
+        self, memory: Float[Tensor, "b s w"], lengths: Lengths, target: Int[Tensor, "b l"]
+    ) -> Float[Tensor, "b l w"]:
+        """Return the decoder's last vectors for whole targets over a memory, before the head."""
+        mask = Padding.of(lengths, memory.shape[1])
+        return self.decoder_norm(self.decoder(self.target, target, memory, mask))
 
     def hidden(
         self,
@@ -159,19 +150,17 @@ class Whisper(nn.Module):
         lengths: Lengths | None = None,
         target_lengths: Lengths | None = None,
     ) -> Float[Tensor, "b l w"]:
-        """Return the decoder's last vectors, before the head."""
-        memory, mask = self._read(sound, lengths)
-        return self.decoder_norm(self.decoder(self.target, target, memory, mask))
+        """Return the decoder's last vectors of whole targets, before the head."""
+        return self.decode(*self.encode(sound, lengths), target)
 
     def forward(
         self,
         sound: Float[Tensor, "b t mels"],
         target: Int[Tensor, "b l"],
         lengths: Lengths | None = None,
-        target_lengths: Lengths | None = None,
     ) -> Float[Tensor, "b l vocab"]:
-        """Return the logits of the token after each target token; takes what `hidden` takes."""
-        return self.head(self.hidden(sound, target, lengths, target_lengths))
+        """Return the logits of the token after each target token."""
+        return self.head(self.hidden(sound, target, lengths))
 
     def start(
         self,
@@ -180,8 +169,14 @@ class Whisper(nn.Module):
         *,
         capacity: int = 256,
     ) -> State:
-        """Encode the sounds once, and allocate what decoding will need."""
-        memory, mask = self._read(source, lengths)
+        """Encode the sounds, and allocate what decoding will need."""
+        return self.start_from(*self.encode(source, lengths), capacity=capacity)
+
+    def start_from(
+        self, memory: Float[Tensor, "b s w"], lengths: Lengths, *, capacity: int = 256
+    ) -> State:
+        """Allocate what decoding needs over a memory that was encoded before."""
+        mask = Padding.of(lengths, memory.shape[1])
         return self.decoder.start(memory, mask, capacity=capacity)
 
     def step(self, ids: Ids, state: State) -> tuple[Float[Tensor, "b l vocab"], State]:

@@ -67,11 +67,11 @@ WHISPER = Format(
         "decoder_norm": "decoder.layer_norm",
     },
     config={"init": "normal"},
-    fixed={"tie_word_embeddings": True},
+    fixed={"tie_word_embeddings": True, "median_filter_width": 7},
     prefix="model.",
     tied={"head.weight": ("target.tokens.weight",)},
     harmless=(
-        *("num_hidden_layers", "encoder_layerdrop", "decoder_layerdrop", "median_filter_width"),
+        *("num_hidden_layers", "encoder_layerdrop", "decoder_layerdrop"),
         *("use_weighted_layer_sum", "classifier_proj_size", "apply_spec_augment"),
         *("mask_time_prob", "mask_time_length", "mask_time_min_masks"),
         *("mask_feature_prob", "mask_feature_length", "mask_feature_min_masks"),
