@@ -1,19 +1,23 @@
 """Looking at sounds: attention lies on its moment, and a page plays what is pointed at."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import pytest
+import torch
 from test_look import browser, data_of, visit  # noqa: F401
 
+from regard.attention.watch import watch
 from regard.errors import UsageError
 from regard.layers.layout import TokenGrid, time_grid
+from regard.models import family, preset
 from regard.viewer import draw
 from regard.viewer.html import page
 from regard.viewer.image import placed_view, rollout
 from regard.viewer.picture import Picture, Placement, Recording
 from regard.viewer.placement import grid_weights, token_name
-from regard.viewer.sound import _timed, parse_moment, spectrogram_photo
+from regard.viewer.sound import _timed, parse_moment, sound_picture, spectrogram_photo
 
 RATE, SECONDS, STRIDE = 8000, 2.0, 4
 FRAMES = 200
@@ -123,3 +127,22 @@ def test_a_written_word_asks_for_itself(visit):  # noqa: F811
     tab.select_option("#layer", label="decoder.0.cross")
     tab.hover(".word >> nth=0")
     assert tab.locator(".detail h2").inner_text() == "one looks at"
+
+
+def test_every_layer_of_a_speech_model_is_placed_on_its_sound():
+    torch.manual_seed(0)
+    config = replace(preset("conformer", "micro"), vocab=9, decoder_depth=1)
+    model = family("conformer")[1](config).eval()
+    sound = torch.randn(1, 202, config.mels)  # the last column is half a one
+    with watch(model) as maps, torch.inference_mode():
+        model.hidden(sound, torch.tensor([[1, 5, 6, 7]]))
+    recording = Recording(np.zeros(16160, np.float32), RATE)
+    told = {"stride": model.stride, "words": ["a", "b"], "word_of": [0, 0, 1]}
+    picture = sound_picture(model, maps, sound[0].numpy(), recording, **told)
+    names = [view.name for view in picture.views]
+    assert names[: config.depth] == [f"encoder.{n}.attention" for n in range(config.depth)]
+    assert names[-1] == "decoder.blocks.0.cross"
+    exact = maps["encoder.1.attention"].weights()[0].numpy()
+    assert np.array_equal(picture.views[1].weights, exact)
+    cross = maps["decoder.blocks.0.cross"].weights()[0].numpy()
+    assert np.allclose(picture.views[-1].weights[:, 0], cross[:, :2].mean(1), atol=1e-6)

@@ -19,10 +19,12 @@ import soundfile
 import soxr
 
 from regard.data.lines import missing
+from regard.data.sound_kinds import HEAD, SUFFIXES, after_id3, kind_of_sound
 from regard.errors import UsageError
 from regard.files import refuse
 
-SUFFIXES = {".wav", ".flac", ".ogg", ".opus", ".mp3"}
+__all__ = ["SUFFIXES", "BrokenSound", "SoundInfo", "open_sound", "read_sound", "sound_info"]
+
 EXPECTED = "expected WAV (PCM or float), FLAC, Ogg (Vorbis, Opus or FLAC) or MP3"
 MOST_SECONDS = 3600.0  # of one sound: at 16 kHz, 230 MB
 MOST_BYTES = 2**32  # of one file, of which only a block is in memory
@@ -161,10 +163,9 @@ def open_sound(source: Path | str | bytes, name: str = "") -> Iterator[Sound]:
             size = file.seek(0, os.SEEK_END)
             if not 0 < size <= MOST_BYTES:
                 raise BrokenSound(f"{name}: {'over 4 GB' if size else 'empty'}; {EXPECTED}")
-            start = _after_id3(file, size)
-            head = _at(file, start, 512)
-            kind = next((kind for kind, fits in KINDS.items() if fits(head)), None)
-            if kind is None:
+            start = after_id3(_at(file, 0, 10))
+            kind = kind_of_sound(_at(file, start, HEAD))
+            if kind is None or (start and kind not in ("mp3", "flac")):
                 raise BrokenSound(f"{name}: no sound that is known by its first bytes; {EXPECTED}")
             sound = _open_wav(file, size, name) if kind == "wav" else None
             if sound is None:
@@ -193,54 +194,6 @@ def _opened(source: Path | str | bytes, name: str) -> Iterator[BinaryIO]:
 def _at(file: BinaryIO, place: int, size: int) -> bytes:
     file.seek(place)
     return file.read(size)
-
-
-def _after_id3(file: BinaryIO, size: int) -> int:
-    """Return where a file begins behind the ID3v2 tag that MP3 and some FLAC have, if any."""
-    head = _at(file, 0, 10)
-    if len(head) < 10 or head[:3] != b"ID3" or max(head[6:]) > 127:
-        return 0
-    length = sum(byte << 7 * (3 - i) for i, byte in enumerate(head[6:]))
-    return 10 + length + 10 * bool(head[5] & 0x10)  # a footer repeats the header
-
-
-def _is_ogg(head: bytes) -> bool:
-    """Tell whether the first packet of an Ogg stream is that of a decoder we use."""
-    if head[:5] != b"OggS\0" or len(head) < 28 or not head[5] & 2:
-        return False
-    packet = head[27 + head[26] :]
-    return packet.startswith((b"\x01vorbis", b"OpusHead", b"\x7fFLAC"))
-
-
-def _is_mp3(head: bytes) -> bool:
-    """Tell whether bytes begin with a frame of MPEG layer III, and another follows."""
-    length = _mp3_frame(head)
-    return bool(length) and (len(head) < length + 4 or bool(_mp3_frame(head[length:])))
-
-
-def _mp3_frame(head: bytes) -> int:
-    """Return the length of the frame of MPEG layer III that bytes begin with, or nothing."""
-    if len(head) < 4 or head[0] != 0xFF or head[1] & 0xE0 != 0xE0:
-        return 0
-    version, layer = head[1] >> 3 & 3, head[1] >> 1 & 3
-    bits, rate = head[2] >> 4, head[2] >> 2 & 3
-    if version == 1 or layer != 1 or bits in (0, 15) or rate == 3:
-        return 0
-    first = version == 3  # MPEG 1; else 2 or 2.5
-    kilobits = (MP3_BITS if first else MP3_LOW_BITS)[bits - 1]
-    hertz = (44100, 48000, 32000)[rate] >> {3: 0, 2: 1, 0: 2}[version]
-    return (144 if first else 72) * 1000 * kilobits // hertz + (head[2] >> 1 & 1)
-
-
-MP3_BITS = (32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
-MP3_LOW_BITS = (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
-# kind -> whether the first bytes of a file are of it
-KINDS: dict[str, Callable[[bytes], bool]] = {
-    "wav": lambda head: head[:4] in (b"RIFF", b"RF64") and head[8:12] == b"WAVE",
-    "flac": lambda head: head[:5] in (b"fLaC\0", b"fLaC\x80"),  # its STREAMINFO is first
-    "ogg": _is_ogg,
-    "mp3": _is_mp3,
-}
 
 
 def _bounded(sound: Sound, name: str) -> Sound:
@@ -322,6 +275,7 @@ def _wav_blocks(
     file.seek(place)
     for start in range(0, frames, step):
         raw = file.read(min(step, frames - start) * channels * width)
+        raw = raw[: len(raw) - len(raw) % (channels * width)]  # should it have shrunk meanwhile
         yield _numbers(raw, width, kind).reshape(-1, channels)
 
 
@@ -372,10 +326,10 @@ def _open_coded(file: BinaryIO, start: int, size: int, kind: str, name: str) -> 
     """Open a FLAC, Ogg or MP3 whose first bytes were looked at."""
     try:
         with soundfile.SoundFile(_Tail(file, start, size)) as coded:  # type: ignore[arg-type]
-            frames = max(0, coded.frames)
-            info = SoundInfo(coded.samplerate, coded.channels, frames / coded.samplerate, kind)
+            seconds = max(0, coded.frames) / max(1, coded.samplerate)
+            info = SoundInfo(coded.samplerate, coded.channels, seconds, kind)
             yield Sound(info, partial(_coded_blocks, coded, name))
-    except (soundfile.SoundFileError, ZeroDivisionError, RuntimeError) as error:
+    except soundfile.SoundFileError as error:
         reason = " ".join(str(error).split(": ", 1)[-1].split())[:80]
         raise BrokenSound(f"{name}: a broken {kind} file ({reason}); copy it again") from None
 

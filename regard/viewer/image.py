@@ -30,7 +30,7 @@ def layouts(model: nn.Module, size: tuple[int, int]) -> dict[str, Layout]:
     return {
         f"{outer}.{name}" if outer else name: layout
         for outer, module in model.named_modules()
-        if isinstance(module, LaidOut)
+        if isinstance(module, LaidOut) and callable(module.layout)  # a position names its own
         for name, layout in module.layout(size).items()
     }
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from regard.attention.watch import watch
-from regard.data.image_files import BROKEN
 from regard.data.image_format import SUFFIXES, ImageFormat
+from regard.data.media import BROKEN
 from regard.data.photos import load_photos
 from regard.errors import UsageError, lookup
 from regard.metrics.image import psnr

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from regard.data.augment import Augment, augments, step_rng
 from regard.data.batches import Shuffled
-from regard.data.image_files import BROKEN
 from regard.data.images import ImageData, Images
 from regard.data.labels import label_list, saved_labels
+from regard.data.media import BROKEN
 from regard.errors import UsageError, lookup
 from regard.files import sha256
 from regard.metrics.baselines import Baselines

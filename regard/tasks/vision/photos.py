@@ -11,9 +11,10 @@ from PIL.Image import Image
 from torch import Tensor
 
 from regard.attention.watch import watch
-from regard.data.image_files import BROKEN, ImageOptions
+from regard.data.image_files import ImageOptions
 from regard.data.image_format import BrokenImage, ImageFormat, open_image, upright
 from regard.data.images import ImageData, load_images
+from regard.data.media import BROKEN
 from regard.data.tokenizer import Tokenizer
 from regard.errors import UsageError, log, lookup
 from regard.files import cache_folder
