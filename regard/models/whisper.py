@@ -44,6 +44,7 @@ class WhisperConfig:
     )
     max_frames: int = size_field(1500, 1_000_000)  # vectors of the encoder, two frames each
     max_length: int = size_field(448, 1_000_000)  # tokens of a text
+    full_window: bool = True  # every sound is padded to the whole window, as Whisper was trained
     scale_embedding: bool = False
     init: str = init_field("normal")
 
@@ -114,13 +115,18 @@ class Whisper(nn.Module):
         lookup("init", config.init, INITS)(self)
 
     def out_lengths(self, lengths: Lengths) -> Lengths:
-        """Return how many vectors of the encoder so many frames give."""
+        """Return how many vectors of the encoder sounds of so many frames have, each by itself."""
+        if self.config.full_window:
+            return torch.full_like(lengths, self.config.max_frames)
         return (lengths + STRIDE - 1) // STRIDE
 
     def encode(
         self, sound: Float[Tensor, "b t mels"], lengths: Lengths | None = None
     ) -> tuple[Float[Tensor, "b s w"], Lengths]:
-        """Return the memory of spectrograms, zero at padding, and its lengths too."""
+        """Return the memory of spectrograms, zero at padding, and its lengths too.
+
+        Those of a full window hold for the zeros after a sound as well.
+        """
         frames, most = sound.shape[1], STRIDE * self.config.max_frames
         if frames > most:
             raise UsageError(
@@ -129,8 +135,10 @@ class Whisper(nn.Module):
             )
         if lengths is None:
             lengths = torch.full((len(sound),), frames, device=sound.device)
-        x = self.stem(sound, Padding.of(lengths, frames))
-        lengths = self.out_lengths(lengths)
+        real = Padding.of(lengths, frames)
+        if self.config.full_window:
+            sound, real = F.pad(zero_padding(sound, real), (0, 0, 0, most - frames)), None
+        x, lengths = self.stem(sound, real), self.out_lengths(lengths)
         mask = Padding.of(lengths, x.shape[1])
         at = torch.arange(x.shape[1], device=x.device).unsqueeze(-1)
         x = run_blocks(self.encoder, x, norm=self.encoder_norm, at=at, mask=mask)

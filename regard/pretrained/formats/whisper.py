@@ -66,7 +66,7 @@ WHISPER = Format(
         **within("decoder.{}.", "decoder.layers.{}.", BLOCK),
         "decoder_norm": "decoder.layer_norm",
     },
-    config={"init": "normal"},
+    config={"init": "normal", "full_window": True},
     fixed={"tie_word_embeddings": True, "median_filter_width": 7},
     prefix="model.",
     tied={"head.weight": ("target.tokens.weight",)},
