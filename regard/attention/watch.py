@@ -203,6 +203,14 @@ def watcher() -> Maps | None:
     return _WATCHER.get()
 
 
+def module_of(model: nn.Module | Holder) -> nn.Module:
+    """Return a module, or that of what regard.load returned."""
+    module = model if isinstance(model, nn.Module) else getattr(model, "model", None)
+    if not isinstance(module, nn.Module):
+        raise UsageError(f"{model!r:.60} is no model; give a module, or what regard.load returned")
+    return module
+
+
 @contextmanager
 def watch(model: nn.Module | Holder) -> Iterator[Maps]:
     """Collect the attention of every layer of a model while the block runs.
@@ -210,10 +218,7 @@ def watch(model: nn.Module | Holder) -> Iterator[Maps]:
     The model is a module, or what regard.load returned. `maps[name]` is the attention of a layer
     when it was last computed, `maps.calls(name)` that of each time: in decoding, of each step.
     """
-    module = model if isinstance(model, nn.Module) else getattr(model, "model", None)
-    if not isinstance(module, nn.Module):
-        raise UsageError(f"{model!r:.60} is no model; give a module, or what regard.load returned")
-    maps = Maps(module, watcher())
+    maps = Maps(module_of(model), watcher())
     token = _WATCHER.set(maps)
     try:
         yield maps
