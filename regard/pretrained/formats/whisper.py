@@ -34,9 +34,7 @@ WHISPER = Format(
     "whisper",
     "whisper",
     {
-        "WhisperForConditionalGeneration": Architecture(
-            "transcribe", weights={"head": "proj_out"}
-        ),
+        "WhisperForConditionalGeneration": Architecture("transcribe", weights={"head": "proj_out"}),
     },
     (
         Key("vocab", "vocab_size", 51865),
