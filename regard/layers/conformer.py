@@ -1,6 +1,5 @@
 """The Conformer block: attention for what is far, convolution for what is near."""
 
-
 from typing import Any
 
 import torch
