@@ -405,8 +405,8 @@ def run(tmp_path_factory) -> Path:
     """Train on waves, by way of classify, which finds that the data are series."""
     home = tmp_path_factory.mktemp("series")
     waves(home, 60), waves(home, 40, "test.ts")
-    words = ["train", "classify", f"data={home}", f"out={home / 'run'}", "steps=100", "lr=0.005"]
-    assert main([*words, "depth=1", "width=32", "valid_every=100", "--quiet"]) == 0
+    words = ["train", "classify", f"data={home}", f"out={home / 'run'}", "steps=60", "lr=0.01"]
+    assert main([*words, "depth=1", "width=32", "chunk=4", "valid_every=60", "--quiet"]) == 0
     return home / "run"
 
 
@@ -454,8 +454,8 @@ def test_attention_is_shown_over_chunks_of_steps(run, tmp_path):
     picture = model.picture(f"{run.parent / 'test.ts'}:9")
     steps = len(model.inputs_in(run.parent / "test.ts")[2].values)
     view = picture.views[0]
-    assert list(view.row_tokens) == [str(n) for n in range(steps)]
-    assert view.weights.shape[1:] == (steps, steps)
+    assert view.row_tokens[0] == "0-3" and len(view.row_tokens) == -(-steps // 4)
+    assert view.row_tokens[-1].split("-")[-1] == str(steps - 1)
     chunks = Chunks(1, 4, (4, 2), stride=(2, 2), partial=True)
     assert chunks.names((5, 3)) == ["0-3,0-1", "0-3,2", "2-4,0-1", "2-4,2"]
 

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.data.images import class_names
 from regard.data.lines import missing
+from regard.data.media import class_names, label_numbers
 from regard.data.parts import (
     Dataset,
     PartReader,
@@ -32,7 +32,7 @@ from regard.data.series_files import (
 )
 from regard.data.split import RowSplitter, Split, shares_and_files
 from regard.data.table import is_folder
-from regard.errors import UsageError, nearest
+from regard.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -83,15 +83,7 @@ class SeriesSet:
 
     def __init__(self, items: Sequence[Recording], classes: Sequence[str] = ()):
         self.items, self.classes = list(items), list(classes)
-        numbers = {label: n for n, label in enumerate(classes)}
-        for item in items if classes else ():
-            if item.label not in numbers:
-                shown = ", ".join(classes[:8]) + (", ..." if len(classes) > 8 else "")
-                raise UsageError(
-                    f"{item.where}: label {item.label!r:.60} is not among those that are known "
-                    f"({shown}).{nearest(item.label, classes)}"
-                )
-        self.labels = np.array([numbers.get(item.label, 0) for item in items], np.int64)
+        self.labels = np.array(label_numbers(items, classes) if classes else [], np.int64)
 
     def __len__(self) -> int:
         return len(self.items)
