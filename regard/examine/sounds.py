@@ -90,6 +90,7 @@ def examine_sounds(
     valid: str | None = None,
     test: str | None = None,
     header: bool | None = None,
+    pattern: str | None = None,
     most: int | None = None,
     quiet: bool = True,
 ) -> DataReport:
@@ -97,7 +98,8 @@ def examine_sounds(
 
     Their target is a text, which is said in them, or a label.
     """
-    options = SoundOptions(target, columns, header, broken="skip", skip_bad=True, most=most)
+    how = {"columns": columns, "header": header, "pattern": pattern, "most": most}
+    options = SoundOptions(target, broken="skip", skip_bad=True, **how)
     readers, shares = find_sound_parts(data, valid, test, options)
     if not readers:
         raise UsageError(f"{data}: no train, valid or test part in it; name a folder of it")
