@@ -146,7 +146,7 @@ def load_series(
         items = read_recordings(path, options, loaded.notes)
         if not loaded.classes:
             loaded.classes = class_names({item.label for item in items}, ())
-        loaded.layout = loaded.layout or layout_of(path)
+        loaded.layout = loaded.layout or layout_of(path, options.columns)
         gaps = sum(int(np.isnan(item.values).sum()) for item in items)
         if gaps:
             what = f"{gaps:,} numbers of {path} are missing"
