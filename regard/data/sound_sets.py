@@ -1,9 +1,11 @@
 """Sets of sounds as they lie on disk: tables of paths with transcripts or labels, class folders."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from fnmatch import fnmatchcase
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,6 +59,7 @@ class SoundOptions:
     columns: str | None = None  # of a table: path and transcript or label
     header: bool | None = None  # whether a table has one
     names: tuple[str, ...] = ()  # of labels that are numbers
+    pattern: str | None = None  # of file names with labels in them: {label}_{speaker}_{take}
     broken: str = "refuse"
     skip_bad: bool = False  # rows of a table
     most: int | None = None  # files to look at, spread over all
@@ -128,16 +131,16 @@ def holds_sounds(data: Any) -> bool:
         return False
 
 
-def kind_of_set(path: Path) -> str:
-    """Return which kind of set lies at a path, or nothing."""
+def kind_of_set(path: Path, surely: bool = True) -> str:
+    """Return which kind of set lies at a path, or nothing; not surely, if sounds are expected."""
     if path.is_file() or is_saved(path):
         if SOUNDS.named(path.name):
             return "one"
-        return "table" if SOUNDS.listed_in(path) else ""
+        return "table" if SOUNDS.listed_in(path, surely) else ""
     if not path.is_dir():
         return ""
     tables = [file for some in SOUNDS.tables(path).values() for file in some]
-    if any(SOUNDS.listed_in(file) for file in tables):
+    if any(SOUNDS.listed_in(file, surely) for file in tables):
         return "table"
     loose = any(SOUNDS.named(entry.name) for entry in islice(os.scandir(path), 10_000))
     folders = (path / name for name in class_folders(path))
@@ -154,14 +157,60 @@ def find_sound_parts(
     data: str, valid: str | None, test: str | None, options: SoundOptions
 ) -> tuple[dict[str, ReadSounds], dict[str, float]]:
     """Find what reads each part, and the shares of train that are to be split off, if told."""
-    return find_media_parts(data, valid, test, lambda path: find_sounds(path, options))
+    given = (("test", test), ("valid", valid))
+    globs = {name: value for name, value in given if value and is_glob(value)}
+    valid, test = None if "valid" in globs else valid, None if "test" in globs else test
+    find = partial(find_sounds, options=options)
+    readers, shares = find_media_parts(data, valid, test, find)
+    return {**readers, **(_by_names(data, readers, globs) if globs else {})}, shares
+
+
+def is_glob(given: Any) -> bool:
+    """Tell whether valid= or test= is a pattern of file names, such as *_[0-4].*, and no file."""
+    return bool(given) and bool(set("*?[") & set(str(given))) and not os.path.exists(given)
+
+
+def _by_names(
+    data: str, readers: Mapping[str, ReadSounds], globs: Mapping[str, str]
+) -> dict[str, ReadSounds]:
+    """Find the parts of a set whose files are told apart by their names."""
+    if "train" not in readers:
+        raise UsageError(f"{data}: no train part of which file names could be taken")
+    whole = cache(readers["train"])
+
+    def read(part: str) -> SoundFiles:
+        files = whole()
+        names = [os.path.basename(item.where) for item in files.items]
+        of = [
+            next((p for p, glob in globs.items() if fnmatchcase(n, glob)), "train") for n in names
+        ]
+        for name, glob in globs.items():
+            if name not in of:
+                raise UsageError(
+                    f"{name}={glob} fits no file of {data}, such as {names[0]}; give another, or none"
+                )
+        return files.pick([i for i, name in enumerate(of) if name == part])
+
+    return {part: partial(read, part) for part in ("train", *globs)}
+
+
+def name_pattern(pattern: str) -> re.Pattern[str]:
+    """Return what takes the label out of file names such as {label}_{speaker}_{take}."""
+    if pattern.count("{label}") != 1:
+        raise UsageError(f"pattern={pattern}; expected {{label}} in it, such as {{label}}_{{take}}")
+    parts = re.split(r"\{(\w+)\}", pattern)
+    fixed = [re.escape(part) if i % 2 == 0 else "" for i, part in enumerate(parts)]
+    named = ["(?P<label>.+?)" if part == "label" else ".+?" for part in parts[1::2]]
+    return re.compile(fixed[0] + "".join(a + b for a, b in zip(named, fixed[2::2], strict=True)))
 
 
 def find_sounds(path: Path, options: SoundOptions) -> dict[str, ReadSounds]:
     """Find the parts of a set and what reads each."""
     if not path.exists():
         raise UsageError(missing(path))
-    kind = kind_of_set(path)
+    if options.pattern and path.is_dir():
+        return folder_parts(path, partial(_read_named, options=options))
+    kind = kind_of_set(path, surely=False)
     if kind == "table":
         return SOUNDS.table_parts(path, partial(_read_table, options=options))
     if path.is_dir():
@@ -182,6 +231,22 @@ def _read_folder(folder: Path, options: SoundOptions) -> SoundFiles:
     table = ", or a table of paths and labels, such as train.tsv"
     files, notes = SOUNDS.read_folder(folder, options.labelled, table)
     return _look_at([_Row(path, "", label, path) for path, label in files], options, notes)
+
+
+def _read_named(folder: Path, options: SoundOptions) -> SoundFiles:
+    """Read all sounds of a folder, whose labels are in their names."""
+    assert options.pattern is not None
+    pattern, rows = name_pattern(options.pattern), []
+    files, _ = SOUNDS.read_folder(folder, labelled=False)
+    for path, _ in sorted(files):
+        found = pattern.fullmatch(Path(path).stem)
+        if found is None:
+            raise UsageError(
+                f"{path}: a name unlike pattern={options.pattern}; rename it, or give pattern=none "
+                "where each class has a folder"
+            )
+        rows.append(_Row(path, "", found["label"], path))
+    return _look_at(rows, options, [])
 
 
 # Tables
@@ -221,6 +286,32 @@ def _read_table(path: Path, options: SoundOptions) -> SoundFiles:
             raise UsageError(f"{path}: over {MOST_FILES:,} rows; too many to be meant")
         rows.append(row)
     return _look_at(rows, options, [*table.notes, *faults.notes])
+
+
+def listed_sounds(path: Path) -> Iterator[tuple[str | bytes, dict[str, Any]]]:
+    """Yield the sounds that a table names, from its own folder on, each beside its row."""
+    table, options = Table(path, encoding="auto"), SoundOptions("text")
+    keys: tuple[Any, Any] | None = None
+    for number, value, fault in table:
+        if fault is not None:
+            raise UsageError(fault.message)
+        if value is None:
+            continue
+        if keys is None:
+            try:
+                keys, header = _choose_columns(path, table, value, options)
+            except UsageError:  # no transcripts
+                options = SoundOptions("none")
+                keys, header = _choose_columns(path, table, value, options)
+            if header:
+                continue
+        try:
+            row = _parse_row(path, number, value, keys, options)
+        except BadRow as bad:
+            raise UsageError(bad.at(f"{path}:{number}").message) from None
+        name = row.where if isinstance(row.content, bytes) else value[keys[0]]
+        told = {"text": row.text} if row.text else {}
+        yield row.content, {**(value if isinstance(value, dict) else told), "audio": name}
 
 
 def _choose_columns(

@@ -1,6 +1,6 @@
 """The Conformer block: attention for what is far, convolution for what is near."""
 
-
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,32 +17,22 @@ from regard.layers.block import (
     build_norm,
 )
 from regard.layers.residual import HalfStep, PreNorm
-from regard.layers.subsampling import zero_padding
+from regard.layers.subsampling import on_real
 
 
-class MaskedBatchNorm(nn.BatchNorm1d):
-    """Batch norm of vectors (b, l, w) whose statistics are those of the real frames alone."""
+class FrameBatchNorm(nn.BatchNorm1d):
+    """Batch norm of frames (n, w); by the running statistics where there is only one frame."""
 
-    def forward(self, input: Tensor, mask: Padding | None = None) -> Tensor:
-        """Normalise each channel; padding is zero then."""
-        if mask is None:
-            return super().forward(input.flatten(0, 1)).view(input.shape)
-        keep = mask.keep.flatten()
-        rows = super().forward(input.flatten(0, 1)[keep])
-        whole = rows.new_zeros(len(keep), rows.shape[-1])
-        return whole.index_put((keep,), rows).view(input.shape)
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalise each channel."""
+        if len(input) > 1:
+            return super().forward(input)
+        scale = (self.weight, self.bias, False, 0.0, self.eps)
+        return F.batch_norm(input, self.running_mean, self.running_var, *scale)
 
 
-class FrameLayerNorm(nn.LayerNorm):
-    """Layer norm of each frame, which knows of no other and so of no padding."""
-
-    def forward(self, input: Tensor, mask: Padding | None = None) -> Tensor:
-        """Normalise each frame."""
-        return super().forward(input)
-
-
-# name -> the norm within the convolution module
-CONVOLUTION_NORMS: dict[str, type[nn.Module]] = {"batch": MaskedBatchNorm, "layer": FrameLayerNorm}
+# name -> the norm within the convolution module, of real frames (n, w)
+CONVOLUTION_NORMS: dict[str, type[nn.Module]] = {"batch": FrameBatchNorm, "layer": nn.LayerNorm}
 
 
 class _DepthwiseProduct(torch.autograd.Function):
@@ -113,9 +103,9 @@ class ConvolutionModule(nn.Module):
 
     def forward(self, x: Tensor, mask: Padding | None = None) -> Tensor:
         """Pass (b, l, w) through; padding is read as zeros, as what lies outside is."""
-        x = zero_padding(F.glu(self.pointwise(zero_padding(x, mask))), mask)
+        x = on_real(lambda frames: F.glu(self.pointwise(frames)), x, mask)
         x = self.depthwise(x)
-        return self.out(F.silu(self.norm(x, mask)))
+        return on_real(lambda frames: self.out(F.silu(self.norm(frames))), x, mask)
 
 
 class ConformerBlock(nn.Module):
@@ -155,8 +145,8 @@ class ConformerBlock(nn.Module):
         bias: Tensor | None = None,
     ) -> Tensor:
         """Pass (b, l, w) through the four sublayers and the norm."""
-        x = self.around_first(x, self.first)
+        x = self.around_first(x, partial(on_real, self.first), mask=mask)
         x = self.around_attention(x, self.attention, at=at, mask=mask, bias=bias)
         x = self.around_convolution(x, self.convolution, mask=mask)
-        x = self.around_second(x, self.second)
+        x = self.around_second(x, partial(on_real, self.second), mask=mask)
         return self.norm(x)

@@ -1,6 +1,6 @@
 """What tasks on images share: their settings, the format of images, reading and looking."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +20,9 @@ from regard.errors import UsageError, log, lookup
 from regard.files import cache_folder
 from regard.metrics.baselines import Baselines
 from regard.models import family
+from regard.models.protocols import Model
 from regard.settings import fill, setting
+from regard.tasks.frame.answers import Unread
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.settings import SHORT as TASK_SHORT
 from regard.tasks.frame.settings import BootstrapSettings, RunSettings, TrainSettings
@@ -90,24 +92,6 @@ class ImageEvalSettings(BootstrapSettings):
 
 
 @dataclass(frozen=True)
-class Unread(Answer):
-    """What is answered for an image that cannot be read."""
-
-    why: str
-
-    def __str__(self) -> str:
-        return ""
-
-    def lines(self, settings: Any) -> Iterator[str]:
-        """Leave the lines of the answer empty."""
-        yield from [""] * getattr(settings, "n_best", 1)
-
-    def record(self, settings: Any) -> dict[str, Any]:
-        """Return the fields of a JSON line."""
-        return {"prediction": None, "error": self.why}
-
-
-@dataclass(frozen=True)
 class ImageCodec:
     """The format of a model's images, its labels, and what else lies beside the weights."""
 
@@ -137,7 +121,7 @@ class ImageCodec:
         return [] if self.tokenizer is None else [self.tokenizer.sha]
 
 
-def format_of(folder: Path, model: Any, config: Mapping[str, Any]) -> ImageFormat:
+def format_of(folder: Path, model: Model, config: Mapping[str, Any]) -> ImageFormat:
     """Check and return how images are brought to a model, as its folder says."""
     where = str(folder / "config.json")
     given = config.get("image")
