@@ -18,6 +18,7 @@ from regard.data.series import SeriesFormat, SeriesSet, load_series, stack
 from regard.data.series_augment import SERIES_AUGMENTS, SeriesAugment, resample
 from regard.data.series_files import SeriesOptions, holds_series, read_recordings, recording
 from regard.errors import UsageError
+from regard.examine.series import examine_series
 from regard.layers.block import BlockConfig
 from regard.layers.chunks import Chunks, chunk_at
 from regard.layers.patches import Patches, grid_at
@@ -496,3 +497,22 @@ def test_an_archive_is_read_as_it_says(name, rows, channels):
         found = read_recordings(path, SeriesOptions(), [])
         assert len(found) == number and {one.values.shape[1] for one in found} == {channels}
         assert {one.label for one in found} == set("123456789")
+
+
+def test_the_doctor_finds_planted_faults(tmp_path):
+    lines = waves(tmp_path / "set").read_text().splitlines(keepends=True)
+    waves(tmp_path / "set", 40, "test.ts")
+    assert not {f.kind for f in examine_series(str(tmp_path / "set")).findings} - {"no_valid"}
+    torn = lines[6].replace("slow", "fast")
+    gap = lines[7].replace(lines[7].split(",")[3], "?")
+    (tmp_path / "set" / "train.ts").write_text("".join([*lines, lines[6], torn, gap]))
+    with open(tmp_path / "set" / "test.ts", "a") as file:
+        file.write(lines[8])
+    found = examine_series(str(tmp_path / "set"))
+    kinds = {finding.kind for finding in found.findings}
+    assert {"duplicate_series", "torn_label", "missing", "leak_series"} <= kinds and found.healthy
+    (tmp_path / "set" / "test.ts").write_text(TS)
+    kinds = {finding.kind: finding for finding in examine_series(str(tmp_path / "set")).findings}
+    assert "unknown_label" in kinds and kinds["unknown_label"].where.endswith("test.ts:7")
+    told = regard.doctor(str(tmp_path / "set" / "train.ts"))
+    assert told.task == "series" and told.forecast is not None and told.forecast.a_second > 0
