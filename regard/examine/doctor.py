@@ -6,6 +6,7 @@ from typing import Any
 
 from regard.data.image_files import holds_images
 from regard.data.labelled import ExampleFormat, ExampleReader, SentenceFormat, SentenceReader
+from regard.data.series_files import holds_series
 from regard.data.sound_sets import holds_sounds
 from regard.errors import UsageError, lookup
 from regard.examine.forecast import Forecast, forecast_training
@@ -14,6 +15,7 @@ from regard.examine.images import examine_images
 from regard.examine.pairs import examine_pairs
 from regard.examine.report import DataReport, Finding
 from regard.examine.rows import examine_rows, examine_texts
+from regard.examine.series import examine_series
 from regard.examine.sounds import examine_sounds
 from regard.native import Status, status
 from regard.settings import setting
@@ -65,6 +67,7 @@ HOLDS = {
     **dict.fromkeys(("translate", "prefix", "text"), "pairs"),
     **dict.fromkeys(("classify", "tag"), "rows"),
     "language": "texts",
+    "series": "series",
     **dict.fromkeys(("images", "caption", "pretrain", "denoise"), "images"),
     **dict.fromkeys(("transcribe", "sounds"), "sounds"),
 }
@@ -88,6 +91,8 @@ def look_over(task: str, data: str, settings: DoctorSettings, quiet: bool) -> Da
         return examine_pairs(data, most=most, **languages, **given)
     if HOLDS[task] == "texts":
         return examine_texts(data, most=most, **given)
+    if HOLDS[task] == "series":
+        return examine_series(data, **given)
     given |= {"most": most and MOST_FILES, "quiet": quiet}
     if HOLDS[task] == "sounds":
         given |= {"pattern": settings.pattern}
@@ -101,7 +106,8 @@ def examine(data: str, settings: DoctorSettings, quiet: bool = True) -> Examined
     languages = bool(settings.source or settings.target)
     media = ""
     if os.path.exists(data):
-        media = "images" if holds_images(data) else "sounds" if holds_sounds(data) else ""
+        kinds = {"images": holds_images, "sounds": holds_sounds, "series": holds_series}
+        media = next((name for name, holds in kinds.items() if holds(data)), "")
     if media and languages:
         raise UsageError(f"{data}: from= and to= are for texts, these are {media}; leave them out")
     task = media if settings.task == "classify" and media else settings.task

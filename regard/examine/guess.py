@@ -12,6 +12,7 @@ from regard.data.languages import find_languages
 from regard.data.lines import missing
 from regard.data.pairs import PairReader, find_parts
 from regard.data.parts import named_files
+from regard.data.series_files import holds_series
 from regard.data.sound_sets import holds_sounds
 from regard.data.table import Table, is_folder, kind_of, stem_and_suffix
 from regard.errors import UsageError
@@ -38,6 +39,8 @@ def guess_task(
         return _of_images(path, columns, header)
     if holds_sounds(data):
         return _of_sounds(path, columns, header)
+    if holds_series(data):
+        return Guess("series", "series of numbers with labels")
     if languages:
         return Guess("translate", "from= and to= name two languages")
     if is_folder(path):

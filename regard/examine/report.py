@@ -226,6 +226,9 @@ PAIRS = Wording(
     kinds=("duplicate_pair", "duplicate_source", "leak_pair", "leak_source"),
 )
 ROWS = Wording("row")
+SERIES = Wording(
+    "series", "", "series", kinds=("duplicate_series", "torn_label", "leak_series", "")
+)
 IMAGES = Wording("image", "", "image", kinds=("duplicate_image", "torn_label", "leak_image", ""))
 SOUNDS = Wording("sound", "", "sound", kinds=("duplicate_sound", "torn_label", "leak_sound", ""))
 TRANSCRIPTS = SOUNDS._replace(
