@@ -190,7 +190,9 @@ def _by_names(
                     f"{name}={glob} fits no file of {data}, such as {names[0]}; correct it, or "
                     f"give {name}=none"
                 )
-        return files.pick([i for i, name in enumerate(of) if name == part])
+        some = files.pick([i for i, name in enumerate(of) if name == part])
+        some.total = round(files.total * len(some) / len(files))
+        return some
 
     return {part: partial(read, part) for part in ("train", *globs)}
 

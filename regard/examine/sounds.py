@@ -60,7 +60,7 @@ class SoundCounts:
             f"{self.sounds:>10,} sounds{of if self.classes else ''}, {hertz}, "
             f"{self.seconds / 60:,.1f} minutes, {self.seconds / self.sounds:.1f} seconds on average"
             + (f", {self.words:,} words" if self.words else "")
-            + (f"; {self.total:,} in all" if self.total > self.sounds else "")
+            + (f"; about {self.total:,} in all" if self.total > self.sounds else "")
             + (f", {plural(self.bad, 'bad file')}" if self.bad else "")
         )
 
