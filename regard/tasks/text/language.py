@@ -30,6 +30,7 @@ from regard.tasks.text.language_modelling import (
     OBJECTIVES,
     LanguageCodec,
     LanguageEvalSettings,
+    TextFormat,
     perplexity,
     read_test_texts,
     span_loss,
@@ -40,7 +41,7 @@ CHARACTERS = "characters"  # a tokenizer, beside those that train_tokenizer lear
 
 
 @dataclass(frozen=True)
-class LanguageTrain(TrainSettings):
+class LanguageTrain(TextFormat, TrainSettings):
     """What a training of a language model can be told."""
 
     schedule: str = "cosine"
@@ -51,8 +52,6 @@ class LanguageTrain(TrainSettings):
     like: str | None = setting(
         None, "model preset: gpt2, llama, ...; gated, ..., heads; bert, roberta, ..."
     )
-    columns: str | None = setting(None, "the text column of a table")
-    header: bool | None = setting(None, "whether a table has a header row; detected unless given")
     tokenizer: str = setting("bpe", "tokenizer: characters, bytes, bpe or unigram")
     pieces: int = setting(4000, "vocabulary size", min=300, max=1_000_000)
     context: int = setting(128, "context length in tokens", min=2, max=1_000_000)

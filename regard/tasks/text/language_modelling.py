@@ -31,12 +31,18 @@ LARGEST_LOSS = 700.0  # whose exponential is a number
 
 
 @dataclass(frozen=True)
-class LanguageEvalSettings(EvalSettings):
+class TextFormat:
+    """Where the texts are in a file."""
+
+    columns: str | None = setting(None, "the text column of a table")
+    header: bool | None = setting(None, "whether a table has a header row; detected unless given")
+
+
+@dataclass(frozen=True)
+class LanguageEvalSettings(TextFormat, EvalSettings):
     """What an evaluation of a language model can be told."""
 
     data: str | None = setting(None, "test data: a folder or file of text")
-    columns: str | None = setting(None, "the text column of a table")
-    header: bool | None = setting(None, "whether a table has a header row; detected unless given")
     batch_tokens: int = setting(8192, "tokens per batch", min=1)
     threads: int | None = setting(None, "CPU threads", min=1, max=1024)
 
