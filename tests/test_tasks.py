@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from tones import sound_folders, spoken, write_tones
 
 import regard
 from regard.cli import main
@@ -88,13 +89,32 @@ def loose(folder: Path) -> Path:
     return home
 
 
+def waves(folder: Path) -> Path:
+    rng, rows = np.random.default_rng(0), []
+    for n in range(40):
+        wave = np.sin((1 + n % 2) * np.arange(12)) + rng.normal(0, 0.1, 12)
+        rows.append(",".join([("slow", "fast")[n % 2], *(f"{x:.4f}" for x in wave)]) + "\n")
+    (folder / "waves.csv").write_text("".join(rows))
+    return folder / "waves.csv"
+
+
+def wave(folder: Path) -> str:
+    (folder / "asked.csv").write_text("slow," + ",".join(map(str, np.sin(np.arange(12)))) + "\n")
+    return str(folder / "asked.csv")
+
+
 def photo(folder: Path) -> str:
     picture(999, "red").save(folder / "asked.png")
     return str(folder / "asked.png")
 
 
+def sound(folder: Path) -> str:
+    return str(write_tones(folder / "asked.wav", "AB C"))
+
+
 SMALL = {"depth": 1, "width": 16, "heads": 2, "ffn_width": 32}
 SEEN = {**SMALL, "image": 16, "patch": 4, "batch": 8}
+HEARD = {**SMALL, "kernel": 7, "rate": 4000, "mels": 20, "batch_seconds": 4, "model.channels": 8}
 
 
 @dataclass(frozen=True)
@@ -146,6 +166,11 @@ CASES = {
         exports=False,
         resumed={"decoder": "recurrent", "normalise": "sample", "dropout": 0.1},
     ),
+    "series": Case(waves, {**SMALL, "batch": 8}, wave, exports=False),
+    "transcribe": Case(
+        spoken, {**HEARD, "decoder_depth": 1, "subsampling": 2}, sound, exports=False
+    ),
+    "sounds": Case(sound_folders, HEARD, sound, exports=False),
     "denoise": Case(loose, {**SMALL, "depth": 2, "image": 16, "batch": 4}, photo, exports=False),
 }
 # it has no training: any encoder of texts runs as it

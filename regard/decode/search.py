@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from regard import native
 from regard.decode.batching import in_batches as in_batches
-from regard.decode.rules import Rules
+from regard.decode.rules import ByRow
 from regard.decode.writer import Writer
 from regard.errors import UsageError, lookup
 
@@ -31,7 +31,7 @@ SPAN = 64
 STOPPINGS = ("patience", "early", "length", "never")
 
 # A change of logits (b, vocab), in place or not, that knows the tokens written so far (b, t).
-Adjust = Callable[[Tensor, Tensor], Tensor] | Rules
+Adjust = Callable[[Tensor, Tensor], Tensor] | ByRow
 # The most tokens of a text: for all, for each sentence, or (None) by the length of its source.
 Limit = int | Sequence[int] | Tensor | None
 # Called with the number of a sentence and its newest token; True ends the text there.
@@ -75,6 +75,24 @@ def at_least(length: int, eos: int = EOS) -> Adjust:
     """Do not end before a text has this many tokens."""
     go_on = forbid(eos)
     return lambda logits, written: go_on(logits, written) if written.shape[1] < length else logits
+
+
+def stop_repetition(times: int = 8, longest: int = 32, eos: int = EOS) -> Adjust:
+    """End a text that has repeated its last tokens, up to `longest` of them, so many times."""
+    if times < 2 or longest < 1:
+        raise UsageError(f"times={times}, longest={longest}; expected at least 2 and 1")
+
+    def adjust(logits: Tensor, written: Tensor) -> Tensor:
+        looping = torch.zeros(len(written), dtype=torch.bool, device=written.device)
+        for period in range(1, min(longest, written.shape[1] // times) + 1):
+            tail = written[:, -times * period :]
+            looping |= (tail[:, period:] == tail[:, :-period]).all(1)
+        ending = logits[:, eos : eos + 1].clone()
+        logits = logits.masked_fill(looping.unsqueeze(1), -inf)
+        logits[:, eos : eos + 1] = ending
+        return logits
+
+    return adjust
 
 
 def keep_top_k(count: int) -> Adjust:
@@ -124,7 +142,7 @@ def usual_limit(length: int) -> int:
 def _adjusted(logits: Tensor, adjust: Sequence[Adjust], written: Tensor, number: Tensor) -> Tensor:
     """Apply all changes to the logits (rows, vocab), given what each row has so far."""
     for change in adjust:
-        if isinstance(change, Rules):
+        if isinstance(change, ByRow):
             each = number.repeat_interleave(len(logits) // len(number))
             logits = change(logits, written, each)
         else:

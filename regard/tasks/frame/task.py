@@ -45,7 +45,7 @@ from regard.training.loop import mix
 from regard.viewer.settings import LookSettings
 
 OnText = Callable[[str], None]  # is given a text piece by piece while it is generated
-One = str | Path | Image | np.ndarray | Tensor  # one text or image, and no list of such
+One = str | Path | bytes | Image | np.ndarray | Tensor  # one text, image or sound, and no list
 PARTS = {"test": 0, "valid": 0, "train": 0}
 
 
@@ -154,7 +154,7 @@ class Task(Generic[C, A]):
     holds: ClassVar[str]  # what its data hold, such as "texts and labels"
     unit: ClassVar[str] = "texts"  # what an evaluation counts
     better: ClassVar[str] = "-loss"  # the score that a validation raises, or with - lowers
-    input: ClassVar[str] = "src"  # the name of an input in JSON; image for pictures
+    input: ClassVar[str] = "src"  # the name of an input in JSON; image or audio where it is one
     from_nothing: ClassVar[bool] = False  # whether an empty text has an answer
     streams: ClassVar[bool] = False  # whether an answer can be shown while it is generated
     dynamic: bool = True  # whether batches differ in shape, for compile=true
@@ -529,7 +529,7 @@ class Task(Generic[C, A]):
 
     def is_one(self, inputs: Any) -> bool:
         """Tell whether this is one input, rather than several."""
-        one = One if self.input == "image" else str
+        one = str if self.input == "src" else One
         return isinstance(inputs, one) or not isinstance(inputs, Iterable)
 
     @overload

@@ -38,7 +38,7 @@ from regard.training.plan import MIN_TRAINING_SHARE, Plan, make_plan
 from regard.weights import state_of
 
 # settings of tasks that say how many rows a validation decodes
-ROWS_DECODED = ("valid_sentences", "valid_images")
+ROWS_DECODED = ("valid_sentences", "valid_images", "valid_sounds")
 
 
 @dataclass(frozen=True)

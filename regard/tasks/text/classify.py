@@ -15,6 +15,8 @@ from regard.data.image_files import holds_images
 from regard.data.labelled import Example, ExampleFormat, ExampleReader
 from regard.data.labels import check_single_labels, label_table
 from regard.data.rows import Row, TextBatch, TextBatches, collate
+from regard.data.series_files import holds_series
+from regard.data.sound_sets import holds_sounds
 from regard.decode.batching import in_batches
 from regard.errors import UsageError, log, lookup
 from regard.metrics.baselines import bigram_gain
@@ -98,8 +100,10 @@ class Classify(Labeller[Classified | Valued]):
 
     @classmethod
     def instead(cls, values: Mapping[str, Any]) -> str:
-        """Leave images to their own task."""
-        return "images" if holds_images(values.get("data")) else cls.name
+        """Leave images, sounds and series of numbers to their own tasks."""
+        tests = {"images": holds_images, "sounds": holds_sounds, "series": holds_series}
+        found = (name for name, holds in tests.items() if holds(values.get("data")))
+        return next(found, cls.name)
 
     @classmethod
     def checked(cls, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:

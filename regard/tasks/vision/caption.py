@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from regard.attention.watch import watch
 from regard.data.augment import augments
 from regard.data.captions import all_captions_of, captions_of, hashed_captions, read_captions
-from regard.data.image_files import BROKEN
 from regard.data.images import ImageData, Images
 from regard.data.labelled import hash_items
+from regard.data.media import BROKEN
 from regard.data.tokenize import train_tokenizer
 from regard.data.tokenizer import words_of_pieces
 from regard.decode import search

@@ -1,6 +1,6 @@
 """What tasks on images share: their settings, the format of images, reading and looking."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,9 +11,10 @@ from PIL.Image import Image
 from torch import Tensor
 
 from regard.attention.watch import watch
-from regard.data.image_files import BROKEN, ImageOptions
+from regard.data.image_files import ImageOptions
 from regard.data.image_format import BrokenImage, ImageFormat, open_image, upright
 from regard.data.images import ImageData, load_images
+from regard.data.media import BROKEN
 from regard.data.tokenizer import Tokenizer
 from regard.errors import UsageError, log, lookup
 from regard.files import cache_folder
@@ -21,6 +22,7 @@ from regard.metrics.baselines import Baselines
 from regard.models import family
 from regard.models.protocols import Model
 from regard.settings import fill, setting
+from regard.tasks.frame.answers import Unread
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.settings import SHORT as TASK_SHORT
 from regard.tasks.frame.settings import BootstrapSettings, RunSettings, TrainSettings
@@ -90,24 +92,6 @@ class ImageEvalSettings(ImageTable, BootstrapSettings):
     data: str | None = setting(None, "a folder or table of images with labels")
     valid: str | None = setting(None, "which set is the validation part, or its share")
     errors: int = setting(10, "errors to show", min=0, max=100_000)
-
-
-@dataclass(frozen=True)
-class Unread(Answer):
-    """What is answered for an image that cannot be read."""
-
-    why: str
-
-    def __str__(self) -> str:
-        return ""
-
-    def lines(self, settings: Any) -> Iterator[str]:
-        """Leave the lines of the answer empty."""
-        yield from [""] * getattr(settings, "n_best", 1)
-
-    def record(self, settings: Any) -> dict[str, Any]:
-        """Return the fields of a JSON line."""
-        return {"prediction": None, "error": self.why}
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from regard.data.augment import augments, step_rng
 from regard.data.captions import captions_in, captions_of, hashed_captions, read_captions
-from regard.data.image_files import BROKEN
 from regard.data.images import ImageData, Images
 from regard.data.labelled import hash_items
+from regard.data.media import BROKEN
 from regard.data.tokenize import train_tokenizer
 from regard.errors import UsageError, lookup
 from regard.metrics.score import Score

@@ -1,0 +1,357 @@
+"""CTC decoding: greedy, prefix beam search with a language model, and prefix scores.
+
+A frame emits a token or a blank; a text's probability is the sum over all paths that become it when
+repeated tokens are merged and blanks left out (Graves et al. 2006).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from regard.data.batches import pad
+from regard.data.characters import Characters
+from regard.data.tokenizer import Tokenizer
+from regard.decode.ctc_align import BLANK, Alignment, align, checked
+from regard.decode.rules import ByRow
+from regard.decode.search import EOS, LONGEST
+from regard.decode.writer import Writer
+from regard.errors import UsageError
+
+LEAST = -1000.0  # a log-probability that is none, and whose sums over frames stay exact
+
+
+@dataclass(frozen=True)
+class CTCHypothesis(Alignment):
+    """A text that was decoded, with its alignment."""
+
+    score: float  # logprob + lm_weight * log p_lm + length_bonus * tokens
+
+
+def greedy(log_probs: Tensor | np.ndarray, blank: int = BLANK) -> CTCHypothesis:
+    """Best path decoding: take the most likely token of every frame (frames, vocab)."""
+    table = checked(log_probs, blank)
+    best = table.argmax(1) if len(table) else np.zeros(0, dtype=np.int64)
+    largest = table[np.arange(len(best)), best]
+    starts = np.flatnonzero(np.diff(best, prepend=-1))
+    ends = np.append(starts[1:], len(best))
+    spoken = best[starts] != blank
+    spans = list(zip(starts[spoken].tolist(), ends[spoken].tolist(), strict=True))
+    confidences = [float(np.exp(largest[a:b].max())) for a, b in spans]
+    total = float(largest.sum())
+    return CTCHypothesis(best[starts[spoken]].tolist(), total, spans, confidences, total)
+
+
+class LanguageModel:
+    """A language model for shallow fusion, asked for the next token after given texts.
+
+    Its tokens must be those of the CTC model: the same tokenizer, or characters on both sides.
+    """
+
+    def __init__(
+        self,
+        writer: Writer,
+        tokenizer: Tokenizer,
+        ctc: Tokenizer | None = None,
+        *,
+        context: int = LONGEST,
+        device: torch.device | str = "cpu",
+    ):
+        """Take a writer with its tokenizer, and the tokenizer of the CTC model if another.
+
+        It reads at most the last `context` tokens of a text.
+        """
+        self.writer, self.tokenizer, self.context = writer, tokenizer, context
+        self.ids = _same_tokens(tokenizer, ctc or tokenizer)
+        self.columns = torch.tensor(self.ids, device=device)
+
+    def __call__(self, prefixes: Sequence[Sequence[int]]) -> np.ndarray:
+        """Return the log-probabilities (prefixes, vocab) of the token after each of some texts.
+
+        Tokens and texts are those of the CTC model; the end of the text is at `eos`.
+        """
+        begin = self.tokenizer.begin
+        rows = [[begin, *(self.ids[one] for one in text)][-self.context :] for text in prefixes]
+        source, lengths = pad([np.asarray(row, dtype=np.int64) for row in rows], 0)
+        source, lengths = source.to(self.columns.device), lengths.to(self.columns.device)
+        with torch.inference_mode():
+            state = self.writer.start(source, lengths, capacity=1)
+            last = source.gather(1, lengths.unsqueeze(1) - 1)
+            logits, _ = self.writer.step(last, state)
+        return logits[:, -1].double().log_softmax(1)[:, self.columns].cpu().numpy()
+
+
+def _same_tokens(lm: Tokenizer, ctc: Tokenizer) -> list[int]:
+    """Return the language model's id of each token of the CTC model, or refuse."""
+    if lm.sha == ctc.sha:
+        return list(range(ctc.vocab))
+    if not isinstance(lm, Characters) or not isinstance(ctc, Characters):
+        raise UsageError(
+            "the language model's tokenizer is another than the CTC model's; train it with "
+            "that one, or both on characters"
+        )
+    known = {c: n for n, c in enumerate(lm.characters, lm.vocab - len(lm.characters))}
+    missing = [c for c in ctc.characters if c not in known]
+    if missing:
+        raise UsageError(
+            f"the language model has never seen {''.join(missing)!r:.60}, which the CTC model "
+            "writes; train it on texts with the same characters"
+        )
+    return [*range(ctc.vocab - len(ctc.characters)), *(known[c] for c in ctc.characters)]
+
+
+def prefix_beam(
+    log_probs: Tensor | np.ndarray,
+    *,
+    beam: int = 8,
+    blank: int = BLANK,
+    lm: Callable[[Sequence[Sequence[int]]], np.ndarray] | None = None,
+    lm_weight: float = 0.0,
+    length_bonus: float = 0.0,
+    n_best: int = 1,
+    eos: int = EOS,
+    token_min_logp: float = -inf,
+) -> list[CTCHypothesis]:
+    """CTC prefix beam search: return the texts of highest score, the best first.
+
+    The score is log p_ctc(text) + lm_weight * log p_lm(text and its end) + length_bonus * tokens
+    (Hannun et al. 2014), exact for texts whose prefixes never leave the beam. Tokens below
+    token_min_logp do not continue a text in that frame.
+    """
+    if not 1 <= n_best <= beam:
+        raise UsageError(f"n_best={n_best} is not between 1 and beam={beam}; widen the beam")
+    table = checked(log_probs, blank)
+    search = _PrefixBeam(table.shape[1], beam, blank, lm, lm_weight, length_bonus, token_min_logp)
+    for row in table:
+        search.step(row)
+    found = search.finish(eos)
+    return [
+        CTCHypothesis(ids, logprob, path.spans, path.confidences, score)
+        for ids, logprob, score in found[:n_best]
+        for path in [align(table, ids, blank)]
+    ]
+
+
+class _PrefixBeam:
+    """The prefixes of a beam, as nodes of a tree, each with the probability of its paths."""
+
+    def __init__(
+        self,
+        vocab: int,
+        beam: int,
+        blank: int,
+        lm: Callable[[Sequence[Sequence[int]]], np.ndarray] | None,
+        lm_weight: float,
+        bonus: float,
+        least: float,
+    ):
+        self.vocab, self.beam, self.blank, self.least = vocab, beam, blank, least
+        self.lm, self.lm_weight, self.bonus = (lm if lm_weight else None), lm_weight, bonus
+        # the tree: node -> its parent, its last token, its texts' bonus and LM score
+        self.parent, self.token, self.child = [-1], [blank], {}
+        self.extra = [0.0]
+        self.next: dict[int, np.ndarray] = {}  # LM log-probabilities after a node, weighted
+        self.nodes = np.zeros(1, dtype=np.int64)  # of the beam, the best first
+        self.in_blank = np.zeros(1)  # log-probability of the paths that end in a blank
+        self.in_token = np.full(1, -inf)
+
+    def ids(self, node: int) -> list[int]:
+        """Return the tokens of a prefix."""
+        found: list[int] = []
+        while node:
+            found.append(self.token[node])
+            node = self.parent[node]
+        return found[::-1]
+
+    def _after(self, nodes: np.ndarray) -> np.ndarray | float:
+        """Return what the language model and the bonus add for each token after each prefix."""
+        if self.lm is None:
+            return self.bonus
+        new = [n for n in nodes.tolist() if n not in self.next]
+        if new:
+            rows = self.lm([self.ids(n) for n in new])
+            for n, row in zip(new, rows, strict=True):
+                self.next[n] = self.lm_weight * row
+        return np.stack([self.next[n] for n in nodes.tolist()]) + self.bonus
+
+    def step(self, row: np.ndarray) -> None:
+        """Read the log-probabilities (vocab) of one more frame."""
+        nodes, count = self.nodes, len(self.nodes)
+        token = np.array([self.token[n] for n in nodes])
+        either = np.logaddexp(self.in_blank, self.in_token)
+        in_blank = either + row[self.blank]
+        in_token = np.where(nodes == 0, -inf, self.in_token + row[token])
+        extra = np.array([self.extra[n] for n in nodes])
+        open = row >= self.least
+        open[self.blank] = False
+        (tokens,) = open.nonzero()
+        if len(tokens):
+            # a token after itself is a new one only if a blank parts them
+            before = np.where(token[:, None] == tokens, self.in_blank[:, None], either[:, None])
+            longer = before + row[tokens]
+            place = {node: i for i, node in enumerate(nodes.tolist())}
+            column = {one: j for j, one in enumerate(tokens.tolist())}
+            for i, node in enumerate(nodes.tolist()):  # a prefix that is in the beam already
+                mother, j = place.get(self.parent[node]), column.get(self.token[node])
+                if node and mother is not None and j is not None:
+                    in_token[i] = np.logaddexp(in_token[i], longer[mother, j])
+                    longer[mother, j] = -inf
+            more = self._after(nodes)
+            added = more[:, tokens] if isinstance(more, np.ndarray) else more
+            scores = np.concatenate(
+                [
+                    np.logaddexp(in_blank, in_token) + extra,
+                    (longer + extra[:, None] + added).ravel(),
+                ]
+            )
+        else:
+            longer, more = np.empty((count, 0)), 0.0
+            scores = np.logaddexp(in_blank, in_token) + extra
+        best = np.argsort(-scores, kind="stable")[: self.beam]
+        best = best[scores[best] > -inf]
+        kept, grown = best[best < count], best[best >= count] - count
+        parents, places = grown // max(1, len(tokens)), grown % max(1, len(tokens))
+        new = [
+            self._grow(int(nodes[i]), int(tokens[j]), more, i)
+            for i, j in zip(parents.tolist(), places.tolist(), strict=True)
+        ]
+        self.nodes = np.concatenate([nodes[kept], np.array(new, dtype=np.int64)])
+        self.in_blank = np.concatenate([in_blank[kept], np.full(len(new), -inf)])
+        self.in_token = np.concatenate([in_token[kept], longer[parents, places]])
+
+    def _grow(self, parent: int, token: int, more: np.ndarray | float, row: int) -> int:
+        """Return the node of a prefix with one more token."""
+        if (parent, token) in self.child:
+            return self.child[parent, token]
+        added = more[row, token] if isinstance(more, np.ndarray) else more
+        self.parent.append(parent)
+        self.token.append(token)
+        self.extra.append(self.extra[parent] + float(added))
+        self.child[parent, token] = len(self.parent) - 1
+        return len(self.parent) - 1
+
+    def finish(self, eos: int) -> list[tuple[list[int], float, float]]:
+        """Return the texts of the beam with their log-probabilities and scores, best first."""
+        logprobs = np.logaddexp(self.in_blank, self.in_token)
+        scores = logprobs + np.array([self.extra[n] for n in self.nodes])
+        if self.lm is not None:
+            scores = scores + np.asarray(self._after(self.nodes))[:, eos] - self.bonus
+        order = np.argsort(-scores, kind="stable")
+        return [(self.ids(int(self.nodes[i])), float(logprobs[i]), float(scores[i])) for i in order]
+
+
+class CTCPrefixScore(ByRow):
+    """The joint score of attention and CTC, as a change of log-probabilities in beam search.
+
+    Every token gets (1 - weight) times its log-probability by the decoder plus weight times that of
+    CTC: of all texts that go on with it, given the text so far (Watanabe et al. 2017). The end of
+    the text gets that of the text itself. To be used with on="logprobs".
+    """
+
+    def __init__(
+        self,
+        log_probs: Tensor,
+        lengths: Tensor | None = None,
+        *,
+        weight: float = 0.3,
+        blank: int = BLANK,
+        ends: Sequence[int] = (EOS,),
+    ):
+        """Take the log-probabilities (b, frames, vocab) of the batch that is decoded."""
+        if not 0 <= weight <= 1:
+            raise UsageError(f"ctc_weight={weight} is not between 0 and 1")
+        self.weight, self.blank, self.ends = weight, blank, list(ends)
+        sizes = [log_probs.shape[1]] * len(log_probs) if lengths is None else lengths.tolist()
+        self.log_probs = [
+            row[:size].double().clamp(min=LEAST) for row, size in zip(log_probs, sizes, strict=True)
+        ]
+        # what the last step computed of its prefixes, (sentence, tokens)
+        self.paths: dict[tuple[int, tuple[int, ...]], _Paths] = {}
+
+    def __call__(self, logits: Tensor, written: Tensor, number: Tensor) -> Tensor:
+        """Add the scores to rows with these tokens, of sentences by number."""
+        rows: dict[int, list[int]] = {}
+        for row, sentence in enumerate(number.tolist()):
+            rows.setdefault(sentence, []).append(row)
+        texts = [tuple(text) for text in written.tolist()]
+        scores = torch.empty(logits.shape, dtype=torch.float64, device=logits.device)
+        now: dict[tuple[int, tuple[int, ...]], _Paths] = {}
+        for sentence, some in rows.items():  # one by one: no sentence depends on its neighbours
+            paths = self._paths(sentence, [texts[row] for row in some])
+            keys = [(sentence, texts[row]) for row in some]
+            now.update(zip(keys, zip(*paths, strict=True), strict=True))
+            scores[some] = self._next(self.log_probs[sentence], self._last(written[some]), paths)
+        self.paths = now
+        if self.weight == 1:
+            return scores.to(logits.dtype)
+        own = logits.double().log_softmax(1)
+        return ((1 - self.weight) * own + self.weight * scores).to(logits.dtype)
+
+    def _last(self, written: Tensor) -> Tensor:
+        """Return the last token of each row, or the blank where there is none."""
+        if written.shape[1] == 0:
+            return written.new_full((len(written),), self.blank)
+        return written[:, -1]
+
+    def _paths(self, sentence: int, texts: Sequence[tuple[int, ...]]) -> "_Paths":
+        """Return the paths of prefixes of one sentence, all of one length, row by row."""
+        log_probs, length = self.log_probs[sentence], len(texts[0])
+        written = torch.tensor(texts, dtype=torch.long, device=log_probs.device)
+        begun = length - 1
+        known = [self.paths[key] for text in texts if (key := (sentence, text[:-1])) in self.paths]
+        if length and len(known) == len(texts):
+            in_token, in_blank, prefix = (torch.stack(x) for x in zip(*known, strict=True))
+            paths = in_token, in_blank, prefix
+        else:  # no text yet, or one that was begun elsewhere
+            begun = 0
+            in_blank = torch.cat([log_probs.new_zeros(1), log_probs[:, self.blank].cumsum(0)])
+            in_blank = in_blank.expand(len(texts), -1)
+            paths = torch.full_like(in_blank, -inf), in_blank, log_probs.new_zeros(len(texts))
+        for place in range(begun, length):
+            last = self._last(written[:, :place])
+            paths = self._longer(log_probs, last, written[:, place], paths)
+        return paths
+
+    def _longer(self, log_probs: Tensor, last: Tensor, token: Tensor, paths: "_Paths") -> "_Paths":
+        """Return the paths of prefixes that go on with a token each."""
+        in_token, in_blank, _ = paths
+        either = torch.logaddexp(in_token, in_blank)
+        entering = torch.where((last == token).unsqueeze(1), in_blank, either)[:, :-1]
+        emitted = log_probs[:, token].T
+        prefix = (entering + emitted).logsumexp(1)
+        in_token = _recur(entering, emitted)
+        in_blank = _recur(in_token[:, :-1], log_probs[:, self.blank].expand_as(emitted))
+        return in_token, in_blank, prefix
+
+    def _next(self, log_probs: Tensor, last: Tensor, paths: "_Paths") -> Tensor:
+        """Return the log-probability (rows, vocab) of going on with each token, given the text."""
+        in_token, in_blank, prefix = paths
+        either = torch.logaddexp(in_token, in_blank)
+        # a text that does not fit into the frames has no path at all
+        most = either.amax(1, keepdim=True).clamp(min=LEAST * (len(log_probs) + 1))
+        scores = ((either[:, :-1] - most).exp() @ log_probs.exp()).log() + most
+        again = (in_blank[:, :-1] + log_probs[:, last].T).logsumexp(1, keepdim=True)
+        scores = scores.scatter(1, last.unsqueeze(1), again)
+        scores[:, self.ends] = either[:, -1:]
+        scores = (scores - prefix.unsqueeze(1)).nan_to_num(LEAST).clamp(LEAST, 0.0)
+        scores[:, self.blank] = -inf
+        return scores
+
+
+# Log-probabilities (rows, frames + 1) of the paths of some prefixes after 0 to all frames, those
+# that end in a token and in a blank; and (rows) of all texts that begin with the prefix.
+_Paths = tuple[Tensor, Tensor, Tensor]
+
+
+def _recur(entering: Tensor, emitted: Tensor) -> Tensor:
+    """Return log r[0..frames] where r[0] = 0 and r[t] = (r[t - 1] + entering[t - 1]) p[t].
+
+    Divided by the product of p up to t it is a cumulative sum: no loop over frames.
+    """
+    product = emitted.cumsum(1)
+    before = F.pad(product, (1, -1))
+    return F.pad((entering - before).logcumsumexp(1) + product, (1, 0), value=-inf)
