@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.attention.positions import ALIASES, has_table
 from regard.data.characters import Characters
-from regard.data.documents import Texts, encode_running, load_texts, tokenise_texts
+from regard.data.documents import Texts, encode_running, tokenise_texts
 from regard.data.tokenize import train_tokenizer
 from regard.data.tokenizer import Tokenizer, mask_id
 from regard.data.windows import TokenBatch, TokenBatches, spans_of
@@ -33,6 +33,7 @@ from regard.tasks.text.language_modelling import (
     TextFormat,
     perplexity,
     read_test_texts,
+    read_training_texts,
     span_loss,
 )
 
@@ -148,13 +149,7 @@ class LanguageModel(TextGeneration):
     @classmethod
     def read(cls, settings: Any, origin: Origin | None) -> Data:
         """Read a running text, or documents."""
-        texts = load_texts(
-            settings.data,
-            valid=settings.valid,
-            test=settings.test,
-            key=settings.columns,
-            header=settings.header,
-        )
+        texts = read_training_texts(settings)
         return Data(texts, texts.sha, texts.notes, texts.split)
 
     @classmethod

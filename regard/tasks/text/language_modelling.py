@@ -92,6 +92,17 @@ class LanguageCodec:
         return cls(tokenizer, bool(config.get("running")), context)
 
 
+def read_training_texts(settings: Any) -> Texts:
+    """Read the texts to train and to validate on."""
+    return load_texts(
+        settings.data,
+        valid=settings.valid,
+        test=settings.test,
+        key=settings.columns,
+        header=settings.header,
+    )
+
+
 def read_test_texts(settings: LanguageEvalSettings, trained: Split | None) -> Data:
     """Read the part that a language model is judged on."""
     part = settings.part

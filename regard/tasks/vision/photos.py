@@ -221,6 +221,12 @@ def photo_of(format: ImageFormat, image: Any) -> tuple[Tensor, np.ndarray, str]:
 A = TypeVar("A", bound=Answer)
 
 
+def image_options(settings: Any, labelled: bool, names: Sequence[str] = ()) -> ImageOptions:
+    """Return how the files of images are read."""
+    columns, tile, broken = settings.columns, settings.tile, settings.broken
+    return ImageOptions(columns, tuple(names), tile, broken, labelled, header=settings.header)
+
+
 class ImageTask(Task[ImageCodec, A]):
     """A task whose inputs are images."""
 
@@ -251,14 +257,7 @@ class ImageTask(Task[ImageCodec, A]):
             valid=settings.valid,
             test=settings.test,
             format=format_wanted(settings, origin, settings.size not in cls.sizes),
-            options=ImageOptions(
-                settings.columns,
-                settings.names,
-                settings.tile,
-                settings.broken,
-                labelled,
-                header=settings.header,
-            ),
+            options=image_options(settings, labelled, settings.names),
             cache=cache_folder(),
         )
 
@@ -270,14 +269,7 @@ class ImageTask(Task[ImageCodec, A]):
             test=settings.test,
             valid=settings.valid,
             format=self.format_for(settings),
-            options=ImageOptions(
-                settings.columns,
-                (),
-                settings.tile,
-                settings.broken,
-                labelled,
-                header=settings.header,
-            ),
+            options=image_options(settings, labelled),
             cache=cache_folder(),
         )
 
