@@ -11,6 +11,8 @@ from collections.abc import Iterator
 import numpy as np
 import soxr
 
+from regard.decode.segments import Segment, cut_at_pauses
+
 RATE = 8000  # what is above 4 kHz is not looked at
 HOP = 80  # samples: 10 ms
 STRETCH = 2.0  # seconds
@@ -24,7 +26,8 @@ JUMP, STILL = 0.08, 0.002  # of log pitch in 10 ms: another note; not moving at 
 MEASURES = ("change", "flatness", "harmonicity", "moving", "level", "steadiness", "steady")
 MEAN = (3.179, -21.54, 0.6527, 0.4431, 4.908, 0.7736, 0.3342)
 SCALE = (1.71, 19.18, 0.2868, 0.4395, 3.507, 0.1859, 0.3935)
-CLIP = 4.0
+CLIP = 4.0  # deviations from the mean, beyond which nothing changes
+THRESHOLD = 0.5  # log-odds
 WEIGHTS = (
     1.053,
     2.816,
@@ -65,9 +68,17 @@ WEIGHTS = (
 )
 
 
-def is_speech(samples: np.ndarray, rate: int, threshold: float = 0.0) -> bool:
+def is_speech(samples: np.ndarray, rate: int, threshold: float = THRESHOLD) -> bool:
     """Tell whether some two seconds of a sound hold speech."""
     return any(score > threshold for score in _scores(samples, rate))
+
+
+def speech_segments(
+    samples: np.ndarray, rate: int, most_seconds: float = 30.0, threshold: float = THRESHOLD
+) -> list[Segment]:
+    """Cut a recording at pauses, and leave out the segments without speech."""
+    segments = cut_at_pauses(samples, rate, most_seconds)
+    return [one for one in segments if is_speech(samples[one.start : one.end], rate, threshold)]
 
 
 def speech_score(samples: np.ndarray, rate: int) -> float:
