@@ -131,7 +131,7 @@ def beeps(rng: Random, n: int, rate: int = RATE) -> np.ndarray:
     while place < n:
         size = int(rate * rng.uniform(0.05, 0.4))
         time = np.arange(size) / rate
-        one = sum(np.sin(2 * np.pi * hertz * time) for hertz in rng.uniform(400, 2500, 2))
+        one = np.sin(2 * np.pi * rng.uniform(400, 2500, (2, 1)) * time).sum(0)
         sound[place : place + size] = one[: n - place]
         place += size + int(rate * rng.uniform(0.05, 0.5))
     return sound
@@ -223,11 +223,12 @@ def fit(seed: int, count: int) -> None:
     mean, scale = x.mean(0), x.std(0)
     z = no_speech.terms(np.clip((x - mean) / scale, -no_speech.CLIP, no_speech.CLIP))
     each = np.where(y, 0.5 / y.sum(), 0.5 / (~y).sum()) * len(y)
-    w, ridge = np.zeros(z.shape[1]), np.diag([1e-6] + [1.0] * (z.shape[1] - 1))
+    w = slope = np.zeros(z.shape[1])
+    ridge = np.diag([1e-6] + [1.0] * (z.shape[1] - 1))
     for _ in range(50):
         p = 1 / (1 + np.exp(-z @ w))
         slope = z.T @ (each * (p - y)) + ridge @ w
-        w -= np.linalg.solve((z.T * (each * p * (1 - p) + 1e-9)) @ z + ridge, slope)
+        w = w - np.linalg.solve((z.T * (each * p * (1 - p) + 1e-9)) @ z + ridge, slope)
     print(
         f"{len(speech)} stretches of speech, {len(other)} without; largest slope", abs(slope).max()
     )
