@@ -21,6 +21,8 @@ from regard.tasks import task as task_class
 from regard.training.plan import DURATION_KEYS
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from regard.costs.lectures import Lectures
     from regard.costs.report import Cost
     from regard.examine.doctor import Examined
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
     from regard.metrics.evaluation import Evaluation
     from regard.tasks.frame.task import Task
     from regard.tasks.frame.train import Report
+    from regard.tasks.series import ClassifySeries
+    from regard.tasks.sound.sounds import ClassifySounds
+    from regard.tasks.sound.transcribe import Transcribe
     from regard.tasks.text.classify import Classify
     from regard.tasks.text.embed import Embed
     from regard.tasks.text.fill import Fill
@@ -114,6 +119,18 @@ def load(
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["images"]
 ) -> "ClassifyImages": ...
+@overload
+def load(
+    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["series"]
+) -> "ClassifySeries": ...
+@overload
+def load(
+    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["sounds"]
+) -> "ClassifySounds": ...
+@overload
+def load(
+    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["transcribe"]
+) -> "Transcribe": ...
 @overload
 def load(name_or_folder: Place, /, device: str = "cpu", *, task: Literal["tag"]) -> "Tag": ...
 @overload
@@ -212,10 +229,10 @@ def train(
 
     train("classify", data="reviews.tsv", minutes=5, out="runs/reviews")
 
-    task_or_recipe  translate, language, text, classify, images, tag, caption, pretrain, denoise,
-                    prefix; or a recipe that `regard recipes` lists
+    task_or_recipe  translate, language, text, classify, images, series, sounds, transcribe, tag,
+                    caption, pretrain, denoise, prefix; or a recipe that `regard recipes` lists
     data            a folder with train, valid and test files, or one file; what it holds depends
-                    on the task: pairs, texts, texts with labels, images, ...
+                    on the task: pairs, texts, texts with labels, images, sounds, ...
     valid, test     files to choose by and for the final score, if not in `data`
     out             the run's folder, runs/TASK if not said; the model is loaded from there
     init            a model to start from: a folder or a starter
@@ -437,7 +454,7 @@ class Shown:
 
 
 def cost(
-    model: Any,
+    model: object,
     /,
     *,
     size: str | None = None,
@@ -541,13 +558,13 @@ def _take_over(folder: Path, out: Place) -> Saved:
     return Saved(str(out))
 
 
-def _whole(folder: Path, model: Any, config: dict[str, Any]) -> Any:
+def _whole(folder: Path, model: "nn.Module", config: dict[str, Any]) -> Any:
     """Return an encoder of images within what it was trained by."""
     encoder: Any = task_class("pretrain").load(folder, model, config)
     return encoder.whole()
 
 
-def _card(config: dict[str, Any], model: Any) -> str:
+def _card(config: dict[str, Any], model: "nn.Module") -> str:
     """Write the README of a model that was imported."""
     count = sum(parameter.numel() for parameter in model.parameters())
     came = config["imported"]
@@ -634,7 +651,8 @@ def _export_huggingface(
     else:
         model, config = load_folder(folder)
         config["generation"] = _generation(folder)
-        reads_text = "image" not in config or hasattr(model, "texts")
+        other = {"image", "series", *({"sound"} if config.get("labels") else ())}
+        reads_text = not other & config.keys() or hasattr(model, "texts")
         tokenizers = load_tokenizers(folder) if reads_text else (None, None)
     with making(out) as partial:
         sizes: dict[str, Any] = {"dtype": dtype, "max_shard": max_shard}

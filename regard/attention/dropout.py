@@ -23,6 +23,10 @@ def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
     return x * dropout_mask(x, p) if training and p > 0 else x
 
 
-def add_dropped(x: Tensor, y: Tensor, p: float, training: bool = True) -> Tensor:
-    """Return x plus y after dropout, in one pass."""
-    return torch.addcmul(x, y, dropout_mask(y, p)) if training and p > 0 else x + y
+def add_dropped(
+    x: Tensor, y: Tensor, p: float, training: bool = True, scale: float = 1.0
+) -> Tensor:
+    """Return x plus scale times y after dropout, in one pass."""
+    if training and p > 0:
+        return torch.addcmul(x, y, dropout_mask(y, p), value=scale)
+    return torch.add(x, y, alpha=scale)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from regard.data.lines import opened
 from regard.data.split import usual_share
 from regard.data.table import kind_of
 from regard.errors import UsageError
@@ -17,6 +18,7 @@ from regard.errors import UsageError
 LEVELS = ("error", "warning", "note")
 MEANT = "nothing, if that is meant"
 COPIES = "remove the copies, unless they are to count more"
+MOST_COUNTED = 32 * 2**20  # bytes of a file in which lines are counted
 UNEVEN = 10  # times as many rows of one label as of another
 
 
@@ -59,6 +61,22 @@ class DataReport:
         """Add that a file cannot be read."""
         what, _, remedy = str(error).removeprefix(f"{path}: ").partition("; ")
         self.add("error", "unreadable", path, what, remedy or "mend the file")
+
+    def add_notes(
+        self, path: str | Path, notes: Iterable[str], setting: str = "skip_bad=true"
+    ) -> int:
+        """Add what a reader that drops bad rows notes of a file, and return how many it dropped."""
+        bad = 0
+        for note in notes:
+            count, _, first = note.partition(" dropped; the first: ")
+            if not first:
+                self.add("note", "note", path, note.removeprefix(f"{path}: "), MEANT)
+                continue
+            bad = int(count.split()[0].replace(",", ""))
+            remedy = f"mend them, or drop them with {setting}"
+            what = f"{plural(bad, 'bad row')}; the first: {first}"
+            self.add("error", "bad_rows", path, what, remedy, bad)
+        return bad
 
     def close(self, named: Iterable[str]) -> "DataReport":
         """Sort the findings, and note that a validation part will be split off if none is named."""
@@ -111,16 +129,27 @@ def excerpt(text: str, most: int = 60) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in short)
 
 
-def rows_about(path: Path, rows: int, characters: int, other: Path | None = None) -> int:
-    """Return about how many rows a file has, from those that were read of it."""
+def rows_about(path: Path, rows: int, last_line: int) -> int:
+    """Return about how many rows a file has, if the first so many end at a line."""
     if kind_of(path) == "parquet" and path.suffix == ".parquet":
         from pyarrow import parquet
 
         return parquet.read_metadata(path).num_rows
-    if path.is_dir() or path.suffix in (".gz", ".xz"):
+    if path.is_dir():
         return rows  # at least
-    size = sum(os.path.getsize(file) for file in (path, other) if file)
-    return max(rows, round(rows * size / max(1, characters + 2 * rows)))
+    _, lines = size_about(path)
+    return max(rows, round(rows * lines / max(1, last_line)))
+
+
+def size_about(path: Path) -> tuple[int, int]:
+    """Return about how many bytes and lines a text has, by its first bytes.
+
+    Of a compressed file that is much larger it is at least so many.
+    """
+    with opened(path) as file:
+        start = file.read(MOST_COUNTED)
+    size = max(len(start), os.path.getsize(path))
+    return size, round(start.count(b"\n") * size / max(1, len(start)))
 
 
 # What characters show
@@ -199,7 +228,14 @@ PAIRS = Wording(
     kinds=("duplicate_pair", "duplicate_source", "leak_pair", "leak_source"),
 )
 ROWS = Wording("row")
+SERIES = Wording(
+    "series", "", "series", kinds=("duplicate_series", "torn_label", "leak_series", "")
+)
 IMAGES = Wording("image", "", "image", kinds=("duplicate_image", "torn_label", "leak_image", ""))
+SOUNDS = Wording("sound", "", "sound", kinds=("duplicate_sound", "torn_label", "leak_sound", ""))
+TRANSCRIPTS = SOUNDS._replace(
+    other="another text", remedy="settle what is said in it; nothing can be learnt from both"
+)
 
 
 class Hashed:

@@ -19,7 +19,6 @@ from regard.data.table import is_table
 from regard.errors import UsageError
 from regard.examine.report import (
     MARKS,
-    MEANT,
     ROWS,
     DataReport,
     Hashed,
@@ -30,6 +29,7 @@ from regard.examine.report import (
     marks_in,
     plural,
     rows_about,
+    size_about,
 )
 
 FEW = 5  # rows of a label that can hardly be learnt from
@@ -52,10 +52,11 @@ class RowCounts:
 
     def __str__(self) -> str:
         labels = f", {plural(len(self.labels), 'label')}" if self.labels else ""
-        each = self.characters / max(1, self.rows)
+        each = f", {self.characters / max(1, self.rows):,.1f} characters on average"
+        each += f", longest {self.longest:,}"
         return (
             f"{self.rows:>10,} {self.of}{labels}"
-            f", {each:,.1f} characters on average, longest {self.longest:,}"
+            + ("" if self.of == "characters" else each)
             + (f"; about {self.total:,} in all" if self.total > self.rows else "")
             + (f", {self.bad:,} bad rows" if self.bad else "")
         )
@@ -77,23 +78,15 @@ def examine_rows(
         except UsageError as error:
             report.refused(path, error)
             continue
-        bad = 0
-        for note in notes:
-            count, _, first = note.partition(" dropped; the first: ")
-            if not first:
-                report.add("note", "note", path, note.removeprefix(f"{path}: "), MEANT)
-                continue
-            bad = int(count.split()[0].replace(",", ""))
-            remedy = "mend them, or drop them with skip_bad=true"
-            what = f"{plural(bad, 'bad row')}; the first: {first}"
-            report.add("error", "bad_rows", path, what, remedy, bad)
+        bad = report.add_notes(path, notes)
         if not items:
             remedy = "give some, or set columns="
             report.add("error", "no_rows", path, f"no {reader.of} in it", remedy)
             continue
         sizes = [len(item.source) for item in items]
         whole = not reader.most or len(items) < reader.most
-        total = len(items) if whole else rows_about(path, len(items), sum(sizes))
+        last_line = int(items[-1].where.rpartition(":")[2])
+        total = len(items) if whole else rows_about(path, len(items), last_line)
         labels = dict(Counter(label for item in items for label in item[1]).most_common())
         report.parts[name] = RowCounts(
             len(items), reader.of, total, bad, sum(sizes), max(sizes), labels
@@ -145,7 +138,7 @@ def examine_texts(
                 if most and running and size > MOST_READ:
                     with opened_text(path) as file:
                         texts.append(file.read(MOST_READ).decode("utf-8", "ignore"))
-                    total += size
+                    total += size_about(path)[0]
                     continue
                 for text in read_texts(path, columns, header):
                     texts.append(text)
@@ -160,17 +153,17 @@ def examine_texts(
             continue
         sizes = [len(text) for text in texts]
         if most and not running and len(texts) >= most:
-            total = rows_about(some[0], len(texts), sum(sizes))
+            total = rows_about(some[0], len(texts), len(texts))
         rows, of = (sum(sizes), "characters") if running else (len(texts), "documents")
         report.parts[name] = RowCounts(rows, of, max(total, rows), 0, sum(sizes), max(sizes))
-        _find_marks(report, texts, some[0])
+        find_marks(report, texts, some[0])
         if name == "train":
             documents = [{"text": text} for text in texts[:SAMPLE]]
             report.sample = texts[0][:SAMPLE_TEXT] if running else documents
     return report.close((*files, *shares))
 
 
-def _find_marks(report: DataReport, texts: Sequence[str], where: Path) -> None:
+def find_marks(report: DataReport, texts: Sequence[str], where: str | Path) -> None:
     """Tell of characters that no text should have."""
     seen: dict[str, tuple[str, int]] = {}
     for line in (line for text in texts for line in text.splitlines()):

@@ -32,6 +32,15 @@ class PreNorm(Residual):
         return add_dropped(x, y, self.drop, self.training)
 
 
+class HalfStep(PreNorm):
+    """x + f(norm(x)) / 2: a half-step residual (Macaron network, Lu et al. 2019)."""
+
+    def forward(self, x: Tensor, f: Callable[..., Tensor], **given: Any) -> Tensor:
+        """Add half of what f makes of the normalised x."""
+        y = drop_path(f(self.norm(x), **given), self.path, self.training)
+        return add_dropped(x, y, self.drop, self.training, 0.5)
+
+
 class PostNorm(Residual):
     """norm(x + f(x)), as in the paper's formula."""
 

@@ -23,8 +23,11 @@ MODELS: dict[str, tuple[str, str, str]] = {
     "mvit": ("regard.models.mvit", "MViTConfig", "MViT"),
     "resnet": ("regard.models.resnet", "ResNetConfig", "ResNet"),
     "local": ("regard.models.local", "LocalConfig", "Local"),
+    "series": ("regard.models.series", "SeriesConfig", "Series"),
     "clip": ("regard.models.clip", "ClipConfig", "Clip"),
     "captioner": ("regard.models.captioner", "CaptionerConfig", "Captioner"),
+    "conformer": ("regard.models.conformer", "ConformerConfig", "Conformer"),
+    "whisper": ("regard.models.whisper", "WhisperConfig", "Whisper"),
     "denoiser": ("regard.models.denoiser", "DenoiserConfig", "Denoiser"),
 }
 

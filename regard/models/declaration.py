@@ -35,13 +35,13 @@ class FamilyInfo:
     makes a saved config of format 1 one of today, where a name that a field had is not enough.
     """
 
-    reads: str  # text, pair, image, or image+text
+    reads: str  # text, pair, image, image+text, or sound
     tasks: Mapping[str, Mapping[str, Any]]
     presets: Mapping[str, Any]
     sizes: Mapping[str, Any]
     resize: Callable[[Any, Any], Any] = with_changes
     pretrainers: Mapping[str, str] = field(default_factory=dict)
-    cost_length: int = 1024  # tokens that `cost` reads, unless told or the model takes fewer
+    cost_length: int = 1024  # tokens or frames that `cost` reads, unless told or fewer are taken
     upgrade: Callable[[dict[str, Any]], dict[str, Any]] = lambda config: config
 
     def preset(self, size: str, member: str | None = None) -> Any:

@@ -28,6 +28,8 @@ RECIPES = {
         "cifar10_pretrain",
         "flickr8k_caption",
         "denoise_train400",
+        "an4",
+        "fsdd",
     )
 }
 

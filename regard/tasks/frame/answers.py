@@ -1,4 +1,4 @@
-"""Answers that several tasks give: a label with its probability, a vector, a generated text."""
+"""Answers that several tasks give: a label, a number, a vector, a text, or why there is none."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -143,3 +143,21 @@ class Generated(Answer):
         if self.others:
             fields["n_best"] = [fields.copy(), *(other.record(settings) for other in self.others)]
         return fields
+
+
+@dataclass(frozen=True)
+class Unread(Answer):
+    """What is answered for an image or a sound that cannot be read."""
+
+    why: str
+
+    def __str__(self) -> str:
+        return ""
+
+    def lines(self, settings: Any) -> Iterator[str]:
+        """Leave the lines of the answer empty."""
+        yield from [""] * getattr(settings, "n_best", 1)
+
+    def record(self, settings: Any) -> dict[str, Any]:
+        """Return the fields of a JSON line."""
+        return {"prediction": None, "error": self.why}

@@ -23,6 +23,7 @@ from regard.errors import UsageError, lookup
 from regard.metrics.evaluation import Evaluation, provenance, write_outputs
 from regard.metrics.score import Comparison, Score
 from regard.models import family, preset, preset_family, preset_names, serving
+from regard.models.protocols import Model
 from regard.native import fast
 from regard.results import Named, key_of
 from regard.settings import fill
@@ -44,7 +45,7 @@ from regard.training.loop import mix
 from regard.viewer.settings import LookSettings
 
 OnText = Callable[[str], None]  # is given a text piece by piece while it is generated
-One = str | Path | Image | np.ndarray | Tensor  # one text or image, and no list of such
+One = str | Path | bytes | Image | np.ndarray | Tensor  # one text, image or sound, and no list
 PARTS = {"test": 0, "valid": 0, "train": 0}
 
 
@@ -153,7 +154,7 @@ class Task(Generic[C, A]):
     holds: ClassVar[str]  # what its data hold, such as "texts and labels"
     unit: ClassVar[str] = "texts"  # what an evaluation counts
     better: ClassVar[str] = "-loss"  # the score that a validation raises, or with - lowers
-    input: ClassVar[str] = "src"  # the name of an input in JSON; image for pictures
+    input: ClassVar[str] = "src"  # the name of an input in JSON; image or audio where it is one
     from_nothing: ClassVar[bool] = False  # whether an empty text has an answer
     streams: ClassVar[bool] = False  # whether an answer can be shown while it is generated
     dynamic: bool = True  # whether batches differ in shape, for compile=true
@@ -176,9 +177,10 @@ class Task(Generic[C, A]):
             if is_derived(getattr(cls, "Look", None)):
                 cls.Look = derived(f"{cls.__name__}Look", LookSettings, cls.Run)
 
-    def __init__(self, model: Any, codec: C, config: Mapping[str, Any] | None = None):
+    def __init__(self, model: nn.Module, codec: C, config: Mapping[str, Any] | None = None):
         """Take a model, what lies beside it, and what its config.json says."""
-        self.model, self.codec, self.config = model, codec, dict(config or {})
+        self.model: Any = model  # what a task asks of it is a protocol of models
+        self.codec, self.config = codec, dict(config or {})
         self.device = next(model.parameters()).device
         self.path = ""  # as it was loaded by
         self.family = str(self.config.get("family", ""))
@@ -363,7 +365,7 @@ class Task(Generic[C, A]):
         settings = resolve_train(
             kind,
             given,
-            model=cls.defaults(cls.shape(name, values, origin), values, origin),
+            config=cls.defaults(cls.shape(name, values, origin), values, origin),
             sizes=cls.size_table(given),
             short=cls.short,
             holds=cls.needs(values),
@@ -380,7 +382,7 @@ class Task(Generic[C, A]):
         `tune` chooses is trained.
         """
         torch.manual_seed(mix(settings.seed, "weights"))
-        model: Any = family(name)[1](config).to(settings.device)
+        model = family(name)[1](config).to(settings.device)
         if origin is not None:
             fresh = origin.initialise(model, fresh)
         let_learn(model, settings, fresh)
@@ -398,7 +400,7 @@ class Task(Generic[C, A]):
     # ---- Using: what a task says
 
     @classmethod
-    def load_codec(cls, folder: Path, model: Any, config: dict[str, Any]) -> C:
+    def load_codec(cls, folder: Path, model: Model, config: dict[str, Any]) -> C:
         """Read what lies beside the weights of a folder, and check that it fits the model."""
         raise NotImplementedError
 
@@ -527,7 +529,7 @@ class Task(Generic[C, A]):
 
     def is_one(self, inputs: Any) -> bool:
         """Tell whether this is one input, rather than several."""
-        one = One if self.input == "image" else str
+        one = str if self.input == "src" else One
         return isinstance(inputs, one) or not isinstance(inputs, Iterable)
 
     @overload

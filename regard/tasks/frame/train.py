@@ -38,7 +38,7 @@ from regard.training.plan import MIN_TRAINING_SHARE, Plan, make_plan
 from regard.weights import state_of
 
 # settings of tasks that say how many rows a validation decodes
-ROWS_DECODED = ("valid_sentences", "valid_images")
+ROWS_DECODED = ("valid_sentences", "valid_images", "valid_sounds")
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,7 @@ def check_unchanged(
             )
 
 
-def compile_model(model: Any, dynamic: bool) -> None:
+def compile_model(model: nn.Module, dynamic: bool) -> None:
     """Compile what a model computes before its head; what cannot be compiled runs as it is."""
     torch._dynamo.config.suppress_errors = True
     reads = "hidden" if hasattr(model, "hidden") else "features"

@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from regard.attention.watch import watch
-from regard.data.image_files import BROKEN
 from regard.data.image_format import SUFFIXES, ImageFormat
+from regard.data.media import BROKEN
 from regard.data.photos import load_photos
 from regard.errors import UsageError, lookup
 from regard.metrics.image import psnr
 from regard.metrics.score import compare_means
+from regard.models.protocols import Model
+from regard.tasks.frame.answers import Unread
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.settings import SHORT
 from regard.tasks.frame.task import Data, Judged, NoCodec, Task
@@ -37,7 +39,7 @@ from regard.tasks.vision.noise import (
     with_noise,
     write_image,
 )
-from regard.tasks.vision.photos import Unread, check_image, read_image
+from regard.tasks.vision.photos import check_image, read_image
 
 LEVELS = (15, 25, 50)  # standard deviations of noise, of 255, that are validated on
 SIDE = 1024  # pixels to a side that are denoised at once
@@ -132,7 +134,7 @@ class Denoise(Task[NoCodec, Any]):
     # Using
 
     @classmethod
-    def load_codec(cls, folder: Path, model: Any, config: Mapping[str, Any]) -> NoCodec:
+    def load_codec(cls, folder: Path, model: Model, config: Mapping[str, Any]) -> NoCodec:
         """Refuse a model that cannot denoise."""
         if config["family"] != FAMILY:
             raise UsageError(

@@ -1,21 +1,15 @@
 """Distillation: a student learns the labels or the probabilities of a trained classifier."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from regard.errors import UsageError
+from regard.models.protocols import ImageClassifier
 from regard.tasks.frame.origin import Origin
 from regard.tasks.vision.photos import ImageCodec
-
-
-def soft_loss(logits: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Return the summed cross-entropy of targets (b, labels) that sum to one, weighted by label."""
-    targets = targets if weights is None else targets * weights
-    return -(targets * logits.float().log_softmax(-1)).sum()
 
 
 def _hard(logits: Tensor, theirs: Tensor, temperature: float) -> Tensor:
@@ -66,7 +60,7 @@ class Teacher:
         return self.model(images)[:, self.order]
 
 
-def two_heads(model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
+def two_heads(model: ImageClassifier, images: Tensor) -> tuple[Tensor, Tensor]:
     """Return the logits of the head for labels and of DeiT's for a teacher, or the same twice."""
     pooled = model.pool(model.features(images))
     if hasattr(model.head, "each"):

@@ -1,0 +1,85 @@
+"""Augmentation of sounds in training: speed and masked stretches, a pure function of (seed, n)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import soxr
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from regard.data.augment import Rng, step_rng
+from regard.data.spectrogram import SoundFormat
+from regard.errors import UsageError
+
+
+@dataclass(frozen=True)
+class SoundAugment:
+    """Speed perturbation (Ko et al. 2015) and SpecAugment (Park et al. 2019; 2020)."""
+
+    speeds: tuple[float, ...] = field(default=(0.9, 1.0, 1.1), metadata={"min": 0.5, "max": 2})
+    time_masks: int = field(default=10, metadata={"min": 0, "max": 100})
+    time_share: float = field(default=0.05, metadata={"min": 0, "max": 1})  # of the frames, at most
+    frequency_masks: int = field(default=2, metadata={"min": 0, "max": 100})
+    frequency_share: float = field(default=0.33, metadata={"min": 0, "max": 1})  # of the filters
+    time_warp: int = field(default=0, metadata={"min": 0, "max": 1000})  # frames, at most
+
+    def check(self) -> "SoundAugment":
+        """Refuse speeds that are none."""
+        if not self.speeds or min(self.speeds) <= 0:
+            raise UsageError(f"speeds={self.speeds}; expected factors such as 0.9,1.0,1.1")
+        return self
+
+    def batch(
+        self, sounds: Sequence[np.ndarray], format: SoundFormat, seed: int, n: int
+    ) -> list[Tensor]:
+        """Return the augmented spectrograms (frames, mels) of the sounds of batch n."""
+        return [
+            self(samples, format, step_rng(seed, n, 16 + i)) for i, samples in enumerate(sounds)
+        ]
+
+    def __call__(self, samples: np.ndarray, format: SoundFormat, rng: Rng) -> Tensor:
+        """Return the augmented spectrogram (frames, mels) of samples (n,)."""
+        factor = self.speeds[int(rng.integers(len(self.speeds)))]
+        features = format.spectrogram(change_speed(samples, factor))
+        if self.time_warp:
+            features = warp_time(features, rng, self.time_warp)
+        features = mask_stretches(features, rng, self.frequency_masks, self.frequency_share, 1)
+        return mask_stretches(features, rng, self.time_masks, self.time_share, 0)
+
+
+def change_speed(samples: np.ndarray, factor: float) -> np.ndarray:
+    """Play samples (n,) so many times as fast: n / factor samples, of another pitch."""
+    return samples if factor == 1 else soxr.resample(samples, factor, 1.0)
+
+
+def mask_stretches(features: Tensor, rng: Rng, count: int, share: float, axis: int) -> Tensor:
+    """Set random stretches of frames (axis 0) or filters (axis 1) to the mean of the features.
+
+    Each is of any length from none to a share of the axis.
+    """
+    size = features.shape[axis]
+    widths = rng.integers(0, int(share * size) + 1, count)
+    starts = (rng.random(count) * (size - widths + 1)).astype(np.int64)
+    at = np.arange(size)[:, None]
+    masked = torch.from_numpy(((at >= starts) & (at < starts + widths)).any(1))
+    return torch.where(masked[:, None] if axis == 0 else masked, features.mean(), features)
+
+
+def warp_time(features: Tensor, rng: Rng, most: int) -> Tensor:
+    """Move a random frame by up to so many frames; what lies before and after is stretched."""
+    frames = len(features)
+    most = min(most, (frames - 1) // 2)
+    if most < 1:
+        return features
+    middle = int(rng.integers(most, frames - most))
+    to = middle + int(rng.integers(-most, most + 1))
+    if not 0 < to < frames or not middle > 0:
+        return features
+    sides = ((features[:middle], to), (features[middle:], frames - to))
+    stretched = [
+        F.interpolate(side.T[None], size=length, mode="linear", align_corners=True)[0].T
+        for side, length in sides
+    ]
+    return torch.cat(stretched)

@@ -1,0 +1,407 @@
+"""Sets of sounds as they lie on disk: tables of paths with transcripts or labels, class folders."""
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache, partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from regard.data.columns import parse_columns, text_at
+from regard.data.lines import missing
+from regard.data.media import (
+    LABELS,
+    MOST_FILES,
+    Media,
+    cell_bytes,
+    class_folders,
+    find_media_parts,
+    folder_parts,
+    in_threads,
+)
+from regard.data.sound_files import SUFFIXES, BrokenSound, SoundInfo, read_sound, sound_info
+from regard.data.sound_kinds import begins_as_sound
+from regard.data.table import BadRow, RowFaults, Table, Value, is_saved
+from regard.errors import UsageError
+
+MOST_PACKED = 2 * 2**30  # bytes of sounds that a table itself holds
+MOST_KEPT = 2 * 2**30  # bytes of decoded samples of a part that stay in memory
+AUDIO = ("audio", "path", "file", "sound", "wav", "audio_filepath", "audio_path", "filename")
+TEXTS = ("text", "transcript", "transcription", "sentence", "normalized_text")
+TARGETS = {"text": TEXTS, "label": LABELS, "none": ()}
+SOUNDS = Media("sound", frozenset(SUFFIXES), begins_as_sound, BrokenSound)
+
+
+class SoundItem(NamedTuple):
+    """One sound of a set: where it is, its transcript or label, and a hash of its file."""
+
+    where: str
+    text: str
+    label: str
+    source: str
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Return the label by which sounds are split evenly, if there is one."""
+        return (self.label,) if self.label else ()
+
+
+@dataclass(frozen=True)
+class SoundOptions:
+    """How the files of a set are to be taken."""
+
+    target: str = "text"  # what is learnt of a sound: text, label or none
+    columns: str | None = None  # of a table: path and transcript or label
+    header: bool | None = None  # whether a table has one
+    names: tuple[str, ...] = ()  # of labels that are numbers
+    pattern: str | None = None  # of file names with labels in them: {label}_{speaker}_{take}
+    broken: str = "refuse"  # or skip, files as well as rows of a table
+    most: int | None = None  # files to look at, spread over all
+
+    @property
+    def labelled(self) -> bool:
+        """Tell whether sounds have labels."""
+        return self.target == "label"
+
+
+class SoundFiles:
+    """The sounds of one part of a set, each with the header of its file."""
+
+    def __init__(
+        self,
+        items: list[SoundItem],
+        contents: Sequence[str | bytes],
+        infos: Sequence[SoundInfo],
+    ):
+        """Take the sounds, and what of each is opened: its path, or the bytes of its file."""
+        self.items, self.contents, self.infos = items, list(contents), list(infos)
+        self.notes: list[str] = []
+        self.bad: list[str] = []  # why each file that was left out cannot be read
+        self.total = len(items)  # how many there were, if only some were looked at
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def all_notes(self) -> list[str]:
+        """Return what the user should know of how the sounds were read."""
+        first = f"{len(self.bad):,} files that cannot be read left out; the first: "
+        return [*self.notes, first + self.bad[0]] if self.bad else self.notes
+
+    def pick(self, numbers: Sequence[int]) -> "SoundFiles":
+        """Return some of the sounds."""
+        items, infos = [self.items[i] for i in numbers], [self.infos[i] for i in numbers]
+        return SoundFiles(items, [self.contents[i] for i in numbers], infos)
+
+    def read(self, i: int, rate: int) -> np.ndarray:
+        """Return the samples of sound i."""
+        return read_sound(self.contents[i], rate, self.items[i].where)
+
+    def decode(self, rate: int, broken: str, most: int = MOST_KEPT) -> Iterator[Any]:
+        """Yield the samples of each sound, how many beyond `most` bytes, or why it is broken."""
+        sizes = np.cumsum([4 * rate * info.seconds for info in self.infos])
+
+        def one(i: int) -> np.ndarray | int | str:
+            try:
+                samples = self.read(i, rate)
+                return samples if sizes[i] <= most else len(samples)
+            except BrokenSound as mistake:
+                if broken == "refuse":
+                    raise BrokenSound(f"{mistake}; or leave such files out: broken=skip") from None
+                return str(mistake)
+
+        yield from in_threads(one, range(len(self)))
+
+
+# Which kind of set it is
+
+
+def holds_sounds(data: Any) -> bool:
+    """Tell whether data are sounds: a table of paths, or class folders."""
+    if not data or not isinstance(data, str | os.PathLike):
+        return False
+    try:
+        return bool(kind_of_set(Path(data)))
+    except (OSError, UsageError):
+        return False
+
+
+def kind_of_set(path: Path) -> str:
+    """Return which kind of set lies at a path, or nothing."""
+    if path.is_file() or is_saved(path):
+        if SOUNDS.named(path.name):
+            return "one"
+        return "table" if SOUNDS.listed_in(path) else ""
+    if not path.is_dir():
+        return ""
+    tables = [file for some in SOUNDS.tables(path).values() for file in some]
+    if any(SOUNDS.listed_in(file) for file in tables):
+        return "table"
+    loose = any(SOUNDS.named(entry.name) for entry in islice(os.scandir(path), 10_000))
+    folders = (path / name for name in class_folders(path))
+    return "folders" if (loose and not tables) or any(map(SOUNDS.lie_in, folders)) else ""
+
+
+# Where its parts are
+
+# what reads a part, once it is needed
+ReadSounds = Callable[[], SoundFiles]
+
+
+def find_sound_parts(
+    data: str, valid: str | None, test: str | None, options: SoundOptions
+) -> tuple[dict[str, ReadSounds], dict[str, float]]:
+    """Find what reads each part, and the shares of train that are to be split off, if told."""
+    given = (("test", test), ("valid", valid))
+    globs = {name: value for name, value in given if value and is_glob(value)}
+    valid, test = None if "valid" in globs else valid, None if "test" in globs else test
+    find = partial(find_sounds, options=options)
+    readers, shares = find_media_parts(data, valid, test, find)
+    return {**readers, **(_by_names(data, readers, globs) if globs else {})}, shares
+
+
+def is_glob(given: Any) -> bool:
+    """Tell whether valid= or test= is a pattern of file names, such as *_[0-4].*, and no file."""
+    return bool(given) and bool(set("*?[") & set(str(given))) and not os.path.exists(given)
+
+
+def _by_names(
+    data: str, readers: Mapping[str, ReadSounds], globs: Mapping[str, str]
+) -> dict[str, ReadSounds]:
+    """Find the parts of a set whose files are told apart by their names."""
+    if "train" not in readers:
+        raise UsageError(f"{data}: no train part of which file names could be taken")
+    whole = cache(readers["train"])
+
+    def read(part: str) -> SoundFiles:
+        files = whole()
+        names = [os.path.basename(item.where) for item in files.items]
+        of = [
+            next((p for p, glob in globs.items() if fnmatchcase(n, glob)), "train") for n in names
+        ]
+        for name, glob in globs.items():
+            if name not in of:
+                raise UsageError(
+                    f"{name}={glob} fits no file of {data}, such as {names[0]}; correct it, or "
+                    f"give {name}=none"
+                )
+        some = files.pick([i for i, name in enumerate(of) if name == part])
+        some.total = round(files.total * len(some) / len(files))
+        return some
+
+    return {part: partial(read, part) for part in ("train", *globs)}
+
+
+def name_pattern(pattern: str) -> re.Pattern[str]:
+    """Return what takes the label out of file names such as {label}_{speaker}_{take}."""
+    if pattern.count("{label}") != 1:
+        raise UsageError(f"pattern={pattern}; expected {{label}} in it, such as {{label}}_{{take}}")
+    parts = re.split(r"\{(\w+)\}", pattern)
+    fixed = [re.escape(part) if i % 2 == 0 else "" for i, part in enumerate(parts)]
+    named = ["(?P<label>.+?)" if part == "label" else ".+?" for part in parts[1::2]]
+    return re.compile(fixed[0] + "".join(a + b for a, b in zip(named, fixed[2::2], strict=True)))
+
+
+def find_sounds(path: Path, options: SoundOptions) -> dict[str, ReadSounds]:
+    """Find the parts of a set and what reads each."""
+    if not path.exists():
+        raise UsageError(missing(path))
+    if options.pattern and path.is_dir():
+        return folder_parts(path, partial(_read_named, options=options))
+    kind = kind_of_set(path)
+    if kind == "table":
+        return SOUNDS.table_parts(path, partial(_read_table, options=options))
+    if path.is_dir():
+        return folder_parts(path, partial(_read_folder, options=options))
+    raise UsageError(
+        f"{path}: no set of sounds; expected a table of paths and transcripts or labels, or a "
+        "folder with a folder of sounds for each class"
+    )
+
+
+def _read_folder(folder: Path, options: SoundOptions) -> SoundFiles:
+    """Read a folder of class folders, or where there is nothing to learn of them, all within."""
+    if options.target == "text":
+        raise UsageError(
+            f"{folder}: no transcripts; expected a table of paths and transcripts, such as "
+            "train.tsv, beside the sounds"
+        )
+    table = ", or a table of paths and labels, such as train.tsv"
+    files, notes = SOUNDS.read_folder(folder, options.labelled, table)
+    return _look_at([_Row(path, "", label, path) for path, label in files], options, notes)
+
+
+def _read_named(folder: Path, options: SoundOptions) -> SoundFiles:
+    """Read all sounds of a folder, whose labels are in their names."""
+    assert options.pattern is not None
+    pattern, rows = name_pattern(options.pattern), []
+    files, _ = SOUNDS.read_folder(folder, labelled=False)
+    for path, _ in sorted(files):
+        found = pattern.fullmatch(Path(path).stem)
+        if found is None:
+            raise UsageError(
+                f"{path}: a name unlike pattern={options.pattern}; rename it, or give pattern=none "
+                "where each class has a folder"
+            )
+        rows.append(_Row(path, "", found["label"], path))
+    return _look_at(rows, options, [])
+
+
+# Tables
+
+
+class _Row(NamedTuple):
+    where: str
+    text: str
+    label: str
+    content: str | bytes
+
+
+def _read_table(path: Path, options: SoundOptions) -> SoundFiles:
+    """Read a table of paths, from its own folder on, or of sounds, and transcripts or labels."""
+    table = Table(path, encoding="auto")
+    faults = RowFaults(path, options.broken == "skip", setting="broken=skip")
+    keys: tuple[Any, Any] | None = None
+    rows: list[_Row] = []
+    size = 0
+    for number, value, fault in table:
+        if fault is not None:
+            faults.add(fault)
+        if value is None:
+            continue
+        if keys is None:
+            keys, header = _choose_columns(path, table, value, options)
+            if header:
+                continue
+        try:
+            row = _parse_row(path, number, value, keys, options)
+        except BadRow as bad:
+            faults.add(bad.at(f"{path}:{number}"))
+            continue
+        size += len(row.content) if isinstance(row.content, bytes) else 0
+        if size > MOST_PACKED:
+            raise UsageError(f"{row.where}: the sounds so far take over 2 GB; use fewer")
+        if len(rows) == MOST_FILES:
+            raise UsageError(f"{path}: over {MOST_FILES:,} rows; too many to be meant")
+        rows.append(row)
+    return _look_at(rows, options, [*table.notes, *faults.notes])
+
+
+def listed_sounds(path: Path) -> Iterator[tuple[str | bytes, dict[str, Any]]]:
+    """Yield the sounds that a table names, from its own folder on, each beside its row."""
+    table, options = Table(path, encoding="auto"), SoundOptions("text")
+    keys: tuple[Any, Any] | None = None
+    for number, value, fault in table:
+        if fault is not None:
+            raise UsageError(fault.message)
+        if value is None:
+            continue
+        if keys is None:
+            try:
+                keys, header = _choose_columns(path, table, value, options)
+            except UsageError:  # no transcripts
+                options = SoundOptions("none")
+                keys, header = _choose_columns(path, table, value, options)
+            if header:
+                continue
+        try:
+            row = _parse_row(path, number, value, keys, options)
+        except BadRow as bad:
+            raise UsageError(bad.at(f"{path}:{number}").message) from None
+        name = row.where if isinstance(row.content, bytes) else value[keys[0]]
+        told = {"text": row.text} if row.text else {}
+        yield row.content, {**(value if isinstance(value, dict) else told), "audio": name}
+
+
+def _choose_columns(
+    path: Path, table: Table, value: Value, options: SoundOptions
+) -> tuple[tuple[Any, Any], bool]:
+    """Choose the columns or keys of sound and target, and tell whether the row is a header."""
+    keyed = isinstance(value, dict)
+    header = not keyed and (not SOUNDS.columns(value) if options.header is None else options.header)
+    columns: list[Any] = list(value) if keyed else list(range(len(value)))
+    names = [str(name).strip() for name in value]
+    known = [name.casefold() for name in names] if keyed or header else []
+    given = parse_columns(options.columns) or (None, None)
+
+    def choose(asked: str | None, usual: Sequence[str], what: str, others: list[Any]) -> Any:
+        """Choose a column as asked for, by its usual name, or since there is no other."""
+        if asked is not None and asked.isdecimal() and asked not in known:
+            if int(asked) <= len(columns):
+                return columns[int(asked) - 1]
+        else:
+            usual = usual if asked is None else (asked.casefold(),)
+            for name in usual:
+                if name in known:
+                    return columns[known.index(name)]
+            if asked is None and len(others) == 1:
+                return others[0]
+        there = ", ".join(name[:30] for name in names[:8])
+        raise UsageError(
+            f"{path}:1: which column is the {what}? Found {there}; set columns= to two names or "
+            f"numbers, such as columns=path,{options.target} or columns=1,2"
+        )
+
+    first = next(iter(table.cells()[1:]), value) if header else value
+    sound = choose(given[0], AUDIO, "path of the sound", SOUNDS.columns(first))
+    if options.target == "none":
+        return (sound, None), header
+    others = [column for column in columns if column != sound]
+    return (sound, choose(given[1], TARGETS[options.target], options.target, others)), header
+
+
+def _parse_row(
+    path: Path, number: int, value: Value, keys: tuple[Any, Any], options: SoundOptions
+) -> _Row:
+    sound, target = (None if key is None else _cell(value, key) for key in keys)
+    text = "" if keys[1] is None else text_at({"target": target}, ("target",)).strip()
+    if not text and options.target != "none":
+        raise BadRow("empty", f"the {options.target} is empty", "fill it or remove the row")
+    pair = ("", text) if options.labelled else (text, "")
+    content = cell_bytes(sound)
+    if content is not None:
+        return _Row(f"{path}:{number}", *pair, content)
+    name = sound.get("path") if isinstance(sound, dict) else sound
+    file = path_inside(path.parent, name)
+    return _Row(file, *pair, file)
+
+
+def _cell(value: Value, key: Any) -> Any:
+    try:
+        return value[key]
+    except (KeyError, IndexError):
+        there = f"no column {key + 1}" if isinstance(key, int) else f"no key '{key}'"
+        raise BadRow("columns", there, "add it or set columns=") from None
+
+
+def path_inside(folder: Path, name: Any) -> str:
+    """Return the path of a file that a table names, which may not lie outside of its folder.
+
+    A link in the folder is followed: whoever gave the table did not choose where it leads.
+    """
+    if not isinstance(name, str) or not name.strip() or "\0" in name:
+        raise BadRow("empty", "no path of a sound in it", "fill it or remove the row")
+    path = os.path.normpath(folder / name.strip())
+    home = os.path.abspath(folder)
+    if os.path.commonpath([home, os.path.abspath(path)]) != home:
+        what = f"{name.strip()[:80]} lies outside of {folder}, the folder of the table"
+        raise BadRow("outside", what, "put the sounds into that folder, and write paths from there")
+    return path
+
+
+def _look_at(rows: Sequence[_Row], options: SoundOptions, notes: list[str]) -> SoundFiles:
+    """Hash sounds and look at their headers."""
+    opened = [(row.where, row.content) for row in rows]
+    seen = SOUNDS.look_at(opened, sound_info, options.broken, options.most)
+    some = [rows[i] for i in seen.rows]
+    items = [
+        SoundItem(row.where, row.text, row.label, digest)
+        for row, digest in zip(some, seen.hashes, strict=True)
+    ]
+    found = SoundFiles(items, [row.content for row in some], seen.headers)
+    found.bad, found.total, found.notes = seen.bad, len(rows), notes
+    return found

@@ -1,0 +1,194 @@
+"""Sets of sounds in the format of a model: decoded once, with their transcripts or labels."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.data.media import BROKEN, class_names, label_numbers
+from regard.data.parts import Dataset, PartReader, load_parts
+from regard.data.sound_sets import (
+    TARGETS,
+    SoundFiles,
+    SoundItem,
+    SoundOptions,
+    find_sound_parts,
+)
+from regard.data.spectrogram import SoundFormat
+from regard.data.split import RowSplitter, Split
+from regard.errors import UsageError, lookup
+
+
+class Sounds:
+    """The sounds of a part with their transcripts or the numbers of their labels."""
+
+    def __init__(
+        self,
+        files: SoundFiles,
+        rows: np.ndarray,
+        labels: Tensor,
+        format: SoundFormat,
+        lengths: np.ndarray,
+        decoded: dict[int, np.ndarray],
+    ):
+        """Take which of the files they are; lengths and what is decoded are those of all files."""
+        self.files, self.rows, self.labels, self.format = files, rows, labels, format
+        self.lengths, self.decoded = lengths, decoded
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def read(self, i: int) -> np.ndarray:
+        """Return the samples (n,) of a sound, at the rate of the format."""
+        row = int(self.rows[i])
+        samples = self.decoded.get(row)
+        return self.files.read(row, self.format.rate) if samples is None else samples
+
+    def where(self, i: int) -> str:
+        """Return the file of a sound, or its place in one."""
+        return self.files.items[int(self.rows[i])].where
+
+    @property
+    def items(self) -> list[SoundItem]:
+        """Return where each sound is, its transcript and label, and its hash."""
+        return [self.files.items[row] for row in self.rows.tolist()]
+
+    @property
+    def texts(self) -> list[str]:
+        """Return the transcripts."""
+        return [item.text for item in self.items]
+
+    @property
+    def hashes(self) -> list[str]:
+        """Return what tells each sound from all others."""
+        return [item.source for item in self.items]
+
+    @property
+    def samples(self) -> np.ndarray:
+        """Return how many samples each sound has."""
+        return self.lengths[self.rows]
+
+    @property
+    def seconds(self) -> np.ndarray:
+        """Return how long each sound is."""
+        return self.samples / self.format.rate
+
+    def pick(self, indices: Any) -> "Sounds":
+        """Return some of the sounds."""
+        indices = np.asarray(indices, dtype=np.int64)
+        labels = self.labels[torch.from_numpy(indices)]
+        kept = (self.format, self.lengths, self.decoded)
+        return Sounds(self.files, self.rows[indices], labels, *kept)
+
+    def feature_stats(self, most: int = 2000) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return mean and standard deviation of each filter, over sounds spread over the part."""
+        some = range(0, len(self), max(1, -(-len(self) // most)))
+        total, squares, count = np.zeros((3, self.format.mels))
+        for i in some:
+            features = self.format.log_mel(self.read(i)).double().numpy()
+            total += features.sum(0)
+            squares += (features**2).sum(0)
+            count += len(features)
+        mean = total / count
+        std = np.sqrt(np.maximum(squares / count - mean**2, 0))
+        rounded = [[round(float(x), 6) for x in row] for row in (mean, std)]
+        return tuple(rounded[0]), tuple(x or 1.0 for x in rounded[1])
+
+    @property
+    def sha(self) -> str:
+        """Return a hash of the sounds with their transcripts and labels."""
+        digest = hashlib.sha256()
+        for item, label in zip(self.items, self.labels.tolist(), strict=True):
+            digest.update(json.dumps([item.source, item.text, label]).encode() + b"\n")
+        return digest.hexdigest()
+
+
+@dataclass
+class SoundData(Dataset[Sounds]):
+    """The sounds of each part, the names of their labels, and their format."""
+
+    classes: list[str]
+    format: SoundFormat
+
+    @property
+    def sha(self) -> str:
+        """Return a hash of what is trained and validated on, at its rate."""
+        parts = [self.parts[name].sha for name in ("train", "valid") if name in self.parts]
+        held = json.dumps([parts, self.classes, self.format.rate])
+        return hashlib.sha256(held.encode()).hexdigest()
+
+
+def load_sounds(
+    data: str,
+    *,
+    valid: str | None = None,
+    test: str | None = None,
+    need: Sequence[str] = ("train", "valid"),
+    format: SoundFormat | None = None,
+    options: SoundOptions | None = None,
+    classes: Sequence[str] | None = None,
+    trained: Split | None = None,
+) -> SoundData:
+    """Read the needed parts of a set; without one for validation, some are split off by hash.
+
+    `valid` and `test` are sets, or shares of train such as 0.1. A model that was `trained` on the
+    data is judged on what was held out. `classes` are the labels that are known, else they are
+    those of train. Sounds are decoded once, and kept in memory as far as their bound allows.
+    """
+    options = options or SoundOptions()
+    format = (format or SoundFormat()).check()
+    lookup("broken", options.broken, BROKEN)
+    lookup("target", options.target, TARGETS)
+    readers, shares = find_sound_parts(data, valid, test, options)
+    loaded = SoundData({}, list(classes or []), format)
+
+    def read(name: str) -> Sounds:
+        files = readers[name]()
+        notes = files.all_notes()
+        if not len(files):
+            why = f"; {notes[-1]}" if notes else ""
+            raise UsageError(f"{data}: no sound in the {name} part{why}")
+        loaded.notes.extend(notes)
+        if classes is None and not loaded.classes and options.labelled:
+            loaded.classes = class_names({item.label for item in files.items}, options.names)
+        return _decode_part(name, files, loaded, options)
+
+    return load_parts(
+        loaded,
+        {name: PartReader(data, partial(read, name)) for name in readers},
+        need=need,
+        shares=shares,
+        absent=lambda name: f"{data}: no {name} part; there is {', '.join(readers) or 'none'}",
+        where=data,
+        splitter=RowSplitter("sounds", items=lambda rows: rows.items, pick=Sounds.pick),
+        unnamed=list(readers) == ["train"],
+        trained=trained,
+    )
+
+
+def _decode_part(name: str, files: SoundFiles, data: SoundData, options: SoundOptions) -> Sounds:
+    """Decode a part, and number its labels."""
+    labels = torch.zeros(len(files), dtype=torch.int64)
+    if options.labelled:
+        labels = torch.tensor(label_numbers(files.items, data.classes), dtype=torch.int64)
+    lengths, decoded, broken = np.zeros(len(files), np.int64), {}, []
+    for row, samples in enumerate(files.decode(data.format.rate, options.broken)):
+        if isinstance(samples, str):
+            broken.append(samples)
+        elif isinstance(samples, int):
+            lengths[row] = samples
+        else:
+            lengths[row], decoded[row] = len(samples), samples
+    rows = np.flatnonzero(lengths)
+    if broken:
+        count = f"{len(broken):,} broken sounds of the {name} part left out"
+        data.notes.append(f"{count}; the first: {broken[0]}")
+        if not len(rows):
+            raise UsageError(f"no sound of the {name} part can be read; {broken[0]}")
+    return Sounds(files, rows, labels[torch.from_numpy(rows)], data.format, lengths, decoded)

@@ -1,0 +1,308 @@
+"""Speech decoding: from the spectrograms of utterances to texts, by CTC, attention or both."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from regard.data.tokenizer import Tokenizer
+from regard.decode import search
+from regard.decode.batching import in_batches
+from regard.decode.ctc import CTCPrefixScore, LanguageModel, greedy, prefix_beam
+from regard.decode.ctc_align import Alignment, align, alignable
+from regard.decode.options import Decoding, decode
+from regard.decode.search import Adjust
+from regard.decode.words import Word, words
+from regard.errors import UsageError, lookup
+from regard.settings import setting
+
+
+@dataclass(frozen=True)
+class SpeechDecoding(Decoding):
+    """How speech is decoded: by the CTC head, by the attention decoder, or by both."""
+
+    decoding: str | None = setting(None, "ctc, attention or joint; all the model has unless told")
+    beam: int = setting(8, "beam size; 1 is greedy", min=1, max=1000)
+    ctc_weight: float = setting(0.3, "weight of CTC in joint decoding", min=0, max=1)
+    lm: str | None = setting(None, "a language model of ours, for shallow fusion")
+    lm_weight: float = setting(0.3, "weight of the language model", min=0, max=100)
+    length_bonus: float = setting(0.0, "added to the score for each token", min=-100, max=100)
+
+
+class Utterance(NamedTuple):
+    """What is decoded at once: a spectrogram (t, mels), and the loudness that words lie on."""
+
+    features: Tensor
+    level: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """A text of an utterance: its tokens, their score, and its words with their times."""
+
+    ids: list[int]
+    text: str
+    score: float
+    words: list[Word] = field(default_factory=list)
+
+
+def distinct(texts: Sequence[Recognised]) -> list[Recognised]:
+    """Return texts without those that differ in space alone."""
+    found: dict[str, Recognised] = {}
+    for one in texts:
+        found.setdefault(one.text, one)
+    return list(found.values())
+
+
+class Encoder(Protocol):
+    """What is asked of a model: to encode sounds, and CTC logits or a decoder over the memory."""
+
+    config: Any
+
+    def encode(self, sound: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the memory (b, s, w) of spectrograms (b, t, mels), and its lengths (b)."""
+        ...
+
+    def ctc_logits(self, memory: Tensor) -> Tensor:
+        """Return the logits (b, s, vocab) of every token in each frame."""
+        ...
+
+
+class OverMemory:
+    """A model as a Writer whose sources are encoded already."""
+
+    def __init__(self, model: Any):
+        self.model = model
+
+    def start(self, source: Tensor, lengths: Tensor | None = None, *, capacity: int) -> Any:
+        """Allocate for texts over a memory (b, s, w)."""
+        return self.model.start_from(source, lengths, capacity=capacity)
+
+    def step(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """Read the next tokens of all hypotheses and return the logits after each."""
+        return self.model.step(ids, state)
+
+
+def fuse(lm: LanguageModel | None, weight: float, bonus: float, eos: int) -> Adjust:
+    """Shallow fusion: add a language model's log-probabilities, and a bonus for every token."""
+
+    def adjust(logits: Tensor, written: Tensor) -> Tensor:
+        scores = logits + bonus
+        scores[:, eos] -= bonus
+        if lm is not None:
+            scores += weight * torch.from_numpy(lm(written.tolist())).to(scores)
+        return scores
+
+    return adjust
+
+
+@dataclass
+class Memory:
+    """The encoded sounds of a batch, and with a CTC head its log-probabilities of each."""
+
+    vectors: Tensor
+    lengths: Tensor
+    log_probs: Tensor | None
+    levels: list[np.ndarray | None]
+
+    def frames(self, row: int) -> Tensor:
+        """Return the log-probabilities (frames, vocab) of one sound, without padding."""
+        assert self.log_probs is not None
+        return self.log_probs[row, : int(self.lengths[row])]
+
+
+class SpeechDecoder:
+    """Decodes with a speech model and its tokenizer.
+
+    A frame of the encoder is so many `seconds` long; it tells of what began `delay` seconds before.
+    """
+
+    def __init__(
+        self,
+        model: Encoder,
+        tokenizer: Tokenizer,
+        *,
+        seconds: float,
+        delay: float = 0.0,
+        device: torch.device | str = "cpu",
+    ):
+        self.model, self.tokenizer, self.device = model, tokenizer, torch.device(device)
+        self.seconds, self.delay = seconds, delay
+        spare = range(tokenizer.vocab, model.config.vocab)
+        self.never = [*tokenizer.never, *spare]  # tokens that no text holds
+        ctc, attends = model.config.ctc, model.config.decoder_depth > 0
+        heads = {"joint": ctc and attends, "ctc": ctc, "attention": attends}
+        self.ways = [name for name, has in heads.items() if has]  # the best first
+
+    def check(self, options: SpeechDecoding) -> None:
+        """Refuse options that contradict each other or the model."""
+        options.check()
+        way = options.decoding
+        if way is not None and lookup("decoding", way, WAYS) and way not in self.ways:
+            lacks = "decoder" if "ctc" in self.ways else "CTC head"
+            raise UsageError(
+                f"decoding={way}: this model has no {lacks}; choose {' or '.join(self.ways)}"
+            )
+        if options.sampling and (way or self.ways[0]) != "attention":
+            raise UsageError("sampling is for decoding=attention; leave temperature= and such out")
+
+    def __call__(
+        self,
+        utterances: Sequence[Utterance],
+        options: SpeechDecoding,
+        *,
+        lm: LanguageModel | None = None,
+        frames: int = 20_000,
+    ) -> list[list[Recognised]]:
+        """Return the best texts of each utterance, decoded in batches of so many frames."""
+        way = WAYS[options.decoding or self.ways[0]]
+
+        @torch.inference_mode()
+        def batch(some: list[Utterance]) -> list[list[Recognised]]:
+            return way(self, self.encode(some), options, lm)
+
+        lengths = [len(one.features) for one in utterances]
+        return in_batches(utterances, lengths, batch, tokens=frames)
+
+    def encode(self, utterances: Sequence[Utterance]) -> Memory:
+        """Encode spectrograms; what no text holds has no probability."""
+        features = [one.features for one in utterances]
+        lengths = torch.tensor([len(one) for one in features], device=self.device)
+        sound = pad_sequence(features, batch_first=True).to(self.device)
+        vectors, lengths = self.model.encode(sound, lengths)
+        levels = [one.level for one in utterances]
+        if not self.model.config.ctc:
+            return Memory(vectors, lengths, None, levels)
+        logits = self.model.ctc_logits(vectors).float()
+        columns = logits.new_tensor([one for one in self.never if one]).long()  # but for blank
+        columns = torch.cat([columns, columns.new_tensor([self.tokenizer.eos])])
+        logits = logits.index_fill(2, columns, -torch.inf)
+        return Memory(vectors, lengths, logits.log_softmax(2), levels)
+
+    # Ways to decode
+
+    def ctc(
+        self, memory: Memory, options: SpeechDecoding, lm: LanguageModel | None
+    ) -> list[list[Recognised]]:
+        """Decode by CTC alone: the best path, or a beam over prefixes."""
+        found = []
+        for row in range(len(memory.lengths)):
+            table = memory.frames(row).cpu()
+            if options.beam == 1 and lm is None:
+                some = [greedy(table)]
+            else:
+                some = prefix_beam(
+                    table,
+                    beam=options.beam,
+                    lm=lm,
+                    lm_weight=options.lm_weight,
+                    length_bonus=options.length_bonus,
+                    n_best=1 if options.n_best == 1 else options.beam,
+                    eos=self.tokenizer.eos,
+                )
+            level = memory.levels[row]
+            different = distinct([self.recognised(one, one.score, level) for one in some])
+            found.append(different[: options.n_best])
+        return found
+
+    def attention(
+        self,
+        memory: Memory,
+        options: SpeechDecoding,
+        lm: LanguageModel | None,
+        adjust: Sequence[Adjust] = (),
+    ) -> list[list[Recognised]]:
+        """Decode by the attention decoder."""
+        tokenizer = self.tokenizer
+        most = min(self.model.config.max_length - 1, options.max_length or search.LONGEST)
+        changes = [search.forbid(*self.never), *adjust]
+        if lm is not None or options.length_bonus:
+            changes.append(fuse(lm, options.lm_weight, options.length_bonus, tokenizer.eos))
+        hypotheses = decode(
+            OverMemory(self.model),
+            memory.vectors,
+            memory.lengths,
+            options,
+            bos=tokenizer.begin,
+            eos=tokenizer.eos,
+            adjust=[*changes, search.stop_repetition(eos=tokenizer.eos)],
+            max_length=[max(1, min(most, n)) for n in memory.lengths.tolist()],
+            on="logprobs",
+        )
+        return [
+            distinct([self.timed(memory, row, one.ids, one.score) for one in some])
+            for row, some in enumerate(hypotheses)
+        ]
+
+    def joint(
+        self, memory: Memory, options: SpeechDecoding, lm: LanguageModel | None
+    ) -> list[list[Recognised]]:
+        """Decode by the attention decoder and CTC together (Watanabe et al. 2017)."""
+        assert memory.log_probs is not None
+        scores = CTCPrefixScore(
+            memory.log_probs, memory.lengths, weight=options.ctc_weight, ends=[self.tokenizer.eos]
+        )
+        return self.attention(memory, options, lm, [scores])
+
+    # Times
+
+    def recognised(
+        self, timed: Alignment, score: float, level: np.ndarray | None = None
+    ) -> Recognised:
+        """Return a text that was aligned, with its words."""
+        found = words(timed, self.tokenizer, self.seconds, level=level, delay=self.delay)
+        return Recognised(timed.ids, self.tokenizer.decode(timed.ids).strip(), score, found)
+
+    def timed(self, memory: Memory, row: int, ids: list[int], score: float) -> Recognised:
+        """Align a text that the decoder wrote; what CTC cannot align is replaced by its own."""
+        if memory.log_probs is None:
+            return Recognised(ids, self.tokenizer.decode(ids).strip(), score)
+        table = memory.frames(row)
+        path = align(table, ids) if alignable(len(table), ids) else greedy(table)
+        return self.recognised(path, score, memory.levels[row])
+
+    @torch.inference_mode()
+    def aligned(
+        self,
+        stretches: Sequence[tuple[int, Tensor]],
+        ids: Sequence[int],
+        level: np.ndarray | None = None,
+    ) -> Recognised:
+        """Align a text to a sound of this loudness, of which some stretches are read.
+
+        Each is the number of its first frame, as the encoder counts them, and its spectrogram.
+        """
+        if "ctc" not in self.ways:
+            raise UsageError("forced= needs a CTC head to align by, and this model has none")
+        tables = [self.encode([Utterance(one)]).frames(0).cpu() for _, one in stretches]
+        at = [
+            first + n
+            for (first, _), table in zip(stretches, tables, strict=True)
+            for n in range(len(table))
+        ]
+        path = align(torch.cat(tables), ids)
+        path = replace(path, spans=[(at[a], at[b - 1] + 1) for a, b in path.spans])
+        return self.recognised(path, path.logprob, level)
+
+    @torch.inference_mode()
+    def posteriors(self, features: Tensor, least: float = 0.05) -> dict[str, Any]:
+        """Return the CTC posteriors (frames, units) of the tokens that reach so much, by name."""
+        probs = self.encode([Utterance(features)]).frames(0).exp().cpu()
+        kept = [0, *(n for n in (probs.amax(0) >= least).nonzero()[:, 0].tolist() if n)]
+        units = ["", *self.tokenizer.pieces(kept[1:])]
+        return {"posteriors": probs[:, kept].numpy(), "units": units}
+
+
+# name -> how a batch is decoded
+Way = Callable[
+    [SpeechDecoder, Memory, SpeechDecoding, LanguageModel | None], list[list[Recognised]]
+]
+WAYS: dict[str, Way] = {
+    "ctc": SpeechDecoder.ctc,
+    "attention": SpeechDecoder.attention,
+    "joint": SpeechDecoder.joint,
+}

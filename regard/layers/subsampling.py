@@ -1,0 +1,76 @@
+"""Convolutional subsampling: fewer, wider frames of a spectrogram."""
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from regard.attention.masks import Padding
+from regard.attention.once import once
+from regard.errors import UsageError
+
+# frames of the spectrogram for one frame of output -> the strides of the convolutions over time
+STRIDES: dict[int, tuple[int, ...]] = {2: (2, 1), 4: (2, 2)}
+
+
+def zero_padding(x: Tensor, mask: Padding | None) -> Tensor:
+    """Return vectors (b, l, ...) with those of padding set to zero, whatever stands there."""
+    if mask is None:
+        return x
+    keep = mask.keep.view(*mask.keep.shape, *(1,) * (x.ndim - 2))
+    return x.masked_fill(~keep, 0.0)
+
+
+def on_real(f: Callable[[Tensor], Tensor], x: Tensor, mask: Padding | None) -> Tensor:
+    """Return f of the real vectors (n, w) of (b, l, w), zero at padding."""
+    rows = x.flatten(0, 1)
+    if mask is None:
+        return f(rows).unflatten(0, x.shape[:2])
+    real = once(lambda: mask.keep.flatten().nonzero().squeeze(1), mask)
+    y = f(rows.index_select(0, real))
+    return y.new_zeros(len(rows), y.shape[-1]).index_copy(0, real, y).unflatten(0, x.shape[:2])
+
+
+class Subsampling(nn.Module):
+    """relu(W2 * relu(W1 * x)) and a linear layer: convolutions of 3 by 3 over time and frequency.
+
+    Both halve the frequencies, and one or both halve the time. Padding is zero before each.
+    """
+
+    def __init__(self, mels: int, channels: int, width: int, factor: int):
+        super().__init__()
+        if factor not in STRIDES:
+            raise UsageError(
+                f"subsampling={factor}; expected {' or '.join(map(str, STRIDES))} frames of the "
+                "spectrogram for each frame of output"
+            )
+        self.strides = STRIDES[factor]
+        sizes = [1, *[channels] * len(self.strides)]
+        self.convolutions = nn.ModuleList(
+            nn.Conv2d(before, after, 3, (stride, 2), padding=1)
+            for before, after, stride in zip(sizes, sizes[1:], self.strides, strict=False)
+        )
+        for _ in self.strides:
+            mels = halved(mels)
+        self.project = nn.Linear(channels * mels, width)
+
+    def out_lengths(self, lengths: Tensor) -> Tensor:
+        """Return how many frames sounds of so many frames become."""
+        for stride in self.strides:
+            lengths = halved(lengths) if stride == 2 else lengths
+        return lengths
+
+    def forward(self, x: Tensor, mask: Padding | None) -> tuple[Tensor, Padding | None]:
+        """Return vectors (b, s, w) of spectrograms (b, t, mels), and which of them are padding."""
+        x = zero_padding(x, mask).unsqueeze(-1)  # channels last, as they lie throughout
+        for convolution, stride in zip(self.convolutions, self.strides, strict=True):
+            x = convolution(x.movedim(-1, 1)).relu_().movedim(1, -1)
+            if mask is not None:
+                # of a sound of n frames, (n + 1) // 2 are left: each stands where an even one did
+                mask = Padding(mask.keep[:, ::stride])
+            x = zero_padding(x, mask)
+        return self.project(x.flatten(2)), mask
+
+
+def halved(size):
+    """Return how many places are left after a convolution of 3 with a stride of 2."""
+    return (size + 1) // 2

@@ -1,0 +1,27 @@
+"""AN4: read spelling, numbers and words from 40 minutes of speech; the starter letters.
+
+Command: regard train an4 data=an4, then: regard eval runs/an4 data=an4 part=valid
+"""
+
+TASK = "transcribe"
+DATA = "an4"
+SETTINGS = {
+    "size": "tiny",
+    "depth": 6,
+    "width": 96,
+    "ffn_width": 384,
+    "kernel": 15,
+    "model.channels": 16,
+    "model.convolution_norm": "layer",
+    "dropout": 0.1,
+    "drop_path": 0.1,
+    "inter_ctc": 0.3,
+    "optimiser": "muon",
+    "lr": 0.004,
+    "warmup": 400,
+    "ema": 0.998,
+    "threads": 1,
+    "batch_seconds": 30,
+    "steps": 8000,
+    "valid_every": 500,
+}

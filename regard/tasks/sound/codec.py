@@ -1,0 +1,371 @@
+"""What tasks on sounds share: settings, the format of sounds, batches, running and looking."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from regard.attention.watch import watch
+from regard.data.augment import step_rng
+from regard.data.batches import Batches
+from regard.data.media import BROKEN
+from regard.data.sound_augment import SoundAugment
+from regard.data.sound_files import BrokenSound
+from regard.data.sound_sets import SoundOptions, is_glob
+from regard.data.sounds import SoundData, Sounds, load_sounds
+from regard.data.spectrogram import SoundFormat
+from regard.data.tokenizer import Tokenizer
+from regard.errors import UsageError, log, lookup
+from regard.metrics.baselines import Baselines
+from regard.models import family
+from regard.settings import fill, setting
+from regard.tasks.frame.answers import Unread
+from regard.tasks.frame.origin import Origin
+from regard.tasks.frame.settings import SHORT as TASK_SHORT
+from regard.tasks.frame.settings import BootstrapSettings, RunSettings, TrainSettings
+from regard.tasks.frame.task import Answer, Data, Task
+from regard.viewer.settings import SoundLookSettings
+
+ConformerConfig, _ = family("conformer")
+LOOK_SECONDS = 60.0  # of a sound that is looked at: its attention grows with the square
+GROUP_SECONDS = 1200.0  # of sounds that are in memory at once while they are answered
+# short keys for the format, the augmentation and the model's config
+SHORT: dict[str, str | tuple[str, ...]] = {
+    **TASK_SHORT,
+    "rate": "sound.rate",
+    "mels": "sound.mels",
+    "window": "sound.window",
+    "hop": "sound.hop",
+    "features": "sound.features",
+    "normalise": "sound.normalise",
+    "speeds": "augment.speeds",
+    "time_masks": "augment.time_masks",
+    "time_share": "augment.time_share",
+    "frequency_masks": "augment.frequency_masks",
+    "frequency_share": "augment.frequency_share",
+    "time_warp": "augment.time_warp",
+    "subsampling": "model.subsampling",
+    "kernel": "model.kernel",
+    "drop_path": "model.drop_path",
+    "decoder_depth": "model.decoder_depth",
+}
+
+
+@dataclass(frozen=True)
+class SoundTrainSettings(TrainSettings):
+    """What a training on sounds can be told."""
+
+    schedule: str = "cosine"
+    ema: float = 0.999
+    valid: str | None = setting(None, "a file, a share such as 0.1, or names such as *_[0-4].*")
+    test: str | None = setting(None, "test data: a file, a share, or names to hold out")
+    family: str = setting("conformer", "model family: conformer")
+    like: str | None = setting(None, "a preset of the family, such as speech_transformer")
+    columns: str | None = setting(None, "columns of a table: path and text, such as 2,1")
+    header: bool | None = setting(None, "whether a table has a header row; guessed unless told")
+    broken: str = setting("refuse", "sounds that cannot be used: refuse or skip")
+    batch_seconds: float = setting(100.0, "seconds of sound per batch", above=0, max=1e7)
+    buckets: int = setting(10, "groups of like length that batches are of", min=1, max=10_000)
+    sound: SoundFormat = field(default_factory=SoundFormat)
+    augment: SoundAugment = field(default_factory=SoundAugment)
+    model: ConformerConfig = field(default_factory=ConformerConfig)  # type: ignore[valid-type]
+
+
+@dataclass(frozen=True)
+class SoundRunSettings(RunSettings):
+    """How to read sounds."""
+
+    broken: str = setting("refuse", "files that cannot be read: refuse or skip")
+    batch_seconds: float = setting(200.0, "seconds of sound per batch", above=0, max=1e7)
+
+
+@dataclass(frozen=True)
+class SoundEvalSettings(BootstrapSettings):
+    """What to judge on."""
+
+    data: str | None = setting(None, "a folder or table of sounds")
+    valid: str | None = setting(None, "the validation part: a file, a share or names")
+    test: str | None = setting(None, "the test part: a file, a share or names such as *_[0-4].*")
+    columns: str | None = setting(None, "columns of a table: path and text, such as 2,1")
+    header: bool | None = setting(None, "whether a table has a header row; guessed unless told")
+
+
+@dataclass(frozen=True)
+class SoundCodec:
+    """The format of a model's sounds, its labels or tokenizer, and what else lies beside it."""
+
+    format: SoundFormat
+    labels: list[str] = field(default_factory=list)
+    tokenizer: Tokenizer | None = None
+    baselines: Baselines | None = None
+    more: Mapping[str, Any] = field(default_factory=dict)  # further facts of config.json
+
+    def save(self, folder: Path) -> None:
+        """Write the baselines and the tokenizer."""
+        if self.baselines is not None:
+            self.baselines.save(folder)
+        if self.tokenizer is not None:
+            self.tokenizer.save(folder / "tokenizer.json")
+
+    def facts(self) -> dict[str, Any]:
+        """Return what config.json says of it."""
+        labels = {"labels": self.labels} if self.labels else {}
+        return {**labels, "sound": asdict(self.format), **self.more}
+
+    def hashes(self) -> list[str]:
+        """Return the hash of the tokenizer, if there is one."""
+        return [] if self.tokenizer is None else [self.tokenizer.sha]
+
+
+def format_of(folder: Path, model: Any, config: Mapping[str, Any]) -> SoundFormat:
+    """Check and return how sounds are brought to a model, as its folder says."""
+    where = str(folder / "config.json")
+    given = config.get("sound")
+    if not isinstance(given, dict):
+        raise UsageError(f"{where}: 'sound' is {given!r:.40}; expected rate, mels, window, hop")
+    try:
+        format = fill(SoundFormat, given, where=where).check()
+    except UsageError as error:
+        text = str(error)
+        raise UsageError(text if text.startswith(where) else f"{where}: {text}") from None
+    if format.mels != model.config.mels:
+        raise UsageError(
+            f"{where}: spectrograms of {format.mels} mel filters, but the model reads "
+            f"{model.config.mels}"
+        )
+    return format
+
+
+def with_statistics(format: SoundFormat, train: Sounds) -> SoundFormat:
+    """Return a format with mean and deviation of its filters, where it normalises by these."""
+    if format.normalise != "global" or format.mean:
+        return format
+    mean, std = train.feature_stats()
+    return replace(format, mean=mean, std=std)
+
+
+# Batches
+
+
+def pad_sounds(
+    features: Sequence[Tensor], device: torch.device | str = "cpu"
+) -> tuple[Tensor, Tensor]:
+    """Stack spectrograms to (b, t, mels) filled up with zeros, and return their frames (b)."""
+    lengths = torch.tensor([len(one) for one in features], device=device)
+    return pad_sequence(list(features), batch_first=True).to(device), lengths
+
+
+def in_buckets(lengths: np.ndarray, buckets: int) -> np.ndarray:
+    """Return the length of the longest in the bucket of each, where all have about as many."""
+    shares = np.arange(1, buckets + 1) / buckets
+    edges = np.unique(np.quantile(lengths, shares, method="higher"))
+    return edges[np.searchsorted(edges, lengths)]
+
+
+class SoundBatches:
+    """Batch n of augmented spectrograms, a pure function of (seed, n).
+
+    `make(rows, sound, lengths)` makes a batch of them; `too_short(i, frames)` tells whether
+    sound i would be of no use with so few frames, so that its speed is kept.
+    """
+
+    def __init__(
+        self,
+        sounds: Sounds,
+        format: SoundFormat,
+        settings: Any,
+        make: Callable[[np.ndarray, Tensor, Tensor], Any],
+        too_short: Callable[[int, int], bool] = lambda i, frames: False,
+    ):
+        self.sounds, self.format, self.settings = sounds, format, settings
+        self.make, self.too_short = make, too_short
+        frames = np.array([format.frames(n) for n in sounds.samples.tolist()])
+        budget = max(1, round(settings.batch_seconds / format.hop))
+        self.batches = Batches([in_buckets(frames, settings.buckets)], budget, settings.seed)
+        self.plain = replace(settings.augment, speeds=(1.0,))
+
+    def features(self, i: int, n: int, place: int) -> Tensor:
+        """Return the augmented spectrogram of sound i at a place of batch n."""
+        samples, seed = self.sounds.read(i), self.settings.seed
+        found = self.settings.augment(samples, self.format, step_rng(seed, n, 16 + place))
+        if self.too_short(i, len(found)):
+            found = self.plain(samples, self.format, step_rng(seed, n, 16 + place))
+        return found
+
+    def __getitem__(self, n: int) -> Any:
+        """Return batch n."""
+        rows = self.batches[n]
+        features = [self.features(i, n, place) for place, i in enumerate(rows.tolist())]
+        return self.make(rows, *pad_sounds(features, self.settings.device))
+
+    def epoch(self) -> float:
+        """Return in how many batches all sounds are read once."""
+        return self.batches.len_epoch()
+
+
+# Using
+
+A = TypeVar("A", bound=Answer)
+
+
+class SoundTask(Task[SoundCodec, A]):
+    """A task whose inputs are sounds."""
+
+    unit = "sounds"
+    input = "audio"
+    target: str  # what is learnt of a sound: text or label
+    Train = SoundTrainSettings
+    Run = SoundRunSettings
+    Look = SoundLookSettings
+    short = SHORT
+
+    @property
+    def format(self) -> SoundFormat:
+        """Return how sounds are brought to the model."""
+        return self.codec.format
+
+    # Training
+
+    @classmethod
+    def options(cls, settings: Any) -> SoundOptions:
+        """Return how the files of a set are taken."""
+        return SoundOptions(cls.target, settings.columns, settings.header, broken=settings.broken)
+
+    @classmethod
+    def checked(cls, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
+        """Refuse formats and augmentations that mean nothing; a model has the format of init."""
+        lookup("broken", settings.broken, BROKEN)
+        settings.augment.check()
+        if origin is not None and isinstance(origin.config.get("sound"), dict):
+            format = format_of(origin.folder, origin.model, origin.config)
+            return replace(settings, sound=format)
+        sound = settings.sound.check()
+        return replace(settings, model=replace(settings.model, mels=sound.mels))
+
+    @classmethod
+    def load_parts(cls, settings: Any) -> SoundData:
+        """Read the sounds to train and to validate on."""
+        return load_sounds(
+            str(settings.data),
+            valid=settings.valid,
+            test=settings.test,
+            format=settings.sound,
+            options=cls.options(settings),
+        )
+
+    @classmethod
+    def reading(cls, settings: Any) -> dict[str, Any]:
+        """Return how parts are told apart by names, which evaluations go by."""
+        parts = {key: getattr(settings, key) for key in ("valid", "test")}
+        return {f"read_{key}": value for key, value in parts.items() if is_glob(value)}
+
+    # Running
+
+    def read_test(self, settings: Any) -> Data:
+        """Read the part that is judged."""
+        data = load_sounds(
+            settings.data,
+            need=(settings.part,),
+            valid=settings.valid,
+            test=settings.test,
+            format=self.format,
+            options=self.options(settings),
+            classes=self.codec.labels or None,
+            trained=self.trained,
+        )
+        return Data(data, data.parts[settings.part].sha, data.notes)
+
+    def eval_defaults(self) -> dict[str, Any]:
+        """Return how the model's own data were read, where their names say it."""
+        found = {key: self.config.get(f"read_{key}") for key in ("valid", "test", "pattern")}
+        return {key: value for key, value in found.items() if isinstance(value, str)}
+
+    def check_run(self, settings: Any) -> Any:
+        """Refuse unknown names."""
+        lookup("broken", getattr(settings, "broken", "refuse"), BROKEN)
+        return settings
+
+    def check_input(self, given: Any) -> Any:
+        """Return a path, the bytes of a file or samples, or refuse what is none of these."""
+        if isinstance(given, Tensor):
+            return given.detach().cpu().numpy()
+        if not isinstance(given, str | Path | bytes | np.ndarray):
+            raise UsageError(f"{given!r:.60} is no sound; give a path or an array of samples")
+        return given
+
+    def read_sound(self, given: Any, broken: str) -> np.ndarray | str:
+        """Return the samples of a sound, or what is wrong with it if such are passed over."""
+        if isinstance(given, str) and not given:
+            return "no file is named"
+        try:
+            return self.format.read(given)
+        except BrokenSound as error:
+            if broken == "refuse":
+                raise UsageError(f"{error}; or pass over such files: broken=skip") from None
+            log(str(error))
+            return str(error)
+
+    def read_groups(self, inputs: Sequence[Any], broken: str) -> Iterator[list[np.ndarray | str]]:
+        """Read sounds, as many at once as there is memory for."""
+        group: list[np.ndarray | str] = []
+        seconds = 0.0
+        for given in inputs:
+            group.append(self.read_sound(given, broken))
+            seconds += len(group[-1]) / self.format.rate
+            if seconds >= GROUP_SECONDS:
+                yield group
+                group, seconds = [], 0.0
+        if group:
+            yield group
+
+    def answer_sounds(self, sounds: list[np.ndarray], settings: Any, lines: list[int]) -> list[A]:
+        """Answer samples (n,), which are inputs of these numbers."""
+        raise NotImplementedError
+
+    def predict(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[Any]:
+        """Answer sounds, some at a time."""
+        answers: list[Any] = []
+        for group in self.read_groups(inputs, settings.broken):
+            start = first + len(answers)
+            good = [(start + n, one) for n, one in enumerate(group) if not isinstance(one, str)]
+            sounds, lines = [one for _, one in good], [line for line, _ in good]
+            rows = iter(self.answer_sounds(sounds, settings, lines) if good else [])
+            answers += [Unread(one) if isinstance(one, str) else next(rows) for one in group]
+        return answers
+
+    def describe(
+        self, samples: np.ndarray, settings: Any
+    ) -> tuple[dict[str, Any], Callable[[], Any]]:
+        """Answer the samples (n,) of a sound as fields of its picture.
+
+        The second is one pass over the sound, whose attention is shown.
+        """
+        raise NotImplementedError
+
+    def explain(self, given: Any, settings: Any) -> Any:
+        """Watch the model while it answers a sound, and gather where it looked."""
+        from regard.viewer.picture import Recording
+        from regard.viewer.sound import VIEWS, parse_moment, sound_picture
+
+        lookup("view", settings.view, VIEWS)
+        samples = self.format.read(self.check_input(given))
+        name = Path(given).name if isinstance(given, str | Path) else "sound"
+        if len(samples) > LOOK_SECONDS * self.format.rate:
+            raise UsageError(
+                f"{name}: {len(samples) / self.format.rate:.0f} seconds; at most "
+                f"{LOOK_SECONDS:.0f} are looked at, cut it"
+            )
+        query = parse_moment(settings.at, len(samples) / self.format.rate)
+        told, forward = self.describe(samples, settings)
+        with watch(self.model) as maps, torch.inference_mode():
+            forward()
+        recording = Recording(samples, self.format.rate, **told.pop("recording", {}))
+        told = {"title": name, "source": name, **told}
+        seen = self.model, maps, self.format.log_mel(samples).numpy(), recording
+        more = {"stride": self.model.stride, "view": settings.view, "query": query}
+        return sound_picture(*seen, **more, **told)
