@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from regard.data.characters import Characters
 from regard.data.tokenize import train_tokenizer
 from regard.decode.ctc_align import Alignment
-from regard.decode.no_speech import is_speech, speech_score
+from regard.decode.no_speech import is_speech, speech_score, speech_segments
 from regard.decode.segments import HOP, SILENCE, cut_at_pauses, loudness, smooth, sound_threshold
 from regard.decode.subtitles import FORMATS, WIDTH, cues, join_words, plain, srt, vtt, words_json
-from regard.decode.words import Word, word_tokens, words
+from regard.decode.words import Word, is_confident, word_tokens, words
 from regard.errors import UsageError
 
 RATE = 8000
@@ -227,6 +227,8 @@ def test_a_word_is_as_sure_as_its_least_sure_token():
     ids = TOKENIZER.encode("AB C")
     alignment = Alignment(ids, 0.0, [(0, 1), (1, 2), (2, 3), (3, 4)], [0.9, 0.4, 0.1, 0.8])
     assert [word.confidence for word in words(alignment, TOKENIZER, 0.04)] == [0.4, 0.8]
+    assert is_confident(alignment, 0.5) and not is_confident(alignment, 0.6)
+    assert not is_confident(Alignment([], 0.0, [], []), 0.0)
 
 
 # ---- no speech
@@ -245,7 +247,26 @@ def test_sounds_without_speech_are_told_apart(bench, kind):
     assert not any(passed)
 
 
+def test_speech_between_noise_and_tones_is_found(bench, real_data):
+    line = (real_data / "an4" / "train.tsv").read_text().splitlines()[3]
+    sound, rate = soundfile.read(real_data / "an4" / line.split("\t")[0], dtype="float32")
+    rng = np.random.default_rng(5)
+    peak = np.abs(sound).max()
+    hum = 0.1 * peak * bench.hum(rng, 12 * rate, rate).astype(np.float32)
+    music = bench.music(rng, 12 * rate, rate).astype(np.float32)
+    music *= peak / np.abs(music).max()
+    pause = np.zeros(3 * rate, dtype=np.float32)
+    parts = [music, pause, sound, pause, music, pause, hum]
+    samples = np.concatenate(parts)
+    start = len(music) + len(pause)
+    found = speech_segments(samples, rate, 10.0)
+    assert len(found) == 1
+    assert start - rate < found[0].start < start + len(sound) / 2 < found[0].end
+    assert len(cut_at_pauses(samples, rate, 10.0)) > 3
+
+
 def test_silence_is_no_speech():
+    assert speech_segments(np.zeros(600 * RATE, dtype=np.float32), RATE) == []
     assert not is_speech(np.zeros(5 * RATE, dtype=np.float32), RATE)
     assert not is_speech(np.zeros(0, dtype=np.float32), RATE)
     rng = np.random.default_rng(0)

@@ -10,18 +10,18 @@ from regard.data.tokenizer import Tokenizer
 from regard.decode.segments import HOP, SILENCE, smooth
 
 SPACE = "▁"  # how a tokenizer's pieces show a space
-REACH = 0.15  # seconds that a word goes on beyond its tokens where the sound is not known
+REACH = 0.1  # seconds that a word goes on beyond its tokens where the sound is not known
 
 # Where a word begins and ends in a known sound; found on sentences joined from FSDD's training
 # files and the spikes of two CTC models, one of which emits tokens 0.3 seconds early.
-RANGE = 60.0  # decibels beneath the loud parts, beyond which nothing is heard
-RISE, SLOPE = 3.0, 8.0  # decibels above the noise floor where sound begins, and until it is sure
+RANGE = 70.0  # decibels beneath the loud parts, beyond which nothing is heard
+RISE, SLOPE = 3.0, 6.0  # decibels above the noise floor where sound begins, and until it is sure
 SHORTEST = 0.03  # seconds of a word
 USUAL, PER_LETTER = 0.25, 0.04  # seconds of a word, and more for each letter
 FARTHEST = 0.5  # seconds beyond which a token is no further away
 # Costs, in frames of sound that belong to no word:
 SILENCE_INSIDE = 0.9  # of each frame
-LOUD_BOUNDARY = 10.0  # at full level
+LOUD_BOUNDARY = 6.0  # at full level
 TOKEN_OUTSIDE = 15.0  # a second, as the mean over tokens
 UNLIKELY_LENGTH = 4.0  # for a length e times too long or too short
 
@@ -53,6 +53,14 @@ class Timed(Protocol):
     def confidences(self) -> Sequence[float]:
         """Return how sure each token is."""
         ...
+
+
+def is_confident(timed: Timed, least: float = 0.5) -> bool:
+    """Tell whether a model is sure that something was said: a second gate after `is_speech`.
+
+    The mean confidence of the tokens is at least so much; a text without tokens says nothing.
+    """
+    return len(timed.confidences) > 0 and float(np.mean(timed.confidences)) >= least
 
 
 def word_tokens(ids: Sequence[int], tokenizer: Tokenizer) -> list[tuple[str, list[int]]]:
