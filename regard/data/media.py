@@ -49,9 +49,14 @@ class Media:
         entries = (file for _, _, files in os.walk(folder) for file in files)
         return any(self.has_suffix(name) for name in islice(entries, CHECKED))
 
-    def listed_in(self, path: Path) -> bool:
-        """Tell by the first rows of a table, of which one may be a header, whether it has some."""
+    def listed_in(self, path: Path, surely: bool = True) -> bool:
+        """Tell by the first rows of a table whether it has some; one row may be a header.
+
+        It has them surely if all rows name one.
+        """
         values = [row.value for row in islice(Table(path), 4) if row.value is not None]
+        if not surely:
+            return any(map(self.columns, values))
         return bool(values) and all(self.columns(value) for value in values[1:] or values)
 
     def columns(self, value: Value) -> list[Any]:

@@ -79,6 +79,7 @@ def warp_time(features: Tensor, rng: Rng, most: int) -> Tensor:
         return features
     sides = ((features[:middle], to), (features[middle:], frames - to))
     stretched = [
-        F.interpolate(side.T[None], size=length, mode="linear")[0].T for side, length in sides
+        F.interpolate(side.T[None], size=length, mode="linear", align_corners=True)[0].T
+        for side, length in sides
     ]
     return torch.cat(stretched)

@@ -1,13 +1,13 @@
 """Sound files to samples: looked at by their first bytes, decoded in blocks, mixed and resampled.
 
 The decoders of libsndfile have had faults that a file can use, and opening already parses; so WAV
-is read here, and libsndfile is only given what begins as FLAC, Ogg (Vorbis, Opus, FLAC) or MP3.
+is read here, and libsndfile is only given what begins as FLAC, Ogg (Vorbis, Opus) or MP3.
 """
 
 import os
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
@@ -20,14 +20,17 @@ import soxr
 
 from regard.data.lines import missing
 from regard.data.sound_kinds import HEAD, SUFFIXES, after_id3, kind_of_sound
+from regard.data.sound_streams import Damage, check_mp3, check_ogg, hear_errors
 from regard.errors import UsageError
 from regard.files import refuse
 
 __all__ = ["SUFFIXES", "BrokenSound", "SoundInfo", "open_sound", "read_sound", "sound_info"]
 
-EXPECTED = "expected WAV (PCM or float), FLAC, Ogg (Vorbis, Opus or FLAC) or MP3"
+EXPECTED = "expected WAV (PCM or float), FLAC, Ogg (Vorbis or Opus) or MP3"
 MOST_SECONDS = 3600.0  # of one sound: at 16 kHz, 230 MB
 MOST_BYTES = 2**32  # of one file, of which only a block is in memory
+MOST_CODED = 2**29  # of an Ogg or MP3, which is walked from end to end
+NOT_SAID = 2**63 - 1  # frames, as libsndfile says that a header does not tell
 MOST_CHANNELS = 32
 RATES = (1000, 384_000)  # samples a second, least and most
 MOST_LEVEL = 100.0  # of a float sample, where full scale is 1
@@ -73,8 +76,8 @@ def read_sound(
 
     It is a path, the bytes of a file, or an array of samples (n,) or (n, channels) of that rate.
     """
-    if isinstance(source, np.ndarray):
-        return _from_array(source, name or "the array", rate, most_seconds)
+    if not isinstance(source, str | os.PathLike | bytes):
+        return _from_array(np.asarray(source), name or "the array", rate, most_seconds)
     name = name or _name(source)
     with open_sound(source, name) as sound:
         if sound.info.seconds > most_seconds:
@@ -140,9 +143,8 @@ def _name(source: Any) -> str:
 
 
 def _too_long(name: str, seconds: float, most: float) -> BrokenSound:
-    return BrokenSound(
-        f"{name}: {_duration(seconds)}; at most {_duration(most)} are read at once, cut it"
-    )
+    exactly = f" ({_duration(seconds)})" if seconds > 1.1 * most else ""
+    return BrokenSound(f"{name}: longer than {_duration(most)}{exactly}; cut it into shorter ones")
 
 
 def _duration(seconds: float) -> str:
@@ -297,24 +299,29 @@ def _numbers(raw: bytes, width: int, kind: str) -> np.ndarray:
 
 
 class _Tail:
-    """A file from a place on, so that libsndfile sees no tag before it."""
+    """A file from a place on, perhaps behind some bytes; libsndfile sees no tag before it."""
 
-    def __init__(self, file: BinaryIO, start: int, size: int):
-        self.file, self.start, self.size = file, start, size
-        file.seek(start)
+    def __init__(self, file: BinaryIO, start: int, size: int, before: bytes = b""):
+        self.file, self.start, self.before = file, start, before
+        self.place, self.size = 0, len(before) + size - start
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         """Go to a place from the start, from here or from the end."""
-        base = {os.SEEK_SET: self.start, os.SEEK_CUR: self.file.tell(), os.SEEK_END: self.size}
-        return self.file.seek(max(self.start, base[whence] + offset)) - self.start
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self.place, os.SEEK_END: self.size}
+        self.place = max(0, base[whence] + offset)
+        return self.place
 
     def tell(self) -> int:
         """Return the place."""
-        return self.file.tell() - self.start
+        return self.place
 
-    def read(self, size: int = -1) -> bytes:
+    def read(self, size: int) -> bytes:
         """Return at most so many bytes more."""
-        return self.file.read(size)
+        data = self.before[self.place : self.place + size]
+        place = self.place + len(data) - len(self.before)
+        data += _at(self.file, self.start + place, size - len(data)) if len(data) < size else b""
+        self.place += len(data)
+        return data
 
     def write(self, data: bytes) -> int:
         """Refuse: nothing is written to what is read."""
@@ -324,21 +331,34 @@ class _Tail:
 @contextmanager
 def _open_coded(file: BinaryIO, start: int, size: int, kind: str, name: str) -> Iterator[Sound]:
     """Open a FLAC, Ogg or MP3 whose first bytes were looked at."""
+    if kind != "flac" and size > MOST_CODED:
+        raise BrokenSound(f"{name}: over {MOST_CODED >> 20} MB of {kind}; cut it")
+    before = b""
     try:
-        with soundfile.SoundFile(_Tail(file, start, size)) as coded:  # type: ignore[arg-type]
-            seconds = max(0, coded.frames) / max(1, coded.samplerate)
+        if kind == "ogg":
+            check_ogg(file, size)
+        if kind == "mp3":
+            before = check_mp3(file, start, size, MOST_SECONDS)
+        tail: Any = _Tail(file, start, size, before)
+        with hear_errors() if kind == "mp3" else nullcontext(), soundfile.SoundFile(tail) as coded:
+            if coded.frames == NOT_SAID:
+                raise Damage("it does not say how long it is")
+            seconds = coded.frames / coded.samplerate
             info = SoundInfo(coded.samplerate, coded.channels, seconds, kind)
             yield Sound(info, partial(_coded_blocks, coded, name))
-    except soundfile.SoundFileError as error:
-        reason = " ".join(str(error).split(": ", 1)[-1].split())[:80]
-        raise BrokenSound(f"{name}: a broken {kind} file ({reason}); copy it again") from None
+    except (soundfile.SoundFileError, Damage) as error:
+        reason = " ".join(str(error).split(": ", 1)[-1].split()).rstrip(".")[:80]
+        raise BrokenSound(
+            f"{name}: a broken {kind} file ({reason}); copy or convert it again"
+        ) from None
 
 
 def _coded_blocks(coded: soundfile.SoundFile, name: str) -> Iterator[np.ndarray]:
-    step, total = max(1, BLOCK // coded.channels), 0
-    while len(block := coded.read(step, dtype="float32", always_2d=True)):
-        total += len(block)
-        yield block
+    """Yield what is decoded, and refuse if it is less than the header says."""
+    block, total = np.empty((max(1, BLOCK // coded.channels), coded.channels), np.float32), 0
+    while frames := coded.buffer_read_into(block, "float32"):
+        total += frames
+        yield block[:frames]
     if total < coded.frames:
         raise BrokenSound(
             f"{name}: cut short: its header says {coded.frames:,} samples, there are {total:,}; "

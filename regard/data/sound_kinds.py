@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
+from regard.data.sound_streams import mp3_frame
+
 SUFFIXES = {".wav", ".flac", ".ogg", ".opus", ".mp3"}
 HEAD = 4096  # bytes that tell
-MP3_BITS = (32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
-MP3_LOW_BITS = (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
 
 
 def kind_of_sound(head: bytes) -> str | None:
@@ -32,27 +32,15 @@ def _is_ogg(head: bytes) -> bool:
     if head[:5] != b"OggS\0" or len(head) < 28 or not head[5] & 2:
         return False
     packet = head[27 + head[26] :]
-    return packet.startswith((b"\x01vorbis", b"OpusHead", b"\x7fFLAC"))
+    return packet.startswith((b"\x01vorbis", b"OpusHead"))
 
 
 def _is_mp3(head: bytes) -> bool:
     """Tell whether bytes begin with a frame of MPEG layer III, and another follows."""
-    length = _mp3_frame(head)
-    return bool(length) and (len(head) < length + 4 or bool(_mp3_frame(head[length:])))
-
-
-def _mp3_frame(head: bytes) -> int:
-    """Return the length of the frame of MPEG layer III that bytes begin with, or nothing."""
-    if len(head) < 4 or head[0] != 0xFF or head[1] & 0xE0 != 0xE0:
-        return 0
-    version, layer = head[1] >> 3 & 3, head[1] >> 1 & 3
-    bits, rate = head[2] >> 4, head[2] >> 2 & 3
-    if version == 1 or layer != 1 or bits in (0, 15) or rate == 3:
-        return 0
-    first = version == 3  # MPEG 1; else 2 or 2.5
-    kilobits = (MP3_BITS if first else MP3_LOW_BITS)[bits - 1]
-    hertz = (44100, 48000, 32000)[rate] >> {3: 0, 2: 1, 0: 2}[version]
-    return (144 if first else 72) * 1000 * kilobits // hertz + (head[2] >> 1 & 1)
+    frame = mp3_frame(head)
+    if frame is None:
+        return False
+    return len(head) < frame.length + 4 or mp3_frame(head[frame.length :]) is not None
 
 
 # kind -> whether the first bytes of a file are of it

@@ -10,12 +10,13 @@ import numpy as np
 import torch
 
 from regard.attention.positions import ALIASES, RotaryScaling
-from regard.data.documents import load_texts, tokenise_texts
+from regard.data.documents import tokenise_texts
 from regard.data.store import Column
 from regard.errors import UsageError
 from regard.models.folder import load_folder
+from regard.models.protocols import TextModel
 from regard.pretrained.tokenizer_folder import load_tokenizer
-from regard.tasks.text.language_modelling import next_token_loss
+from regard.tasks.text.language_modelling import next_token_loss, read_training_texts
 
 BATCH_TOKENS = 4096  # a bias for each pair of tokens takes memory
 
@@ -28,14 +29,9 @@ def loss_by_length(folder: Path, settings: Any, times: Sequence[int]) -> list[di
     position of the model; lengths that the text does not reach are left out. A model with rotary
     positions is evaluated as it is, and (way "yarn") with its positions scaled by YaRN.
     """
-    texts = load_texts(
-        settings.data,
-        valid=settings.valid,
-        test=settings.test,
-        key=settings.columns,
-        header=settings.header,
-    )
-    model: Any = load_folder(folder, settings.device)[0]
+    texts = read_training_texts(settings)
+    loaded: Any = load_folder(folder, settings.device)[0]
+    model: TextModel = loaded
     tokens = tokenise_texts(texts, load_tokenizer(folder), ("valid",))
     column, context = tokens.columns["valid"], settings.context
     most = max(np.diff(column.offsets), default=0) - 1
@@ -43,7 +39,7 @@ def loss_by_length(folder: Path, settings: Any, times: Sequence[int]) -> list[di
     if not times:
         return []
     starts = windows(column, times[-1] * context, settings.valid_tokens)
-    models: dict[str, Callable[[int], Any]] = {"": lambda n: model}
+    models: dict[str, Callable[[int], TextModel]] = {"": lambda n: model}
     if ALIASES.get(model.config.position, model.config.position) == "rotary":
         models["yarn"] = lambda n: with_yarn(model, n, context)
     rows = []
@@ -57,10 +53,11 @@ def loss_by_length(folder: Path, settings: Any, times: Sequence[int]) -> list[di
     return rows
 
 
-def with_yarn(model: Any, times: int, length: int) -> Any:
+def with_yarn(model: TextModel, times: int, length: int) -> TextModel:
     """Return the model with its rotary positions, trained at a length, scaled by YaRN."""
     scaling = RotaryScaling("yarn", factor=times, original_length=length)
-    scaled = type(model)(replace(model.config, scaling=scaling)).eval()
+    kind: Any = type(model)
+    scaled = kind(replace(model.config, scaling=scaling)).eval()
     scaled.load_state_dict(model.state_dict())
     return scaled.to(next(model.parameters()).device)
 
@@ -78,7 +75,7 @@ def windows(column: Column, length: int, most: int) -> np.ndarray:
 
 @torch.inference_mode()
 def window_loss(
-    model: Any, ids: np.ndarray, starts: np.ndarray, length: int
+    model: TextModel, ids: np.ndarray, starts: np.ndarray, length: int
 ) -> tuple[float | None, float | None]:
     """Return the loss per token over independent windows of ids, and in their last quarters."""
     device = next(model.parameters()).device

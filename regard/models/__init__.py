@@ -27,6 +27,7 @@ MODELS: dict[str, tuple[str, str, str]] = {
     "clip": ("regard.models.clip", "ClipConfig", "Clip"),
     "captioner": ("regard.models.captioner", "CaptionerConfig", "Captioner"),
     "conformer": ("regard.models.conformer", "ConformerConfig", "Conformer"),
+    "whisper": ("regard.models.whisper", "WhisperConfig", "Whisper"),
     "denoiser": ("regard.models.denoiser", "DenoiserConfig", "Denoiser"),
 }
 
@@ -82,7 +83,6 @@ PRETRAINERS: dict[str, tuple[str, str, str]] = {
     "mae": ("regard.models.masked", "MAEConfig", "MAE"),
     "simmim": ("regard.models.masked", "SimMIMConfig", "SimMIM"),
     "simclr": ("regard.models.contrast", "SimCLRConfig", "SimCLR"),
-    "series": ("regard.models.series", "SeriesConfig", "Series"),
     "clip": ("regard.models.contrast", "ImageTextConfig", "ImageTextContrast"),
 }
 

@@ -13,6 +13,7 @@ from regard.attention.dropout import dropout
 from regard.attention.masks import Padding
 from regard.attention.positions import Position, of_layer
 from regard.errors import UsageError, lookup
+from regard.layers.alone import computed_alone, each_alone
 from regard.layers.block import (
     BlockConfig,
     EncoderBlock,
@@ -98,7 +99,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "transcribe": {"labels": 0},
     "sounds": {"vocab": 0, "decoder_depth": 0},
 }
-INFO = FamilyInfo("sound", TASKS, PRESETS, SIZES, resize)
+INFO = FamilyInfo("sound", TASKS, PRESETS, SIZES, resize, cost_length=1000)
 
 
 def _conformer(config: ConformerConfig, position: Position, path: float) -> nn.Module:
@@ -167,9 +168,10 @@ def check(config: ConformerConfig) -> None:
 
 
 class Conformer(nn.Module):
-    """Subsampled frames of a spectrogram, blocks of the encoder, and the heads of a config.
+    """A speech encoder of Conformer or transformer blocks: CTC, a decoder, both, or labels.
 
-    Padding of a sound and its neighbours in a batch never matter. Blank, in CTC, is token 0.
+    Padding of a sound and its neighbours in a batch never matter: where nothing is learned, not to
+    the last bit. Blank, in CTC, is token 0.
     """
 
     def __init__(self, config: ConformerConfig):
@@ -216,8 +218,19 @@ class Conformer(nn.Module):
         """
         if lengths is None:
             lengths = torch.full((len(sound),), sound.shape[1], device=sound.device)
-        x, lengths = self.stem(sound, lengths)
-        mask = Padding.of(lengths, x.shape[1])
+        out = self.out_lengths(lengths)
+        if computed_alone(sound, self.training):
+            each = each_alone(lambda one: torch.cat(self._encode(one, depths), -1), sound, lengths)
+            return list(each.split(self.out_width, -1)), out
+        if sound.is_meta:
+            return self._encode(sound, depths), out
+        longest = max(1, int(lengths.max()))  # what is padding in all of them is left out
+        return self._encode(sound[:, :longest], depths, lengths), out
+
+    def _encode(
+        self, sound: Sound, depths: Sequence[int], lengths: Lengths | None = None
+    ) -> list[Float[Tensor, "b s w"]]:
+        x, mask = self.stem(sound, Padding.of(lengths, sound.shape[1]))
         at = torch.arange(x.shape[1], device=x.device).unsqueeze(-1)
         x = dropout(self.position.embed(x, at), self.config.block.dropout, self.training)
         bias = self.position.shared(at, at, mask)
@@ -225,7 +238,7 @@ class Conformer(nn.Module):
         for begin, end in pairwise([0, *depths]):
             x = run_blocks(blocks[begin:end], x, at=at, mask=mask, bias=bias)
             memories.append(zero_padding(self.norm(x), mask))
-        return memories, lengths
+        return memories
 
     def layout(self, size: tuple[int, int]) -> dict[str, Layout]:
         """Return how the encoder's attention is laid over a spectrogram of (mels, frames)."""
@@ -233,18 +246,36 @@ class Conformer(nn.Module):
         grid = time_grid(columns, self.stride, size[1])
         return {f"encoder.{n}.attention": full_layout(grid, grid) for n in range(len(self.encoder))}
 
-    def forward(self, sound: Sound, lengths: Lengths | None = None) -> Float[Tensor, "b *s n"]:
+    def forward(
+        self,
+        sound: Sound,
+        lengths: Lengths | None = None,
+        target: Int[Tensor, "b l"] | None = None,
+    ) -> Float[Tensor, "b *s n"]:
         """Return the logits of labels (b, labels), or of CTC (b, s, vocab).
 
-        Without either they are the vectors of the frames (b, s, w).
+        Without either they are the vectors of the frames (b, s, w). Given a target they are the
+        decoder's, of the token after each target token (b, l, vocab).
         """
-        return self.readout(*self.encode(sound, lengths))
+        if target is not None:
+            return self.head(self.hidden(sound, target, lengths))
+        return self._read(*self.encode(sound, lengths))
 
-    def ctc_logits(self, memory: Float[Tensor, "b s w"]) -> Float[Tensor, "b s vocab"]:
-        """Return the logits of every token, and of blank (0), in each frame of a memory."""
+    def _read(self, memory: Tensor, lengths: Tensor | None) -> Tensor:
+        if lengths is not None and computed_alone(memory, self.training):
+            return each_alone(self.readout, memory, lengths)
+        return self.readout(memory, lengths)
+
+    def ctc_logits(
+        self, memory: Float[Tensor, "b s w"], lengths: Lengths | None = None
+    ) -> Float[Tensor, "b s vocab"]:
+        """Return the logits of every token, and of blank (0), in each frame of a memory.
+
+        With the lengths of the memory, those of a sound are the same to the last bit in any batch.
+        """
         if not (self.config.ctc and self.config.vocab):
             raise UsageError("this model has no CTC head; it was made with ctc=false or vocab=0")
-        return self.readout(memory)
+        return self._read(memory, lengths)
 
     @property
     def head(self) -> Head:

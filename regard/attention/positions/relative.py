@@ -82,16 +82,20 @@ class XL(Position):
         q = (q + self.v) * q.shape[-1] ** -0.5
         if count_up(q_at, k_at):
             last = q.shape[-2] - 1
-            return shifted(q @ self._places(q, -last, 2 * last + 1).flip(-2).mT)
+            places = self._places(torch.arange(last, -last - 1, -1, device=q.device), q.dtype)
+            # all sentences in one product for each head
+            products = q.transpose(0, 1).flatten(1, 2) @ places.mT
+            return shifted(products.unflatten(1, (len(q), -1))).transpose(0, 1)
         distances = relative_distance(q_at, k_at)
         low, count = distance_range(distances)
-        return (q @ self._places(q, low, count).mT).gather(-1, for_heads(distances - low, q))
+        places = self._places(torch.arange(low, low + count, device=q.device), q.dtype)
+        return (q @ places.mT).gather(-1, for_heads(distances - low, q))
 
-    def _places(self, q: Tensor, low: int, count: int) -> Tensor:
-        """Return the vectors of so many distances from the least on, (h, n, d)."""
+    def _places(self, distances: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the vectors of distances (n) for every head, (h, n, d)."""
         table = sinusoid_table(self.relative.in_features, self.base, self.layout)
-        waves = table(torch.arange(low, low + count, device=q.device), q.dtype)
-        return self.relative(waves).unflatten(-1, (self.heads, -1)).transpose(0, 1)
+        waves = self.relative(table(distances, dtype))
+        return waves.unflatten(-1, (self.heads, -1)).transpose(0, 1)
 
 
 def shifted(products: Tensor) -> Tensor:

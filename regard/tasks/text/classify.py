@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.attention.watch import watch
 from regard.data.features import split_words
@@ -22,6 +22,7 @@ from regard.errors import UsageError, log, lookup
 from regard.metrics.baselines import bigram_gain
 from regard.metrics.correlation import value_scores
 from regard.metrics.evaluation import Evaluation
+from regard.models.protocols import Model, TextModel
 from regard.settings import setting
 from regard.tasks.frame.answers import Classified, Valued
 from regard.tasks.frame.origin import Origin
@@ -41,12 +42,19 @@ from regard.training.label_loss import LABEL_LOSSES, LabelLoss, class_weights, i
 
 
 @dataclass(frozen=True)
-class ClassifyTrain(LabelTrain):
-    """What a training of a classifier can be told."""
+class ExampleSettings:
+    """Where texts and labels are in a file."""
 
     columns: str | None = setting(None, "columns of a table: text and label, such as 2,1")
-    labels: str = setting("coarse", "coarse or fine, for labels such as NUM:date")
+    header: bool | None = setting(None, "whether a table has a header row; detected unless given")
     separator: str | None = setting(None, "separator of several labels in a column")
+
+
+@dataclass(frozen=True)
+class ClassifyTrain(ExampleSettings, LabelTrain):
+    """What a training of a classifier can be told."""
+
+    labels: str = setting("coarse", "coarse or fine, for labels such as NUM:date")
     valid_by: str = setting("text", "split off text, or whole where texts are parts of others")
     threshold: float = setting(0.5, "probability threshold of multi-label texts", min=0, max=1)
     embeddings: str = setting("random", "initial embeddings: random, or naive_bayes for few texts")
@@ -62,12 +70,10 @@ class ClassifyRun(EncoderRun):
 
 
 @dataclass(frozen=True)
-class ClassifyEval(LabelEval, ClassifyRun):
+class ClassifyEval(ExampleSettings, LabelEval, ClassifyRun):
     """What an evaluation of a classifier can be told."""
 
-    header: bool | None = setting(None, "whether a table has a header; detected unless given")
     labels: str | None = setting(None, "coarse or fine, for labels such as NUM:date")
-    separator: str | None = setting(None, "separator of several labels in a column")
 
 
 class Classify(Labeller[Classified | Valued]):
@@ -77,7 +83,7 @@ class Classify(Labeller[Classified | Valued]):
     baseline = "naive Bayes"
     Train, Run, Eval = ClassifyTrain, ClassifyRun, ClassifyEval
 
-    def __init__(self, model: Any, codec: TextCodec, config: Mapping[str, Any] | None = None):
+    def __init__(self, model: nn.Module, codec: TextCodec, config: Mapping[str, Any] | None = None):
         super().__init__(model, codec, config)
         self.multilabel = self.config.get("several") is True
         self.regression = len(self.labels) == 1 and not self.multilabel
@@ -200,7 +206,7 @@ class Classify(Labeller[Classified | Valued]):
 
         return self.text_batches(rows, make, again, settings)
 
-    def logits(self, model: Any, batch: LabelBatch) -> Tensor:
+    def logits(self, model: TextModel, batch: LabelBatch) -> Tensor:
         """Return the logits (b, labels) of texts by one model of the ensemble."""
         return model.head(model.hidden(**batch.texts.inputs), batch.texts.lengths)
 
@@ -215,7 +221,7 @@ class Classify(Labeller[Classified | Valued]):
     # Using
 
     @classmethod
-    def load_codec(cls, folder: Path, model: Any, config: dict[str, Any]) -> TextCodec:
+    def load_codec(cls, folder: Path, model: Model, config: dict[str, Any]) -> TextCodec:
         """Read tokenizer, features, labels and baselines of a folder."""
         codec = super().load_codec(folder, model, config)
         if not isinstance(config.get("several", False), bool):

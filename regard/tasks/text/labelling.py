@@ -28,6 +28,7 @@ from regard.metrics.evaluation import LabelEvaluation
 from regard.metrics.labels import LabelResults, count, log_loss, macro_f1, micro_f1, one_hot
 from regard.metrics.score import Comparison
 from regard.models import family, task_changes
+from regard.models.protocols import Model, TextModel
 from regard.settings import setting
 from regard.tasks.frame import settings as frame
 from regard.tasks.frame.origin import Origin
@@ -65,7 +66,15 @@ WORDS = "words"  # the tokenizer that knows words by their features alone
 
 
 @dataclass(frozen=True)
-class LabelTrain(TrainSettings):
+class LabelFormat:
+    """How files of texts or words with labels are read."""
+
+    encoding: str = setting("auto", "character encoding: auto, utf-8 or latin1")
+    skip_bad: bool = setting(False, "skip bad rows")
+
+
+@dataclass(frozen=True)
+class LabelTrain(LabelFormat, TrainSettings):
     """What a training can be told that learns labels of texts or of words."""
 
     schedule: str = "cosine"
@@ -73,9 +82,6 @@ class LabelTrain(TrainSettings):
     ema: float = 0.995
     family: str = setting("bert", "model family")
     like: str | None = setting(None, "a published model to build: bert, roberta, modernbert, ...")
-    encoding: str = setting("auto", "character encoding: auto, utf-8 or latin1")
-    skip_bad: bool = setting(False, "skip bad rows")
-    header: bool | None = setting(None, "whether a table has a header; detected unless given")
     tokenizer: str = setting("bpe", "bpe, unigram, characters, or words (by their features alone)")
     pieces: int = setting(4000, "vocabulary size", min=300, max=1_000_000)
     bpe_dropout: float = setting(0.0, "BPE dropout", min=0, max=1)
@@ -93,12 +99,9 @@ class LabelTrain(TrainSettings):
 
 
 @dataclass(frozen=True)
-class LabelEval(BootstrapSettings):
+class LabelEval(LabelFormat, BootstrapSettings):
     """What an evaluation of labels can be told."""
 
-    columns: str | None = setting(None, "columns of a table: input and label, such as 2,1")
-    encoding: str = setting("auto", "character encoding: auto, utf-8 or latin1")
-    skip_bad: bool = setting(False, "skip bad rows")
     errors: int = setting(10, "errors to show", min=0, max=100_000)
 
 
@@ -170,10 +173,10 @@ class Labeller(Task[TextCodec, A], Generic[A]):
     baseline: ClassVar[str]  # the simplest model that learns, by its name in baselines.KINDS
     multilabel = False
 
-    def __init__(self, model: Any, codec: TextCodec, config: Mapping[str, Any] | None = None):
+    def __init__(self, model: nn.Module, codec: TextCodec, config: Mapping[str, Any] | None = None):
         super().__init__(model, codec, config)
         self.labels, self.tokenizer, self.encoder = codec.labels, codec.tokenizer, codec.encoder
-        self.max_length: int = self.config.get("max_length") or model.config.max_length
+        self.max_length: int = self.config.get("max_length") or self.model.config.max_length
         self.class_weights: Tensor | None = None  # in the loss, while it is trained
 
     @classmethod
@@ -186,7 +189,7 @@ class Labeller(Task[TextCodec, A], Generic[A]):
         """Return what config.json says beside what is common to labellers."""
         raise NotImplementedError
 
-    def logits(self, model: Any, batch: LabelBatch) -> Tensor:
+    def logits(self, model: TextModel, batch: LabelBatch) -> Tensor:
         """Return the logits (n, labels) of a batch by a model, or by one of an ensemble."""
         raise NotImplementedError
 
@@ -326,7 +329,8 @@ class Labeller(Task[TextCodec, A], Generic[A]):
 
     def loss(self, batch: LabelBatch, settings: Any) -> Tensor:
         """Return the summed loss of the labels, the mean over an ensemble."""
-        models = self.model.everyone() if isinstance(self.model, Ensemble) else [self.model]
+        ensemble = isinstance(self.model, Ensemble)
+        models: list[Any] = list(self.model.everyone()) if ensemble else [self.model]
         losses = [
             label_loss(
                 self.objective,
@@ -368,7 +372,7 @@ class Labeller(Task[TextCodec, A], Generic[A]):
     # Using
 
     @classmethod
-    def load_codec(cls, folder: Path, model: Any, config: dict[str, Any]) -> TextCodec:
+    def load_codec(cls, folder: Path, model: Model, config: dict[str, Any]) -> TextCodec:
         """Read tokenizer, features, labels and baselines of a folder."""
         changes = task_changes(config["family"], cls.name)
         if any(getattr(model.config, key) != value for key, value in changes.items()):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.attention.watch import watch
 from regard.data.features import split_words
@@ -17,6 +17,7 @@ from regard.data.rows import Row, TextBatch, TextBatches, collate
 from regard.data.word_windows import Window, WordPlaces, sentence_windows, word_places
 from regard.decode.batching import in_batches
 from regard.errors import UsageError, lookup
+from regard.models.protocols import Model, TextModel
 from regard.settings import setting
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.task import Answer
@@ -33,11 +34,17 @@ from regard.training.label_loss import class_weights
 
 
 @dataclass(frozen=True)
-class TagTrain(LabelTrain):
-    """What a training of a tagger can be told."""
+class SentenceSettings:
+    """Where words and tags are in a file."""
 
     column: str | None = setting(None, "column of the tags: upos, xpos, deprel, or a number")
     columns: str | None = setting(None, "columns of a table: the lists of words and of tags")
+
+
+@dataclass(frozen=True)
+class TagTrain(SentenceSettings, LabelTrain):
+    """What a training of a tagger can be told."""
+
     join: str = setting("first", "vector of a word: that of its first token, or the mean of all")
 
 
@@ -52,11 +59,8 @@ class TagRun(EncoderRun):
 
 
 @dataclass(frozen=True)
-class TagEval(LabelEval, TagRun):
+class TagEval(SentenceSettings, LabelEval, TagRun):
     """What an evaluation of a tagger can be told."""
-
-    column: str | None = setting(None, "column of the tags: upos, xpos, deprel, or a number")
-    columns: str | None = setting(None, "columns of a table: the lists of words and of tags")
 
 
 @dataclass(frozen=True)
@@ -131,7 +135,7 @@ class Tag(Labeller[Tagged]):
     baseline = "the commonest tag of each word"
     Train, Run, Eval = TagTrain, TagRun, TagEval
 
-    def __init__(self, model: Any, codec: TextCodec, config: Mapping[str, Any] | None = None):
+    def __init__(self, model: nn.Module, codec: TextCodec, config: Mapping[str, Any] | None = None):
         super().__init__(model, codec, config)
         self.join: str = self.config.get("join", "first")
 
@@ -202,7 +206,7 @@ class Tag(Labeller[Tagged]):
             for window in sentence_windows(self.encoder, words, max_length, n)
         ]
 
-    def logits(self, model: Any, batch: LabelBatch) -> Tensor:
+    def logits(self, model: TextModel, batch: LabelBatch) -> Tensor:
         """Return the logits (words, labels) of the words of a batch."""
         hidden = model.hidden(**batch.texts.inputs)
         return model.head(JOINS[self.join](hidden.flatten(0, 1), batch.words))
@@ -214,7 +218,7 @@ class Tag(Labeller[Tagged]):
     # Using
 
     @classmethod
-    def load_codec(cls, folder: Path, model: Any, config: dict[str, Any]) -> TextCodec:
+    def load_codec(cls, folder: Path, model: Model, config: dict[str, Any]) -> TextCodec:
         """Read tokenizer, features, tags and baselines of a folder."""
         codec = super().load_codec(folder, model, config)
         join = config.get("join", "first")

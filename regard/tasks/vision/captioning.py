@@ -20,6 +20,7 @@ from regard.errors import UsageError
 from regard.metrics.interval import paired
 from regard.metrics.score import Score
 from regard.models import family
+from regard.models.protocols import TextModel
 from regard.settings import setting
 from regard.tasks.frame.settings import derived
 from regard.tasks.frame.task import Answer
@@ -51,7 +52,9 @@ class TrainCaption(ImageTrainSettings):
     encoder_rate: float = setting(1.0, "learning-rate factor of the encoder", above=0, max=1)
     valid_images: int = setting(500, "images captioned at a validation", min=0)
     batch: int = 32
-    writer: DecoderConfig = field(default_factory=DecoderConfig)  # type: ignore[valid-type]
+    decoder: DecoderConfig = field(  # type: ignore[valid-type]
+        default_factory=DecoderConfig, metadata={"was": "writer"}
+    )
 
 
 @dataclass(frozen=True)
@@ -211,7 +214,11 @@ class CaptionBatches:
 
 
 def caption_loss(
-    model: Any, batch: Batch, smoothing: float, tape: Any = None, doubly_stochastic: float = 0.0
+    model: TextModel,
+    batch: Batch,
+    smoothing: float,
+    tape: Any = None,
+    doubly_stochastic: float = 0.0,
 ) -> Tensor:
     """Return the summed cross-entropy of captions; padding never reaches the vocabulary.
 
@@ -237,7 +244,7 @@ def caption_loss(
 
 @torch.inference_mode()
 def caption_losses(
-    model: Any,
+    model: TextModel,
     images: Images,
     captions: Sequence[Sequence[np.ndarray]],
     format: ImageFormat,

@@ -19,6 +19,7 @@ from regard.errors import UsageError, lookup
 from regard.metrics.score import Score
 from regard.models import family, pretrainer, task_changes
 from regard.models.folder import load_rest, save_parts
+from regard.models.protocols import Model
 from regard.pretrained.folder import is_foreign
 from regard.pretrained.mae_decoder import import_decoder
 from regard.pretrained.tokenizer_folder import load_tokenizer
@@ -77,14 +78,15 @@ class Pretrain(ImageTask[Any]):
     }
     short = {
         **SHORT,
-        "mask_share": "way.mask_share",
-        "target": "way.target",
-        "decoder_depth": "way.depth",
-        "decoder_width": "way.block.width",
-        "decoder_heads": "way.block.heads",
-        "temperature": "way.temperature",
-        "meet_width": "way.width",
-        "max_length": "way.text.max_length",
+        "mask_share": "pretrainer.mask_share",
+        "target": "pretrainer.target",
+        "decoder_depth": "pretrainer.depth",
+        "decoder_width": "pretrainer.block.width",
+        "decoder_heads": "pretrainer.block.heads",
+        "temperature": "pretrainer.temperature",
+        "projection_width": "pretrainer.width",
+        "meet_width": "pretrainer.width",  # its older name
+        "max_length": "pretrainer.text.max_length",
     }
 
     # Training: the model is the encoder within what trains it
@@ -98,11 +100,12 @@ class Pretrain(ImageTask[Any]):
         model = replace(cls.shape(name, values, origin), **task_changes(name, cls.name))
         if by == "mae" and origin is None:
             model = replace(model, pool="mean")  # no other vector is about all patches
-        defaults = {**OBJECTIVES[objective], "way": pretrainer_config(by, model, size_of(values))}
+        around = pretrainer_config(by, model, size_of(values))
+        defaults = {**OBJECTIVES[objective], "pretrainer": around}
         settings = resolve_train(
-            with_parts(cls.Train, model=family(name)[0], way=pretrainer(by)[0]),
+            with_parts(cls.Train, model=family(name)[0], pretrainer=pretrainer(by)[0]),
             {**values, "family": name},
-            model=model,
+            config=model,
             sizes={size: {**row, **defaults} for size, row in cls.size_table(values).items()},
             short=cls.short,
             holds="images and captions" if by == "clip" else "images",
@@ -225,7 +228,7 @@ class Pretrain(ImageTask[Any]):
     # Using: the model is the encoder alone
 
     @classmethod
-    def load_codec(cls, folder: Path, model: Any, config: Mapping[str, Any]) -> ImageCodec:
+    def load_codec(cls, folder: Path, model: Model, config: Mapping[str, Any]) -> ImageCodec:
         """Read the format of images that a folder names."""
         if not hasattr(model, "features") or not hasattr(model, "pool"):
             raise UsageError(
