@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from regard.metrics.evaluation import Evaluation
     from regard.tasks.frame.task import Task
     from regard.tasks.frame.train import Report
+    from regard.tasks.series import ClassifySeries
     from regard.tasks.text.classify import Classify
     from regard.tasks.text.embed import Embed
     from regard.tasks.text.fill import Fill
@@ -114,6 +115,10 @@ def load(
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["images"]
 ) -> "ClassifyImages": ...
+@overload
+def load(
+    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["series"]
+) -> "ClassifySeries": ...
 @overload
 def load(name_or_folder: Place, /, device: str = "cpu", *, task: Literal["tag"]) -> "Tag": ...
 @overload
@@ -212,8 +217,8 @@ def train(
 
     train("classify", data="reviews.tsv", minutes=5, out="runs/reviews")
 
-    task_or_recipe  translate, language, text, classify, images, tag, caption, pretrain, denoise,
-                    prefix; or a recipe that `regard recipes` lists
+    task_or_recipe  translate, language, text, classify, images, series, tag, caption, pretrain,
+                    denoise, prefix; or a recipe that `regard recipes` lists
     data            a folder with train, valid and test files, or one file; what it holds depends
                     on the task: pairs, texts, texts with labels, images, ...
     valid, test     files to choose by and for the final score, if not in `data`
@@ -634,7 +639,7 @@ def _export_huggingface(
     else:
         model, config = load_folder(folder)
         config["generation"] = _generation(folder)
-        reads_text = "image" not in config or hasattr(model, "texts")
+        reads_text = not {"image", "series"} & config.keys() or hasattr(model, "texts")
         tokenizers = load_tokenizers(folder) if reads_text else (None, None)
     with making(out) as partial:
         sizes: dict[str, Any] = {"dtype": dtype, "max_shard": max_shard}

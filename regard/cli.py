@@ -18,7 +18,14 @@ LETTERS = 1_000_000  # and so many letters, if that is sooner
 FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 LISTS = (".txt", ".jsonl", ".list")  # files that name images, a line each
 TABLES = (".csv", ".tsv", ".parquet", ".arrow", ".feather")  # rows of named columns
-INPUTS = ("src", "source", "text", "input", "image")  # the field of a JSON line that is read
+INPUTS = (
+    "src",
+    "source",
+    "text",
+    "input",
+    "image",
+    "series",
+)  # the field of a JSON line that is read
 
 # a text (or the messages of a conversation), and the JSON line it came in, if it did
 Input = tuple[Any, dict[str, Any] | None]
@@ -142,6 +149,12 @@ def run_path(model: Any, path: str, kind: str, call: Call, number: int) -> int:
             some = [found[start : start + CHUNK] for start in range(0, len(found), CHUNK)]
             parts: Any = (([(name, None) for name in part], None) for part in some)
             return print_answers(model, parts, call, number, named=True)
+    if model.input == "series" and kind == "file" and suffix not in LISTS:
+        found = model.inputs_in(path)
+        series = found if len(found) > 1 else [path]
+        starts = range(0, len(series), CHUNK)
+        parts = (([(one, None) for one in series[n : n + CHUNK]], None) for n in starts)
+        return print_answers(model, parts, call, number, named=len(series) > 1)
     if kind == "folder":
         raise UsageError(f"{path} is a folder; name files whose lines are to be read{as_text}")
     if not call.quiet:
@@ -580,7 +593,7 @@ def read_record(line: str, where: str) -> tuple[Any, dict[str, Any]]:
 def text_of(record: dict[str, Any], where: str) -> tuple[Any, dict[str, Any]]:
     """Return the text of a record beside all of it."""
     for field in INPUTS:
-        if isinstance(record.get(field), str):
+        if isinstance(record.get(field), str) or (field == "series" and field in record):
             return record[field], record
     if isinstance(record.get("messages"), list):
         return record["messages"], record

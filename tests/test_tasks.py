@@ -82,6 +82,20 @@ def loose(folder: Path) -> Path:
     return home
 
 
+def waves(folder: Path) -> Path:
+    rng, rows = np.random.default_rng(0), []
+    for n in range(40):
+        wave = np.sin((1 + n % 2) * np.arange(12)) + rng.normal(0, 0.1, 12)
+        rows.append(",".join([("slow", "fast")[n % 2], *(f"{x:.4f}" for x in wave)]) + "\n")
+    (folder / "waves.csv").write_text("".join(rows))
+    return folder / "waves.csv"
+
+
+def wave(folder: Path) -> str:
+    (folder / "asked.csv").write_text("slow," + ",".join(map(str, np.sin(np.arange(12)))) + "\n")
+    return str(folder / "asked.csv")
+
+
 def photo(folder: Path) -> str:
     picture(999, "red").save(folder / "asked.png")
     return str(folder / "asked.png")
@@ -117,6 +131,7 @@ CASES = {
     "classify": Case(labelled, {**SMALL, "pieces": 300}),
     "tag": Case(tagged, {**SMALL, "pieces": 300}),
     "images": Case(photos, SEEN, photo),
+    "series": Case(waves, {**SMALL, "batch": 8}, wave, exports=False),
     "pretrain": Case(photos, SEEN, photo),
     "caption": Case(captioned, {**SEEN, "pieces": 300, "valid_images": 4}, photo, exports=False),
     "denoise": Case(loose, {**SMALL, "depth": 2, "image": 16, "batch": 4}, photo, exports=False),

@@ -61,11 +61,17 @@ def _captioned(config: Any, batch: int, size: int) -> tuple[Tensor, ...]:
     return (*_images(config, batch, size), *_text(config, batch, min(config.max_length, CAPTION)))
 
 
+def _series(config: Any, batch: int, size: int) -> tuple[Tensor, ...]:
+    sides = [size] * len(config.chunk)
+    return (torch.empty(batch, *sides, config.channels, device="meta"),)
+
+
 # what a family reads -> the setting of how much, one and many of what it is, and how to make it
 Read = tuple[str, str, str, Callable[..., tuple[Tensor, ...]]]
 READS: dict[str, Read] = {
     "image": ("image", "image", "images", _images),
     "image+text": ("image", "image", "images", _captioned),
+    "series": ("length", "series", "series", _series),
     "pair": ("length", "pair", "pairs", _pair),
     "text": ("length", "text", "texts", _text),
 }
@@ -77,7 +83,7 @@ class Reading:
     def __init__(self, name: str, config: Any, batch: int, given: Mapping[str, int | None]):
         declared = info_of(config)
         if declared is None or declared.reads not in READS:
-            raise UsageError(f"{name} reads neither images nor texts; its cost is not known")
+            raise UsageError(f"{name} reads neither images, series nor texts; its cost is unknown")
         self.config, self.batch = config, batch
         self.key, self.one, self.many, self.make = READS[declared.reads]
         for key, value in given.items():
@@ -98,4 +104,5 @@ class Reading:
     def show(self, times: int = 1) -> str:
         """Name the size in words."""
         size = self.size * times
-        return f"{size}x{size} pixels" if self.key == "image" else f"{size} tokens"
+        unit = "steps" if self.one == "series" else "tokens"
+        return f"{size}x{size} pixels" if self.key == "image" else f"{size} {unit}"

@@ -4,9 +4,9 @@ All functions take pixels (b, c, h, w) from 0 to 255, as bytes or floats, and a 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -263,14 +263,14 @@ AUGMENTS: dict[str, Callable[[Tensor, Rng, AugmentOptions], Tensor]] = {
 }
 
 
-def augments(names: str) -> list[Callable[[Tensor, Rng, AugmentOptions], Tensor]]:
+def augments(names: str, table: Mapping[str, Any] = AUGMENTS) -> list[Any]:
     """Return the augmentations that names such as flip+crop stand for, in their order."""
     if names == "none":
         return []
     each = names.split("+")
-    if len(set(each)) != len(each):
-        raise UsageError(f"augment={names} has a name twice; name each once")
-    return [lookup("augment", name, {**AUGMENTS, "none": AUGMENTS["flip"]}) for name in each]
+    if len(set(each)) != len(each) or "none" in each:
+        raise UsageError(f"augment={names} has a name twice, or none beside others; name each once")
+    return [lookup("augment", name, {**table, "none": None}) for name in each]
 
 
 # Rectangles erased, or taken from another image

@@ -191,7 +191,8 @@ def find_sound_parts(
     data: str, valid: str | None, test: str | None, options: SoundOptions
 ) -> tuple[dict[str, ReadSounds], dict[str, float]]:
     """Find what reads each part, and the shares of train that are to be split off, if told."""
-    globs = {name: given for name, given in (("test", test), ("valid", valid)) if is_glob(given)}
+    given = (("test", test), ("valid", valid))
+    globs = {name: value for name, value in given if value and is_glob(value)}
     valid, test = None if "valid" in globs else valid, None if "test" in globs else test
     readers, shares = find_sounds(Path(data), options), shares_of(valid, test)
     if globs:
@@ -227,7 +228,9 @@ def _by_names(
     def read(part: str) -> SoundFiles:
         files = whole()
         names = [os.path.basename(item.where) for item in files.items]
-        of = [next((p for p, glob in globs.items() if fnmatchcase(n, glob)), "train") for n in names]
+        of = [
+            next((p for p, glob in globs.items() if fnmatchcase(n, glob)), "train") for n in names
+        ]
         for name, glob in globs.items():
             if name not in of:
                 raise UsageError(f"{name}={glob} fits no file of {data}, such as {names[0]}")

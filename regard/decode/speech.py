@@ -14,7 +14,7 @@ from regard.decode.ctc import CTCPrefixScore, LanguageModel, greedy, prefix_beam
 from regard.decode.ctc_align import Alignment, align, alignable
 from regard.decode.options import Decoding, decode
 from regard.decode.search import Adjust
-from regard.decode.words import Word, words
+from regard.decode.words import Word, word_tokens, words
 from regard.errors import UsageError, lookup
 from regard.settings import setting
 
@@ -138,30 +138,16 @@ class SpeechDecoder:
         options: SpeechDecoding,
         *,
         lm: LanguageModel | None = None,
-        texts: Sequence[Sequence[int]] | None = None,
         frames: int = 20_000,
     ) -> list[list[Recognised]]:
-        """Return the best texts of each spectrogram (frames, mels), in batches of so many frames.
+        """Return the best texts of each spectrogram (t, mels), in batches of so many frames."""
+        way = WAYS[options.decoding or self.ways[0]]
 
-        With `texts` these are aligned instead.
-        """
-        given = [None] * len(features) if texts is None else list(texts)
-        return in_batches(
-            list(zip(features, given, strict=True)),
-            [len(one) for one in features],
-            lambda some: self.batch(some, options, lm),
-            tokens=frames,
-        )
+        @torch.inference_mode()
+        def batch(some: list[Tensor]) -> list[list[Recognised]]:
+            return way(self, self.encode(some), options, lm)
 
-    @torch.inference_mode()
-    def batch(
-        self, some: Sequence[tuple[Tensor, Any]], options: SpeechDecoding, lm: LanguageModel | None
-    ) -> list[list[Recognised]]:
-        """Decode a batch, or align the texts that are given."""
-        memory = self.encode([features for features, _ in some])
-        if all(ids is not None for _, ids in some):
-            return [[self.forced(memory, row, ids)] for row, (_, ids) in enumerate(some)]
-        return WAYS[options.decoding or self.ways[0]](self, memory, options, lm)
+        return in_batches(features, [len(one) for one in features], batch, tokens=frames)
 
     def encode(self, features: Sequence[Tensor]) -> Memory:
         """Encode spectrograms; what no text holds has no probability."""
@@ -243,8 +229,7 @@ class SpeechDecoder:
 
     def recognised(self, timed: Alignment, score: float) -> Recognised:
         """Return a text that was aligned, with its words."""
-        offset = self.offset
-        found = words(timed, self.tokenizer, self.seconds, offset=offset)
+        found = words(timed, self.tokenizer, self.seconds, offset=self.offset)
         return Recognised(timed.ids, self.tokenizer.decode(timed.ids).strip(), score, found)
 
     def timed(self, memory: Memory, row: int, ids: list[int], score: float) -> Recognised:
@@ -252,16 +237,41 @@ class SpeechDecoder:
         if memory.log_probs is None:
             return Recognised(ids, self.tokenizer.decode(ids).strip(), score)
         table = memory.frames(row)
-        if not alignable(len(table), ids):
-            return self.recognised(greedy(table), score)
-        return self.recognised(align(table, ids), score)
+        path = align(table, ids) if alignable(len(table), ids) else greedy(table)
+        return self.recognised(path, score)
 
-    def forced(self, memory: Memory, row: int, ids: Sequence[int]) -> Recognised:
-        """Align a given text."""
-        if memory.log_probs is None:
+    @torch.inference_mode()
+    def aligned(
+        self, features: Sequence[Tensor], starts: Sequence[float], ids: Sequence[int]
+    ) -> Recognised:
+        """Align a text to the stretches of a sound, which start at these seconds."""
+        if "ctc" not in self.ways:
             raise UsageError("forced= needs a CTC head to align by, and this model has none")
-        found = align(memory.frames(row), ids)
-        return self.recognised(found, found.logprob)
+        tables = [self.encode([one]).frames(0).cpu() for one in features]
+        begins = [
+            start + self.offset + frame * self.seconds
+            for start, table in zip(starts, tables, strict=True)
+            for frame in range(len(table))
+        ]
+        path = align(torch.cat(tables), ids)
+        found = [
+            Word(
+                text,
+                begins[path.spans[some[0]][0]],
+                begins[path.spans[some[-1]][1] - 1] + self.seconds,
+                min(path.confidences[n] for n in some),
+            )
+            for text, some in word_tokens(path.ids, self.tokenizer)
+        ]
+        return Recognised(path.ids, self.tokenizer.decode(path.ids), path.logprob, found)
+
+    @torch.inference_mode()
+    def posteriors(self, features: Tensor, least: float = 0.05) -> dict[str, Any]:
+        """Return the CTC posteriors (frames, units) of the tokens that reach so much, by name."""
+        probs = self.encode([features]).frames(0).exp().cpu()
+        kept = [0, *(n for n in (probs.amax(0) >= least).nonzero()[:, 0].tolist() if n)]
+        units = ["", *self.tokenizer.pieces(kept[1:])]
+        return {"posteriors": probs[:, kept].numpy(), "units": units}
 
 
 # name -> how a batch is decoded

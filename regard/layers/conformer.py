@@ -1,6 +1,5 @@
 """The Conformer block: attention for what is far, convolution for what is near."""
 
-
 from torch import Tensor, nn
 from torch.nn import functional as F
 

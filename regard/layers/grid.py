@@ -35,19 +35,20 @@ class GridPosition(Position):
         return torch.cat([table[: self.tokens], places[0].flatten(1).T])
 
 
-# what can be computed of two coordinates, each of which has half of the width
+# what can be computed of several coordinates, each of which has an even part of the width
 COMPUTED = ("sinusoidal", "rotary", "none")
 
 
 def build_grid_position(
-    name: str, width: int, heads: int, head_width: int, base: float = 10_000.0
+    name: str, width: int, heads: int, head_width: int, base: float = 10_000.0, axes: int = 2
 ) -> Position:
-    """Make a position that is computed of the two coordinates of a grid."""
+    """Make a position that is computed of the coordinates of a grid, of which there are `axes`."""
     short = ALIASES.get(name, name)
     lookup("position", short, dict.fromkeys(COMPUTED))
-    if (short == "sinusoidal" and width % 4) or (short == "rotary" and head_width % 4):
+    part = 2 * axes
+    if (short == "sinusoidal" and width % part) or (short == "rotary" and head_width % part):
         raise UsageError(
             f"position={name} on a grid needs a width, {width}, and a head_width, {head_width}, "
-            "that four divides"
+            f"that {part} divides"
         )
     return build_position(short, width, heads, head_width, base=base)

@@ -1,4 +1,4 @@
-"""How the attention of a layer is laid over an image."""
+"""How the attention of a layer is laid over an image, or over the spectrogram of a sound."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,7 +14,8 @@ TOKENS = ("class", "teacher")  # the names of the tokens before a grid
 class TokenGrid:
     """The tokens of an image: named ones such as the class token, then a grid row by row.
 
-    `cell_height` and `cell_width` are those of a cell of the grid, as shares of the image's.
+    `cell_height` and `cell_width` are those of a cell of the grid, as shares of the image's; a
+    column of a spectrogram lasts `seconds`.
     """
 
     names: tuple[str, ...]
@@ -22,6 +23,7 @@ class TokenGrid:
     width: int
     cell_height: float
     cell_width: float
+    seconds: float = 0.0
 
     def __len__(self) -> int:
         return len(self.names) + self.height * self.width
@@ -45,6 +47,11 @@ def token_grid(
 ) -> TokenGrid:
     """Return a grid of cells of `stride` pixels over an image of (height, width)."""
     return TokenGrid(TOKENS[:tokens], *grid, stride / size[0], stride / size[1])
+
+
+def time_grid(columns: int, stride: int, frames: int) -> TokenGrid:
+    """Return columns of `stride` frames over a spectrogram of so many frames."""
+    return TokenGrid((), 1, columns, 1.0, stride / frames)
 
 
 def full_layout(queries: TokenGrid, keys: TokenGrid) -> Layout:

@@ -1,27 +1,23 @@
 """Patch embeddings: from images to tokens."""
 
-from functools import lru_cache
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.attention.multihead import is_linear
 from regard.errors import UsageError
+from regard.layers.chunks import Chunks, chunk_at
 from regard.layers.convolution import ConvNorm
 
 
-@lru_cache(maxsize=64)
 def grid_at(height: int, width: int, before: int = 0, device: torch.device | None = None) -> Tensor:
     """Return the coordinates (l, 2) of a grid row by row, and of tokens before it, which have none.
 
-    The same tensor for the same grid, by which positions know that nothing has changed.
+    The same tensor for the same grid.
     """
-    with torch.inference_mode(False):
-        rows = torch.arange(height, device=device).repeat_interleave(width)
-        columns = torch.arange(width, device=device).repeat(height)
-        return F.pad(torch.stack([rows, columns], 1), (0, 0, before, 0))
+    return chunk_at((height, width), before, device)
 
 
 def check_images(images: Tensor, channels: int, least: int = 1) -> None:
@@ -38,12 +34,10 @@ def check_images(images: Tensor, channels: int, least: int = 1) -> None:
         )
 
 
-class Patches(nn.Module):
-    """Patches of an image, each projected to a vector: W patch + b.
+class Patches(Chunks):
+    """Patches of an image, each projected to a vector: square chunks of an array with two axes.
 
-    It is a convolution, and where patches do not overlap one matrix product; the weight is that
-    of the convolution with its last three axes as one. Pixels right of and below the last whole
-    patch are not seen.
+    Pixels right of and below the last whole patch are not seen.
     """
 
     def __init__(
@@ -57,38 +51,17 @@ class Patches(nn.Module):
         bias: bool = True,
         flatten: bool = True,
     ):
-        super().__init__()
-        self.channels, self.patch = channels, patch
-        self.stride, self.padding = stride or patch, padding
-        self.project = nn.Linear(channels * patch**2, width, bias=bias)
-        apart = self.stride == patch and not padding
-        self.embed = self._product if apart else self._convolution
-        self.flatten = nn.Flatten(1, 2) if flatten else nn.Identity()
+        more = {"stride": stride, "padding": padding, "bias": bias, "flatten": flatten}
+        super().__init__(channels, width, (patch, patch), **more)
+        self.patch = patch
 
-    def grid(self, size: tuple[int, int]) -> tuple[int, int]:
+    def grid(self, shape: Sequence[int]) -> tuple[int, int]:
         """Return how many patches an image of (height, width) has in each direction."""
-        height, width = ((n + 2 * self.padding - self.patch) // self.stride + 1 for n in size)
+        height, width = super().grid(shape)
         return height, width
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Return vectors (b, h * w, width), or (b, h, w, width), of images (b, c, ...)."""
-        check_images(images, self.channels, self.patch - 2 * self.padding)
-        return self.flatten(self.embed(images))
-
-    def _product(self, images: Tensor) -> Tensor:
-        p = self.patch
-        h, w = self.grid((images.shape[2], images.shape[3]))
-        cut = images[..., : h * p, : w * p].unflatten(3, (w, p)).unflatten(2, (h, p))
-        return self.project(cut.permute(0, 2, 4, 1, 3, 5).reshape(len(images), h, w, -1))
-
-    def _convolution(self, images: Tensor) -> Tensor:
-        if not is_linear(self.project):
-            patches = F.unfold(images, self.patch, padding=self.padding, stride=self.stride)
-            grid = self.grid((images.shape[2], images.shape[3]))
-            return self.project(patches.mT).unflatten(1, grid)
-        weight = self.project.weight.unflatten(1, (self.channels, self.patch, self.patch))
-        made = F.conv2d(images, weight, self.project.bias, self.stride, self.padding)
-        return made.permute(0, 2, 3, 1)
+    def _check(self, x: Tensor) -> None:
+        check_images(x, self.channels, self.patch - 2 * self.padding[0])
 
 
 def halvings(patch: int) -> int:

@@ -137,8 +137,15 @@ def downsample(images: np.ndarray) -> np.ndarray:
     return (values / sizes / 255).reshape(n, -1)
 
 
+def block_means(values: np.ndarray) -> np.ndarray:
+    """Return a series (n, c) averaged over stretches of steps, as one vector of a fixed size."""
+    ends = np.arange(SIDE + 1) * len(values) // SIDE
+    parts = [values[a : max(b, a + 1)].mean(0) for a, b in zip(ends, ends[1:], strict=False)]
+    return np.concatenate(parts)[: MAX_NUMBERS // 1000]
+
+
 def _fit_means(vectors: np.ndarray, numbers: np.ndarray, labels: int) -> Arrays:
-    """Return the mean image of each label; that of a label without images is far from all."""
+    """Return the mean vector of each label; that of a label without any is far from all."""
     means = np.full((labels, vectors.shape[1]), 1e4, dtype=np.float32)
     for label in np.unique(numbers).tolist():
         means[label] = vectors[numbers == label].mean(0)
@@ -146,10 +153,10 @@ def _fit_means(vectors: np.ndarray, numbers: np.ndarray, labels: int) -> Arrays:
 
 
 def _predict_means(vectors: np.ndarray, tables: Arrays, labels: int) -> np.ndarray:
-    """Return the label whose mean image is nearest."""
+    """Return the label whose mean is nearest."""
     means = tables["means"]
     if means.shape[1] != vectors.shape[1]:
-        raise UsageError(f"{FILE}: means of {means.shape[1]} numbers, but images of other sizes")
+        raise UsageError(f"{FILE}: means of {means.shape[1]} numbers, but inputs of other sizes")
     return np.argmin((means**2).sum(1) - 2 * vectors @ means.T, axis=1)
 
 
@@ -174,7 +181,10 @@ BASELINES: dict[str, Baseline] = {
     "the commonest tag of each word": Baseline(
         _fit_tags, _predict_tags, ("else", "keys", "tags"), _valid_tags
     ),
-    "the nearest mean image": Baseline(_fit_means, _predict_means, ("means",), _valid_means),
+    **dict.fromkeys(
+        ("the nearest mean image", "the nearest mean series"),
+        Baseline(_fit_means, _predict_means, ("means",), _valid_means),
+    ),
 }
 
 

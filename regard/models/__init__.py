@@ -23,6 +23,7 @@ MODELS: dict[str, tuple[str, str, str]] = {
     "mvit": ("regard.models.mvit", "MViTConfig", "MViT"),
     "resnet": ("regard.models.resnet", "ResNetConfig", "ResNet"),
     "local": ("regard.models.local", "LocalConfig", "Local"),
+    "series": ("regard.models.series", "SeriesConfig", "Series"),
     "clip": ("regard.models.clip", "ClipConfig", "Clip"),
     "captioner": ("regard.models.captioner", "CaptionerConfig", "Captioner"),
     "conformer": ("regard.models.conformer", "ConformerConfig", "Conformer"),
@@ -81,6 +82,7 @@ PRETRAINERS: dict[str, tuple[str, str, str]] = {
     "mae": ("regard.models.masked", "MAEConfig", "MAE"),
     "simmim": ("regard.models.masked", "SimMIMConfig", "SimMIM"),
     "simclr": ("regard.models.contrast", "SimCLRConfig", "SimCLR"),
+    "series": ("regard.models.series", "SeriesConfig", "Series"),
     "clip": ("regard.models.contrast", "ImageTextConfig", "ImageTextContrast"),
 }
 

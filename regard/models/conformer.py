@@ -26,6 +26,7 @@ from regard.layers.depth import drop_path_schedule
 from regard.layers.embed import Embed
 from regard.layers.heads import Classify, NoHead, TokenClassify
 from regard.layers.init import INITS, init_field
+from regard.layers.layout import Layout, full_layout, time_grid
 from regard.layers.run import run_blocks
 from regard.layers.shapes import Ids, Lengths, Vectors
 from regard.layers.subsampling import Subsampling, zero_padding
@@ -225,6 +226,12 @@ class Conformer(nn.Module):
             x = run_blocks(blocks[begin:end], x, at=at, mask=mask, bias=bias)
             memories.append(zero_padding(self.norm(x), mask))
         return memories, lengths
+
+    def layout(self, size: tuple[int, int]) -> dict[str, Layout]:
+        """Return how the encoder's attention is laid over a spectrogram of (mels, frames)."""
+        columns = int(self.out_lengths(torch.tensor([size[1]])))
+        grid = time_grid(columns, self.stride, size[1])
+        return {f"encoder.{n}.attention": full_layout(grid, grid) for n in range(len(self.encoder))}
 
     def forward(self, sound: Sound, lengths: Lengths | None = None) -> Float[Tensor, "b *s n"]:
         """Return the logits of labels (b, labels), or of CTC (b, s, vocab).

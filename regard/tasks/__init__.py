@@ -67,6 +67,14 @@ TASKS: dict[str, Entry] = {
             "regard train images data=photos init=runs/other tune=all layer_decay=0.75",
         ),
     ),
+    "series": Entry(
+        "regard.tasks.series",
+        "ClassifySeries",
+        (
+            "regard train series data=sensors.csv augment=jitter+warp+mask minutes=5",
+            "regard train series data=folder chunk=4 size=small out=runs/series",
+        ),
+    ),
     "pretrain": Entry(
         "regard.tasks.vision.pretrain",
         "Pretrain",
@@ -97,6 +105,14 @@ TASKS: dict[str, Entry] = {
         (
             "regard train transcribe data=speech.tsv minutes=60 out=runs/speech",
             "regard train transcribe data=an4 decoder_depth=2 ctc_weight=0.3 out=runs/an4",
+        ),
+    ),
+    "sounds": Entry(
+        "regard.tasks.sound.sounds",
+        "ClassifySounds",
+        (
+            "regard train sounds data=commands minutes=15 out=runs/commands",
+            "regard train sounds data=digits pattern={label}_{speaker}_{take} test=*_[0-4].*",
         ),
     ),
     "tag": Entry(

@@ -47,6 +47,12 @@ def imbalance_notes(counts: np.ndarray, labels: Sequence[str], name: str) -> lis
     ]
 
 
+def soft_loss(logits: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Return the summed cross-entropy of targets (b, labels) that sum to one, weighted by label."""
+    targets = targets if weights is None else targets * weights
+    return -(targets * logits.float().log_softmax(-1)).sum()
+
+
 class LabelLoss(NamedTuple):
     """The summed loss of logits, R-Drop's divergence of two of them, and their probabilities."""
 

@@ -179,22 +179,6 @@ def r_drop_loss(
         return _RDropLoss.apply(one, two, weight, bias, targets, alpha, smoothing)  # type: ignore[return-value]
 
 
-# Sounds
-
-
-def ctc_loss(
-    logits: Tensor, lengths: Tensor, targets: Tensor, target_lengths: Tensor, blank: int = 0
-) -> Tensor:
-    """Return the summed CTC loss of logits (b, s, vocab) for padded targets (b, l).
-
-    It is infinite for a target that cannot be aligned to its frames, which is for the caller to
-    rule out.
-    """
-    with torch.autocast(logits.device.type, enabled=False):
-        log_probs = logits.float().log_softmax(-1).transpose(0, 1)
-        return F.ctc_loss(log_probs, targets, lengths, target_lengths, blank, reduction="sum")
-
-
 # Encoder-decoders
 
 

@@ -19,6 +19,7 @@ from regard.errors import UsageError
 from regard.viewer.picture import (
     Picture,
     Placement,
+    Recording,
     TokenGrid,
     View,
     language_of,
@@ -32,6 +33,8 @@ MAX_WEIGHTS = 64_000_000  # more than this no browser opens with pleasure
 MAX_IMAGE_WEIGHTS = 8_000_000  # weights over images: of more, only some queries are kept
 MAX_PHOTO_SIDE = 768  # pixels
 MAX_LOSSLESS_SIDE = 96  # pixels to a side of an image that is kept to the bit
+MAX_SPECTROGRAM_SIDE = 2048  # pixels
+MAX_SAMPLES = 4_000_000  # of a recording that a page can play; a longer one is only shown
 
 PAGE = """<!doctype html>
 <html lang="en">
@@ -122,10 +125,40 @@ def as_data(picture: Picture, levels: int) -> dict:
             for step in picture.steps
         ],
         "steps_language": language_of("".join(step.token for step in picture.steps)),
-        "photo": None if picture.photo is None else image_data(picture.photo),
+        "photo": None if picture.photo is None else image_data(picture.photo, photo_side(picture)),
         "query": list(picture.query) if isinstance(picture.query, tuple) else picture.query,
         "tiles": [[readable(tile.name), image_data(tile.pixels)] for tile in picture.tiles],
         "tiles_per_row": picture.tiles_per_row,
+        "recording": None if picture.recording is None else recording_data(picture.recording),
+    }
+
+
+def photo_side(picture: Picture) -> int:
+    """Return the most pixels to a side that a photo is kept with; a spectrogram is wide."""
+    return MAX_PHOTO_SIDE if picture.recording is None else MAX_SPECTROGRAM_SIDE
+
+
+def recording_data(recording: Recording) -> dict:
+    """Return a recording as plain values: 16-bit samples, 8-bit posteriors, and its words."""
+    samples = recording.samples if len(recording.samples) <= MAX_SAMPLES else np.zeros(0)
+    whole = np.rint(np.clip(samples, -1, 1) * 32767).astype("<i2")
+    posteriors = recording.posteriors
+    levels = None if posteriors is None else np.rint(np.clip(posteriors, 0, 1) * 255).astype("u1")
+    return {
+        "rate": recording.rate,
+        "seconds": number(recording.seconds),
+        "samples": compress(whole.tobytes()),
+        "words": [
+            [
+                show_token(word.text),
+                number(word.start),
+                number(word.end),
+                None if word.confidence is None else number(word.confidence),
+            ]
+            for word in recording.words
+        ],
+        "units": [show_token(unit) if unit else "" for unit in recording.units],
+        "posteriors": None if levels is None else compress(levels.tobytes()),
     }
 
 
@@ -165,10 +198,10 @@ def placement_data(placement: Placement) -> dict:
     }
 
 
-def image_data(pixels: np.ndarray) -> str:
+def image_data(pixels: np.ndarray, side: int = MAX_PHOTO_SIDE) -> str:
     """Return an image as the text of a file: to the bit if it is small, smaller if it is large."""
     image, stream = Image.fromarray(pixels), BytesIO()
-    image.thumbnail((MAX_PHOTO_SIDE, MAX_PHOTO_SIDE))
+    image.thumbnail((side, side))
     if max(image.size) <= MAX_LOSSLESS_SIDE:
         image.save(stream, "PNG")
     else:

@@ -30,7 +30,7 @@ def layouts(model: nn.Module, size: tuple[int, int]) -> dict[str, Layout]:
     return {
         f"{outer}.{name}" if outer else name: layout
         for outer, module in model.named_modules()
-        if isinstance(module, LaidOut)
+        if isinstance(module, LaidOut) and callable(module.layout)  # a position names its own
         for name, layout in module.layout(size).items()
     }
 
@@ -96,7 +96,13 @@ def caption_views(
 
     `word_of` says to which word each token belongs; a word's attention is the mean of its tokens'.
     """
-    key_grid = feature_grid(encoder, size)
+    return word_views(maps, feature_grid(encoder, size), words, word_of)
+
+
+def word_views(
+    maps: Maps, key_grid: TokenGrid, words: Sequence[str], word_of: Sequence[int]
+) -> list[View]:
+    """Place what each word attends to on a grid of keys, by the layers of cross-attention."""
     query_grid = TokenGrid(tuple(words), 0, 0, 1.0, 1.0)
     share = torch.zeros(len(words), len(word_of))
     share[torch.tensor(word_of), torch.arange(len(word_of))] = 1.0
@@ -107,9 +113,10 @@ def caption_views(
     for name in maps:
         if name.endswith(".cross"):
             weights = maps[name].weights(rows=slice(0, len(word_of)))[0].float().cpu()
+            weights = weights[..., : len(key_grid)]  # what comes after it is padding
             views.append(placed_view(name, (share @ weights).numpy(), placement, kind="cross"))
     if not views:
-        raise UsageError("this model looks at no image while it writes; choose view=attention")
+        raise UsageError("this model has no cross-attention to look at; choose view=attention")
     return views
 
 
@@ -136,12 +143,14 @@ def rollout(views: Sequence[View], query: QueryPoint = "class", name: str = "rol
         rolled = (attended + kept) / 2
     fine = below[0]
     step = -(-max(fine.height, fine.width) // MAX_ROLLOUT_SIDE)
+    down = max(1, min(step, fine.height))
     coarse = replace(
         fine,
-        height=-(-fine.height // step),
+        height=-(-fine.height // down),
         width=-(-fine.width // step),
-        cell_height=step * fine.cell_height,
+        cell_height=down * fine.cell_height,
         cell_width=step * fine.cell_width,
+        seconds=step * fine.seconds,
     )
     weights = _resample(rolled, fine, coarse).unsqueeze(0).numpy()
     placement = Placement(last, coarse, tokens, np.arange(len(coarse))[None])

@@ -73,6 +73,10 @@ def draw(picture: Picture, layers: Choice = None, heads: Choice = None) -> bytes
     """
     if not picture.views and not picture.tiles:
         raise UsageError("there is no attention to draw in this picture; save it as .html instead")
+    if picture.recording is not None:
+        from regard.viewer.sound import draw_recording
+
+        return draw_recording(picture, layers, heads).png()
     if picture.photo is not None or picture.tiles:
         from regard.viewer.overlays import draw_overlays  # matplotlib takes a while to import
 

@@ -12,6 +12,7 @@
     // the query over an image: "class", "mean", a token's number, or a place [x, y] from 0 to 1
     query: "class",
     over: null, // the place that the pointer is on
+    word: null, // the word of a recording that is pointed at
   };
   const LINES = 48; // up to so many tokens are joined by lines at first, more are shaded
   const MOST_LINES = 150;
@@ -168,6 +169,7 @@
   function tokenName(grid, token) {
     const at = token - grid.names.length;
     if (at < 0) return grid.names[token];
+    if (grid.seconds) return `${((at % grid.width) * grid.seconds).toFixed(2)} s`;
     return `${at % grid.width}, ${Math.floor(at / grid.width)}`;
   }
 
@@ -270,6 +272,15 @@
       context.strokeRect((token % queries.width) * queries.cell_width * width,
         Math.floor(token / queries.width) * queries.cell_height * height,
         queries.cell_width * width, queries.cell_height * height);
+    }
+    const word = picture.recording?.words[state.word];
+    if (word) {
+      const [from, to] = [word[1], word[2]].map((s) => (s / picture.recording.seconds) * width);
+      context.fillStyle = "rgba(255, 255, 255, .22)";
+      context.fillRect(from, 0, Math.max(1, to - from), height);
+      context.fillStyle = "#35f0ff";
+      context.fillRect(from, 0, 1.5, height);
+      context.fillRect(to - 1.5, 0, 1.5, height);
     }
   }
 
@@ -425,7 +436,7 @@
       const inside = (mark) => mark && mark.at < view[mark.side].length;
       if (!inside(state.pin)) state.pin = null;
     }
-    state.hover = state.over = null;
+    state.hover = state.over = state.word = null;
     tip.hidden = true;
     build();
     remember();
@@ -465,6 +476,8 @@
       picture.bitmap ??= await createImageBitmap(bytesOf(picture.photo));
       state.scale = "row";
     }
+    if (picture.recording) await unpackRecording(picture.recording);
+    silence();
     for (const tile of picture.tiles) tile[2] ??= await createImageBitmap(bytesOf(tile[1]));
     state.query = picture.query;
     startAt(...(picture.opens || [null, null]));
@@ -560,7 +573,8 @@
     const bar = make("div", { class: "tabs", role: "tablist", "aria-label": "Views" });
     for (const tab of tabs()) {
       bar.append(make("button", {
-        id: `tab-${tab}`, role: "tab", type: "button", text: TABS[tab], "aria-controls": "panel",
+        id: `tab-${tab}`, role: "tab", type: "button", "aria-controls": "panel",
+        text: tab === "image" && pictures[state.picture].recording ? "On the sound" : TABS[tab],
         "aria-selected": String(tab === state.tab), tabindex: "-1", onclick: () => open({ tab }),
       }));
     }
@@ -598,8 +612,9 @@
       const { names } = view.placement.query_grid;
       const words = view.kind === "cross";
       const queries = words ? [["mean", "all words"], ...names.entries()]
-        : [...(names.length ? [["class", names[0]]] : []), ["mean", "all places"],
-          ["place", "a place"]];
+        : [...(names.length ? [["class", names[0]]] : []),
+          ["mean", picture.recording ? "all moments" : "all places"],
+          ["place", picture.recording ? "a moment" : "a place"]];
       const kind = Array.isArray(state.query) ? "place" : names.length ? state.query : "mean";
       box.append(choices("query", words ? "Word" : "Looks from", queries, kind, (query) => {
         state.query = query === "place" ? [0.5, 0.5] : query;
@@ -740,25 +755,29 @@
     const legend = make("div", { class: "legend" },
       make("span", { text: "0" }), scale, most, even);
     drawScale(scale, heat);
+    const strip = picture.recording ? soundStrip(picture) : null;
     const plainCanvas = make("canvas", { class: "plain", "aria-hidden": "true" });
     const told = make("div");
     const aside = make("aside", { class: "detail", "aria-label": "Where it looks" },
       told, plainCanvas);
-    panel.append(make("div", { class: "stage" }, make("div", {}, legend, box), aside));
+    panel.append(make("div", { class: "stage" },
+      make("div", {}, legend, box, strip && strip.element), aside));
 
     redraw = () => {
       const { width, height } = picture.bitmap;
-      const wide = Math.max(1, Math.min(box.parentElement.clientWidth, 620, 620 * width / height));
+      const room = picture.recording ? Infinity : Math.min(620, 620 * width / height);
+      const wide = Math.max(1, Math.min(box.parentElement.clientWidth, room));
       canvas.style.width = `${wide}px`;
       canvas.style.height = `${(wide * height) / width}px`;
       size(canvas, wide, (wide * height) / width);
       const small = plainCanvas.getContext("2d");
       [plainCanvas.width, plainCanvas.height] = [width, height];
       small.drawImage(picture.bitmap, 0, 0);
+      if (strip) strip.draw(wide);
       refresh();
     };
     refresh = () => {
-      const found = tokenWeights(view, state.head, state.over || state.query);
+      const found = tokenWeights(view, state.head, state.over ?? state.query);
       const area = [parseFloat(canvas.style.width), parseFloat(canvas.style.height)];
       paintOn(canvas.getContext("2d"), picture, view, found, ...area);
       const top = state.scale === "row" ? found.top : found.most;
@@ -775,16 +794,18 @@
         best.splice(7, 1, { token: "outside", weight: found.outside });
       }
       const words = view.kind === "cross";
-      const from = found.row === null ? `All ${words ? "words" : "places"} look, on average, at`
+      const everything = words ? "words" : picture.recording ? "moments" : "places";
+      const from = found.row === null ? `All ${everything} look, on average, at`
         : words || cellsOf(queries) ? `${view.rows[found.row]} looks at` : "The image is made of";
       told.replaceChildren(make("h2", { text: from }), bars(best.map(({ token, weight }) => ({
         token, share: found.top ? weight / Math.max(found.top, ...best.map((b) => b.weight)) : 0,
         value: digits(weight, found.error),
       }))), make("p", {
         class: "soft hint",
-        text: `Places are column, row of ${keys.width} × ${keys.height}. ` + (words
-          ? "Choose a word, or walk with the arrow keys."
-          : "Point at the image, or walk with the arrow keys. A click stays there."),
+        text: (picture.recording ? "" : `Places are column, row of ${keys.width} × ${keys.height}. `)
+          + (words ? "Choose a word, or walk with the arrow keys."
+            : `Point at the ${picture.recording ? "spectrogram" : "image"}, or walk with the arrow `
+              + "keys. A click stays there."),
       }));
       return best;
     };
@@ -832,6 +853,147 @@
       say(tokenName(queries, tokenAt(queries, state.query)), refresh());
     });
     redraw();
+  }
+
+  // ---- a recording --------------------------------------------------------------------------
+
+  async function unpackRecording(recording) {
+    if (recording.audio !== undefined) return;
+    const samples = new Int16Array(await inflate(recording.samples));
+    recording.audio = samples.length ? Float32Array.from(samples, (s) => s / 32768) : null;
+    recording.samples = null;
+    if (recording.posteriors) {
+      recording.posteriors = new Uint8Array(await inflate(recording.posteriors));
+    }
+  }
+
+  let player = null; // the sound that is heard: {context, source, from, to, at}
+  function silence() {
+    if (!player) return;
+    player.source.onended = null;
+    try { player.source.stop(); } catch { /* it has ended */ }
+    player = null;
+  }
+
+  let loudspeaker = null;
+  function play(recording, from, to, moved) {
+    silence();
+    if (!recording.audio) return;
+    loudspeaker ??= new AudioContext();
+    loudspeaker.resume();
+    const buffer = loudspeaker.createBuffer(1, recording.audio.length, recording.rate);
+    buffer.copyToChannel(recording.audio, 0);
+    const source = loudspeaker.createBufferSource();
+    source.buffer = buffer;
+    source.connect(loudspeaker.destination);
+    source.start(0, from, Math.max(0.02, to - from));
+    const mine = player = { source };
+    const began = loudspeaker.currentTime;
+    const follow = () => {
+      if (player !== mine) return moved(null);
+      const now = from + loudspeaker.currentTime - began;
+      moved(now < to ? now : null);
+      if (now < to) requestAnimationFrame(follow);
+    };
+    source.onended = () => {
+      if (player === mine) player = null;
+      moved(null);
+    };
+    follow();
+  }
+
+  // Under a spectrogram: the words where they are said, and the posterior of each unit over time.
+  function soundStrip(picture) {
+    const { recording } = picture;
+    const { words, units, seconds, posteriors } = recording;
+    const share = (moment) => `${(100 * moment) / seconds}%`;
+    const head = make("i", { class: "playhead", hidden: true });
+    const moved = (now) => {
+      head.hidden = now === null;
+      if (now !== null) head.style.left = share(now);
+    };
+    const row = make("div", { class: "said", role: "group", "aria-label": "Words" });
+    words.forEach(([text, from, to, p], at) => {
+      const button = make("button", {
+        class: "word", type: "button", tabindex: "-1", "data-at": String(at),
+        title: `${text}: ${from.toFixed(2)} to ${to.toFixed(2)} s`
+          + (p === null ? "" : `, ${percent(p)}`),
+      }, written(text));
+      button.style.left = share(from);
+      button.style.width = share(to - from);
+      row.append(button);
+    });
+    pointing(row, ".word", (at) => {
+      state.word = at;
+      const view = picture.views[state.view];
+      const word = at === null ? null : words[at];
+      // a word that was written asks for itself, any other layer from the middle of its stretch
+      if (view.kind === "cross") {
+        const same = view.placement.query_grid.names.length === words.length;
+        state.over = word && same ? at : null;
+      } else state.over = word ? [(word[1] + word[2]) / 2 / seconds, 0.5] : null;
+      refresh();
+    }, (at) => play(recording, words[at][1], words[at][2], moved));
+    const canvas = make("canvas", { "aria-hidden": "true" });
+    const button = recording.audio ? make("button", {
+      class: "play", type: "button", text: "▶ Play",
+      onclick: () => play(recording, 0, seconds, moved),
+    }) : null;
+    const stop = recording.audio ? make("button", {
+      class: "play", type: "button", text: "■ Stop", onclick: silence,
+    }) : null;
+    const element = make("div", { class: "sound" },
+      make("div", { class: "tracks" }, words.length ? row : null, canvas, head),
+      make("div", { class: "buttons" }, button, stop, make("span", {
+        class: "soft", text: words.length ? "A click on a word plays it." : "",
+      })));
+    const draw = (wide) => {
+      element.style.width = `${wide}px`;
+      const high = posteriors ? 96 : 18;
+      canvas.style.width = `${wide}px`;
+      canvas.style.height = `${high}px`;
+      const context = size(canvas, wide, high);
+      const floor = high - 16;
+      context.font = `10px ${getComputedStyle(document.body).fontFamily}`;
+      context.fillStyle = css("--soft");
+      context.textAlign = "center";
+      const step = [0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60].find((s) => (s / seconds) * wide >= 45) ?? 120;
+      for (let at = 0; at <= seconds; at += step) {
+        const x = clamp((at / seconds) * wide, 8, wide - 12);
+        context.fillText(`${Number(at.toFixed(2))}${at ? "" : " s"}`, x, high - 4);
+        context.fillRect((at / seconds) * wide, floor, 1, 3);
+      }
+      if (!posteriors) return;
+      const count = units.length, frames = posteriors.length / count;
+      const xOf = (t) => ((t + 0.5) / frames) * wide;
+      const yOf = (value) => floor - (value / 255) * (floor - 14);
+      units.forEach((unit, u) => {
+        let top = 0;
+        for (let t = 0; t < frames; t++) top = Math.max(top, posteriors[t * count + u]);
+        if (unit && top < 26) return;
+        context.beginPath();
+        context.moveTo(xOf(0), floor);
+        for (let t = 0; t < frames; t++) context.lineTo(xOf(t), yOf(posteriors[t * count + u]));
+        context.lineTo(xOf(frames - 1), floor);
+        if (!unit) {
+          context.strokeStyle = css("--line");
+          context.stroke();
+          return;
+        }
+        context.fillStyle = `hsl(${Math.round(u * 137.5) % 360} 65% 55% / .6)`;
+        context.fill();
+        context.fillStyle = css("--ink");
+        for (let t = 0; t < frames; t++) { // its name over each peak
+          const value = posteriors[t * count + u];
+          const before = t ? posteriors[(t - 1) * count + u] : 0;
+          const after = t + 1 < frames ? posteriors[(t + 1) * count + u] : 0;
+          if (value >= 128 && value >= before && value > after) {
+            context.fillText(unit, xOf(t), yOf(value) - 3);
+          }
+        }
+      });
+    };
+    return { element, draw };
   }
 
   // ---- images side by side ------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -93,6 +93,46 @@ class Step:
     candidates: Sequence[tuple[str, float]] = ()
 
 
+class TimedWord(Protocol):
+    """A word with the seconds it begins and ends at, and how probable it is, if that is known."""
+
+    @property
+    def text(self) -> str:
+        """Return the word."""
+        ...
+
+    @property
+    def start(self) -> float:
+        """Return the second it begins at."""
+        ...
+
+    @property
+    def end(self) -> float:
+        """Return the second it ends at."""
+        ...
+
+    @property
+    def confidence(self) -> float | None:
+        """Return its probability."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """The sound that a photo is the spectrogram of, its words, and the CTC posteriors of frames."""
+
+    samples: np.ndarray  # (n,), from -1 to 1
+    rate: int
+    words: Sequence[TimedWord] = ()
+    posteriors: np.ndarray | None = None  # (frames, units), at equal distances over the sound
+    units: Sequence[str] = ()  # what the columns are called; "" is the blank
+
+    @property
+    def seconds(self) -> float:
+        """Return how long it lasts."""
+        return len(self.samples) / self.rate
+
+
 @dataclass(frozen=True, eq=False)
 class Picture:
     """All there is to see of one input: its attention, and how its output came about."""
@@ -109,6 +149,7 @@ class Picture:
     query: QueryPoint = "class"
     tiles: Sequence[Tile] = ()
     tiles_per_row: int = 0  # as many as fit unless given
+    recording: Recording | None = None  # whose spectrogram the photo is
 
 
 def words_of(choice: Choice) -> list[str]:

@@ -70,9 +70,11 @@ def cell_of(grid: TokenGrid, token: int) -> tuple[int, int] | None:
 
 
 def token_name(grid: TokenGrid, token: int) -> str:
-    """Name a token: as it is called, or by its column and row."""
+    """Name a token: as it is called, by the time it begins at, or by its column and row."""
     cell = cell_of(grid, token)
-    return grid.names[token] if cell is None else f"{cell[1]}, {cell[0]}"
+    if cell is None:
+        return grid.names[token]
+    return f"{cell[1] * grid.seconds:.2f} s" if grid.seconds else f"{cell[1]}, {cell[0]}"
 
 
 def query_row(placement: Placement, query: QueryPoint) -> int | None:

@@ -29,3 +29,12 @@ class ImageLookSettings(LookSettings):
     )
     image: int | None = setting(None, "pixels per side that images are resized to", min=1, max=4096)
     threads: int | None = setting(None, "CPU threads", min=1, max=1024)
+
+
+@dataclass(frozen=True)
+class SoundLookSettings(LookSettings):
+    """What is drawn of how a model attends over the spectrogram of a sound."""
+
+    view: str = setting("attention", "attention (of encoder and decoder) or rollout")
+    at: str = setting("mean", "the query: mean (of all moments), or a moment in seconds")
+    threads: int | None = setting(None, "CPU threads", min=1, max=1024)

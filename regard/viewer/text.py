@@ -20,13 +20,14 @@ def text_views(
     *,
     source: Sequence[str] | None = None,
     writes: Sequence[str] | None = None,
+    whole: str = "text",
 ) -> list[View]:
     """Return a view of every layer that was watched while a model read one text (batch size 1).
 
     `tokens` are those of the text, in an encoder-decoder those that the decoder reads; `source`
     those of the encoder. `writes` is what is predicted at each of `tokens`: the next token, or a
     tag. Layers are told apart by name: `encoder.*` attends from source to source, `*.cross` from
-    tokens to source, `*.pool` (or any other number of queries) from the whole text to its tokens.
+    tokens to source, `*.pool` (or any other number of queries) from the `whole` to its tokens.
     """
     views = []
     for name in maps:
@@ -37,7 +38,7 @@ def text_views(
         elif source is not None and part == "cross":
             view = View(name, weights, tokens, source, "cross", writes)
         elif part == "pool" or queries != len(tokens):
-            view = View(name, weights, ["text"] * queries, tokens, "cross")
+            view = View(name, weights, [whole] * queries, tokens, "cross")
         else:
             view = View(name, weights, tokens, tokens, "self", writes)
         views.append(view)

@@ -1,4 +1,4 @@
-"""What tasks on sounds share: their settings, the format of sounds, batches, reading and running."""
+"""What tasks on sounds share: settings, the format of sounds, batches, running and looking."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from regard.attention.watch import watch
 from regard.data.augment import step_rng
 from regard.data.batches import Batches
 from regard.data.image_files import BROKEN
@@ -28,8 +29,10 @@ from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.settings import SHORT as TASK_SHORT
 from regard.tasks.frame.settings import BootstrapSettings, RunSettings, TrainSettings
 from regard.tasks.frame.task import Answer, Data, Task
+from regard.viewer.settings import SoundLookSettings
 
 ConformerConfig, _ = family("conformer")
+LOOK_SECONDS = 60.0  # of a sound that is looked at: its attention grows with the square
 GROUP_SECONDS = 1200.0  # of sounds that are in memory at once while they are answered
 # short keys for the format, the augmentation and the model's config
 SHORT: dict[str, str | tuple[str, ...]] = {
@@ -218,6 +221,7 @@ class SoundTask(Task[SoundCodec, A]):
     target: str  # what is learnt of a sound: text or label
     Train = SoundTrainSettings
     Run = SoundRunSettings
+    Look = SoundLookSettings
     short = SHORT
 
     @property
@@ -333,3 +337,36 @@ class SoundTask(Task[SoundCodec, A]):
             rows = iter(self.answer_sounds(sounds, settings, lines) if good else [])
             answers += [Unread(one) if isinstance(one, str) else next(rows) for one in group]
         return answers
+
+    def describe(
+        self, spectrogram: Tensor, settings: Any
+    ) -> tuple[dict[str, Any], Callable[[], Any]]:
+        """Answer the spectrogram (frames, mels) of a sound as fields of its picture.
+
+        The second is one pass over the sound, whose attention is shown.
+        """
+        raise NotImplementedError
+
+    def explain(self, given: Any, settings: Any) -> Any:
+        """Watch the model while it answers a sound, and gather where it looked."""
+        from regard.viewer.picture import Recording
+        from regard.viewer.sound import VIEWS, parse_moment, sound_picture
+
+        lookup("view", settings.view, VIEWS)
+        samples = self.format.read(self.check_input(given))
+        name = Path(given).name if isinstance(given, str | Path) else "sound"
+        if len(samples) > LOOK_SECONDS * self.format.rate:
+            raise UsageError(
+                f"{name}: {len(samples) / self.format.rate:.0f} seconds; at most "
+                f"{LOOK_SECONDS:.0f} are looked at, cut it"
+            )
+        query = parse_moment(settings.at, len(samples) / self.format.rate)
+        spectrogram = self.format.spectrogram(samples)
+        told, forward = self.describe(spectrogram, settings)
+        with watch(self.model) as maps, torch.inference_mode():
+            forward()
+        recording = Recording(samples, self.format.rate, **told.pop("recording", {}))
+        told = {"title": name, "source": name, **told}
+        seen = self.model, maps, self.format.log_mel(samples).numpy(), recording
+        more = {"stride": self.model.stride, "view": settings.view, "query": query}
+        return sound_picture(*seen, **more, **told)

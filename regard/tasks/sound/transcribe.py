@@ -1,7 +1,7 @@
 """Speech recognition: sounds with transcripts to a model that writes what is said."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.attention.watch import watch
-from regard.data.sounds import SoundData, Sounds
+from regard.data.sounds import Sounds
 from regard.decode.ctc import LanguageModel
 from regard.decode.ctc_align import required_frames
 from regard.decode.speech import Recognised, SpeechDecoder
@@ -24,6 +23,7 @@ from regard.metrics.speech import (
 )
 from regard.models import task_changes
 from regard.pretrained.tokenizer_folder import load_tokenizer
+from regard.tasks.frame.answers import Unread
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.task import Data, Judged
 from regard.tasks.sound.codec import (
@@ -38,17 +38,19 @@ from regard.tasks.sound.transcribing import (
     CTC_WEIGHT,
     FORMATS,
     Batch,
-    Transcript,
     TranscribeEval,
     TranscribeLook,
     TranscribeRun,
     TranscribeTrain,
+    Transcript,
+    as_pair,
     check_alignable,
     learn_tokenizer,
     load_language_model,
     make_batch,
     speech_loss,
     tidy,
+    words_of_ids,
 )
 
 
@@ -245,9 +247,38 @@ class Transcribe(SoundTask[Transcript]):
             self._lm = settings.lm, lm
         return self._lm[1]
 
+    def ids_of(self, text: str) -> list[int]:
+        """Return the tokens of a transcript that is to be aligned, or refuse what is unknown."""
+        ids = self.tokenizer.encode(tidy(text))
+        unknown = [c for c in dict.fromkeys(text) if self.tokenizer.unk in self.tokenizer.encode(c)]
+        if self.tokenizer.unk in ids or not ids:
+            what = f"the model never wrote {''.join(unknown)!r:.40}" if ids else "it is empty"
+            raise UsageError(f"forced={text!r:.60} cannot be aligned: {what}")
+        return ids
+
     def cut(self, samples: np.ndarray) -> list[tuple[int, int]]:
         """Return the stretches of a sound that are transcribed by themselves."""
         return [(0, len(samples))]
+
+    def predict(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[Any]:
+        """Transcribe sounds, or align the transcripts that are given."""
+        if settings.forced is None:
+            return super().predict(inputs, settings, first=first)
+        pairs = [as_pair(given, settings.forced) for given in inputs]
+        ids = [self.ids_of(text) for _, text in pairs]
+        sounds = super().read_groups([sound for sound, _ in pairs], settings.broken)
+        read = (one for group in sounds for one in group)
+        return [
+            Unread(one) if isinstance(one, str) else self.aligned(one, row, settings)
+            for one, row in zip(read, ids, strict=True)
+        ]
+
+    def aligned(self, samples: np.ndarray, ids: list[int], settings: Any) -> Transcript:
+        """Align a transcript to a sound, which is read in stretches if it is long."""
+        rate, cuts = self.format.rate, self.cut(samples)
+        features = [self.format.spectrogram(samples[start:end]) for start, end in cuts]
+        found = self.decoder.aligned(features, [start / rate for start, _ in cuts], ids)
+        return self.joined([(0.0, [found])], len(samples) / rate)
 
     def answer_sounds(
         self, sounds: list[np.ndarray], settings: Any, lines: list[int]
@@ -314,8 +345,9 @@ class Transcribe(SoundTask[Transcript]):
     def compare(self, data: Data, ours: Any, theirs: Any, settings: Any) -> Any:
         """Compare transcripts by a paired bootstrap."""
         references = data.parts.parts[settings.part].texts
-        sides = ([str(one) for one in side] for side in (ours, theirs))
-        return compare_transcripts(*sides, references, settings.normalise, settings.samples)
+        mine, other = ([str(one) for one in side] for side in (ours, theirs))
+        more = settings.normalise, settings.samples
+        return compare_transcripts(mine, other, references, *more)
 
     def outputs(
         self, data: Data, predictions: list[Transcript], settings: Any
@@ -329,3 +361,29 @@ class Transcribe(SoundTask[Transcript]):
         """Return how transcripts were decoded."""
         names = TranscribeRun.__dataclass_fields__
         return {name: getattr(settings, name) for name in names if name != "threads"}
+
+    # Looking
+
+    def describe(
+        self, spectrogram: Tensor, settings: Any
+    ) -> tuple[dict[str, Any], Callable[[], Any]]:
+        """Transcribe a sound for its picture, with the posteriors of CTC and the words' times."""
+        if settings.forced is None:
+            (found,) = self.decoder([spectrogram], settings, lm=self.language_model(settings))
+        else:
+            found = [self.decoder.aligned([spectrogram], [0.0], self.ids_of(settings.forced))]
+        best = found[0]
+        told: dict[str, Any] = {
+            "output": best.text,
+            "alternatives": [(other.text, other.score) for other in found[1:]],
+            "recording": {"words": best.words},
+        }
+        model, sound = self.model, pad_sounds([spectrogram], self.device)
+        if model.config.ctc:
+            told["recording"] |= self.decoder.posteriors(spectrogram)
+        if not (model.config.decoder_depth and best.words):
+            return told, lambda: model.encode(*sound)
+        words, of = words_of_ids(best.ids, self.tokenizer)
+        reads = torch.tensor([[self.tokenizer.begin, *best.ids]], device=self.device)
+        told |= {"words": words, "word_of": of}
+        return told, lambda: model.hidden(sound[0], reads, sound[1])

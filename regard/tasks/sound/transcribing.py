@@ -17,7 +17,7 @@ from regard.data.tokenizer import Tokenizer
 from regard.decode.ctc import LanguageModel
 from regard.decode.ctc_align import not_alignable, required_frames
 from regard.decode.speech import SpeechDecoding
-from regard.decode.words import Word
+from regard.decode.words import Word, word_tokens
 from regard.errors import UsageError
 from regard.models.folder import load_folder
 from regard.pretrained.tokenizer_folder import load_tokenizer
@@ -25,8 +25,9 @@ from regard.settings import setting
 from regard.tasks.frame.settings import derived
 from regard.tasks.frame.task import Answer
 from regard.tasks.sound.codec import SoundEvalSettings, SoundRunSettings, SoundTrainSettings
-from regard.training.loss import ctc_loss, linear_cross_entropy
-from regard.viewer.settings import LookSettings
+from regard.training.ctc_loss import ctc_loss
+from regard.training.loss import linear_cross_entropy
+from regard.viewer.settings import SoundLookSettings
 
 CTC_WEIGHT = 0.3  # beside a decoder, unless told (Watanabe et al. 2017)
 
@@ -67,8 +68,12 @@ class TranscribeEval(derived("TranscribeEval", SoundEvalSettings, TranscribeRun)
 
 
 @dataclass(frozen=True)
-class TranscribeLook(derived("TranscribeLook", LookSettings, SoundRunSettings, SpeechDecoding)):
+class TranscribeLook(
+    derived("TranscribeLook", SoundLookSettings, SoundRunSettings, SpeechDecoding)
+):
     """What to see of how a transcript came about."""
+
+    forced: str | None = setting(None, "a transcript to align, instead of its own")
 
 
 # Answers
@@ -136,6 +141,30 @@ def tidy(text: str) -> str:
     return " ".join(text.split())
 
 
+def as_pair(given: Any, forced: str) -> tuple[Any, str]:
+    """Return a sound and the transcript to align: one for all, or what follows a TAB."""
+    if forced.lower() != "true":
+        return given, forced
+    if not isinstance(given, str) or "\t" not in given:
+        raise UsageError(
+            f"{given!r:.60}: no transcript; expected the sound, a TAB and its transcript, a table "
+            "of both, or forced=TRANSCRIPT"
+        )
+    sound, _, text = given.partition("\t")
+    return sound, text
+
+
+def words_of_ids(ids: Sequence[int], tokenizer: Tokenizer) -> tuple[list[str], list[int]]:
+    """Return the words of tokens, and to which of them each belongs; a space to the one before."""
+    found = word_tokens(ids, tokenizer)
+    of = {place: number for number, (_, places) in enumerate(found) for place in places}
+    last, numbers = 0, []
+    for place in range(len(ids)):
+        last = of.get(place, last)
+        numbers.append(last)
+    return [word for word, _ in found], numbers
+
+
 def learn_tokenizer(texts: Sequence[str], settings: Any) -> Tokenizer:
     """Learn the tokens that transcripts are written with."""
     if settings.tokenizer == "characters":
@@ -143,10 +172,9 @@ def learn_tokenizer(texts: Sequence[str], settings: Any) -> Tokenizer:
     return train_tokenizer(texts, kind=settings.tokenizer, vocab=settings.pieces)
 
 
-def load_language_model(
-    folder: str, tokenizer: Tokenizer, device: Any = "cpu"
-) -> LanguageModel:
+def load_language_model(folder: str, tokenizer: Tokenizer, device: Any = "cpu") -> LanguageModel:
     """Load the language model that lm= names, whose tokens must be those of the transcripts."""
+    model: Any
     model, config = load_folder(Path(folder), str(device))
     if config.get("task") != "language":
         raise UsageError(
@@ -155,9 +183,7 @@ def load_language_model(
         )
     own = load_tokenizer(Path(folder))
     try:
-        return LanguageModel(
-            model, own, tokenizer, context=model.config.max_length, device=device
-        )
+        return LanguageModel(model, own, tokenizer, context=model.config.max_length, device=device)
     except UsageError as error:
         raise UsageError(f"lm={folder}: {error}") from None
 
@@ -186,9 +212,16 @@ def make_batch(
     texts, text_lengths = pad(rows, tokenizer.pad)
     reads, _ = pad([np.append(tokenizer.begin, row) for row in rows], tokenizer.pad)
     writes, _ = pad([np.append(row, tokenizer.eos) for row in rows], -1)
-    moved = (x.to(device) for x in (texts, text_lengths, reads, writes))
-    tokens = sum(len(row) + 1 for row in rows)
-    return Batch(sound, lengths, *moved, tokens, int(lengths.sum()))
+    return Batch(
+        sound,
+        lengths,
+        texts.to(device),
+        text_lengths.to(device),
+        reads.to(device),
+        writes.to(device),
+        sum(len(row) + 1 for row in rows),
+        int(lengths.sum()),
+    )
 
 
 def speech_loss(
@@ -244,5 +277,3 @@ def check_alignable(
         f"{what}; correct them, leave them out with broken=skip, or choose subsampling=2, "
         "a smaller hop= or longer tokens"
     )
-
-

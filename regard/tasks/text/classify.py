@@ -15,6 +15,7 @@ from regard.data.image_files import holds_images
 from regard.data.labelled import Example, ExampleFormat, ExampleReader
 from regard.data.labels import check_single_labels, label_table
 from regard.data.rows import Row, TextBatch, TextBatches, collate
+from regard.data.series_files import holds_series
 from regard.decode.batching import in_batches
 from regard.errors import UsageError, log, lookup
 from regard.metrics.baselines import bigram_gain
@@ -92,8 +93,9 @@ class Classify(Labeller[Classified | Valued]):
 
     @classmethod
     def instead(cls, values: Mapping[str, Any]) -> str:
-        """Leave images to their own task."""
-        return "images" if holds_images(values.get("data")) else cls.name
+        """Leave images and series of numbers to their own tasks."""
+        data = values.get("data")
+        return "images" if holds_images(data) else "series" if holds_series(data) else cls.name
 
     @classmethod
     def checked(cls, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:

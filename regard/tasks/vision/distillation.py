@@ -12,12 +12,6 @@ from regard.tasks.frame.origin import Origin
 from regard.tasks.vision.photos import ImageCodec
 
 
-def soft_loss(logits: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Return the summed cross-entropy of targets (b, labels) that sum to one, weighted by label."""
-    targets = targets if weights is None else targets * weights
-    return -(targets * logits.float().log_softmax(-1)).sum()
-
-
 def _hard(logits: Tensor, theirs: Tensor, temperature: float) -> Tensor:
     return F.cross_entropy(logits.float(), theirs.argmax(-1), reduction="sum")
 

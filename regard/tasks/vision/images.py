@@ -17,12 +17,12 @@ from regard.data.labels import label_list, saved_labels
 from regard.errors import UsageError, lookup
 from regard.files import sha256
 from regard.metrics.baselines import Baselines
-from regard.metrics.labels import count, log_loss, macro_f1, one_hot
+from regard.metrics.labels import one_hot
 from regard.models import task_changes
 from regard.settings import setting
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.task import Data
-from regard.tasks.vision.distillation import DISTILS, Teacher, soft_loss, two_heads
+from regard.tasks.vision.distillation import DISTILS, Teacher, two_heads
 from regard.tasks.vision.labeller import ImageLabeller, RunImages, shrunk
 from regard.tasks.vision.photos import (
     ImageCodec,
@@ -32,7 +32,7 @@ from regard.tasks.vision.photos import (
     with_statistics,
 )
 from regard.tasks.vision.probe import evaluate_probe
-from regard.training.label_loss import CLASS_WEIGHTS, class_weights, imbalance_notes
+from regard.training.label_loss import CLASS_WEIGHTS, class_weights, imbalance_notes, soft_loss
 
 BASELINE_IMAGES = 2000  # images that a baseline learns from
 
@@ -198,13 +198,7 @@ class ClassifyImages(ImageLabeller):
         """Return loss, accuracy and macro F1 on the validation part."""
         valid: Images = data.parts.parts["valid"]
         probs = self.probabilities_of(valid, RunImages(batch=256))
-        targets = one_hot(valid.labels.numpy(), len(self.labels))
-        predictions = one_hot(probs.argmax(1), len(self.labels))
-        accuracy = 100 * float((targets & predictions).any(1).mean())
-        f1 = macro_f1(count(targets, predictions))
-        better = accuracy if self.weights is None else f1
-        loss = log_loss(targets, probs, False)
-        return {"loss": loss, "accuracy": accuracy, "macro_f1": f1, "better": better}
+        return self.valid_scores(valid, probs, by_f1=self.weights is not None)
 
     def title(self, data: Data, settings: Any) -> str:
         """Return what the model card says that the model is."""
@@ -219,10 +213,6 @@ class ClassifyImages(ImageLabeller):
         if settings.teacher:
             facts["teacher"] = sha256(Path(settings.teacher) / "model.safetensors")
         return facts
-
-    def baselines(self, data: Data, settings: Any) -> dict[str, dict[str, float]]:
-        """Return the scores of the commonest label and the nearest mean image."""
-        return self.baseline_scores(data.parts.parts["valid"])
 
     # Using
 

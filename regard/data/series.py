@@ -1,0 +1,182 @@
+"""Sets of series of numbers in the format of a model: parts, normalisation, padded batches."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.data.images import class_names
+from regard.data.lines import missing
+from regard.data.parts import (
+    Dataset,
+    PartReader,
+    given_files,
+    load_parts,
+    no_part,
+    single_file,
+)
+from regard.data.series_files import (
+    MOST_AXES,
+    MOST_CHANNELS,
+    Recording,
+    SeriesOptions,
+    layout_of,
+    part_files,
+    read_recordings,
+)
+from regard.data.split import RowSplitter, Split, shares_and_files
+from regard.data.table import is_folder
+from regard.errors import UsageError, nearest
+
+
+@dataclass(frozen=True)
+class SeriesFormat:
+    """The series that a model takes: so many axes, and channels of this mean and deviation."""
+
+    axes: int = field(default=1, metadata={"min": 1, "max": MOST_AXES})
+    channels: int = field(default=1, metadata={"min": 1, "max": MOST_CHANNELS})
+    layout: str = ""  # of the tables that it was trained on
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = field(default=(), metadata={"above": 0})
+
+    def check(self) -> "SeriesFormat":
+        """Refuse numbers that do not fit each other."""
+        if not len(self.mean) == len(self.std) == self.channels:
+            raise UsageError(
+                f"{len(self.mean)} means and {len(self.std)} standard deviations for "
+                f"{self.channels} channels; expected one of each for a channel"
+            )
+        return self
+
+    @classmethod
+    def of(cls, series: "SeriesSet", layout: str) -> "SeriesFormat":
+        """Take the mean and deviation of each channel over all steps that are not missing."""
+        values = [one.values for one in series.items]
+        axes, channels = values[0].ndim - 1, values[0].shape[-1]
+        flat = np.concatenate([x.reshape(-1, channels) for x in values]).astype(np.float64)
+        known = ~np.isnan(flat)
+        count = np.maximum(known.sum(0), 1)
+        mean = np.where(known, flat, 0).sum(0) / count
+        std = np.sqrt((np.where(known, flat - mean, 0) ** 2).sum(0) / count)
+        rounded = [[float(f"{x:.6g}") for x in row] for row in (mean, std)]
+        return cls(axes, channels, layout, tuple(rounded[0]), tuple(x or 1.0 for x in rounded[1]))
+
+    def take(self, values: np.ndarray, where: str = "the array") -> Tensor:
+        """Return a series (n1, ..., channels) normalised; what is missing is the channel's mean."""
+        if values.ndim != self.axes + 1 or values.shape[-1] != self.channels or not values.size:
+            axes = ", ".join(["steps", *(f"n{n}" for n in range(2, self.axes + 1))])
+            raise UsageError(
+                f"{where}: a series {values.shape}; expected ({axes}, {self.channels} channels)"
+            )
+        mean, std = np.asarray(self.mean, np.float32), np.asarray(self.std, np.float32)
+        return torch.from_numpy(np.nan_to_num((values.astype(np.float32) - mean) / std, nan=0.0))
+
+
+class SeriesSet:
+    """The series of a part with the numbers of their labels."""
+
+    def __init__(self, items: Sequence[Recording], classes: Sequence[str] = ()):
+        self.items, self.classes = list(items), list(classes)
+        numbers = {label: n for n, label in enumerate(classes)}
+        for item in items if classes else ():
+            if item.label not in numbers:
+                shown = ", ".join(classes[:8]) + (", ..." if len(classes) > 8 else "")
+                raise UsageError(
+                    f"{item.where}: label {item.label!r:.60} is not among those that are known "
+                    f"({shown}).{nearest(item.label, classes)}"
+                )
+        self.labels = np.array([numbers.get(item.label, 0) for item in items], np.int64)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def pick(self, rows: Sequence[int]) -> "SeriesSet":
+        """Return some of the series."""
+        return SeriesSet([self.items[row] for row in rows], self.classes)
+
+    def where(self, i: int) -> str:
+        """Return the file of a series, and its place in it."""
+        return self.items[i].where
+
+    @property
+    def sha(self) -> str:
+        """Return a hash of the series and their labels."""
+        text = "".join(f"{item.source} {item.label}\n" for item in self.items)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass
+class SeriesData(Dataset[SeriesSet]):
+    """The series of each part, the names of their labels, and the layout of their tables."""
+
+    classes: list[str] = field(default_factory=list)
+    layout: str = ""
+
+    @property
+    def sha(self) -> str:
+        """Return a hash of what is trained and validated on."""
+        parts = [self.parts[name].sha for name in ("train", "valid") if name in self.parts]
+        return hashlib.sha256(json.dumps([parts, self.classes]).encode()).hexdigest()
+
+
+def load_series(
+    data: str,
+    *,
+    valid: str | None = None,
+    test: str | None = None,
+    need: Sequence[str] = ("train", "valid"),
+    options: SeriesOptions | None = None,
+    classes: Sequence[str] | None = None,
+    trained: Split | None = None,
+) -> SeriesData:
+    """Read the needed parts of a set; without one for validation, some are split off by hash.
+
+    `valid` and `test` are files, or shares of train such as 0.1. `classes` are the labels that are
+    known, else they are those of train.
+    """
+    options = options or SeriesOptions()
+    shares, given = shares_and_files(valid, test)
+    if not Path(data).exists():
+        raise UsageError(missing(Path(data)))
+    files = part_files(Path(data)) if is_folder(data) else {"train": [Path(data)]}
+    files = {name: some for name, some in files.items() if name not in shares}
+    files |= given_files(data, given)
+    loaded = SeriesData({}, classes=list(classes or []))
+
+    def read(name: str) -> SeriesSet:
+        path = single_file(files[name], name, data, "data" if name == "train" else None)
+        items = read_recordings(path, options, loaded.notes)
+        if not loaded.classes:
+            loaded.classes = class_names({item.label for item in items}, ())
+        loaded.layout = loaded.layout or layout_of(path)
+        gaps = sum(int(np.isnan(item.values).sum()) for item in items)
+        if gaps:
+            what = f"{gaps:,} numbers of {path} are missing"
+            loaded.notes.append(f"{what}; each is taken for the mean of its channel")
+        return SeriesSet(items, loaded.classes)
+
+    return load_parts(
+        loaded,
+        {name: PartReader(files[name][0], partial(read, name)) for name in files},
+        need=need,
+        shares=shares,
+        absent=lambda name: no_part(data, name, f"{name}.ts, {name}.npz or {name}.csv"),
+        where=data,
+        splitter=RowSplitter("series", items=lambda rows: rows.items, pick=SeriesSet.pick),
+        unnamed=not is_folder(data),
+        trained=trained,
+    )
+
+
+def stack(series: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Put series one upon the other, padded with zeros, and give their lengths."""
+    return (
+        torch.nn.utils.rnn.pad_sequence(list(series), batch_first=True),
+        torch.tensor([len(one) for one in series]),
+    )

@@ -1,0 +1,134 @@
+"""Tasks that give each example one label: what is the same for images and for series."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from regard.errors import UsageError
+from regard.metrics.baselines import Baselines
+from regard.metrics.evaluation import LabelEvaluation
+from regard.metrics.labels import LabelResults, count, log_loss, macro_f1, one_hot, top_k
+from regard.tasks.frame.answers import Classified
+from regard.tasks.frame.task import Data, Judged, Task
+
+TOP = 5  # labels among which the right one should be, where there are more
+
+
+class LabelledPart(Protocol):
+    """A part of a set: the number of the label of each example, and where it is."""
+
+    labels: Any  # (n,)
+
+    def __len__(self) -> int: ...
+
+    def where(self, i: int) -> str:
+        """Return where an example is."""
+        ...
+
+
+class OneLabel(Task[Any, Classified]):
+    """A task of examples with one label each; `codec` has labels and baselines.
+
+    A task says how the probabilities (n, labels) of a part come about (`predict_examples`), and
+    what the nearest-mean baseline reads of it (`baseline_vectors`).
+    """
+
+    Result = LabelEvaluation
+
+    @property
+    def labels(self) -> list[str]:
+        """Return the labels that the model knows."""
+        return self.codec.labels
+
+    def baseline_vectors(self, part: Any) -> np.ndarray:
+        """Return the examples of a part as vectors, as the nearest-mean baseline reads them."""
+        raise NotImplementedError
+
+    def baseline_scores(self, part: LabelledPart) -> dict[str, dict[str, float]]:
+        """Return the scores of the commonest label and the nearest mean."""
+        learnt: Baselines | None = self.codec.baselines
+        targets = one_hot(np.asarray(part.labels), len(self.labels))
+        return {} if learnt is None else learnt.scores(self.baseline_vectors(part), targets)
+
+    def baselines(self, data: Data, settings: Any) -> dict[str, dict[str, float]]:
+        """Return the scores of the baselines on the validation part."""
+        return self.baseline_scores(data.parts.parts["valid"])
+
+    def valid_scores(self, part: LabelledPart, probs: np.ndarray, by_f1: bool) -> dict[str, float]:
+        """Return loss, accuracy and macro F1 of probabilities; the better is to be raised."""
+        results = self.results(part, probs)
+        accuracy = 100 * float((results.targets & results.predictions).any(1).mean())
+        f1 = macro_f1(count(results.targets, results.predictions))
+        loss = log_loss(results.targets, probs, False)
+        better = f1 if by_f1 else accuracy
+        return {"loss": loss, "accuracy": accuracy, "macro_f1": f1, "better": better}
+
+    def check_run(self, settings: Any) -> Any:
+        """Refuse more labels than there are."""
+        if getattr(settings, "n_best", 1) > len(self.labels):
+            raise UsageError(
+                f"n_best={settings.n_best} is more than the {len(self.labels)} labels of the model"
+            )
+        return super().check_run(settings)
+
+    def check_against(self, other: Any) -> None:
+        """Refuse a model of other labels, or of other examples."""
+        labels = getattr(other, "labels", [])
+        alike = isinstance(other, OneLabel) and other.input == self.input
+        if not alike or set(labels) != set(self.labels):
+            raise UsageError(
+                f"against= names a model of other labels ({', '.join(labels[:6])}); "
+                "compare models of the same"
+            )
+
+    def predictions_of(self, other: Any, data: Data, settings: Any) -> np.ndarray:
+        """Return the probabilities of another model, which reads the data in its own format."""
+        order = [other.labels.index(label) for label in self.labels]
+        return super().predictions_of(other, other.read_test(settings), settings)[:, order]
+
+    def results(self, part: LabelledPart, probs: np.ndarray) -> LabelResults:
+        """Return targets, predictions and probabilities, from which all scores follow."""
+        return LabelResults.single(self.labels, np.asarray(part.labels), probs, unit=self.unit)
+
+    def score(self, data: Data, predictions: np.ndarray, settings: Any) -> Judged:
+        """Return accuracy, F1 and loss, by class too, and the errors it was surest of."""
+        part: LabelledPart = data.parts.parts[settings.part]
+        results = self.results(part, predictions)
+        scores = results.scores(settings.samples)
+        if len(self.labels) > TOP:
+            scores.insert(1, top_k(np.asarray(part.labels), predictions, TOP, self.unit))
+        errors = results.errors(settings.errors, lambda i: ("", part.where(i)))
+        return Judged(scores, len(part), results.details(errors, self.baseline_scores(part)))
+
+    def compare(self, data: Data, ours: np.ndarray, theirs: np.ndarray, settings: Any) -> Any:
+        """Compare accuracies by a paired bootstrap."""
+        part: LabelledPart = data.parts.parts[settings.part]
+        other = self.results(part, theirs).predictions
+        return [self.results(part, ours).compare(other, settings.samples)]
+
+    def outputs(self, data: Data, predictions: np.ndarray, settings: Any) -> list[dict[str, Any]]:
+        """Return each example with its label and what was predicted."""
+        part: LabelledPart = data.parts.parts[settings.part]
+        numbers = np.asarray(part.labels).tolist()
+        return [
+            {
+                self.input: part.where(i),
+                "label": self.labels[numbers[i]],
+                "prediction": self.labels[best],
+                "probability": float(predictions[i, best]),
+            }
+            for i, best in enumerate(predictions.argmax(1).tolist())
+        ]
+
+    def classified(self, probs: np.ndarray) -> list[Classified]:
+        """Return the answers of probabilities (n, labels)."""
+        return [Classified(self.labels, row, [int(row.argmax())]) for row in probs]
+
+    def labelled(self, probs: np.ndarray, settings: Any) -> Mapping[str, Any]:
+        """Return the fields of a picture that tell the likeliest labels (labels,)."""
+        from regard.viewer.text import label_candidates
+
+        best = int(probs.argmax())
+        rest = label_candidates(self.labels, probs, [best], settings.candidates)
+        return {"output": self.labels[best], **rest}

@@ -1,0 +1,375 @@
+"""Classification of series: series of numbers with labels to a model that labels series."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.attention.watch import watch
+from regard.data.augment import augments, step_rng
+from regard.data.batches import Shuffled
+from regard.data.labels import label_list, saved_labels
+from regard.data.lines import missing
+from regard.data.series import SeriesFormat, SeriesSet, load_series, stack
+from regard.data.series_augment import SERIES_AUGMENTS, SeriesAugment
+from regard.data.series_files import (
+    LAYOUTS,
+    Recording,
+    SeriesOptions,
+    read_recordings,
+    recording,
+)
+from regard.errors import UsageError, lookup
+from regard.metrics.baselines import Baselines, block_means
+from regard.metrics.labels import one_hot
+from regard.models import family, task_changes
+from regard.settings import fill, setting
+from regard.tasks.frame.answers import Classified
+from regard.tasks.frame.one_label import OneLabel
+from regard.tasks.frame.origin import Origin
+from regard.tasks.frame.settings import (
+    SHORT,
+    BootstrapSettings,
+    RunSettings,
+    TrainSettings,
+    derived,
+)
+from regard.tasks.frame.task import Data
+from regard.training.label_loss import CLASS_WEIGHTS, class_weights, imbalance_notes, soft_loss
+
+SeriesConfig, _ = family("series")
+TOKENS = 128  # that a series is cut into, unless chunk= says
+
+
+@dataclass(frozen=True)
+class TrainSeries(TrainSettings):
+    """What a training of a classifier of series can be told."""
+
+    schedule: str = "cosine"
+    weight_decay: float = 0.05
+    ema: float = 0.99
+    family: str = setting("series", "model family: series")
+    columns: str | None = setting(None, "of tables: label; path,label; or id,time,label")
+    header: bool | None = setting(None, "whether a table has a header row; guessed unless told")
+    batch: int = setting(32, "series per batch", min=1, max=100_000)
+    augment: str = setting("jitter+scale+mask", "none, or such as jitter+scale+warp+stretch+mask")
+    strength: float = setting(1.0, "magnitude of augmentation", min=0, max=10)
+    mixup: float = setting(0.0, "alpha of mixup; 0 disables it", min=0, max=100)
+    label_smoothing: float = setting(0.1, "label smoothing", min=0, max=0.9)
+    class_weights: str = setting("none", "in the loss: none, or balanced for uneven labels")
+    model: SeriesConfig = field(default_factory=SeriesConfig)  # type: ignore[valid-type]
+
+
+@dataclass(frozen=True)
+class RunSeries(RunSettings):
+    """How to label series."""
+
+    batch: int = setting(64, "series per batch", min=1, max=100_000)
+    n_best: int = setting(1, "labels to return per series, most probable first", min=1, max=100_000)
+    scores: bool = setting(True, "print the probability of each label")
+
+
+@dataclass(frozen=True)
+class EvalSeries(derived("EvalSeries", BootstrapSettings, RunSeries)):
+    """What to judge on, and how."""
+
+    valid: str | None = setting(None, "which file is the validation part, or its share")
+    columns: str | None = setting(None, "of tables: label; path,label; or id,time,label")
+    header: bool | None = setting(None, "whether a table has a header row; guessed unless told")
+    errors: int = setting(10, "errors to show", min=0, max=100_000)
+
+
+@dataclass(frozen=True)
+class SeriesCodec:
+    """The format of a model's series, its labels and baselines."""
+
+    format: SeriesFormat
+    labels: list[str]
+    baselines: Baselines | None = None
+
+    def save(self, folder: Path) -> None:
+        """Write the baselines."""
+        if self.baselines is not None:
+            self.baselines.save(folder)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what config.json says of it."""
+        return {"labels": self.labels, "series": asdict(self.format)}
+
+    def hashes(self) -> list[str]:
+        """Return nothing: there is no tokenizer."""
+        return []
+
+
+class Batch(NamedTuple):
+    """Series (b, n1, ..., c), their lengths, and the targets (b, labels)."""
+
+    series: Tensor
+    lengths: Tensor
+    targets: Tensor
+
+
+class SeriesBatches:
+    """Batch n of augmented series, a pure function of (seed, n)."""
+
+    def __init__(self, train: SeriesSet, settings: Any, codec: SeriesCodec):
+        self.series = normalised(train, codec.format)
+        self.labels, self.settings = torch.from_numpy(train.labels), settings
+        self.shuffled = Shuffled(len(train), settings.batch, settings.seed)
+        self.augment = SeriesAugment(
+            settings.augment,
+            len(codec.labels),
+            settings.strength,
+            settings.mixup,
+            settings.label_smoothing,
+        )
+
+    def __getitem__(self, n: int) -> Batch:
+        """Return batch n."""
+        picked, device = self.shuffled[n], self.settings.device
+        series, lengths = stack([self.series[i] for i in picked])
+        rng = step_rng(self.settings.seed, n)
+        made = self.augment(series, lengths, self.labels[torch.from_numpy(picked)], rng)
+        return Batch(*(part.to(device) for part in made))
+
+    def epoch(self) -> float:
+        """Return in how many batches all series are read once."""
+        return self.shuffled.epoch()
+
+
+def normalised(part: SeriesSet, format: SeriesFormat) -> list[Tensor]:
+    """Return the series of a part as a model reads them."""
+    return [format.take(item.values, item.where) for item in part.items]
+
+
+def mean_vectors(part: SeriesSet, format: SeriesFormat) -> np.ndarray:
+    """Return series as the nearest-mean baseline reads them: averaged over stretches of steps."""
+    return np.stack([block_means(x.flatten(1).numpy()) for x in normalised(part, format)])
+
+
+class ClassifySeries(OneLabel):
+    """Label series of numbers: the most probable of the labels that were learnt."""
+
+    name, holds, unit, input = "series", "series of numbers and labels", "series", "series"
+    Train, Run, Eval = TrainSeries, RunSeries, EvalSeries
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "tiny": {"lr": 0.002, "batch": 32, "steps": 1000},
+        "small": {"lr": 0.001, "batch": 32, "steps": 2000},
+        "base": {"lr": 0.0005, "batch": 64, "steps": 5000},
+        "big": {"lr": 0.0003, "batch": 64, "steps": 10_000},
+    }
+    short: ClassVar[Mapping[str, str | tuple[str, ...]]] = {
+        **SHORT,
+        "chunk": "model.chunk",
+        "stride": "model.stride",
+        "pool": "model.pool",
+        "drop_path": "model.drop_path",
+        "head_dropout": "model.head_dropout",
+        "max_length": "model.max_length",
+    }
+
+    @property
+    def format(self) -> SeriesFormat:
+        """Return how series are brought to the model."""
+        return self.codec.format
+
+    # Training
+
+    @classmethod
+    def checked(cls, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
+        """Refuse unknown names."""
+        augments(settings.augment, SERIES_AUGMENTS)
+        lookup("class_weights", settings.class_weights, CLASS_WEIGHTS)
+        return settings
+
+    @classmethod
+    def read(cls, settings: Any, origin: Origin | None) -> Data:
+        """Read the series to train and to validate on."""
+        options = SeriesOptions(settings.columns, settings.header)
+        given = {"valid": settings.valid, "test": settings.test}
+        data = load_series(str(settings.data), options=options, **given)
+        label_list([item.labels for item in data.parts["train"].items], str(settings.data))
+        return Data(data, data.sha, data.notes, data.split)
+
+    @classmethod
+    def suited(cls, settings: Any, values: Mapping[str, Any], data: Data) -> Any:
+        """Cut series into chunks by how long they are, unless told or already trained."""
+        if values.get("init") or {"chunk", "model.chunk"} & values.keys():
+            return settings
+        shapes = [item.values.shape[:-1] for item in data.parts.parts["train"].items]
+        sides = [max(shape[axis] for shape in shapes) for axis in range(len(shapes[0]))]
+        most = max(1, int(TOKENS ** (1 / len(sides))))
+        chunk = tuple(-(-side // most) for side in sides)
+        longest = max(sides[0], settings.model.max_length)
+        return replace(settings, model=replace(settings.model, chunk=chunk, max_length=longest))
+
+    @classmethod
+    def make_codec(cls, data: Data, settings: Any, learnt: Any, origin: Any) -> SeriesCodec:
+        """Take the labels of the data, and the mean and deviation of the channels of train."""
+        train, labels = data.parts.parts["train"], data.parts.classes
+        format = SeriesFormat.of(train, data.parts.layout)
+        if origin is not None and isinstance(origin.config.get("series"), dict):
+            format = format_of(origin.folder, origin.config)
+        often = np.bincount(train.labels, minlength=len(labels))
+        data.notes.extend(imbalance_notes(often, labels, settings.class_weights))
+        targets, vectors = one_hot(train.labels, len(labels)), mean_vectors(train, format)
+        baselines = Baselines.fit("the nearest mean series", vectors, targets)
+        return SeriesCodec(format, labels, baselines)
+
+    @classmethod
+    def make_model(cls, data: Data, codec: SeriesCodec, settings: Any, origin: Any) -> Any:
+        """Build the model with a head; one that knew the same labels before keeps its head."""
+        name, labels = settings.family, codec.labels
+        config = replace(settings.model, **task_changes(name, cls.name), labels=len(labels))
+        if origin is None:
+            config = replace(config, channels=codec.format.channels)
+        if len(config.chunk) != codec.format.axes:
+            raise UsageError(
+                f"chunk={','.join(map(str, config.chunk))} for arrays of {codec.format.axes} axes; "
+                "give a length for each"
+            )
+        fresh = "" if origin is not None and origin.was(cls.name, labels) else "head."
+        return name, cls.build(name, config, settings, origin, fresh=fresh)
+
+    def batches(self, data: Data, settings: Any) -> SeriesBatches:
+        """Return batches of augmented series."""
+        train: SeriesSet = data.parts.parts["train"]
+        often = np.bincount(train.labels, minlength=len(self.labels))
+        self.weights = class_weights(settings.class_weights, often, len(train))
+        return SeriesBatches(train, settings, self.codec)
+
+    def count(self, batch: Batch) -> tuple[int, int]:
+        """Return the series, which the loss counts, and their steps."""
+        return len(batch.series), int(batch.lengths.sum())
+
+    def loss(self, batch: Batch, settings: Any) -> Tensor:
+        """Return the summed cross-entropy of the labels."""
+        weights = None if self.weights is None else self.weights.to(batch.targets.device)
+        return soft_loss(self.model(batch.series, batch.lengths), batch.targets, weights)
+
+    def validate(self, data: Data, settings: Any, share: float = 1.0) -> dict[str, float]:
+        """Return loss, accuracy and macro F1 on the validation part."""
+        valid: SeriesSet = data.parts.parts["valid"]
+        probs = self.probabilities(normalised(valid, self.format), RunSeries().batch)
+        return self.valid_scores(valid, probs, by_f1=self.weights is not None)
+
+    def title(self, data: Data, settings: Any) -> str:
+        """Return what the model card says that the model is."""
+        return f"One of {len(self.labels)} labels for a series of numbers"
+
+    def facts(self, data: Data, settings: Any) -> dict[str, Any]:
+        """Return what recipe.json says beside the settings."""
+        return {"labels": len(self.labels), "series": len(data.parts.parts["train"])}
+
+    # Using
+
+    @classmethod
+    def load_codec(cls, folder: Path, model: Any, config: Mapping[str, Any]) -> SeriesCodec:
+        """Read the labels and the format of series that a folder names."""
+        labels = saved_labels(folder, config, model.config.labels)
+        format = format_of(folder, config)
+        if (format.channels, format.axes) != (model.config.channels, len(model.config.chunk)):
+            raise UsageError(
+                f"{folder / 'config.json'}: series of {format.channels} channels, but the model "
+                f"reads {model.config.channels}"
+            )
+        return SeriesCodec(format, labels, Baselines.load(folder, len(labels)))
+
+    def is_one(self, inputs: Any) -> bool:
+        """Tell whether this is one series, a path or an array, rather than several."""
+        return isinstance(inputs, str | Path | np.ndarray | Tensor | Recording)
+
+    def inputs_in(self, path: str | Path) -> list[Recording]:
+        """Return all series of a file, with labels or without."""
+        layout = self.format.layout if self.format.layout in LAYOUTS else "files"
+        return read_recordings(path, SeriesOptions(labelled=False, layout=layout), [])
+
+    def check_input(self, given: Any) -> Recording:
+        """Return the series that is given: an array, a file, or one of a file as FILE:LINE."""
+        if isinstance(given, Recording):
+            return given
+        if isinstance(given, str | Path) and given:
+            named = re.fullmatch(r"(.+):\d+", str(given))
+            within = bool(named) and not Path(given).exists()
+            path = Path(named[1]) if named and within else Path(given)
+            if not path.is_file():
+                raise UsageError(missing(path))
+            found = self.inputs_in(path)
+            some = [one for one in found if not within or one.where == str(given)]
+            if len(some) != 1:
+                where = found[0].where
+                raise UsageError(f"{given}: {len(some)} series; name one of them, such as {where}")
+            return some[0]
+        try:
+            values = np.asarray(given, dtype=np.float64)
+        except (ValueError, TypeError):
+            raise UsageError(f"{given!r:.60} is no series; give a path or an array") from None
+        return recording(values[:, None] if values.ndim == 1 else values, "", "the series")
+
+    @torch.inference_mode()
+    def probabilities(self, series: Sequence[Tensor], batch: int) -> np.ndarray:
+        """Return the probability of each label, (n, labels), of normalised series."""
+        made = np.zeros((len(series), len(self.labels)), np.float32)
+        order = np.argsort([len(one) for one in series], kind="stable")  # alike in length
+        for start in range(0, len(series), batch):
+            some = order[start : start + batch]
+            x, lengths = (part.to(self.device) for part in stack([series[i] for i in some]))
+            made[some] = self.model(x, lengths).float().softmax(-1).cpu().numpy()
+        return made
+
+    def predict(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[Classified]:
+        """Label series."""
+        series = [self.format.take(one.values, one.where) for one in inputs]
+        return self.classified(self.probabilities(series, settings.batch))
+
+    def read_test(self, settings: Any) -> Data:
+        """Read the part that is judged."""
+        data = load_series(
+            settings.data,
+            valid=settings.valid,
+            test=settings.test,
+            need=(settings.part,),
+            options=SeriesOptions(settings.columns, settings.header),
+            classes=self.labels,
+            trained=self.trained,
+        )
+        return Data(data, data.parts[settings.part].sha, data.notes)
+
+    def predict_examples(self, data: Data, settings: Any) -> np.ndarray:
+        """Return the probability of each label for each series."""
+        series = normalised(data.parts.parts[settings.part], self.format)
+        return self.probabilities(series, settings.batch)
+
+    def baseline_vectors(self, part: SeriesSet) -> np.ndarray:
+        """Return series as the nearest-mean baseline reads them."""
+        return mean_vectors(part, self.format)
+
+    def explain(self, given: Any, settings: Any) -> Any:
+        """Watch the model while it labels a series, and gather where it looked."""
+        from regard.viewer.picture import Picture
+        from regard.viewer.text import text_views
+
+        one = self.check_input(given)
+        series = self.format.take(one.values, one.where)
+        with watch(self.model) as maps:
+            (probs,) = self.probabilities([series], 1)
+        names = self.model.chunks.names(series.shape[:-1])
+        views, told = text_views(maps, names, whole="series"), self.labelled(probs, settings)
+        return Picture(title=one.where, views=views, source=one.where, **told)
+
+
+def format_of(folder: Path, config: Mapping[str, Any]) -> SeriesFormat:
+    """Check and return how series are brought to a model, as its folder says."""
+    where, given = str(folder / "config.json"), config.get("series")
+    if not isinstance(given, dict):
+        raise UsageError(f"{where}: 'series' is {given!r:.40}; expected axes, channels, mean, std")
+    try:
+        return fill(SeriesFormat, given, where=where).check()
+    except UsageError as error:
+        text = str(error)
+        raise UsageError(text if text.startswith(where) else f"{where}: {text}") from None

@@ -1,0 +1,252 @@
+"""Sound classification: sounds with labels to a model that labels sounds, such as spoken words."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from regard.data.labels import label_list, saved_labels
+from regard.data.sound_sets import SoundOptions
+from regard.data.sounds import SoundData, Sounds
+from regard.data.spectrogram import SoundFormat
+from regard.decode.batching import in_batches
+from regard.errors import UsageError, lookup
+from regard.metrics.baselines import Baselines
+from regard.metrics.labels import one_hot
+from regard.models import task_changes
+from regard.settings import setting
+from regard.tasks.frame.answers import Classified
+from regard.tasks.frame.one_label import OneLabel
+from regard.tasks.frame.origin import Origin
+from regard.tasks.frame.settings import derived
+from regard.tasks.frame.task import Data
+from regard.tasks.sound.codec import (
+    SHORT,
+    SoundBatches,
+    SoundCodec,
+    SoundEvalSettings,
+    SoundRunSettings,
+    SoundTask,
+    SoundTrainSettings,
+    format_of,
+    pad_sounds,
+    with_statistics,
+)
+from regard.training.label_loss import CLASS_WEIGHTS, class_weights, imbalance_notes
+
+BASELINE = "the nearest mean spectrogram"
+BASELINE_SOUNDS = 2000  # sounds that a baseline learns from
+SLICES = 8  # stretches of a sound, each the mean of its frames, that the baseline compares
+
+
+@dataclass(frozen=True)
+class TrainSounds(SoundTrainSettings):
+    """What a training of a sound classifier can be told."""
+
+    columns: str | None = setting(None, "columns of a table: path and label, such as 2,1")
+    names: tuple[str, ...] = setting((), "names of labels that are numbers")
+    pattern: str | None = setting(None, "file names with labels, such as {label}_{speaker}_{take}")
+    label_smoothing: float = setting(0.1, "label smoothing", min=0, max=0.9)
+    class_weights: str = setting("none", "in the loss: none, or balanced for uneven labels")
+
+
+@dataclass(frozen=True)
+class RunSounds(SoundRunSettings):
+    """How to label sounds."""
+
+    n_best: int = setting(1, "labels to return per sound, most probable first", min=1, max=100_000)
+    scores: bool = setting(True, "print the probability of each label")
+
+
+@dataclass(frozen=True)
+class EvalSounds(derived("EvalSounds", SoundEvalSettings, RunSounds)):
+    """What to judge on, and how."""
+
+    data: str | None = setting(None, "a folder or table of sounds with labels")
+    columns: str | None = setting(None, "columns of a table: path and label, such as 2,1")
+    pattern: str | None = setting(None, "file names with labels, such as {label}_{speaker}_{take}")
+    errors: int = setting(10, "errors to show", min=0, max=100_000)
+
+
+class Batch(NamedTuple):
+    """Spectrograms (b, t, mels) with their frames (b), and the numbers of their labels (b)."""
+
+    sound: Tensor
+    lengths: Tensor
+    labels: Tensor
+
+
+def slices(sounds: Sounds, format: SoundFormat) -> np.ndarray:
+    """Return sounds as the nearest-mean baseline reads them: the mean of some slices each."""
+    rows = []
+    for i in range(len(sounds)):
+        frames = format.log_mel(sounds.read(i))
+        places = torch.linspace(0, len(frames), SLICES + 1).long().tolist()
+        parts = [frames[a : max(b, a + 1)] for a, b in zip(places, places[1:], strict=False)]
+        rows.append(torch.stack([part.mean(0) for part in parts]).flatten().numpy())
+    return np.stack(rows)
+
+
+def learn_baselines(train: Sounds, format: SoundFormat, labels: int) -> Baselines:
+    """Learn the nearest-mean baseline from some of the sounds."""
+    rows = np.linspace(0, len(train) - 1, min(len(train), BASELINE_SOUNDS)).astype(np.int64)
+    some = train.pick(rows)
+    return Baselines.fit(BASELINE, slices(some, format), one_hot(some.labels.numpy(), labels))
+
+
+class ClassifySounds(OneLabel, SoundTask[Classified]):
+    """Label sounds: the most probable of the labels that were learnt."""
+
+    name, holds, target = "sounds", "sounds and labels", "label"
+    Train, Run, Eval = TrainSounds, RunSounds, EvalSounds
+    better = "accuracy"
+    short = {**SHORT, "pool": "model.pool"}
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "micro": {"lr": 0.003, "steps": 2000},
+        "tiny": {"lr": 0.002, "steps": 4000},
+        "small": {"lr": 0.001, "steps": 10_000},
+        "base": {"lr": 0.0007, "steps": 20_000, "batch_seconds": 200.0},
+        "big": {"lr": 0.0005, "steps": 60_000, "batch_seconds": 400.0},
+    }
+
+    # Training
+
+    @classmethod
+    def options(cls, settings: Any) -> SoundOptions:
+        """Return how the files of a set are taken."""
+        names = getattr(settings, "names", ())
+        return replace(super().options(settings), pattern=settings.pattern, names=names)
+
+    @classmethod
+    def checked(cls, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
+        """Refuse unknown names."""
+        lookup("class_weights", settings.class_weights, CLASS_WEIGHTS)
+        return super().checked(settings, values, origin)
+
+    @classmethod
+    def read(cls, settings: Any, origin: Origin | None) -> Data:
+        """Read the sounds to train and to validate on."""
+        data = cls.load_parts(settings)
+        numbers = data.parts["train"].labels.tolist()
+        label_list([(data.classes[i],) for i in numbers], settings.data)
+        return Data(data, data.sha, data.notes, data.split)
+
+    @classmethod
+    def make_codec(cls, data: Data, settings: Any, learnt: Any, origin: Any) -> SoundCodec:
+        """Take the labels and the format of the data."""
+        sounds: SoundData = data.parts
+        labels, train = sounds.classes, sounds.parts["train"]
+        often = np.bincount(train.labels.numpy(), minlength=len(labels))
+        data.notes.extend(imbalance_notes(often, labels, settings.class_weights))
+        more = cls.reading(settings)
+        if settings.pattern:
+            more["read_pattern"] = settings.pattern
+        format = with_statistics(settings.sound, train)
+        baselines = learn_baselines(train, format, len(labels))
+        return SoundCodec(format, labels, baselines=baselines, more=more)
+
+    @classmethod
+    def make_model(cls, data: Data, codec: SoundCodec, settings: Any, origin: Any) -> Any:
+        """Build the model with a head; one that knew the same labels before keeps its head."""
+        name, labels = settings.family, codec.labels
+        config = replace(settings.model, **task_changes(name, cls.name), labels=len(labels))
+        fresh = "" if origin is not None and origin.was(cls.name, labels) else "readout."
+        return name, cls.build(name, config, settings, origin, fresh=fresh)
+
+    def batches(self, data: Data, settings: Any) -> SoundBatches:
+        """Return batches of augmented spectrograms with their labels."""
+        train: Sounds = data.parts.parts["train"]
+        often = np.bincount(train.labels.numpy(), minlength=len(self.labels))
+        weights = class_weights(settings.class_weights, often, len(train))
+        self.weights = None if weights is None else weights.to(settings.device)
+
+        def make(picked: np.ndarray, sound: Tensor, lengths: Tensor) -> Batch:
+            labels = train.labels[torch.from_numpy(picked)]
+            return Batch(sound, lengths, labels.to(settings.device))
+
+        return SoundBatches(train, self.format, settings, make)
+
+    def count(self, batch: Batch) -> tuple[int, int]:
+        """Return the sounds, which the loss counts, and the frames that were read."""
+        return len(batch.labels), int(batch.lengths.sum())
+
+    def loss(self, batch: Batch, settings: Any) -> Tensor:
+        """Return the summed cross-entropy of the labels."""
+        logits = self.model(batch.sound, batch.lengths).float()
+        rest = {"weight": self.weights, "label_smoothing": settings.label_smoothing}
+        return F.cross_entropy(logits, batch.labels, **rest, reduction="sum")
+
+    def validate(self, data: Data, settings: Any, share: float = 1.0) -> dict[str, float]:
+        """Return loss, accuracy and macro F1 on the validation part."""
+        valid: Sounds = data.parts.parts["valid"]
+        probs = self.probabilities_of(valid, self.Run())
+        return self.valid_scores(valid, probs, by_f1=self.weights is not None)
+
+    def title(self, data: Data, settings: Any) -> str:
+        """Return what the model card says that the model is."""
+        return f"One of {len(self.labels)} labels for a sound"
+
+    def facts(self, data: Data, settings: Any) -> dict[str, Any]:
+        """Return what recipe.json says beside the settings."""
+        return {"labels": len(self.labels), "sounds": len(data.parts.parts["train"])}
+
+    def baseline_vectors(self, part: Sounds) -> np.ndarray:
+        """Return sounds as the nearest-mean baseline reads them."""
+        return slices(part, self.format)
+
+    # Using
+
+    @classmethod
+    def load_codec(cls, folder: Path, model: Any, config: Mapping[str, Any]) -> SoundCodec:
+        """Read the labels and the format of sounds that a folder names."""
+        if not getattr(model.config, "labels", 0):
+            raise UsageError(f"{folder / 'config.json'}: a model without a head for labels")
+        labels = saved_labels(folder, config, model.config.labels)
+        baselines = Baselines.load(folder, len(labels))
+        return SoundCodec(format_of(folder, model, config), labels, baselines=baselines)
+
+    def probabilities(self, sounds: list[np.ndarray], settings: Any) -> np.ndarray:
+        """Return the probability of each label, (n, labels), for the samples of sounds."""
+
+        @torch.inference_mode()
+        def forward(some: list[Tensor]) -> list[np.ndarray]:
+            logits = self.model(*pad_sounds(some, self.device)).float()
+            return list(logits.softmax(-1).cpu().numpy())
+
+        features = [self.format.spectrogram(samples) for samples in sounds]
+        frames = max(1, round(settings.batch_seconds / self.format.hop))
+        rows = in_batches(features, [len(one) for one in features], forward, tokens=frames)
+        return np.stack(rows)
+
+    def probabilities_of(self, sounds: Sounds, settings: Any) -> np.ndarray:
+        """Return the probability of each label for the sounds of a part."""
+        parts = np.split(np.arange(len(sounds)), range(512, len(sounds), 512))
+        return np.concatenate(
+            [self.probabilities([sounds.read(i) for i in part], settings) for part in parts]
+        )
+
+    def answer_sounds(
+        self, sounds: list[np.ndarray], settings: Any, lines: list[int]
+    ) -> list[Classified]:
+        """Label the samples of sounds."""
+        return self.classified(self.probabilities(sounds, settings))
+
+    def predict_examples(self, data: Data, settings: Any) -> np.ndarray:
+        """Return the probability of each label for each sound."""
+        return self.probabilities_of(data.parts.parts[settings.part], settings)
+
+    # Looking
+
+    def describe(
+        self, spectrogram: Tensor, settings: Any
+    ) -> tuple[dict[str, Any], Callable[[], Any]]:
+        """Label a sound for its picture."""
+        sound = pad_sounds([spectrogram], self.device)
+        with torch.inference_mode():
+            probs = self.model(*sound).float().softmax(-1)[0].cpu().numpy()
+        return dict(self.labelled(probs, settings)), lambda: self.model(*sound)
