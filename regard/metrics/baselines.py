@@ -182,7 +182,7 @@ BASELINES: dict[str, Baseline] = {
         _fit_tags, _predict_tags, ("else", "keys", "tags"), _valid_tags
     ),
     **dict.fromkeys(
-        ("the nearest mean image", "the nearest mean series"),
+        ("the nearest mean image", "the nearest mean series", "the nearest mean spectrogram"),
         Baseline(_fit_means, _predict_means, ("means",), _valid_means),
     ),
 }
