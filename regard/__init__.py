@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         train,
     )
     from regard.attention.attend import attend
+    from regard.attention.intervene import change, cut, record
     from regard.attention.positions import POSITIONS
     from regard.attention.scores import SCORES
     from regard.attention.watch import watch
@@ -43,6 +44,9 @@ HOMES = {
     "train": "regard.api",
     "attend": "regard.attention.attend",
     "watch": "regard.attention.watch",
+    "record": "regard.attention.intervene",
+    "change": "regard.attention.intervene",
+    "cut": "regard.attention.intervene",
     "fast": "regard.native",
     "UsageError": "regard.errors",
     "SCORES": "regard.attention.scores",
@@ -62,8 +66,10 @@ __all__ = [
     "SCORES",
     "UsageError",
     "attend",
+    "change",
     "compare",
     "cost",
+    "cut",
     "doctor",
     "evaluate",
     "export",
@@ -72,6 +78,7 @@ __all__ = [
     "import_model",
     "load",
     "look",
+    "record",
     "train",
     "watch",
 ]

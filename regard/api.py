@@ -21,6 +21,8 @@ from regard.tasks import task as task_class
 from regard.training.plan import DURATION_KEYS
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from regard.costs.lectures import Lectures
     from regard.costs.report import Cost
     from regard.examine.doctor import Examined
@@ -442,7 +444,7 @@ class Shown:
 
 
 def cost(
-    model: Any,
+    model: object,
     /,
     *,
     size: str | None = None,
@@ -546,13 +548,13 @@ def _take_over(folder: Path, out: Place) -> Saved:
     return Saved(str(out))
 
 
-def _whole(folder: Path, model: Any, config: dict[str, Any]) -> Any:
+def _whole(folder: Path, model: "nn.Module", config: dict[str, Any]) -> Any:
     """Return an encoder of images within what it was trained by."""
     encoder: Any = task_class("pretrain").load(folder, model, config)
     return encoder.whole()
 
 
-def _card(config: dict[str, Any], model: Any) -> str:
+def _card(config: dict[str, Any], model: "nn.Module") -> str:
     """Write the README of a model that was imported."""
     count = sum(parameter.numel() for parameter in model.parameters())
     came = config["imported"]

@@ -18,14 +18,10 @@ LETTERS = 1_000_000  # and so many letters, if that is sooner
 FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 LISTS = (".txt", ".jsonl", ".list")  # files that name images, a line each
 TABLES = (".csv", ".tsv", ".parquet", ".arrow", ".feather")  # rows of named columns
-INPUTS = (
-    "src",
-    "source",
-    "text",
-    "input",
-    "image",
-    "series",
-)  # the field of a JSON line that is read
+# the field of a JSON line that is read, if it has none that the model's inputs are named by
+INPUTS = ("src", "source", "text", "input", "image", "audio", "series")
+# files that are inputs themselves -> where their suffixes are
+FILES = {"image": "regard.data.image_format", "audio": "regard.data.sound_files"}
 
 # a text (or the messages of a conversation), and the JSON line it came in, if it did
 Input = tuple[Any, dict[str, Any] | None]
@@ -94,7 +90,7 @@ def run(call: Call) -> None:
         if live and sys.stdin.isatty():
             return model.session(call.completed, sys.stdout)
         size = 1 if sys.stdin.isatty() else CHUNK
-        print_answers(model, chunks(sys.stdin.buffer, size), call)
+        print_answers(model, chunks(sys.stdin.buffer, size, field=model.input), call)
         return
     number, literal = 0, len(texts) - call.literal
     words: list[Input] = []
@@ -125,27 +121,32 @@ def kind_of(word: str) -> str:
 
 
 def run_path(model: Any, path: str, kind: str, call: Call, number: int) -> int:
-    """Answer the lines of a file, an image or the images of a folder; return the next number."""
-    from regard.data.image_format import SUFFIXES
+    """Answer the lines of a file, an image, a sound, or those of a folder; return the next number.
+
+    A table of sounds names them from its own folder on.
+    """
     from regard.data.lines import opened
 
     as_text = "; to answer the word itself, write it after --"
     suffix = os.path.splitext(path)[1].lower()
-    if model.input == "image":
-        if kind == "file" and suffix not in LISTS:
+    table = suffix in TABLES or (suffix == ".jsonl" and model.input == "audio")
+    if model.input in FILES:
+        if kind == "file" and suffix not in LISTS and not (table and model.input == "audio"):
             for line in answers(model, [(path, None)], call, first=number):
                 print(line)
             return number + 1
         if kind == "folder":
+            suffixes = import_module(FILES[model.input]).SUFFIXES
             found = sorted(
                 os.path.join(folder, name)
                 for folder, _, names in os.walk(path)
                 for name in names
-                if os.path.splitext(name)[1].lower() in SUFFIXES and not name.startswith(".")
+                if os.path.splitext(name)[1].lower() in suffixes and not name.startswith(".")
             )
             if not found:
-                ends = ", ".join(sorted(SUFFIXES))
-                raise UsageError(f"{path}: no image in this folder; expected files in {ends}")
+                ends = ", ".join(sorted(suffixes))
+                what = {"image": "image", "audio": "sound"}[model.input]
+                raise UsageError(f"{path}: no {what} in this folder; expected files in {ends}")
             some = [found[start : start + CHUNK] for start in range(0, len(found), CHUNK)]
             parts: Any = (([(name, None) for name in part], None) for part in some)
             return print_answers(model, parts, call, number, named=True)
@@ -158,12 +159,13 @@ def run_path(model: Any, path: str, kind: str, call: Call, number: int) -> int:
     if kind == "folder":
         raise UsageError(f"{path} is a folder; name files whose lines are to be read{as_text}")
     if not call.quiet:
-        what = "rows" if suffix in TABLES else "lines"
+        what = "rows" if table else "lines"
         print(f"{path}: its {what} are answered{as_text}", file=sys.stderr, flush=True)
-    if suffix in TABLES:
-        return print_answers(model, table_chunks(path, CHUNK), call, number)
+    if table:
+        rows = sound_rows(path) if model.input == "audio" else table_rows(path)
+        return print_answers(model, in_chunks(rows, CHUNK), call, number)
     with opened(path) as file:
-        return print_answers(model, chunks(file, CHUNK, path), call, number)
+        return print_answers(model, chunks(file, CHUNK, path, model.input), call, number)
 
 
 def print_answers(
@@ -287,8 +289,8 @@ def recipes(call: Call) -> None:
 VERBS = {
     "run": Verb(
         run,
-        "regard run MODEL [TEXT|FILE|PHOTO|FOLDER...] [key=value...]",
-        "answer texts, lines of files or of standard input, or photos",
+        "regard run MODEL [TEXT|FILE|PHOTO|SOUND|FOLDER...] [key=value...]",
+        "answer texts, lines of files or of standard input, photos or sounds",
         (
             'regard run en-zh "How are you?"',
             "regard run runs/mine beam=5 scores=true < test.en > test.de",
@@ -327,7 +329,7 @@ VERBS = {
     ),
     "look": Verb(
         look,
-        "regard look MODEL TEXT|PHOTO... [key=value...]",
+        "regard look MODEL TEXT|PHOTO|SOUND... [key=value...]",
         "see where a model looks, as a picture or as a page to explore",
         (
             'regard look en-zh "How are you?" out=attention.html',
@@ -516,11 +518,12 @@ def keys(settings: type, short: dict[str, Any]) -> str:
 
 
 def chunks(
-    file: BinaryIO, size: int, name: str = "standard input"
+    file: BinaryIO, size: int, name: str = "standard input", field: str = INPUTS[0]
 ) -> Iterator[tuple[list[Input], UsageError | None]]:
     """Read lines, or JSON lines, a chunk at a time; what is wrong comes after the lines before it.
 
-    The first line decides which of the two they are.
+    The first line decides which of the two they are. An input is in `field` of a JSON line, or in
+    one of INPUTS.
     """
     from regard.data.lines import read_stream
 
@@ -531,7 +534,8 @@ def chunks(
         for number, line in read_stream(file, name):
             if records is None:
                 records = is_record(line)
-            chunk.append(read_record(line, f"{name}:{number}") if records else (line, None))
+            where = f"{name}:{number}"
+            chunk.append(read_record(line, where, field) if records else (line, None))
             letters += len(line)
             if len(chunk) == size or letters >= LETTERS:
                 yield chunk, None
@@ -541,34 +545,49 @@ def chunks(
         yield chunk, mistake
 
 
-def table_chunks(path: str, size: int) -> Iterator[tuple[list[Input], UsageError | None]]:
-    """Read the rows of a table a chunk at a time; what is wrong comes after those before it."""
-    from regard.data.table import Table
-
+def in_chunks(rows: Iterable[Input], size: int) -> Iterator[tuple[list[Input], UsageError | None]]:
+    """Return inputs a chunk at a time; what is wrong comes after those before it."""
     chunk: list[Input] = []
-    header: list[str] | None = None
     try:
-        for row in Table(path):
-            if row.fault is not None:
-                raise UsageError(row.fault.message)
-            if row.value is None:
-                continue
-            if isinstance(row.value, list) and header is None:
-                header = [cell.strip() for cell in row.value]
-                if not set(header) & set(INPUTS):
-                    raise UsageError(
-                        f"{path}: no column of its first row is named {' or '.join(INPUTS)}; name "
-                        "the one to read, or give its texts as lines"
-                    )
-                continue
-            cells: Any = row.value if header is None else zip(header, row.value, strict=False)
-            chunk.append(text_of(dict(cells), f"{path}:{row.number}"))
+        for row in rows:
+            chunk.append(row)
             if len(chunk) == size:
                 yield chunk, None
                 chunk = []
         yield chunk, None
     except UsageError as mistake:
         yield chunk, mistake
+
+
+def table_rows(path: str) -> Iterator[Input]:
+    """Read the rows of a table of texts."""
+    from regard.data.table import Table
+
+    header: list[str] | None = None
+    for row in Table(path):
+        if row.fault is not None:
+            raise UsageError(row.fault.message)
+        if row.value is None:
+            continue
+        if isinstance(row.value, list) and header is None:
+            header = [cell.strip() for cell in row.value]
+            if not set(header) & set(INPUTS):
+                raise UsageError(
+                    f"{path}: no column of its first row is named {' or '.join(INPUTS)}; name "
+                    "the one to read, or give its texts as lines"
+                )
+            continue
+        cells: Any = row.value if header is None else zip(header, row.value, strict=False)
+        yield text_of(dict(cells), f"{path}:{row.number}")
+
+
+def sound_rows(path: str) -> Iterator[Input]:
+    """Read the rows of a table of sounds."""
+    from pathlib import Path
+
+    from regard.data.sound_sets import listed_sounds
+
+    yield from listed_sounds(Path(path))
 
 
 def is_record(line: str) -> bool:
@@ -579,7 +598,7 @@ def is_record(line: str) -> bool:
         return False
 
 
-def read_record(line: str, where: str) -> tuple[Any, dict[str, Any]]:
+def read_record(line: str, where: str, field: str) -> tuple[Any, dict[str, Any]]:
     """Take the text out of a JSON line and keep the rest beside it."""
     try:
         record = json.loads(line)
@@ -587,12 +606,14 @@ def read_record(line: str, where: str) -> tuple[Any, dict[str, Any]]:
         raise UsageError(f"{where}: not JSON, as the first line is ({error})") from None
     if not isinstance(record, dict):
         raise UsageError(f"{where}: {line[:40]!r} is no JSON object, as the first line is")
-    return text_of(record, where)
+    return text_of(record, where, field)
 
 
-def text_of(record: dict[str, Any], where: str) -> tuple[Any, dict[str, Any]]:
-    """Return the text of a record beside all of it."""
-    for field in INPUTS:
+def text_of(
+    record: dict[str, Any], where: str, first: str = INPUTS[0]
+) -> tuple[Any, dict[str, Any]]:
+    """Return the text of a record, in its first field or another of INPUTS, beside all of it."""
+    for field in (first, *INPUTS):
         if isinstance(record.get(field), str) or (field == "series" and field in record):
             return record[field], record
     if isinstance(record.get("messages"), list):
@@ -609,7 +630,8 @@ def answers(
     """
     how = call.completed or model.check(call.settings)
     forced, n_best = getattr(how, "forced", False), getattr(how, "n_best", 1)
-    texts = [as_pair(text, record) if forced else text for text, record in chunk]
+    pairs = str(forced).lower() == "true"
+    texts = [as_pair(text, record, model.input) if pairs else text for text, record in chunk]
     results = model.answer(texts, how, first=first)
     for (text, record), result in zip(chunk, results, strict=True):
         if record is not None or call.json:
@@ -619,7 +641,8 @@ def answers(
                 del told["prediction"]
             yield json.dumps(beside(brought, told), ensure_ascii=False, default=str)
         elif text or model.from_nothing:
-            before = f"{text}\t" if named else ""
+            subtitles = getattr(how, "format", "") in ("srt", "vtt")  # of many lines
+            before = f"{text}\t" if named and not subtitles else ""
             yield from (before + line for line in result.lines(how))
         else:
             yield from [""] * n_best
@@ -636,9 +659,10 @@ def beside(brought: dict[str, Any], told: dict[str, Any]) -> dict[str, Any]:
     return whole
 
 
-def as_pair(text: str, record: dict[str, Any] | None) -> str:
+def as_pair(text: str, record: dict[str, Any] | None, field: str = INPUTS[0]) -> str:
     """Put the two sides of a JSON line beside each other as in a line of text."""
-    sides = [(record or {}).get(name) for name in ("tgt", "target")]
+    names = ("text", "transcript", "sentence") if field == "audio" else ("tgt", "target")
+    sides = [(record or {}).get(name) for name in names]
     return next((f"{text}\t{side}" for side in sides if isinstance(side, str)), text)
 
 

@@ -25,7 +25,7 @@ from regard.training.label_loss import (
     label_loss,
 )
 
-BAYES, USUAL, NEAREST = baseline.BASELINES
+BAYES, EACH, USUAL, NEAREST = baseline.BASELINES
 
 
 def by_hand(texts, numbers, labels, asked):
@@ -87,10 +87,30 @@ def test_the_nearest_mean_image():
     assert learnt.scores(vectors[40:], one_hot(numbers[40:], 2))[NEAREST]["accuracy"] == 100
 
 
-def test_several_labels_have_the_commonest_answer():
+def test_several_labels_have_one_naive_bayes_each():
+    """Each label is judged as if it were the only question, present or absent."""
+    chance = np.random.default_rng(0)
+    wanted = chance.random((160, 3)) < 0.4
+    texts = []
+    for row in wanted:
+        words = [f"w{chance.integers(20)}" for _ in range(4)]
+        words += [f"l{n}{chance.integers(4)}" for n in range(3) if row[n] and chance.random() < 0.8]
+        texts.append(" ".join(chance.permutation(words)))
+    learnt = Baselines.fit(BAYES, texts[:100], wanted[:100])
+    scores = learnt.scores(texts[100:], wanted[100:])
+    assert list(scores) == [COMMONEST, EACH]
+    found = np.stack(
+        [by_hand(texts[:100], wanted[:100, n], 2, texts[100:]) for n in range(3)], 1
+    ).astype(bool)
+    assert scores[EACH]["accuracy"] == pytest.approx(100 * (found == wanted[100:]).all(1).mean())
+    assert scores[EACH]["accuracy"] > scores[COMMONEST]["accuracy"]
+    rows, counts = np.unique(wanted[:100], axis=0, return_counts=True)
+    assert rows[counts == counts.max()].tolist().count(learnt.commonest.tolist()) == 1
+
+
+def test_several_tags_or_labels_of_images_have_the_commonest_answer():
     wanted = np.array([[1, 1, 0], [1, 1, 0], [0, 0, 1]], dtype=bool)
-    learnt = Baselines.fit(BAYES, ["a", "b", "c"], wanted)
-    scores = learnt.scores(["a", "b", "c"], wanted)
+    scores = Baselines.fit(USUAL, ["a", "b", "c"], wanted).scores(["a", "b", "c"], wanted)
     assert list(scores) == [COMMONEST]
     assert scores[COMMONEST]["accuracy"] == pytest.approx(200 / 3)
 
@@ -98,8 +118,10 @@ def test_several_labels_have_the_commonest_answer():
 @pytest.mark.parametrize("kind", [*baseline.BASELINES, ""])
 def test_baselines_are_read_as_they_were_written(tmp_path, kind):
     inputs = {NEAREST: downsample(np.zeros((2, 1, 4, 4), np.uint8))}.get(kind, ["so", "not so"])
-    right = one_hot([0, 1], 2)
-    learnt = Baselines.fit(kind, inputs, right) if kind else Baselines(np.ones(2, bool))
+    right = np.array([[1, 1], [0, 1]], bool) if kind == EACH else one_hot([0, 1], 2)
+    asked = BAYES if kind == EACH else kind
+    learnt = Baselines.fit(asked, inputs, right) if kind else Baselines(np.ones(2, bool))
+    assert learnt.kind == kind
     learnt.save(tmp_path)
     again = Baselines.load(tmp_path, 2)
     assert again is not None
@@ -203,6 +225,20 @@ def test_baselines_stand_beside_the_score(task, tmp_path, capsys):
     assert list(judged.baselines) == [COMMONEST, kind]
     assert judged.to_dict()["baselines"][kind]["accuracy"] == 100
     assert f"baseline, {kind}: accuracy 100.00, macro F1 100.00" in str(judged)
+
+
+def test_several_labels_have_a_baseline_beside_the_score(tmp_path):
+    colours = [["red", "blue"], ["red", "green"], ["blue", "green"], ["green"]]
+    rows = [
+        {"text": f"{' '.join(some)} {i}", "labels": some} for i in range(60) for some in colours
+    ]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = {**TINY, **CASES["classify"][2], "data": tmp_path / "t.jsonl"}
+    regard.train("classify", out=tmp_path / "out", **settings)
+    judged: Any = regard.evaluate(tmp_path / "out", data=tmp_path / "t.jsonl", part="valid")
+    assert list(judged.baselines) == [COMMONEST, EACH]
+    assert judged.baselines[EACH]["macro_f1"] > 90 > judged.baselines[COMMONEST]["macro_f1"]
+    assert f"| baseline, {EACH}: accuracy |" in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_uneven_labels_are_told_in_training(tmp_path, capsys):

@@ -1,6 +1,7 @@
 """The doctor takes any data, says what for, and forecasts only what can be trained."""
 
 import json
+import lzma
 import time
 from pathlib import Path
 
@@ -157,3 +158,21 @@ def test_aligned_files_are_pairs(tmp_path: Path):
     assert guess_task(str(tmp_path)).task == "translate"
     with pytest.raises(UsageError, match="no such file"):
         guess_task(str(tmp_path / "nothing"))
+
+
+@pytest.mark.parametrize("end", ["", ".xz"])
+@pytest.mark.parametrize("task", ["translate", "classify", "language"])
+def test_the_forecast_is_for_all_rows(task, end, tmp_path: Path, monkeypatch):
+    """However much of a row nobody reads, and whether or not the file is compressed."""
+    monkeypatch.setattr("regard.examine.doctor.MOST", 50)
+    monkeypatch.setattr("regard.examine.rows.MOST_READ", 500)
+    rows = [f"{sentence(i)}\t{sentence(i + 1)}\tby somebody, somewhere, {i}" for i in range(1000)]
+    if task == "classify":
+        rows = ["text\tlabel\tnote", *(f"{row}\t{i % 2}\t{row}" for i, row in enumerate(rows))]
+        rows = [row.replace("\t", " ", 2) if i else row for i, row in enumerate(rows)]
+    name, text = "a.txt" if task == "language" else "a.tsv", "\n".join(rows) + "\n"
+    path = tmp_path / (name + end)
+    (lzma.open if end else open)(path, "wb").write(text.encode())  # noqa: SIM115
+    part = regard.doctor(str(path), task=task).report.parts["train"]
+    total = len(text.encode()) if task == "language" else 1000
+    assert part.total == pytest.approx(total, rel=0.02)

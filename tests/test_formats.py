@@ -1,5 +1,8 @@
 """Every checkpoint format is one table that is read both ways."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 import transformers
@@ -14,6 +17,26 @@ from regard.pretrained.weight_conversion import to_ours, to_theirs
 
 CASES = [(f.model_type, name) for f in FORMATS.values() for name in f.architectures]
 CASES.remove(("bart", "BartModel"))  # which is only read
+HOME = Path(__file__).resolve().parents[1]
+# halves of a CLIP, which is swept as a whole
+HALVES = {"clip_text_model", "clip_vision_model"}
+
+
+def test_the_page_of_checkpoints_lists_every_format_and_what_it_runs_as():
+    page = (HOME / "docs" / "checkpoints.md").read_text()
+    rows = dict(re.findall(r"^\| ([a-z0-9_, -]+) \| (.+) \|$", page, re.MULTILINE))
+    told = {name: runs for names, runs in rows.items() for name in names.split(", ")}
+    assert set(told) == set(FORMATS)
+    for name, format in FORMATS.items():
+        for task in {one.task for one in format.architectures.values()}:
+            assert task in told[name], f"{name} runs as {task}, too"
+
+
+def test_the_parity_sweep_has_every_format():
+    sweep = (HOME / "bench" / "parity.py").read_text()
+    assert set(re.findall(r'^    "([a-z0-9_-]+)": Case\(', sweep, re.MULTILINE)) == (
+        set(FORMATS) - HALVES
+    )
 
 
 @pytest.mark.parametrize("model_type", FORMATS)

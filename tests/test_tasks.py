@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from tones import sound_folders, spoken, write_tones
 
 import regard
 from regard.cli import main
@@ -101,8 +102,13 @@ def photo(folder: Path) -> str:
     return str(folder / "asked.png")
 
 
+def sound(folder: Path) -> str:
+    return str(write_tones(folder / "asked.wav", "AB C"))
+
+
 SMALL = {"depth": 1, "width": 16, "heads": 2, "ffn_width": 32}
 SEEN = {**SMALL, "image": 16, "patch": 4, "batch": 8}
+HEARD = {**SMALL, "kernel": 7, "rate": 4000, "mels": 20, "batch_seconds": 4, "model.channels": 8}
 
 
 @dataclass(frozen=True)
@@ -134,6 +140,10 @@ CASES = {
     "series": Case(waves, {**SMALL, "batch": 8}, wave, exports=False),
     "pretrain": Case(photos, SEEN, photo),
     "caption": Case(captioned, {**SEEN, "pieces": 300, "valid_images": 4}, photo, exports=False),
+    "transcribe": Case(
+        spoken, {**HEARD, "decoder_depth": 1, "subsampling": 2}, sound, exports=False
+    ),
+    "sounds": Case(sound_folders, HEARD, sound, exports=False),
     "denoise": Case(loose, {**SMALL, "depth": 2, "image": 16, "batch": 4}, photo, exports=False),
 }
 # it has no training: any encoder of texts runs as it

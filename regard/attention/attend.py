@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from regard.attention.kernels import Problem, attention_weights, compute
+from regard.attention.intervene import compute_asked
+from regard.attention.kernels import Problem, attention_weights
 from regard.attention.masks import Mask, TensorMask
 from regard.attention.normalisers import NORMALISERS, Normaliser, softmax
 from regard.attention.scores import SCORES, Score
@@ -67,11 +68,11 @@ def attend(
         add_values=add_values,
         module=watch,
     )
-    out, used = compute(problem)
+    problem, out, used = compute_asked(problem)
     if watch is not None and watcher() is not None:
         # a sample cannot be drawn again, and given weights come from no score
-        fixed = used if weights is not None or normaliser is not softmax else None
-        record_attention(watch, q, k, score, bias, mask, normaliser, fixed)
+        fixed = used if problem.weights is not None or normaliser is not softmax else None
+        record_attention(watch, q, k, score, bias, problem.mask, normaliser, fixed)
     return out if flat else out.view(*lead, *out.shape[-2:])
 
 

@@ -235,6 +235,7 @@ class MultiHead(nn.Module):
         if self.needs_key_positions and at is not None and memory_at is not None:
             memory_at = memory_at if cache is None else cache.at
             assert memory_at is not None
+            q_rot = self.position.query(q_rot)
             own = self.position.bias(q, k, at, memory_at, mask, self._project)
             bias = own if bias is None else bias if own is None else bias + own
             if self.position.adds_values:

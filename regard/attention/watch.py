@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from regard.errors import UsageError, nearest
 
@@ -87,6 +88,20 @@ def _concatenated(maps: list[Map]) -> Map:
     return Map(maps[0].name, (b, h, len(rows), k), compute)
 
 
+def _stacked(maps: list[Map]) -> Map:
+    """Make one map of maps of one sentence each, whose weights are zero where they are shorter."""
+    queries, keys = (max(each.shape[n] for each in maps) for n in (2, 3))
+
+    def compute(sentence: int, heads: list[int], span: slice) -> Tensor:
+        each = maps[sentence]
+        start, stop = (min(n, each.shape[2]) for n in (span.start, span.stop))
+        tile = each.compute(0, heads, slice(start, stop))
+        rest = span.stop - span.start - (stop - start)
+        return F.pad(tile, (0, keys - each.shape[3], 0, rest))
+
+    return Map(maps[0].name, (len(maps), maps[0].shape[1], queries, keys), compute)
+
+
 class Maps:
     """The attention of a model's layers by name, such as decoder.3.cross."""
 
@@ -116,6 +131,20 @@ class Maps:
             maps = self._maps.get(name, [])
             if last > 1:
                 self._maps[name] = [*maps[:-last], _concatenated(maps[-last:])]
+
+    def stack(self, before: list[dict[str, int]]) -> None:
+        """Make one map of all that each layer has left since there were so many of it."""
+        first, *outer = before
+        if self._outer is not None:
+            self._outer.stack(outer)
+        for name, maps in self._maps.items():
+            old, new = maps[: first.get(name, 0)], maps[first.get(name, 0) :]
+            self._maps[name] = [*old, _stacked(new)] if len(new) > 1 else maps
+
+    def counts(self) -> list[dict[str, int]]:
+        """Return how many maps there are of each layer, here and in the watchers around."""
+        own = {name: len(maps) for name, maps in self._maps.items()}
+        return [own, *([] if self._outer is None else self._outer.counts())]
 
     def count(self, module: object) -> int:
         """Return how many maps there are of a module that stands in one place."""
@@ -174,6 +203,14 @@ def watcher() -> Maps | None:
     return _WATCHER.get()
 
 
+def module_of(model: nn.Module | Holder) -> nn.Module:
+    """Return a module, or that of what regard.load returned."""
+    module = model if isinstance(model, nn.Module) else getattr(model, "model", None)
+    if not isinstance(module, nn.Module):
+        raise UsageError(f"{model!r:.60} is no model; give a module, or what regard.load returned")
+    return module
+
+
 @contextmanager
 def watch(model: nn.Module | Holder) -> Iterator[Maps]:
     """Collect the attention of every layer of a model while the block runs.
@@ -181,10 +218,7 @@ def watch(model: nn.Module | Holder) -> Iterator[Maps]:
     The model is a module, or what regard.load returned. `maps[name]` is the attention of a layer
     when it was last computed, `maps.calls(name)` that of each time: in decoding, of each step.
     """
-    module = model if isinstance(model, nn.Module) else getattr(model, "model", None)
-    if not isinstance(module, nn.Module):
-        raise UsageError(f"{model!r:.60} is no model; give a module, or what regard.load returned")
-    maps = Maps(module, watcher())
+    maps = Maps(module_of(model), watcher())
     token = _WATCHER.set(maps)
     try:
         yield maps
@@ -200,3 +234,13 @@ def as_one(module: object) -> Iterator[None]:
     yield
     if recorder is not None:
         recorder.join(module, recorder.count(module) - before)
+
+
+@contextmanager
+def as_batch() -> Iterator[None]:
+    """Show what is attended to sentence by sentence while the block runs as maps of one batch."""
+    recorder = watcher()
+    before = [] if recorder is None else recorder.counts()
+    yield
+    if recorder is not None:
+        recorder.stack(before)

@@ -280,7 +280,7 @@ def cost(name: str, folder: Path | None, settings: Mapping[str, Any]) -> Cost:
     return measure(name, kind, build(kind, config), options)
 
 
-def cost_of(model: Any, settings: Mapping[str, Any]) -> Cost:
+def cost_of(model: object, settings: Mapping[str, Any]) -> Cost:
     """Count what a model in memory, or one that was loaded to run, takes."""
     model = getattr(model, "model", model)
     if not isinstance(model, nn.Module) or not hasattr(model, "config"):

@@ -6,7 +6,6 @@ import os
 import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -30,21 +29,25 @@ from regard.data.image_format import (
 )
 from regard.data.labelled import ExampleFormat, ExampleReader
 from regard.data.lines import missing, opened
+from regard.data.media import (
+    LABELS,
+    MOST_FILES,
+    Media,
+    cell_bytes,
+    find_media_parts,
+    folder_parts,
+    in_threads,
+)
 from regard.data.pairs import PairReader
-from regard.data.parts import PARTS, named_files, part_named, single_file
-from regard.data.split import shares_of
-from regard.data.store import store_key
-from regard.data.table import BadRow, Table, is_folder, is_saved
+from regard.data.parts import PARTS, part_named
+from regard.data.sound_kinds import begins_as_sound
+from regard.data.table import BadRow, Table, is_saved
 from regard.errors import UsageError
-from regard.files import refuse
 
-MOST_IMAGES = 20_000_000
 MOST_STORED = 4 * 2**30  # bytes of a set that is kept decoded; a larger one is read from its files
-MOST_HASHED = 16 * 2**30  # bytes of files that are hashed; of more, only names and sizes are
-CHECKED = 200  # entries looked at to tell whether a folder holds images
-CHUNK = 256  # images decoded before they are handed on
-LABELS = ("label", "labels", "class", "category", "target")
-BROKEN = {"refuse": None, "skip": None}
+IMAGES = Media(
+    "image", frozenset(SUFFIXES), lambda content: not begins_as_sound(content), BrokenImage
+)
 PART = "|".join(word for words in PARTS.values() for word in words)
 IDX = re.compile(rf"^(t10k|{PART})[._-]images?[._-]?idx\d[._-]ubyte(\.gz|\.xz)?$", re.IGNORECASE)
 MOSAIC = re.compile(rf"(?P<part>{PART})_(?P<label>[^.]+)\.(jpe?g|png)", re.IGNORECASE)
@@ -124,14 +127,6 @@ class ImageFiles:
         yield from in_threads(one, range(len(self)))
 
 
-def in_threads(function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
-    """Apply a function to all items, several at once, in order, some at a time."""
-    rest = iter(items)
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        while some := list(islice(rest, CHUNK)):
-            yield from pool.map(function, some)
-
-
 @dataclass(frozen=True)
 class ImageOptions:
     """How the files of a set are to be taken."""
@@ -168,9 +163,9 @@ def kind_of_set(path: Path) -> str:
     if path.is_file() or is_saved(path):
         if IDX.search(path.name):
             return "idx"
-        if _is_image(path.name):
+        if IMAGES.named(path.name):
             return "one"
-        return "table" if _lists_images(path) else ""
+        return "table" if IMAGES.listed_in(path) else ""
     if not path.is_dir():
         return ""
     names = [entry.name for entry in islice(os.scandir(path), 10_000)]
@@ -178,45 +173,12 @@ def kind_of_set(path: Path) -> str:
         return "idx"
     if any(MOSAIC.fullmatch(name) for name in names):
         return "mosaics"
-    tables = [file for some in named_files(path).values() for file in some]
-    if any(_lists_images(file) for file in tables):
+    tables = [file for some in IMAGES.tables(path).values() for file in some]
+    if any(IMAGES.listed_in(file) for file in tables):
         return "table"
     folders = sorted(name for name in names if not name.startswith(".") and (path / name).is_dir())
-    loose = not tables and any(_is_image(name) for name in names)
-    return "folders" if loose or any(_has_image(path / name) for name in folders) else ""
-
-
-def _has_image(folder: Path) -> bool:
-    entries = (file for _, _, files in os.walk(folder) for file in files)
-    return any(_has_suffix(name) for name in islice(entries, CHECKED))
-
-
-def _has_suffix(name: str) -> bool:
-    return Path(name).suffix.lower() in SUFFIXES
-
-
-def _is_image(name: str) -> bool:
-    return _has_suffix(name) and not name.startswith(".")
-
-
-def _lists_images(path: Path) -> bool:
-    """Tell by the first rows of a table, of which one may be a header, whether it names images."""
-    values = [row.value for row in islice(Table(path), 4) if row.value is not None]
-    return bool(values) and all(_names_image(value) for value in values[1:] or values)
-
-
-def _names_image(value: Any) -> bool:
-    cells = list(value.values() if isinstance(value, dict) else value)
-    return any(
-        _image_bytes(cell) or (isinstance(cell, str) and _has_suffix(cell.strip()))
-        for cell in cells
-    )
-
-
-def _image_bytes(cell: Any) -> bytes | None:
-    """Return the bytes of an image that a cell of a table holds, as datasets keeps them."""
-    content = cell.get("bytes") if isinstance(cell, dict) else cell
-    return content if isinstance(content, bytes) else None
+    loose = not tables and any(IMAGES.named(name) for name in names)
+    return "folders" if loose or any(IMAGES.lie_in(path / name) for name in folders) else ""
 
 
 # Where its parts are
@@ -226,20 +188,7 @@ def find_image_parts(
     data: str, valid: str | None, test: str | None, options: ImageOptions
 ) -> tuple[dict[str, ReadImages], dict[str, float]]:
     """Find what reads each part, and the shares of train that are to be split off, if told."""
-    readers, shares = find_images(Path(data), options), shares_of(valid, test)
-    home = Path(data) if os.path.isdir(data) else Path(data).parent
-    for name, given in (("valid", valid), ("test", test)):
-        if name in shares:
-            readers.pop(name, None)
-        elif given:
-            beside = not os.path.exists(given) and (home / given).exists()
-            path = home / given if beside else Path(given)
-            others = find_images(path, options)
-            if len(others) != 1:
-                names = ", ".join(others)
-                raise UsageError(f"{path}: {len(others)} parts ({names}); expected one")
-            readers[name] = next(iter(others.values()))
-    return readers, shares
+    return find_media_parts(data, valid, test, lambda path: find_images(path, options))
 
 
 def find_images(path: Path, options: ImageOptions) -> dict[str, ReadImages]:
@@ -252,48 +201,13 @@ def find_images(path: Path, options: ImageOptions) -> dict[str, ReadImages]:
     if kind == "mosaics" and options.mosaics:
         return _find_mosaics(path, options)
     if kind == "table":
-        if not is_folder(path):
-            return {"train": partial(_read_table, path, options)}
-        return {
-            name: partial(_read_one_table, path, name, files, options)
-            for name, files in named_files(path).items()
-        }
+        return IMAGES.table_parts(path, partial(_read_table, options=options))
     if path.is_dir():
-        return {
-            name: partial(_read_folder, folder, options)
-            for name, folder in _part_folders(path).items()
-        }
+        return folder_parts(path, partial(_read_folder, options=options))
     raise UsageError(
         f"{path}: no set of images; expected a folder with a folder of images for each class, a "
         "table of paths and labels, or idx files"
     )
-
-
-def _folders(path: Path) -> list[str]:
-    try:
-        entries = sorted(entry.name for entry in os.scandir(path) if entry.is_dir())
-    except OSError as error:
-        raise refuse(error, path) from error
-    names = [name for name in entries if not name.startswith((".", "__"))]
-    for name in names:
-        if any("\ud800" <= letter <= "\udfff" for letter in name):
-            raise UsageError(f"{path}: the folder {name!r} has a name that is not UTF-8; rename it")
-    return names
-
-
-def _part_folders(path: Path) -> dict[str, Path]:
-    """Find folders train, valid and test; without them, the folder is that of train."""
-    names = _folders(path)
-    parts: dict[str, list[str]] = {}
-    for name in names:
-        if part := part_named(name):
-            parts.setdefault(part, []).append(name)
-    for part, folders in parts.items():
-        if len(folders) > 1:
-            raise UsageError(f"{path}: several folders for {part} ({', '.join(folders)}); keep one")
-    if "train" in parts or set(names) == {folders[0] for folders in parts.values()} != set():
-        return {part: path / folders[0] for part, folders in parts.items()}
-    return {"train": path}
 
 
 # Images in files
@@ -301,45 +215,14 @@ def _part_folders(path: Path) -> dict[str, Path]:
 
 def _read_folder(folder: Path, options: ImageOptions) -> ImageFiles:
     """Read a folder of class folders, or where labels are of no concern, all images within."""
-    classes = _folders(folder)
-    loose = [name for name in sorted(os.listdir(folder)) if _is_image(name)]
-    if options.labelled and not classes:
-        there = f"{len(loose)} images lie loose in it" if loose else "there is no image in it"
-        raise UsageError(f"{folder}: {there}; expected a folder of images for each class")
-    files, others, notes = [], [], []
-    for name in classes:
-        before = len(files)
-        for place, _, names in sorted(os.walk(folder / name)):
-            for file in sorted(names):
-                kind = files if _is_image(file) else others
-                kind.append((os.path.join(place, file), name))
-        if len(files) > MOST_IMAGES:
-            raise UsageError(f"{folder}: over {MOST_IMAGES:,} files; too many to be meant")
-        if len(files) == before and options.labelled:
-            raise UsageError(
-                f"{folder / name}: no image in it; expected some of the class {name!r}"
-            )
-    if not options.labelled:
-        files += [(str(folder / name), "") for name in loose]
-    elif loose:
-        notes.append(f"{folder}: {len(loose)} images outside the class folders passed over")
-    others = [name for name, _ in others if not os.path.basename(name).startswith(".")]
-    if others:
-        notes.append(f"{len(others):,} files that are no images passed over, such as {others[0]}")
-    return _look_at(files, options, notes)
-
-
-def _read_one_table(
-    folder: Path, name: str, files: list[Path], options: ImageOptions
-) -> ImageFiles:
-    return _read_table(single_file(files, name, folder), options)
+    return _look_at(*IMAGES.read_folder(folder, options.labelled), options)
 
 
 def _read_table(path: Path, options: ImageOptions) -> ImageFiles:
     """Read a table of paths, from the table's own folder on, or of images, and labels."""
     notes: list[str] = []
     first = next((row.value for row in Table(path) if row.value is not None), None)
-    if isinstance(first, dict) and any(map(_image_bytes, first.values())):
+    if isinstance(first, dict) and any(map(cell_bytes, first.values())):
         return _read_packed(path, first, options)
     if options.labelled:
         format = ExampleFormat(options.columns, "fine", header=options.header)
@@ -348,13 +231,13 @@ def _read_table(path: Path, options: ImageOptions) -> ImageFiles:
     else:
         pairs = PairReader(path, columns=options.columns, header=options.header)
         rows = [(source, "") for source in dict.fromkeys(pair.source for pair in pairs)]
-    return _look_at([(str(path.parent / name), label) for name, label in rows], options, notes)
+    return _look_at([(str(path.parent / name), label) for name, label in rows], notes, options)
 
 
 def _read_packed(path: Path, first: dict[str, Any], options: ImageOptions) -> ImageFiles:
     """Read a table that holds images themselves, and labels."""
     names = parse_columns(options.columns) or (None, None)
-    image = names[0] or next(key for key, cell in first.items() if _image_bytes(cell))
+    image = names[0] or next(key for key, cell in first.items() if cell_bytes(cell))
     label = names[1] or next((key for key in first if key in LABELS), None)
     if options.labelled and label is None:
         raise UsageError(
@@ -365,7 +248,7 @@ def _read_packed(path: Path, first: dict[str, Any], options: ImageOptions) -> Im
         total = number
         if not isinstance(value, dict) or (options.most and len(rows) >= options.most):
             continue
-        where, data = f"{path}:{number}", _image_bytes(value.get(image)) or b""
+        where, data = f"{path}:{number}", cell_bytes(value.get(image)) or b""
         try:
             text = text_at(value, (str(label),)).strip() if options.labelled else ""
         except BadRow as bad:
@@ -377,7 +260,7 @@ def _read_packed(path: Path, first: dict[str, Any], options: ImageOptions) -> Im
             raise too_many(where)
         rows.append((where, text))
         contents.append(data)
-    found = _look_at(rows, options, [], contents)
+    found = _look_at(rows, [], options, contents)
     found.total = total
     return found
 
@@ -389,58 +272,26 @@ def too_many(where: str) -> UsageError:
 
 def _look_at(
     rows: Sequence[tuple[str, str]],
-    options: ImageOptions,
     notes: list[str],
+    options: ImageOptions,
     contents: Sequence[bytes] | None = None,
 ) -> ImageFiles:
     """Hash images and look at their headers: files with labels, or what a table holds of them."""
-    chosen: Sequence[int] = range(len(rows))
-    if options.most and len(rows) > options.most:
-        chosen = [i * len(rows) // options.most for i in range(options.most)]
-    files = [] if contents is not None else [rows[i][0] for i in chosen]
-    hashed = sum(os.path.getsize(path) for path in files if os.path.exists(path)) <= MOST_HASHED
-    skipped = "files" if contents is None else "rows"
 
-    def one(i: int) -> tuple[str, Any]:
-        where = rows[i][0]
-        content: Any = where if contents is None else contents[i]
-        try:
-            with open_image(content, where) as image:
-                seen = (image.size, image.mode in GREY, _is_animated(image))
-            return _digest(content, hashed), seen
-        except OSError as error:
-            raise BrokenImage(str(refuse(error, where))) from None
-        except BrokenImage as mistake:
-            if options.broken == "refuse":
-                message = f"{mistake}; or leave such {skipped} out: broken=skip"
-                raise BrokenImage(message) from None
-            return str(mistake), None
+    def look(content: str | bytes, where: str) -> tuple[tuple[int, int], bool, bool]:
+        with open_image(content, where) as image:
+            return image.size, image.mode in GREY, _is_animated(image)
 
-    items, good, seen, bad = [], [], [], []
-    for i, (digest, what) in zip(chosen, in_threads(one, chosen), strict=True):
-        if what is None:
-            bad.append(digest)
-        else:
-            items.append(Item(*rows[i], digest))
-            good.append(i)
-            seen.append(what)
-    found = ImageFiles(items, contents=contents and [contents[i] for i in good])
-    found.sizes = {size for size, _, _ in seen}
-    found.grey = all(grey for _, grey, _ in seen)
-    found.bad, found.total, found.notes = bad, len(rows), notes
-    if animated := sum(moves for _, _, moves in seen):
+    opened = [(row[0], row[0] if contents is None else contents[i]) for i, row in enumerate(rows)]
+    seen = IMAGES.look_at(opened, look, options.broken, options.most)
+    items = [Item(*rows[i], digest) for i, digest in zip(seen.rows, seen.hashes, strict=True)]
+    found = ImageFiles(items, contents=[opened[i][1] for i in seen.rows])
+    found.sizes = {size for size, _, _ in seen.headers}
+    found.grey = all(grey for _, grey, _ in seen.headers)
+    found.bad, found.total, found.notes = seen.bad, len(rows), notes
+    if animated := sum(moves for _, _, moves in seen.headers):
         notes.append(f"{animated:,} animated images: of each, the first frame is read")
     return found
-
-
-def _digest(content: str | bytes, hashed: bool) -> str:
-    """Hash an image, or only the name and size of its file."""
-    if isinstance(content, bytes):
-        return hashlib.sha256(content).hexdigest()[:32]
-    if not hashed:
-        return store_key(content, os.path.getsize(content))
-    with open(content, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:32]
 
 
 def _is_animated(image: Image.Image) -> bool:
@@ -464,7 +315,7 @@ def read_idx(path: Path) -> np.ndarray:
         if len(rest) < 4 * head[3]:
             raise UsageError(f"{path}: cut short in its header; copy it again")
         shape = struct.unpack(f">{head[3]}I", rest)
-        if not 0 < math.prod(shape) <= MOST_STORED or max(shape) > MOST_IMAGES:
+        if not 0 < math.prod(shape) <= MOST_STORED or max(shape) > MOST_FILES:
             raise UsageError(f"{path}: its header says {shape}; too many to be meant, or none")
         data = file.read(math.prod(shape) + 1)
     if len(data) != math.prod(shape):

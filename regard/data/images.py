@@ -14,19 +14,18 @@ import torch
 from torch import Tensor
 
 from regard.data.image_files import (
-    BROKEN,
     MOST_STORED,
     ImageFiles,
     ImageOptions,
     Item,
     find_image_parts,
-    in_threads,
 )
 from regard.data.image_format import BrokenImage, ImageFormat
+from regard.data.media import BROKEN, class_names, in_threads, label_numbers
 from regard.data.parts import Dataset, PartReader, load_parts
 from regard.data.split import RowSplitter, Split
 from regard.data.store import ImageStore, build_image_store, store_key
-from regard.errors import UsageError, lookup, nearest
+from regard.errors import UsageError, lookup
 
 USUAL = 64  # pixels to which photos are brought that are not all of one size
 LARGEST = 256  # pixels of images that are taken as they are
@@ -197,45 +196,13 @@ def settle_format(format: ImageFormat, files: ImageFiles, notes: list[str]) -> I
     return format
 
 
-def class_names(labels: set[str], names: Sequence[str]) -> list[str]:
-    """Return all labels in order: by number where they are numbers, and then by their names."""
-    numbers = all(label.isdecimal() for label in labels)
-    if not names:
-        return sorted(labels, key=lambda label: (int(label), label) if numbers else (0, label))
-    if not numbers:
-        raise UsageError("names= is for labels that are numbers; these have names of their own")
-    most = max(map(int, labels))
-    if len(set(names)) != len(names) or len(names) <= most:
-        raise UsageError(
-            f"names= gives {len(names)} names, but labels go up to {most}; "
-            f"give {most + 1} different ones"
-        )
-    return list(names)
-
-
-def label_numbers(files: ImageFiles, classes: Sequence[str], options: ImageOptions) -> list[int]:
-    """Return the number of each image's label, or refuse one that is not known."""
-    if not options.labelled:
-        return [0] * len(files)
-    numbers = {label: i for i, label in enumerate(classes)}
-    every = {item.label for item in files.items}
-    if not every & numbers.keys() and all(label.isdecimal() for label in every):
-        numbers = {str(i): i for i in range(len(classes))}  # numbers of labels that have names
-    for item in files.items:
-        if item.label not in numbers:
-            shown = ", ".join(classes[:8]) + (", ..." if len(classes) > 8 else "")
-            raise UsageError(
-                f"{item.where}: label {item.label!r:.60} is not among those that are known "
-                f"({shown}).{nearest(item.label, list(classes))}"
-            )
-    return [numbers[item.label] for item in files.items]
-
-
 def _decode_part(
     name: str, files: ImageFiles, data: ImageData, options: ImageOptions, cache: Path | None
 ) -> Images:
     """Decode a part, or open it decoded, and number its labels."""
-    labels = torch.tensor(label_numbers(files, data.classes, options), dtype=torch.int64)
+    labels = torch.zeros(len(files), dtype=torch.int64)
+    if options.labelled:
+        labels = torch.tensor(label_numbers(files.items, data.classes), dtype=torch.int64)
     pixels, stored = _decoded(files, data.format, options.broken, cache)
     rows = np.arange(len(files))
     if stored is not None and stored.gaps:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from regard.data.image_files import (
-    BROKEN,
     MOST_STORED,
     ImageFiles,
     ImageOptions,
@@ -18,6 +17,7 @@ from regard.data.image_files import (
     too_many,
 )
 from regard.data.image_format import ImageFormat
+from regard.data.media import BROKEN
 from regard.data.parts import Dataset, PartReader, load_parts
 from regard.data.split import RowSplitter, Split
 from regard.errors import UsageError, lookup

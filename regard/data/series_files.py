@@ -470,6 +470,6 @@ def holds_series(data: Any) -> bool:
     try:
         path = Path(data)
         files = [path] if not is_folder(path) else sum(part_files(path).values(), [])
-        return any(layout_of(file) for file in files)
+        return path.exists() and any(layout_of(file) for file in files)
     except (OSError, UsageError):
         return False

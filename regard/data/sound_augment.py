@@ -51,7 +51,7 @@ class SoundAugment:
 
 def change_speed(samples: np.ndarray, factor: float) -> np.ndarray:
     """Play samples (n,) so many times as fast: n / factor samples, of another pitch."""
-    return samples if factor == 1 else soxr.resample(samples, factor, 1.0, quality="MQ")
+    return samples if factor == 1 else soxr.resample(samples, factor, 1.0)
 
 
 def mask_stretches(features: Tensor, rng: Rng, count: int, share: float, axis: int) -> Tensor:
@@ -75,10 +75,11 @@ def warp_time(features: Tensor, rng: Rng, most: int) -> Tensor:
         return features
     middle = int(rng.integers(most, frames - most))
     to = middle + int(rng.integers(-most, most + 1))
-    if not 0 < to < frames or not 0 < middle:
+    if not 0 < to < frames or not middle > 0:
         return features
     sides = ((features[:middle], to), (features[middle:], frames - to))
     stretched = [
-        F.interpolate(side.T[None], size=length, mode="linear")[0].T for side, length in sides
+        F.interpolate(side.T[None], size=length, mode="linear", align_corners=True)[0].T
+        for side, length in sides
     ]
     return torch.cat(stretched)

@@ -1,13 +1,13 @@
 """Sound files to samples: looked at by their first bytes, decoded in blocks, mixed and resampled.
 
 The decoders of libsndfile have had faults that a file can use, and opening already parses; so WAV
-is read here, and libsndfile is only given what begins as FLAC, Ogg (Vorbis, Opus, FLAC) or MP3.
+is read here, and libsndfile is only given what begins as FLAC, Ogg (Vorbis, Opus) or MP3.
 """
 
 import os
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
@@ -19,13 +19,18 @@ import soundfile
 import soxr
 
 from regard.data.lines import missing
+from regard.data.sound_kinds import HEAD, SUFFIXES, after_id3, kind_of_sound
+from regard.data.sound_streams import Damage, check_mp3, check_ogg, hear_errors
 from regard.errors import UsageError
 from regard.files import refuse
 
-SUFFIXES = {".wav", ".flac", ".ogg", ".opus", ".mp3"}
-EXPECTED = "expected WAV (PCM or float), FLAC, Ogg (Vorbis, Opus or FLAC) or MP3"
+__all__ = ["SUFFIXES", "BrokenSound", "SoundInfo", "open_sound", "read_sound", "sound_info"]
+
+EXPECTED = "expected WAV (PCM or float), FLAC, Ogg (Vorbis or Opus) or MP3"
 MOST_SECONDS = 3600.0  # of one sound: at 16 kHz, 230 MB
 MOST_BYTES = 2**32  # of one file, of which only a block is in memory
+MOST_CODED = 2**29  # of an Ogg or MP3, which is walked from end to end
+NOT_SAID = 2**63 - 1  # frames, as libsndfile says that a header does not tell
 MOST_CHANNELS = 32
 RATES = (1000, 384_000)  # samples a second, least and most
 MOST_LEVEL = 100.0  # of a float sample, where full scale is 1
@@ -71,8 +76,8 @@ def read_sound(
 
     It is a path, the bytes of a file, or an array of samples (n,) or (n, channels) of that rate.
     """
-    if isinstance(source, np.ndarray):
-        return _from_array(source, name or "the array", rate, most_seconds)
+    if not isinstance(source, str | os.PathLike | bytes):
+        return _from_array(np.asarray(source), name or "the array", rate, most_seconds)
     name = name or _name(source)
     with open_sound(source, name) as sound:
         if sound.info.seconds > most_seconds:
@@ -138,9 +143,8 @@ def _name(source: Any) -> str:
 
 
 def _too_long(name: str, seconds: float, most: float) -> BrokenSound:
-    return BrokenSound(
-        f"{name}: {_duration(seconds)}; at most {_duration(most)} are read at once, cut it"
-    )
+    exactly = f" ({_duration(seconds)})" if seconds > 1.1 * most else ""
+    return BrokenSound(f"{name}: longer than {_duration(most)}{exactly}; cut it into shorter ones")
 
 
 def _duration(seconds: float) -> str:
@@ -161,10 +165,9 @@ def open_sound(source: Path | str | bytes, name: str = "") -> Iterator[Sound]:
             size = file.seek(0, os.SEEK_END)
             if not 0 < size <= MOST_BYTES:
                 raise BrokenSound(f"{name}: {'over 4 GB' if size else 'empty'}; {EXPECTED}")
-            start = _after_id3(file, size)
-            head = _at(file, start, 512)
-            kind = next((kind for kind, fits in KINDS.items() if fits(head)), None)
-            if kind is None:
+            start = after_id3(_at(file, 0, 10))
+            kind = kind_of_sound(_at(file, start, HEAD))
+            if kind is None or (start and kind not in ("mp3", "flac")):
                 raise BrokenSound(f"{name}: no sound that is known by its first bytes; {EXPECTED}")
             sound = _open_wav(file, size, name) if kind == "wav" else None
             if sound is None:
@@ -193,54 +196,6 @@ def _opened(source: Path | str | bytes, name: str) -> Iterator[BinaryIO]:
 def _at(file: BinaryIO, place: int, size: int) -> bytes:
     file.seek(place)
     return file.read(size)
-
-
-def _after_id3(file: BinaryIO, size: int) -> int:
-    """Return where a file begins behind the ID3v2 tag that MP3 and some FLAC have, if any."""
-    head = _at(file, 0, 10)
-    if len(head) < 10 or head[:3] != b"ID3" or max(head[6:]) > 127:
-        return 0
-    length = sum(byte << 7 * (3 - i) for i, byte in enumerate(head[6:]))
-    return 10 + length + 10 * bool(head[5] & 0x10)  # a footer repeats the header
-
-
-def _is_ogg(head: bytes) -> bool:
-    """Tell whether the first packet of an Ogg stream is that of a decoder we use."""
-    if head[:5] != b"OggS\0" or len(head) < 28 or not head[5] & 2:
-        return False
-    packet = head[27 + head[26] :]
-    return packet.startswith((b"\x01vorbis", b"OpusHead", b"\x7fFLAC"))
-
-
-def _is_mp3(head: bytes) -> bool:
-    """Tell whether bytes begin with a frame of MPEG layer III, and another follows."""
-    length = _mp3_frame(head)
-    return bool(length) and (len(head) < length + 4 or bool(_mp3_frame(head[length:])))
-
-
-def _mp3_frame(head: bytes) -> int:
-    """Return the length of the frame of MPEG layer III that bytes begin with, or nothing."""
-    if len(head) < 4 or head[0] != 0xFF or head[1] & 0xE0 != 0xE0:
-        return 0
-    version, layer = head[1] >> 3 & 3, head[1] >> 1 & 3
-    bits, rate = head[2] >> 4, head[2] >> 2 & 3
-    if version == 1 or layer != 1 or bits in (0, 15) or rate == 3:
-        return 0
-    first = version == 3  # MPEG 1; else 2 or 2.5
-    kilobits = (MP3_BITS if first else MP3_LOW_BITS)[bits - 1]
-    hertz = (44100, 48000, 32000)[rate] >> {3: 0, 2: 1, 0: 2}[version]
-    return (144 if first else 72) * 1000 * kilobits // hertz + (head[2] >> 1 & 1)
-
-
-MP3_BITS = (32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
-MP3_LOW_BITS = (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
-# kind -> whether the first bytes of a file are of it
-KINDS: dict[str, Callable[[bytes], bool]] = {
-    "wav": lambda head: head[:4] in (b"RIFF", b"RF64") and head[8:12] == b"WAVE",
-    "flac": lambda head: head[:5] in (b"fLaC\0", b"fLaC\x80"),  # its STREAMINFO is first
-    "ogg": _is_ogg,
-    "mp3": _is_mp3,
-}
 
 
 def _bounded(sound: Sound, name: str) -> Sound:
@@ -322,6 +277,7 @@ def _wav_blocks(
     file.seek(place)
     for start in range(0, frames, step):
         raw = file.read(min(step, frames - start) * channels * width)
+        raw = raw[: len(raw) - len(raw) % (channels * width)]  # should it have shrunk meanwhile
         yield _numbers(raw, width, kind).reshape(-1, channels)
 
 
@@ -343,24 +299,29 @@ def _numbers(raw: bytes, width: int, kind: str) -> np.ndarray:
 
 
 class _Tail:
-    """A file from a place on, so that libsndfile sees no tag before it."""
+    """A file from a place on, perhaps behind some bytes; libsndfile sees no tag before it."""
 
-    def __init__(self, file: BinaryIO, start: int, size: int):
-        self.file, self.start, self.size = file, start, size
-        file.seek(start)
+    def __init__(self, file: BinaryIO, start: int, size: int, before: bytes = b""):
+        self.file, self.start, self.before = file, start, before
+        self.place, self.size = 0, len(before) + size - start
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         """Go to a place from the start, from here or from the end."""
-        base = {os.SEEK_SET: self.start, os.SEEK_CUR: self.file.tell(), os.SEEK_END: self.size}
-        return self.file.seek(max(self.start, base[whence] + offset)) - self.start
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self.place, os.SEEK_END: self.size}
+        self.place = max(0, base[whence] + offset)
+        return self.place
 
     def tell(self) -> int:
         """Return the place."""
-        return self.file.tell() - self.start
+        return self.place
 
-    def read(self, size: int = -1) -> bytes:
+    def read(self, size: int) -> bytes:
         """Return at most so many bytes more."""
-        return self.file.read(size)
+        data = self.before[self.place : self.place + size]
+        place = self.place + len(data) - len(self.before)
+        data += _at(self.file, self.start + place, size - len(data)) if len(data) < size else b""
+        self.place += len(data)
+        return data
 
     def write(self, data: bytes) -> int:
         """Refuse: nothing is written to what is read."""
@@ -370,21 +331,34 @@ class _Tail:
 @contextmanager
 def _open_coded(file: BinaryIO, start: int, size: int, kind: str, name: str) -> Iterator[Sound]:
     """Open a FLAC, Ogg or MP3 whose first bytes were looked at."""
+    if kind != "flac" and size > MOST_CODED:
+        raise BrokenSound(f"{name}: over {MOST_CODED >> 20} MB of {kind}; cut it")
+    before = b""
     try:
-        with soundfile.SoundFile(_Tail(file, start, size)) as coded:  # type: ignore[arg-type]
-            frames = max(0, coded.frames)
-            info = SoundInfo(coded.samplerate, coded.channels, frames / coded.samplerate, kind)
+        if kind == "ogg":
+            check_ogg(file, size)
+        if kind == "mp3":
+            before = check_mp3(file, start, size, MOST_SECONDS)
+        tail: Any = _Tail(file, start, size, before)
+        with hear_errors() if kind == "mp3" else nullcontext(), soundfile.SoundFile(tail) as coded:
+            if coded.frames == NOT_SAID:
+                raise Damage("it does not say how long it is")
+            seconds = coded.frames / coded.samplerate
+            info = SoundInfo(coded.samplerate, coded.channels, seconds, kind)
             yield Sound(info, partial(_coded_blocks, coded, name))
-    except (soundfile.SoundFileError, ZeroDivisionError, RuntimeError) as error:
-        reason = " ".join(str(error).split(": ", 1)[-1].split())[:80]
-        raise BrokenSound(f"{name}: a broken {kind} file ({reason}); copy it again") from None
+    except (soundfile.SoundFileError, Damage) as error:
+        reason = " ".join(str(error).split(": ", 1)[-1].split()).rstrip(".")[:80]
+        raise BrokenSound(
+            f"{name}: a broken {kind} file ({reason}); copy or convert it again"
+        ) from None
 
 
 def _coded_blocks(coded: soundfile.SoundFile, name: str) -> Iterator[np.ndarray]:
-    step, total = max(1, BLOCK // coded.channels), 0
-    while len(block := coded.read(step, dtype="float32", always_2d=True)):
-        total += len(block)
-        yield block
+    """Yield what is decoded, and refuse if it is less than the header says."""
+    block, total = np.empty((max(1, BLOCK // coded.channels), coded.channels), np.float32), 0
+    while frames := coded.buffer_read_into(block, "float32"):
+        total += frames
+        yield block[:frames]
     if total < coded.frames:
         raise BrokenSound(
             f"{name}: cut short: its header says {coded.frames:,} samples, there are {total:,}; "

@@ -13,19 +13,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from regard.data.columns import parse_columns, text_at
-from regard.data.image_files import (
+from regard.data.lines import missing
+from regard.data.media import (
     LABELS,
-    MOST_IMAGES,
-    _digest,
-    _folders,
-    _part_folders,
+    MOST_FILES,
+    Media,
+    cell_bytes,
+    class_folders,
+    find_media_parts,
+    folder_parts,
     in_threads,
 )
-from regard.data.lines import missing
-from regard.data.parts import named_files, single_file
 from regard.data.sound_files import SUFFIXES, BrokenSound, SoundInfo, read_sound, sound_info
-from regard.data.split import shares_of
-from regard.data.table import BadRow, RowFaults, Table, Value, is_folder, is_saved
+from regard.data.sound_kinds import begins_as_sound
+from regard.data.table import BadRow, RowFaults, Table, Value, is_saved
 from regard.errors import UsageError
 
 MOST_PACKED = 2 * 2**30  # bytes of sounds that a table itself holds
@@ -33,7 +34,7 @@ MOST_KEPT = 2 * 2**30  # bytes of decoded samples of a part that stay in memory
 AUDIO = ("audio", "path", "file", "sound", "wav", "audio_filepath", "audio_path", "filename")
 TEXTS = ("text", "transcript", "transcription", "sentence", "normalized_text")
 TARGETS = {"text": TEXTS, "label": LABELS, "none": ()}
-CHECKED = 200  # entries looked at to tell whether a folder holds sounds
+SOUNDS = Media("sound", frozenset(SUFFIXES), begins_as_sound, BrokenSound)
 
 
 class SoundItem(NamedTuple):
@@ -130,55 +131,20 @@ def holds_sounds(data: Any) -> bool:
         return False
 
 
-def is_sound(name: str) -> bool:
-    """Tell by its name whether a file is a sound."""
-    return Path(name).suffix.lower() in SUFFIXES and not Path(name).name.startswith(".")
-
-
-def kind_of_set(path: Path) -> str:
-    """Return which kind of set lies at a path, or nothing."""
+def kind_of_set(path: Path, surely: bool = True) -> str:
+    """Return which kind of set lies at a path, or nothing; not surely, if sounds are expected."""
     if path.is_file() or is_saved(path):
-        if is_sound(path.name):
+        if SOUNDS.named(path.name):
             return "one"
-        return "table" if _lists_sounds(path) else ""
+        return "table" if SOUNDS.listed_in(path, surely) else ""
     if not path.is_dir():
         return ""
-    tables = [file for some in named_files(path).values() for file in some]
-    if any(_lists_sounds(file) for file in tables):
+    tables = [file for some in SOUNDS.tables(path).values() for file in some]
+    if any(SOUNDS.listed_in(file, surely) for file in tables):
         return "table"
-    names = [entry.name for entry in islice(os.scandir(path), 10_000)]
-    loose = not tables and any(map(is_sound, names))
-    return "folders" if loose or any(map(_has_sound, map(path.joinpath, names))) else ""
-
-
-def _has_sound(folder: Path) -> bool:
-    entries = (file for _, _, files in os.walk(folder) for file in files)
-    return not folder.name.startswith(".") and any(map(is_sound, islice(entries, CHECKED)))
-
-
-def _lists_sounds(path: Path) -> bool:
-    """Tell by the first rows of a table, of which one may be a header, whether it names sounds."""
-    if is_sound(path.name):
-        return False
-    values = [row.value for row in islice(Table(path), 4) if row.value is not None]
-    return bool(values) and all(_sound_columns(value) for value in values[1:] or values)
-
-
-def _sound_columns(value: Value) -> list[Any]:
-    """Return the columns or keys of a row that hold sounds, or the names of their files."""
-    cells = value.items() if isinstance(value, dict) else enumerate(value)
-    return [key for key, cell in cells if _content(cell) is not None or _names_sound(cell)]
-
-
-def _names_sound(cell: Any) -> bool:
-    path = cell.get("path") if isinstance(cell, dict) else cell
-    return isinstance(path, str) and is_sound(path.strip())
-
-
-def _content(cell: Any) -> bytes | None:
-    """Return the bytes of a sound that a cell of a table holds, as datasets keeps them."""
-    content = cell.get("bytes") if isinstance(cell, dict) else cell
-    return content if isinstance(content, bytes) else None
+    loose = any(SOUNDS.named(entry.name) for entry in islice(os.scandir(path), 10_000))
+    folders = (path / name for name in class_folders(path))
+    return "folders" if (loose and not tables) or any(map(SOUNDS.lie_in, folders)) else ""
 
 
 # Where its parts are
@@ -194,22 +160,9 @@ def find_sound_parts(
     given = (("test", test), ("valid", valid))
     globs = {name: value for name, value in given if value and is_glob(value)}
     valid, test = None if "valid" in globs else valid, None if "test" in globs else test
-    readers, shares = find_sounds(Path(data), options), shares_of(valid, test)
-    if globs:
-        readers |= _by_names(data, readers, globs)
-    home = Path(data) if os.path.isdir(data) else Path(data).parent
-    for name, given in (("valid", valid), ("test", test)):
-        if name in shares:
-            readers.pop(name, None)
-        elif given:
-            beside = not os.path.exists(given) and (home / given).exists()
-            path = home / given if beside else Path(given)
-            others = find_sounds(path, options)
-            if len(others) != 1:
-                names = ", ".join(others)
-                raise UsageError(f"{path}: {len(others)} parts ({names}); expected one")
-            readers[name] = next(iter(others.values()))
-    return readers, shares
+    find = partial(find_sounds, options=options)
+    readers, shares = find_media_parts(data, valid, test, find)
+    return {**readers, **(_by_names(data, readers, globs) if globs else {})}, shares
 
 
 def is_glob(given: Any) -> bool:
@@ -233,7 +186,9 @@ def _by_names(
         ]
         for name, glob in globs.items():
             if name not in of:
-                raise UsageError(f"{name}={glob} fits no file of {data}, such as {names[0]}")
+                raise UsageError(
+                    f"{name}={glob} fits no file of {data}, such as {names[0]}; give another, or none"
+                )
         return files.pick([i for i, name in enumerate(of) if name == part])
 
     return {part: partial(read, part) for part in ("train", *globs)}
@@ -253,24 +208,13 @@ def find_sounds(path: Path, options: SoundOptions) -> dict[str, ReadSounds]:
     """Find the parts of a set and what reads each."""
     if not path.exists():
         raise UsageError(missing(path))
-    if options.pattern and is_folder(path):
-        return {
-            name: partial(_read_named, folder, options)
-            for name, folder in _part_folders(path).items()
-        }
-    kind = kind_of_set(path)
+    if options.pattern and path.is_dir():
+        return folder_parts(path, partial(_read_named, options=options))
+    kind = kind_of_set(path, surely=False)
     if kind == "table":
-        if not is_folder(path):
-            return {"train": partial(_read_table, path, options)}
-        return {
-            name: partial(_read_one_table, path, name, files, options)
-            for name, files in named_files(path).items()
-        }
+        return SOUNDS.table_parts(path, partial(_read_table, options=options))
     if path.is_dir():
-        return {
-            name: partial(_read_folder, folder, options)
-            for name, folder in _part_folders(path).items()
-        }
+        return folder_parts(path, partial(_read_folder, options=options))
     raise UsageError(
         f"{path}: no set of sounds; expected a table of paths and transcripts or labels, or a "
         "folder with a folder of sounds for each class"
@@ -284,52 +228,24 @@ def _read_folder(folder: Path, options: SoundOptions) -> SoundFiles:
             f"{folder}: no transcripts; expected a table of paths and transcripts, such as "
             "train.tsv, beside the sounds"
         )
-    classes = _folders(folder)
-    loose = [name for name in sorted(os.listdir(folder)) if is_sound(name)]
-    if options.labelled and not classes:
-        there = f"{len(loose)} sounds lie loose in it" if loose else "there is no sound in it"
-        raise UsageError(
-            f"{folder}: {there}; expected a folder of sounds for each class, or a table of paths "
-            "and labels, such as train.tsv"
-        )
-    rows, notes = [], []
-    for name in classes:
-        before = len(rows)
-        for place, _, names in sorted(os.walk(folder / name)):
-            rows += [
-                _Row(path := os.path.join(place, file), "", name, path)
-                for file in sorted(names)
-                if is_sound(file)
-            ]
-        if len(rows) > MOST_IMAGES:
-            raise UsageError(f"{folder}: over {MOST_IMAGES:,} files; too many to be meant")
-        if len(rows) == before and options.labelled:
-            raise UsageError(
-                f"{folder / name}: no sound in it; expected some of the class {name!r}"
-            )
-    if not options.labelled:
-        rows += [_Row(str(folder / name), "", "", str(folder / name)) for name in loose]
-    elif loose:
-        notes.append(f"{folder}: {len(loose)} sounds outside the class folders passed over")
-    return _look_at(rows, options, notes)
+    table = ", or a table of paths and labels, such as train.tsv"
+    files, notes = SOUNDS.read_folder(folder, options.labelled, table)
+    return _look_at([_Row(path, "", label, path) for path, label in files], options, notes)
 
 
 def _read_named(folder: Path, options: SoundOptions) -> SoundFiles:
     """Read all sounds of a folder, whose labels are in their names."""
     assert options.pattern is not None
     pattern, rows = name_pattern(options.pattern), []
-    for place, _, names in sorted(os.walk(folder)):
-        for name in filter(is_sound, sorted(names)):
-            found = pattern.fullmatch(Path(name).stem)
-            if found is None:
-                raise UsageError(
-                    f"{os.path.join(place, name)}: a name unlike pattern={options.pattern}; "
-                    "rename it, or leave pattern= out where each class has a folder"
-                )
-            path = os.path.join(place, name)
-            rows.append(_Row(path, "", found["label"], path))
-        if len(rows) > MOST_IMAGES:
-            raise UsageError(f"{folder}: over {MOST_IMAGES:,} files; too many to be meant")
+    files, _ = SOUNDS.read_folder(folder, labelled=False)
+    for path, _ in sorted(files):
+        found = pattern.fullmatch(Path(path).stem)
+        if found is None:
+            raise UsageError(
+                f"{path}: a name unlike pattern={options.pattern}; rename it, or give pattern=none "
+                "where each class has a folder"
+            )
+        rows.append(_Row(path, "", found["label"], path))
     return _look_at(rows, options, [])
 
 
@@ -341,12 +257,6 @@ class _Row(NamedTuple):
     text: str
     label: str
     content: str | bytes
-
-
-def _read_one_table(
-    folder: Path, name: str, files: list[Path], options: SoundOptions
-) -> SoundFiles:
-    return _read_table(single_file(files, name, folder), options)
 
 
 def _read_table(path: Path, options: SoundOptions) -> SoundFiles:
@@ -372,47 +282,73 @@ def _read_table(path: Path, options: SoundOptions) -> SoundFiles:
         size += len(row.content) if isinstance(row.content, bytes) else 0
         if size > MOST_PACKED:
             raise UsageError(f"{row.where}: the sounds so far take over 2 GB; use fewer")
-        if len(rows) == MOST_IMAGES:
-            raise UsageError(f"{path}: over {MOST_IMAGES:,} rows; too many to be meant")
+        if len(rows) == MOST_FILES:
+            raise UsageError(f"{path}: over {MOST_FILES:,} rows; too many to be meant")
         rows.append(row)
     return _look_at(rows, options, [*table.notes, *faults.notes])
+
+
+def listed_sounds(path: Path) -> Iterator[tuple[str | bytes, dict[str, Any]]]:
+    """Yield the sounds that a table names, from its own folder on, each beside its row."""
+    table, options = Table(path, encoding="auto"), SoundOptions("text")
+    keys: tuple[Any, Any] | None = None
+    for number, value, fault in table:
+        if fault is not None:
+            raise UsageError(fault.message)
+        if value is None:
+            continue
+        if keys is None:
+            try:
+                keys, header = _choose_columns(path, table, value, options)
+            except UsageError:  # no transcripts
+                options = SoundOptions("none")
+                keys, header = _choose_columns(path, table, value, options)
+            if header:
+                continue
+        try:
+            row = _parse_row(path, number, value, keys, options)
+        except BadRow as bad:
+            raise UsageError(bad.at(f"{path}:{number}").message) from None
+        name = row.where if isinstance(row.content, bytes) else value[keys[0]]
+        told = {"text": row.text} if row.text else {}
+        yield row.content, {**(value if isinstance(value, dict) else told), "audio": name}
 
 
 def _choose_columns(
     path: Path, table: Table, value: Value, options: SoundOptions
 ) -> tuple[tuple[Any, Any], bool]:
     """Choose the columns or keys of sound and target, and tell whether the row is a header."""
-    names = [name.strip() for name in value]  # keys, or the cells of the first row
-    keyed, given = isinstance(value, dict), parse_columns(options.columns)
-    header = not keyed and (not _sound_columns(value) if options.header is None else options.header)
-    known = names if keyed or header else []
+    keyed = isinstance(value, dict)
+    header = not keyed and (not SOUNDS.columns(value) if options.header is None else options.header)
+    columns: list[Any] = list(value) if keyed else list(range(len(value)))
+    names = [str(name).strip() for name in value]
+    known = [name.casefold() for name in names] if keyed or header else []
+    given = parse_columns(options.columns) or (None, None)
 
-    def at(role: str, usual: Sequence[str], others: Sequence[Any]) -> Any:
-        asked = given[role == "target"] if given else None
-        if asked is not None and asked not in known and asked.isdecimal():
-            return names[int(asked) - 1] if keyed and int(asked) <= len(names) else int(asked) - 1
-        found = [
-            name for name in known if name.casefold() in ((asked.casefold(),) if asked else usual)
-        ]
-        if found:
-            return found[0] if keyed else names.index(found[0])
-        if asked is None and len(others) == 1:
-            return others[0]
-        what = {"sound": "the path of the sound", "target": f"the {options.target}"}[role]
+    def choose(asked: str | None, usual: Sequence[str], what: str, others: list[Any]) -> Any:
+        """Choose a column as asked for, by its usual name, or since there is no other."""
+        if asked is not None and asked.isdecimal() and asked not in known:
+            if int(asked) <= len(columns):
+                return columns[int(asked) - 1]
+        else:
+            usual = usual if asked is None else (asked.casefold(),)
+            for name in usual:
+                if name in known:
+                    return columns[known.index(name)]
+            if asked is None and len(others) == 1:
+                return others[0]
         there = ", ".join(name[:30] for name in names[:8])
         raise UsageError(
-            f"{path}:1: which column is {what}? Found {there}; set columns=PATH,"
-            f"{options.target.upper()} by name or number"
+            f"{path}:1: which column is the {what}? Found {there}; set columns= to two names or "
+            f"numbers, such as columns=path,{options.target} or columns=1,2"
         )
 
-    first = next((row for row in table.cells()[1:]), value) if header else value
-    sounds = _sound_columns(first)
-    sound = at("sound", AUDIO, sounds)
+    first = next(iter(table.cells()[1:]), value) if header else value
+    sound = choose(given[0], AUDIO, "path of the sound", SOUNDS.columns(first))
     if options.target == "none":
         return (sound, None), header
-    columns = names if keyed else range(len(value))
-    rest = [column for column in columns if column != sound]
-    return (sound, at("target", TARGETS[options.target], rest)), header
+    others = [column for column in columns if column != sound]
+    return (sound, choose(given[1], TARGETS[options.target], options.target, others)), header
 
 
 def _parse_row(
@@ -423,7 +359,7 @@ def _parse_row(
     if not text and options.target != "none":
         raise BadRow("empty", f"the {options.target} is empty", "fill it or remove the row")
     pair = ("", text) if options.labelled else (text, "")
-    content = _content(sound)
+    content = cell_bytes(sound)
     if content is not None:
         return _Row(f"{path}:{number}", *pair, content)
     name = sound.get("path") if isinstance(sound, dict) else sound
@@ -456,29 +392,13 @@ def path_inside(folder: Path, name: Any) -> str:
 
 def _look_at(rows: Sequence[_Row], options: SoundOptions, notes: list[str]) -> SoundFiles:
     """Hash sounds and look at their headers."""
-    chosen: Sequence[int] = range(len(rows))
-    if options.most and len(rows) > options.most:
-        chosen = [i * len(rows) // options.most for i in range(options.most)]
-
-    def one(i: int) -> tuple[str, SoundInfo | None]:
-        where, content = rows[i].where, rows[i].content
-        try:
-            info = sound_info(content, where)
-            return _digest(content, True), info
-        except BrokenSound as mistake:
-            if options.broken == "refuse":
-                raise BrokenSound(f"{mistake}; or leave such files out: broken=skip") from None
-            return str(mistake), None
-
-    items, contents, infos, bad = [], [], [], []
-    for i, (digest, info) in zip(chosen, in_threads(one, chosen), strict=True):
-        if info is None:
-            bad.append(digest)
-            continue
-        row = rows[i]
-        items.append(SoundItem(row.where, row.text, row.label, digest))
-        contents.append(row.content)
-        infos.append(info)
-    found = SoundFiles(items, contents, infos)
-    found.bad, found.total, found.notes = bad, len(rows), notes
+    opened = [(row.where, row.content) for row in rows]
+    seen = SOUNDS.look_at(opened, sound_info, options.broken, options.most)
+    some = [rows[i] for i in seen.rows]
+    items = [
+        SoundItem(row.where, row.text, row.label, digest)
+        for row, digest in zip(some, seen.hashes, strict=True)
+    ]
+    found = SoundFiles(items, [row.content for row in some], seen.headers)
+    found.bad, found.total, found.notes = seen.bad, len(rows), notes
     return found

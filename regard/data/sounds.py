@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.data.image_files import BROKEN
-from regard.data.images import class_names, label_numbers
+from regard.data.media import BROKEN, class_names, label_numbers
 from regard.data.parts import Dataset, PartReader, load_parts
 from regard.data.sound_sets import (
     TARGETS,
@@ -175,7 +174,9 @@ def load_sounds(
 
 def _decode_part(name: str, files: SoundFiles, data: SoundData, options: SoundOptions) -> Sounds:
     """Decode a part, and number its labels."""
-    labels = torch.tensor(label_numbers(files, data.classes, options), dtype=torch.int64)
+    labels = torch.zeros(len(files), dtype=torch.int64)
+    if options.labelled:
+        labels = torch.tensor(label_numbers(files.items, data.classes), dtype=torch.int64)
     lengths, decoded, broken = np.zeros(len(files), np.int64), {}, []
     for row, samples in enumerate(files.decode(data.format.rate, options.broken)):
         if isinstance(samples, str):

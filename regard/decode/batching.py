@@ -8,6 +8,7 @@ from typing import TypeVar
 import torch
 
 from regard.allocator import reuse_memory
+from regard.attention.intervene import intervening
 from regard.attention.watch import watcher
 from regard.errors import UsageError
 
@@ -44,7 +45,8 @@ def in_batches(
         order = order[count:]
     work = [[items[i] for i in batch] for batch in batches]
     reuse_memory()
-    workers = 1 if watcher() is not None else min(workers, len(work))  # watched in order
+    in_order = watcher() is not None or intervening()
+    workers = 1 if in_order else min(workers, len(work))
     if workers < 2:
         done = list(map(function, work))
     else:

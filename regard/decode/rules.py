@@ -280,6 +280,39 @@ def _decay(value: Any, vocab: int) -> tuple[int, float]:
     return _count(value[0], vocab), _number(value[1], 0.001, 100)
 
 
+def _prompt(value: Any, vocab: int) -> list[int | None]:
+    """Let through the tokens that follow the first one, each with its place; null is detected."""
+    pairs = isinstance(value, list) and all(isinstance(p, list) and len(p) == 2 for p in value)
+    if not pairs or len(value) > 16 or [place for place, _ in value] != [*range(1, 1 + len(value))]:
+        raise _refuse(value, "at most 16 pairs of a place, from 1 on, and a token")
+    return [None if token is None else _id(token, vocab) for _, token in value]
+
+
+def _named_ids(value: Any, vocab: int) -> dict[str, int]:
+    if not isinstance(value, Mapping) or not 0 < len(value) <= 1000:
+        raise _refuse(value, "an object of at most 1,000 names with their tokens")
+    return {str(name): _id(token, vocab) for name, token in value.items()}
+
+
+def _heads(value: Any, vocab: int) -> list[tuple[int, int]]:
+    pairs = isinstance(value, list) and all(isinstance(p, list) and len(p) == 2 for p in value)
+    if not pairs or not 0 < len(value) <= 1000:
+        raise _refuse(value, "a list of at most 1,000 pairs of a layer and a head")
+    return [(_count(layer, vocab), _count(head, vocab)) for layer, head in value]
+
+
+def _flag(value: Any, vocab: int) -> bool:
+    if not isinstance(value, bool):
+        raise _refuse(value, "true or false")
+    return value
+
+
+def _text(value: Any, vocab: int) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= 40:
+        raise _refuse(value, "a short text")
+    return value
+
+
 @dataclass(frozen=True)
 class Rule:
     """How a value is checked, with the size of the vocabulary, and what it does."""
@@ -307,6 +340,18 @@ RULES: dict[str, Rule] = {
     "max_length": Rule(_count),
     "renormalize_logits": Rule(lambda x, vocab: x is True),
     "early_stopping": Rule(lambda x, vocab: x if x == "never" else x is True),
+    # and these say what Whisper writes after (regard.decode.whisper)
+    "forced_decoder_ids": Rule(_prompt),
+    "no_timestamps_token_id": Rule(_id),
+    "prev_sot_token_id": Rule(_id),
+    "lang_to_id": Rule(_named_ids),
+    "task_to_id": Rule(_named_ids),
+    "is_multilingual": Rule(_flag),
+    "language": Rule(_text),
+    "task": Rule(_text),
+    "return_timestamps": Rule(_flag),
+    "max_initial_timestamp_index": Rule(_count),
+    "alignment_heads": Rule(_heads),
 }
 NO_EFFECT: dict[str, Any] = {"repetition_penalty": 1, "no_repeat_ngram_size": 0, "min_length": 0}
 NO_EFFECT |= {"encoder_no_repeat_ngram_size": 0, "min_new_tokens": 0}

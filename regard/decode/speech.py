@@ -41,6 +41,11 @@ class Recognised:
     words: list[Word] = field(default_factory=list)
 
 
+def distinct(texts: Sequence[Recognised]) -> list[Recognised]:
+    """Return texts without those that differ in space alone."""
+    return list({one.text: one for one in reversed(texts)}.values())[::-1]
+
+
 class Encoder(Protocol):
     """What is asked of a model: to encode sounds, and CTC logits or a decoder over the memory."""
 
@@ -180,10 +185,11 @@ class SpeechDecoder:
                     lm=lm,
                     lm_weight=options.lm_weight,
                     length_bonus=options.length_bonus,
-                    n_best=options.n_best,
+                    n_best=1 if options.n_best == 1 else options.beam,
                     eos=self.tokenizer.eos,
                 )
-            found.append([self.recognised(one, one.score) for one in some])
+            different = distinct([self.recognised(one, one.score) for one in some])
+            found.append(different[: options.n_best])
         return found
 
     def attention(
@@ -211,7 +217,7 @@ class SpeechDecoder:
             on="logprobs",
         )
         return [
-            [self.timed(memory, row, hypothesis.ids, hypothesis.score) for hypothesis in some]
+            distinct([self.timed(memory, row, one.ids, one.score) for one in some])
             for row, some in enumerate(hypotheses)
         ]
 

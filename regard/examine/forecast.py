@@ -19,12 +19,13 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from regard.data.captions import captions_in
 from regard.data.image_files import ImageFiles
+from regard.examine.report import plural
 from regard.tasks import task as task_class
 from regard.tasks.frame.recipe import parameters
 from regard.tasks.frame.train import Rehearsed, rehearsing
 from regard.training.loop import one_step
 
-STEPS = 3  # that are measured, besides the first
+STEPS = 3  # that are measured, besides the first, which counts only where it takes all the time
 SECONDS = 0.8  # after which no further step is begun
 
 
@@ -44,7 +45,7 @@ class Forecast:
     def __str__(self) -> str:
         return (
             f"forecast for {self.task} size={self.size}: about {self.parameters:,} parameters, "
-            f"{self.a_second:,.0f} {self.of}/s on {self.threads} threads, "
+            f"{self.a_second:,.0f} {self.of}/s on {plural(self.threads, 'thread')}, "
             f"{self.minutes_an_epoch:.1f} minutes an epoch, {self.memory_mb:,.0f} MB of memory"
         )
 
@@ -178,7 +179,7 @@ def _measure_steps(rehearsed: Rehearsed) -> tuple[float, float, int]:
     optimiser = PlainAdam(model)
     times, reads = [], []
     started = time.perf_counter()
-    while len(times) <= STEPS and (len(times) < 2 or time.perf_counter() - started < SECONDS):
+    while len(times) <= STEPS and (not times or time.perf_counter() - started < SECONDS):
         begun, first = time.perf_counter(), not times
         with _counting_saved(model, saved if first else {}):
             _, _, read, _ = one_step(
@@ -186,4 +187,5 @@ def _measure_steps(rehearsed: Rehearsed) -> tuple[float, float, int]:
             )
         times.append(time.perf_counter() - begun)
         reads.append(read)
-    return statistics.median(times[1:]), statistics.median(reads[1:]), sum(saved.values())
+    some = slice(min(1, len(times) - 1), None)
+    return statistics.median(times[some]), statistics.median(reads[some]), sum(saved.values())

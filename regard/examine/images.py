@@ -41,9 +41,10 @@ class ImageCounts:
     total: int = 0  # how many there are, where not all were looked at
 
     def __str__(self) -> str:
-        classes = f"{len(self.classes):,} class{'es' * (len(self.classes) != 1)}"
+        count = len(self.classes)
+        classes = f" of {count:,} class{'es' * (count != 1)}" if count else ""
         return (
-            f"{self.images:>10,} images of {classes}, "
+            f"{self.images:>10,} images{classes}, "
             f"{'grey' if self.channels == 1 else 'colour'}, {self.image} x {self.image}"
             + (f" from {self.sizes:,} sizes" if self.sizes > 1 else "")
             + (f"; {self.total:,} in all" if self.total > self.images else "")

@@ -176,8 +176,7 @@ class PairRows:
         counts.bad = reader.faults.count
         counts.total = counts.pairs
         if counts.pairs == most:
-            sizes = counts.source_characters + counts.target_characters
-            counts.total = rows_about(part.path, counts.pairs, sizes, part.target_path)
+            counts.total = rows_about(part.path, counts.pairs, self.lines[-1])
 
     def _mark(self, kind: str, path: Path, line: int, text: str) -> None:
         self.add(Fault(kind, f"{path}:{line}", excerpt(text), ""))

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from regard.data.lines import opened
 from regard.data.split import usual_share
 from regard.data.table import kind_of
 from regard.errors import UsageError
@@ -17,6 +18,7 @@ from regard.errors import UsageError
 LEVELS = ("error", "warning", "note")
 MEANT = "nothing, if that is meant"
 COPIES = "remove the copies, unless they are to count more"
+MOST_COUNTED = 32 * 2**20  # bytes of a file in which lines are counted
 UNEVEN = 10  # times as many rows of one label as of another
 
 
@@ -111,16 +113,27 @@ def excerpt(text: str, most: int = 60) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in short)
 
 
-def rows_about(path: Path, rows: int, characters: int, other: Path | None = None) -> int:
-    """Return about how many rows a file has, from those that were read of it."""
+def rows_about(path: Path, rows: int, last_line: int) -> int:
+    """Return about how many rows a file has, if the first so many end at a line."""
     if kind_of(path) == "parquet" and path.suffix == ".parquet":
         from pyarrow import parquet
 
         return parquet.read_metadata(path).num_rows
-    if path.is_dir() or path.suffix in (".gz", ".xz"):
+    if path.is_dir():
         return rows  # at least
-    size = sum(os.path.getsize(file) for file in (path, other) if file)
-    return max(rows, round(rows * size / max(1, characters + 2 * rows)))
+    _, lines = size_about(path)
+    return max(rows, round(rows * lines / max(1, last_line)))
+
+
+def size_about(path: Path) -> tuple[int, int]:
+    """Return about how many bytes and lines a text has, by its first bytes.
+
+    Of a compressed file that is much larger it is at least so many.
+    """
+    with opened(path) as file:
+        start = file.read(MOST_COUNTED)
+    size = max(len(start), os.path.getsize(path))
+    return size, round(start.count(b"\n") * size / max(1, len(start)))
 
 
 # What characters show

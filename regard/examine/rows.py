@@ -30,6 +30,7 @@ from regard.examine.report import (
     marks_in,
     plural,
     rows_about,
+    size_about,
 )
 
 FEW = 5  # rows of a label that can hardly be learnt from
@@ -52,10 +53,11 @@ class RowCounts:
 
     def __str__(self) -> str:
         labels = f", {plural(len(self.labels), 'label')}" if self.labels else ""
-        each = self.characters / max(1, self.rows)
+        each = f", {self.characters / max(1, self.rows):,.1f} characters on average"
+        each += f", longest {self.longest:,}"
         return (
             f"{self.rows:>10,} {self.of}{labels}"
-            f", {each:,.1f} characters on average, longest {self.longest:,}"
+            + ("" if self.of == "characters" else each)
             + (f"; about {self.total:,} in all" if self.total > self.rows else "")
             + (f", {self.bad:,} bad rows" if self.bad else "")
         )
@@ -93,7 +95,8 @@ def examine_rows(
             continue
         sizes = [len(item.source) for item in items]
         whole = not reader.most or len(items) < reader.most
-        total = len(items) if whole else rows_about(path, len(items), sum(sizes))
+        last_line = int(items[-1].where.rpartition(":")[2])
+        total = len(items) if whole else rows_about(path, len(items), last_line)
         labels = dict(Counter(label for item in items for label in item[1]).most_common())
         report.parts[name] = RowCounts(
             len(items), reader.of, total, bad, sum(sizes), max(sizes), labels
@@ -145,7 +148,7 @@ def examine_texts(
                 if most and running and size > MOST_READ:
                     with opened_text(path) as file:
                         texts.append(file.read(MOST_READ).decode("utf-8", "ignore"))
-                    total += size
+                    total += size_about(path)[0]
                     continue
                 for text in read_texts(path, columns, header):
                     texts.append(text)
@@ -160,7 +163,7 @@ def examine_texts(
             continue
         sizes = [len(text) for text in texts]
         if most and not running and len(texts) >= most:
-            total = rows_about(some[0], len(texts), sum(sizes))
+            total = rows_about(some[0], len(texts), len(texts))
         rows, of = (sum(sizes), "characters") if running else (len(texts), "documents")
         report.parts[name] = RowCounts(rows, of, max(total, rows), 0, sum(sizes), max(sizes))
         _find_marks(report, texts, some[0])

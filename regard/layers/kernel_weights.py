@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules import module as torch_module
 
-from regard.attention import attend, kernels, multihead
+from regard.attention import attend, intervene, kernels, multihead
 from regard.attention.kernels import KERNELS
 from regard.attention.multihead import MultiHead
 from regard.attention.positions import POSITIONS, Position, Rotary, Yarn
@@ -53,7 +53,8 @@ _LOOKED_UP = [
     (vars(F), "scaled_dot_product_attention"),
     (vars(multihead), "attend"),
     *((vars(residual), name) for name in ("add_dropped", "drop_path")),
-    *((vars(attend), name) for name in ("compute", "Problem")),
+    *((vars(attend), name) for name in ("compute_asked", "Problem")),
+    (vars(intervene), "compute"),
     (vars(kernels), "KERNELS"),
     *((KERNELS, name) for name in KERNELS),
 ]

@@ -1,8 +1,11 @@
 """Convolutional subsampling: fewer, wider frames of a spectrogram."""
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 
 from regard.attention.masks import Padding
+from regard.attention.once import once
 from regard.errors import UsageError
 
 # frames of the spectrogram for one frame of output -> the strides of the convolutions over time
@@ -15,6 +18,16 @@ def zero_padding(x: Tensor, mask: Padding | None) -> Tensor:
         return x
     keep = mask.keep.view(*mask.keep.shape, *(1,) * (x.ndim - 2))
     return x.masked_fill(~keep, 0.0)
+
+
+def on_real(f: Callable[[Tensor], Tensor], x: Tensor, mask: Padding | None) -> Tensor:
+    """Return f of the real vectors (n, w) of (b, l, w), zero at padding."""
+    rows = x.flatten(0, 1)
+    if mask is None:
+        return f(rows).unflatten(0, x.shape[:2])
+    real = once(lambda: mask.keep.flatten().nonzero().squeeze(1), mask)
+    y = f(rows.index_select(0, real))
+    return y.new_zeros(len(rows), y.shape[-1]).index_copy(0, real, y).unflatten(0, x.shape[:2])
 
 
 class Subsampling(nn.Module):
@@ -46,16 +59,16 @@ class Subsampling(nn.Module):
             lengths = halved(lengths) if stride == 2 else lengths
         return lengths
 
-    def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Return vectors (b, s, w) of spectrograms (b, t, mels), and their lengths."""
-        mask = Padding.of(lengths, x.shape[1])
-        x = x.unsqueeze(-1)  # (b, t, mels, channels), which a convolution reads as it lies
+    def forward(self, x: Tensor, mask: Padding | None) -> tuple[Tensor, Padding | None]:
+        """Return vectors (b, s, w) of spectrograms (b, t, mels), and which of them are padding."""
+        x = zero_padding(x, mask).unsqueeze(-1)  # channels last, as they lie throughout
         for convolution, stride in zip(self.convolutions, self.strides, strict=True):
-            x = convolution(zero_padding(x, mask).movedim(-1, 1)).relu_().movedim(1, -1)
-            if stride == 2:
-                lengths = halved(lengths)
-                mask = Padding.of(lengths, x.shape[1])
-        return zero_padding(self.project(x.flatten(2)), mask), lengths
+            x = convolution(x.movedim(-1, 1)).relu_().movedim(1, -1)
+            if mask is not None:
+                # of a sound of n frames, (n + 1) // 2 are left: each stands where an even one did
+                mask = Padding(mask.keep[:, ::stride])
+            x = zero_padding(x, mask)
+        return self.project(x.flatten(2)), mask
 
 
 def halved(size):

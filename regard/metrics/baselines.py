@@ -29,12 +29,16 @@ Arrays = dict[str, np.ndarray]
 
 
 class Baseline(NamedTuple):
-    """A simple classifier: arrays fitted to inputs and label numbers, and predictions from them."""
+    """A simple classifier: arrays fitted to inputs and targets, and predictions from them.
+
+    Targets and predictions are the number of a label (n,), or tables (n, labels) if multi-label.
+    """
 
     fit: Callable[[Any, np.ndarray, int], Arrays]
     predict: Callable[[Any, Arrays, int], np.ndarray]
     names: tuple[str, ...]  # of its arrays, sorted
     is_valid: Callable[[Arrays, int], bool]  # whether arrays are of so many labels
+    multilabel: str = ""  # the classifier of its kind for any number of labels a row
 
 
 def _hash(words: Iterable[str]) -> np.ndarray:
@@ -53,7 +57,10 @@ def _fit_bayes(texts: Sequence[str], numbers: np.ndarray, labels: int) -> Arrays
     return _log_probs([_ngrams(text) for text in texts], numbers, labels)
 
 
-def _log_probs(rows: Sequence[np.ndarray], numbers: np.ndarray, labels: int) -> Arrays:
+def _count(
+    rows: Sequence[np.ndarray], numbers: np.ndarray, labels: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the commonest features, sorted, and in how many rows of each label they occur."""
     owner = np.repeat(numbers, [len(row) for row in rows])
     keys, place = np.unique(np.concatenate([*rows, np.zeros(0, np.int64)]), return_inverse=True)
     total = np.bincount(place, minlength=len(keys))
@@ -62,14 +69,23 @@ def _log_probs(rows: Sequence[np.ndarray], numbers: np.ndarray, labels: int) -> 
     new = np.full(len(keys), -1)
     new[kept] = np.arange(len(kept))
     place = new[place]
-    counts = np.ones((len(kept), labels))
+    counts = np.zeros((len(kept), labels))
     np.add.at(counts, (place[place >= 0], owner[place >= 0]), 1)
+    return keys[kept], counts
+
+
+def _log_probs(rows: Sequence[np.ndarray], numbers: np.ndarray, labels: int) -> Arrays:
+    keys, counts = _count(rows, numbers, labels)
     frequency = np.bincount(numbers, minlength=labels) + 1
     return {
-        "keys": keys[kept],
-        "weights": np.log(counts / counts.sum(0)).astype(np.float32),
+        "keys": keys,
+        "weights": _log_share(counts).astype(np.float32),
         "prior": np.log(frequency / frequency.sum()).astype(np.float32),
     }
+
+
+def _log_share(counts: np.ndarray) -> np.ndarray:
+    return np.log((counts + 1) / (counts + 1).sum(0))
 
 
 def _predict_bayes(texts: Sequence[str], tables: Arrays, labels: int) -> np.ndarray:
@@ -78,12 +94,39 @@ def _predict_bayes(texts: Sequence[str], tables: Arrays, labels: int) -> np.ndar
 
 
 def _most_probable(rows: Sequence[np.ndarray], tables: Arrays) -> np.ndarray:
-    best, keys = [], tables["keys"]
-    for row in rows:
+    return _bayes_scores(rows, tables).argmax(1)
+
+
+def _bayes_scores(rows: Sequence[np.ndarray], tables: Arrays) -> np.ndarray:
+    keys, prior = tables["keys"], tables["prior"]
+    scores = np.empty((len(rows), len(prior)), np.float32)
+    for n, row in enumerate(rows):
         place = np.searchsorted(keys, row)
         known = place[keys[np.minimum(place, len(keys) - 1)] == row] if len(keys) else place[:0]
-        best.append(np.argmax(tables["prior"] + tables["weights"][known].sum(0)))
-    return np.array(best, dtype=np.int64)
+        scores[n] = prior + tables["weights"][known].sum(0)
+    return scores
+
+
+def _fit_bayes_per_label(texts: Sequence[str], targets: np.ndarray, labels: int) -> Arrays:
+    """Fit one binary naive Bayes per label: the log odds of its presence."""
+    ngrams = [_ngrams(text) for text in texts]
+    rows, numbers = np.nonzero(targets)
+    every = np.full(len(texts), labels)  # one more column, which counts all rows
+    repeated = [*(ngrams[row] for row in rows), *ngrams]
+    keys, counts = _count(repeated, np.concatenate([numbers, every]), labels + 1)
+    present, all_rows = counts[:, :labels], counts[:, labels:]
+    frequency = targets.sum(0)
+    odds = np.log(frequency + 1) - np.log(len(texts) - frequency + 1)
+    return {
+        "keys": keys,
+        "weights": (_log_share(present) - _log_share(all_rows - present)).astype(np.float32),
+        "prior": odds.astype(np.float32),
+    }
+
+
+def _predict_bayes_per_label(texts: Sequence[str], tables: Arrays, labels: int) -> np.ndarray:
+    """Return every label that is more probable than not."""
+    return _bayes_scores([_ngrams(text) for text in texts], tables) > 0
 
 
 def bigram_gain(texts: Sequence[str], numbers: np.ndarray, labels: int, folds: int = 5) -> float:
@@ -177,7 +220,19 @@ def _valid_means(tables: Arrays, labels: int) -> bool:
 
 # name, which is printed -> classifier
 BASELINES: dict[str, Baseline] = {
-    "naive Bayes": Baseline(_fit_bayes, _predict_bayes, ("keys", "prior", "weights"), _valid_bayes),
+    "naive Bayes": Baseline(
+        _fit_bayes,
+        _predict_bayes,
+        ("keys", "prior", "weights"),
+        _valid_bayes,
+        "naive Bayes of each label",
+    ),
+    "naive Bayes of each label": Baseline(
+        _fit_bayes_per_label,
+        _predict_bayes_per_label,
+        ("keys", "prior", "weights"),
+        _valid_bayes,
+    ),
     "the commonest tag of each word": Baseline(
         _fit_tags, _predict_tags, ("else", "keys", "tags"), _valid_tags
     ),
@@ -198,24 +253,25 @@ class Baselines:
 
     @classmethod
     def fit(cls, kind: str, inputs: Any, targets: np.ndarray) -> "Baselines":
-        """Fit to inputs and target labels (n, labels); multi-label targets have no classifier."""
+        """Fit to inputs and target labels (n, labels), any number of them a row."""
         some = np.unique(np.linspace(0, len(targets) - 1, MAX_ROWS).astype(np.int64))
         rows, counts = np.unique(targets[some], axis=0, return_counts=True)
         commonest = rows[::-1][counts[::-1].argmax()]  # the first of equals
-        labels = targets.shape[1]
-        if not (targets.sum(1) == 1).all() or labels > MAX_NUMBERS // 1000:
+        labels, single = targets.shape[1], (targets.sum(1) == 1).all()
+        kind = kind if single else BASELINES[kind].multilabel
+        if not kind or labels > MAX_NUMBERS // 1000:
             return cls(commonest)
         picked = inputs[some] if isinstance(inputs, np.ndarray) else [inputs[i] for i in some]
-        tables = BASELINES[kind].fit(picked, targets[some].argmax(1), labels)
-        return cls(commonest, kind, tables)
+        wanted = targets[some].argmax(1) if single else targets[some]
+        return cls(commonest, kind, BASELINES[kind].fit(picked, wanted, labels))
 
     def scores(self, inputs: Any, targets: np.ndarray) -> dict[str, dict[str, float]]:
         """Return accuracy and macro F1 of each on a test set, in percent."""
         labels = len(self.commonest)
         predictions = {COMMONEST: np.broadcast_to(self.commonest, targets.shape)}
         if self.tables is not None:
-            numbers = BASELINES[self.kind].predict(inputs, self.tables, labels)
-            predictions[self.kind] = one_hot(numbers, labels)
+            predicted = BASELINES[self.kind].predict(inputs, self.tables, labels)
+            predictions[self.kind] = predicted if predicted.ndim > 1 else one_hot(predicted, labels)
         return {
             name: {
                 "accuracy": float(percent((targets == table).all(1).sum(), len(targets))),

@@ -27,6 +27,7 @@ MODELS: dict[str, tuple[str, str, str]] = {
     "clip": ("regard.models.clip", "ClipConfig", "Clip"),
     "captioner": ("regard.models.captioner", "CaptionerConfig", "Captioner"),
     "conformer": ("regard.models.conformer", "ConformerConfig", "Conformer"),
+    "whisper": ("regard.models.whisper", "WhisperConfig", "Whisper"),
     "denoiser": ("regard.models.denoiser", "DenoiserConfig", "Denoiser"),
 }
 

@@ -13,6 +13,7 @@ from regard.attention.dropout import dropout
 from regard.attention.masks import Padding
 from regard.attention.positions import Position, of_layer
 from regard.errors import UsageError, lookup
+from regard.layers.alone import computed_alone, each_alone
 from regard.layers.block import (
     BlockConfig,
     EncoderBlock,
@@ -216,8 +217,19 @@ class Conformer(nn.Module):
         """
         if lengths is None:
             lengths = torch.full((len(sound),), sound.shape[1], device=sound.device)
-        x, lengths = self.stem(sound, lengths)
-        mask = Padding.of(lengths, x.shape[1])
+        out = self.out_lengths(lengths)
+        if computed_alone(sound, self.training):
+            each = each_alone(lambda one: torch.cat(self._encode(one, depths), -1), sound, lengths)
+            return list(each.split(self.out_width, -1)), out
+        if sound.is_meta:
+            return self._encode(sound, depths), out
+        longest = max(1, int(lengths.max()))  # what is padding in all of them is left out
+        return self._encode(sound[:, :longest], depths, lengths), out
+
+    def _encode(
+        self, sound: Sound, depths: Sequence[int], lengths: Lengths | None = None
+    ) -> list[Float[Tensor, "b s w"]]:
+        x, mask = self.stem(sound, Padding.of(lengths, sound.shape[1]))
         at = torch.arange(x.shape[1], device=x.device).unsqueeze(-1)
         x = dropout(self.position.embed(x, at), self.config.block.dropout, self.training)
         bias = self.position.shared(at, at, mask)
@@ -225,7 +237,7 @@ class Conformer(nn.Module):
         for begin, end in pairwise([0, *depths]):
             x = run_blocks(blocks[begin:end], x, at=at, mask=mask, bias=bias)
             memories.append(zero_padding(self.norm(x), mask))
-        return memories, lengths
+        return memories
 
     def layout(self, size: tuple[int, int]) -> dict[str, Layout]:
         """Return how the encoder's attention is laid over a spectrogram of (mels, frames)."""
@@ -238,13 +250,23 @@ class Conformer(nn.Module):
 
         Without either they are the vectors of the frames (b, s, w).
         """
-        return self.readout(*self.encode(sound, lengths))
+        return self._read(*self.encode(sound, lengths))
 
-    def ctc_logits(self, memory: Float[Tensor, "b s w"]) -> Float[Tensor, "b s vocab"]:
-        """Return the logits of every token, and of blank (0), in each frame of a memory."""
+    def _read(self, memory: Tensor, lengths: Tensor | None) -> Tensor:
+        if lengths is not None and computed_alone(memory, self.training):
+            return each_alone(self.readout, memory, lengths)
+        return self.readout(memory, lengths)
+
+    def ctc_logits(
+        self, memory: Float[Tensor, "b s w"], lengths: Lengths | None = None
+    ) -> Float[Tensor, "b s vocab"]:
+        """Return the logits of every token, and of blank (0), in each frame of a memory.
+
+        With the lengths of the memory, those of a sound are the same to the last bit in any batch.
+        """
         if not (self.config.ctc and self.config.vocab):
             raise UsageError("this model has no CTC head; it was made with ctc=false or vocab=0")
-        return self.readout(memory)
+        return self._read(memory, lengths)
 
     @property
     def head(self) -> Head:

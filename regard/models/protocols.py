@@ -1,23 +1,40 @@
 """What tasks and tools ask of a model, whatever its family."""
 
+from collections.abc import Iterator
 from typing import Any, Protocol, runtime_checkable
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.layers.layout import Layout
 
 
-class TextModel(Protocol):
-    """A model of texts: last hidden vectors, and a head on them."""
+class Model(Protocol):
+    """A model of any family: a module with its config."""
 
     config: Any
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        """Return the parameters."""
+        ...
+
+    def state_dict(self, *args: Any, **rest: Any) -> Any:
+        """Return parameters and buffers by name."""
+        ...
+
+    def __call__(self, *args: Any, **rest: Any) -> Any:
+        """Return the logits of a batch."""
+        ...
+
+
+class TextModel(Model, Protocol):
+    """A model of texts: last hidden vectors, and a head on them."""
 
     @property
     def head(self) -> Any:
         """Return the module that makes logits of hidden vectors."""
         ...
 
-    def hidden(self, *ids: Tensor, **rest: Any) -> Tensor:
+    def hidden(self, *ids: Any, **rest: Any) -> Tensor:
         """Return the last hidden vectors (b, l, w) of token ids (b, l) and their lengths (b)."""
         ...
 
@@ -31,10 +48,9 @@ class LaidOut(Protocol):
         ...
 
 
-class ImageEncoder(LaidOut, Protocol):
+class ImageEncoder(Model, LaidOut, Protocol):
     """A model that makes a grid of feature vectors of an image, and can pool them to one."""
 
-    config: Any
     out_width: int  # of the features
 
     @property
@@ -54,8 +70,41 @@ class ImageEncoder(LaidOut, Protocol):
         """Return one vector (b, w) of the features of each image."""
         ...
 
-    def __call__(self, images: Tensor) -> Tensor:
-        """Return the logits (b, labels) of images, or without labels their pooled features."""
+
+class ImageClassifier(ImageEncoder, Protocol):
+    """An image encoder with a head on its pooled features."""
+
+    @property
+    def head(self) -> Any:
+        """Return the module that makes logits of pooled features."""
+        ...
+
+
+class Pretrainer(Model, Protocol):
+    """What an encoder is pretrained within, by a loss of its own."""
+
+    def loss(self, *batch: Tensor) -> Tensor:
+        """Return the summed loss of a batch."""
+        ...
+
+
+class MaskedPretrainer(Pretrainer, Protocol):
+    """A pretrainer that masks patches of images."""
+
+    def masked_count(self, tokens: int) -> int:
+        """Return how many of so many patches are masked."""
+        ...
+
+
+class DualEncoder(Pretrainer, Protocol):
+    """Encoders of images and of texts into one space."""
+
+    def images(self, images: Tensor) -> Tensor:
+        """Return the vectors (b, w) of images."""
+        ...
+
+    def texts(self, ids: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Return the vectors (b, w) of texts."""
         ...
 
 

@@ -34,9 +34,9 @@ PLAIN = (Tensor, torch.nn.Parameter)
 class Scope:
     """Where kernels are switched on: for the modules of a model, as they are now."""
 
-    def __init__(self, model: Any, frozen: bool):
+    def __init__(self, model: object, frozen: bool):
         # held, so that no other object gets the number of one of them
-        module = model if hasattr(model, "modules") else getattr(model, "model", None)
+        module: Any = model if hasattr(model, "modules") else getattr(model, "model", None)
         if module is None:
             raise UsageError(
                 f"{model!r:.60} is no model; give a module, or what regard.load returned"
@@ -52,7 +52,7 @@ _SCOPE: ContextVar[Scope | None] = ContextVar("fast", default=None)
 
 
 @contextmanager
-def fast(model: Any, on: bool = True, *, frozen: bool = False) -> Iterator[None]:
+def fast(model: object, on: bool = True, *, frozen: bool = False) -> Iterator[None]:
     """Let kernels compute what they know exactly of a model, while the block runs.
 
     Everything else (own classes and functions, hooks, parametrizations, other dtypes or devices,

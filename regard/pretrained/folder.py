@@ -193,7 +193,8 @@ def export_weights(
         named = format.architecture(task, model.config)
         tensors = to_theirs(format, model.config, float_state(model), named)
         tensors |= format.derived(model.config)
-    ids = _special_ids(theirs, tokenizers[1]) if format.inputs == "text" else {}
+    writes = format.inputs in ("text", "sound")
+    ids = _special_ids(theirs, tokenizers[1]) if writes else {}
     for key, number in ids.items():
         if theirs.get(key, number) != number:  # RoBERTa counts positions from that of its padding
             raise UsageError(

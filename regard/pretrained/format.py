@@ -83,7 +83,7 @@ class Format:
     prepare: Callable[[Theirs], Theirs] = dict  # a config with its older spellings made new
     canonical: Callable[[Any], Any] = lambda config: config  # of equal models, one config
     derived: Callable[[Any], dict[str, Tensor]] = lambda config: {}  # theirs that we compute
-    inputs: str = "text"  # or images, which have no tokenizer, or both
+    inputs: str = "text"  # or sound, or images, which have no tokenizer, or both (images and text)
     template: Template = Template()  # where the tokenizer's own files do not say
     decoder_start: str | None = None  # role of the token, where config.json does not say
     forced_eos: int | None = None  # where no file says

@@ -13,7 +13,7 @@ from regard.pretrained.formats import FORMATS
 from regard.pretrained.formats.encoder_decoders import vocabularies
 
 FILE = "generation_config.json"
-WRITING_TASKS = ("language", "text", "translate")
+WRITING_TASKS = ("language", "text", "translate", "transcribe")
 USUAL = "regard_usual_limit"  # the longest output follows from the source, where we write it
 HEAD = "regard_alignment_head"
 LONGEST = 256  # tokens of an output, for others
@@ -25,7 +25,13 @@ RULES = (
     *("suppress_tokens", "begin_suppress_tokens", "eos_token_id", "decoder_start_token_id"),
     *("max_length", "renormalize_logits", "early_stopping"),
 )
-# of those, the ones that name tokens
+# and those of Whisper alone
+SOUND_RULES = (
+    *("forced_decoder_ids", "no_timestamps_token_id", "prev_sot_token_id", "lang_to_id"),
+    *("task_to_id", "is_multilingual", "language", "task", "return_timestamps"),
+    *("max_initial_timestamp_index", "alignment_heads"),
+)
+# of the former, the ones that name tokens
 TOKENS = (
     *("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "eos_token_id"),
     *("forced_bos_token_id", "forced_eos_token_id", "decoder_start_token_id"),
@@ -91,8 +97,9 @@ def read_generation(folder: str | Path, task: str) -> dict[str, Any]:
     path, config = Path(folder) / FILE, Path(folder) / "config.json"
     if path.is_file():
         theirs = read_json(path)
+        known = {*KNOWN, *SOUND_RULES} if task == "transcribe" else KNOWN
         for key, value in theirs.items():
-            if key not in KNOWN and value is not None and not key.startswith("regard_"):
+            if key not in known and value is not None and not key.startswith("regard_"):
                 raise UsageError(
                     f"{path}: {key!r:.40} is not known; leave it out if no text depends on it"
                 )
@@ -115,8 +122,9 @@ def read_generation(folder: str | Path, task: str) -> dict[str, Any]:
 
 def _read(theirs: Mapping[str, Any], task: str) -> dict[str, Any]:
     samples = theirs.get("do_sample") is True
+    own = SOUND_RULES if task == "transcribe" else ()
     for key, same in (UNSUPPORTED | UNSUPPORTED_SAMPLING if samples else UNSUPPORTED).items():
-        if key in theirs and theirs[key] not in same:
+        if key in theirs and theirs[key] not in same and key not in own:
             raise UsageError(f"{key}={theirs[key]!r:.40} is not supported; leave it out")
     settings: dict[str, Any] = {}
     beams = _integer(theirs, "num_beams", 1, MOST_BEAMS)
@@ -143,10 +151,11 @@ def _read(theirs: Mapping[str, Any], task: str) -> dict[str, Any]:
                 settings[key] = value
     elif task == "language" and (theirs.get("do_sample") is False or (beams or 1) > 1):
         settings["temperature"] = 0.0
-    rules = {key: theirs[key] for key in RULES if key in theirs}
+    rules = {key: theirs[key] for key in (*RULES, *own) if key in theirs}
     if most is not None:
         rules.pop("max_length", None)  # which it overrides
-    for key in ("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence_bias"):
+    empty = ("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence_bias")
+    for key in (*empty, "forced_decoder_ids"):
         if rules.get(key) == []:
             del rules[key]
     return {**settings, "rules": rules}

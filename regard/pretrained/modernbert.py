@@ -8,7 +8,7 @@ from math import ceil, log2, sqrt
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.errors import UsageError
 from regard.models.bert import Bert, BertConfig
@@ -54,7 +54,7 @@ def modernbert_config(config: BertConfig) -> BertConfig | None:
 
 
 @torch.no_grad()
-def as_modernbert(model: Any, config: BertConfig) -> Bert:
+def as_modernbert(model: nn.Module, config: BertConfig) -> Bert:
     """Return a model with the parts of ModernBERT and the same logits.
 
     A first layer adds nothing, as their first has no norm before its attention; gates are open; and
@@ -102,9 +102,9 @@ def _linear(head: Tensor, norm: Tensor, bias: Tensor, config: BertConfig) -> tup
 
 
 @torch.no_grad()
-def from_modernbert(model: Any) -> Any:
+def from_modernbert(model: nn.Module) -> Any:
     """Return the plain model that a ModernBERT was made of, or the ModernBERT if it is another."""
-    config = model.config
+    config: Any = model.config
     plain = {gated: network for network, gated in GATES.items()}.get(config.block.feed_forward)
     if (config.head, config.pool, config.transform) != ("classify", "mean", "dense"):
         return model

@@ -9,6 +9,7 @@ from regard.errors import UsageError
 from regard.files import read_json, write_json
 from regard.pretrained.chat_template import read_chat, write_chat
 from regard.pretrained.config_keys import Theirs
+from regard.pretrained.feature_extractor import read_extractor, write_extractor
 from regard.pretrained.image_processor import read_processor, write_processor
 from regard.pretrained.mae_decoder import read_decoder_config
 
@@ -100,6 +101,10 @@ def _read_images(folder: Path, theirs: Theirs, config: Any) -> dict[str, Any]:
     return {"image": image, **read_decoder_config(theirs)}
 
 
+def _read_sounds(folder: Path, theirs: Theirs, config: Any) -> dict[str, Any]:
+    return {"sound": read_extractor(folder, config.mels, 2 * config.max_frames)}
+
+
 def _read_languages(folder: Path, theirs: Theirs, config: Any) -> dict[str, Any]:
     """Return the languages of a translator: of one that we exported, or of Marian's tokenizer."""
     path = folder / "tokenizer_config.json"
@@ -149,6 +154,7 @@ READERS: dict[str, tuple[Callable[[Path, Theirs, Any], dict[str, Any]], ...]] = 
     "tag": (_read_tags, _kept("tag")),
     "embed": (_read_pooling,),
     "translate": (_read_languages,),
+    "transcribe": (_read_sounds,),
     "language": (_kept("language"), _read_chat),
 }
 
@@ -157,12 +163,12 @@ READERS: dict[str, tuple[Callable[[Path, Theirs, Any], dict[str, Any]], ...]] = 
 
 
 def write_task_config(
-    folder: Path, config: Mapping[str, Any], task: str, model: Any
+    folder: Path, config: Mapping[str, Any], task: str, model_config: Any
 ) -> dict[str, Any]:
     """Write the small files of a model of ours; return what config.json is to say beside it.
 
     `task` is the one that their class is for: a translator may be written as a model for texts;
-    `model` is the config of the model.
+    `model_config` is that of the model.
     """
     if config["task"] == "tag" and config.get("join", "first") != "first":
         raise UsageError(
@@ -190,9 +196,11 @@ def write_task_config(
         theirs["regard_task"] = config["task"]
     write_chat(folder, config)
     if "pooling" in config:
-        _write_pooling(folder, config, model.block.width)
+        _write_pooling(folder, config, model_config.block.width)
     if isinstance(config.get("image"), dict):
         write_processor(folder, config["image"])
+    if isinstance(config.get("sound"), dict):
+        write_extractor(folder, config["sound"], 2 * model.max_frames)
     return theirs
 
 

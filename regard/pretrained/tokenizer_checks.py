@@ -318,7 +318,7 @@ MODELS: Table = {
 }
 
 
-def check_model(model: Any) -> dict[str, Any]:
+def check_model(model: object) -> dict[str, Any]:
     """Return the model of a tokenizer in which everything is known."""
     if not isinstance(model, dict):
         raise UsageError("it has no model")

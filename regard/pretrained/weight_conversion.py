@@ -41,7 +41,8 @@ def to_theirs(
         count = len(rule.theirs)
         parts = tensor.split(rule.rows or len(tensor) // count) if count > 1 else [tensor]
         for other, part in zip(rule.theirs, parts, strict=True):
-            theirs[other] = CHANGES[rule.change].write(part, config).contiguous()
+            if other:
+                theirs[other] = CHANGES[rule.change].write(part, config).contiguous()
     return theirs | {name: torch.cat(cast(list, parts)) for name, parts in shared.items()}
 
 
@@ -108,7 +109,10 @@ def convert(
     for name, rule in resolved_rules(format, config, ours, named).items():
         _refuse_contradiction(format, rule, theirs, places)
         change, (number, whole) = CHANGES[rule.change].read, rule.part
-        parts = [change(theirs[places[part]], config) for part in rule.theirs]
+        parts = [change(theirs[places[part]], config) for part in rule.theirs if part]
+        for i, part in enumerate(rule.theirs):
+            if not part:
+                parts.insert(i, torch.zeros_like(parts[0]))
         joined = parts[0] if len(parts) == 1 else torch.cat(parts)
         if whole > 1:
             joined = (joined.split(rule.rows) if rule.rows else joined.chunk(whole))[number]

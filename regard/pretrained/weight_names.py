@@ -14,6 +14,7 @@ class Rule:
     """Where one weight of ours stands in their state dict; each `{}` is the number of a layer.
 
     Several of theirs are concatenated along the rows: evenly, unless `rows` says how many each has.
+    An empty name among them stands for zeros, where theirs has nothing (the bias of Whisper's keys).
     `also` are names under which the same weight may be written once more, or instead: two that
     differ are refused. `instead` are names that are read only where its own is missing. Where
     theirs holds several of ours, `part` is which of how many parts of its rows is this one, evenly
@@ -30,7 +31,9 @@ class Rule:
     def renamed(self, rename: Callable[[str], str]) -> "Rule":
         """Return the rule with every name of theirs changed."""
         names = (self.theirs, self.also, self.instead)
-        theirs, also, instead = (tuple(map(rename, some)) for some in names)
+        theirs, also, instead = (
+            tuple(rename(name) if name else name for name in some) for some in names
+        )
         return replace(self, theirs=theirs, also=also, instead=instead)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.attention.masks import Mask
+from regard.attention.once import once
 from regard.errors import UsageError
 
 Project = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -36,6 +37,10 @@ class Position(nn.Module):
     def rotate(self, x: Tensor, at: Tensor) -> Tensor:
         """Rotate projected queries or keys (b, h, l, d) by their positions."""
         return x
+
+    def query(self, q: Tensor) -> Tensor:
+        """Return projected queries (b, h, l, d) as they are compared with the keys."""
+        return q
 
     def shared(self, q_at: Tensor, k_at: Tensor, mask: Mask | None = None) -> Tensor | None:
         """Return a bias that all layers share, computed once a forward."""
@@ -116,6 +121,13 @@ def relative_distance(q_at: Tensor, k_at: Tensor) -> Tensor:
             "choose sinusoidal or rotary"
         )
     return q_at - k_at.mT
+
+
+def count_up(q_at: Tensor, k_at: Tensor) -> bool:
+    """Tell whether queries and keys are the same places (l, 1), each one further than the last."""
+    if q_at is not k_at or q_at.ndim != 2 or q_at.shape[-1] != 1:
+        return False
+    return q_at.is_meta or once(lambda: bool((q_at.diff(dim=0) == 1).all()), q_at)
 
 
 def distance_range(distances: Tensor) -> tuple[int, int]:

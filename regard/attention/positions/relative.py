@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from regard.attention.positions.absolute import sinusoid_table
 from regard.attention.positions.base import (
     Position,
+    count_up,
     distance_range,
     for_heads,
     relative_distance,
@@ -72,16 +73,41 @@ class XL(Position):
         self.u = nn.Parameter(torch.zeros(heads, 1, head_width))
         self.v = nn.Parameter(torch.zeros(heads, 1, head_width))
 
+    def query(self, q: Tensor) -> Tensor:
+        """Add u, so that q.k becomes (q + u).k."""
+        return q + self.u
+
     def bias(self, q, k, q_at, k_at, mask=None, project=None) -> Tensor | None:
-        """Return all of the score but q.k."""
+        """Return what queries make of distances."""
+        q = (q + self.v) * q.shape[-1] ** -0.5
+        if count_up(q_at, k_at):
+            last = q.shape[-2] - 1
+            places = self._places(torch.arange(last, -last - 1, -1, device=q.device), q.dtype)
+            # all sentences in one product for each head
+            products = q.transpose(0, 1).flatten(1, 2) @ places.mT
+            return shifted(products.unflatten(1, (len(q), -1))).transpose(0, 1)
         distances = relative_distance(q_at, k_at)
         low, count = distance_range(distances)
+        places = self._places(torch.arange(low, low + count, device=q.device), q.dtype)
+        return (q @ places.mT).gather(-1, for_heads(distances - low, q))
+
+    def _places(self, distances: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the vectors of distances (n) for every head, (h, n, d)."""
         table = sinusoid_table(self.relative.in_features, self.base, self.layout)
-        waves = table(torch.arange(low, low + count, device=q.device), q.dtype)
-        places = self.relative(waves).unflatten(-1, (self.heads, -1)).transpose(0, 1)
-        place = ((q + self.v) @ places.mT).gather(-1, for_heads(distances - low, q))
-        content = self.u @ repeat_kv(k, self.heads).mT
-        return (place + content) * q.shape[-1] ** -0.5
+        waves = self.relative(table(distances, dtype))
+        return waves.unflatten(-1, (self.heads, -1)).transpose(0, 1)
+
+
+def shifted(products: Tensor) -> Tensor:
+    """Return pairs (..., l, l) of products (..., l, 2l - 1) with distances from l - 1 down.
+
+    In row i a pair (i, j) stands at l - 1 - i + j, so that they are a view, which begins one
+    earlier in each row.
+    """
+    products = products.contiguous()
+    *lead, length, count = products.shape
+    strides = (*products.stride()[:-2], count - 1, 1)
+    return products.as_strided((*lead, length, length), strides, length - 1)
 
 
 class CoPE(Position):

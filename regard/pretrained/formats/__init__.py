@@ -7,13 +7,13 @@ from regard.errors import UsageError, lookup
 from regard.files import read_json
 from regard.pretrained.config_keys import setting_of, shortened
 from regard.pretrained.format import Format, differing
-from regard.pretrained.formats import clip, decoders, encoder_decoders, encoders, vision
+from regard.pretrained.formats import clip, decoders, encoder_decoders, encoders, vision, whisper
 from regard.pretrained.shards import import_first
 
 # of several that hold a model of ours, the first is written
 FORMATS: dict[str, Format] = {
     format.model_type: format
-    for module in (decoders, encoders, encoder_decoders, clip, vision)
+    for module in (decoders, encoders, encoder_decoders, clip, vision, whisper)
     for format in module.FORMATS
 }
 # A setting that a format refuses counts as so many that differ.

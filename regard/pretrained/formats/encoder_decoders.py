@@ -39,7 +39,7 @@ def _is_tied(theirs: Theirs) -> bool:
 # ---- what BART, Marian and Pegasus share
 
 
-def _read_sides(theirs: Theirs) -> dict[str, Any]:
+def read_sides(theirs: Theirs) -> dict[str, Any]:
     """Refuse a model whose encoder and decoder have different blocks."""
     for one, other in (
         ("encoder_attention_heads", "decoder_attention_heads"),
@@ -77,7 +77,7 @@ def _side_keys(vocab: int) -> tuple[Key | KeyGroup, ...]:
         Key("block.dropout", "dropout", 0.1),
         Key("block.attention_dropout", "attention_dropout", 0.0),
         Key("block.ffn_dropout", "activation_dropout", 0.0),
-        KeyGroup(_read_sides, _write_sides),
+        KeyGroup(read_sides, _write_sides),
     )
 
 

@@ -101,22 +101,22 @@ def resolve_train(
     kind: type[S],
     values: Mapping[str, Any],
     *,
-    model: Any,
+    config: Any,
     sizes: Mapping[str, Mapping[str, Any]],
     short: Mapping[str, str | tuple[str, ...]],
     holds: str,
 ) -> S:
     """Complete what a user gave to the settings of a training: the size fills in the rest.
 
-    `model` is the config that keys such as model.block.norm change; `holds` names what the data
+    `config` is the model's, which keys such as model.block.norm change; `holds` names what the data
     hold. Short keys of fields that this model's config lacks are left out.
     """
     size = size_of(values)
-    defaults = {"size": size, "model": model, **lookup("size", size, sizes)}
+    defaults = {"size": size, "model": config, **lookup("size", size, sizes)}
     if any(values.get(key) is not None for key in DURATION_KEYS):
         defaults.pop("steps", None)
     if values.get("init"):
-        defaults["lr"] = usual_rate(values, width_of(model))
+        defaults["lr"] = usual_rate(values, width_of(config))
     known = {each.key for each in describe(kind)}
     short = {
         key: long

@@ -23,6 +23,7 @@ from regard.errors import UsageError, lookup
 from regard.metrics.evaluation import Evaluation, provenance, write_outputs
 from regard.metrics.score import Comparison, Score
 from regard.models import family, preset, preset_family, preset_names, serving
+from regard.models.protocols import Model
 from regard.native import fast
 from regard.results import Named, key_of
 from regard.settings import fill
@@ -176,9 +177,10 @@ class Task(Generic[C, A]):
             if is_derived(getattr(cls, "Look", None)):
                 cls.Look = derived(f"{cls.__name__}Look", LookSettings, cls.Run)
 
-    def __init__(self, model: Any, codec: C, config: Mapping[str, Any] | None = None):
+    def __init__(self, model: nn.Module, codec: C, config: Mapping[str, Any] | None = None):
         """Take a model, what lies beside it, and what its config.json says."""
-        self.model, self.codec, self.config = model, codec, dict(config or {})
+        self.model: Any = model  # what a task asks of it is a protocol of models
+        self.codec, self.config = codec, dict(config or {})
         self.device = next(model.parameters()).device
         self.path = ""  # as it was loaded by
         self.family = str(self.config.get("family", ""))
@@ -363,7 +365,7 @@ class Task(Generic[C, A]):
         settings = resolve_train(
             kind,
             given,
-            model=cls.defaults(cls.shape(name, values, origin), values, origin),
+            config=cls.defaults(cls.shape(name, values, origin), values, origin),
             sizes=cls.size_table(given),
             short=cls.short,
             holds=cls.needs(values),
@@ -380,7 +382,7 @@ class Task(Generic[C, A]):
         `tune` chooses is trained.
         """
         torch.manual_seed(mix(settings.seed, "weights"))
-        model: Any = family(name)[1](config).to(settings.device)
+        model = family(name)[1](config).to(settings.device)
         if origin is not None:
             fresh = origin.initialise(model, fresh)
         let_learn(model, settings, fresh)
@@ -398,7 +400,7 @@ class Task(Generic[C, A]):
     # ---- Using: what a task says
 
     @classmethod
-    def load_codec(cls, folder: Path, model: Any, config: dict[str, Any]) -> C:
+    def load_codec(cls, folder: Path, model: Model, config: dict[str, Any]) -> C:
         """Read what lies beside the weights of a folder, and check that it fits the model."""
         raise NotImplementedError
 

@@ -250,7 +250,7 @@ def check_unchanged(
             )
 
 
-def compile_model(model: Any, dynamic: bool) -> None:
+def compile_model(model: nn.Module, dynamic: bool) -> None:
     """Compile what a model computes before its head; what cannot be compiled runs as it is."""
     torch._dynamo.config.suppress_errors = True
     reads = "hidden" if hasattr(model, "hidden") else "features"

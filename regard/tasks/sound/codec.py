@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from regard.attention.watch import watch
 from regard.data.augment import step_rng
 from regard.data.batches import Batches
-from regard.data.image_files import BROKEN
+from regard.data.media import BROKEN
 from regard.data.sound_augment import SoundAugment
 from regard.data.sound_files import BrokenSound
 from regard.data.sound_sets import SoundOptions, is_glob

@@ -16,7 +16,7 @@ from regard.data.sounds import SoundData, Sounds
 from regard.data.spectrogram import SoundFormat
 from regard.decode.batching import in_batches
 from regard.errors import UsageError, lookup
-from regard.metrics.baselines import Baselines
+from regard.metrics.baselines import Baselines, block_means
 from regard.metrics.labels import one_hot
 from regard.models import task_changes
 from regard.settings import setting
@@ -41,7 +41,6 @@ from regard.training.label_loss import CLASS_WEIGHTS, class_weights, imbalance_n
 
 BASELINE = "the nearest mean spectrogram"
 BASELINE_SOUNDS = 2000  # sounds that a baseline learns from
-SLICES = 8  # stretches of a sound, each the mean of its frames, that the baseline compares
 
 
 @dataclass(frozen=True)
@@ -81,22 +80,18 @@ class Batch(NamedTuple):
     labels: Tensor
 
 
-def slices(sounds: Sounds, format: SoundFormat) -> np.ndarray:
-    """Return sounds as the nearest-mean baseline reads them: the mean of some slices each."""
-    rows = []
-    for i in range(len(sounds)):
-        frames = format.log_mel(sounds.read(i))
-        places = torch.linspace(0, len(frames), SLICES + 1).long().tolist()
-        parts = [frames[a : max(b, a + 1)] for a, b in zip(places, places[1:], strict=False)]
-        rows.append(torch.stack([part.mean(0) for part in parts]).flatten().numpy())
-    return np.stack(rows)
+def vectors(sounds: Sounds, format: SoundFormat) -> np.ndarray:
+    """Return sounds as the nearest-mean baseline reads them: means of stretches of frames."""
+    return np.stack(
+        [block_means(format.log_mel(sounds.read(i)).numpy()) for i in range(len(sounds))]
+    )
 
 
 def learn_baselines(train: Sounds, format: SoundFormat, labels: int) -> Baselines:
     """Learn the nearest-mean baseline from some of the sounds."""
     rows = np.linspace(0, len(train) - 1, min(len(train), BASELINE_SOUNDS)).astype(np.int64)
     some = train.pick(rows)
-    return Baselines.fit(BASELINE, slices(some, format), one_hot(some.labels.numpy(), labels))
+    return Baselines.fit(BASELINE, vectors(some, format), one_hot(some.labels.numpy(), labels))
 
 
 class ClassifySounds(OneLabel, SoundTask[Classified]):
@@ -197,7 +192,7 @@ class ClassifySounds(OneLabel, SoundTask[Classified]):
 
     def baseline_vectors(self, part: Sounds) -> np.ndarray:
         """Return sounds as the nearest-mean baseline reads them."""
-        return slices(part, self.format)
+        return vectors(part, self.format)
 
     # Using
 

@@ -231,15 +231,18 @@ def speech_loss(
 
     With inter_ctc the block in the middle has a share of CTC (Lee and Watanabe 2021).
     """
-    depth = len(model.encoder)
-    depths = {depth // 2: inter_ctc, depth: 1 - inter_ctc} if inter_ctc else {depth: 1.0}
-    memories, lengths = model.encode_at(batch.sound, batch.lengths, list(depths))
-    memory = memories[-1]
+    if inter_ctc:
+        depths = [len(model.encoder) // 2, len(model.encoder)]
+        (middle, memory), lengths = model.encode_at(batch.sound, batch.lengths, depths)
+        shares = [(middle, inter_ctc), (memory, 1 - inter_ctc)]
+    else:
+        memory, lengths = model.encode(batch.sound, batch.lengths)
+        shares = [(memory, 1.0)]
     loss = memory.new_zeros(())
     if ctc_weight:
-        targets = batch.texts, batch.text_lengths
-        for one, share in zip(memories, depths.values(), strict=True):
-            loss = loss + ctc_weight * share * ctc_loss(model.ctc_logits(one), lengths, *targets)
+        for one, share in shares:
+            each = ctc_loss(model.ctc_logits(one), lengths, batch.texts, batch.text_lengths)
+            loss = loss + ctc_weight * share * each
     if ctc_weight < 1:
         hidden = model.decode(memory, lengths, batch.reads)
         real = batch.writes >= 0

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.attention.watch import watch
 from regard.data.features import split_words
@@ -16,11 +16,13 @@ from regard.data.labelled import Example, ExampleFormat, ExampleReader
 from regard.data.labels import check_single_labels, label_table
 from regard.data.rows import Row, TextBatch, TextBatches, collate
 from regard.data.series_files import holds_series
+from regard.data.sound_sets import holds_sounds
 from regard.decode.batching import in_batches
 from regard.errors import UsageError, log, lookup
 from regard.metrics.baselines import bigram_gain
 from regard.metrics.correlation import value_scores
 from regard.metrics.evaluation import Evaluation
+from regard.models.protocols import Model, TextModel
 from regard.settings import setting
 from regard.tasks.frame.answers import Classified, Valued
 from regard.tasks.frame.origin import Origin
@@ -76,7 +78,7 @@ class Classify(Labeller[Classified | Valued]):
     baseline = "naive Bayes"
     Train, Run, Eval = ClassifyTrain, ClassifyRun, ClassifyEval
 
-    def __init__(self, model: Any, codec: TextCodec, config: Mapping[str, Any] | None = None):
+    def __init__(self, model: nn.Module, codec: TextCodec, config: Mapping[str, Any] | None = None):
         super().__init__(model, codec, config)
         self.multilabel = self.config.get("several") is True
         self.regression = len(self.labels) == 1 and not self.multilabel
@@ -93,9 +95,10 @@ class Classify(Labeller[Classified | Valued]):
 
     @classmethod
     def instead(cls, values: Mapping[str, Any]) -> str:
-        """Leave images and series of numbers to their own tasks."""
-        data = values.get("data")
-        return "images" if holds_images(data) else "series" if holds_series(data) else cls.name
+        """Leave images, sounds and series of numbers to their own tasks."""
+        tests = {"images": holds_images, "sounds": holds_sounds, "series": holds_series}
+        found = (name for name, holds in tests.items() if holds(values.get("data")))
+        return next(found, cls.name)
 
     @classmethod
     def checked(cls, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
@@ -198,7 +201,7 @@ class Classify(Labeller[Classified | Valued]):
 
         return self.text_batches(rows, make, again, settings)
 
-    def logits(self, model: Any, batch: LabelBatch) -> Tensor:
+    def logits(self, model: TextModel, batch: LabelBatch) -> Tensor:
         """Return the logits (b, labels) of texts by one model of the ensemble."""
         return model.head(model.hidden(**batch.texts.inputs), batch.texts.lengths)
 
@@ -213,7 +216,7 @@ class Classify(Labeller[Classified | Valued]):
     # Using
 
     @classmethod
-    def load_codec(cls, folder: Path, model: Any, config: dict[str, Any]) -> TextCodec:
+    def load_codec(cls, folder: Path, model: Model, config: dict[str, Any]) -> TextCodec:
         """Read tokenizer, features, labels and baselines of a folder."""
         codec = super().load_codec(folder, model, config)
         if not isinstance(config.get("several", False), bool):

@@ -10,6 +10,7 @@ from regard.data.rows import RowEncoder
 from regard.data.tokenizer import Tokenizer
 from regard.errors import UsageError
 from regard.metrics.baselines import Baselines
+from regard.models.protocols import Model
 from regard.pretrained.tokenizer_folder import load_tokenizer
 from regard.settings import setting
 from regard.tasks.frame.settings import RunSettings
@@ -56,7 +57,7 @@ class TextCodec:
 
 
 def load_encoder(
-    folder: Path, model: Any, config: Mapping[str, Any], *, bare: bool = False
+    folder: Path, model: Model, config: Mapping[str, Any], *, bare: bool = False
 ) -> RowEncoder:
     """Read how a model reads texts, and check that it fits the model."""
     most = model.config.max_length
@@ -82,7 +83,7 @@ def load_encoder(
     return RowEncoder(tokenizer, features, bare=bare)
 
 
-def check_max_length(settings: EncoderRun, model: Any) -> None:
+def check_max_length(settings: EncoderRun, model: Model) -> None:
     """Refuse to read more tokens than a model has positions for."""
     most = model.config.max_length
     if settings.max_length and settings.max_length > most:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.attention.watch import watch
@@ -18,6 +18,7 @@ from regard.decode.batching import in_batches
 from regard.errors import UsageError, log, lookup
 from regard.layers.heads import Max, Mean
 from regard.metrics.correlation import correlation_scores
+from regard.models.protocols import Model
 from regard.settings import fill, setting
 from regard.tasks.frame.answers import Embedded
 from regard.tasks.frame.origin import Origin
@@ -92,10 +93,10 @@ class Embed(Task[TextCodec, Embedded | Similar]):
     short = {}
     from_nothing = True
 
-    def __init__(self, model: Any, codec: TextCodec, config: Mapping[str, Any] | None = None):
+    def __init__(self, model: nn.Module, codec: TextCodec, config: Mapping[str, Any] | None = None):
         super().__init__(model, codec, config)
         self.tokenizer, self.encoder = codec.tokenizer, codec.encoder
-        self.max_length: int = self.config.get("max_length") or model.config.max_length
+        self.max_length: int = self.config.get("max_length") or self.model.config.max_length
 
     @classmethod
     def resolve(cls, values: Mapping[str, Any], origin: Origin | None = None) -> Any:
@@ -106,7 +107,7 @@ class Embed(Task[TextCodec, Embedded | Similar]):
         )
 
     @classmethod
-    def load_codec(cls, folder: Path, model: Any, config: dict[str, Any]) -> TextCodec:
+    def load_codec(cls, folder: Path, model: Model, config: dict[str, Any]) -> TextCodec:
         """Read the tokenizer and features of a folder, and check how vectors are made there."""
         path, family, known = folder / "config.json", config["family"], cls.families()
         if family not in known:

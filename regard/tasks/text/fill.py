@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.attention.watch import watch
 from regard.data.batches import pad
@@ -18,6 +18,7 @@ from regard.data.tokenizer import mask_id
 from regard.decode.batching import in_batches
 from regard.errors import UsageError
 from regard.metrics.score import Score
+from regard.models.protocols import Model
 from regard.settings import setting
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.settings import RunSettings
@@ -111,13 +112,15 @@ class Fill(Task[LanguageCodec, Filled]):
     Train = Run = FillRun
     Eval = FillEval
 
-    def __init__(self, model: Any, codec: LanguageCodec, config: Mapping[str, Any] | None = None):
+    def __init__(
+        self, model: nn.Module, codec: LanguageCodec, config: Mapping[str, Any] | None = None
+    ):
         super().__init__(model, codec, config)
         tokenizer = self.tokenizer = codec.tokenizer
-        self.longest: int = codec.context or model.config.max_length
+        self.longest: int = codec.context or self.model.config.max_length
         self.gaps = GapText(tokenizer, self.longest)
         special = tokenizer.special_ids | {tokenizer.unk, self.gaps.mask}
-        self.allowed = torch.zeros(model.config.vocab, dtype=torch.bool, device=self.device)
+        self.allowed = torch.zeros(self.model.config.vocab, dtype=torch.bool, device=self.device)
         self.allowed[[n for n, piece in enumerate(self.gaps.pieces) if piece]] = True
         self.allowed[[number for number in special if number is not None]] = False
 
@@ -129,7 +132,7 @@ class Fill(Task[LanguageCodec, Filled]):
         )
 
     @classmethod
-    def load_codec(cls, folder: Path, model: Any, config: dict[str, Any]) -> LanguageCodec:
+    def load_codec(cls, folder: Path, model: Model, config: dict[str, Any]) -> LanguageCodec:
         """Read the tokenizer, and check that the model predicts its tokens."""
         if getattr(model.config, "head", None) != "words":
             raise UsageError(

@@ -28,6 +28,7 @@ from regard.metrics.evaluation import LabelEvaluation
 from regard.metrics.labels import LabelResults, count, log_loss, macro_f1, micro_f1, one_hot
 from regard.metrics.score import Comparison
 from regard.models import family, task_changes
+from regard.models.protocols import Model, TextModel
 from regard.settings import setting
 from regard.tasks.frame import settings as frame
 from regard.tasks.frame.origin import Origin
@@ -170,10 +171,10 @@ class Labeller(Task[TextCodec, A], Generic[A]):
     baseline: ClassVar[str]  # the simplest model that learns, by its name in baselines.KINDS
     multilabel = False
 
-    def __init__(self, model: Any, codec: TextCodec, config: Mapping[str, Any] | None = None):
+    def __init__(self, model: nn.Module, codec: TextCodec, config: Mapping[str, Any] | None = None):
         super().__init__(model, codec, config)
         self.labels, self.tokenizer, self.encoder = codec.labels, codec.tokenizer, codec.encoder
-        self.max_length: int = self.config.get("max_length") or model.config.max_length
+        self.max_length: int = self.config.get("max_length") or self.model.config.max_length
         self.class_weights: Tensor | None = None  # in the loss, while it is trained
 
     @classmethod
@@ -186,7 +187,7 @@ class Labeller(Task[TextCodec, A], Generic[A]):
         """Return what config.json says beside what is common to labellers."""
         raise NotImplementedError
 
-    def logits(self, model: Any, batch: LabelBatch) -> Tensor:
+    def logits(self, model: TextModel, batch: LabelBatch) -> Tensor:
         """Return the logits (n, labels) of a batch by a model, or by one of an ensemble."""
         raise NotImplementedError
 
@@ -326,7 +327,8 @@ class Labeller(Task[TextCodec, A], Generic[A]):
 
     def loss(self, batch: LabelBatch, settings: Any) -> Tensor:
         """Return the summed loss of the labels, the mean over an ensemble."""
-        models = self.model.everyone() if isinstance(self.model, Ensemble) else [self.model]
+        ensemble = isinstance(self.model, Ensemble)
+        models: list[Any] = list(self.model.everyone()) if ensemble else [self.model]
         losses = [
             label_loss(
                 self.objective,
@@ -368,7 +370,7 @@ class Labeller(Task[TextCodec, A], Generic[A]):
     # Using
 
     @classmethod
-    def load_codec(cls, folder: Path, model: Any, config: dict[str, Any]) -> TextCodec:
+    def load_codec(cls, folder: Path, model: Model, config: dict[str, Any]) -> TextCodec:
         """Read tokenizer, features, labels and baselines of a folder."""
         changes = task_changes(config["family"], cls.name)
         if any(getattr(model.config, key) != value for key, value in changes.items()):

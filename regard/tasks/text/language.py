@@ -19,6 +19,7 @@ from regard.decode.generate import NEW_TOKENS
 from regard.errors import UsageError, lookup
 from regard.metrics.score import Score
 from regard.models import family, serving, task_changes
+from regard.models.protocols import Model
 from regard.pretrained.chat_template import check_chat
 from regard.settings import setting
 from regard.tasks.frame.origin import Origin
@@ -211,7 +212,7 @@ class LanguageModel(TextGeneration):
     # ---- Using
 
     @classmethod
-    def load_codec(cls, folder: Path, model: Any, config: dict[str, Any]) -> LanguageCodec:
+    def load_codec(cls, folder: Path, model: Model, config: dict[str, Any]) -> LanguageCodec:
         """Read the tokenizer, and the chat template of a checkpoint."""
         codec = LanguageCodec.load(folder, model, config)
         if "chat" not in config:

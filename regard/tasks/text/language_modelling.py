@@ -19,6 +19,7 @@ from regard.data.tokenizer import Tokenizer
 from regard.data.windows import CausalBatches, TokenBatch, TokenBatches, evenly_spread, spans_of
 from regard.errors import UsageError
 from regard.layers.vocabulary import CappedHead
+from regard.models.protocols import Model, TextModel
 from regard.pretrained.tokenizer_folder import load_tokenizer
 from regard.settings import setting
 from regard.tasks.frame.settings import EvalSettings
@@ -69,7 +70,7 @@ class LanguageCodec:
         return [self.tokenizer.sha]
 
     @classmethod
-    def load(cls, folder: Path, model: Any, config: Mapping[str, Any]) -> "LanguageCodec":
+    def load(cls, folder: Path, model: Model, config: Mapping[str, Any]) -> "LanguageCodec":
         """Read the tokenizer of a folder, and check that it and the context fit the model."""
         tokenizer: Tokenizer = load_tokenizer(folder)
         if tokenizer.vocab > model.config.vocab:
@@ -103,7 +104,7 @@ def read_test_texts(settings: LanguageEvalSettings, trained: Split | None) -> Da
 # The objectives
 
 
-def next_token_loss(model: Any, hidden: Tensor, writes: Tensor, smoothing: float) -> Tensor:
+def next_token_loss(model: TextModel, hidden: Tensor, writes: Tensor, smoothing: float) -> Tensor:
     """Return the summed cross-entropy of the next tokens (b, l), given the last hidden states."""
     head = model.head
     if isinstance(head, CappedHead):  # whose logits are more than a product
@@ -122,7 +123,9 @@ def next_token_loss(model: Any, hidden: Tensor, writes: Tensor, smoothing: float
 
 
 @torch.inference_mode()
-def span_loss(model: Any, ids: np.ndarray, spans: np.ndarray, tokens: int) -> tuple[float, int]:
+def span_loss(
+    model: TextModel, ids: np.ndarray, spans: np.ndarray, tokens: int
+) -> tuple[float, int]:
     """Return the summed loss over spans of ids, each read by itself, and how many it sums.
 
     A batch holds at most so many tokens.
@@ -160,12 +163,12 @@ class Objective(Protocol):
         """Return the batches of a training."""
         ...
 
-    def loss(self, model: Any, batch: TokenBatch, smoothing: float) -> Tensor:
+    def loss(self, model: TextModel, batch: TokenBatch, smoothing: float) -> Tensor:
         """Return the summed cross-entropy of the tokens to predict."""
         ...
 
     def validate(
-        self, model: Any, texts: TokenisedTexts, codec: LanguageCodec, settings: Any
+        self, model: TextModel, texts: TokenisedTexts, codec: LanguageCodec, settings: Any
     ) -> dict[str, float]:
         """Return the scores on the validation part; `better` is to be raised."""
         ...
@@ -186,13 +189,13 @@ class Causal:
             device=settings.device,
         )
 
-    def loss(self, model: Any, batch: TokenBatch, smoothing: float) -> Tensor:
+    def loss(self, model: TextModel, batch: TokenBatch, smoothing: float) -> Tensor:
         """Return the summed cross-entropy of the next tokens."""
         hidden = model.hidden(batch.reads, documents=batch.documents)
         return next_token_loss(model, hidden, batch.writes, smoothing)
 
     def validate(
-        self, model: Any, texts: TokenisedTexts, codec: LanguageCodec, settings: Any
+        self, model: TextModel, texts: TokenisedTexts, codec: LanguageCodec, settings: Any
     ) -> dict[str, float]:
         """Return loss per token, perplexity and bits per byte on the validation part."""
         column = texts.columns["valid"]
@@ -237,13 +240,13 @@ class Masked:
             device=settings.device,
         )
 
-    def loss(self, model: Any, batch: TokenBatch, smoothing: float) -> Tensor:
+    def loss(self, model: TextModel, batch: TokenBatch, smoothing: float) -> Tensor:
         """Return the summed cross-entropy of the masked tokens."""
         logits = masked_logits(model, batch)
         return F.cross_entropy(logits, batch.writes, reduction="sum", label_smoothing=smoothing)
 
     def validate(
-        self, model: Any, texts: TokenisedTexts, codec: LanguageCodec, settings: Any
+        self, model: TextModel, texts: TokenisedTexts, codec: LanguageCodec, settings: Any
     ) -> dict[str, float]:
         """Return loss, perplexity and accuracy on the validation part, always masked alike."""
         batches = self._batches(texts, "valid", codec, settings, 0)
@@ -251,7 +254,7 @@ class Masked:
         return {**scores._asdict(), "better": -scores.loss}
 
 
-def masked_logits(model: Any, batch: TokenBatch) -> Tensor:
+def masked_logits(model: TextModel, batch: TokenBatch) -> Tensor:
     """Return the logits at the masked places."""
     hidden = model.hidden(batch.reads, documents=batch.documents)
     return model.head(hidden.flatten(0, 1)[batch.places])
@@ -267,7 +270,7 @@ class MaskedScores(NamedTuple):
 
 @torch.inference_mode()
 def masked_scores(
-    model: Any,
+    model: TextModel,
     batches: MaskedBatches,
     most: int,
     on_batch: Callable[[Tensor, Tensor], None] | None = None,

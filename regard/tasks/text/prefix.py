@@ -44,8 +44,8 @@ class PrefixEvalSettings(PairEvalSettings, PairRunSettings):
 class PrefixLM:
     """A decoder as an encoder-decoder: it reads a source, then a target right after it."""
 
-    def __init__(self, decoder: nn.Module):
-        self.model: Any = decoder
+    def __init__(self, decoder: Any):
+        self.model = decoder
         self.head, shape = self.model.head, self.model.config
         vocab, half = shape.vocab, shape.max_length // 2
         self.config = SimpleNamespace(source_vocab=vocab, target_vocab=vocab, max_length=half)

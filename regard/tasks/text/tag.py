@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.attention.watch import watch
 from regard.data.features import split_words
@@ -17,6 +17,7 @@ from regard.data.rows import Row, TextBatch, TextBatches, collate
 from regard.data.word_windows import Window, WordPlaces, sentence_windows, word_places
 from regard.decode.batching import in_batches
 from regard.errors import UsageError, lookup
+from regard.models.protocols import Model, TextModel
 from regard.settings import setting
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.task import Answer
@@ -131,7 +132,7 @@ class Tag(Labeller[Tagged]):
     baseline = "the commonest tag of each word"
     Train, Run, Eval = TagTrain, TagRun, TagEval
 
-    def __init__(self, model: Any, codec: TextCodec, config: Mapping[str, Any] | None = None):
+    def __init__(self, model: nn.Module, codec: TextCodec, config: Mapping[str, Any] | None = None):
         super().__init__(model, codec, config)
         self.join: str = self.config.get("join", "first")
 
@@ -202,7 +203,7 @@ class Tag(Labeller[Tagged]):
             for window in sentence_windows(self.encoder, words, max_length, n)
         ]
 
-    def logits(self, model: Any, batch: LabelBatch) -> Tensor:
+    def logits(self, model: TextModel, batch: LabelBatch) -> Tensor:
         """Return the logits (words, labels) of the words of a batch."""
         hidden = model.hidden(**batch.texts.inputs)
         return model.head(JOINS[self.join](hidden.flatten(0, 1), batch.words))
@@ -214,7 +215,7 @@ class Tag(Labeller[Tagged]):
     # Using
 
     @classmethod
-    def load_codec(cls, folder: Path, model: Any, config: dict[str, Any]) -> TextCodec:
+    def load_codec(cls, folder: Path, model: Model, config: dict[str, Any]) -> TextCodec:
         """Read tokenizer, features, tags and baselines of a folder."""
         codec = super().load_codec(folder, model, config)
         join = config.get("join", "first")

@@ -8,14 +8,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.attention.watch import watch
 from regard.data.augment import augments
 from regard.data.captions import all_captions_of, captions_of, hashed_captions, read_captions
-from regard.data.image_files import BROKEN
 from regard.data.images import ImageData, Images
 from regard.data.labelled import hash_items
+from regard.data.media import BROKEN
 from regard.data.tokenize import train_tokenizer
 from regard.data.tokenizer import words_of_pieces
 from regard.decode import search
@@ -24,6 +24,7 @@ from regard.decode.search import Hypothesis
 from regard.errors import UsageError, lookup
 from regard.metrics.captions import caption_scores, compare_captions
 from regard.models import family, preset, serving, task_changes
+from regard.models.protocols import Model
 from regard.pretrained.tokenizer_folder import load_tokenizer
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.settings import resolve_train, size_of, with_parts
@@ -89,11 +90,13 @@ class WriteCaptions(ImageTask[Caption]):
         "normalise": "writer.cell.normalise",
     }
 
-    def __init__(self, model: Any, codec: ImageCodec, config: Mapping[str, Any] | None = None):
+    def __init__(
+        self, model: nn.Module, codec: ImageCodec, config: Mapping[str, Any] | None = None
+    ):
         super().__init__(model, codec, config)
         assert codec.tokenizer is not None
         self.tokenizer = codec.tokenizer
-        spare = range(self.tokenizer.vocab, model.head.out_features)
+        spare = range(self.tokenizer.vocab, self.model.head.out_features)
         self.forbidden = [*self.tokenizer.never, *spare]  # tokens that no caption has
 
     @property
@@ -133,7 +136,7 @@ class WriteCaptions(ImageTask[Caption]):
         settings = resolve_train(
             with_parts(cls.Train, model=family(name)[0]),
             given,
-            model=model,
+            config=model,
             sizes=sizes,
             short=cls.short,
             holds=cls.holds,
@@ -194,7 +197,7 @@ class WriteCaptions(ImageTask[Caption]):
             sight="blind" if settings.blind else "image",
         )
         torch.manual_seed(mix(settings.seed, "weights"))
-        model: Any = Captioner(config).to(settings.device)
+        model = Captioner(config).to(settings.device)
         if origin is not None and whole:
             origin.initialise(model)
         elif origin is not None and not settings.blind:
@@ -267,17 +270,16 @@ class WriteCaptions(ImageTask[Caption]):
     # Using
 
     @classmethod
-    def load_codec(cls, folder: Path, model: Any, config: Mapping[str, Any]) -> ImageCodec:
+    def load_codec(cls, folder: Path, model: Model, config: Mapping[str, Any]) -> ImageCodec:
         """Read the format of images and the tokenizer."""
         if not hasattr(model.config, "sight"):
             raise UsageError(
                 f"{folder / 'config.json'}: a model of another family; expected captioner"
             )
-        tokenizer = load_tokenizer(folder)
-        if tokenizer.vocab > model.head.out_features:
+        tokenizer, vocab = load_tokenizer(folder), model.config.decoder.vocab
+        if tokenizer.vocab > vocab:
             raise UsageError(
-                f"{folder}: the tokenizer has {tokenizer.vocab} pieces, the model only "
-                f"{model.head.out_features}"
+                f"{folder}: the tokenizer has {tokenizer.vocab} pieces, the model only {vocab}"
             )
         return ImageCodec(format_of(folder, model, config), tokenizer=tokenizer)
 

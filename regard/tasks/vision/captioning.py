@@ -20,6 +20,7 @@ from regard.errors import UsageError
 from regard.metrics.interval import paired
 from regard.metrics.score import Score
 from regard.models import family
+from regard.models.protocols import TextModel
 from regard.settings import setting
 from regard.tasks.frame.settings import derived
 from regard.tasks.frame.task import Answer
@@ -211,7 +212,11 @@ class CaptionBatches:
 
 
 def caption_loss(
-    model: Any, batch: Batch, smoothing: float, tape: Any = None, doubly_stochastic: float = 0.0
+    model: TextModel,
+    batch: Batch,
+    smoothing: float,
+    tape: Any = None,
+    doubly_stochastic: float = 0.0,
 ) -> Tensor:
     """Return the summed cross-entropy of captions; padding never reaches the vocabulary.
 
@@ -237,7 +242,7 @@ def caption_loss(
 
 @torch.inference_mode()
 def caption_losses(
-    model: Any,
+    model: TextModel,
     images: Images,
     captions: Sequence[Sequence[np.ndarray]],
     format: ImageFormat,

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from regard.attention.watch import watch
-from regard.data.image_files import BROKEN
 from regard.data.image_format import SUFFIXES, ImageFormat
+from regard.data.media import BROKEN
 from regard.data.photos import load_photos
 from regard.errors import UsageError, lookup
 from regard.metrics.image import psnr
 from regard.metrics.score import compare_means
+from regard.models.protocols import Model
 from regard.tasks.frame.answers import Unread
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.settings import SHORT
@@ -133,7 +134,7 @@ class Denoise(Task[NoCodec, Any]):
     # Using
 
     @classmethod
-    def load_codec(cls, folder: Path, model: Any, config: Mapping[str, Any]) -> NoCodec:
+    def load_codec(cls, folder: Path, model: Model, config: Mapping[str, Any]) -> NoCodec:
         """Refuse a model that cannot denoise."""
         if config["family"] != FAMILY:
             raise UsageError(

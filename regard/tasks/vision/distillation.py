@@ -1,13 +1,13 @@
 """Distillation: a student learns the labels or the probabilities of a trained classifier."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from regard.errors import UsageError
+from regard.models.protocols import ImageClassifier
 from regard.tasks.frame.origin import Origin
 from regard.tasks.vision.photos import ImageCodec
 
@@ -60,7 +60,7 @@ class Teacher:
         return self.model(images)[:, self.order]
 
 
-def two_heads(model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
+def two_heads(model: ImageClassifier, images: Tensor) -> tuple[Tensor, Tensor]:
     """Return the logits of the head for labels and of DeiT's for a teacher, or the same twice."""
     pooled = model.pool(model.features(images))
     if hasattr(model.head, "each"):

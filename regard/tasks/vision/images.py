@@ -11,14 +11,15 @@ from torch import Tensor
 
 from regard.data.augment import Augment, augments, step_rng
 from regard.data.batches import Shuffled
-from regard.data.image_files import BROKEN
 from regard.data.images import ImageData, Images
 from regard.data.labels import label_list, saved_labels
+from regard.data.media import BROKEN
 from regard.errors import UsageError, lookup
 from regard.files import sha256
 from regard.metrics.baselines import Baselines
 from regard.metrics.labels import one_hot
 from regard.models import task_changes
+from regard.models.protocols import Model
 from regard.settings import setting
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.task import Data
@@ -217,7 +218,7 @@ class ClassifyImages(ImageLabeller):
     # Using
 
     @classmethod
-    def load_codec(cls, folder: Path, model: Any, config: Mapping[str, Any]) -> ImageCodec:
+    def load_codec(cls, folder: Path, model: Model, config: Mapping[str, Any]) -> ImageCodec:
         """Read the labels and the format of images that a folder names."""
         if not getattr(model.config, "labels", 0) or not hasattr(model, "features"):
             raise UsageError(

@@ -11,14 +11,16 @@ from PIL.Image import Image
 from torch import Tensor
 
 from regard.attention.watch import watch
-from regard.data.image_files import BROKEN, ImageOptions
+from regard.data.image_files import ImageOptions
 from regard.data.image_format import BrokenImage, ImageFormat, open_image, upright
 from regard.data.images import ImageData, load_images
+from regard.data.media import BROKEN
 from regard.data.tokenizer import Tokenizer
 from regard.errors import UsageError, log, lookup
 from regard.files import cache_folder
 from regard.metrics.baselines import Baselines
 from regard.models import family
+from regard.models.protocols import Model
 from regard.settings import fill, setting
 from regard.tasks.frame.answers import Unread
 from regard.tasks.frame.origin import Origin
@@ -119,7 +121,7 @@ class ImageCodec:
         return [] if self.tokenizer is None else [self.tokenizer.sha]
 
 
-def format_of(folder: Path, model: Any, config: Mapping[str, Any]) -> ImageFormat:
+def format_of(folder: Path, model: Model, config: Mapping[str, Any]) -> ImageFormat:
     """Check and return how images are brought to a model, as its folder says."""
     where = str(folder / "config.json")
     given = config.get("image")

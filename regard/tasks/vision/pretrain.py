@@ -11,14 +11,15 @@ from torch import Tensor, nn
 
 from regard.data.augment import augments, step_rng
 from regard.data.captions import captions_in, captions_of, hashed_captions, read_captions
-from regard.data.image_files import BROKEN
 from regard.data.images import ImageData, Images
 from regard.data.labelled import hash_items
+from regard.data.media import BROKEN
 from regard.data.tokenize import train_tokenizer
 from regard.errors import UsageError, lookup
 from regard.metrics.score import Score
 from regard.models import family, pretrainer, task_changes
 from regard.models.folder import load_rest, save_parts
+from regard.models.protocols import Model
 from regard.pretrained.folder import is_foreign
 from regard.pretrained.mae_decoder import import_decoder
 from regard.pretrained.tokenizer_folder import load_tokenizer
@@ -102,7 +103,7 @@ class Pretrain(ImageTask[Any]):
         settings = resolve_train(
             with_parts(cls.Train, model=family(name)[0], way=pretrainer(by)[0]),
             {**values, "family": name},
-            model=model,
+            config=model,
             sizes={size: {**row, **defaults} for size, row in cls.size_table(values).items()},
             short=cls.short,
             holds="images and captions" if by == "clip" else "images",
@@ -225,7 +226,7 @@ class Pretrain(ImageTask[Any]):
     # Using: the model is the encoder alone
 
     @classmethod
-    def load_codec(cls, folder: Path, model: Any, config: Mapping[str, Any]) -> ImageCodec:
+    def load_codec(cls, folder: Path, model: Model, config: Mapping[str, Any]) -> ImageCodec:
         """Read the format of images that a folder names."""
         if not hasattr(model, "features") or not hasattr(model, "pool"):
             raise UsageError(

@@ -15,6 +15,7 @@ from regard.data.images import ImageData, Images
 from regard.data.tokenizer import Tokenizer
 from regard.errors import UsageError, lookup
 from regard.models import info, pretrainer, serving
+from regard.models.protocols import DualEncoder, MaskedPretrainer, Pretrainer
 from regard.settings import setting
 from regard.tasks.vision.labeller import RunImages
 from regard.tasks.vision.photos import ImageCodec, ImageTrainSettings
@@ -72,14 +73,14 @@ def pretrainer_of(objective: str, name: str) -> str:
     return by
 
 
-def pretrainer_config(by: str, model: Any, size: str) -> Any:
+def pretrainer_config(by: str, encoder: Any, size: str) -> Any:
     """Return the config of what is built around an encoder of a size."""
     config: Any = pretrainer(by)[0]()
     if by == "mae":
-        half = model.block.width // 2
-        narrow = half % model.block.heads == 0 and model.block.head_width is None
+        half = encoder.block.width // 2
+        narrow = half % encoder.block.heads == 0 and encoder.block.head_width is None
         parts = {"width": half, "ffn_width": 2 * half} if narrow else {}
-        return replace(config, block=replace(model.block, dropout=0.0, **parts))
+        return replace(config, block=replace(encoder.block, dropout=0.0, **parts))
     if by == "clip":
         depth, width, heads = TEXT_SIZES.get(size, TEXT_SIZES["big"])
         block = replace(config.text.block, width=width, heads=heads, ffn_width=4 * width)
@@ -103,7 +104,7 @@ class PretrainBatches:
         images: ImageData,
         settings: Any,
         tokens: int,
-        model: Any,
+        model: Pretrainer,
         codec: ImageCodec,
         captions: Mapping[str, list[list[str]]],
     ):
@@ -136,7 +137,7 @@ class PretrainBatches:
         return len(self.train) / self.batch
 
     @torch.inference_mode()
-    def validation_loss(self, model: Any) -> float:
+    def validation_loss(self, model: Pretrainer) -> float:
         """Return the mean loss on the validation part, in batches as large as in training."""
         total = 0.0
         parts = np.array_split(np.arange(len(self.valid)), -(-len(self.valid) // self.batch))
@@ -149,7 +150,9 @@ class PretrainBatches:
 class MaskedBatches(PretrainBatches):
     """Masks are drawn anew for each image at each step (He et al. 2022, Xie et al. 2022)."""
 
-    def __init__(self, images: ImageData, settings: Any, tokens: int, model: Any, *rest: Any):
+    def __init__(
+        self, images: ImageData, settings: Any, tokens: int, model: MaskedPretrainer, *rest: Any
+    ):
         super().__init__(images, settings, tokens, model, *rest)
         if not model.masked_count(tokens):
             raise UsageError(
@@ -181,7 +184,7 @@ class CaptionBatches(PretrainBatches):
         images: ImageData,
         settings: Any,
         tokens: int,
-        model: Any,
+        model: Pretrainer,
         codec: ImageCodec,
         captions: Mapping[str, list[list[str]]],
     ):
@@ -222,7 +225,9 @@ def text_rows(texts: Sequence[str], tokenizer: Tokenizer, longest: int) -> list[
 
 
 @torch.inference_mode()
-def image_vectors(model: Any, part: Images, format: ImageFormat, batch: int = 256) -> Tensor:
+def image_vectors(
+    model: DualEncoder, part: Images, format: ImageFormat, batch: int = 256
+) -> Tensor:
     """Return the vectors of images in the space that they share with texts."""
     device = next(model.parameters()).device
     parts = np.split(np.arange(len(part)), range(batch, len(part), batch))
@@ -231,7 +236,9 @@ def image_vectors(model: Any, part: Images, format: ImageFormat, batch: int = 25
 
 
 @torch.inference_mode()
-def text_vectors(model: Any, rows: Sequence[np.ndarray], padding: int, batch: int = 256) -> Tensor:
+def text_vectors(
+    model: DualEncoder, rows: Sequence[np.ndarray], padding: int, batch: int = 256
+) -> Tensor:
     """Return the vectors of texts in the space that they share with images."""
     device = next(model.parameters()).device
     parts = [pad(rows[i : i + batch], padding) for i in range(0, len(rows), batch)]

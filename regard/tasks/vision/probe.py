@@ -13,6 +13,7 @@ from regard.data.image_format import ImageFormat
 from regard.data.images import Images
 from regard.errors import UsageError, lookup
 from regard.metrics.evaluation import Evaluation
+from regard.models.protocols import ImageEncoder
 from regard.settings import fill, setting
 from regard.tasks.frame.task import listed
 from regard.tasks.vision.labeller import EvalImages, ImageLabeller
@@ -33,13 +34,13 @@ class ProbeSettings(EvalImages):
     neighbours: int = setting(20, "neighbours that vote, with probe=knn", min=1, max=10_000)
 
 
-def pooled(model: Any, images: Tensor) -> Tensor:
+def pooled(model: ImageEncoder, images: Tensor) -> Tensor:
     """Return the vector (n, w) of each image that a head would read."""
     return model.pool(model.features(images))
 
 
 @torch.inference_mode()
-def vectors(model: Any, images: Images, format: ImageFormat, batch: int = 256) -> Tensor:
+def vectors(model: ImageEncoder, images: Images, format: ImageFormat, batch: int = 256) -> Tensor:
     """Return the vectors (n, w) of all images of a part."""
     device = next(model.parameters()).device
     parts = np.split(np.arange(len(images)), range(batch, len(images), batch))

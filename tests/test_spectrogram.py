@@ -1,0 +1,232 @@
+"""Laws of spectrograms: equal to those of Kaldi, librosa and Whisper; augmented by (seed, n)."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from regard.data.augment import step_rng
+from regard.data.sound_augment import SoundAugment, change_speed, mask_stretches, warp_time
+from regard.data.spectrogram import FEATURES, SoundFormat
+from regard.errors import UsageError
+from regard.settings import fill
+
+
+def speechlike(seconds: float = 1.3, rate: int = 16000) -> np.ndarray:
+    """Return a tone with harmonics that comes and goes, in some noise."""
+    time = np.arange(int(seconds * rate)) / rate
+    voice = sum(np.sin(2 * np.pi * 130 * k * time * (1 + 0.1 * time)) / k for k in range(1, 20))
+    noise = np.random.default_rng(0).normal(0, 0.003, len(time))
+    return (0.1 * voice * np.sin(2 * np.pi * 2 * time) ** 2 + noise).astype(np.float32)
+
+
+def sounds(real_data: Path) -> list[np.ndarray]:
+    files = sorted((real_data / "an4" / "audio").glob("*.ogg"))[:3]
+    return [speechlike(), *(SoundFormat().read(file) for file in files)]
+
+
+def near(ours: torch.Tensor, theirs: np.ndarray) -> bool:
+    """Tell whether features are equal to 1e-4 of the largest."""
+    assert ours.shape == theirs.shape and ours.dtype == torch.float32
+    return bool(np.abs(ours.numpy() - theirs).max() <= 1e-4 * max(1, np.abs(theirs).max()))
+
+
+def kaldi(samples: np.ndarray, format: SoundFormat) -> np.ndarray:
+    knf = pytest.importorskip("kaldi_native_fbank")
+    options = knf.FbankOptions()
+    options.frame_opts.dither = 0
+    options.frame_opts.samp_freq = format.rate
+    options.frame_opts.frame_length_ms = 1000 * format.window
+    options.frame_opts.frame_shift_ms = 1000 * format.hop
+    options.mel_opts.num_bins = format.mels
+    bank = knf.OnlineFbank(options)
+    bank.accept_waveform(format.rate, samples.tolist())
+    bank.input_finished()
+    return np.stack([bank.get_frame(i) for i in range(bank.num_frames_ready)])
+
+
+SETTINGS = [(16000, 80, 0.025, 0.01), (8000, 40, 0.025, 0.01), (16000, 23, 0.032, 0.016)]
+
+
+@pytest.mark.parametrize(("rate", "mels", "window", "hop"), SETTINGS)
+def test_kaldi_features_are_those_of_kaldi_native_fbank(real_data, rate, mels, window, hop):
+    format = SoundFormat(rate, mels, window, hop, normalise="none").check()
+    for samples in sounds(real_data):
+        assert near(format.spectrogram(samples), kaldi(samples, format))
+
+
+@pytest.mark.parametrize(("rate", "mels", "window", "hop"), SETTINGS)
+def test_librosa_features_are_those_of_librosa(real_data, rate, mels, window, hop):
+    librosa = pytest.importorskip("librosa")
+    format = SoundFormat(rate, mels, window, hop, features="librosa", normalise="none").check()
+    window, hop = format.sizes.window, format.sizes.hop
+    fft = 2 ** math.ceil(math.log2(window))
+    frames = {"n_fft": fft, "win_length": window, "hop_length": hop}
+    for samples in sounds(real_data):
+        power = librosa.feature.melspectrogram(y=samples, sr=rate, n_mels=mels, **frames)
+        assert near(format.spectrogram(samples), np.log(np.maximum(power, 1e-10)).T)
+
+
+@pytest.mark.parametrize("mels", [80, 128])
+def test_whisper_features_are_those_of_whisper(real_data, mels):
+    transformers = pytest.importorskip("transformers")
+    extractor = transformers.WhisperFeatureExtractor(feature_size=mels)
+    format = SoundFormat(mels=mels, features="whisper", normalise="none").check()
+    for samples in sounds(real_data):
+        theirs = extractor(samples, sampling_rate=16000, return_tensors="np").input_features[0].T
+        padded = np.pad(samples, (0, 480_000 - len(samples)))
+        assert near(format.spectrogram(padded), theirs)
+
+
+@pytest.mark.parametrize("features", FEATURES)
+def test_the_number_of_frames_is_known_beforehand(features):
+    format = SoundFormat(features=features)
+    samples = speechlike(0.3)
+    for count in [1, 7, 100, 159, 160, 161, 199, 200, 201, 399, 400, 401, 559, 560, 561, 3333]:
+        found = format.spectrogram(samples[:count])
+        assert found.shape == (format.frames(count), 80) and len(found) >= 1
+        assert found.isfinite().all()
+
+
+@pytest.mark.parametrize("features", FEATURES)
+def test_a_frame_is_where_its_sound_is(features):
+    """A click shows in the frame whose stretch it lies in."""
+    format = SoundFormat(features=features, normalise="none")
+    for at in (3200, 5000, 7777):
+        samples = np.full(16000, 1e-5, np.float32) * np.random.default_rng(0).normal(size=16000)
+        samples[at] = 1.0
+        loudest = int(format.spectrogram(samples).sum(1).argmax())
+        start, end = (format.seconds(frame) for frame in (loudest, loudest + 1))
+        assert start - 0.001 <= at / 16000 <= end + 0.001
+        assert end - start == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize("features", ["kaldi", "librosa"])
+def test_frames_do_not_know_what_follows(features):
+    """Up to rounding: products of other sizes are summed in another order."""
+    format, samples = SoundFormat(features=features, normalise="none"), speechlike()
+    whole, part = format.spectrogram(samples), format.spectrogram(samples[:10_000])
+    assert (whole[: len(part) - 3] - part[:-3]).abs().max() < 1e-4
+
+
+def test_each_filter_of_a_sound_is_brought_to_mean_0_and_deviation_1():
+    found = SoundFormat().spectrogram(speechlike())
+    assert found.mean(0).abs().max() < 1e-4 and (found.std(0, correction=0) - 1).abs().max() < 1e-4
+    louder = SoundFormat().spectrogram(4 * speechlike())
+    assert (louder - found).abs().max() < 0.2  # but for what lies at the floor
+
+
+@pytest.mark.parametrize("features", FEATURES)
+def test_silence_is_no_number_of_its_own(features):
+    for normalise in ("utterance", "none"):
+        format = SoundFormat(features=features, normalise=normalise)
+        assert format.spectrogram(np.zeros(8000, np.float32)).isfinite().all()
+
+
+def test_a_format_is_filled_from_json_and_refused_by_name():
+    given = {"rate": 8000, "mels": 2, "mean": [1, 2], "std": [0.5, 3], "normalise": "global"}
+    format = fill(SoundFormat, given).check()
+    assert format == SoundFormat(8000, 2, normalise="global", mean=(1, 2), std=(0.5, 3))
+    for wrong, said in (
+        ({"features": "kadli"}, "unknown features 'kadli'.*Did you mean 'kaldi'"),
+        ({"normalise": "batch"}, "unknown normalise"),
+        ({"hop": 0.05}, "hop"),
+        ({"window": 0.0001, "hop": 0.0001}, "window"),
+        ({"mean": (1.0,), "std": (1.0,)}, "1 means"),
+        ({"rate": 0}, "rate=0"),
+        ({"mels": 10_000}, "mels=10000"),
+        ({"std": (0.0,)}, "std"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            fill(SoundFormat, wrong).check()
+    with pytest.raises(UsageError, match="needs mean and std"):
+        SoundFormat(normalise="global").spectrogram(speechlike())
+
+
+# Augmentation
+
+
+def test_what_is_augmented_follows_from_seed_and_number():
+    augment, format = SoundAugment(time_warp=5), SoundFormat()
+    batch = [speechlike(), speechlike(0.7)]
+    first = augment.batch(batch, format, 3, 10)
+    again = augment.batch(batch, format, 3, 10)
+    other = augment.batch(batch, format, 3, 11)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not any(
+        a.shape == b.shape and torch.equal(a, b) for a, b in zip(first, other, strict=True)
+    )
+    alone = augment.batch(batch[:1], format, 3, 10)
+    assert torch.equal(alone[0], first[0])  # whatever lies beside it
+
+
+@pytest.mark.parametrize("factor", [0.8, 0.9, 1.1, 1.3])
+def test_speed_changes_length_and_pitch_together(factor):
+    time = np.arange(16000) / 16000
+    samples = np.sin(2 * np.pi * 440 * time).astype(np.float32)
+    found = change_speed(samples, factor)
+    assert found.dtype == np.float32 and abs(len(found) - 16000 / factor) <= 1
+    pitch = np.abs(np.fft.rfft(found)).argmax() * 16000 / len(found)
+    assert pitch == pytest.approx(440 * factor, abs=1.5)
+    assert change_speed(samples, 1.0) is samples
+
+
+def test_every_speed_is_drawn():
+    augment = SoundAugment(speeds=(0.5, 1.0, 2.0), time_masks=0, frequency_masks=0)
+    format, samples = SoundFormat(), speechlike(0.5)
+    found = {len(augment(samples, format, step_rng(0, n))) for n in range(40)}
+    lengths = {format.frames(round(len(samples) / speed)) for speed in augment.speeds}
+    assert found == lengths
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_masks_are_stretches_of_the_mean_no_wider_than_told(axis):
+    features = torch.randn(200, 80)
+    size, widths = features.shape[axis], set()
+    for n in range(200):
+        found = mask_stretches(features, step_rng(0, n), 1, 0.1, axis)
+        changed = (found != features).any(1 - axis)
+        at = changed.nonzero()[:, 0]
+        widths.add(len(at))
+        assert len(at) <= 0.1 * size
+        if len(at):
+            assert int(at[-1] - at[0]) + 1 == len(at)  # one stretch
+            masked = found.transpose(0, axis)[changed]
+            assert (
+                torch.allclose(masked, features.mean())
+                and masked.numel() == len(at) * found.numel() / size
+            )
+        assert torch.equal(
+            found.transpose(0, axis)[~changed], features.transpose(0, axis)[~changed]
+        )
+    assert widths == set(range(int(0.1 * size) + 1))
+
+
+def test_a_mask_reaches_both_ends():
+    features = torch.randn(20, 4)
+    seen = torch.zeros(20, dtype=torch.bool)
+    for n in range(300):
+        seen |= (mask_stretches(features, step_rng(1, n), 1, 0.2, 0) != features).any(1)
+    assert seen.all()
+
+
+def test_a_warp_keeps_length_and_ends():
+    features = torch.arange(50.0)[:, None].expand(50, 3)
+    moved = 0.0
+    for n in range(50):
+        found = warp_time(features, step_rng(0, n), 8)
+        assert found.shape == features.shape and (found.diff(dim=0) >= -1e-4).all()
+        moved = max(moved, float((found - features).abs().max()))
+        assert torch.equal(found[0], features[0]) and (found[-1] - features[-1]).abs().max() <= 8
+    assert 4 < moved <= 9
+    for few in (1, 2, 3):
+        assert warp_time(features[:few], step_rng(0, 0), 8).shape == (few, 3)
+
+
+def test_speeds_that_are_none_are_refused():
+    with pytest.raises(UsageError, match="speeds"):
+        SoundAugment(speeds=()).check()
+    with pytest.raises(UsageError, match=r"speeds=0\.1 is too small"):
+        fill(SoundAugment, {"speeds": "0.1,1"})
