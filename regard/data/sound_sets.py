@@ -187,7 +187,8 @@ def _by_names(
         for name, glob in globs.items():
             if name not in of:
                 raise UsageError(
-                    f"{name}={glob} fits no file of {data}, such as {names[0]}; give another, or none"
+                    f"{name}={glob} fits no file of {data}, such as {names[0]}; correct it, or "
+                    f"give {name}=none"
                 )
         return files.pick([i for i, name in enumerate(of) if name == part])
 

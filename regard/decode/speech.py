@@ -79,7 +79,7 @@ def fuse(lm: LanguageModel | None, weight: float, bonus: float, eos: int) -> Adj
     """Shallow fusion: add a language model's log-probabilities, and a bonus for every token."""
 
     def adjust(logits: Tensor, written: Tensor) -> Tensor:
-        scores = logits.log_softmax(1) + bonus
+        scores = logits + bonus
         scores[:, eos] -= bonus
         if lm is not None:
             scores += weight * torch.from_numpy(lm(written.tolist())).to(scores)

@@ -54,7 +54,7 @@ class TranscribeRun(derived("TranscribeRun", SoundRunSettings, SpeechDecoding)):
 
     format: str = setting("text", "text, json, srt or vtt")
     scores: bool = setting(False, "print the score of each transcript")
-    forced: str | None = setting(
+    forced: str | bool | None = setting(
         None, "a transcript to align; true: that of each input, after a TAB"
     )
 
@@ -141,10 +141,10 @@ def tidy(text: str) -> str:
     return " ".join(text.split())
 
 
-def as_pair(given: Any, forced: str) -> tuple[Any, str]:
+def as_pair(given: Any, forced: str | bool) -> tuple[Any, str]:
     """Return a sound and the transcript to align: one for all, or what follows a TAB."""
-    if forced.lower() != "true":
-        return given, forced
+    if str(forced).lower() != "true":
+        return given, str(forced)
     if not isinstance(given, str) or "\t" not in given:
         raise UsageError(
             f"{given!r:.60}: no transcript; expected the sound, a TAB and its transcript, a table "
