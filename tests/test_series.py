@@ -18,6 +18,7 @@ from regard.data.series import SeriesFormat, SeriesSet, load_series, stack
 from regard.data.series_augment import SERIES_AUGMENTS, SeriesAugment, resample
 from regard.data.series_files import SeriesOptions, holds_series, read_recordings, recording
 from regard.errors import UsageError
+from regard.examine.series import examine_series
 from regard.layers.block import BlockConfig
 from regard.layers.chunks import Chunks, chunk_at
 from regard.layers.patches import Patches, grid_at
@@ -405,8 +406,8 @@ def run(tmp_path_factory) -> Path:
     """Train on waves, by way of classify, which finds that the data are series."""
     home = tmp_path_factory.mktemp("series")
     waves(home, 60), waves(home, 40, "test.ts")
-    words = ["train", "classify", f"data={home}", f"out={home / 'run'}", "steps=100", "lr=0.005"]
-    assert main([*words, "depth=1", "width=32", "valid_every=100", "--quiet"]) == 0
+    words = ["train", "classify", f"data={home}", f"out={home / 'run'}", "steps=60", "lr=0.01"]
+    assert main([*words, "depth=1", "width=32", "chunk=4", "valid_every=60", "--quiet"]) == 0
     return home / "run"
 
 
@@ -454,8 +455,8 @@ def test_attention_is_shown_over_chunks_of_steps(run, tmp_path):
     picture = model.picture(f"{run.parent / 'test.ts'}:9")
     steps = len(model.inputs_in(run.parent / "test.ts")[2].values)
     view = picture.views[0]
-    assert list(view.row_tokens) == [str(n) for n in range(steps)]
-    assert view.weights.shape[1:] == (steps, steps)
+    assert view.row_tokens[0] == "0-3" and len(view.row_tokens) == -(-steps // 4)
+    assert view.row_tokens[-1].split("-")[-1] == str(steps - 1)
     chunks = Chunks(1, 4, (4, 2), stride=(2, 2), partial=True)
     assert chunks.names((5, 3)) == ["0-3,0-1", "0-3,2", "2-4,0-1", "2-4,2"]
 
@@ -496,3 +497,22 @@ def test_an_archive_is_read_as_it_says(name, rows, channels):
         found = read_recordings(path, SeriesOptions(), [])
         assert len(found) == number and {one.values.shape[1] for one in found} == {channels}
         assert {one.label for one in found} == set("123456789")
+
+
+def test_the_doctor_finds_planted_faults(tmp_path):
+    lines = waves(tmp_path / "set").read_text().splitlines(keepends=True)
+    waves(tmp_path / "set", 40, "test.ts")
+    assert not {f.kind for f in examine_series(str(tmp_path / "set")).findings} - {"no_valid"}
+    torn = lines[6].replace("slow", "fast")
+    gap = lines[7].replace(lines[7].split(",")[3], "?")
+    (tmp_path / "set" / "train.ts").write_text("".join([*lines, lines[6], torn, gap]))
+    with open(tmp_path / "set" / "test.ts", "a") as file:
+        file.write(lines[8])
+    found = examine_series(str(tmp_path / "set"))
+    kinds = {finding.kind for finding in found.findings}
+    assert {"duplicate_series", "torn_label", "missing", "leak_series"} <= kinds and found.healthy
+    (tmp_path / "set" / "test.ts").write_text(TS)
+    kinds = {finding.kind: finding for finding in examine_series(str(tmp_path / "set")).findings}
+    assert "unknown_label" in kinds and kinds["unknown_label"].where.endswith("test.ts:7")
+    told = regard.doctor(str(tmp_path / "set" / "train.ts"))
+    assert told.task == "series" and told.forecast is not None and told.forecast.a_second > 0

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.data.images import class_names
 from regard.data.lines import missing
+from regard.data.media import class_names, label_numbers
 from regard.data.parts import (
     Dataset,
     PartReader,
@@ -32,7 +32,7 @@ from regard.data.series_files import (
 )
 from regard.data.split import RowSplitter, Split, shares_and_files
 from regard.data.table import is_folder
-from regard.errors import UsageError, nearest
+from regard.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -83,15 +83,7 @@ class SeriesSet:
 
     def __init__(self, items: Sequence[Recording], classes: Sequence[str] = ()):
         self.items, self.classes = list(items), list(classes)
-        numbers = {label: n for n, label in enumerate(classes)}
-        for item in items if classes else ():
-            if item.label not in numbers:
-                shown = ", ".join(classes[:8]) + (", ..." if len(classes) > 8 else "")
-                raise UsageError(
-                    f"{item.where}: label {item.label!r:.60} is not among those that are known "
-                    f"({shown}).{nearest(item.label, classes)}"
-                )
-        self.labels = np.array([numbers.get(item.label, 0) for item in items], np.int64)
+        self.labels = np.array(label_numbers(items, classes) if classes else [], np.int64)
 
     def __len__(self) -> int:
         return len(self.items)
@@ -125,6 +117,20 @@ class SeriesData(Dataset[SeriesSet]):
         return hashlib.sha256(json.dumps([parts, self.classes]).encode()).hexdigest()
 
 
+def find_series_parts(
+    data: str, valid: str | None, test: str | None
+) -> tuple[dict[str, Path], dict[str, float]]:
+    """Find the file of each part, and the shares of train that are to be split off, if told."""
+    shares, given = shares_and_files(valid, test)
+    if not Path(data).exists():
+        raise UsageError(missing(Path(data)))
+    files = part_files(Path(data)) if is_folder(data) else {"train": [Path(data)]}
+    files = {name: some for name, some in files.items() if name not in shares}
+    files |= given_files(data, given)
+    keys = {"train": "data"}
+    return {n: single_file(some, n, data, keys.get(n)) for n, some in files.items()}, shares
+
+
 def load_series(
     data: str,
     *,
@@ -141,20 +147,14 @@ def load_series(
     known, else they are those of train.
     """
     options = options or SeriesOptions()
-    shares, given = shares_and_files(valid, test)
-    if not Path(data).exists():
-        raise UsageError(missing(Path(data)))
-    files = part_files(Path(data)) if is_folder(data) else {"train": [Path(data)]}
-    files = {name: some for name, some in files.items() if name not in shares}
-    files |= given_files(data, given)
+    files, shares = find_series_parts(data, valid, test)
     loaded = SeriesData({}, classes=list(classes or []))
 
     def read(name: str) -> SeriesSet:
-        path = single_file(files[name], name, data, "data" if name == "train" else None)
-        items = read_recordings(path, options, loaded.notes)
+        items = read_recordings(path := files[name], options, loaded.notes)
         if not loaded.classes:
             loaded.classes = class_names({item.label for item in items}, ())
-        loaded.layout = loaded.layout or layout_of(path)
+        loaded.layout = loaded.layout or layout_of(path, options.columns)
         gaps = sum(int(np.isnan(item.values).sum()) for item in items)
         if gaps:
             what = f"{gaps:,} numbers of {path} are missing"
@@ -163,7 +163,7 @@ def load_series(
 
     return load_parts(
         loaded,
-        {name: PartReader(files[name][0], partial(read, name)) for name in files},
+        {name: PartReader(files[name], partial(read, name)) for name in files},
         need=need,
         shares=shares,
         absent=lambda name: no_part(data, name, f"{name}.ts, {name}.npz or {name}.csv"),

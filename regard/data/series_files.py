@@ -231,7 +231,7 @@ def read_npz(path: Path, options: SeriesOptions, notes: list[str]) -> Iterator[R
     x = x[..., None] if x.ndim == 2 else x
     y = arrays.get("y", np.full(len(x) if x.ndim else 0, ""))
     lengths = arrays.get("lengths", np.full(len(y), x.shape[1] if x.ndim > 1 else 0))
-    if x.dtype.kind not in "biuf" or x.ndim < 3 or y.shape != (len(x),) != lengths.shape:
+    if x.dtype.kind not in "biuf" or x.ndim < 3 or y.shape != (len(x),):
         raise UsageError(
             f"{path}: x is {x.dtype} {x.shape} and y {y.shape}; expected numbers (n, steps, "
             "channels), and n labels"
@@ -250,7 +250,8 @@ def text_of(value: Any) -> str:
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     if isinstance(value, float | np.floating):
-        return "" if math.isnan(value) else f"{value:g}"
+        whole = float(value).is_integer()
+        return "" if math.isnan(value) else str(int(value)) if whole else repr(float(value))
     return "" if value is None else str(value).strip()
 
 
@@ -278,7 +279,8 @@ class SeriesTable:
         if not isinstance(first[0], dict):
             known = {name for some in ROLES.values() for name in some}
             named = any(name.strip().casefold() in known for name in names)
-            above = not any(map(is_number, names)) and any(map(is_number, sum(first[1:], [])))
+            cells = (cell for row in first[1:] for cell in row)
+            above = not any(map(is_number, filter(None, names))) and any(map(is_number, cells))
             self.skip = int(named or above if header is None else header)
         self.names = [name.strip().casefold() for name in names if self.skip or first[0] != names]
         self.first = [_cells(value) for value in first[self.skip :]]
@@ -444,12 +446,12 @@ READERS: dict[str, Callable[[Path, SeriesOptions, list[str]], Iterable[Recording
 }
 
 
-def layout_of(path: Path) -> str:
+def layout_of(path: Path, columns: str | None = None) -> str:
     """Return how a file holds series: its suffix, or the layout of a table, or nothing."""
     suffix = stem_and_suffix(path)[1].lower()
     if suffix in READERS:
         return suffix
-    return SeriesTable(path).layout if suffix in KINDS else ""
+    return SeriesTable(path, columns).layout if suffix in KINDS else ""
 
 
 def part_files(folder: Path) -> dict[str, list[Path]]:

@@ -83,11 +83,11 @@ def cues(words: Sequence[Word]) -> list[Cue]:
         start = max(_milliseconds(group[0].start), made[-1].end if made else 0)
         end = max(_milliseconds(max(word.end for word in group)), start + 1)
         made.append(Cue(start, end, _lines([word.text for word in group])))
-    shown = [*(cue.start for cue in made[1:]), LAST]
-    return [
-        cue._replace(end=max(cue.end, min(cue.start + round(SHORTEST * 1000), after)))
-        for cue, after in zip(made, shown, strict=True)
-    ]
+    for n, cue in enumerate(made):
+        after = made[n + 1].start if n + 1 < len(made) else LAST
+        until = min(cue.start + round(SHORTEST * 1000), after)
+        made[n] = cue._replace(end=max(cue.end, until))
+    return made
 
 
 def _clock(milliseconds: int, point: str) -> str:

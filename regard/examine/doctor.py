@@ -6,6 +6,8 @@ from typing import Any
 
 from regard.data.image_files import holds_images
 from regard.data.labelled import ExampleFormat, ExampleReader, SentenceFormat, SentenceReader
+from regard.data.series_files import holds_series
+from regard.data.sound_sets import holds_sounds
 from regard.errors import UsageError, lookup
 from regard.examine.forecast import Forecast, forecast_training
 from regard.examine.guess import Guess, guess_task
@@ -13,12 +15,14 @@ from regard.examine.images import examine_images
 from regard.examine.pairs import examine_pairs
 from regard.examine.report import DataReport, Finding
 from regard.examine.rows import examine_rows, examine_texts
+from regard.examine.series import examine_series
+from regard.examine.sounds import examine_sounds
 from regard.native import Status, status
 from regard.settings import setting
 
 MOST = 10_000  # rows of a part that are looked at, unless all are asked for
 MOST_SENTENCES = 3000  # with a tag for each word
-MOST_IMAGES = 500
+MOST_FILES = 500  # that are images or sounds
 SIZES = ("tiny", "small", "base", "big")
 
 
@@ -33,6 +37,7 @@ class DoctorSettings:
     header: bool | None = setting(None, "whether a table has a header row; guessed unless told")
     valid: str | None = setting(None, "validation part: a file, or a share of train")
     test: str | None = setting(None, "test part: a file, or a share of train")
+    pattern: str | None = setting(None, "sounds: file names with labels, as in training")
     size: str = setting("tiny", "model size to forecast")
     full: bool = setting(False, "look at all rows, however long it takes")
 
@@ -62,7 +67,9 @@ HOLDS = {
     **dict.fromkeys(("translate", "prefix", "text"), "pairs"),
     **dict.fromkeys(("classify", "tag"), "rows"),
     "language": "texts",
+    "series": "series",
     **dict.fromkeys(("images", "caption", "pretrain", "denoise"), "images"),
+    **dict.fromkeys(("transcribe", "sounds"), "sounds"),
 }
 
 
@@ -84,18 +91,26 @@ def look_over(task: str, data: str, settings: DoctorSettings, quiet: bool) -> Da
         return examine_pairs(data, most=most, **languages, **given)
     if HOLDS[task] == "texts":
         return examine_texts(data, most=most, **given)
-    labelled, most = task == "images", most and MOST_IMAGES
-    return examine_images(data, labelled=labelled, most=most, quiet=quiet, **given)
+    if HOLDS[task] == "series":
+        return examine_series(data, **given)
+    given |= {"most": most and MOST_FILES, "quiet": quiet}
+    if HOLDS[task] == "sounds":
+        given |= {"pattern": settings.pattern}
+        return examine_sounds(data, target="text" if task == "transcribe" else "label", **given)
+    return examine_images(data, labelled=task == "images", **given)
 
 
 def examine(data: str, settings: DoctorSettings, quiet: bool = True) -> Examined:
     """Look over data for a task, told or guessed, and forecast its training."""
     lookup("size", settings.size, dict.fromkeys(SIZES))
     languages = bool(settings.source or settings.target)
-    pictures = os.path.exists(data) and holds_images(data)
-    if pictures and languages:
-        raise UsageError(f"{data}: from= and to= are for texts, these are images; leave them out")
-    task = "images" if settings.task == "classify" and pictures else settings.task
+    media = ""
+    if os.path.exists(data):
+        kinds = {"images": holds_images, "sounds": holds_sounds, "series": holds_series}
+        media = next((name for name, holds in kinds.items() if holds(data)), "")
+    if media and languages:
+        raise UsageError(f"{data}: from= and to= are for texts, these are {media}; leave them out")
+    task = media if settings.task == "classify" and media else settings.task
     if task is None:
         given = {"columns": settings.columns, "header": settings.header}
         guess = guess_task(data, languages=languages, **given)

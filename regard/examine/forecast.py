@@ -19,6 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from regard.data.captions import captions_in
 from regard.data.image_files import ImageFiles
+from regard.data.sound_sets import SoundFiles
 from regard.examine.report import plural
 from regard.tasks import task as task_class
 from regard.tasks.frame.recipe import parameters
@@ -43,9 +44,10 @@ class Forecast:
     threads: int
 
     def __str__(self) -> str:
+        digits = 1 if self.a_second < 10 else 0
         return (
             f"forecast for {self.task} size={self.size}: about {self.parameters:,} parameters, "
-            f"{self.a_second:,.0f} {self.of}/s on {plural(self.threads, 'thread')}, "
+            f"{self.a_second:,.{digits}f} {self.of}/s on {plural(self.threads, 'thread')}, "
             f"{self.minutes_an_epoch:.1f} minutes an epoch, {self.memory_mb:,.0f} MB of memory"
         )
 
@@ -57,13 +59,15 @@ def forecast_training(
 
     `captions` say where those of images are: data, columns and header.
     """
-    of = "images" if isinstance(sample, ImageFiles) else "tokens"
+    kinds = {ImageFiles: "images", SoundFiles: "sounds"}
+    of = kinds.get(type(sample), "tokens")
     with tempfile.TemporaryDirectory() as folder:
         data, rows = _write_sample(Path(folder), task, sample, captions)
         if not rows:
             return None
         values = {"data": data, "size": size, "out": f"{folder}/run", "steps": 1}
-        values |= {"broken": "skip"} if task in ("images", "pretrain", "denoise") else {}
+        broken = ("images", "pretrain", "denoise", "transcribe", "sounds")
+        values |= {"broken": "skip"} if task in broken else {}
         token = rehearsing.set(True)
         try:
             rehearsed: Rehearsed = task_class(task).train(values, quiet=True)
@@ -72,7 +76,7 @@ def forecast_training(
         seconds, read, saved = _measure_steps(rehearsed)
         epoch = rehearsed.training.epoch()
     count = parameters(rehearsed.model)
-    read = rows / epoch if of == "images" else read
+    read = rows / epoch if of != "tokens" else read
     # weights, gradient, two moments and an average; what a batch leaves for the backward pass
     memory = 4 * 5 * count + saved
     return Forecast(
@@ -100,6 +104,8 @@ def _write_sample(
     if isinstance(sample, ImageFiles) and task != "caption":
         _write_images(folder / "images", sample)
         return str(folder / "images"), len(sample)
+    if isinstance(sample, SoundFiles):
+        return str(_write_sounds(folder, sample)), len(sample)
     if isinstance(sample, ImageFiles):
         data, columns, header = captions
         known = captions_in(Path(data), "train", columns, header, most=len(sample))
@@ -125,6 +131,21 @@ def _write_images(folder: Path, files: ImageFiles) -> None:
         else:
             path = path.with_suffix(Path(content).suffix)
             os.symlink(os.path.abspath(content), path)
+
+
+def _write_sounds(folder: Path, files: SoundFiles) -> Path:
+    """Write a table of sounds, as links beside it where they lie in files."""
+    rows = []
+    for number, (item, content) in enumerate(zip(files.items, files.contents, strict=True)):
+        path = folder / f"{number}{'.wav' if isinstance(content, bytes) else Path(content).suffix}"
+        if isinstance(content, bytes):
+            path.write_bytes(content)  # what is in it decides
+        else:
+            os.symlink(os.path.abspath(content), path)
+        rows.append({"audio": path.name, "text": item.text, "label": item.label})
+    table = folder / "sample.jsonl"
+    table.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return table
 
 
 # Steps

@@ -62,6 +62,22 @@ class DataReport:
         what, _, remedy = str(error).removeprefix(f"{path}: ").partition("; ")
         self.add("error", "unreadable", path, what, remedy or "mend the file")
 
+    def add_notes(
+        self, path: str | Path, notes: Iterable[str], setting: str = "skip_bad=true"
+    ) -> int:
+        """Add what a reader that drops bad rows notes of a file, and return how many it dropped."""
+        bad = 0
+        for note in notes:
+            count, _, first = note.partition(" dropped; the first: ")
+            if not first:
+                self.add("note", "note", path, note.removeprefix(f"{path}: "), MEANT)
+                continue
+            bad = int(count.split()[0].replace(",", ""))
+            remedy = f"mend them, or drop them with {setting}"
+            what = f"{plural(bad, 'bad row')}; the first: {first}"
+            self.add("error", "bad_rows", path, what, remedy, bad)
+        return bad
+
     def close(self, named: Iterable[str]) -> "DataReport":
         """Sort the findings, and note that a validation part will be split off if none is named."""
         if "train" in self.parts and "valid" not in named:
@@ -212,7 +228,14 @@ PAIRS = Wording(
     kinds=("duplicate_pair", "duplicate_source", "leak_pair", "leak_source"),
 )
 ROWS = Wording("row")
+SERIES = Wording(
+    "series", "", "series", kinds=("duplicate_series", "torn_label", "leak_series", "")
+)
 IMAGES = Wording("image", "", "image", kinds=("duplicate_image", "torn_label", "leak_image", ""))
+SOUNDS = Wording("sound", "", "sound", kinds=("duplicate_sound", "torn_label", "leak_sound", ""))
+TRANSCRIPTS = SOUNDS._replace(
+    other="another text", remedy="settle what is said in it; nothing can be learnt from both"
+)
 
 
 class Hashed:

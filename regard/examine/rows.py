@@ -19,7 +19,6 @@ from regard.data.table import is_table
 from regard.errors import UsageError
 from regard.examine.report import (
     MARKS,
-    MEANT,
     ROWS,
     DataReport,
     Hashed,
@@ -79,16 +78,7 @@ def examine_rows(
         except UsageError as error:
             report.refused(path, error)
             continue
-        bad = 0
-        for note in notes:
-            count, _, first = note.partition(" dropped; the first: ")
-            if not first:
-                report.add("note", "note", path, note.removeprefix(f"{path}: "), MEANT)
-                continue
-            bad = int(count.split()[0].replace(",", ""))
-            remedy = "mend them, or drop them with skip_bad=true"
-            what = f"{plural(bad, 'bad row')}; the first: {first}"
-            report.add("error", "bad_rows", path, what, remedy, bad)
+        bad = report.add_notes(path, notes)
         if not items:
             remedy = "give some, or set columns="
             report.add("error", "no_rows", path, f"no {reader.of} in it", remedy)
@@ -166,14 +156,14 @@ def examine_texts(
             total = rows_about(some[0], len(texts), len(texts))
         rows, of = (sum(sizes), "characters") if running else (len(texts), "documents")
         report.parts[name] = RowCounts(rows, of, max(total, rows), 0, sum(sizes), max(sizes))
-        _find_marks(report, texts, some[0])
+        find_marks(report, texts, some[0])
         if name == "train":
             documents = [{"text": text} for text in texts[:SAMPLE]]
             report.sample = texts[0][:SAMPLE_TEXT] if running else documents
     return report.close((*files, *shares))
 
 
-def _find_marks(report: DataReport, texts: Sequence[str], where: Path) -> None:
+def find_marks(report: DataReport, texts: Sequence[str], where: str | Path) -> None:
     """Tell of characters that no text should have."""
     seen: dict[str, tuple[str, int]] = {}
     for line in (line for text in texts for line in text.splitlines()):

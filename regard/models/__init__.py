@@ -83,7 +83,6 @@ PRETRAINERS: dict[str, tuple[str, str, str]] = {
     "mae": ("regard.models.masked", "MAEConfig", "MAE"),
     "simmim": ("regard.models.masked", "SimMIMConfig", "SimMIM"),
     "simclr": ("regard.models.contrast", "SimCLRConfig", "SimCLR"),
-    "series": ("regard.models.series", "SeriesConfig", "Series"),
     "clip": ("regard.models.contrast", "ImageTextConfig", "ImageTextContrast"),
 }
 

@@ -200,7 +200,7 @@ def write_task_config(
     if isinstance(config.get("image"), dict):
         write_processor(folder, config["image"])
     if isinstance(config.get("sound"), dict):
-        write_extractor(folder, config["sound"], 2 * model.max_frames)
+        write_extractor(folder, config["sound"], 2 * model_config.max_frames)
     return theirs
 
 

@@ -14,7 +14,7 @@ class Rule:
     """Where one weight of ours stands in their state dict; each `{}` is the number of a layer.
 
     Several of theirs are concatenated along the rows: evenly, unless `rows` says how many each has.
-    An empty name among them stands for zeros, where theirs has nothing (the bias of Whisper's keys).
+    An empty name among them stands for zeros, where theirs has nothing (a bias of Whisper's keys).
     `also` are names under which the same weight may be written once more, or instead: two that
     differ are refused. `instead` are names that are read only where its own is missing. Where
     theirs holds several of ours, `part` is which of how many parts of its rows is this one, evenly

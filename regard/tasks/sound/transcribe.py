@@ -13,7 +13,10 @@ from torch import Tensor
 from regard.data.sounds import Sounds
 from regard.decode.ctc import LanguageModel
 from regard.decode.ctc_align import required_frames
-from regard.decode.speech import Recognised, SpeechDecoder
+from regard.decode.no_speech import is_speech
+from regard.decode.segments import Segment, cut_at_pauses, loudness
+from regard.decode.speech import Recognised, SpeechDecoder, Utterance
+from regard.decode.subtitles import join_words
 from regard.errors import UsageError, lookup
 from regard.metrics.speech import (
     NORMALISATIONS,
@@ -50,6 +53,7 @@ from regard.tasks.sound.transcribing import (
     make_batch,
     speech_loss,
     tidy,
+    usual_decoding,
     words_of_ids,
 )
 
@@ -73,8 +77,8 @@ class Transcribe(SoundTask[Transcript]):
         assert codec.tokenizer is not None
         self.tokenizer, hop = codec.tokenizer, codec.format.hop
         # a frame of the encoder stands for those of the spectrogram around its middle
-        offset = codec.format.seconds(0) - (model.stride - 1) / 2 * hop
-        times = {"seconds": model.stride * hop, "offset": offset}
+        delay = (model.stride - 1) / 2 * hop - (codec.format.seconds(100) - 100 * hop)
+        times = {"seconds": model.stride * hop, "delay": delay}
         self.decoder = SpeechDecoder(model, self.tokenizer, **times, device=self.device)
         self._lm: tuple[str, LanguageModel] | None = None  # the last that was asked for
 
@@ -155,6 +159,8 @@ class Transcribe(SoundTask[Transcript]):
         train, rows, note = self.usable("train", parts["train"], settings, settings.broken)
         data.notes.extend([note] if note else [])
         self.trained_on = len(train)
+        self.generation, note = usual_decoding(train)
+        data.notes.extend([note] if note else [])
         needed = [required_frames(row.tolist()) for row in rows]
 
         def too_short(i: int, frames: int) -> bool:
@@ -182,7 +188,8 @@ class Transcribe(SoundTask[Transcript]):
         """Return the loss a token, and the error rates of greedy transcripts."""
         valid: Sounds = data.parts.parts["valid"]
         some = valid.pick(np.arange(math.ceil(share * self.decodes(data, settings))))
-        quick = self.Run(decoding="ctc" if self.model.config.ctc else "attention", beam=1)
+        way = "ctc" if self.model.config.ctc else "attention"
+        quick = self.Run(decoding=way, beam=1, **self.generation)
         with self.using(quick):
             texts = [str(answer) for answer in self.transcribe_part(some, quick)]
             loss = self.valid_loss(some, settings)
@@ -256,9 +263,11 @@ class Transcribe(SoundTask[Transcript]):
             raise UsageError(f"forced={text!r:.60} cannot be aligned: {what}")
         return ids
 
-    def cut(self, samples: np.ndarray) -> list[tuple[int, int]]:
+    def cut(self, samples: np.ndarray, settings: Any) -> list[Segment]:
         """Return the stretches of a sound that are transcribed by themselves."""
-        return [(0, len(samples))]
+        rate = self.format.rate
+        found = cut_at_pauses(samples, rate, settings.segment_seconds)
+        return [one for one in found if not settings.gate or is_speech(samples[slice(*one)], rate)]
 
     def predict(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[Any]:
         """Transcribe sounds, or align the transcripts that are given."""
@@ -275,25 +284,34 @@ class Transcribe(SoundTask[Transcript]):
 
     def aligned(self, samples: np.ndarray, ids: list[int], settings: Any) -> Transcript:
         """Align a transcript to a sound, which is read in stretches if it is long."""
-        rate, cuts = self.format.rate, self.cut(samples)
-        features = [self.format.spectrogram(samples[start:end]) for start, end in cuts]
-        found = self.decoder.aligned(features, [start / rate for start, _ in cuts], ids)
+        rate, size = self.format.rate, self.format.sizes.hop * self.model.stride
+        cuts = cut_at_pauses(samples, rate, settings.segment_seconds) or [Segment(0, len(samples))]
+        firsts = [start // size for start, _ in cuts]  # so that all lie on one grid of frames
+        stretches = [
+            (first, self.format.spectrogram(samples[first * size : end]))
+            for first, (_, end) in zip(firsts, cuts, strict=True)
+        ]
+        found = self.decoder.aligned(stretches, ids, loudness(samples, rate))
         return self.joined([(0.0, [found])], len(samples) / rate)
 
     def answer_sounds(
         self, sounds: list[np.ndarray], settings: Any, lines: list[int]
     ) -> list[Transcript]:
         """Transcribe samples, each cut at its pauses and put together again."""
-        cuts = [(n, *span) for n, samples in enumerate(sounds) for span in self.cut(samples)]
-        features = [self.format.spectrogram(sounds[n][start:end]) for n, start, end in cuts]
+        rate = self.format.rate
+        cuts = [
+            (n, *one) for n, samples in enumerate(sounds) for one in self.cut(samples, settings)
+        ]
+        pieces = [sounds[n][start:end] for n, start, end in cuts]
+        utterances = [Utterance(self.format.spectrogram(p), loudness(p, rate)) for p in pieces]
         frames = max(1, round(settings.batch_seconds / self.format.hop))
         lm = self.language_model(settings)
-        found = self.decoder(features, settings, lm=lm, frames=frames)
+        found = self.decoder(utterances, settings, lm=lm, frames=frames)
         parts: list[list[tuple[float, list[Recognised]]]] = [[] for _ in sounds]
         for (n, start, _), some in zip(cuts, found, strict=True):
-            parts[n].append((start / self.format.rate, some))
+            parts[n].append((start / rate, some))
         return [
-            self.joined(some, len(samples) / self.format.rate)
+            self.joined(some, len(samples) / rate)
             for some, samples in zip(parts, sounds, strict=True)
         ]
 
@@ -313,7 +331,7 @@ class Transcribe(SoundTask[Transcript]):
                 for start, one in best
                 for word in one.words
             ]
-            text = " ".join(one.text for _, one in best if one.text)
+            text = join_words([one.text for _, one in best])
             ranks.append(Transcript(text, words, sum(one.score for _, one in best), seconds))
         ranks[0].others = ranks[1:]
         return ranks[0]
@@ -365,13 +383,17 @@ class Transcribe(SoundTask[Transcript]):
     # Looking
 
     def describe(
-        self, spectrogram: Tensor, settings: Any
+        self, samples: np.ndarray, settings: Any
     ) -> tuple[dict[str, Any], Callable[[], Any]]:
         """Transcribe a sound for its picture, with the posteriors of CTC and the words' times."""
+        spectrogram = self.format.spectrogram(samples)
+        level = loudness(samples, self.format.rate)
         if settings.forced is None:
-            (found,) = self.decoder([spectrogram], settings, lm=self.language_model(settings))
+            lm, utterance = self.language_model(settings), Utterance(spectrogram, level)
+            (found,) = self.decoder([utterance], settings, lm=lm)
         else:
-            found = [self.decoder.aligned([spectrogram], [0.0], self.ids_of(settings.forced))]
+            ids = self.ids_of(settings.forced)
+            found = [self.decoder.aligned([(0, spectrogram)], ids, level)]
         best = found[0]
         told: dict[str, Any] = {
             "output": best.text,
