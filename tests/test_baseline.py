@@ -16,13 +16,13 @@ from regard.metrics.baselines import COMMONEST, FILE, Baselines, bigram_gain, do
 from regard.metrics.labels import one_hot
 from regard.tasks.text.classify import Classify
 from regard.tasks.text.labelling import SHORT
-from regard.tasks.vision.distillation import soft_loss
 from regard.training.few_texts import BAG_OF_WORDS, WORD_ORDER, few_text_settings
 from regard.training.label_loss import (
     LABEL_LOSSES,
     class_weights,
     imbalance_notes,
     label_loss,
+    soft_loss,
 )
 
 BAYES, EACH, USUAL, NEAREST = baseline.BASELINES
