@@ -63,6 +63,11 @@ class Transcribe(SpeechRecogniser):
                 f"ctc_weight={weight} leaves nothing to learn for decoder_depth={depth}; "
                 "lower it, or leave the decoder out"
             )
+        if settings.inter_ctc and not weight:
+            raise UsageError(
+                f"inter_ctc={settings.inter_ctc} is a share of the CTC loss, of which ctc_weight=0 "
+                "leaves nothing; raise that, or leave inter_ctc out"
+            )
         model = settings.model if origin else replace(settings.model, ctc=weight > 0)
         if weight and not model.ctc:
             raise UsageError(f"ctc_weight={weight}: the model of init= has no CTC head; choose 0")
