@@ -11,8 +11,6 @@ from collections.abc import Iterator
 import numpy as np
 import soxr
 
-from regard.decode.segments import Segment, cut_at_pauses
-
 RATE = 8000  # what is above 4 kHz is not looked at
 HOP = 80  # samples: 10 ms
 STRETCH = 2.0  # seconds
@@ -71,14 +69,6 @@ WEIGHTS = (
 def is_speech(samples: np.ndarray, rate: int, threshold: float = THRESHOLD) -> bool:
     """Tell whether some two seconds of a sound hold speech."""
     return any(score > threshold for score in _scores(samples, rate))
-
-
-def speech_segments(
-    samples: np.ndarray, rate: int, most_seconds: float = 30.0, threshold: float = THRESHOLD
-) -> list[Segment]:
-    """Cut a recording at pauses, and leave out the segments without speech."""
-    segments = cut_at_pauses(samples, rate, most_seconds)
-    return [one for one in segments if is_speech(samples[one.start : one.end], rate, threshold)]
 
 
 def speech_score(samples: np.ndarray, rate: int) -> float:
