@@ -119,10 +119,10 @@ FAULTS: dict[str, tuple[Any, str, str, str]] = {
         "audio/3.flac",
     ),
     "very short": (
-        lambda home: write(home / "audio/3.flac", 0.04, seed=3),
+        lambda home: write(home / "audio/203.flac", 0.04, seed=203),
         "short",
         "warning",
-        "audio/3.flac",
+        "audio/203.flac",
     ),
     "very long": (
         lambda home: write(home / "audio/3.flac", 40, seed=3),
@@ -139,13 +139,13 @@ FAULTS: dict[str, tuple[Any, str, str, str]] = {
     "text too long": (
         lambda home: change(home / "train.tsv", f"3.flac\t{text(3)}", "3.flac\t" + "ABCDE " * 20),
         "long_text",
-        "warning",
+        "error",
         "119 characters in 0.60 seconds",
     ),
     "text too long by repetitions": (
         lambda home: change(home / "train.tsv", f"3.flac\t{text(3)}", "3.flac\t" + "A" * 9),
         "long_text",
-        "warning",
+        "error",
         "9 characters in 0.60 seconds",
     ),
     "text too short": (
@@ -199,6 +199,17 @@ def test_a_planted_fault_is_found(speech: Path, fault: str) -> None:
     assert report.healthy == (level != "error")
 
 
+def test_training_refuses_what_the_doctor_calls_an_error(speech: Path) -> None:
+    out = str(speech.parent / "run")
+    for fault, said in (
+        ("text too long", "too short for their transcripts"),
+        ("outside", "outside"),
+    ):
+        FAULTS[fault][0](speech)
+        with pytest.raises(UsageError, match=f"{said}.*broken=skip"):
+            regard.train("transcribe", data=str(speech), out=out, steps=1)
+
+
 def test_faults_of_labels_are_found(commands: Path) -> None:
     shutil.copy(commands / "train/go/3.wav", commands / "train/stop/copy.wav")
     (commands / "test/turn").mkdir()
@@ -213,9 +224,7 @@ def test_faults_of_labels_are_found(commands: Path) -> None:
 def test_one_low_rate_is_told_with_the_setting_for_it(commands: Path) -> None:
     for k, file in enumerate(sorted(commands.rglob("*.wav"))):
         write(file, 0.3, rate=8000, seed=k)
-    assert (
-        "sound.rate=8000" in found(examine_sounds(str(commands), target="label"), "low_rate").remedy
-    )
+    assert "rate=8000" in found(examine_sounds(str(commands), target="label"), "low_rate").remedy
 
 
 def test_no_sound_can_be_read(speech: Path) -> None:

@@ -60,8 +60,7 @@ class SoundOptions:
     header: bool | None = None  # whether a table has one
     names: tuple[str, ...] = ()  # of labels that are numbers
     pattern: str | None = None  # of file names with labels in them: {label}_{speaker}_{take}
-    broken: str = "refuse"
-    skip_bad: bool = False  # rows of a table
+    broken: str = "refuse"  # or skip, files as well as rows of a table
     most: int | None = None  # files to look at, spread over all
 
     @property
@@ -131,16 +130,16 @@ def holds_sounds(data: Any) -> bool:
         return False
 
 
-def kind_of_set(path: Path) -> str:
-    """Return which kind of set lies at a path, or nothing."""
+def kind_of_set(path: Path, surely: bool = True) -> str:
+    """Return which kind of set lies at a path, or nothing; not surely, if sounds are expected."""
     if path.is_file() or is_saved(path):
         if SOUNDS.named(path.name):
             return "one"
-        return "table" if SOUNDS.listed_in(path) else ""
+        return "table" if SOUNDS.listed_in(path, surely) else ""
     if not path.is_dir():
         return ""
     tables = [file for some in SOUNDS.tables(path).values() for file in some]
-    if any(SOUNDS.listed_in(file) for file in tables):
+    if any(SOUNDS.listed_in(file, surely) for file in tables):
         return "table"
     loose = any(SOUNDS.named(entry.name) for entry in islice(os.scandir(path), 10_000))
     folders = (path / name for name in class_folders(path))
@@ -190,7 +189,9 @@ def _by_names(
                     f"{name}={glob} fits no file of {data}, such as {names[0]}; correct it, or "
                     f"give {name}=none"
                 )
-        return files.pick([i for i, name in enumerate(of) if name == part])
+        some = files.pick([i for i, name in enumerate(of) if name == part])
+        some.total = round(files.total * len(some) / len(files))
+        return some
 
     return {part: partial(read, part) for part in ("train", *globs)}
 
@@ -211,7 +212,7 @@ def find_sounds(path: Path, options: SoundOptions) -> dict[str, ReadSounds]:
         raise UsageError(missing(path))
     if options.pattern and path.is_dir():
         return folder_parts(path, partial(_read_named, options=options))
-    kind = kind_of_set(path)
+    kind = kind_of_set(path, surely=False)
     if kind == "table":
         return SOUNDS.table_parts(path, partial(_read_table, options=options))
     if path.is_dir():
@@ -262,7 +263,8 @@ class _Row(NamedTuple):
 
 def _read_table(path: Path, options: SoundOptions) -> SoundFiles:
     """Read a table of paths, from its own folder on, or of sounds, and transcripts or labels."""
-    table, faults = Table(path, encoding="auto"), RowFaults(path, options.skip_bad)
+    table = Table(path, encoding="auto")
+    faults = RowFaults(path, options.broken == "skip", setting="broken=skip")
     keys: tuple[Any, Any] | None = None
     rows: list[_Row] = []
     size = 0
