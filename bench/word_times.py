@@ -4,8 +4,9 @@
 
 A sentence is three to seven files of one speaker, N = 0 to 4 (the official test set), which no
 model here was trained on, with pauses of 50 to 400 ms between them or with none, and with or
-without white noise 45 dB below the loudest sample. The borders of the files are the truth. The transcript
-is given (forced alignment), or with --free recognised, where only the words that are right count.
+without white noise 45 dB below the loudest sample. The borders of the files are the truth. The
+transcript is given (forced alignment), or with --free recognised, where only sentences count that
+are all right.
 """
 
 import argparse
