@@ -125,11 +125,50 @@ def test_ways_to_decode_agree_where_all_is_clear_and_a_missing_head_is_named(mod
 
 
 def test_hypotheses_are_different_texts_and_the_best_comes_first(model):
-    samples, text = utterance(3)
-    answer = model.run(samples, n_best=4)
+    text = "AB C"
+    answer = model.run(tones(text, np.random.default_rng(0)), n_best=4)
     texts = [answer.text, *(other.text for other in answer.others)]
     scores = [answer.score, *(other.score for other in answer.others)]
     assert texts[0] == text and len(set(texts)) == len(texts) and scores == sorted(scores)[::-1]
+
+
+# Long recordings, and no speech
+
+
+@pytest.mark.parametrize("forced", [False, True])
+def test_a_long_recording_is_cut_at_pauses_and_joined_again(model, forced):
+    rng = np.random.default_rng(3)
+    parts, starts, at = [], [], 0
+    texts = ["ABC", "DE", "CAB", "EAD", "BD", "CE", "DAB"]
+    for text in texts:
+        samples = tones(text, rng)
+        pause = rng.normal(0, 0.003, int(RATE * rng.uniform(0.6, 2.5))).astype(np.float32)
+        starts.append((at + len(pause)) / RATE)
+        parts += [pause, samples]
+        at += len(pause) + len(samples)
+    whole = np.concatenate(parts)
+    asked = {"forced": " ".join(texts)} if forced else {}
+    answer = model.run(whole, segment_seconds=2, **asked)
+    assert answer.text == " ".join(texts) and answer.seconds == len(whole) / RATE
+    for word, start, samples in zip(answer.words, starts, parts[1::2], strict=True):
+        assert start - 0.1 < word.start < word.end < start + len(samples) / RATE + 0.1
+
+
+def test_silence_and_noise_give_nothing(model):
+    rng = np.random.default_rng(0)
+    assert model.config["generation"]["gate"] is False  # tones are no speech, but what it learnt
+    for samples in (np.zeros(5 * RATE), rng.normal(0, 0.1, 5 * RATE), np.zeros(3)):
+        answer = model.run(samples.astype(np.float32), gate=True)
+        assert answer.text == "" and answer.words == [] and answer.seconds == len(samples) / RATE
+    assert model.run(np.zeros(5 * RATE, np.float32)).text == ""
+
+
+def test_words_are_written_as_subtitles(model, home):
+    path = str(write_tones(home / "subtitles.wav", "AB C"))
+    answer = model.run(path)
+    told = {name: list(answer.lines(model.check({"format": name}))) for name in ("srt", "vtt")}
+    assert told["srt"][0] == "1" and told["srt"][2] == "AB C" and "," in told["srt"][1]
+    assert told["vtt"][0] == "WEBVTT" and told["vtt"][3].count(".") == 2
 
 
 # Training
@@ -207,7 +246,7 @@ def test_pairs_that_ctc_cannot_align_are_named_before_training(tmp_path):
     assert message.startswith("2 of 30 sounds of the train part are too short")
     assert "4.wav" in message and "broken=skip" in message and "subsampling=2" in message
     made = rehearse(data, valid=str(data), broken="skip").training
-    assert len(made.batches.sounds) == 28 and "they are left out" in made.data.notes[-1]
+    assert len(made.batches.sounds) == 28 and "left out" in made.data.notes[-2]
     losses = [made.loss(made.task.model, made.batch(n)).item() for n in range(4)]
     assert np.isfinite(losses).all() and np.isfinite(made.evaluate(made.task.model)["loss"])
 

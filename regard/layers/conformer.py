@@ -74,15 +74,16 @@ def _convolution_backward(
 class Depthwise(nn.Conv1d):
     """A depthwise convolution over time: each channel by itself, as many frames as before.
 
-    It has no bias, which a norm after it would take away.
+    A bias is of no use where a batch norm follows, which takes it away.
     """
 
-    def __init__(self, width: int, kernel: int):
-        super().__init__(width, width, kernel, padding=kernel // 2, groups=width, bias=False)
+    def __init__(self, width: int, kernel: int, bias: bool):
+        super().__init__(width, width, kernel, padding=kernel // 2, groups=width, bias=bias)
 
     def forward(self, input: Tensor) -> Tensor:
         """Convolve (b, l, w)."""
-        return _DepthwiseProduct.apply(input, self.weight)
+        y = _DepthwiseProduct.apply(input, self.weight)
+        return y if self.bias is None else y + self.bias
 
 
 class ConvolutionModule(nn.Module):
@@ -93,7 +94,7 @@ class ConvolutionModule(nn.Module):
         if kernel % 2 == 0:
             raise UsageError(f"kernel={kernel} has no middle; choose an odd one")
         self.pointwise = nn.Linear(width, 2 * width, bias=bias)
-        self.depthwise = Depthwise(width, kernel)
+        self.depthwise = Depthwise(width, kernel, bias=norm != "batch")
         self.norm = lookup("convolution_norm", norm, CONVOLUTION_NORMS)(width)
         self.out = nn.Linear(width, width, bias=bias)
 
@@ -120,6 +121,10 @@ class ConformerBlock(nn.Module):
         norm: str = "batch",
     ):
         super().__init__()
+        if config.order != "pre":
+            raise UsageError(
+                f"order={config.order}: a Conformer block has an order of its own; leave it at pre"
+            )
 
         def around(kind: type[PreNorm]) -> PreNorm:
             return kind(build_norm(config), config.dropout, path)
