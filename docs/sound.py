@@ -1,4 +1,4 @@
-"""Draws the picture of sound.md: python docs/sound.py MODEL; the sentence is one of AN4's dev part."""
+"""Draws the picture of sound.md: python docs/sound.py MODEL, of a sentence of AN4's dev part."""
 
 import sys
 from pathlib import Path
