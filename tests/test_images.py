@@ -32,9 +32,10 @@ from regard.settings import describe, parse
 from regard.tasks import TASKS
 from regard.tasks import task as task_class
 from regard.tasks.frame.origin import Origin
-from regard.tasks.vision.distillation import DISTILS, Teacher, soft_loss, two_heads
+from regard.tasks.vision.distillation import DISTILS, Teacher, two_heads
 from regard.tasks.vision.images import ClassifyImages, ImageBatches
 from regard.tasks.vision.photos import ImageCodec
+from regard.training.label_loss import soft_loss
 from regard.training.optim import build_optimiser, layer_depths
 
 SMALL = {

@@ -1,8 +1,8 @@
 """Laws of long recordings: segments hold all sound, words lie where they are heard, captions."""
 
 import importlib
-import json
 import re
+import tracemalloc
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from regard.data.tokenize import train_tokenizer
 from regard.decode.ctc_align import Alignment
 from regard.decode.no_speech import is_speech, speech_score
 from regard.decode.segments import HOP, SILENCE, cut_at_pauses, loudness, smooth, sound_threshold
-from regard.decode.subtitles import FORMATS, WIDTH, cues, join_words, plain, srt, vtt, words_json
+from regard.decode.subtitles import WIDTH, cues, join_words, srt, vtt
 from regard.decode.words import Word, word_tokens, words
 from regard.errors import UsageError
 
@@ -204,6 +204,30 @@ def test_more_words_than_the_sound_has_room_for_are_timed_too():
     assert words(Alignment([], 0.0, [], []), TOKENIZER, 0.04) == []
 
 
+def test_a_long_recording_is_timed_in_little_memory():
+    one = spoken(0, (0.1, 0.3), 0.0)
+    turns, frames = 120, int(len(one.samples) / RATE / 0.04) + 25
+    space = TOKENIZER.encode(" ")
+    ids, spans = [], []
+    for n in range(turns):
+        ids += one.alignment.ids + space
+        spans += [(a + n * frames, b + n * frames) for a, b in one.alignment.spans]
+        spans.append((n * frames + frames - 1, n * frames + frames))
+    period = np.zeros(round(frames * 0.04 * RATE), dtype=np.float32)
+    period[: len(one.samples)] = one.samples
+    level = loudness(np.tile(period, turns), RATE)
+    assert len(level) > 30_000  # five minutes
+    alignment = Alignment(ids, 0.0, spans, [0.9] * len(ids))
+    tracemalloc.start()
+    found = words(alignment, TOKENIZER, 0.04, level=level)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 50e6 and len(found) == 5 * turns
+    first = words(one.alignment, TOKENIZER, 0.04, level=level[: len(period) // 80])
+    later = [w for w in found if abs(w.start - 100 * frames * 0.04 - first[0].start) < 0.02]
+    assert [w.text for w in later] == [first[0].text]
+
+
 def test_what_is_between_spaces_is_a_word():
     ids = TOKENIZER.encode("YES 42 O'NEIL, NO.")
     assert [text for text, _ in word_tokens(ids, TOKENIZER)] == ["YES", "42", "O'NEIL,", "NO."]
@@ -245,6 +269,25 @@ def test_sounds_without_speech_are_told_apart(bench, kind):
     assert not any(passed)
 
 
+def test_speech_between_noise_and_tones_is_found(bench, real_data):
+    line = (real_data / "an4" / "train.tsv").read_text().splitlines()[3]
+    sound, rate = soundfile.read(real_data / "an4" / line.split("\t")[0], dtype="float32")
+    rng = np.random.default_rng(5)
+    peak = np.abs(sound).max()
+    hum = 0.1 * peak * bench.hum(rng, 12 * rate, rate).astype(np.float32)
+    music = bench.music(rng, 12 * rate, rate).astype(np.float32)
+    music *= peak / np.abs(music).max()
+    pause = np.zeros(3 * rate, dtype=np.float32)
+    parts = [music, pause, sound, pause, music, pause, hum]
+    samples = np.concatenate(parts)
+    start = len(music) + len(pause)
+    segments = cut_at_pauses(samples, rate, 10.0)
+    assert len(segments) > 3
+    found = [one for one in segments if is_speech(samples[slice(*one)], rate)]
+    assert len(found) == 1
+    assert start - rate < found[0].start < start + len(sound) / 2 < found[0].end
+
+
 def test_silence_is_no_speech():
     assert not is_speech(np.zeros(5 * RATE, dtype=np.float32), RATE)
     assert not is_speech(np.zeros(0, dtype=np.float32), RATE)
@@ -283,7 +326,7 @@ def test_times_are_written_as_each_format_has_them():
     assert (
         srt([Word("late", 100 * 3600.0, 100 * 3600 + 2.0, 1.0)]).splitlines()[1].startswith("100:")
     )
-    assert srt([]) == "" and vtt([]) == "WEBVTT\n\n" and plain([]) == "\n"
+    assert srt([]) == "" and vtt([]) == "WEBVTT\n\n"
     with pytest.raises(UsageError, match="nan"):
         srt([Word("x", float("nan"), 1.0, 1.0)])
 
@@ -294,7 +337,6 @@ def test_text_cannot_break_a_caption():
     assert "<b>&→ a b\n" in srt(some)
     for text in (srt(some), vtt(some)):
         assert text.count("-->") == 1 and len(re.findall(r"\n\n", text)) == text.startswith("WEB")
-    assert json.loads(words_json(some))["text"] == "<b>&--> a b"
 
 
 LETTERS = st.text(st.characters(categories=["L", "N", "P"]), min_size=1, max_size=50)
@@ -330,16 +372,3 @@ def test_lines_are_of_like_width_and_sentences_end_a_caption():
     assert second.lines == ["Then it sleeps"]
     assert join_words(["我", "们", "ab", "好"]) == "我们 ab 好"
     assert join_words(["hello", "world"]) == "hello world"
-
-
-def test_json_and_text_tell_every_word():
-    some = [Word("one", 0.12345, 0.5, 0.98765), Word("two", 0.6, 0.9, 1.0)]
-    assert plain(some) == "one two\n"
-    assert json.loads(words_json(some)) == {
-        "text": "one two",
-        "words": [
-            {"text": "one", "start": 0.123, "end": 0.5, "confidence": 0.988},
-            {"text": "two", "start": 0.6, "end": 0.9, "confidence": 1.0},
-        ],
-    }
-    assert set(FORMATS) == {"text", "json", "srt", "vtt"}

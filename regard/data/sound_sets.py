@@ -130,16 +130,16 @@ def holds_sounds(data: Any) -> bool:
         return False
 
 
-def kind_of_set(path: Path) -> str:
-    """Return which kind of set lies at a path, or nothing."""
+def kind_of_set(path: Path, surely: bool = True) -> str:
+    """Return which kind of set lies at a path, or nothing; not surely, if sounds are expected."""
     if path.is_file() or is_saved(path):
         if SOUNDS.named(path.name):
             return "one"
-        return "table" if SOUNDS.listed_in(path) else ""
+        return "table" if SOUNDS.listed_in(path, surely) else ""
     if not path.is_dir():
         return ""
     tables = [file for some in SOUNDS.tables(path).values() for file in some]
-    if any(SOUNDS.listed_in(file) for file in tables):
+    if any(SOUNDS.listed_in(file, surely) for file in tables):
         return "table"
     loose = any(SOUNDS.named(entry.name) for entry in islice(os.scandir(path), 10_000))
     folders = (path / name for name in class_folders(path))
@@ -212,7 +212,7 @@ def find_sounds(path: Path, options: SoundOptions) -> dict[str, ReadSounds]:
         raise UsageError(missing(path))
     if options.pattern and path.is_dir():
         return folder_parts(path, partial(_read_named, options=options))
-    kind = kind_of_set(path)
+    kind = kind_of_set(path, surely=False)
     if kind == "table":
         return SOUNDS.table_parts(path, partial(_read_table, options=options))
     if path.is_dir():

@@ -22,50 +22,51 @@ VOICED = 0.7  # correlation of a frame with itself one period later
 JUMP, STILL = 0.08, 0.002  # of log pitch in 10 ms: another note; not moving at all
 
 MEASURES = ("change", "flatness", "harmonicity", "moving", "level", "steadiness", "steady")
-MEAN = (3.179, -21.54, 0.6527, 0.4431, 4.908, 0.7736, 0.3342)
-SCALE = (1.71, 19.18, 0.2868, 0.4395, 3.507, 0.1859, 0.3935)
-CLIP = 4.0
+MEAN = (3.074, -22.4, 0.6627, 0.4386, 4.688, 0.7864, 0.3603)
+SCALE = (1.606, 19.03, 0.2808, 0.4352, 3.357, 0.1898, 0.3936)
+CLIP = 4.0  # deviations from the mean, beyond which nothing changes
+THRESHOLD = 0.5  # log-odds
 WEIGHTS = (
-    1.053,
-    2.816,
-    0.1558,
-    1.731,
-    1.29,
-    2.636,
-    -0.985,
-    -2.388,
-    -0.7712,
-    0.7974,
-    -2.949,
-    0.2537,
-    2.036,
-    -0.5794,
-    0.7579,
-    1.22,
-    1.091,
-    -1.247,
-    0.676,
-    -0.1446,
-    -1.148,
-    1.232,
-    0.09872,
-    -0.5462,
-    0.6197,
-    0.6605,
-    0.5273,
-    0.02021,
-    -0.8734,
-    -0.7749,
-    -1.042,
-    -0.7118,
-    -0.2151,
-    -1.364,
-    -0.1592,
-    -0.1507,
+    -0.266,
+    2.397,
+    0.3428,
+    1.471,
+    1.749,
+    2.506,
+    -1.095,
+    -2.377,
+    -0.5518,
+    0.7966,
+    -3.37,
+    -0.1851,
+    2.063,
+    -0.4108,
+    0.6659,
+    0.8065,
+    1.575,
+    -0.9945,
+    0.1205,
+    0.1469,
+    -0.9381,
+    1.339,
+    0.3252,
+    -0.5408,
+    0.8919,
+    0.6771,
+    0.2593,
+    -0.1657,
+    -1.059,
+    -0.959,
+    -1.115,
+    -0.5714,
+    -0.4685,
+    -1.547,
+    -0.04934,
+    -0.1529,
 )
 
 
-def is_speech(samples: np.ndarray, rate: int, threshold: float = 0.0) -> bool:
+def is_speech(samples: np.ndarray, rate: int, threshold: float = THRESHOLD) -> bool:
     """Tell whether some two seconds of a sound hold speech."""
     return any(score > threshold for score in _scores(samples, rate))
 

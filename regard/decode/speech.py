@@ -153,6 +153,11 @@ class SpeechDecoder:
         heads = {"joint": ctc and attends, "ctc": ctc, "attention": attends}
         self.ways = [name for name, has in heads.items() if has]  # the best first
 
+    @property
+    def times(self) -> bool:
+        """Tell whether words have times, by alignment to the frames of CTC."""
+        return "ctc" in self.ways
+
     def check(self, options: SpeechDecoding) -> None:
         """Refuse options that contradict each other or the model."""
         options.check()
@@ -294,7 +299,7 @@ class SpeechDecoder:
 
         Each is the number of its first frame, as the encoder counts them, and its spectrogram.
         """
-        if "ctc" not in self.ways:
+        if not self.times:
             raise UsageError("forced= needs a CTC head to align by, and this model has none")
         tables = [self.encode([Utterance(one)]).frames(0).cpu() for _, one in stretches]
         at = [

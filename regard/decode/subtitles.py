@@ -1,8 +1,6 @@
-"""Words with times as text, JSON, SubRip (SRT) or WebVTT."""
+"""Words with times as captions: SubRip (SRT) and WebVTT."""
 
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from math import isfinite
 from typing import NamedTuple
 from unicodedata import east_asian_width
@@ -117,26 +115,3 @@ def vtt(words: Sequence[Word]) -> str:
         return line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
     return "WEBVTT\n\n" + _cues_as_text(words, ".", escape)
-
-
-def plain(words: Sequence[Word]) -> str:
-    """Write words as one line of text."""
-    return join_words([word.text for word in words]) + "\n"
-
-
-def words_json(words: Sequence[Word]) -> str:
-    """Write words as JSON: the text, and each word with its times and confidence."""
-    rows = [
-        {key: round(x, 3) if isinstance(x, float) else x for key, x in asdict(word).items()}
-        for word in words
-    ]
-    return json.dumps({"text": plain(words).strip(), "words": rows}, ensure_ascii=False) + "\n"
-
-
-# name of a format -> what writes words so
-FORMATS: dict[str, Callable[[Sequence[Word]], str]] = {
-    "text": plain,
-    "json": words_json,
-    "srt": srt,
-    "vtt": vtt,
-}

@@ -143,7 +143,7 @@ class WhisperDecoder(SpeechDecoder):
 
     def __init__(self, model: Any, tokenizer: Tokenizer, *, rules: Any = None, **times: Any):
         super().__init__(model, tokenizer, **times)
-        config = model.config
+        self.times, config = True, model.config
         if rules is not None:
             rules = {"eos_token_id": list(tokenizer.ends), **rules}
         self.config = GenerationConfig(rules, tokenizer.eos, config.vocab, tokenizer.begin)

@@ -34,7 +34,7 @@ class DoctorSettings:
     source: str | None = field(default=None, metadata={"key": "from", "help": "source language"})
     target: str | None = field(default=None, metadata={"key": "to", "help": "target language"})
     columns: str | None = setting(None, "columns by name or number, as in training")
-    header: bool | None = setting(None, "whether a table has a header row; guessed unless told")
+    header: bool | None = setting(None, "whether a table has a header row; detected unless given")
     valid: str | None = setting(None, "validation part: a file, or a share of train")
     test: str | None = setting(None, "test part: a file, or a share of train")
     pattern: str | None = setting(None, "sounds: file names with labels, as in training")

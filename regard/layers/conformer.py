@@ -121,6 +121,10 @@ class ConformerBlock(nn.Module):
         norm: str = "batch",
     ):
         super().__init__()
+        if config.order != "pre":
+            raise UsageError(
+                f"order={config.order}: a Conformer block has an order of its own; leave it at pre"
+            )
 
         def around(kind: type[PreNorm]) -> PreNorm:
             return kind(build_norm(config), config.dropout, path)
