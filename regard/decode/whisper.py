@@ -143,7 +143,7 @@ class WhisperDecoder(SpeechDecoder):
 
     def __init__(self, model: Any, tokenizer: Tokenizer, *, rules: Any = None, **times: Any):
         super().__init__(model, tokenizer, **times)
-        self.times, config = True, model.config
+        config = model.config
         if rules is not None:
             rules = {"eos_token_id": list(tokenizer.ends), **rules}
         self.config = GenerationConfig(rules, tokenizer.eos, config.vocab, tokenizer.begin)
@@ -164,6 +164,11 @@ class WhisperDecoder(SpeechDecoder):
                     f"alignment_heads has {[layer, head]}; the decoder has {layers} layers of "
                     f"{each} heads"
                 )
+
+    @property
+    def times(self) -> bool:
+        """Tell that words have times, by cross-attention."""
+        return True
 
     def check(self, options: SpeechDecoding) -> None:
         """Refuse options that contradict each other or the model."""
