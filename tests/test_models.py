@@ -339,7 +339,7 @@ def sentences(model: nn.Module, lengths: list[int], seed: int = 0) -> list[Tenso
     if isinstance(model, Conformer):
         config, frames = model.config, model.stride * max(lengths)
         sound = torch.randn(len(lengths), frames, config.mels, generator=rand)
-        sound = sound.to(model.stem.project.weight.dtype)
+        sound = sound.to(next(model.parameters()).dtype)
         if not config.decoder_depth:
             return [sound]
         return [sound, torch.randint(3, config.vocab, shape, generator=rand)]
