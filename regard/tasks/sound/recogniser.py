@@ -48,7 +48,7 @@ class SpeechRecogniser(SoundTask[Transcript]):
         delay = (model.stride - 1) / 2 * hop - (codec.format.seconds(100) - 100 * hop)
         times: dict[str, Any] = {"seconds": model.stride * hop, "delay": delay}
         times["device"] = self.device
-        if hasattr(model.config, "max_frames"):  # it reads windows of one length
+        if hasattr(model.config, "full_window"):  # it reads windows of one length
             rules = self.config.get("generation", {}).get("rules")
             self.decoder = WhisperDecoder(model, self.tokenizer, rules=rules, **times)
         else:
