@@ -154,6 +154,11 @@ class SpeechDecoder:
         self.ways = [name for name, has in heads.items() if has]  # the best first
 
     @property
+    def begin(self) -> list[int]:
+        """Return the tokens that a text is written after."""
+        return [self.tokenizer.begin]
+
+    @property
     def times(self) -> bool:
         """Tell whether words have times, by alignment to the frames of CTC."""
         return "ctc" in self.ways

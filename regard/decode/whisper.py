@@ -166,6 +166,17 @@ class WhisperDecoder(SpeechDecoder):
                 )
 
     @property
+    def begin(self) -> list[int]:
+        """Return the tokens that a text without timestamps is written after, to be trained so."""
+        prompt = self.prompt(SpeechDecoding(), timestamps=False)
+        if None in prompt:
+            raise UsageError(
+                "a model of several languages learns one; name it as 'language' in "
+                "generation_config.json of the model that init= names"
+            )
+        return [token for token in prompt if token is not None]
+
+    @property
     def times(self) -> bool:
         """Tell that words have times, by cross-attention."""
         return True
