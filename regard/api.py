@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from regard.tasks.frame.task import Task
     from regard.tasks.frame.train import Report
     from regard.tasks.series import ClassifySeries
+    from regard.tasks.sound.sounds import ClassifySounds
+    from regard.tasks.sound.transcribe import Transcribe
     from regard.tasks.text.classify import Classify
     from regard.tasks.text.embed import Embed
     from regard.tasks.text.fill import Fill
@@ -121,6 +123,14 @@ def load(
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["series"]
 ) -> "ClassifySeries": ...
+@overload
+def load(
+    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["sounds"]
+) -> "ClassifySounds": ...
+@overload
+def load(
+    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["transcribe"]
+) -> "Transcribe": ...
 @overload
 def load(name_or_folder: Place, /, device: str = "cpu", *, task: Literal["tag"]) -> "Tag": ...
 @overload
@@ -219,10 +229,10 @@ def train(
 
     train("classify", data="reviews.tsv", minutes=5, out="runs/reviews")
 
-    task_or_recipe  translate, language, text, classify, images, series, tag, caption, pretrain,
-                    denoise, prefix; or a recipe that `regard recipes` lists
+    task_or_recipe  translate, language, text, classify, images, series, sounds, transcribe, tag,
+                    caption, pretrain, denoise, prefix; or a recipe that `regard recipes` lists
     data            a folder with train, valid and test files, or one file; what it holds depends
-                    on the task: pairs, texts, texts with labels, images, ...
+                    on the task: pairs, texts, texts with labels, images, sounds, ...
     valid, test     files to choose by and for the final score, if not in `data`
     out             the run's folder, runs/TASK if not said; the model is loaded from there
     init            a model to start from: a folder or a starter
@@ -641,7 +651,8 @@ def _export_huggingface(
     else:
         model, config = load_folder(folder)
         config["generation"] = _generation(folder)
-        reads_text = not {"image", "series"} & config.keys() or hasattr(model, "texts")
+        other = {"image", "series", *({"sound"} if config.get("labels") else ())}
+        reads_text = not other & config.keys() or hasattr(model, "texts")
         tokenizers = load_tokenizers(folder) if reads_text else (None, None)
     with making(out) as partial:
         sizes: dict[str, Any] = {"dtype": dtype, "max_shard": max_shard}

@@ -198,6 +198,11 @@ def fill(
         raise UsageError(f"{where}: {text}" if where else text) from None
 
 
+def older_names(cls: type) -> dict[str, str]:
+    """Return the names that fields of a dataclass had before, and those that they have now."""
+    return {row.metadata["was"]: row.name for row in _keys(cls) if "was" in row.metadata}
+
+
 def describe(cls: type, prefix: str = "", base: Any = None) -> Iterator[Setting]:
     """List every key of a dataclass with its type, default and help."""
     for row in _keys(cls):
@@ -214,8 +219,9 @@ def _fill(cls: type, values: Mapping[str, Any], base: Any, prefix: str, known: l
     rows = list(_keys(cls))
     # A Python caller cannot write the keyword `from`, so the field's own name is understood too.
     # So is the name that it had before, which saved configs and old commands have.
-    names = {row.metadata["was"]: row for row in rows if "was" in row.metadata}
-    names |= {row.key: row for row in rows} | {row.name: row for row in rows}
+    named = {row.name: row for row in rows}
+    names = {was: named[name] for was, name in older_names(cls).items()}
+    names |= {row.key: row for row in rows} | named
     given: dict[str, dict[str, Any]] = {}
     for key, value in values.items():
         head, _, tail = str(key).partition(".")

@@ -577,30 +577,6 @@ def test_an_encoder_that_was_trained_before_is_taken_over(photos: Path, home: Pa
     assert (home / "on" / "tokenizer.json").read_text() == (out / "tokenizer.json").read_text()
 
 
-def test_a_run_that_was_left_goes_on_as_if_it_had_not(photos: Path, home: Path, monkeypatch):
-    from regard.training.loop import Fit
-
-    few = {"steps": 6, "valid_every": 3, "valid_images": 2, "decoder": "recurrent"}
-    few |= {"normalise": "sample", "dropout": 0.1}
-    train(photos, home / "straight", **few)
-    whole, real = Fit._validate, Fit.save
-
-    def stop(self, *args):
-        real(self, *args)
-        if self.counters["step"] == 3:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(Fit, "save", stop)
-    with pytest.raises(KeyboardInterrupt):
-        train(photos, home / "left", **few)
-    monkeypatch.setattr(Fit, "save", real)
-    assert Fit._validate is whole
-    train(photos, home / "left", **few)
-    one, other = (load_folder(home / name)[0] for name in ("straight", "left"))
-    for p, q in zip(one.parameters(), other.parameters(), strict=True):
-        assert torch.equal(p, q)
-
-
 @pytest.mark.parametrize("normalise", ["softmax", "sample"])
 def test_a_recurrent_captioner_learns_to_look(photos: Path, home: Path, normalise: str):
     out = home / f"recurrent-{normalise}"

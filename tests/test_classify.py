@@ -134,42 +134,6 @@ def test_several_labels_are_learnt_each_by_itself(tmp_path):
     assert scores["micro F1"] > 95 and result.confusion is None
 
 
-def test_a_run_that_broke_off_goes_on_to_the_same_weights(data, tmp_path, monkeypatch):
-    settings = {
-        **SMALL,
-        "steps": 12,
-        "valid_every": 6,
-        "dropout": 0.1,
-        "bpe_dropout": 0.2,
-        "word_dropout": 0.2,
-        "features": "bigrams",
-        "feature_rows": 64,
-        "feature_dropout": 0.2,
-        "r_drop": 1.0,
-        "save_every": 0.0,
-    }
-
-    def go(name):
-        out = str(tmp_path / name)
-        return regard.train("classify", data=str(data), out=out, quiet=True, **settings)
-
-    go("whole")
-    plain = TextBatches.__getitem__
-
-    def broken(self, n):
-        if n == 7:
-            raise RuntimeError("the power is gone")
-        return plain(self, n)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TextBatches, "__getitem__", broken)
-        with pytest.raises(RuntimeError, match="power"):
-            go("broken")
-    assert go("broken").finished
-    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "broken"))
-    assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
-
-
 def test_a_trained_model_lends_its_body_and_where_labels_are_the_same_its_head(
     data, trained, tmp_path
 ):

@@ -76,7 +76,8 @@ def test_memory_is_kept_once_and_only_by_what_needs_it():
 @pytest.mark.parametrize("name", MODELS)
 def test_counting_without_numbers_equals_counting_with_them(name, grad):
     config = preset(name, "tiny")
-    inputs = real(name, config, 2, 32)
+    # of several sounds, each is computed alone when there are numbers
+    inputs = real(name, config, 1 if info(name).reads == "sound" else 2, 32)
     model = family(name)[1](config).train(grad)
     with torch.set_grad_enabled(grad):
         true = count(lambda: model(*inputs), model=model, backward=grad)

@@ -192,6 +192,17 @@ def test_an_alignment_is_the_best_path_of_its_text(seed, frames, vocab):
         assert all(0 < sure <= 1 for sure in one.confidences)
 
 
+@pytest.mark.parametrize("frames", [1, 2, 9, 60])
+def test_a_long_alignment_goes_in_blocks_and_is_the_same(monkeypatch, frames):
+    log_probs = random_log_probs(frames, 6, frames)
+    for text in ([], [1], [1, 2, 2, 3], [3] * 5):
+        if alignable(frames, text):
+            whole = align(log_probs, text)
+            monkeypatch.setattr("regard.decode.ctc_align.MOST_MOVES", 1)
+            assert align(log_probs, text) == whole
+            monkeypatch.undo()
+
+
 def test_what_cannot_be_aligned_is_refused():
     log_probs = random_log_probs(3, 4, 0)
     with pytest.raises(UsageError, match="needs 4 frames and the sound has 3"):

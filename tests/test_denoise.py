@@ -10,7 +10,6 @@ import torch
 from beartype import beartype
 from jaxtyping import jaxtyped
 from PIL import Image
-from safetensors.torch import load_file
 from torch import Tensor
 
 import regard
@@ -288,26 +287,6 @@ def test_train_and_valid_share_no_image_and_lose_none(data):
     hashes = [{photo.hash for photo in parts[name]} for name in ("train", "valid")]
     assert not hashes[0] & hashes[1] and len(hashes[0] | hashes[1]) == 24
     assert any("split off" in note for note in notes)
-
-
-def test_a_resumed_run_is_the_same_run(data, tmp_path):
-    told = {**FAST, "steps": 6, "data": str(data), "quiet": True, "save_every": 0.0}
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    regard.train("denoise", out=str(whole), **told)
-    real = Crops.__getitem__
-
-    def stop(self, n):
-        if n == 3:
-            raise KeyboardInterrupt
-        return real(self, n)
-
-    Crops.__getitem__ = stop
-    with pytest.raises(KeyboardInterrupt):
-        regard.train("denoise", out=str(cut), **told)
-    Crops.__getitem__ = real
-    regard.train("denoise", out=str(cut), **told)
-    first, second = (load_file(path / "model.safetensors") for path in (whole, cut))
-    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_pieces_of_a_large_image_are_denoised_as_the_whole(trained):

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from regard.models import bert, gpt, transformer
+from regard.models import bert, conformer, gpt, transformer
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "families.md"
 # module -> who may look at whom
 MASKS = {
     bert: "everyone sees everyone",
     gpt: "causal",
+    conformer: "every frame sees every frame",
     transformer: "encoder: everyone sees everyone; decoder: causal, and the whole source",
 }
 ROWS = {name: module for module in MASKS for name in module.PRESETS}
@@ -27,8 +28,9 @@ def parts(name: str) -> dict[str, str]:
     last = "less than" if module is bert else "the last"
     some = getattr(config, "window_layers", None)
     near = f" in {len(some)} of {config.depth} layers" if some else ""
+    embed_norm = getattr(config, "embed_norm", "none")
     shared = block.kv_heads not in (None, block.heads)
-    norm = block.norm + (", and after the embeddings" if config.embed_norm != "none" else "")
+    norm = block.norm + (", and after the embeddings" if embed_norm != "none" else "")
     norm += ", and of queries and keys" if block.head_norm != "none" else ""
     biases = {"same": "yes" if block.bias else "no", "qkv": "of queries, keys and values"}
     return {

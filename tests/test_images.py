@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 import shutil
-import signal
 import struct
 import sys
 import zlib
@@ -33,9 +32,10 @@ from regard.settings import describe, parse
 from regard.tasks import TASKS
 from regard.tasks import task as task_class
 from regard.tasks.frame.origin import Origin
-from regard.tasks.vision.distillation import DISTILS, Teacher, soft_loss, two_heads
+from regard.tasks.vision.distillation import DISTILS, Teacher, two_heads
 from regard.tasks.vision.images import ClassifyImages, ImageBatches
 from regard.tasks.vision.photos import ImageCodec
+from regard.training.label_loss import soft_loss
 from regard.training.optim import build_optimiser, layer_depths
 
 SMALL = {
@@ -200,39 +200,6 @@ LAVISH = {
     "accumulate": 2,
     "save_every": 1000,
 }
-
-
-def weights(folder: Path, step: int) -> dict[str, torch.Tensor]:
-    place = folder / "checkpoints" / f"step-{step}"
-    groups = ("raw", "ema", "optimiser")
-    return {
-        f"{name} {key}": value
-        for name in groups
-        for key, value in load_file(place / f"{name}.safetensors").items()
-    }
-
-
-def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(data, trained, tmp_path, monkeypatch):
-    more = {**SMALL, **LAVISH, "teacher": str(trained), "share": 0.9, "steps": 15}
-    whole = regard.train("images", data=str(data), out=str(tmp_path / "a"), quiet=True, **more)
-    assert whole.finished
-    plain = ImageBatches.__getitem__
-
-    def stopping(self, n):
-        if n == 2 * 9:
-            os.kill(os.getpid(), signal.SIGINT)
-        return plain(self, n)
-
-    monkeypatch.setattr(ImageBatches, "__getitem__", stopping)
-    first = regard.train("images", data=str(data), out=str(tmp_path / "b"), quiet=True, **more)
-    assert (first.finished, first.step) == (False, 10)
-    monkeypatch.undo()
-    again = regard.train("images", data=str(data), out=str(tmp_path / "b"), quiet=True, **more)
-    assert again.finished and again.scores == whole.scores
-    one, two = weights(tmp_path / "a", 15), weights(tmp_path / "b", 15)
-    assert one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
-    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in "ab"]
-    assert files[0] == files[1]
 
 
 def test_a_batch_is_a_function_of_its_number(data, trained):

@@ -28,7 +28,6 @@ from regard.errors import UsageError
 from regard.tasks.frame.train import Training
 from regard.tasks.text.language import LanguageModel
 from regard.tasks.text.prefix import PrefixLM, PrefixTranslate
-from regard.training import loop
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (
@@ -399,34 +398,6 @@ def test_the_masked_objective_learns_and_says_what_runs_it(home):
 
 
 # Runs
-
-
-@pytest.mark.parametrize("data", ["text.txt", "rows.jsonl"])
-def test_a_run_that_broke_off_goes_on_as_if_nothing_had_happened(home, tmp_path, monkeypatch, data):
-    settings = {**SMALL, "data": str(home / data), "pieces": 300, "steps": 6, "valid_every": 2}
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    regard.train("language", quiet=True, out=whole, **settings)
-    step = loop.one_step
-
-    class Broken(Exception):
-        pass
-
-    def breaking(*arguments):
-        if arguments[4] == 3:
-            raise Broken
-        return step(*arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "one_step", breaking)
-        with pytest.raises(Broken):
-            regard.train("language", quiet=True, out=broken, save_every=0, **settings)
-    report = regard.train("language", quiet=True, out=broken, save_every=0, **settings)
-    assert report.finished
-    ours, theirs = (load_file(f / "model.safetensors") for f in (broken, whole))
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    with pytest.raises(UsageError, match="was begun with context=16, not 8"):
-        regard.train("language", quiet=True, out=broken, **settings | {"context": 8})
 
 
 def test_init_starts_from_the_weights_and_the_tokenizer(home, model, tmp_path):

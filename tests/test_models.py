@@ -11,6 +11,7 @@ from jaxtyping import jaxtyped
 from torch import Tensor, nn
 
 import regard.attention.multihead as multihead
+import regard.layers.heads as heads
 import regard.layers.recurrent as recurrent
 import regard.models.convolutional as convolutional
 import regard.models.ladder as ladder
@@ -20,6 +21,7 @@ from regard.attention.watch import watch
 from regard.layers.block import BlockConfig
 from regard.models import MODELS, family
 from regard.models.bert import PRESETS, Bert, BertConfig
+from regard.models.conformer import Conformer, ConformerConfig
 from regard.models.convolutional import Convolutional, ConvolutionalConfig
 from regard.models.folder import load_folder, save_config, save_weights
 from regard.models.gpt import GPT, GPTConfig
@@ -35,6 +37,9 @@ CELL = recurrent.CellConfig(16, dropout=0.0)
 RECURRENT = RecurrentConfig(23, 23, 1, 1, CELL, max_length=32)
 CONVOLUTIONAL = ConvolutionalConfig(
     23, 23, 2, 2, convolutional.GatedConfig(16, 3, 0.0), max_length=32
+)
+SOUND = ConformerConfig(
+    8, 23, channels=6, depth=2, block=replace(BLOCK, feed_forward="swish"), kernel=5, max_length=32
 )
 LLAMA = replace(BLOCK, norm="rms", feed_forward="swiglu", bias=False)
 
@@ -232,6 +237,23 @@ FAMILIES = {
             23, 1, replace(BLOCK, dropout=0.2), max_length=32, rung="free_weights"
         ),
     },
+    "conformer": {
+        "ctc": SOUND,
+        "ctc, layer norm": replace(SOUND, convolution_norm="layer", subsampling=2),
+        "decoder": replace(SOUND, ctc=False, decoder_depth=2),
+        "both, dropped": replace(
+            SOUND,
+            decoder_depth=1,
+            drop_path=0.2,
+            block=replace(SOUND.block, dropout=0.2, attention_dropout=0.1, ffn_dropout=0.1),
+        ),
+        "labels": replace(SOUND, vocab=0, labels=5),
+        "labels, attention": replace(SOUND, vocab=0, labels=5, pool="attention", position="rope"),
+        "vectors": replace(SOUND, vocab=0),
+        "transformer, both": replace(
+            SOUND, encoder="transformer", position="sinusoidal", decoder_depth=2
+        ),
+    },
     "bert": {
         "bert, words": small("bert"),
         "roberta, classify": small("roberta", head="classify", labels=5),
@@ -263,15 +285,19 @@ FAMILIES = {
 KINDS = [(name, kind) for name, kinds in FAMILIES.items() for kind in kinds]
 # who writes, step by step, after a source or a prompt
 PAIRS = (Transformer, Recurrent, Convolutional)
-WRITERS = [(name, kind) for name, kind in KINDS if name != "bert"]
-Writer = Transformer | Recurrent | Convolutional | GPT
+WRITERS = [
+    (name, kind)
+    for name, kind in KINDS
+    if name != "bert" and getattr(FAMILIES[name][kind], "decoder_depth", 1)
+]
+Writer = Transformer | Recurrent | Convolutional | Conformer | GPT
 
 
 @pytest.fixture(autouse=True)
 def shapes_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check the shapes in signatures while testing."""
     verbs = ("forward", "hidden", "encode", "start", "step")
-    parts = [(pair, name) for pair in PAIRS for name in verbs]
+    parts = [(pair, name) for pair in (*PAIRS, Conformer) for name in verbs]
     parts += [(convolutional.DecoderLayer, "forward"), (convolutional.Cross, "forward")]
     parts += [(GPT, name) for name in ("forward", "hidden", "start", "step")]
     parts += [(ladder.Gated, "forward"), (ladder.Average, "forward")]
@@ -305,16 +331,38 @@ def writer(request) -> Writer:
 def sentences(model: nn.Module, lengths: list[int], seed: int = 0) -> list[Tensor]:
     """Return the tokens of random sentences, full of numbers to the last place.
 
-    There are as many tensors as the model reads: source and target, or one.
+    There are as many tensors as the model reads: source and target, or one. A sound has as many
+    frames of output as its transcript has tokens.
     """
     rand = torch.Generator().manual_seed(seed)
     shape = (len(lengths), max(lengths))
+    if isinstance(model, Conformer):
+        config, frames = model.config, model.stride * max(lengths)
+        sound = torch.randn(len(lengths), frames, config.mels, generator=rand)
+        sound = sound.to(next(model.parameters()).dtype)
+        if not config.decoder_depth:
+            return [sound]
+        return [sound, torch.randint(3, config.vocab, shape, generator=rand)]
     sizes = [n for key, n in vars(model.config).items() if key.endswith("vocab")]  # type: ignore
     return [torch.randint(3, n, shape, generator=rand) for n in sizes]
 
 
+def size(model: nn.Module, x: Tensor, n: int) -> int:
+    """Return how many tokens of x, or frames if it is a sound, n tokens are."""
+    return n * model.stride if x.ndim == 3 else n  # type: ignore
+
+
 def ask(model: nn.Module, texts: list[Tensor], lengths: list[int] | None = None) -> Tensor:
     """Return what the model says of texts, (b, l, ...), or (b, ...) of each as a whole."""
+    if isinstance(model, Conformer):
+        sound, *target = texts
+        rows = None if lengths is None else torch.tensor(lengths) * model.stride
+        if not (target and model.config.ctc):
+            return model(sound, rows, *target)
+        # what both heads say, side by side, of one memory
+        memory, rows = model.encode(sound, rows)
+        written = model.head(model.decode(memory, rows, *target))
+        return torch.cat([written, model.ctc_logits(memory, rows)], -1)
     rows = [] if lengths is None else [torch.tensor(lengths)] * len(texts)
     return model(*texts, *rows)
 
@@ -326,7 +374,7 @@ def real(out: Tensor, i: int, n: int) -> Tensor:
 
 def source_and_target(writer: Writer, lengths: list[int]) -> list[Tensor]:
     """Return what to read and what to write then."""
-    if isinstance(writer, PAIRS):
+    if isinstance(writer, (*PAIRS, Conformer)):
         return sentences(writer, lengths)
     return [*sentences(writer, lengths), *sentences(writer, lengths, seed=1)]
 
@@ -336,6 +384,8 @@ def begin(writer: Writer, source: Tensor, first: Tensor, lengths: Tensor, capaci
     if isinstance(writer, GPT):
         source = nn.functional.pad(source, (0, 1)).scatter(1, lengths.unsqueeze(1), first)
         lengths = lengths + 1
+    if isinstance(writer, Conformer):
+        lengths = lengths * writer.stride
     return writer.start(source, lengths, capacity=capacity)
 
 
@@ -343,6 +393,8 @@ def at_once(writer: Writer, source: Tensor, target: Tensor, lengths: Tensor) -> 
     """Return the logits of targets after their sources, all read at once."""
     if isinstance(writer, PAIRS):
         return writer(source, target, lengths)
+    if isinstance(writer, Conformer):
+        return writer(source, lengths * writer.stride, target)
     rows = []
     for prompt, text, n in zip(source, target, lengths.tolist(), strict=True):
         prefix = torch.tensor([n]) if writer.config.prompt == "bidirectional" else None
@@ -356,7 +408,8 @@ def close(ours: Tensor, right: Tensor) -> None:
 
 def test_every_family_that_reads_text_is_asked():
     words = {name: [f.name for f in fields(family(name)[0])] for name in MODELS}
-    assert set(FAMILIES) == {name for name in MODELS if any("vocab" in w for w in words[name])}
+    asked = {*FAMILIES, "whisper"}  # which reads whole windows: tests/test_whisper.py
+    assert asked == {name for name in MODELS if any("vocab" in w for w in words[name])}
 
 
 def test_padding_and_neighbours_never_matter(model: nn.Module):
@@ -364,11 +417,11 @@ def test_padding_and_neighbours_never_matter(model: nn.Module):
     texts = sentences(model, lengths)
     together = ask(model, texts, lengths)
     for i, n in enumerate(lengths):
-        alone = ask(model, [x[i : i + 1, :n] for x in texts])
+        alone = ask(model, [x[i : i + 1, : size(model, x, n)] for x in texts])
         close(real(together, i, n), alone)
         mixed = sentences(model, lengths, seed=1)  # other padding, other neighbours
         for x, y in zip(mixed, texts, strict=True):
-            x[i, :n] = y[i, :n]
+            x[i, : size(model, x, n)] = y[i, : size(model, x, n)]
         close(real(ask(model, mixed, lengths), i, n), alone)
     assert together.std() > 0.1
 
@@ -388,7 +441,7 @@ def test_the_future_never_matters(writer: Writer):
         out.retain_grad()
         seen.append(out)
 
-    last = {GPT: "embed", Recurrent: "decoder.tokens"}
+    last = {GPT: "embed", Recurrent: "decoder.tokens", Conformer: "decoder.embed"}
     name = next((name for kind, name in last.items() if isinstance(writer, kind)), "target")
     embed = writer.get_submodule(name)
     embed.register_forward_hook(keep)
@@ -457,7 +510,7 @@ def test_every_parameter_learns(model: nn.Module):
 def test_a_model_builds_on_the_meta_device(model: nn.Module):
     texts = sentences(model, [5, 5])
     with torch.device("meta"):
-        ghost = type(model)(model.config)
+        ghost = type(model)(model.config).double()
         logits = ask(ghost, [torch.zeros_like(x, device="meta") for x in texts], [5, 3])
     assert all(p.is_meta for p in ghost.parameters())
     assert logits.shape == ask(model, texts).shape
@@ -481,8 +534,10 @@ def test_save_then_load_is_the_identity(model: nn.Module, tmp_path: Path):
 
 
 def test_watching_changes_nothing_and_tells_the_truth(model: nn.Module, monkeypatch):
-    texts, lengths = sentences(model, [7, 7]), [7, 4]
     model = model.float()
+    # of several sounds each would attend alone
+    lengths = [7] if isinstance(model, Conformer) else [7, 4]
+    texts = sentences(model, [7] * len(lengths))
     plain = ask(model, texts, lengths)
     calls = []
 
@@ -492,11 +547,12 @@ def test_watching_changes_nothing_and_tells_the_truth(model: nn.Module, monkeypa
         if calls and isinstance(who, recurrent.CrossAttention):  # which asks word by word
             calls[-1] = *calls[-1][:2], torch.cat([calls[-1][2], out], -2)
         elif who is not None:
-            calls.append((v, settings.get("add_values"), out))
+            with_heads = [x.view(len(x), -1, *x.shape[-2:]) for x in (v, out)]
+            calls.append((with_heads[0], settings.get("add_values"), with_heads[1]))
         return out
 
     real_attend = multihead.attend
-    for home in (multihead, ladder, recurrent, convolutional):
+    for home in (multihead, ladder, recurrent, convolutional, heads):
         monkeypatch.setattr(home, "attend", attend)
     with watch(model) as maps:
         watched = ask(model, texts, lengths)
@@ -504,7 +560,7 @@ def test_watching_changes_nothing_and_tells_the_truth(model: nn.Module, monkeypa
     # layers that are one module have a name each
     places = model.named_modules(remove_duplicate=False)
     kinds = (multihead.MultiHead, ladder.Gated, ladder.Average)
-    kinds += (recurrent.CrossAttention, convolutional.Cross)
+    kinds += (recurrent.CrossAttention, convolutional.Cross, heads.Attentive)
     names = {name for name, module in places if isinstance(module, kinds)}
     assert set(maps.names()) == names and len(names) == len(calls)
     for name, (v, add, out) in zip(maps.names(), calls, strict=True):

@@ -13,7 +13,7 @@ DATA = Path(os.environ.get("REGARD_DATA", Path(__file__).parents[2] / "shared" /
 
 def test_the_starters_are_small_and_say_whose_data_they_learnt_from():
     found = starters()
-    assert {"en-zh", "fashion", "shakespeare"} <= set(found)
+    assert {"digits", "en-zh", "fashion", "letters", "shakespeare"} <= set(found)
     files = [file for folder in found.values() for file in folder.rglob("*") if file.is_file()]
     assert sum(file.stat().st_size for file in files) < 15 * 2**20
     for folder in found.values():
@@ -28,3 +28,17 @@ def test_the_starter_knows_clothes_that_it_was_not_trained_on():
     )
     scores = {score.name: score.value for score in found.scores}
     assert scores["accuracy"] > 93.5
+
+
+@pytest.mark.skipif(not (DATA / "an4").exists(), reason="no AN4 here")
+def test_the_starter_writes_what_speakers_spell_that_it_has_not_heard():
+    found = regard.evaluate("letters", data=str(DATA / "an4"), part="valid", beam=1, threads=1)
+    scores = {score.name: score.value for score in found.scores}
+    assert scores["WER"] < 15
+
+
+@pytest.mark.skipif(not (DATA / "fsdd").exists(), reason="no FSDD here")
+def test_the_starter_knows_digits_that_it_was_not_trained_on():
+    found = regard.evaluate("digits", data=str(DATA / "fsdd"), part="test", threads=1)
+    scores = {score.name: score.value for score in found.scores}
+    assert scores["accuracy"] > 97

@@ -11,12 +11,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as some
-from safetensors.torch import load_file
 
 import regard
 from regard.cli import main
 from regard.data.labelled import SentenceFormat, SentenceReader, load_labelled
-from regard.data.rows import RowEncoder, TextBatches
+from regard.data.rows import RowEncoder
 from regard.data.tokenize import train_tokenizer
 from regard.data.word_windows import sentence_windows, spans, word_places
 from regard.errors import UsageError
@@ -90,46 +89,6 @@ def test_a_rule_that_needs_the_word_before_is_learnt_wholly(data, trained):
     assert "bootstrap over 30 sentences" in result.scores[0].signature
     kept = json.loads((trained / "scores.jsonl").read_text().splitlines()[-1])
     assert np.array(kept["confusion"]).trace() == result.sentences
-
-
-@pytest.mark.parametrize("join", ["first", "mean"])
-def test_a_run_that_broke_off_goes_on_to_the_same_weights(data, tmp_path, monkeypatch, join):
-    settings = {
-        **SMALL,
-        "steps": 8,
-        "valid_every": 4,
-        "dropout": 0.1,
-        "bpe_dropout": 0.3,
-        "word_dropout": 0.2,
-        "features": "affixes",
-        "feature_rows": 64,
-        "feature_dropout": 0.2,
-        "max_length": 12,
-        "join": join,
-        "save_every": 0.0,
-    }
-
-    def go(name):
-        out = str(tmp_path / name)
-        return regard.train("tag", data=str(data), out=out, quiet=True, **settings)
-
-    go("whole")
-    plain = TextBatches.__getitem__
-
-    def broken(self, n):
-        if n == 5:
-            raise RuntimeError("the power is gone")
-        return plain(self, n)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TextBatches, "__getitem__", broken)
-        with pytest.raises(RuntimeError, match="power"):
-            go("broken")
-    assert go("broken").finished
-    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "broken"))
-    assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
-    answer = regard.load(tmp_path / "broken").run("the dog " * 20)
-    assert len(answer.tags) == 40
 
 
 # Answers

@@ -51,6 +51,12 @@ def book(folder: Path) -> Path:
     return folder / "book.txt"
 
 
+def documents(folder: Path) -> Path:
+    rows = [{"text": ". ".join(sentence(k) for k in range(n, n + 1 + n % 5))} for n in range(120)]
+    (folder / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder / "texts.jsonl"
+
+
 def picture(n: int, colour: str) -> Image.Image:
     rng = np.random.default_rng(n)
     noise = rng.integers(-20, 20, (16, 16, 3))
@@ -121,25 +127,46 @@ class Case:
     train: str = ""  # the task that trains it, if not itself
     judged: dict[str, Any] = field(default_factory=lambda: {"part": "valid"})
     exports: bool = True
+    # what else of a training is random or kept between steps, so that resuming is hardest
+    resumed: dict[str, Any] = field(default_factory=dict)
 
+
+FEATURES = {"feature_rows": 64, "feature_dropout": 0.2, "bpe_dropout": 0.3, "word_dropout": 0.2}
+FEATURES |= {"dropout": 0.1, "ema": 0.9}
+AUGMENTED = {"augment": "flip+crop+trivial", "erase": 0.3, "mixup": 0.2, "cutmix": 1.0}
+AUGMENTED |= {"drop_path": 0.2, "dropout": 0.1, "layer_decay": 0.8, "accumulate": 2, "share": 0.9}
 
 CASES = {
     "translate": Case(pairs, {**SMALL, "pieces": 300, "vocabularies": "joint"}),
     "prefix": Case(pairs, {**SMALL, "pieces": 300}, exports=False),
     "text": Case(pairs, {**SMALL, "pieces": 300}),
-    "language": Case(book, {**SMALL, "pieces": 300, "context": 16, "batch_tokens": 64}),
+    "language": Case(documents, {**SMALL, "pieces": 300, "context": 16, "batch_tokens": 64}),
     "fill": Case(
         book,
         {**SMALL, "pieces": 300, "context": 16, "batch_tokens": 64, "objective": "masked"},
         lambda folder: "the [MASK] dog",
         train="language",
     ),
-    "classify": Case(labelled, {**SMALL, "pieces": 300}),
-    "tag": Case(tagged, {**SMALL, "pieces": 300}),
-    "images": Case(photos, SEEN, photo),
-    "series": Case(waves, {**SMALL, "batch": 8}, wave, exports=False),
+    "classify": Case(
+        labelled,
+        {**SMALL, "pieces": 300},
+        resumed={**FEATURES, "features": "bigrams", "r_drop": 1.0},
+    ),
+    "tag": Case(
+        tagged,
+        {**SMALL, "pieces": 300},
+        resumed={**FEATURES, "features": "affixes", "max_length": 12, "join": "mean"},
+    ),
+    "images": Case(photos, SEEN, photo, resumed=AUGMENTED),
     "pretrain": Case(photos, SEEN, photo),
-    "caption": Case(captioned, {**SEEN, "pieces": 300, "valid_images": 4}, photo, exports=False),
+    "caption": Case(
+        captioned,
+        {**SEEN, "pieces": 300, "valid_images": 4},
+        photo,
+        exports=False,
+        resumed={"decoder": "recurrent", "normalise": "sample", "dropout": 0.1},
+    ),
+    "series": Case(waves, {**SMALL, "batch": 8}, wave, exports=False),
     "transcribe": Case(
         spoken, {**HEARD, "decoder_depth": 1, "subsampling": 2}, sound, exports=False
     ),
@@ -191,21 +218,28 @@ def test_it_trains_into_a_folder_that_says_what_it_is(case, run):
 
 
 def test_it_resumes_to_the_bit(case, run, home, monkeypatch):
-    name, _, _, words = case
-    batch, out = Training.batch, home / name / "again"
+    name, asked, _, words = case
+    batch, whole, out = Training.batch, run, home / name / "again"
+    words = [*words, "--quiet"]
+    if asked.resumed:
+        harder = {**asked.resumed, **({"teacher": run} if name == "images" else {})}
+        words += [f"{key}={value}" for key, value in harder.items()]
+        whole = home / name / "whole"
+        assert main([*words, f"out={whole}"]) == 0
 
     def stopping(self, n):
-        if n == 3:
+        if n == 3 * asked.resumed.get("accumulate", 1):
             raise KeyboardInterrupt
         return batch(self, n)
 
     monkeypatch.setattr(Training, "batch", stopping)
-    assert main([*words, f"out={out}", "--quiet"]) == 130
+    assert main([*words, f"out={out}"]) == 130
     monkeypatch.undo()
-    assert main([*words, f"out={out}", "--quiet"]) == 0
-    one, two = ((folder / "model.safetensors").read_bytes() for folder in (run, out))
+    assert (out / "last").read_text().strip() in ("step-2", "step-3")
+    assert main([*words, f"out={out}"]) == 0
+    one, two = ((folder / "model.safetensors").read_bytes() for folder in (whole, out))
     assert one == two
-    assert main([*words, f"out={out}", "--quiet", "lr=0.5"]) == 2  # another training
+    assert main([*words, f"out={out}", "lr=0.5"]) == 2  # another training
 
 
 def test_it_runs_lines_and_json(case, run, capsys):

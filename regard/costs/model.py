@@ -13,6 +13,7 @@ from regard.models.folder import model_config, on_meta, read_config
 from regard.pretrained.folder import is_foreign, read_foreign
 
 CAPTION = 16  # tokens of a caption
+TRANSCRIPT = 64  # tokens of a transcript
 
 
 def named(name: str, size: str | None = None) -> tuple[str, Any]:
@@ -66,6 +67,14 @@ def _series(config: Any, batch: int, size: int) -> tuple[Tensor, ...]:
     return (torch.empty(batch, *sides, config.channels, device="meta"),)
 
 
+def _sound(config: Any, batch: int, size: int) -> tuple[Tensor, ...]:
+    sound = torch.empty(batch, size, config.mels, device="meta")
+    if not config.decoder_depth:
+        return (sound,)
+    lengths = torch.empty(batch, dtype=torch.long, device="meta")
+    return sound, lengths, *_text(config, batch, min(config.max_length, TRANSCRIPT))
+
+
 # what a family reads -> the setting of how much, one and many of what it is, and how to make it
 Read = tuple[str, str, str, Callable[..., tuple[Tensor, ...]]]
 READS: dict[str, Read] = {
@@ -73,24 +82,30 @@ READS: dict[str, Read] = {
     "image+text": ("image", "image", "images", _captioned),
     "series": ("length", "series", "series", _series),
     "pair": ("length", "pair", "pairs", _pair),
+    "sound": ("length", "sound", "sounds", _sound),
     "text": ("length", "text", "texts", _text),
 }
 
 
 class Reading:
-    """The input of a model: images of a size, or texts of a length."""
+    """The input of a model: images of a size, or texts or sounds of a length."""
 
     def __init__(self, name: str, config: Any, batch: int, given: Mapping[str, int | None]):
         declared = info_of(config)
         if declared is None or declared.reads not in READS:
-            raise UsageError(f"{name} reads neither images, series nor texts; its cost is unknown")
+            raise UsageError(
+                f"{name} reads no images, sounds, series or texts; its cost is not known"
+            )
         self.config, self.batch = config, batch
         self.key, self.one, self.many, self.make = READS[declared.reads]
         for key, value in given.items():
             if value is not None and key != self.key:
                 raise UsageError(f"{key}={value}: {name} reads {self.many}; set {self.key} instead")
-        image = self.key == "image"
-        default = config.image if image else min(config.max_length, declared.cost_length)
+        default = declared.cost_length
+        if self.key == "image":
+            default = config.image
+        elif self.one != "sound":
+            default = min(config.max_length, default)
         self.size = given.get(self.key) or default
 
     def __call__(self, times: int = 1) -> tuple[Tensor, ...]:
@@ -98,11 +113,11 @@ class Reading:
         return self.make(self.config, self.batch, self.size * times)
 
     def amount(self, times: int = 1) -> int:
-        """Return how many pixels an image, or tokens a text, then has."""
+        """Return how many pixels an image, tokens a text, or frames a sound then has."""
         return (self.size * times) ** (2 if self.key == "image" else 1)
 
     def show(self, times: int = 1) -> str:
         """Name the size in words."""
         size = self.size * times
-        unit = "steps" if self.one == "series" else "tokens"
+        unit = {"series": "steps", "sound": "frames"}.get(self.one, "tokens")
         return f"{size}x{size} pixels" if self.key == "image" else f"{size} {unit}"

@@ -30,8 +30,8 @@ class CostSettings:
 
     size: str | None = setting(None, "tiny, small, base or big")
     image: int | None = setting(None, "side of an image in pixels", min=1, max=2**14)
-    length: int | None = setting(None, "tokens of a text", min=1, max=2**20)
-    batch: int = setting(1, "images or texts at once", min=1, max=2**20)
+    length: int | None = setting(None, "tokens of a text, or frames of a sound", min=1, max=2**20)
+    batch: int = setting(1, "images, texts or sounds at once", min=1, max=2**20)
     growth: bool = setting(True, "count 2 and 4 times as large, too")
 
 
@@ -92,7 +92,7 @@ class Larger:
     """The cost of an input of another size."""
 
     input: str
-    amount: int  # pixels of an image, or tokens of a text
+    amount: int  # pixels of an image, tokens of a text, or frames of a sound
     multiply_adds: int
     entries: int
     kept: int
@@ -180,7 +180,7 @@ class Cost(Named):
             for row in self.growth
         ]
         powers = ["-" if x is None else f"{x:.2f}" for x in self.exponents.values()]
-        per = "pixels" if "pixels" in self.growth[0].input else "tokens"
+        per = self.growth[0].input.split()[-1]
         head = ["growth", "multiply-adds", "attention entries", "activations"]
         return ["", *table([head, *rows, [f"power of {per}", *powers]])]
 

@@ -60,8 +60,7 @@ class SoundOptions:
     header: bool | None = None  # whether a table has one
     names: tuple[str, ...] = ()  # of labels that are numbers
     pattern: str | None = None  # of file names with labels in them: {label}_{speaker}_{take}
-    broken: str = "refuse"
-    skip_bad: bool = False  # rows of a table
+    broken: str = "refuse"  # or skip, files as well as rows of a table
     most: int | None = None  # files to look at, spread over all
 
     @property
@@ -187,9 +186,12 @@ def _by_names(
         for name, glob in globs.items():
             if name not in of:
                 raise UsageError(
-                    f"{name}={glob} fits no file of {data}, such as {names[0]}; give another"
+                    f"{name}={glob} fits no file of {data}, such as {names[0]}; correct it, or "
+                    f"give {name}=none"
                 )
-        return files.pick([i for i, name in enumerate(of) if name == part])
+        some = files.pick([i for i, name in enumerate(of) if name == part])
+        some.total = round(files.total * len(some) / len(files))
+        return some
 
     return {part: partial(read, part) for part in ("train", *globs)}
 
@@ -261,7 +263,8 @@ class _Row(NamedTuple):
 
 def _read_table(path: Path, options: SoundOptions) -> SoundFiles:
     """Read a table of paths, from its own folder on, or of sounds, and transcripts or labels."""
-    table, faults = Table(path, encoding="auto"), RowFaults(path, options.skip_bad)
+    table = Table(path, encoding="auto")
+    faults = RowFaults(path, options.broken == "skip", setting="broken=skip")
     keys: tuple[Any, Any] | None = None
     rows: list[_Row] = []
     size = 0

@@ -56,8 +56,10 @@ class RowFaults:
         path: str | Path,
         skip_bad: bool = False,
         on_bad: Callable[[Fault], None] | None = None,
+        setting: str = "skip_bad=true",
     ):
-        self.path, self.skip_bad, self.on_bad = path, skip_bad, on_bad
+        """Take what to do of bad rows, and the setting by which a user has them dropped."""
+        self.path, self.skip_bad, self.on_bad, self.setting = path, skip_bad, on_bad, setting
         self.count, self.first = 0, ""
 
     def add(self, *faults: Fault) -> None:
@@ -66,7 +68,7 @@ class RowFaults:
             for fault in faults:
                 self.on_bad(fault)
         elif not self.skip_bad:
-            raise UsageError(f"{faults[0].message}; or drop such rows with skip_bad=true")
+            raise UsageError(f"{faults[0].message}; or drop such rows with {self.setting}")
         self.first = self.first or faults[0].message
         self.count += 1
 

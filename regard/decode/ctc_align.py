@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regard.errors import UsageError
 
+MOST_MOVES = 1 << 26  # bytes of moves that are kept at once
 BLANK = 0  # the padding of every tokenizer that Regard trains, which no text holds
 
 
@@ -80,7 +81,8 @@ def align(log_probs: Tensor | np.ndarray, ids: Sequence[int], blank: int = BLANK
 def _viterbi(table: np.ndarray, ids: Sequence[int], blank: int) -> tuple[np.ndarray, float]:
     """Return the state of every frame on the best path, and its log-probability.
 
-    State 2n + 1 emits token n; even states are the blanks around the tokens.
+    State 2n + 1 emits token n; even states are the blanks around the tokens. A long sound is gone
+    through in blocks of frames, whose moves are computed again on the way back, to bound memory.
     """
     frames, count = len(table), 2 * len(ids) + 1
     if frames == 0:
@@ -89,28 +91,51 @@ def _viterbi(table: np.ndarray, ids: Sequence[int], blank: int) -> tuple[np.ndar
     emit[1::2] = ids
     can_skip = np.zeros(count, dtype=bool)  # from one token to the next without a blank
     can_skip[3::2] = emit[3::2] != emit[1:-2:2]
-    emitted = table[:, emit]
-    never = np.where(can_skip, 0.0, -inf)
-    moves = np.zeros((frames, count), dtype=np.int8)
-    # two places before the first state, from which none is reached
+    skip = np.where(can_skip, 0.0, -inf)
+    # two places before the first state, which no path is in
     reach = np.full(count + 2, -inf)
-    reach[2:4] = emitted[0, :2]
-    ways = np.empty((3, count))
-    for t in range(1, frames):
-        ways[0] = reach[2:]
-        ways[1] = reach[1:-1]
-        np.add(reach[:-2], never, out=ways[2])
-        moves[t] = ways.argmax(0)
-        np.add(ways.max(0), emitted[t], out=reach[2:])
-    last = reach[2:]
-    state = count - 1
-    if count > 1 and last[count - 2] > last[count - 1]:
-        state = count - 2
-    logprob = float(last[state])
-    if logprob == -inf:
-        raise UsageError("this text has probability 0 by the model; it cannot be aligned")
+    reach[2:4] = table[0, emit[:2]]
+
+    def walk(
+        reach: np.ndarray, start: int, end: int, moves: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Go on from the frame before start; moves tell how many states each one came from."""
+        reach, ways = reach.copy(), np.empty((3, count))
+        for t in range(start, end):
+            ways[0], ways[1] = reach[2:], reach[1:-1]
+            np.add(reach[:-2], skip, out=ways[2])
+            if moves is not None:
+                moves[t - start] = ways.argmax(0)
+            np.add(ways.max(0), table[t, emit], out=reach[2:])
+        return reach
+
+    size = frames if frames * count <= MOST_MOVES else int(frames**0.5) + 1
+    starts = range(1, frames, size)
+    before = []
+    for start in starts:
+        before.append(reach)
+        reach = walk(reach, start, min(frames, start + size)) if size < frames else reach
     path = np.empty(frames, dtype=np.int64)
-    for t in range(frames - 1, -1, -1):
-        path[t] = state
-        state -= int(moves[t, state])
+    state = -1
+    logprob = -inf
+    moves = np.empty((min(size, frames), count), dtype=np.int8)
+    for start, reach in zip(reversed(starts), reversed(before), strict=True):
+        end = min(frames, start + size)
+        reach = walk(reach, start, end, moves)
+        if state < 0:
+            state, logprob = _last_state(reach[2:])
+        for t in range(end - 1, start - 1, -1):
+            path[t] = state
+            state -= int(moves[t - start, state])
+    if state < 0:  # a single frame
+        state, logprob = _last_state(reach[2:])
+    path[0] = state
     return path, logprob
+
+
+def _last_state(reach: np.ndarray) -> tuple[int, float]:
+    """Return where a path may end, the last token or the blank after it, and how likely that is."""
+    state = max(range(max(0, len(reach) - 2), len(reach)), key=lambda n: (reach[n], n))
+    if reach[state] == -inf:
+        raise UsageError("this text has probability 0 by the model; it cannot be aligned")
+    return state, float(reach[state])

@@ -402,9 +402,6 @@ class GenerationConfig:
         return [rules] if rules else []
 
 
-Ways = GenerationConfig  # until the tasks use the new name
-
-
 def _effective(rules: Mapping[str, Any]) -> dict[str, Any]:
     """Leave out rules without effect."""
     return {key: value for key, value in rules.items() if value != NO_EFFECT.get(key)}

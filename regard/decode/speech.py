@@ -1,11 +1,13 @@
 """Speech decoding: from the spectrograms of utterances to texts, by CTC, attention or both."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from regard.data.tokenizer import Tokenizer
 from regard.decode import search
@@ -14,7 +16,7 @@ from regard.decode.ctc import CTCPrefixScore, LanguageModel, greedy, prefix_beam
 from regard.decode.ctc_align import Alignment, align, alignable
 from regard.decode.options import Decoding, decode
 from regard.decode.search import Adjust
-from regard.decode.words import Word, word_tokens, words
+from regard.decode.words import Word, words
 from regard.errors import UsageError, lookup
 from regard.settings import setting
 
@@ -29,6 +31,28 @@ class SpeechDecoding(Decoding):
     lm: str | None = setting(None, "a language model of ours, for shallow fusion")
     lm_weight: float = setting(0.3, "weight of the language model", min=0, max=100)
     length_bonus: float = setting(0.0, "added to the score for each token", min=-100, max=100)
+    language: str = setting("", "Whisper: language that is spoken, such as en; else detected")
+    translate: bool = setting(False, "Whisper: write English, whatever language is spoken")
+    windows: str = setting(
+        "pauses", "Whisper: cut long sounds at pauses, or after the timestamps that it writes"
+    )
+    no_speech: float = setting(
+        0.6, "Whisper: probability of no speech at which improbable text is dropped", min=0, max=1
+    )
+    fallback: bool = setting(True, "Whisper: sample again what is improbable or repeats itself")
+    words: bool = setting(True, "Whisper: find the times of words")
+
+
+# how Whisper follows a long sound -> whether it writes timestamps
+WINDOWS = {"pauses": False, "timestamps": True}
+WHISPER_ONLY = ("language", "translate", "windows", "no_speech", "fallback", "words")
+
+
+class Utterance(NamedTuple):
+    """What is decoded at once: a spectrogram (t, mels), and the loudness that words lie on."""
+
+    features: Tensor
+    level: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -43,7 +67,10 @@ class Recognised:
 
 def distinct(texts: Sequence[Recognised]) -> list[Recognised]:
     """Return texts without those that differ in space alone."""
-    return list({one.text: one for one in reversed(texts)}.values())[::-1]
+    found: dict[str, Recognised] = {}
+    for one in texts:
+        found.setdefault(one.text, one)
+    return list(found.values())
 
 
 class Encoder(Protocol):
@@ -79,7 +106,7 @@ def fuse(lm: LanguageModel | None, weight: float, bonus: float, eos: int) -> Adj
     """Shallow fusion: add a language model's log-probabilities, and a bonus for every token."""
 
     def adjust(logits: Tensor, written: Tensor) -> Tensor:
-        scores = logits.log_softmax(1) + bonus
+        scores = logits + bonus
         scores[:, eos] -= bonus
         if lm is not None:
             scores += weight * torch.from_numpy(lm(written.tolist())).to(scores)
@@ -95,6 +122,7 @@ class Memory:
     vectors: Tensor
     lengths: Tensor
     log_probs: Tensor | None
+    levels: list[np.ndarray | None]
 
     def frames(self, row: int) -> Tensor:
         """Return the log-probabilities (frames, vocab) of one sound, without padding."""
@@ -105,7 +133,7 @@ class Memory:
 class SpeechDecoder:
     """Decodes with a speech model and its tokenizer.
 
-    A frame of the encoder is so many `seconds` long, and the first begins at `offset`.
+    A frame of the encoder is so many `seconds` long; it tells of what began `delay` seconds before.
     """
 
     def __init__(
@@ -114,16 +142,21 @@ class SpeechDecoder:
         tokenizer: Tokenizer,
         *,
         seconds: float,
-        offset: float = 0.0,
+        delay: float = 0.0,
         device: torch.device | str = "cpu",
     ):
         self.model, self.tokenizer, self.device = model, tokenizer, torch.device(device)
-        self.seconds, self.offset = seconds, offset
+        self.seconds, self.delay = seconds, delay
         spare = range(tokenizer.vocab, model.config.vocab)
         self.never = [*tokenizer.never, *spare]  # tokens that no text holds
         ctc, attends = model.config.ctc, model.config.decoder_depth > 0
         heads = {"joint": ctc and attends, "ctc": ctc, "attention": attends}
         self.ways = [name for name, has in heads.items() if has]  # the best first
+
+    @property
+    def times(self) -> bool:
+        """Tell whether words have times, by alignment to the frames of CTC."""
+        return "ctc" in self.ways
 
     def check(self, options: SpeechDecoding) -> None:
         """Refuse options that contradict each other or the model."""
@@ -134,38 +167,44 @@ class SpeechDecoder:
             raise UsageError(
                 f"decoding={way}: this model has no {lacks}; choose {' or '.join(self.ways)}"
             )
+        for name in WHISPER_ONLY:
+            if (value := getattr(options, name)) != getattr(SpeechDecoding, name):
+                raise UsageError(f"{name}={value} is for Whisper; leave it out with this model")
         if options.sampling and (way or self.ways[0]) != "attention":
             raise UsageError("sampling is for decoding=attention; leave temperature= and such out")
 
     def __call__(
         self,
-        features: Sequence[Tensor],
+        utterances: Sequence[Utterance],
         options: SpeechDecoding,
         *,
         lm: LanguageModel | None = None,
         frames: int = 20_000,
     ) -> list[list[Recognised]]:
-        """Return the best texts of each spectrogram (t, mels), in batches of so many frames."""
+        """Return the best texts of each utterance, decoded in batches of so many frames."""
         way = WAYS[options.decoding or self.ways[0]]
 
         @torch.inference_mode()
-        def batch(some: list[Tensor]) -> list[list[Recognised]]:
+        def batch(some: list[Utterance]) -> list[list[Recognised]]:
             return way(self, self.encode(some), options, lm)
 
-        return in_batches(features, [len(one) for one in features], batch, tokens=frames)
+        lengths = [len(one.features) for one in utterances]
+        return in_batches(utterances, lengths, batch, tokens=frames)
 
-    def encode(self, features: Sequence[Tensor]) -> Memory:
+    def encode(self, utterances: Sequence[Utterance]) -> Memory:
         """Encode spectrograms; what no text holds has no probability."""
+        features = [one.features for one in utterances]
         lengths = torch.tensor([len(one) for one in features], device=self.device)
-        sound = torch.nn.utils.rnn.pad_sequence(list(features), batch_first=True)
-        vectors, lengths = self.model.encode(sound.to(self.device), lengths)
+        sound = pad_sequence(features, batch_first=True).to(self.device)
+        vectors, lengths = self.model.encode(sound, lengths)
+        levels = [one.level for one in utterances]
         if not self.model.config.ctc:
-            return Memory(vectors, lengths, None)
+            return Memory(vectors, lengths, None, levels)
         logits = self.model.ctc_logits(vectors).float()
         columns = logits.new_tensor([one for one in self.never if one]).long()  # but for blank
         columns = torch.cat([columns, columns.new_tensor([self.tokenizer.eos])])
         logits = logits.index_fill(2, columns, -torch.inf)
-        return Memory(vectors, lengths, logits.log_softmax(2))
+        return Memory(vectors, lengths, logits.log_softmax(2), levels)
 
     # Ways to decode
 
@@ -188,7 +227,8 @@ class SpeechDecoder:
                     n_best=1 if options.n_best == 1 else options.beam,
                     eos=self.tokenizer.eos,
                 )
-            different = distinct([self.recognised(one, one.score) for one in some])
+            level = memory.levels[row]
+            different = distinct([self.recognised(one, one.score, level) for one in some])
             found.append(different[: options.n_best])
         return found
 
@@ -233,9 +273,11 @@ class SpeechDecoder:
 
     # Times
 
-    def recognised(self, timed: Alignment, score: float) -> Recognised:
+    def recognised(
+        self, timed: Alignment, score: float, level: np.ndarray | None = None
+    ) -> Recognised:
         """Return a text that was aligned, with its words."""
-        found = words(timed, self.tokenizer, self.seconds, offset=self.offset)
+        found = words(timed, self.tokenizer, self.seconds, level=level, delay=self.delay)
         return Recognised(timed.ids, self.tokenizer.decode(timed.ids).strip(), score, found)
 
     def timed(self, memory: Memory, row: int, ids: list[int], score: float) -> Recognised:
@@ -244,37 +286,35 @@ class SpeechDecoder:
             return Recognised(ids, self.tokenizer.decode(ids).strip(), score)
         table = memory.frames(row)
         path = align(table, ids) if alignable(len(table), ids) else greedy(table)
-        return self.recognised(path, score)
+        return self.recognised(path, score, memory.levels[row])
 
     @torch.inference_mode()
     def aligned(
-        self, features: Sequence[Tensor], starts: Sequence[float], ids: Sequence[int]
+        self,
+        stretches: Sequence[tuple[int, Tensor]],
+        ids: Sequence[int],
+        level: np.ndarray | None = None,
     ) -> Recognised:
-        """Align a text to the stretches of a sound, which start at these seconds."""
-        if "ctc" not in self.ways:
+        """Align a text to a sound of this loudness, of which some stretches are read.
+
+        Each is the number of its first frame, as the encoder counts them, and its spectrogram.
+        """
+        if not self.times:
             raise UsageError("forced= needs a CTC head to align by, and this model has none")
-        tables = [self.encode([one]).frames(0).cpu() for one in features]
-        begins = [
-            start + self.offset + frame * self.seconds
-            for start, table in zip(starts, tables, strict=True)
-            for frame in range(len(table))
+        tables = [self.encode([Utterance(one)]).frames(0).cpu() for _, one in stretches]
+        at = [
+            first + n
+            for (first, _), table in zip(stretches, tables, strict=True)
+            for n in range(len(table))
         ]
         path = align(torch.cat(tables), ids)
-        found = [
-            Word(
-                text,
-                begins[path.spans[some[0]][0]],
-                begins[path.spans[some[-1]][1] - 1] + self.seconds,
-                min(path.confidences[n] for n in some),
-            )
-            for text, some in word_tokens(path.ids, self.tokenizer)
-        ]
-        return Recognised(path.ids, self.tokenizer.decode(path.ids), path.logprob, found)
+        path = replace(path, spans=[(at[a], at[b - 1] + 1) for a, b in path.spans])
+        return self.recognised(path, path.logprob, level)
 
     @torch.inference_mode()
     def posteriors(self, features: Tensor, least: float = 0.05) -> dict[str, Any]:
         """Return the CTC posteriors (frames, units) of the tokens that reach so much, by name."""
-        probs = self.encode([features]).frames(0).exp().cpu()
+        probs = self.encode([Utterance(features)]).frames(0).exp().cpu()
         kept = [0, *(n for n in (probs.amax(0) >= least).nonzero()[:, 0].tolist() if n)]
         units = ["", *self.tokenizer.pieces(kept[1:])]
         return {"posteriors": probs[:, kept].numpy(), "units": units}

@@ -4,9 +4,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from regard.data.tokenizer import Tokenizer
+from regard.decode.segments import HOP, SILENCE, smooth
 
 SPACE = "▁"  # how a tokenizer's pieces show a space
+REACH = 0.1  # seconds that a word goes on beyond its tokens where the sound is not known
+
+# Where a word begins and ends in a known sound; found on sentences joined from FSDD's training
+# files and the spikes of two CTC models, one of which emits tokens 0.3 seconds early.
+RANGE = 70.0  # decibels beneath the loud parts, beyond which nothing is heard
+RISE, SLOPE = 3.0, 6.0  # decibels above the noise floor where sound begins, and until it is sure
+SHORTEST = 0.03  # seconds of a word
+USUAL, PER_LETTER = 0.25, 0.04  # seconds of a word, and more for each letter
+FARTHEST = 0.5  # seconds beyond which a token is no further away
+AROUND = 1.5  # seconds around its tokens in which a word is looked for
+# Costs, in frames of sound that belong to no word:
+SILENCE_INSIDE = 0.9  # of each frame
+LOUD_BOUNDARY = 6.0  # at full level
+TOKEN_OUTSIDE = 15.0  # a second, as the mean over tokens
+UNLIKELY_LENGTH = 4.0  # for a length e times too long or too short
 
 
 @dataclass(frozen=True)
@@ -66,15 +84,111 @@ def unspaced(text: str) -> bool:
 
 
 def words(
-    timed: Timed, tokenizer: Tokenizer, seconds_per_frame: float, *, offset: float = 0.0
+    timed: Timed,
+    tokenizer: Tokenizer,
+    seconds_per_frame: float,
+    *,
+    level: np.ndarray | None = None,
+    offset: float = 0.0,
+    delay: float = 0.0,
 ) -> list[Word]:
-    """Return the words of an alignment with their times; the sound begins at `offset` seconds."""
-    return [
-        Word(
-            text,
-            offset + timed.spans[some[0]][0] * seconds_per_frame,
-            offset + timed.spans[some[-1]][1] * seconds_per_frame,
-            min(timed.confidences[n] for n in some),
-        )
-        for text, some in word_tokens(timed.ids, tokenizer)
+    """Return the words of an alignment with their times; the sound begins at `offset` seconds.
+
+    CTC emits a token in a frame or two, somewhere near its sound. Given the sound's `level`, as
+    `loudness` returns it, words are laid over the sound that is heard near their tokens; otherwise
+    neighbours meet halfway between their tokens. A model that emits tokens so many seconds after
+    their sound has a `delay`, which is negative where it is early.
+    """
+    found = word_tokens(timed.ids, tokenizer)
+    if not found:
+        return []
+    times = [
+        np.array([sum(timed.spans[n]) / 2 * seconds_per_frame - delay for n in some])
+        for _, some in found
     ]
+    bounds = _halfway(times)
+    if level is not None:
+        bounds = _over_sound(level, times, [len(text) for text, _ in found], bounds)
+    return [
+        Word(text, offset + start, offset + end, min(timed.confidences[n] for n in some))
+        for (text, some), (start, end) in zip(found, bounds, strict=True)
+    ]
+
+
+def _halfway(times: Sequence[np.ndarray]) -> list[tuple[float, float]]:
+    """Let words reach a little beyond their tokens, and neighbours meet in the middle."""
+    first = np.maximum.accumulate([max(0.0, float(some[0])) for some in times])
+    last = np.maximum.accumulate([max(0.0, float(some[-1])) for some in times])
+    middle = (np.minimum(last[:-1], first[1:]) + first[1:]) / 2
+    low = np.maximum(np.concatenate([[0.0], middle]), first - REACH)
+    high = np.minimum(np.concatenate([middle, [np.inf]]), last + REACH)
+    return list(zip(low.tolist(), np.maximum(high, low).tolist(), strict=True))
+
+
+def _over_sound(
+    level: np.ndarray,
+    times: Sequence[np.ndarray],
+    letters: Sequence[int],
+    usual: list[tuple[float, float]],
+) -> list[tuple[float, float]]:
+    """Return where each word begins and ends: the best way to deal the sound out to the words.
+
+    Sound outside of words costs, and so do silence inside, a boundary where it is loud, tokens that
+    lie outside of their word, and a length that is unlikely for so many letters. Words begin and
+    end where the sound rises, falls or is softest for a moment, or where they usually would; the
+    best way is found by dynamic programming over such places within a few seconds of each word's
+    tokens. If there is none, words are where they usually would be.
+    """
+    if len(level) == 0 or level.max() <= SILENCE:
+        return usual
+    top = float(np.percentile(level, 95))
+    floor = max(float(np.percentile(level, 5)), top - RANGE)
+    heard = np.clip((level - floor - RISE) / SLOPE, 0.0, 1.0)
+    loud = np.clip((smooth(level) - floor) / max(1.0, top - floor), 0.0, 1.2)
+    edges = np.flatnonzero(np.diff(heard > 0, prepend=False, append=False))
+    around = np.pad(loud, 1, mode="edge")
+    dips = np.flatnonzero((loud <= around[:-2]) & (loud < around[2:]))
+    also = np.clip(np.rint(np.array(usual).ravel() / HOP), 0, len(level)).astype(np.int64)
+    places = np.unique(np.concatenate([[0, len(level)], edges, dips, also]))
+    at = places * HOP
+    near = np.concatenate([[0.0, 0.0], loud, [0.0, 0.0]])
+    softest = np.stack([near[n : n + len(level) + 1] for n in range(4)]).min(0)
+    boundary = LOUD_BOUNDARY * softest[places]
+    outside = np.concatenate([[0.0], np.cumsum(heard)])[places]
+    inside = SILENCE_INSIDE * np.concatenate([[0.0], np.cumsum(1 - heard)])[places]
+
+    # cost of all words so far, the last of which ends at one of these places
+    first, best = 0, np.zeros(1)
+    steps = []
+    for some, count in zip(times, letters, strict=True):
+        low = max(first, int(np.searchsorted(at, some.min() - AROUND)))
+        high = max(low + 1, int(np.searchsorted(at, some.max() + AROUND, "right")))
+        here = slice(low, high)
+        waiting = np.full(high - first, np.inf)
+        waiting[: len(best)] = best[: high - first]
+        waiting -= outside[first:high]
+        lowest = np.minimum.accumulate(waiting)
+        came = np.maximum.accumulate(np.where(waiting <= lowest, np.arange(first, high), 0))
+        early = np.clip(at[here, None] - some, 0.0, FARTHEST).mean(1)
+        late = np.clip(some - at[here, None], 0.0, FARTHEST).mean(1)
+        begin = lowest[low - first :] + outside[here] + boundary[here] - inside[here]
+        begin += TOKEN_OUTSIDE * early
+        seconds = at[here] - at[here, None]
+        possible = seconds > SHORTEST
+        logs = np.log(np.where(possible, seconds, 1.0)) - np.log(USUAL + PER_LETTER * count)
+        costs = np.where(possible, begin[:, None] + UNLIKELY_LENGTH * logs**2, np.inf)
+        began = costs.argmin(0)
+        best = costs[began, np.arange(high - low)] + inside[here] + boundary[here]
+        best += TOKEN_OUTSIDE * late
+        steps.append((low, low + began, came[low - first :]))
+        first = low
+    total = best - outside[first : first + len(best)]
+    if not np.isfinite(total.min()):
+        return usual
+    end = first + int(total.argmin())
+    bounds: list[tuple[float, float]] = []
+    for low, began, came in reversed(steps):
+        start = int(began[end - low])
+        bounds.append((float(at[start]), float(at[end])))
+        end = int(came[start - low])
+    return bounds[::-1]

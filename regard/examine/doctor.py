@@ -34,9 +34,10 @@ class DoctorSettings:
     source: str | None = field(default=None, metadata={"key": "from", "help": "source language"})
     target: str | None = field(default=None, metadata={"key": "to", "help": "target language"})
     columns: str | None = setting(None, "columns by name or number, as in training")
-    header: bool | None = setting(None, "whether a table has a header row; guessed unless told")
+    header: bool | None = setting(None, "whether a table has a header row; detected unless given")
     valid: str | None = setting(None, "validation part: a file, or a share of train")
     test: str | None = setting(None, "test part: a file, or a share of train")
+    pattern: str | None = setting(None, "sounds: file names with labels, as in training")
     size: str = setting("tiny", "model size to forecast")
     full: bool = setting(False, "look at all rows, however long it takes")
 
@@ -94,6 +95,7 @@ def look_over(task: str, data: str, settings: DoctorSettings, quiet: bool) -> Da
         return examine_series(data, **given)
     given |= {"most": most and MOST_FILES, "quiet": quiet}
     if HOLDS[task] == "sounds":
+        given |= {"pattern": settings.pattern}
         return examine_sounds(data, target="text" if task == "transcribe" else "label", **given)
     return examine_images(data, labelled=task == "images", **given)
 

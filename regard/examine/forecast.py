@@ -44,9 +44,10 @@ class Forecast:
     threads: int
 
     def __str__(self) -> str:
+        digits = 1 if self.a_second < 10 else 0
         return (
             f"forecast for {self.task} size={self.size}: about {self.parameters:,} parameters, "
-            f"{self.a_second:,.0f} {self.of}/s on {plural(self.threads, 'thread')}, "
+            f"{self.a_second:,.{digits}f} {self.of}/s on {plural(self.threads, 'thread')}, "
             f"{self.minutes_an_epoch:.1f} minutes an epoch, {self.memory_mb:,.0f} MB of memory"
         )
 

@@ -62,7 +62,9 @@ class DataReport:
         what, _, remedy = str(error).removeprefix(f"{path}: ").partition("; ")
         self.add("error", "unreadable", path, what, remedy or "mend the file")
 
-    def add_notes(self, path: str | Path, notes: Iterable[str]) -> int:
+    def add_notes(
+        self, path: str | Path, notes: Iterable[str], setting: str = "skip_bad=true"
+    ) -> int:
         """Add what a reader that drops bad rows notes of a file, and return how many it dropped."""
         bad = 0
         for note in notes:
@@ -71,7 +73,7 @@ class DataReport:
                 self.add("note", "note", path, note.removeprefix(f"{path}: "), MEANT)
                 continue
             bad = int(count.split()[0].replace(",", ""))
-            remedy = "mend them, or drop them with skip_bad=true"
+            remedy = f"mend them, or drop them with {setting}"
             what = f"{plural(bad, 'bad row')}; the first: {first}"
             self.add("error", "bad_rows", path, what, remedy, bad)
         return bad

@@ -60,7 +60,7 @@ class SoundCounts:
             f"{self.sounds:>10,} sounds{of if self.classes else ''}, {hertz}, "
             f"{self.seconds / 60:,.1f} minutes, {self.seconds / self.sounds:.1f} seconds on average"
             + (f", {self.words:,} words" if self.words else "")
-            + (f"; {self.total:,} in all" if self.total > self.sounds else "")
+            + (f"; about {self.total:,} in all" if self.total > self.sounds else "")
             + (f", {plural(self.bad, 'bad file')}" if self.bad else "")
         )
 
@@ -90,6 +90,7 @@ def examine_sounds(
     valid: str | None = None,
     test: str | None = None,
     header: bool | None = None,
+    pattern: str | None = None,
     most: int | None = None,
     quiet: bool = True,
 ) -> DataReport:
@@ -97,14 +98,15 @@ def examine_sounds(
 
     Their target is a text, which is said in them, or a label.
     """
-    options = SoundOptions(target, columns, header, broken="skip", skip_bad=True, most=most)
+    how = {"columns": columns, "header": header, "pattern": pattern, "most": most}
+    options = SoundOptions(target, broken="skip", **how)
     readers, shares = find_sound_parts(data, valid, test, options)
     if not readers:
         raise UsageError(f"{data}: no train, valid or test part in it; name a folder of it")
     report, parts = DataReport(data), {}
     for name in (part for part in ("train", "valid", "test") if part in readers):
         files = readers[name]()
-        report.add_notes(data, files.notes)
+        report.add_notes(data, files.notes, "broken=skip")
         part = _readable(name, files, quiet)
         if part.files.bad:
             bad = part.files.bad
@@ -226,7 +228,7 @@ def _find_texts(report: DataReport, part: Part) -> None:
     items, measured, format = part.files.items, part.measured, SoundFormat()
 
     def too_long(i: int) -> bool:
-        frames = format.frames(round(measured[i].seconds * format.rate)) // STRIDE
+        frames = -(-format.frames(round(measured[i].seconds * format.rate)) // STRIDE)
         return not alignable(frames, [ord(letter) for letter in items[i].text])
 
     def too_short(i: int) -> bool:
@@ -236,11 +238,12 @@ def _find_texts(report: DataReport, part: Part) -> None:
     if first is not None:
         text = items[first].text
         what = (
-            f"with a text too long for CTC, such as {len(text):,} characters in "
-            f"{measured[first].seconds:.2f} seconds ({excerpt(text)!r}); mend or remove them, or "
-            "train with tokenizer=pieces"
+            f"too short for their texts, such as {len(text):,} characters in "
+            f"{measured[first].seconds:.2f} seconds ({excerpt(text)!r}); correct them, leave them "
+            "out with broken=skip, or choose subsampling=2 or longer tokens with tokenizer=bpe"
         )
-        _tell(report, part, too_long, "warning", "long_text", what)
+        level = "error" if part.name == "train" else "warning"  # training refuses them
+        _tell(report, part, too_long, level, "long_text", what)
     what = (
         f"of over 5 seconds with a text of less than {SLOW} characters a second; is all of it "
         "written down? Cut or mend them, or nothing if they are mostly pauses"
@@ -270,5 +273,5 @@ def _find_rates(report: DataReport, parts: Sequence[Part]) -> None:
     elif every and max(every) < usual:
         (rate,) = every
         what = f"all sounds are of {rate:,} Hz, below the usual {usual:,}"
-        remedy = f"train with sound.rate={rate}: it is faster, and nothing is lost"
+        remedy = f"train with rate={rate}: it is faster, and nothing is lost"
         report.add("note", "low_rate", report.data, what, remedy)

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from regard.attention.positions import ALIASES, RotaryScaling
-from regard.data.documents import load_texts, tokenise_texts
+from regard.data.documents import tokenise_texts
 from regard.data.store import Column
 from regard.errors import UsageError
 from regard.models.folder import load_folder
 from regard.models.protocols import TextModel
 from regard.pretrained.tokenizer_folder import load_tokenizer
-from regard.tasks.text.language_modelling import next_token_loss
+from regard.tasks.text.language_modelling import next_token_loss, read_training_texts
 
 BATCH_TOKENS = 4096  # a bias for each pair of tokens takes memory
 
@@ -29,13 +29,7 @@ def loss_by_length(folder: Path, settings: Any, times: Sequence[int]) -> list[di
     position of the model; lengths that the text does not reach are left out. A model with rotary
     positions is evaluated as it is, and (way "yarn") with its positions scaled by YaRN.
     """
-    texts = load_texts(
-        settings.data,
-        valid=settings.valid,
-        test=settings.test,
-        key=settings.columns,
-        header=settings.header,
-    )
+    texts = read_training_texts(settings)
     loaded: Any = load_folder(folder, settings.device)[0]
     model: TextModel = loaded
     tokens = tokenise_texts(texts, load_tokenizer(folder), ("valid",))

@@ -43,50 +43,49 @@ class _DepthwiseProduct(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
         around = (0, weight.shape[-1] // 2)
-        y = F.conv2d(
-            x.mT.unsqueeze(2), weight.unsqueeze(2), bias, padding=around, groups=len(weight)
-        )
-        return y.squeeze(2).mT
+        rows, weight = x.mT.unsqueeze(2), weight.unsqueeze(2)
+        return F.conv2d(rows, weight, padding=around, groups=len(weight)).squeeze(2).mT
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        (grad,) = grads
-        x, grad = (y.mT.unsqueeze(2) for y in (x, grad.contiguous()))
-        rows = (x, weight.unsqueeze(2), (0, weight.shape[-1] // 2))
-        columns = (x.mT, weight.unsqueeze(3), (weight.shape[-1] // 2, 0))
-        dx, dw, db = None, None, None
+        around, (x, grad) = weight.shape[-1] // 2, (y.mT for y in (x, grads[0].contiguous()))
+        dx, dw = None, None
         if ctx.needs_input_grad[0]:
-            dx = _convolution_backward(grad, *rows, (True, False, False))[0].squeeze(2).mT
+            g, rows, w = (y.unsqueeze(2) for y in (grad, x, weight))
+            dx = _convolution_backward(g, rows, w, (0, around), (True, False, False))[0]
+            dx = dx.squeeze(2).mT
         if ctx.needs_input_grad[1]:
-            only = (False, True, ctx.needs_input_grad[2])
-            _, dw, db = _convolution_backward(grad.mT, *columns, only)
+            g, columns, w = (y.unsqueeze(3) for y in (grad, x, weight))
+            dw = _convolution_backward(g, columns, w, (around, 0), (False, True, False))[1]
             dw = dw.squeeze(3)
-        return dx, dw, db
+        return dx, dw
 
 
 def _convolution_backward(
     grad: Tensor, x: Tensor, weight: Tensor, padding: tuple[int, int], wanted: tuple[bool, ...]
 ) -> tuple[Tensor, ...]:
-    """Return the gradients of input, weight and bias that are wanted."""
-    count = len(weight)
-    return torch.ops.aten.convolution_backward(
-        grad, x, weight, [count], [1, 1], padding, [1, 1], False, [0, 0], count, wanted
-    )
+    """Return the gradients of input and weight that are wanted, of a depthwise convolution."""
+    rest = (padding, [1, 1], False, [0, 0], len(weight), wanted)
+    return torch.ops.aten.convolution_backward(grad, x, weight, None, [1, 1], *rest)
 
 
 class Depthwise(nn.Conv1d):
-    """A depthwise convolution over time, (b, l, w): every channel by itself, as long as before."""
+    """A depthwise convolution over time: each channel by itself, as many frames as before.
 
-    def __init__(self, width: int, kernel: int, bias: bool = True):
+    A bias is of no use where a batch norm follows, which takes it away.
+    """
+
+    def __init__(self, width: int, kernel: int, bias: bool):
         super().__init__(width, width, kernel, padding=kernel // 2, groups=width, bias=bias)
 
     def forward(self, input: Tensor) -> Tensor:
         """Convolve (b, l, w)."""
-        return _DepthwiseProduct.apply(input, self.weight, self.bias)
+        y = _DepthwiseProduct.apply(input, self.weight)
+        return y if self.bias is None else y + self.bias
 
 
 class ConvolutionModule(nn.Module):
@@ -97,7 +96,7 @@ class ConvolutionModule(nn.Module):
         if kernel % 2 == 0:
             raise UsageError(f"kernel={kernel} has no middle; choose an odd one")
         self.pointwise = nn.Linear(width, 2 * width, bias=bias)
-        self.depthwise = Depthwise(width, kernel, bias)
+        self.depthwise = Depthwise(width, kernel, bias=norm != "batch")
         self.norm = lookup("convolution_norm", norm, CONVOLUTION_NORMS)(width)
         self.out = nn.Linear(width, width, bias=bias)
 
@@ -124,6 +123,10 @@ class ConformerBlock(nn.Module):
         norm: str = "batch",
     ):
         super().__init__()
+        if config.order != "pre":
+            raise UsageError(
+                f"order={config.order}: a Conformer block has an order of its own; leave it at pre"
+            )
 
         def around(kind: type[PreNorm]) -> PreNorm:
             return kind(build_norm(config), config.dropout, path)

@@ -1,7 +1,7 @@
 """Stochastic depth: some examples pass a block by."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 
 def drop_path(x: Tensor, rate: float, training: bool = True) -> Tensor:
@@ -10,18 +10,6 @@ def drop_path(x: Tensor, rate: float, training: bool = True) -> Tensor:
         return x
     kept = torch.rand(len(x), device=x.device).ge_(rate).div_(1 - rate).to(x.dtype)
     return x * kept.view(-1, *(1,) * (x.ndim - 1))
-
-
-class DropPath(nn.Module):
-    """Stochastic depth (Huang et al. 2016): what a branch adds is left out for some examples."""
-
-    def __init__(self, rate: float):
-        super().__init__()
-        self.rate = rate
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Leave out some examples of x (b, ...)."""
-        return drop_path(x, self.rate, self.training)
 
 
 def drop_path_schedule(rate: float, depth: int) -> list[float]:

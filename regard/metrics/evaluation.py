@@ -3,8 +3,8 @@
 import json
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -160,18 +160,6 @@ def write_outputs(path: str, rows: Sequence[dict[str, Any]]) -> None:
     write_atomically(path, "".join(f"{line}\n" for line in lines))
 
 
-def score_both(
-    score: Callable[[Any], list[Score]], mine: Any, against: Any, name: str
-) -> tuple[list[Score], float]:
-    """Return the scores of a model and of another of some name, and the seconds of the first."""
-    started = time.perf_counter()
-    scores = score(mine)
-    seconds = time.perf_counter() - started
-    if against is not None:
-        scores += [replace(one, name=f"{one.name} of {name}") for one in score(against)]
-    return scores, seconds
-
-
 def provenance() -> dict[str, Any]:
     """Return the version, commit, threads and date that a score was made with."""
     return {
@@ -194,6 +182,3 @@ def _commit() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return git.stdout.strip() or None
-
-
-made_here = provenance  # an older name

@@ -99,7 +99,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "transcribe": {"labels": 0},
     "sounds": {"vocab": 0, "decoder_depth": 0},
 }
-INFO = FamilyInfo("sound", TASKS, PRESETS, SIZES, resize)
+INFO = FamilyInfo("sound", TASKS, PRESETS, SIZES, resize, cost_length=1000)
 
 
 def _conformer(config: ConformerConfig, position: Position, path: float) -> nn.Module:
@@ -168,9 +168,10 @@ def check(config: ConformerConfig) -> None:
 
 
 class Conformer(nn.Module):
-    """Subsampled frames of a spectrogram, blocks of the encoder, and the heads of a config.
+    """A speech encoder of Conformer or transformer blocks: CTC, a decoder, both, or labels.
 
-    Padding of a sound and its neighbours in a batch never matter. Blank, in CTC, is token 0.
+    Padding of a sound and its neighbours in a batch never matter: where nothing is learned, not to
+    the last bit. Blank, in CTC, is token 0.
     """
 
     def __init__(self, config: ConformerConfig):
@@ -245,11 +246,19 @@ class Conformer(nn.Module):
         grid = time_grid(columns, self.stride, size[1])
         return {f"encoder.{n}.attention": full_layout(grid, grid) for n in range(len(self.encoder))}
 
-    def forward(self, sound: Sound, lengths: Lengths | None = None) -> Float[Tensor, "b *s n"]:
+    def forward(
+        self,
+        sound: Sound,
+        lengths: Lengths | None = None,
+        target: Int[Tensor, "b l"] | None = None,
+    ) -> Float[Tensor, "b *s n"]:
         """Return the logits of labels (b, labels), or of CTC (b, s, vocab).
 
-        Without either they are the vectors of the frames (b, s, w).
+        Without either they are the vectors of the frames (b, s, w). Given a target they are the
+        decoder's, of the token after each target token (b, l, vocab).
         """
+        if target is not None:
+            return self.head(self.hidden(sound, target, lengths))
         return self._read(*self.encode(sound, lengths))
 
     def _read(self, memory: Tensor, lengths: Tensor | None) -> Tensor:

@@ -41,7 +41,7 @@ class FamilyInfo:
     sizes: Mapping[str, Any]
     resize: Callable[[Any, Any], Any] = with_changes
     pretrainers: Mapping[str, str] = field(default_factory=dict)
-    cost_length: int = 1024  # tokens that `cost` reads, unless told or the model takes fewer
+    cost_length: int = 1024  # tokens or frames that `cost` reads, unless told or fewer are taken
     upgrade: Callable[[dict[str, Any]], dict[str, Any]] = lambda config: config
 
     def preset(self, size: str, member: str | None = None) -> Any:

@@ -29,6 +29,7 @@ RECIPES = {
         "flickr8k_caption",
         "denoise_train400",
         "an4",
+        "fsdd",
     )
 }
 

@@ -37,11 +37,6 @@ MAX_SKIPPED = 10  # steps in a row whose loss or gradient is not finite
 MEASURING_SHARE = 0.05  # of the time, spent on timing steps
 
 
-def at_least(low: float, help: str = "", high: float | None = None) -> dict[str, Any]:
-    """Return the metadata of a bounded setting; an older way to write `setting(...)`."""
-    return dict(setting(None, help, min=low, max=high).metadata)
-
-
 @dataclass(frozen=True)
 class LoopSettings:
     """Hyperparameters of the training loop, whatever is trained."""

@@ -207,7 +207,3 @@ def sequence_loss(
 ) -> Tensor:
     """Return the summed cross-entropy of targets, with label smoothing and R-Drop."""
     return head_loss(model, model.hidden(*twice(batch, r_drop)), batch, smoothing, r_drop)
-
-
-# older names, which language.py uses
-vocabulary_loss, plain_loss = linear_cross_entropy, reference_cross_entropy

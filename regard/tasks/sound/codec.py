@@ -339,9 +339,9 @@ class SoundTask(Task[SoundCodec, A]):
         return answers
 
     def describe(
-        self, spectrogram: Tensor, settings: Any
+        self, samples: np.ndarray, settings: Any
     ) -> tuple[dict[str, Any], Callable[[], Any]]:
-        """Answer the spectrogram (frames, mels) of a sound as fields of its picture.
+        """Answer the samples (n,) of a sound as fields of its picture.
 
         The second is one pass over the sound, whose attention is shown.
         """
@@ -361,8 +361,7 @@ class SoundTask(Task[SoundCodec, A]):
                 f"{LOOK_SECONDS:.0f} are looked at, cut it"
             )
         query = parse_moment(settings.at, len(samples) / self.format.rate)
-        spectrogram = self.format.spectrogram(samples)
-        told, forward = self.describe(spectrogram, settings)
+        told, forward = self.describe(samples, settings)
         with watch(self.model) as maps, torch.inference_mode():
             forward()
         recording = Recording(samples, self.format.rate, **told.pop("recording", {}))

@@ -238,10 +238,10 @@ class ClassifySounds(OneLabel, SoundTask[Classified]):
     # Looking
 
     def describe(
-        self, spectrogram: Tensor, settings: Any
+        self, samples: np.ndarray, settings: Any
     ) -> tuple[dict[str, Any], Callable[[], Any]]:
         """Label a sound for its picture."""
-        sound = pad_sounds([spectrogram], self.device)
+        sound = pad_sounds([self.format.spectrogram(samples)], self.device)
         with torch.inference_mode():
             probs = self.model(*sound).float().softmax(-1)[0].cpu().numpy()
         return dict(self.labelled(probs, settings)), lambda: self.model(*sound)

@@ -1,9 +1,8 @@
 """Speech recognition: sounds with transcripts to a model that writes what is said."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,54 +10,32 @@ import torch
 from torch import Tensor
 
 from regard.data.sounds import Sounds
-from regard.decode.ctc import LanguageModel
 from regard.decode.ctc_align import required_frames
-from regard.decode.speech import Recognised, SpeechDecoder
-from regard.errors import UsageError, lookup
-from regard.metrics.speech import (
-    NORMALISATIONS,
-    compare_transcripts,
-    transcript_errors,
-    transcript_scores,
-)
+from regard.errors import UsageError
+from regard.metrics.speech import transcript_errors
 from regard.models import task_changes
-from regard.pretrained.tokenizer_folder import load_tokenizer
-from regard.tasks.frame.answers import Unread
 from regard.tasks.frame.origin import Origin
-from regard.tasks.frame.task import Data, Judged
-from regard.tasks.sound.codec import (
-    SoundBatches,
-    SoundCodec,
-    SoundTask,
-    format_of,
-    pad_sounds,
-    with_statistics,
-)
+from regard.tasks.frame.task import Data
+from regard.tasks.sound.codec import SoundBatches, SoundCodec, pad_sounds, with_statistics
+from regard.tasks.sound.recogniser import SpeechRecogniser
 from regard.tasks.sound.transcribing import (
     CTC_WEIGHT,
-    FORMATS,
     Batch,
-    TranscribeEval,
-    TranscribeLook,
-    TranscribeRun,
     TranscribeTrain,
-    Transcript,
-    as_pair,
     check_alignable,
     learn_tokenizer,
-    load_language_model,
     make_batch,
     speech_loss,
     tidy,
-    words_of_ids,
+    usual_decoding,
 )
 
 
-class Transcribe(SoundTask[Transcript]):
+class Transcribe(SpeechRecogniser):
     """Write what is said in a sound, word by word with their times."""
 
     name, holds, unit, target = "transcribe", "sounds and transcripts", "utterances", "text"
-    Train, Run, Eval, Look = TranscribeTrain, TranscribeRun, TranscribeEval, TranscribeLook
+    Train = TranscribeTrain
     better = "-wer"
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "micro": {"lr": 0.002, "steps": 2000},
@@ -68,16 +45,6 @@ class Transcribe(SoundTask[Transcript]):
         "big": {"lr": 0.0005, "steps": 100_000, "batch_seconds": 800.0},
     }
 
-    def __init__(self, model: Any, codec: SoundCodec, config: Mapping[str, Any] | None = None):
-        super().__init__(model, codec, config)
-        assert codec.tokenizer is not None
-        self.tokenizer, hop = codec.tokenizer, codec.format.hop
-        # a frame of the encoder stands for those of the spectrogram around its middle
-        offset = codec.format.seconds(0) - (model.stride - 1) / 2 * hop
-        times = {"seconds": model.stride * hop, "offset": offset}
-        self.decoder = SpeechDecoder(model, self.tokenizer, **times, device=self.device)
-        self._lm: tuple[str, LanguageModel] | None = None  # the last that was asked for
-
     # Training
 
     @classmethod
@@ -86,7 +53,7 @@ class Transcribe(SoundTask[Transcript]):
         settings = super().checked(settings, values, origin)
         weight, depth = settings.ctc_weight, settings.model.decoder_depth
         if weight is None:
-            weight = CTC_WEIGHT if depth else 1.0
+            weight = CTC_WEIGHT * settings.model.ctc if depth else 1.0
         if weight < 1 and not depth:
             raise UsageError(
                 f"ctc_weight={weight} leaves the rest to a decoder; add one with decoder_depth=2"
@@ -95,6 +62,11 @@ class Transcribe(SoundTask[Transcript]):
             raise UsageError(
                 f"ctc_weight={weight} leaves nothing to learn for decoder_depth={depth}; "
                 "lower it, or leave the decoder out"
+            )
+        if settings.inter_ctc and not weight:
+            raise UsageError(
+                f"inter_ctc={settings.inter_ctc} is a share of the CTC loss, of which ctc_weight=0 "
+                "leaves nothing; raise that, or leave inter_ctc out"
             )
         model = settings.model if origin else replace(settings.model, ctc=weight > 0)
         if weight and not model.ctc:
@@ -155,6 +127,8 @@ class Transcribe(SoundTask[Transcript]):
         train, rows, note = self.usable("train", parts["train"], settings, settings.broken)
         data.notes.extend([note] if note else [])
         self.trained_on = len(train)
+        self.generation, note = usual_decoding(train)
+        data.notes.extend([note] if note else [])
         needed = [required_frames(row.tolist()) for row in rows]
 
         def too_short(i: int, frames: int) -> bool:
@@ -182,7 +156,8 @@ class Transcribe(SoundTask[Transcript]):
         """Return the loss a token, and the error rates of greedy transcripts."""
         valid: Sounds = data.parts.parts["valid"]
         some = valid.pick(np.arange(math.ceil(share * self.decodes(data, settings))))
-        quick = self.Run(decoding="ctc" if self.model.config.ctc else "attention", beam=1)
+        way = "ctc" if self.model.config.ctc else "attention"
+        quick = self.Run(decoding=way, beam=1, **self.generation)
         with self.using(quick):
             texts = [str(answer) for answer in self.transcribe_part(some, quick)]
             loss = self.valid_loss(some, settings)
@@ -213,177 +188,3 @@ class Transcribe(SoundTask[Transcript]):
         """Return what recipe.json says beside the settings."""
         train: Sounds = data.parts.parts["train"]
         return {"sounds": self.trained_on, "hours": round(float(train.seconds.sum()) / 3600, 3)}
-
-    # Using
-
-    @classmethod
-    def load_codec(cls, folder: Path, model: Any, config: Mapping[str, Any]) -> SoundCodec:
-        """Read the format of sounds and the tokenizer."""
-        if not getattr(model.config, "vocab", 0) or not hasattr(model, "encode"):
-            raise UsageError(f"{folder / 'config.json'}: a model that writes no transcripts")
-        tokenizer = load_tokenizer(folder)
-        if tokenizer.vocab > model.config.vocab:
-            raise UsageError(
-                f"{folder}: the tokenizer has {tokenizer.vocab} pieces, the model only "
-                f"{model.config.vocab}"
-            )
-        return SoundCodec(format_of(folder, model, config), tokenizer=tokenizer)
-
-    def check_run(self, settings: Any) -> Any:
-        """Refuse unknown names, and options that contradict each other or the model."""
-        self.decoder.check(settings)
-        if isinstance(settings, TranscribeRun):
-            lookup("format", settings.format, FORMATS)
-        if isinstance(settings, TranscribeEval):
-            lookup("normalise", settings.normalise, NORMALISATIONS)
-        return super().check_run(settings)
-
-    def language_model(self, settings: Any) -> LanguageModel | None:
-        """Return the language model that is asked for."""
-        if settings.lm is None:
-            return None
-        if self._lm is None or self._lm[0] != settings.lm:
-            lm = load_language_model(settings.lm, self.tokenizer, self.device)
-            self._lm = settings.lm, lm
-        return self._lm[1]
-
-    def ids_of(self, text: str) -> list[int]:
-        """Return the tokens of a transcript that is to be aligned, or refuse what is unknown."""
-        ids = self.tokenizer.encode(tidy(text))
-        unknown = [c for c in dict.fromkeys(text) if self.tokenizer.unk in self.tokenizer.encode(c)]
-        if self.tokenizer.unk in ids or not ids:
-            what = f"the model never wrote {''.join(unknown)!r:.40}" if ids else "it is empty"
-            raise UsageError(f"forced={text!r:.60} cannot be aligned: {what}")
-        return ids
-
-    def cut(self, samples: np.ndarray) -> list[tuple[int, int]]:
-        """Return the stretches of a sound that are transcribed by themselves."""
-        return [(0, len(samples))]
-
-    def predict(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[Any]:
-        """Transcribe sounds, or align the transcripts that are given."""
-        if settings.forced is None:
-            return super().predict(inputs, settings, first=first)
-        pairs = [as_pair(given, settings.forced) for given in inputs]
-        ids = [self.ids_of(text) for _, text in pairs]
-        sounds = super().read_groups([sound for sound, _ in pairs], settings.broken)
-        read = (one for group in sounds for one in group)
-        return [
-            Unread(one) if isinstance(one, str) else self.aligned(one, row, settings)
-            for one, row in zip(read, ids, strict=True)
-        ]
-
-    def aligned(self, samples: np.ndarray, ids: list[int], settings: Any) -> Transcript:
-        """Align a transcript to a sound, which is read in stretches if it is long."""
-        rate, cuts = self.format.rate, self.cut(samples)
-        features = [self.format.spectrogram(samples[start:end]) for start, end in cuts]
-        found = self.decoder.aligned(features, [start / rate for start, _ in cuts], ids)
-        return self.joined([(0.0, [found])], len(samples) / rate)
-
-    def answer_sounds(
-        self, sounds: list[np.ndarray], settings: Any, lines: list[int]
-    ) -> list[Transcript]:
-        """Transcribe samples, each cut at its pauses and put together again."""
-        cuts = [(n, *span) for n, samples in enumerate(sounds) for span in self.cut(samples)]
-        features = [self.format.spectrogram(sounds[n][start:end]) for n, start, end in cuts]
-        frames = max(1, round(settings.batch_seconds / self.format.hop))
-        lm = self.language_model(settings)
-        found = self.decoder(features, settings, lm=lm, frames=frames)
-        parts: list[list[tuple[float, list[Recognised]]]] = [[] for _ in sounds]
-        for (n, start, _), some in zip(cuts, found, strict=True):
-            parts[n].append((start / self.format.rate, some))
-        return [
-            self.joined(some, len(samples) / self.format.rate)
-            for some, samples in zip(parts, sounds, strict=True)
-        ]
-
-    def joined(
-        self, parts: Sequence[tuple[float, Sequence[Recognised]]], seconds: float
-    ) -> Transcript:
-        """Put the texts of the stretches of a sound together, the best hypotheses first."""
-        ranks = []
-        for rank in range(max((len(some) for _, some in parts), default=0) or 1):
-            best = [(start, some[: rank + 1][-1]) for start, some in parts]
-            words = [
-                replace(
-                    word,
-                    start=min(seconds, max(0.0, start + word.start)),
-                    end=min(seconds, max(0.0, start + word.end)),
-                )
-                for start, one in best
-                for word in one.words
-            ]
-            text = " ".join(one.text for _, one in best if one.text)
-            ranks.append(Transcript(text, words, sum(one.score for _, one in best), seconds))
-        ranks[0].others = ranks[1:]
-        return ranks[0]
-
-    def transcribe_part(self, sounds: Sounds, settings: Any) -> list[Transcript]:
-        """Transcribe the sounds of a part."""
-        answers: list[Transcript] = []
-        for start in range(0, len(sounds), 256):
-            some = range(start, min(len(sounds), start + 256))
-            answers += self.answer_sounds([sounds.read(i) for i in some], settings, list(some))
-        return answers
-
-    # Judging
-
-    def predict_examples(self, data: Data, settings: Any) -> list[Transcript]:
-        """Transcribe each sound."""
-        return self.transcribe_part(data.parts.parts[settings.part], settings)
-
-    def predictions_of(self, other: Any, data: Data, settings: Any) -> list[Transcript]:
-        """Return the transcripts of another model, which reads the sounds in its own format."""
-        return super().predictions_of(other, other.read_test(settings), settings)
-
-    def judge(self, data: Data, predictions: list[Transcript], settings: Any) -> Judged:
-        """Return word and character error rates with their intervals."""
-        sounds: Sounds = data.parts.parts[settings.part]
-        given = [str(one) for one in predictions], sounds.texts, settings.normalise
-        return Judged(transcript_scores(*given, settings.samples), len(sounds))
-
-    def compare(self, data: Data, ours: Any, theirs: Any, settings: Any) -> Any:
-        """Compare transcripts by a paired bootstrap."""
-        references = data.parts.parts[settings.part].texts
-        mine, other = ([str(one) for one in side] for side in (ours, theirs))
-        more = settings.normalise, settings.samples
-        return compare_transcripts(mine, other, references, *more)
-
-    def outputs(
-        self, data: Data, predictions: list[Transcript], settings: Any
-    ) -> list[dict[str, Any]]:
-        """Return each sound with its transcript and what was recognised."""
-        sounds: Sounds = data.parts.parts[settings.part]
-        rows = zip(range(len(predictions)), sounds.texts, predictions, strict=True)
-        return [{"audio": sounds.where(i), "text": t, **p.record(settings)} for i, t, p in rows]
-
-    def made_with(self, settings: Any) -> dict[str, Any]:
-        """Return how transcripts were decoded."""
-        names = TranscribeRun.__dataclass_fields__
-        return {name: getattr(settings, name) for name in names if name != "threads"}
-
-    # Looking
-
-    def describe(
-        self, spectrogram: Tensor, settings: Any
-    ) -> tuple[dict[str, Any], Callable[[], Any]]:
-        """Transcribe a sound for its picture, with the posteriors of CTC and the words' times."""
-        if settings.forced is None:
-            (found,) = self.decoder([spectrogram], settings, lm=self.language_model(settings))
-        else:
-            found = [self.decoder.aligned([spectrogram], [0.0], self.ids_of(settings.forced))]
-        best = found[0]
-        told: dict[str, Any] = {
-            "output": best.text,
-            "alternatives": [(other.text, other.score) for other in found[1:]],
-            "recording": {"words": best.words},
-        }
-        model, sound = self.model, pad_sounds([spectrogram], self.device)
-        if model.config.ctc:
-            told["recording"] |= self.decoder.posteriors(spectrogram)
-        if not (model.config.decoder_depth and best.words):
-            return told, lambda: model.encode(*sound)
-        words, of = words_of_ids(best.ids, self.tokenizer)
-        reads = torch.tensor([[self.tokenizer.begin, *best.ids]], device=self.device)
-        told |= {"words": words, "word_of": of}
-        return told, lambda: model.hidden(sound[0], reads, sound[1])

@@ -16,7 +16,9 @@ from regard.data.tokenize import train_tokenizer
 from regard.data.tokenizer import Tokenizer
 from regard.decode.ctc import LanguageModel
 from regard.decode.ctc_align import not_alignable, required_frames
+from regard.decode.no_speech import is_speech
 from regard.decode.speech import SpeechDecoding
+from regard.decode.subtitles import srt, vtt
 from regard.decode.words import Word, word_tokens
 from regard.errors import UsageError
 from regard.models.folder import load_folder
@@ -29,6 +31,9 @@ from regard.training.ctc_loss import ctc_loss
 from regard.training.loss import linear_cross_entropy
 from regard.viewer.settings import SoundLookSettings
 
+GATED = 100  # training sounds at which the gate is tried
+SPEECH = 0.95  # share of them that must pass
+SEGMENTS = 5.0, 30.0  # seconds of a stretch that is read at once, least and most
 CTC_WEIGHT = 0.3  # beside a decoder, unless told (Watanabe et al. 2017)
 
 
@@ -53,8 +58,12 @@ class TranscribeRun(derived("TranscribeRun", SoundRunSettings, SpeechDecoding)):
     """How to transcribe sounds."""
 
     format: str = setting("text", "text, json, srt or vtt")
+    gate: bool = setting(True, "write nothing where there is no speech, such as in noise")
+    segment_seconds: float = setting(
+        30.0, "longest stretch that is read at once; longer ones are cut at pauses", min=1, max=600
+    )
     scores: bool = setting(False, "print the score of each transcript")
-    forced: str | None = setting(
+    forced: str | bool | None = setting(
         None, "a transcript to align; true: that of each input, after a TAB"
     )
 
@@ -130,6 +139,8 @@ def _json(answer: Transcript, settings: Any) -> Iterator[str]:
 FORMATS: dict[str, Callable[[Transcript, Any], Iterator[str]]] = {
     "text": _plain,
     "json": _json,
+    "srt": lambda answer, settings: iter(srt(answer.words).splitlines()),
+    "vtt": lambda answer, settings: iter(vtt(answer.words).splitlines()),
 }
 
 
@@ -141,10 +152,10 @@ def tidy(text: str) -> str:
     return " ".join(text.split())
 
 
-def as_pair(given: Any, forced: str) -> tuple[Any, str]:
+def as_pair(given: Any, forced: str | bool) -> tuple[Any, str]:
     """Return a sound and the transcript to align: one for all, or what follows a TAB."""
-    if forced.lower() != "true":
-        return given, forced
+    if str(forced).lower() != "true":
+        return given, str(forced)
     if not isinstance(given, str) or "\t" not in given:
         raise UsageError(
             f"{given!r:.60}: no transcript; expected the sound, a TAB and its transcript, a table "
@@ -222,6 +233,22 @@ def make_batch(
         sum(len(row) + 1 for row in rows),
         int(lengths.sum()),
     )
+
+
+def usual_decoding(train: Sounds) -> tuple[dict[str, Any], str | None]:
+    """Return how to decode by default what is like the training sounds, and a note on the gate.
+
+    Stretches are as long as what the model has learnt from, and the gate is left out where it
+    would take such sounds for no speech.
+    """
+    longest = float(np.clip(train.seconds.max(), *SEGMENTS))
+    some = range(0, len(train), max(1, len(train) // GATED))
+    passed = sum(is_speech(train.read(i), train.format.rate) for i in some) / len(some)
+    own: dict[str, Any] = {"segment_seconds": round(longest, 2)}
+    if passed >= SPEECH:
+        return own, None
+    note = f"only {passed:.0%} of some training sounds are like speech, so the model has gate=false"
+    return {**own, "gate": False}, note
 
 
 def speech_loss(

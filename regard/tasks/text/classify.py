@@ -42,12 +42,19 @@ from regard.training.label_loss import LABEL_LOSSES, LabelLoss, class_weights, i
 
 
 @dataclass(frozen=True)
-class ClassifyTrain(LabelTrain):
-    """What a training of a classifier can be told."""
+class ExampleSettings:
+    """Where texts and labels are in a file."""
 
     columns: str | None = setting(None, "columns of a table: text and label, such as 2,1")
-    labels: str = setting("coarse", "coarse or fine, for labels such as NUM:date")
+    header: bool | None = setting(None, "whether a table has a header row; detected unless given")
     separator: str | None = setting(None, "separator of several labels in a column")
+
+
+@dataclass(frozen=True)
+class ClassifyTrain(ExampleSettings, LabelTrain):
+    """What a training of a classifier can be told."""
+
+    labels: str = setting("coarse", "coarse or fine, for labels such as NUM:date")
     valid_by: str = setting("text", "split off text, or whole where texts are parts of others")
     threshold: float = setting(0.5, "probability threshold of multi-label texts", min=0, max=1)
     embeddings: str = setting("random", "initial embeddings: random, or naive_bayes for few texts")
@@ -63,12 +70,10 @@ class ClassifyRun(EncoderRun):
 
 
 @dataclass(frozen=True)
-class ClassifyEval(LabelEval, ClassifyRun):
+class ClassifyEval(ExampleSettings, LabelEval, ClassifyRun):
     """What an evaluation of a classifier can be told."""
 
-    header: bool | None = setting(None, "whether a table has a header; detected unless given")
     labels: str | None = setting(None, "coarse or fine, for labels such as NUM:date")
-    separator: str | None = setting(None, "separator of several labels in a column")
 
 
 class Classify(Labeller[Classified | Valued]):

@@ -59,7 +59,7 @@ class EmbedEval(EvalSettings, EmbedRun):
     """What an evaluation of similarities can be told."""
 
     columns: str | None = setting(None, "columns of a table: both texts and the score: 6,7,5")
-    header: bool | None = setting(None, "whether a table has a header; detected unless given")
+    header: bool | None = setting(None, "whether a table has a header row; detected unless given")
     skip_bad: bool = setting(False, "skip bad rows")
 
 

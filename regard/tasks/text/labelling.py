@@ -66,7 +66,15 @@ WORDS = "words"  # the tokenizer that knows words by their features alone
 
 
 @dataclass(frozen=True)
-class LabelTrain(TrainSettings):
+class LabelFormat:
+    """How files of texts or words with labels are read."""
+
+    encoding: str = setting("auto", "character encoding: auto, utf-8 or latin1")
+    skip_bad: bool = setting(False, "skip bad rows")
+
+
+@dataclass(frozen=True)
+class LabelTrain(LabelFormat, TrainSettings):
     """What a training can be told that learns labels of texts or of words."""
 
     schedule: str = "cosine"
@@ -74,9 +82,6 @@ class LabelTrain(TrainSettings):
     ema: float = 0.995
     family: str = setting("bert", "model family")
     like: str | None = setting(None, "a published model to build: bert, roberta, modernbert, ...")
-    encoding: str = setting("auto", "character encoding: auto, utf-8 or latin1")
-    skip_bad: bool = setting(False, "skip bad rows")
-    header: bool | None = setting(None, "whether a table has a header; detected unless given")
     tokenizer: str = setting("bpe", "bpe, unigram, characters, or words (by their features alone)")
     pieces: int = setting(4000, "vocabulary size", min=300, max=1_000_000)
     bpe_dropout: float = setting(0.0, "BPE dropout", min=0, max=1)
@@ -94,12 +99,9 @@ class LabelTrain(TrainSettings):
 
 
 @dataclass(frozen=True)
-class LabelEval(BootstrapSettings):
+class LabelEval(LabelFormat, BootstrapSettings):
     """What an evaluation of labels can be told."""
 
-    columns: str | None = setting(None, "columns of a table: input and label, such as 2,1")
-    encoding: str = setting("auto", "character encoding: auto, utf-8 or latin1")
-    skip_bad: bool = setting(False, "skip bad rows")
     errors: int = setting(10, "errors to show", min=0, max=100_000)
 
 

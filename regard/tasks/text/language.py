@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.attention.positions import ALIASES, has_table
 from regard.data.characters import Characters
-from regard.data.documents import Texts, encode_running, load_texts, tokenise_texts
+from regard.data.documents import Texts, encode_running, tokenise_texts
 from regard.data.tokenize import train_tokenizer
 from regard.data.tokenizer import Tokenizer, mask_id
 from regard.data.windows import TokenBatch, TokenBatches, spans_of
@@ -30,8 +30,10 @@ from regard.tasks.text.language_modelling import (
     OBJECTIVES,
     LanguageCodec,
     LanguageEvalSettings,
+    TextFormat,
     perplexity,
     read_test_texts,
+    read_training_texts,
     span_loss,
 )
 
@@ -40,7 +42,7 @@ CHARACTERS = "characters"  # a tokenizer, beside those that train_tokenizer lear
 
 
 @dataclass(frozen=True)
-class LanguageTrain(TrainSettings):
+class LanguageTrain(TextFormat, TrainSettings):
     """What a training of a language model can be told."""
 
     schedule: str = "cosine"
@@ -51,8 +53,6 @@ class LanguageTrain(TrainSettings):
     like: str | None = setting(
         None, "model preset: gpt2, llama, ...; gated, ..., heads; bert, roberta, ..."
     )
-    columns: str | None = setting(None, "the text column of a table")
-    header: bool | None = setting(None, "whether a table has a header row; detected unless given")
     tokenizer: str = setting("bpe", "tokenizer: characters, bytes, bpe or unigram")
     pieces: int = setting(4000, "vocabulary size", min=300, max=1_000_000)
     context: int = setting(128, "context length in tokens", min=2, max=1_000_000)
@@ -149,13 +149,7 @@ class LanguageModel(TextGeneration):
     @classmethod
     def read(cls, settings: Any, origin: Origin | None) -> Data:
         """Read a running text, or documents."""
-        texts = load_texts(
-            settings.data,
-            valid=settings.valid,
-            test=settings.test,
-            key=settings.columns,
-            header=settings.header,
-        )
+        texts = read_training_texts(settings)
         return Data(texts, texts.sha, texts.notes, texts.split)
 
     @classmethod

@@ -31,12 +31,18 @@ LARGEST_LOSS = 700.0  # whose exponential is a number
 
 
 @dataclass(frozen=True)
-class LanguageEvalSettings(EvalSettings):
+class TextFormat:
+    """Where the texts are in a file."""
+
+    columns: str | None = setting(None, "the text column of a table")
+    header: bool | None = setting(None, "whether a table has a header row; detected unless given")
+
+
+@dataclass(frozen=True)
+class LanguageEvalSettings(TextFormat, EvalSettings):
     """What an evaluation of a language model can be told."""
 
     data: str | None = setting(None, "test data: a folder or file of text")
-    columns: str | None = setting(None, "the text column of a table")
-    header: bool | None = setting(None, "whether a table has a header row; detected unless given")
     batch_tokens: int = setting(8192, "tokens per batch", min=1)
     threads: int | None = setting(None, "CPU threads", min=1, max=1024)
 
@@ -84,6 +90,17 @@ class LanguageCodec:
                 f"{folder / 'config.json'}: 'context' is {context!r:.40}, not 2 to {longest}"
             )
         return cls(tokenizer, bool(config.get("running")), context)
+
+
+def read_training_texts(settings: Any) -> Texts:
+    """Read the texts to train and to validate on."""
+    return load_texts(
+        settings.data,
+        valid=settings.valid,
+        test=settings.test,
+        key=settings.columns,
+        header=settings.header,
+    )
 
 
 def read_test_texts(settings: LanguageEvalSettings, trained: Split | None) -> Data:

@@ -18,6 +18,7 @@ from regard.metrics.bleu import bleu_metric, tokenise_for
 from regard.metrics.lengths import BORDERS, add_joined, by_length
 from regard.metrics.score import Comparison
 from regard.metrics.text import METRICS
+from regard.models.protocols import Model
 from regard.pretrained.tokenizer_folder import load_tokenizers, save_tokenizers
 from regard.settings import setting
 from regard.tasks.frame.answers import Generated
@@ -171,13 +172,13 @@ class PairTask(Task[PairCodec, Generated]):
         return {"left_out": self.left_out}
 
     @classmethod
-    def load_codec(cls, folder: Path, model: nn.Module, config: dict[str, Any]) -> PairCodec:
+    def load_codec(cls, folder: Path, model: Model, config: dict[str, Any]) -> PairCodec:
         """Read the tokenizers, and check that they fit the model."""
         # without a note of where it came from, a folder is one of ours
         foreign = None if "imported" in config else False
         about = {key: config[key] for key in cls.noted if key in config}
         codec = PairCodec(*load_tokenizers(folder, foreign), about)
-        shape = cls.encoder_decoder(model).config
+        shape = cls.encoder_decoder(cast(nn.Module, model)).config
         for side in SIDES:
             count, size = getattr(codec, side).vocab, getattr(shape, f"{side}_vocab")
             if count > size:

@@ -34,11 +34,17 @@ from regard.training.label_loss import class_weights
 
 
 @dataclass(frozen=True)
-class TagTrain(LabelTrain):
-    """What a training of a tagger can be told."""
+class SentenceSettings:
+    """Where words and tags are in a file."""
 
     column: str | None = setting(None, "column of the tags: upos, xpos, deprel, or a number")
     columns: str | None = setting(None, "columns of a table: the lists of words and of tags")
+
+
+@dataclass(frozen=True)
+class TagTrain(SentenceSettings, LabelTrain):
+    """What a training of a tagger can be told."""
+
     join: str = setting("first", "vector of a word: that of its first token, or the mean of all")
 
 
@@ -53,11 +59,8 @@ class TagRun(EncoderRun):
 
 
 @dataclass(frozen=True)
-class TagEval(LabelEval, TagRun):
+class TagEval(SentenceSettings, LabelEval, TagRun):
     """What an evaluation of a tagger can be told."""
-
-    column: str | None = setting(None, "column of the tags: upos, xpos, deprel, or a number")
-    columns: str | None = setting(None, "columns of a table: the lists of words and of tags")
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from regard.decode import search
 from regard.errors import UsageError, log, lookup
 from regard.metrics.text import METRICS
 from regard.models import family
+from regard.models.protocols import Model
 from regard.pretrained.tokenizer_folder import load_tokenizers, save_tokenizers
 from regard.settings import setting
 from regard.tasks.frame.origin import Origin
@@ -264,7 +265,7 @@ class TextToText(Seq2Seq):
     # ---- Using
 
     @classmethod
-    def load_codec(cls, folder: Path, model: nn.Module, config: dict[str, Any]) -> PairCodec:
+    def load_codec(cls, folder: Path, model: Model, config: dict[str, Any]) -> PairCodec:
         """Read the tokenizers, and check the prefix and the metric."""
         prefix, metric = config.get("prefix", ""), config.get("metric", "bleu")
         if not isinstance(prefix, str) or len(prefix) > LONGEST_PREFIX:

@@ -77,17 +77,17 @@ class WriteCaptions(ImageTask[Caption]):
     }
     short = {
         **SHORT,
-        "decoder": "writer.kind",
-        "decoder_depth": "writer.depth",
-        "decoder_width": "writer.block.width",
-        "decoder_heads": "writer.block.heads",
-        "decoder_ffn_width": "writer.block.ffn_width",
-        "decoder_position": "writer.position",
-        "dropout": ("writer.block.dropout", "writer.cell.dropout"),
-        "cell": "writer.cell.cell",
-        "cell_width": "writer.cell.width",
-        "attention": "writer.cell.attention",
-        "normalise": "writer.cell.normalise",
+        "decoder": "decoder.kind",
+        "decoder_depth": "decoder.depth",
+        "decoder_width": "decoder.block.width",
+        "decoder_heads": "decoder.block.heads",
+        "decoder_ffn_width": "decoder.block.ffn_width",
+        "decoder_position": "decoder.position",
+        "dropout": ("decoder.block.dropout", "decoder.cell.dropout"),
+        "cell": "decoder.cell.cell",
+        "cell_width": "decoder.cell.width",
+        "attention": "decoder.cell.attention",
+        "normalise": "decoder.cell.normalise",
     }
 
     def __init__(
@@ -119,17 +119,18 @@ class WriteCaptions(ImageTask[Caption]):
         """
         origin = origin or cls.origin_of(values)
         size = size_of(values)
-        kind = str(values.get("decoder", values.get("writer.kind", "transformer")))
+        keys = ("decoder", "decoder.kind", "writer.kind")  # the last is its older name
+        kind = next((str(values[key]) for key in keys if key in values), "transformer")
         like = lookup("decoder", kind, DECODERS)
-        writer = preset(FAMILY, size if size in cls.sizes else "big", like).decoder
+        decoder = preset(FAMILY, size if size in cls.sizes else "big", like).decoder
         if origin is not None and origin.family == FAMILY:
             encoder = origin.model.config.encoder
-            name, model, writer = encoder.family, encoder.config, origin.model.config.decoder
+            name, model, decoder = encoder.family, encoder.config, origin.model.config.decoder
         else:
             name = cls.family_of(values, origin)
             changes = task_changes(name, "pretrain")
             model = replace(cls.shape(name, values, origin), **changes)
-        sizes = {key: {**row, "writer": writer} for key, row in cls.size_table(values).items()}
+        sizes = {key: {**row, "decoder": decoder} for key, row in cls.size_table(values).items()}
         given = {**values, "family": name}
         if origin is not None and origin.family != FAMILY:  # most is new, and learns like it
             given = {"lr": sizes[size]["lr"], **given}
@@ -143,9 +144,9 @@ class WriteCaptions(ImageTask[Caption]):
         )
         augments(settings.augment)
         lookup("broken", settings.broken, BROKEN)
-        cell = settings.writer.cell
+        cell = settings.decoder.cell
         soft = cell.attention != "none" and cell.normalise == "softmax"
-        if settings.doubly_stochastic and not (settings.writer.kind == "recurrent" and soft):
+        if settings.doubly_stochastic and not (settings.decoder.kind == "recurrent" and soft):
             raise UsageError(
                 f"doubly_stochastic={settings.doubly_stochastic} is for a decoder whose soft "
                 "attention can be noted: decoder=recurrent with attention= and normalise=softmax"
@@ -182,7 +183,7 @@ class WriteCaptions(ImageTask[Caption]):
     def make_model(cls, data: Data, codec: ImageCodec, settings: Any, origin: Any) -> Any:
         """Build the encoder and the decoder; what is in init keeps its weights."""
         whole = origin is not None and origin.family == FAMILY
-        encoder, decoder = settings.model, settings.writer
+        encoder, decoder = settings.model, settings.decoder
         if origin is None:
             encoder = replace(encoder, channels=codec.format.channels, image=codec.format.size)
         if not whole:
@@ -228,8 +229,8 @@ class WriteCaptions(ImageTask[Caption]):
 
     def loss(self, batch: Batch, settings: Any) -> Tensor:
         """Return the summed cross-entropy of the captions, and what attention is to learn."""
-        writer, penalty = settings.writer, settings.doubly_stochastic
-        hard = writer.kind == "recurrent" and writer.cell.normalise == "sample"
+        decoder, penalty = settings.decoder, settings.doubly_stochastic
+        hard = decoder.kind == "recurrent" and decoder.cell.normalise == "sample"
         tape = self.model.attention_tape() if hard or penalty else None
         return caption_loss(self.model, batch, settings.label_smoothing, tape, penalty)
 
@@ -259,7 +260,7 @@ class WriteCaptions(ImageTask[Caption]):
     def title(self, data: Data, settings: Any) -> str:
         """Return what the model card says that the model is."""
         encoder = "blind" if settings.blind else settings.family
-        return f"Captions of images ({encoder}, {settings.writer.kind})"
+        return f"Captions of images ({encoder}, {settings.decoder.kind})"
 
     def facts(self, data: Data, settings: Any) -> dict[str, Any]:
         """Return what recipe.json says beside the settings."""

@@ -45,14 +45,20 @@ class TrainDenoise(TrainSettings):
 
 
 @dataclass(frozen=True)
-class RunDenoise(RunSettings):
-    """How to take the noise out of images."""
+class NoisySettings(RunSettings):
+    """The noise of an image."""
 
     sigma: float | None = setting(
         None, "standard deviation of the noise, of 255; estimated unless told", min=0, max=255
     )
     noise: float = setting(0.0, "noise to add first, to a clean image", min=0, max=255)
     seed: int = setting(0, "random seed of the noise that is added", min=0, max=2**62)
+
+
+@dataclass(frozen=True)
+class RunDenoise(NoisySettings):
+    """How to take the noise out of images."""
+
     out: str | None = setting(None, "the image to write, or a folder for several")
     broken: str = setting("refuse", "files that cannot be read: refuse or skip")
 
@@ -77,17 +83,12 @@ class EvalDenoise(BootstrapSettings):
 
 
 @dataclass(frozen=True)
-class LookDenoise(RunSettings):
+class LookDenoise(NoisySettings):
     """What to see of how a pixel is denoised."""
 
     view: str = setting("attention", "attention, or rollout (up to each layer)")
     at: str = setting("middle", "the query: middle, or a pixel x,y of the photo")
     piece: int = setting(64, "pixels to a side of the crop around it", min=8, max=512)
-    sigma: float | None = setting(
-        None, "standard deviation of the noise, of 255; estimated unless told", min=0, max=255
-    )
-    noise: float = setting(0.0, "noise to add first, to a clean image", min=0, max=255)
-    seed: int = setting(0, "random seed of the noise that is added", min=0, max=2**62)
 
 
 # what is summed over all pixels

@@ -45,7 +45,16 @@ SHORT: dict[str, str | tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class ImageTrainSettings(TrainSettings):
+class ImageTable:
+    """Where images and labels are in a table or a mosaic."""
+
+    columns: str | None = setting(None, "path and label, such as 2,1")
+    header: bool | None = setting(None, "whether a table has a header row; detected unless given")
+    tile: int = setting(32, "pixels of an image in a mosaic", min=1, max=4096)
+
+
+@dataclass(frozen=True)
+class ImageTrainSettings(ImageTable, TrainSettings):
     """What a training on images can be told, with labels or without."""
 
     schedule: str = "cosine"
@@ -58,10 +67,7 @@ class ImageTrainSettings(TrainSettings):
     fit: str = setting("crop", "how images become square: crop, stretch or pad")
     background: str = setting("white", "colour behind transparent images")
     broken: str = setting("refuse", "files that cannot be read: refuse or skip")
-    columns: str | None = setting(None, "path and label, such as 2,1")
-    header: bool | None = setting(None, "whether a table has a header row; guessed unless told")
     names: tuple[str, ...] = setting((), "names of labels that are numbers")
-    tile: int = setting(32, "pixels of an image in a mosaic", min=1, max=4096)
     share: float = setting(1.0, "share of the training images to use", above=0, max=1)
     batch: int = setting(128, "images a batch", min=1, max=100_000)
     augment: str = setting("flip+crop", "none, or such as flip+crop+trivial, zoom, rand")
@@ -80,14 +86,11 @@ class ImageRunSettings(RunSettings):
 
 
 @dataclass(frozen=True)
-class ImageEvalSettings(BootstrapSettings):
+class ImageEvalSettings(ImageTable, BootstrapSettings):
     """What to judge on."""
 
     data: str | None = setting(None, "a folder or table of images with labels")
     valid: str | None = setting(None, "which set is the validation part, or its share")
-    columns: str | None = setting(None, "path and label, such as 2,1")
-    header: bool | None = setting(None, "whether a table has a header row; guessed unless told")
-    tile: int = setting(32, "pixels of an image in a mosaic", min=1, max=4096)
     errors: int = setting(10, "errors to show", min=0, max=100_000)
 
 
@@ -218,6 +221,12 @@ def photo_of(format: ImageFormat, image: Any) -> tuple[Tensor, np.ndarray, str]:
 A = TypeVar("A", bound=Answer)
 
 
+def image_options(settings: Any, labelled: bool, names: Sequence[str] = ()) -> ImageOptions:
+    """Return how the files of images are read."""
+    columns, tile, broken = settings.columns, settings.tile, settings.broken
+    return ImageOptions(columns, tuple(names), tile, broken, labelled, header=settings.header)
+
+
 class ImageTask(Task[ImageCodec, A]):
     """A task whose inputs are images."""
 
@@ -248,14 +257,7 @@ class ImageTask(Task[ImageCodec, A]):
             valid=settings.valid,
             test=settings.test,
             format=format_wanted(settings, origin, settings.size not in cls.sizes),
-            options=ImageOptions(
-                settings.columns,
-                settings.names,
-                settings.tile,
-                settings.broken,
-                labelled,
-                header=settings.header,
-            ),
+            options=image_options(settings, labelled, settings.names),
             cache=cache_folder(),
         )
 
@@ -267,14 +269,7 @@ class ImageTask(Task[ImageCodec, A]):
             test=settings.test,
             valid=settings.valid,
             format=self.format_for(settings),
-            options=ImageOptions(
-                settings.columns,
-                (),
-                settings.tile,
-                settings.broken,
-                labelled,
-                header=settings.header,
-            ),
+            options=image_options(settings, labelled),
             cache=cache_folder(),
         )
 

@@ -78,14 +78,15 @@ class Pretrain(ImageTask[Any]):
     }
     short = {
         **SHORT,
-        "mask_share": "way.mask_share",
-        "target": "way.target",
-        "decoder_depth": "way.depth",
-        "decoder_width": "way.block.width",
-        "decoder_heads": "way.block.heads",
-        "temperature": "way.temperature",
-        "meet_width": "way.width",
-        "max_length": "way.text.max_length",
+        "mask_share": "pretrainer.mask_share",
+        "target": "pretrainer.target",
+        "decoder_depth": "pretrainer.depth",
+        "decoder_width": "pretrainer.block.width",
+        "decoder_heads": "pretrainer.block.heads",
+        "temperature": "pretrainer.temperature",
+        "projection_width": "pretrainer.width",
+        "meet_width": "pretrainer.width",  # its older name
+        "max_length": "pretrainer.text.max_length",
     }
 
     # Training: the model is the encoder within what trains it
@@ -99,9 +100,10 @@ class Pretrain(ImageTask[Any]):
         model = replace(cls.shape(name, values, origin), **task_changes(name, cls.name))
         if by == "mae" and origin is None:
             model = replace(model, pool="mean")  # no other vector is about all patches
-        defaults = {**OBJECTIVES[objective], "way": pretrainer_config(by, model, size_of(values))}
+        around = pretrainer_config(by, model, size_of(values))
+        defaults = {**OBJECTIVES[objective], "pretrainer": around}
         settings = resolve_train(
-            with_parts(cls.Train, model=family(name)[0], way=pretrainer(by)[0]),
+            with_parts(cls.Train, model=family(name)[0], pretrainer=pretrainer(by)[0]),
             {**values, "family": name},
             config=model,
             sizes={size: {**row, **defaults} for size, row in cls.size_table(values).items()},

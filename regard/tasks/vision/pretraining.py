@@ -42,7 +42,9 @@ class TrainPretrain(ImageTrainSettings):
     objective: str = setting("masked", "masked, contrastive, or clip with captions")
     least: float = setting(0.2, "least share of an image that a zoom keeps", above=0, max=1)
     pieces: int = setting(4000, "vocabulary size of the captions", min=300, max=99_999)
-    way: MAEConfig = field(default_factory=MAEConfig)  # type: ignore[valid-type]
+    pretrainer: MAEConfig = field(  # type: ignore[valid-type]
+        default_factory=MAEConfig, metadata={"was": "way"}
+    )
 
 
 @dataclass(frozen=True)
@@ -91,9 +93,9 @@ def pretrainer_config(by: str, encoder: Any, size: str) -> Any:
 def around_config(settings: Any, tokenizer: Tokenizer | None) -> Any:
     """Return the config of what trains the encoder, with the vocabulary of its captions."""
     if tokenizer is None:
-        return settings.way
-    text = replace(settings.way.text, vocab=tokenizer.vocab, head="none")
-    return replace(settings.way, text=text)
+        return settings.pretrainer
+    text = replace(settings.pretrainer.text, vocab=tokenizer.vocab, head="none")
+    return replace(settings.pretrainer, text=text)
 
 
 class PretrainBatches:
@@ -156,8 +158,8 @@ class MaskedBatches(PretrainBatches):
         super().__init__(images, settings, tokens, model, *rest)
         if not model.masked_count(tokens):
             raise UsageError(
-                f"mask_share={settings.way.mask_share} masks none of the {tokens} pieces of an "
-                "image; choose a larger share or a smaller patch"
+                f"mask_share={settings.pretrainer.mask_share} masks none of the {tokens} pieces "
+                "of an image; choose a larger share or a smaller patch"
             )
 
     def make(self, part: Images, picked: np.ndarray, rng: np.random.Generator) -> Any:

@@ -1,0 +1,270 @@
+"""Speech recognition with a trained model: transcripts, their scores, and what it attended to."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.data.sounds import Sounds
+from regard.decode.ctc import LanguageModel
+from regard.decode.no_speech import is_speech
+from regard.decode.segments import Segment, cut_at_pauses, loudness
+from regard.decode.speech import Recognised, SpeechDecoder, Utterance
+from regard.decode.subtitles import join_words
+from regard.decode.whisper import WhisperDecoder
+from regard.errors import UsageError, lookup
+from regard.metrics.speech import NORMALISATIONS, compare_transcripts, transcript_scores
+from regard.pretrained.tokenizer_folder import load_tokenizer
+from regard.tasks.frame.answers import Unread
+from regard.tasks.frame.task import Data, Judged
+from regard.tasks.sound.codec import SoundCodec, SoundTask, format_of, pad_sounds
+from regard.tasks.sound.transcribing import (
+    FORMATS,
+    TranscribeEval,
+    TranscribeLook,
+    TranscribeRun,
+    Transcript,
+    as_pair,
+    load_language_model,
+    tidy,
+    words_of_ids,
+)
+
+
+class SpeechRecogniser(SoundTask[Transcript]):
+    """A model that writes what is said in a sound."""
+
+    Run, Eval, Look = TranscribeRun, TranscribeEval, TranscribeLook
+
+    def __init__(self, model: Any, codec: SoundCodec, config: Mapping[str, Any] | None = None):
+        super().__init__(model, codec, config)
+        assert codec.tokenizer is not None
+        self.tokenizer, hop = codec.tokenizer, codec.format.hop
+        # a frame of the encoder stands for those of the spectrogram around its middle
+        delay = (model.stride - 1) / 2 * hop - (codec.format.seconds(100) - 100 * hop)
+        times: dict[str, Any] = {"seconds": model.stride * hop, "delay": delay}
+        times["device"] = self.device
+        if hasattr(model.config, "max_frames"):  # it reads windows of one length
+            rules = self.config.get("generation", {}).get("rules")
+            self.decoder = WhisperDecoder(model, self.tokenizer, rules=rules, **times)
+        else:
+            self.decoder = SpeechDecoder(model, self.tokenizer, **times)
+        self._lm: tuple[str, LanguageModel] | None = None  # the last that was asked for
+
+    @classmethod
+    def load_codec(cls, folder: Path, model: Any, config: Mapping[str, Any]) -> SoundCodec:
+        """Read the format of sounds and the tokenizer."""
+        if not getattr(model.config, "vocab", 0) or not hasattr(model, "encode"):
+            raise UsageError(f"{folder / 'config.json'}: a model that writes no transcripts")
+        tokenizer = load_tokenizer(folder)
+        if tokenizer.vocab > model.config.vocab:
+            raise UsageError(
+                f"{folder}: the tokenizer has {tokenizer.vocab} pieces, the model only "
+                f"{model.config.vocab}"
+            )
+        return SoundCodec(format_of(folder, model, config), tokenizer=tokenizer)
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """Return the model's own defaults of decoding; Whisper's is greedy."""
+        greedy = {"beam": 1} if isinstance(self.decoder, WhisperDecoder) else {}
+        return {**greedy, **super().own}
+
+    def check_run(self, settings: Any) -> Any:
+        """Refuse unknown names, and options that contradict each other or the model."""
+        self.decoder.check(settings)
+        if isinstance(settings, TranscribeRun):
+            lookup("format", settings.format, FORMATS)
+            if settings.format in ("srt", "vtt") and not self.decoder.times:
+                raise UsageError(
+                    f"format={settings.format} needs the times of words, which this model cannot "
+                    "tell: it has no CTC head; choose text"
+                )
+        if isinstance(settings, TranscribeEval):
+            lookup("normalise", settings.normalise, NORMALISATIONS)
+        return super().check_run(settings)
+
+    def language_model(self, settings: Any) -> LanguageModel | None:
+        """Return the language model that is asked for."""
+        if settings.lm is None:
+            return None
+        if self._lm is None or self._lm[0] != settings.lm:
+            lm = load_language_model(settings.lm, self.tokenizer, self.device)
+            self._lm = settings.lm, lm
+        return self._lm[1]
+
+    def ids_of(self, text: str) -> list[int]:
+        """Return the tokens of a transcript that is to be aligned, or refuse what is unknown."""
+        ids = self.tokenizer.encode(tidy(text))
+        unknown = [c for c in dict.fromkeys(text) if self.tokenizer.unk in self.tokenizer.encode(c)]
+        if self.tokenizer.unk in ids or not ids:
+            what = f"the model never wrote {''.join(unknown)!r:.40}" if ids else "it is empty"
+            raise UsageError(f"forced={text!r:.60} cannot be aligned: {what}")
+        return ids
+
+    def cut(self, samples: np.ndarray, settings: Any) -> list[Segment]:
+        """Return the stretches of a sound that are transcribed by themselves."""
+        rate = self.format.rate
+        found = [Segment(0, len(samples))]
+        if settings.windows == "pauses":
+            found = cut_at_pauses(samples, rate, settings.segment_seconds)
+        return [one for one in found if not settings.gate or is_speech(samples[slice(*one)], rate)]
+
+    def predict(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[Any]:
+        """Transcribe sounds, or align the transcripts that are given."""
+        if settings.forced is None:
+            return super().predict(inputs, settings, first=first)
+        pairs = [as_pair(given, settings.forced) for given in inputs]
+        ids = [self.ids_of(text) for _, text in pairs]
+        sounds = super().read_groups([sound for sound, _ in pairs], settings.broken)
+        read = (one for group in sounds for one in group)
+        return [
+            Unread(one) if isinstance(one, str) else self.aligned(one, row, settings)
+            for one, row in zip(read, ids, strict=True)
+        ]
+
+    def aligned(self, samples: np.ndarray, ids: list[int], settings: Any) -> Transcript:
+        """Align a transcript to a sound, which is read in stretches if it is long."""
+        rate, size = self.format.rate, self.format.sizes.hop * self.model.stride
+        cuts = cut_at_pauses(samples, rate, settings.segment_seconds) or [Segment(0, len(samples))]
+        firsts = [start // size for start, _ in cuts]  # so that all lie on one grid of frames
+        stretches = [
+            (first, self.spectrogram(samples[first * size : end]))
+            for first, (_, end) in zip(firsts, cuts, strict=True)
+        ]
+        found = self.decoder.aligned(stretches, ids, loudness(samples, rate))
+        return self.joined([(0.0, [found])], len(samples) / rate)
+
+    def spectrogram(self, samples: np.ndarray) -> Tensor:
+        """Return the spectrogram of samples; Whisper hears silence after them."""
+        if not isinstance(self.decoder, WhisperDecoder):
+            return self.format.spectrogram(samples)
+        sizes = self.format.sizes
+        padded = np.pad(samples, (0, sizes.window))
+        return self.format.spectrogram(padded)[: max(1, len(samples) // sizes.hop)]
+
+    def utterance(self, samples: np.ndarray) -> Utterance:
+        """Return samples as they are decoded."""
+        return Utterance(self.spectrogram(samples), loudness(samples, self.format.rate))
+
+    def answer_sounds(
+        self, sounds: list[np.ndarray], settings: Any, lines: list[int]
+    ) -> list[Transcript]:
+        """Transcribe samples, each cut at its pauses and put together again."""
+        rate = self.format.rate
+        cuts = [
+            (n, *one) for n, samples in enumerate(sounds) for one in self.cut(samples, settings)
+        ]
+        pieces = [sounds[n][start:end] for n, start, end in cuts]
+        utterances = [self.utterance(piece) for piece in pieces]
+        frames = max(1, round(settings.batch_seconds / self.format.hop))
+        lm = self.language_model(settings)
+        found = self.decoder(utterances, settings, lm=lm, frames=frames)
+        parts: list[list[tuple[float, list[Recognised]]]] = [[] for _ in sounds]
+        for (n, start, _), some in zip(cuts, found, strict=True):
+            parts[n].append((start / rate, some))
+        return [
+            self.joined(some, len(samples) / rate)
+            for some, samples in zip(parts, sounds, strict=True)
+        ]
+
+    def joined(
+        self, parts: Sequence[tuple[float, Sequence[Recognised]]], seconds: float
+    ) -> Transcript:
+        """Put the texts of the stretches of a sound together, the best hypotheses first."""
+        ranks = []
+        for rank in range(max((len(some) for _, some in parts), default=0) or 1):
+            best = [(start, some[: rank + 1][-1]) for start, some in parts]
+            words = [
+                replace(
+                    word,
+                    start=min(seconds, max(0.0, start + word.start)),
+                    end=min(seconds, max(0.0, start + word.end)),
+                )
+                for start, one in best
+                for word in one.words
+            ]
+            text = join_words([one.text for _, one in best])
+            ranks.append(Transcript(text, words, sum(one.score for _, one in best), seconds))
+        ranks[0].others = ranks[1:]
+        return ranks[0]
+
+    def transcribe_part(self, sounds: Sounds, settings: Any) -> list[Transcript]:
+        """Transcribe the sounds of a part."""
+        answers: list[Transcript] = []
+        for start in range(0, len(sounds), 256):
+            some = range(start, min(len(sounds), start + 256))
+            answers += self.answer_sounds([sounds.read(i) for i in some], settings, list(some))
+        return answers
+
+    # Judging
+
+    def predict_examples(self, data: Data, settings: Any) -> list[Transcript]:
+        """Transcribe each sound."""
+        return self.transcribe_part(data.parts.parts[settings.part], settings)
+
+    def settings_for(self, other: Any, settings: Any, given: Mapping[str, Any]) -> Any:
+        """Return the same settings for another model, or refuse what it cannot do."""
+        return other.check_run(settings)
+
+    def predictions_of(self, other: Any, data: Data, settings: Any) -> list[Transcript]:
+        """Return the transcripts of another model, which reads the sounds in its own format."""
+        return super().predictions_of(other, other.read_test(settings), settings)
+
+    def judge(self, data: Data, predictions: list[Transcript], settings: Any) -> Judged:
+        """Return word and character error rates with their intervals."""
+        sounds: Sounds = data.parts.parts[settings.part]
+        given = [str(one) for one in predictions], sounds.texts, settings.normalise
+        return Judged(transcript_scores(*given, settings.samples), len(sounds))
+
+    def compare(self, data: Data, ours: Any, theirs: Any, settings: Any) -> Any:
+        """Compare transcripts by a paired bootstrap."""
+        references = data.parts.parts[settings.part].texts
+        mine, other = ([str(one) for one in side] for side in (ours, theirs))
+        more = settings.normalise, settings.samples
+        return compare_transcripts(mine, other, references, *more)
+
+    def outputs(
+        self, data: Data, predictions: list[Transcript], settings: Any
+    ) -> list[dict[str, Any]]:
+        """Return each sound with its transcript and what was recognised."""
+        sounds: Sounds = data.parts.parts[settings.part]
+        rows = zip(range(len(predictions)), sounds.texts, predictions, strict=True)
+        return [{"audio": sounds.where(i), "text": t, **p.record(settings)} for i, t, p in rows]
+
+    def made_with(self, settings: Any) -> dict[str, Any]:
+        """Return how transcripts were decoded."""
+        names = TranscribeRun.__dataclass_fields__
+        return {name: getattr(settings, name) for name in names if name != "threads"}
+
+    # Looking
+
+    def describe(
+        self, samples: np.ndarray, settings: Any
+    ) -> tuple[dict[str, Any], Callable[[], Any]]:
+        """Transcribe a sound for its picture, with the posteriors of CTC and the words' times."""
+        spectrogram, level = utterance = self.utterance(samples)
+        if settings.forced is None:
+            (found,) = self.decoder([utterance], settings, lm=self.language_model(settings))
+        else:
+            ids = self.ids_of(settings.forced)
+            found = [self.decoder.aligned([(0, spectrogram)], ids, level)]
+        best = found[0]
+        told: dict[str, Any] = {
+            "output": best.text,
+            "alternatives": [(other.text, other.score) for other in found[1:]],
+            "recording": {"words": best.words},
+        }
+        model, sound = self.model, pad_sounds([spectrogram], self.device)
+        if model.config.ctc:
+            told["recording"] |= self.decoder.posteriors(spectrogram)
+        if not (model.config.decoder_depth and best.words):
+            return told, lambda: model.encode(*sound)
+        words, of = words_of_ids(best.ids, self.tokenizer)
+        reads = torch.tensor([[self.tokenizer.begin, *best.ids]], device=self.device)
+        told |= {"words": words, "word_of": of}
+        return told, lambda: model.hidden(sound[0], reads, sound[1])
