@@ -55,7 +55,7 @@ def model(run):
 @pytest.fixture(scope="module")
 def both(home, data):
     """Return a model with CTC and a decoder."""
-    how = {**LEARN, "decoder_depth": 1, "ctc_weight": 0.7}
+    how = {**LEARN, "decoder_depth": 1, "ctc_weight": 0.7, "steps": 420}
     regard.train("transcribe", data=data, out=home / "both", **how)
     return regard.load(home / "both", task="transcribe")
 
