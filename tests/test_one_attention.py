@@ -38,6 +38,7 @@ EXPONENTIALS = {
     "data/series_augment.py": "factors drawn evenly by their logarithm",
     "decode/ctc.py": "probabilities of tokens in frames, summed over alignments",
     "decode/speech.py": "posteriors of CTC, for pictures",
+    "decode/whisper.py": "probabilities of no speech, of languages and of words",
     "filters/diffusion.py": "weights of four neighbours, one step of a diffusion",
     "filters/gaussian.py": "weights by place alone, a convolution",
     "filters/nonlocal_means.py": "weights by place alone, of the pixels of a patch",
