@@ -3,9 +3,10 @@
     python bench/word_times.py MODEL [--sentences 100] [--free]
 
 A sentence is three to seven files of one speaker, N = 0 to 4 (the official test set), which no
-model here was trained on, with pauses of 50 to 400 ms between them or with none, and with or without
-white noise 45 dB below the loudest sample. The borders of the files are the truth. The transcript
-is given (forced alignment), or with --free recognised, where only the words that are right count.
+model here was trained on, with pauses of 50 to 400 ms between them or with none, and with or
+without white noise 45 dB below the loudest sample. The borders of the files are the truth. The
+transcript is given (forced alignment), or with --free recognised, where only sentences count that
+are all right.
 """
 
 import argparse
@@ -20,8 +21,8 @@ import torch
 import regard
 
 DATA = Path(os.environ.get("REGARD_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
-DIGITS = "ZERO ONE TWO THREE FOUR FIVE SIX SEVEN EIGHT NINE".split()
-SPEAKERS = "george jackson lucas nicolas theo yweweler".split()
+DIGITS = ["ZERO", "ONE", "TWO", "THREE", "FOUR", "FIVE", "SIX", "SEVEN", "EIGHT", "NINE"]
+SPEAKERS = ["george", "jackson", "lucas", "nicolas", "theo", "yweweler"]
 RATE = 16000
 
 

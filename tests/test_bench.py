@@ -41,7 +41,15 @@ def test_the_processor_and_its_flags_are_named(bench):
         assert " avx2 " in line
 
 
-SPEEDLESS = {"apart.py", "eole_steps.py", "fuzz_folders.py", "parity.py"}  # claim no speed
+SPEEDLESS = {  # claim no speed
+    "apart.py",
+    "eole_steps.py",
+    "fuzz_folders.py",
+    "no_speech.py",
+    "parity.py",
+    "whisper_weights.py",
+    "word_times.py",
+}
 SPEEDS = sorted({path.name for path in BENCH.glob("*.py")} - SPEEDLESS)
 
 

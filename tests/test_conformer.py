@@ -381,7 +381,7 @@ def test_a_shifted_view_pairs_places_by_distance():
 @pytest.mark.parametrize("kernel,length", [(1, 4), (5, 2), (7, 20)])
 def test_the_depthwise_convolution_and_its_gradients_are_those_of_conv1d(kernel: int, length: int):
     torch.manual_seed(0)
-    part = Depthwise(6, kernel).double()
+    part = Depthwise(6, kernel, bias=False).double()
     x = torch.randn(3, length, 6, dtype=torch.double, requires_grad=True)
 
     def right(x: Tensor, weight: Tensor) -> Tensor:

@@ -18,8 +18,8 @@ from regard.pretrained.weight_conversion import to_ours, to_theirs
 CASES = [(f.model_type, name) for f in FORMATS.values() for name in f.architectures]
 CASES.remove(("bart", "BartModel"))  # which is only read
 HOME = Path(__file__).resolve().parents[1]
-# halves of a CLIP, which is swept as a whole
-HALVES = {"clip_text_model", "clip_vision_model"}
+# halves of a CLIP, which is swept as a whole, and Whisper, which hears: tests/test_whisper.py
+HALVES = {"clip_text_model", "clip_vision_model", "whisper"}
 
 
 def test_the_page_of_checkpoints_lists_every_format_and_what_it_runs_as():

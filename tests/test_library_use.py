@@ -46,7 +46,7 @@ def test_a_model_that_sees_can_be_pickled(name):
     if name == "series":
         images = torch.rand(1, 32, model.config.channels)
     assert [n for n, _ in other.named_parameters()] == [n for n, _ in model.named_parameters()]
-    if name not in ("captioner", "denoiser"):
+    if name not in ("captioner", "denoiser", "whisper"):
         given = (images, torch.tensor([[2, 3, 4]])) if name == "clip" else (images,)
         with torch.no_grad():
             assert torch.equal(other(*given), model(*given))

@@ -339,7 +339,7 @@ def sentences(model: nn.Module, lengths: list[int], seed: int = 0) -> list[Tenso
     if isinstance(model, Conformer):
         config, frames = model.config, model.stride * max(lengths)
         sound = torch.randn(len(lengths), frames, config.mels, generator=rand)
-        sound = sound.to(model.stem.project.weight.dtype)
+        sound = sound.to(next(model.parameters()).dtype)
         if not config.decoder_depth:
             return [sound]
         return [sound, torch.randint(3, config.vocab, shape, generator=rand)]
@@ -408,7 +408,8 @@ def close(ours: Tensor, right: Tensor) -> None:
 
 def test_every_family_that_reads_text_is_asked():
     words = {name: [f.name for f in fields(family(name)[0])] for name in MODELS}
-    assert set(FAMILIES) == {name for name in MODELS if any("vocab" in w for w in words[name])}
+    asked = {*FAMILIES, "whisper"}  # which reads whole windows: tests/test_whisper.py
+    assert asked == {name for name in MODELS if any("vocab" in w for w in words[name])}
 
 
 def test_padding_and_neighbours_never_matter(model: nn.Module):

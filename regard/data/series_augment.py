@@ -45,17 +45,6 @@ def scale(x: Tensor, lengths: Tensor, rng: Rng, strength: float) -> Batch:
     return x * _by_channel(x, factors), lengths
 
 
-def shift(x: Tensor, lengths: Tensor, rng: Rng, strength: float) -> Batch:
-    """Add a random constant to every channel."""
-    return x + _by_channel(x, 0.2 * strength * _normal(rng, len(x), x.shape[-1])), lengths
-
-
-def drop(x: Tensor, lengths: Tensor, rng: Rng, strength: float) -> Batch:
-    """Set one in ten channels to zero."""
-    kept = _uniform(rng, len(x), x.shape[-1]) >= 0.1 * strength
-    return x * _by_channel(x, kept), lengths
-
-
 def mask(x: Tensor, lengths: Tensor, rng: Rng, strength: float) -> Batch:
     """Set a stretch of up to a third of the steps to zero."""
     width = (_uniform(rng, len(x)) * min(1.0, strength / 3) * lengths).round()
@@ -63,14 +52,6 @@ def mask(x: Tensor, lengths: Tensor, rng: Rng, strength: float) -> Batch:
     steps = torch.arange(x.shape[1])
     hidden = (steps >= start[:, None]) & (steps < (start + width)[:, None])
     return x.masked_fill(_by_step(x, hidden), 0.0), lengths
-
-
-def crop(x: Tensor, lengths: Tensor, rng: Rng, strength: float) -> Batch:
-    """Keep a random stretch of at least half of the steps."""
-    kept = 1 - _uniform(rng, len(x)) * min(1.0, strength / 2)
-    size = (kept * lengths).round().clamp(min=1)
-    start = (_uniform(rng, len(x)) * (lengths - size + 1)).floor()
-    return resample(x, lengths, start[:, None] + torch.arange(x.shape[1])), size.long()
 
 
 def stretch(x: Tensor, lengths: Tensor, rng: Rng, strength: float) -> Batch:
@@ -107,10 +88,7 @@ def resample(x: Tensor, lengths: Tensor, steps: Tensor) -> Tensor:
 SERIES_AUGMENTS: dict[str, Callable[[Tensor, Tensor, Rng, float], Batch]] = {
     "jitter": jitter,
     "scale": scale,
-    "shift": shift,
-    "drop": drop,
     "mask": mask,
-    "crop": crop,
     "stretch": stretch,
     "warp": warp,
 }

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from regard.data.columns import column_of
 from regard.data.lines import opened_text
 from regard.data.parts import named_files
 from regard.data.table import KINDS, Table, is_folder, stem_and_suffix
@@ -157,14 +158,13 @@ def read_ts(path: Path, options: SeriesOptions, notes: list[str]) -> Iterator[Re
 
 
 def _says(head: dict[str, list[str]], key: str) -> bool:
-    return head.get(key, ["false"])[:1] in (["true"], ["True"], ["TRUE"])
+    return [word.lower() for word in head.get(key, [])[:1]] == ["true"]
 
 
 def _check_head(head: dict[str, list[str]], path: Path) -> None:
     if _says(head, "timestamps"):
         raise UsageError(
-            f"{path}: @timeStamps true; steps with times of their own are not read, so resample "
-            "the series to even steps and write the values alone"
+            f"{path}: @timeStamps true; resample the series to even steps, and write values alone"
         )
     if _says(head, "targetlabel"):
         raise UsageError(f"{path}: @targetLabel true, numbers to predict; expected @classLabel")
@@ -284,7 +284,7 @@ class SeriesTable:
             self.skip = int(named or above if header is None else header)
         self.names = [name.strip().casefold() for name in names if self.skip or first[0] != names]
         self.first = [_cells(value) for value in first[self.skip :]]
-        self.roles = self._chosen(columns) if columns else self._usual()
+        self.roles = self._roles(columns)
 
     def _values(self) -> Iterator[tuple[int, Any]]:
         for row in self.table:
@@ -301,28 +301,22 @@ class SeriesTable:
                 raise UsageError(f"{where}: {len(cells)} columns; expected as many as before")
             yield where, cells
 
-    def _usual(self) -> dict[str, int]:
-        places = {
-            role: [n for n, name in enumerate(self.names) if name in words]
-            for role, words in ROLES.items()
-        }
-        return {role: some[0] for role, some in places.items() if some}
-
-    def _chosen(self, columns: str) -> dict[str, int]:
-        asked = [name.strip().casefold() for name in columns.split(",")]
-        if len(asked) not in COLUMNS:
+    def _roles(self, columns: str | None) -> dict[str, int]:
+        """Return the place of each column that is asked for, or has a usual name."""
+        if not columns:
+            names = {name: n for n, name in reversed(list(enumerate(self.names)))}
+            known = {role: [names[w] for w in words if w in names] for role, words in ROLES.items()}
+            return {role: places[0] for role, places in known.items() if places}
+        asked = [name.strip() for name in columns.split(",")]
+        if len(asked) not in COLUMNS or "0" in asked:
             raise UsageError(
                 f"columns={columns:.60}; expected the label of a table of series, path,label of "
                 "one of files, or id,time,label of one of steps"
             )
-        places = [str(n + 1) for n in range(len(self.first[0]))] if self.first else []
-        for name in asked:
-            if name not in self.names + places:
-                known = ", ".join(self.names[:8]) or f"1 to {len(places)}"
-                raise UsageError(f"{self.path}: no column {name!r:.40}; found {known}")
-        numbers = (self.names if name in self.names else places for name in asked)
-        found = [own.index(name) for own, name in zip(numbers, asked, strict=True)]
-        return dict(zip(COLUMNS[len(asked)], found, strict=True))
+        places = [column_of(name, self.names, str(self.path)) for name in asked]
+        if self.first and max(places) >= len(self.first[0]):
+            raise UsageError(f"{self.path}: {len(self.first[0])} columns; no column {max(asked)}")
+        return dict(zip(COLUMNS[len(asked)], places, strict=True))
 
     @property
     def layout(self) -> str:

@@ -169,11 +169,11 @@ def open_sound(source: Path | str | bytes, name: str = "") -> Iterator[Sound]:
             kind = kind_of_sound(_at(file, start, HEAD))
             if kind is None or (start and kind not in ("mp3", "flac")):
                 raise BrokenSound(f"{name}: no sound that is known by its first bytes; {EXPECTED}")
-            sound = _open_wav(file, size, name) if kind == "wav" else None
-            if sound is None:
-                with _open_coded(file, start, size, kind, name) as sound:
-                    yield _bounded(sound, name)
+            if kind == "wav":
+                opened = nullcontext(_open_wav(file, size, name))
             else:
+                opened = _open_coded(file, start, size, kind, name)
+            with opened as sound:
                 yield _bounded(sound, name)
     except OSError as error:
         raise BrokenSound(str(refuse(error, name))) from None

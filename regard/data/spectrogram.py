@@ -176,7 +176,7 @@ def _power_of_two(window: int) -> int:
 
 
 def _power(spectrum: Tensor) -> Tensor:
-    return torch.view_as_real(spectrum).square().sum(-1)
+    return spectrum.real.square().add_(spectrum.imag.square())
 
 
 def _kaldi(samples: Tensor, sizes: Sizes) -> Tensor:

@@ -31,6 +31,21 @@ class SpeechDecoding(Decoding):
     lm: str | None = setting(None, "a language model of ours, for shallow fusion")
     lm_weight: float = setting(0.3, "weight of the language model", min=0, max=100)
     length_bonus: float = setting(0.0, "added to the score for each token", min=-100, max=100)
+    language: str = setting("", "Whisper: language that is spoken, such as en; else detected")
+    translate: bool = setting(False, "Whisper: write English, whatever language is spoken")
+    windows: str = setting(
+        "pauses", "Whisper: cut long sounds at pauses, or after the timestamps that it writes"
+    )
+    no_speech: float = setting(
+        0.6, "Whisper: probability of no speech at which improbable text is dropped", min=0, max=1
+    )
+    fallback: bool = setting(True, "Whisper: sample again what is improbable or repeats itself")
+    words: bool = setting(True, "Whisper: find the times of words")
+
+
+# how Whisper follows a long sound -> whether it writes timestamps
+WINDOWS = {"pauses": False, "timestamps": True}
+WHISPER_ONLY = ("language", "translate", "windows", "no_speech", "fallback", "words")
 
 
 class Utterance(NamedTuple):
@@ -139,6 +154,11 @@ class SpeechDecoder:
         self.ways = [name for name, has in heads.items() if has]  # the best first
 
     @property
+    def begin(self) -> list[int]:
+        """Return the tokens that a text is written after."""
+        return [self.tokenizer.begin]
+
+    @property
     def times(self) -> bool:
         """Tell whether words have times, by alignment to the frames of CTC."""
         return "ctc" in self.ways
@@ -152,6 +172,9 @@ class SpeechDecoder:
             raise UsageError(
                 f"decoding={way}: this model has no {lacks}; choose {' or '.join(self.ways)}"
             )
+        for name in WHISPER_ONLY:
+            if (value := getattr(options, name)) != getattr(SpeechDecoding, name):
+                raise UsageError(f"{name}={value} is for Whisper; leave it out with this model")
         if options.sampling and (way or self.ways[0]) != "attention":
             raise UsageError("sampling is for decoding=attention; leave temperature= and such out")
 

@@ -7,9 +7,9 @@ or only repeats itself is left out or tried again at a higher temperature (Radfo
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from math import inf
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from math import exp, inf
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,13 +20,21 @@ from regard.attention.watch import watch
 from regard.data.languages import language_of
 from regard.data.tokenizer import Tokenizer
 from regard.decode.batching import in_batches
-from regard.decode.options import Decoding, decode
+from regard.decode.ctc import LanguageModel
+from regard.decode.options import decode
 from regard.decode.rules import GenerationConfig, Given
 from regard.decode.search import Hypothesis, forbid
-from regard.decode.words import Word, words
-from regard.decode.writer import State
+from regard.decode.speech import (
+    WINDOWS,
+    OverMemory,
+    Recognised,
+    SpeechDecoder,
+    SpeechDecoding,
+    Utterance,
+    distinct,
+)
+from regard.decode.words import Word, word_tokens
 from regard.errors import UsageError, lookup
-from regard.settings import setting
 
 MOST_WINDOWS = 16  # that are decoded at once
 MOST_BYTES = 2**30  # of the keys and values of their memories
@@ -35,77 +43,11 @@ MEDIAN = 7  # frames over which attention weights are smoothed
 TEMPERATURES = (0.2, 0.4, 0.6, 0.8, 1.0)
 REPETITIVE = 2.4  # times that a text can be compressed
 IMPROBABLE = -1.0  # mean log-probability of its tokens
-WINDOWS = {"pauses": False, "timestamps": True}  # how a recording is cut -> with timestamps or not
+REPEATS, LONGEST_REPEAT = 4, 32  # of the same tokens at the end of a text, which are then cut off
 
 
-@dataclass(frozen=True)
-class WhisperOptions(Decoding):
-    """How the windows of a recording are written."""
-
-    beam: int = setting(1, "beam size; 1 is greedy", min=1, max=1000)
-    language: str = setting("", "language that is spoken, such as en; detected unless given")
-    translate: bool = setting(False, "write English, whatever language is spoken")
-    windows: str = setting(
-        "pauses", "cut a long recording at pauses, or after the timestamps that are written"
-    )
-    no_speech: float = setting(
-        0.6, "probability of no speech at which an improbable text is dropped", min=0, max=1
-    )
-    fallback: bool = setting(True, "sample again what is improbable or repeats itself")
-    words: bool = setting(False, "give the times of words")
-
-    def check(self) -> None:
-        """Refuse options that contradict each other."""
-        super().check()
-        lookup("windows", self.windows, WINDOWS)
-
-
-class Listener(Protocol):
-    """An encoder-decoder of sounds whose memory can be kept."""
-
-    config: Any  # with max_frames, max_length, decoder_depth and block
-    stride: int
-
-    @property
-    def head(self) -> Any:
-        """Return the module that makes logits of hidden vectors."""
-        ...
-
-    def encode(self, sound: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the memory (b, s, w) of spectrograms (b, t, mels), and its lengths (b)."""
-        ...
-
-    def decode(self, memory: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
-        """Return the vectors before the head, one for each token of whole targets."""
-        ...
-
-    def start_from(self, memory: Tensor, lengths: Tensor, *, capacity: int) -> Any:
-        """Allocate what decoding needs over a memory."""
-        ...
-
-    def step(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Read the next tokens of all hypotheses and return the logits after each."""
-        ...
-
-
-@dataclass
-class Segment:
-    """A stretch of a recording with its text; times are in seconds."""
-
-    start: float
-    end: float
-    ids: list[int]  # of the text, without special tokens
-    text: str
-    language: str = ""
-    logprob: float = 0.0  # mean of its window's tokens
-    no_speech: float = 0.0  # probability
-    confidences: list[float] = field(default_factory=list)  # of each token
-    words: list[Word] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Window:
-    """A stretch of a recording's features (frames, mels), and at which frame it begins."""
+class Window(NamedTuple):
+    """A stretch of a recording: its features (frames, mels), and at which frame it begins."""
 
     features: Tensor
     first: int = 0
@@ -113,11 +55,20 @@ class Window:
 
 @dataclass(frozen=True)
 class Written:
-    """The tokens of a window as they came out, timestamps among them."""
+    """What came out for a window: texts, the best first, with timestamps among their tokens.
 
-    hypothesis: Hypothesis
-    no_speech: float
-    language: int | None  # its token
+    `spans` are the frames of the memory of each token of the best text but for timestamps.
+    """
+
+    texts: list[Hypothesis]
+    no_speech: float  # probability
+    language: int | None = None  # its token
+    spans: Sequence[tuple[int, int]] = ()
+
+    @property
+    def score(self) -> float:
+        """Return the mean log-probability of the tokens of the best text."""
+        return self.texts[0].score
 
 
 class Timestamps:
@@ -126,13 +77,14 @@ class Timestamps:
     Where all of them together are likelier than any word, one of them is taken.
     """
 
-    def __init__(self, first: int, eos: int, most_initial: int | None, never: int):
-        self.first, self.eos, self.most_initial, self.never = first, eos, most_initial, never
+    def __init__(self, none: int, eos: int, most_initial: int | None = None):
+        """Take the token that says there are none, after which they begin, and the first end."""
+        self.none, self.first, self.eos, self.most_initial = none, none + 1, eos, most_initial
 
     def __call__(self, logits: Tensor, written: Tensor) -> Tensor:
         """Forbid what cannot follow the tokens (b, t) that are written."""
         first = self.first
-        logits[:, self.never] = -inf
+        logits[:, self.none] = -inf
         stamps = written >= first
         last = stamps[:, -1:].any(1)
         before = stamps[:, -2:-1].any(1) if written.shape[1] > 1 else torch.ones_like(last)
@@ -153,73 +105,96 @@ class Timestamps:
         return logits
 
 
-class _Prompted:
-    """A writer over a memory whose texts come after a prompt, read at once.
+class PromptedWriter(OverMemory):
+    """A model as a Writer over a memory whose texts come after a prompt, read at once.
 
-    What its first token is followed by tells whether there is speech, and in which language.
+    The logits after the prompt's first token tell whether there is speech.
     """
 
-    def __init__(self, decoder: "WhisperDecoder", memory: Tensor, lengths: Tensor, prompt: Tensor):
-        self.decoder, self.memory, self.lengths, self.prompt = decoder, memory, lengths, prompt
-        self.first: Tensor | None = None  # logits after the first token
+    def __init__(self, model: Any, prompt: Tensor):
+        super().__init__(model)
+        self.prompt = prompt
+        self.first: Tensor | None = None
 
     def start(self, source: Tensor, lengths: Tensor | None = None, *, capacity: int) -> Any:
         """Read all of the prompt but its last token, with which the first step begins."""
-        model, count = self.decoder.model, self.prompt.shape[1]
-        state = model.start_from(self.memory, self.lengths, capacity=capacity + count - 1)
-        if count > 1:
-            logits, state = model.step(self.prompt[:, :-1], state)
+        count = self.prompt.shape[1] - 1
+        state = super().start(source, lengths, capacity=capacity + count)
+        if count:
+            logits, state = self.model.step(self.prompt[:, :-1], state)
             self.first = logits[:, 0].clone()
         return state
 
-    def step(self, ids: Tensor, state: State) -> tuple[Tensor, State]:
+    def step(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Read the next tokens of all hypotheses and return the logits after each."""
-        logits, state = self.decoder.model.step(ids, state)
+        logits, state = self.model.step(ids, state)
         if self.first is None:
             self.first = logits[:, 0].clone()
         return logits, state
 
 
-class WhisperDecoder:
-    """Writes what is said in recordings, by the rules of a checkpoint's generation_config.json.
+class WhisperDecoder(SpeechDecoder):
+    """Decodes with a Whisper model by the rules of its checkpoint's generation_config.json.
 
-    `rules` are None for a model of our own; `hop` are the seconds of a frame of its features.
+    `rules` are None for a model of our own; `seconds` are those of a vector of the memory.
     """
 
-    def __init__(self, model: Any, tokenizer: Tokenizer, hop: float, rules: Any = None):
-        self.model: Listener = model
-        self.tokenizer, self.hop = tokenizer, hop
-        config = self.model.config
+    model: Any  # whose memory can be kept: encode, decode, start_from, step and head
+
+    def __init__(self, model: Any, tokenizer: Tokenizer, *, rules: Any = None, **times: Any):
+        super().__init__(model, tokenizer, **times)
+        config = model.config
         if rules is not None:
             rules = {"eos_token_id": list(tokenizer.ends), **rules}
         self.config = GenerationConfig(rules, tokenizer.eos, config.vocab, tokenizer.begin)
         told = self.rules = self.config.rules
-        self.frames = self.model.stride * config.max_frames  # of a window
-        self.tick = hop * self.model.stride  # seconds of a timestamp, and of a vector of the memory
+        self.frames: int = model.stride * config.max_frames  # of a window
         self.plain: int | None = told.get("no_timestamps_token_id")
-        self.languages = {
-            name.strip("<|>"): token for name, token in told.get("lang_to_id", {}).items()
-        }
+        # the token of the timestamp 0.00; beyond all tokens where there are none
+        self.first_timestamp = config.vocab if self.plain is None else self.plain + 1
+        names: Mapping[str, int] = told.get("lang_to_id", {})
+        self.languages = {name.strip("<|>"): token for name, token in names.items()}
         self.tasks: Mapping[str, int] = told.get("task_to_id", {})
-        self.never = [*range(tokenizer.vocab, config.vocab), *tokenizer.never]
-        heads = told.get("alignment_heads")
         layers, each = config.decoder_depth, config.block.heads
-        if heads is None:
-            heads = [(n, head) for n in range(layers // 2, layers) for head in range(each)]
-        for layer, head in heads:
+        upper = [(n, head) for n in range(layers // 2, layers) for head in range(each)]
+        self.heads: list[tuple[int, int]] = told.get("alignment_heads", upper)
+        for layer, head in self.heads:
             if layer >= layers or head >= each:
                 raise UsageError(
                     f"alignment_heads has {[layer, head]}; the decoder has {layers} layers of "
                     f"{each} heads"
                 )
-        self.heads: list[tuple[int, int]] = heads
-
-    # ---- the prompt
 
     @property
-    def first_timestamp(self) -> int:
-        """Return the token of the timestamp 0.00; beyond all tokens where there is none."""
-        return self.model.config.vocab if self.plain is None else self.plain + 1
+    def begin(self) -> list[int]:
+        """Return the tokens that a text without timestamps is written after, to be trained so."""
+        prompt = self.prompt(SpeechDecoding(), timestamps=False)
+        if None in prompt:
+            raise UsageError(
+                "a model of several languages learns one; name it as 'language' in "
+                "generation_config.json of the model that init= names"
+            )
+        return [token for token in prompt if token is not None]
+
+    @property
+    def times(self) -> bool:
+        """Tell that words have times, by cross-attention."""
+        return True
+
+    def check(self, options: SpeechDecoding) -> None:
+        """Refuse options that contradict each other or the model."""
+        options.check()
+        lookup("windows", options.windows, WINDOWS)
+        if options.decoding not in (None, "attention"):
+            raise UsageError(
+                f"decoding={options.decoding}: this model has no CTC head; leave it out"
+            )
+        if options.lm is not None or options.length_bonus:
+            what = "lm" if options.lm is not None else "length_bonus"
+            raise UsageError(f"{what}= is for models with a CTC head; Whisper has none")
+        self.prompt(options, WINDOWS[options.windows])
+
+    # The prompt
 
     def language_token(self, name: str) -> int:
         """Return the token of a language by its code or name."""
@@ -230,12 +205,12 @@ class WhisperDecoder:
             raise UsageError(f"language={name!r:.40} is not one that the model knows ({known})")
         return self.languages[code]
 
-    def prompt(self, options: WhisperOptions, timestamps: bool) -> list[int | None]:
+    def prompt(self, options: SpeechDecoding, timestamps: bool) -> list[int | None]:
         """Return the tokens that a text is written after; None is the language, to be detected."""
         told = self.rules
         made: list[int | None] = [self.config.begin]
         name = options.language or told.get("language", "")
-        asked = bool(name or options.translate or "task" in told)
+        asked = name or options.translate or "task" in told
         if "forced_decoder_ids" in told and not asked:
             made += told["forced_decoder_ids"]
         elif self.languages and told.get("is_multilingual", True):
@@ -249,86 +224,80 @@ class WhisperDecoder:
         if made[-1] == self.plain:
             made.pop()
         if timestamps and self.plain is None:
-            raise UsageError("this model has no timestamps; leave out windows=timestamps")
+            raise UsageError("windows=timestamps: this model writes no timestamps; leave it out")
         if not timestamps and self.plain is not None:
             made.append(self.plain)
-        if None in made and made[-1] is None:
-            raise UsageError("the model names no task; name its language by language=")
+        if None in made and not self.languages:
+            raise UsageError(
+                "forced_decoder_ids leave the language open, and no lang_to_id is there"
+            )
         return made
 
-    def _prompts(
-        self, memory: Tensor, lengths: Tensor, options: WhisperOptions, timestamps: bool
+    def prompts(
+        self, memory: Tensor, lengths: Tensor, options: SpeechDecoding, timestamps: bool
     ) -> Tensor:
         """Return the prompt of each window (b, l), with the language that is heard in it."""
         prompt = self.prompt(options, timestamps)
-        device = memory.device
-        made = torch.tensor([-1 if t is None else t for t in prompt], device=device)
-        made = made.repeat(len(memory), 1)
+        made = torch.tensor([-1 if token is None else token for token in prompt])
+        made = made.to(memory.device).repeat(len(memory), 1)
         if None in prompt:
-            if not self.languages:
-                raise UsageError("the language is not known; name the tokens of all in lang_to_id")
             state = self.model.start_from(memory, lengths, capacity=1)
             logits = self.model.step(made[:, :1], state)[0][:, -1]
-            tokens = torch.tensor(list(self.languages.values()), device=device)
+            tokens = made.new_tensor(list(self.languages.values()))
             made[:, prompt.index(None)] = tokens[logits[:, tokens].argmax(1)]
         return made
 
-    # ---- one window
-
-    def _most(self, options: WhisperOptions, prompt: int) -> int:
-        """Return how many tokens a window's text may have."""
-        room = self.model.config.max_length - prompt + 1
-        own = self.config.longest
-        usual = self.model.config.max_length // 2 if own is None else max(1, own - prompt)
-        return min(room, options.max_length or usual)
+    # A batch of windows
 
     @torch.inference_mode()
     def write(
         self,
         memory: Tensor,
         lengths: Tensor,
-        options: WhisperOptions,
-        timestamps: bool,
+        options: SpeechDecoding,
+        timestamps: bool = False,
         lines: Sequence[int] = (),
     ) -> list[Written]:
         """Write the texts of windows over their memory; `lines` number them for random draws."""
-        prompts = self._prompts(memory, lengths, options, timestamps)
+        prompts = self.prompts(memory, lengths, options, timestamps)
         lines = list(lines) or list(range(len(memory)))
-        made = self._once(memory, lengths, prompts, options, timestamps, lines)
-        for temperature in TEMPERATURES if options.fallback and not options.sampling else ():
-            again = [n for n, one in enumerate(made) if self._failed(one, options)]
+        made = self._write(memory, lengths, prompts, options, timestamps, lines)
+        if not options.fallback or options.sampling:
+            return made
+        for temperature in TEMPERATURES:
+            again = [n for n, one in enumerate(made) if self.failed(one, options)]
             if not again:
-                break
+                return made
             hot = replace(options, temperature=temperature, beam=1)
             rest = memory[again], lengths[again], prompts[again], hot, timestamps
-            for n, one in zip(again, self._once(*rest, [lines[n] for n in again]), strict=True):
+            for n, one in zip(again, self._write(*rest, [lines[n] for n in again]), strict=True):
                 made[n] = one
-        return made
+        return [self._cut(one) if self.repetitive(one) else one for one in made]
 
-    def _once(
+    def _write(
         self,
         memory: Tensor,
         lengths: Tensor,
         prompts: Tensor,
-        options: WhisperOptions,
+        options: SpeechDecoding,
         timestamps: bool,
         lines: list[int],
     ) -> list[Written]:
-        config, length = self.config, prompts.shape[1]
-        most = self._most(options, length)
-        given = Given(
-            ends=config.all_ends,
-            before=prompts.tolist(),
-            read=[[]] * len(prompts),
-            limits=[most] * len(prompts),
-        )
+        """Write texts once, by greedy decoding, a beam or sampling."""
+        config, rows, positions = self.config, prompts.tolist(), self.model.config.max_length
+        room = (config.longest or positions) - prompts.shape[1]
+        most = max(1, min(positions // 2, room))
+        if options.max_length is not None:
+            most = min(options.max_length, positions - prompts.shape[1] + 1)
+        before = [row[:1] for row in rows] if "forced_bos_token_id" in self.rules else rows
+        given = Given(config.all_ends, before, read=[[]] * len(rows), limits=[most] * len(rows))
         adjust: list[Any] = [forbid(*self.never)] if self.never else []
         adjust += config.changes(given)
         if timestamps:
             assert self.plain is not None
             limit = self.rules.get("max_initial_timestamp_index")
-            adjust.append(Timestamps(self.plain + 1, config.all_ends[0], limit, self.plain))
-        writer = _Prompted(self, memory, lengths, prompts)
+            adjust.append(Timestamps(self.plain, config.all_ends[0], limit))
+        writer = PromptedWriter(self.model, prompts)
         texts = decode(
             writer,
             memory,
@@ -342,173 +311,193 @@ class WhisperDecoder:
             lines=lines,
             **config.beam(),
         )
-        silent = [0.0] * len(prompts)
+        silent = [0.0] * len(rows)
         if self.plain is not None and writer.first is not None:
             silent = writer.first.float().softmax(1)[:, self.plain - 1].tolist()
-        heard = [None] * len(prompts)
-        if self.languages and prompts.shape[1] > 1:
-            tokens = set(self.languages.values())
-            heard = [row[1] if row[1] in tokens else None for row in prompts.tolist()]
-        rows = zip(texts, silent, heard, strict=True)
-        return [Written(best[0], none, language) for best, none, language in rows]
+        known = set(self.languages.values())
+        spoken = [next((token for token in row[1:2] if token in known), None) for row in rows]
+        made = zip(texts, silent, spoken, strict=True)
+        return [Written(some, none, language) for some, none, language in made]
+
+    def text_ids(self, ids: Sequence[int]) -> list[int]:
+        """Return the tokens of a text, without timestamps and ends."""
+        ends = set(self.config.all_ends)
+        return [token for token in ids if token < self.first_timestamp and token not in ends]
 
     def text(self, ids: Sequence[int]) -> str:
         """Return the text of tokens, without timestamps."""
-        return self.tokenizer.decode([token for token in ids if token < self.first_timestamp])
+        return self.tokenizer.decode(self.text_ids(ids))
 
-    def _silent(self, written: Written, options: WhisperOptions) -> bool:
+    def silent(self, written: Written, options: SpeechDecoding) -> bool:
         """Tell whether a window holds no speech: likely none, and what was written improbable."""
-        return written.no_speech > options.no_speech and written.hypothesis.score <= IMPROBABLE
+        return written.no_speech > options.no_speech and written.score <= IMPROBABLE
 
-    def _failed(self, written: Written, options: WhisperOptions) -> bool:
-        """Tell whether a text is to be tried again."""
-        if compression_ratio(self.text(written.hypothesis.ids)) > REPETITIVE:
-            return True
-        return written.hypothesis.score < IMPROBABLE and not self._silent(written, options)
+    def repetitive(self, written: Written) -> bool:
+        """Tell whether the best text repeats itself."""
+        return compression_ratio(self.text(written.texts[0].ids)) > REPETITIVE
 
-    # ---- whole recordings
+    def failed(self, written: Written, options: SpeechDecoding) -> bool:
+        """Tell whether a window is to be tried again."""
+        improbable = written.score < IMPROBABLE and not self.silent(written, options)
+        return improbable or self.repetitive(written)
 
-    def transcribe(
+    def _cut(self, written: Written) -> Written:
+        """Cut off what repeats itself at the end of the best text."""
+        best = written.texts[0]
+        keep = without_repetition(best.ids)
+        best = replace(best, ids=best.ids[:keep], steps=best.steps[:keep])
+        return replace(written, texts=[best, *written.texts[1:]])
+
+    # Utterances
+
+    def __call__(
         self,
-        recordings: Sequence[Tensor],
-        options: WhisperOptions,
-        cuts: Sequence[Sequence[tuple[int, int]]] | None = None,
-    ) -> list[list[Segment]]:
-        """Write what is said in recordings, each given by its features (frames, mels).
+        utterances: Sequence[Utterance],
+        options: SpeechDecoding,
+        *,
+        lm: LanguageModel | None = None,
+        frames: int = 20_000,
+    ) -> list[list[Recognised]]:
+        """Return the best texts of each utterance, whose windows are decoded in batches.
 
-        `cuts` are the first and last frames of the stretches of each recording that are read, one
-        window each at most; a longer recording without them is followed by its timestamps.
+        One that is longer than a window is followed from window to window by its timestamps.
         """
-        options.check()
-        segments: list[list[Segment]] = [[] for _ in recordings]
+        sounds = [one.features for one in utterances]
         if not WINDOWS[options.windows]:
-            cuts = [[(0, len(sound))] for sound in recordings] if cuts is None else cuts
-            windows = [
-                (n, Window(recordings[n][first:last], first))
-                for n, some in enumerate(cuts)
-                for first, last in some
-            ]
-            self._check(windows)
-            texts = self._windows([window for _, window in windows], options, False)
-            for (n, window), written in zip(windows, texts, strict=True):
-                segments[n] += self._segments(window, written, options)[0]
-            return segments
-        seek = [0] * len(recordings)
-        while waiting := [n for n, sound in enumerate(recordings) if seek[n] < len(sound)]:
-            windows = [
-                (n, Window(recordings[n][seek[n] : seek[n] + self.frames], seek[n]))
-                for n in waiting
-            ]
-            texts = self._windows([window for _, window in windows], options, True)
-            for (n, window), written in zip(windows, texts, strict=True):
-                some, forward = self._segments(window, written, options)
-                segments[n] += some
+            for sound in sounds:
+                if len(sound) > self.frames:
+                    seconds = self.seconds / self.model.stride
+                    raise UsageError(
+                        f"a stretch of {len(sound) * seconds:.1f} seconds is longer than the "
+                        f"{self.frames * seconds:g} that the model reads at once; choose a smaller "
+                        "segment_seconds=, or windows=timestamps"
+                    )
+            made = self.windows(list(map(Window, sounds)), options, False)
+            return [self.recognised_window(one, options) for one in made]
+        parts: list[list[Recognised]] = [[] for _ in sounds]
+        seek = [0] * len(sounds)
+        while waiting := [n for n, sound in enumerate(sounds) if seek[n] < len(sound)]:
+            some = [Window(sounds[n][seek[n] :][: self.frames], seek[n]) for n in waiting]
+            for n, window, one in zip(
+                waiting, some, self.windows(some, options, True), strict=True
+            ):
+                found, forward = self.segments(window, one, options)
+                parts[n] += found
                 seek[n] += forward
-        return segments
+        return [[self._joined(some)] for some in parts]
 
-    def _check(self, windows: Sequence[tuple[int, Window]]) -> None:
-        for _, window in windows:
-            if len(window.features) > self.frames:
-                raise UsageError(
-                    f"a stretch of {len(window.features) * self.hop:.1f} seconds is longer than "
-                    f"the {self.frames * self.hop:g} that the model reads at once; cut it, or set "
-                    "windows=timestamps"
-                )
-
-    def _windows(
-        self, windows: list[Window], options: WhisperOptions, timestamps: bool
-    ) -> "list[tuple[Written, list[tuple[int, int]]]]":
-        """Write windows in batches; return what was written, and the frames of its tokens."""
+    def windows(
+        self, windows: list[Window], options: SpeechDecoding, timestamps: bool
+    ) -> list[Written]:
+        """Write windows, in batches that share the work of the threads."""
         config = self.model.config
         memory = 8 * config.max_frames * config.block.width * config.decoder_depth
-        workers = torch.get_num_threads()
-        rows = min(MOST_WINDOWS, max(1, MOST_BYTES // memory), -(-len(windows) // workers))
+        workers = torch.get_num_threads() if self.device.type == "cpu" else 1
+        rows = min(MOST_WINDOWS, MOST_BYTES // memory, -(-len(windows) // workers))
 
-        def write(some: list[tuple[int, Window]]) -> list[Any]:
+        def write(some: list[tuple[int, Window]]) -> list[Written]:
             return self._batch(some, options, timestamps)
 
-        numbered = list(enumerate(windows))
         lengths = [1] * len(windows)
-        return in_batches(numbered, lengths, write, rows=max(1, rows), workers=workers)
+        return in_batches(
+            list(enumerate(windows)), lengths, write, rows=max(1, rows), workers=workers
+        )
 
     @torch.inference_mode()
     def _batch(
-        self, numbered: list[tuple[int, Window]], options: WhisperOptions, timestamps: bool
-    ) -> "list[tuple[Written, list[tuple[int, int]]]]":
-        device = self.model.head.weight.device
-        mels = self.model.config.mels
-        sound = torch.zeros(len(numbered), self.frames, mels, device=device)
-        for row, (_, window) in zip(sound, numbered, strict=True):
+        self, numbered: list[tuple[int, Window]], options: SpeechDecoding, timestamps: bool
+    ) -> list[Written]:
+        """Encode windows, write their texts and find the times of words."""
+        windows = [window for _, window in numbered]
+        shape = len(windows), self.frames, self.model.config.mels
+        sound = torch.zeros(shape, device=self.device)
+        for row, window in zip(sound, windows, strict=True):
             row[: len(window.features)] = window.features
         memory, lengths = self.model.encode(sound)
-        lines = [n for n, _ in numbered]
-        made = self.write(memory, lengths, options, timestamps, lines)
-        spans: list[list[tuple[int, int]]] = [[] for _ in made]
-        if options.words:
-            prompts = self._align_prompts(made, options)
-            texts = [self._words_of(one.hypothesis.ids) for one in made]
-            frames = [len(window.features) // self.model.stride for _, window in numbered]
-            spans = self.align(memory, lengths, prompts, texts, frames)
-        return list(zip(made, spans, strict=True))
+        made = self.write(memory, lengths, options, timestamps, [n for n, _ in numbered])
+        if not options.words:
+            return made
+        texts = [self.text_ids(one.texts[0].ids) for one in made]
+        frames = [len(window.features) // self.model.stride for window in windows]
+        before = [self._plain_prompt(one.language, options) for one in made]
+        spans = self.align(memory, lengths, before, texts, frames)
+        return [replace(one, spans=some) for one, some in zip(made, spans, strict=True)]
 
-    def _words_of(self, ids: Sequence[int]) -> list[int]:
-        silent = set(self.config.all_ends)
-        return [token for token in ids if token < self.first_timestamp and token not in silent]
+    # Texts
 
-    def _segments(
-        self,
-        window: Window,
-        result: "tuple[Written, list[tuple[int, int]]]",
-        options: WhisperOptions,
-    ) -> tuple[list[Segment], int]:
-        """Part what was written into segments; return how many frames were read with them."""
-        written, spans = result
-        size, offset = len(window.features), window.first * self.hop
-        if self._silent(written, options):
+    def recognised_window(self, written: Written, options: SpeechDecoding) -> list[Recognised]:
+        """Return the texts of a window without timestamps; none where there is no speech."""
+        if self.silent(written, options):
+            return [Recognised([], "", 0.0)]
+        first, *others = written.texts
+        best = self._recognised(first.ids, first.steps, first.score, written.spans)
+        rest = [self._recognised(one.ids, one.steps, one.score) for one in others]
+        return distinct([best, *rest])
+
+    def segments(
+        self, window: Window, written: Written, options: SpeechDecoding
+    ) -> tuple[list[Recognised], int]:
+        """Return the texts between the timestamps of a window, and how far it was read."""
+        size, best = len(window.features), written.texts[0]
+        if self.silent(written, options):
             return [], size
-        names = {token: name for name, token in self.languages.items()}
-        stretches, forward = stretches_of(
-            written.hypothesis.ids, self.first_timestamp, self.model.stride, size
-        )
-        made, place, at = [], 0, 0
+        stride = self.model.stride
+        stretches, forward = stretches_of(best.ids, self.first_timestamp, stride, size)
+        offset, made, at, place = window.first * self.seconds / stride, [], 0, 0
         for first, last, ids in stretches:
-            text_ids = self._words_of(ids)
-            text = self.tokenizer.decode(text_ids)
-            steps = written.hypothesis.steps[at : at + len(ids)]
-            sure = [
-                float(np.exp(min(0.0, step)))
-                for token, step in zip(ids, steps, strict=True)
-                if token in text_ids
-            ]
-            own = spans[place : place + len(text_ids)] if spans else []
-            place, at = place + len(text_ids), at + len(ids)
-            if first == last or not text.strip():
-                continue
-            segment = Segment(
-                offset + first * self.tick,
-                min(offset + last * self.tick, offset + size * self.hop),
-                text_ids,
-                text,
-                names.get(written.language or -1, ""),
-                written.hypothesis.score,
-                written.no_speech,
-                sure,
-            )
-            if own:
-                timed = TimedTokens(text_ids, own, sure)
-                segment.words = words(timed, self.tokenizer, self.tick, offset=offset)
-            made.append(segment)
+            count = len(self.text_ids(ids))
+            steps, spans = best.steps[at : at + len(ids)], written.spans[place : place + count]
+            at, place = at + len(ids), place + count
+            found = self._recognised(ids, steps, written.score, spans, offset)
+            if first != last and found.text:
+                made.append(found)
         return made, forward
 
-    # ---- times of words
+    def _recognised(
+        self,
+        ids: Sequence[int],
+        steps: Sequence[float],
+        score: float,
+        spans: Sequence[tuple[int, int]] = (),
+        offset: float = 0.0,
+    ) -> Recognised:
+        """Return a text with the times of its words, where their frames are known."""
+        kept = self.text_ids(ids)
+        found: list[Word] = []
+        if spans:
+            ends = set(self.config.all_ends)
+            sure = [
+                exp(min(0.0, step))
+                for token, step in zip(ids, steps, strict=False)
+                if token < self.first_timestamp and token not in ends
+            ]
+            found = [
+                Word(
+                    text,
+                    offset + spans[some[0]][0] * self.seconds,
+                    offset + spans[some[-1]][1] * self.seconds,
+                    min(sure[n] for n in some),
+                )
+                for text, some in word_tokens(kept, self.tokenizer)
+            ]
+        return Recognised(kept, self.tokenizer.decode(kept), score, found)
 
-    def _align_prompts(self, made: Sequence[Written], options: WhisperOptions) -> list[list[int]]:
-        """Return what stands before a text that is aligned: the prompt without timestamps."""
-        prompts = []
-        for one in made:
-            prompt = self.prompt(options, timestamps=False)
-            prompts.append([one.language if token is None else token for token in prompt])
-        return [[token for token in prompt if token is not None] for prompt in prompts]
+    def _joined(self, parts: Sequence[Recognised]) -> Recognised:
+        """Return the segments of a recording as one text."""
+        return Recognised(
+            [token for part in parts for token in part.ids],
+            "".join(part.text for part in parts),
+            sum(part.score for part in parts),
+            [word for part in parts for word in part.words],
+        )
+
+    # Times of words
+
+    def _plain_prompt(self, language: int | None, options: SpeechDecoding) -> list[int]:
+        """Return what stands before a text that is aligned: a prompt without timestamps."""
+        prompt = self.prompt(options, timestamps=False)
+        filled = [language if token is None else token for token in prompt]
+        return [token for token in filled if token is not None]
 
     @torch.inference_mode()
     def align(
@@ -519,49 +508,77 @@ class WhisperDecoder:
         texts: Sequence[Sequence[int]],
         frames: Sequence[int],
     ) -> list[list[tuple[int, int]]]:
-        """Return the frames of the memory in which each token of each text is spoken.
+        """Return the vectors of the memory in which each token of each text is spoken.
 
         They are read off the heads of cross-attention that follow the sound, by dynamic time
-        warping; only so many `frames` of each memory are of sound.
+        warping; the first so many `frames` of each memory are of sound.
         """
-        eos = self.config.all_ends[0]
-        rows = [[*prompt, *text, eos] for prompt, text in zip(prompts, texts, strict=True)]
+        end = self.config.all_ends[0]
+        rows = [[*prompt, *text, end] for prompt, text in zip(prompts, texts, strict=True)]
         longest = max(map(len, rows), default=0)
-        ids = torch.tensor([row + [eos] * (longest - len(row)) for row in rows])
-        with watch(self.model) as maps:  # type: ignore[arg-type]
+        ids = torch.tensor([row + [end] * (longest - len(row)) for row in rows])
+        with watch(self.model) as maps:
             self.model.decode(memory, lengths, ids.to(memory.device))
         spans = []
         for n, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
             if not text or frames[n] < 1:
                 spans.append([(0, 0)] * len(text))
                 continue
-            weights = torch.stack(
-                [
-                    maps[f"decoder.{layer}.cross"].weights(n, head)[0, 0, : len(rows[n])]
-                    for layer, head in self.heads
-                ]
-            )
-            weights = weights[..., : frames[n]].float()
+            heads = [
+                maps[f"decoder.{layer}.cross"].weights(n, head, slice(0, len(rows[n])))[0, 0]
+                for layer, head in self.heads
+            ]
+            weights = torch.stack(heads)[..., : frames[n]].float()
             weights = weights / weights.sum(-1, keepdim=True).clamp_min(1e-30)
             matrix = smoothed(weights)[len(prompt) - 1 : -1]
             jumps = first_columns(-matrix.double().cpu().numpy())
             spans.append(list(zip(jumps[:-1], jumps[1:], strict=True)))
         return spans
 
-
-@dataclass(frozen=True)
-class TimedTokens:
-    """Tokens with the frames of the memory in which they are spoken."""
-
-    ids: Sequence[int]
-    spans: Sequence[tuple[int, int]]
-    confidences: Sequence[float]
+    @torch.inference_mode()
+    def aligned(
+        self,
+        stretches: Sequence[tuple[int, Tensor]],
+        ids: Sequence[int],
+        level: np.ndarray | None = None,
+    ) -> Recognised:
+        """Align a text to a sound of one window."""
+        if len(stretches) > 1 or len(stretches[0][1]) > self.frames:
+            seconds = self.frames * self.seconds / self.model.stride
+            raise UsageError(
+                f"forced= is for sounds of up to {seconds:g} seconds with this model; cut it"
+            )
+        first, features = stretches[0]
+        memory, lengths = self.model.encode(features.unsqueeze(0).to(self.device))
+        options = SpeechDecoding()
+        prompt = self.prompts(memory, lengths, options, timestamps=False)
+        reads = torch.cat([prompt, prompt.new_tensor([[*ids]])], 1)
+        logits = self.model.head(self.model.decode(memory, lengths, reads))[
+            0, prompt.shape[1] - 1 :
+        ]
+        steps = logits[:-1].log_softmax(1)[range(len(ids)), list(ids)].tolist()
+        frames = [len(features) // self.model.stride]
+        (spans,) = self.align(memory, lengths, prompt.tolist(), [list(ids)], frames)
+        offset = first * self.seconds
+        return self._recognised(ids, steps, sum(steps), spans, offset)
 
 
 def compression_ratio(text: str) -> float:
     """Return how many times smaller a text becomes by zlib; repetitions make it large."""
     data = text.encode()
     return len(data) / len(zlib.compress(data))
+
+
+def without_repetition(ids: Sequence[int]) -> int:
+    """Return how many tokens remain where the same ones are repeated at the end, but for once."""
+    ids = list(ids)
+    for period in range(1, LONGEST_REPEAT + 1):
+        size = len(ids)
+        while size > period and ids[size - 1] == ids[size - 1 - period]:
+            size -= 1
+        if len(ids) - size >= (REPEATS - 1) * period:
+            return size
+    return len(ids)
 
 
 def stretches_of(

@@ -55,11 +55,13 @@ class _DepthwiseProduct(torch.autograd.Function):
         around, (x, grad) = weight.shape[-1] // 2, (y.mT for y in (x, grads[0].contiguous()))
         dx, dw = None, None
         if ctx.needs_input_grad[0]:
-            row = (y.unsqueeze(2) for y in (grad, x, weight))
-            dx = _convolution_backward(*row, (0, around), (True, False, False))[0].squeeze(2).mT
+            g, rows, w = (y.unsqueeze(2) for y in (grad, x, weight))
+            dx = _convolution_backward(g, rows, w, (0, around), (True, False, False))[0]
+            dx = dx.squeeze(2).mT
         if ctx.needs_input_grad[1]:
-            column = (y.unsqueeze(3) for y in (grad, x, weight))
-            dw = _convolution_backward(*column, (around, 0), (False, True, False))[1].squeeze(3)
+            g, columns, w = (y.unsqueeze(3) for y in (grad, x, weight))
+            dw = _convolution_backward(g, columns, w, (around, 0), (False, True, False))[1]
+            dw = dw.squeeze(3)
         return dx, dw
 
 

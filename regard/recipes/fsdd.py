@@ -4,6 +4,9 @@ The official test set is the first five takes of each digit and speaker. To leav
 instead: regard train fsdd test=*_jackson_* out=runs/fsdd_jackson
 
 Command: regard train fsdd data=fsdd, then: regard eval runs/fsdd data=fsdd
+Takes:   about 4.3 minutes of one core (36 minutes while many others used the machine)
+Gives:   all 300 sounds of the official test set right, 99.22% of the validation part; 292,730
+         parameters
 """
 
 TASK = "sounds"

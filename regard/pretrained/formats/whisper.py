@@ -43,7 +43,6 @@ WHISPER = Format(
         Key("decoder_depth", "decoder_layers", 4),
         Key("max_frames", "max_source_positions", 1500),
         Key("max_length", "max_target_positions", 448),
-        Key("scale_embedding", "scale_embedding", False),
         Key("block.width", "d_model", 384),
         Key("block.heads", "encoder_attention_heads", 6),
         Key("block.ffn_width", "encoder_ffn_dim", 1536),
@@ -69,6 +68,7 @@ WHISPER = Format(
     prefix="model.",
     tied={"head.weight": ("target.tokens.weight",)},
     harmless=(
+        "scale_embedding",  # which transformers keeps and never uses
         *("num_hidden_layers", "encoder_layerdrop", "decoder_layerdrop"),
         *("use_weighted_layer_sum", "classifier_proj_size", "apply_spec_augment"),
         *("mask_time_prob", "mask_time_length", "mask_time_min_masks"),

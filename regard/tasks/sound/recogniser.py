@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from regard.data.sounds import Sounds
 from regard.decode.ctc import LanguageModel
@@ -14,6 +15,7 @@ from regard.decode.no_speech import is_speech
 from regard.decode.segments import Segment, cut_at_pauses, loudness
 from regard.decode.speech import Recognised, SpeechDecoder, Utterance
 from regard.decode.subtitles import join_words
+from regard.decode.whisper import WhisperDecoder
 from regard.errors import UsageError, lookup
 from regard.metrics.speech import NORMALISATIONS, compare_transcripts, transcript_scores
 from regard.pretrained.tokenizer_folder import load_tokenizer
@@ -44,8 +46,13 @@ class SpeechRecogniser(SoundTask[Transcript]):
         self.tokenizer, hop = codec.tokenizer, codec.format.hop
         # a frame of the encoder stands for those of the spectrogram around its middle
         delay = (model.stride - 1) / 2 * hop - (codec.format.seconds(100) - 100 * hop)
-        times = {"seconds": model.stride * hop, "delay": delay}
-        self.decoder = SpeechDecoder(model, self.tokenizer, **times, device=self.device)
+        times: dict[str, Any] = {"seconds": model.stride * hop, "delay": delay}
+        times["device"] = self.device
+        if hasattr(model.config, "full_window"):  # it reads windows of one length
+            rules = self.config.get("generation", {}).get("rules")
+            self.decoder = WhisperDecoder(model, self.tokenizer, rules=rules, **times)
+        else:
+            self.decoder = SpeechDecoder(model, self.tokenizer, **times)
         self._lm: tuple[str, LanguageModel] | None = None  # the last that was asked for
 
     @classmethod
@@ -60,6 +67,12 @@ class SpeechRecogniser(SoundTask[Transcript]):
                 f"{model.config.vocab}"
             )
         return SoundCodec(format_of(folder, model, config), tokenizer=tokenizer)
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """Return the model's own defaults of decoding; Whisper's is greedy."""
+        greedy = {"beam": 1} if isinstance(self.decoder, WhisperDecoder) else {}
+        return {**greedy, **super().own}
 
     def check_run(self, settings: Any) -> Any:
         """Refuse unknown names, and options that contradict each other or the model."""
@@ -96,7 +109,9 @@ class SpeechRecogniser(SoundTask[Transcript]):
     def cut(self, samples: np.ndarray, settings: Any) -> list[Segment]:
         """Return the stretches of a sound that are transcribed by themselves."""
         rate = self.format.rate
-        found = cut_at_pauses(samples, rate, settings.segment_seconds)
+        found = [Segment(0, len(samples))]
+        if settings.windows == "pauses":
+            found = cut_at_pauses(samples, rate, settings.segment_seconds)
         return [one for one in found if not settings.gate or is_speech(samples[slice(*one)], rate)]
 
     def predict(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[Any]:
@@ -118,11 +133,23 @@ class SpeechRecogniser(SoundTask[Transcript]):
         cuts = cut_at_pauses(samples, rate, settings.segment_seconds) or [Segment(0, len(samples))]
         firsts = [start // size for start, _ in cuts]  # so that all lie on one grid of frames
         stretches = [
-            (first, self.format.spectrogram(samples[first * size : end]))
+            (first, self.spectrogram(samples[first * size : end]))
             for first, (_, end) in zip(firsts, cuts, strict=True)
         ]
         found = self.decoder.aligned(stretches, ids, loudness(samples, rate))
         return self.joined([(0.0, [found])], len(samples) / rate)
+
+    def spectrogram(self, samples: np.ndarray) -> Tensor:
+        """Return the spectrogram of samples; Whisper hears silence after them."""
+        if not isinstance(self.decoder, WhisperDecoder):
+            return self.format.spectrogram(samples)
+        sizes = self.format.sizes
+        padded = np.pad(samples, (0, sizes.window))
+        return self.format.spectrogram(padded)[: max(1, len(samples) // sizes.hop)]
+
+    def utterance(self, samples: np.ndarray) -> Utterance:
+        """Return samples as they are decoded."""
+        return Utterance(self.spectrogram(samples), loudness(samples, self.format.rate))
 
     def answer_sounds(
         self, sounds: list[np.ndarray], settings: Any, lines: list[int]
@@ -133,7 +160,7 @@ class SpeechRecogniser(SoundTask[Transcript]):
             (n, *one) for n, samples in enumerate(sounds) for one in self.cut(samples, settings)
         ]
         pieces = [sounds[n][start:end] for n, start, end in cuts]
-        utterances = [Utterance(self.format.spectrogram(p), loudness(p, rate)) for p in pieces]
+        utterances = [self.utterance(piece) for piece in pieces]
         frames = max(1, round(settings.batch_seconds / self.format.hop))
         lm = self.language_model(settings)
         found = self.decoder(utterances, settings, lm=lm, frames=frames)
@@ -220,11 +247,9 @@ class SpeechRecogniser(SoundTask[Transcript]):
         self, samples: np.ndarray, settings: Any
     ) -> tuple[dict[str, Any], Callable[[], Any]]:
         """Transcribe a sound for its picture, with the posteriors of CTC and the words' times."""
-        spectrogram = self.format.spectrogram(samples)
-        level = loudness(samples, self.format.rate)
+        spectrogram, level = utterance = self.utterance(samples)
         if settings.forced is None:
-            lm, utterance = self.language_model(settings), Utterance(spectrogram, level)
-            (found,) = self.decoder([utterance], settings, lm=lm)
+            (found,) = self.decoder([utterance], settings, lm=self.language_model(settings))
         else:
             ids = self.ids_of(settings.forced)
             found = [self.decoder.aligned([(0, spectrogram)], ids, level)]

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -68,9 +68,12 @@ class Transcribe(SpeechRecogniser):
                 f"inter_ctc={settings.inter_ctc} is a share of the CTC loss, of which ctc_weight=0 "
                 "leaves nothing; raise that, or leave inter_ctc out"
             )
-        model = settings.model if origin else replace(settings.model, ctc=weight > 0)
+        model, known = settings.model, {one.name for one in fields(settings.model)}
+        if origin is None and "ctc" in known:
+            model = replace(model, ctc=weight > 0)
         if weight and not model.ctc:
-            raise UsageError(f"ctc_weight={weight}: the model of init= has no CTC head; choose 0")
+            whose = "a Whisper" if "ctc" not in known else "the model of init="
+            raise UsageError(f"ctc_weight={weight}: {whose} has no CTC head; choose 0")
         return replace(settings, ctc_weight=weight, model=model)
 
     @classmethod
@@ -129,13 +132,13 @@ class Transcribe(SpeechRecogniser):
         self.trained_on = len(train)
         self.generation, note = usual_decoding(train)
         data.notes.extend([note] if note else [])
-        needed = [required_frames(row.tolist()) for row in rows]
+        needed, begin = [required_frames(row.tolist()) for row in rows], self.decoder.begin
 
         def too_short(i: int, frames: int) -> bool:
             return int(self.model.out_lengths(torch.tensor(frames))) < needed[i]
 
         def make(picked: np.ndarray, sound: Tensor, lengths: Tensor) -> Batch:
-            return make_batch([rows[i] for i in picked], sound, lengths, self.tokenizer)
+            return make_batch([rows[i] for i in picked], sound, lengths, self.tokenizer, begin)
 
         return SoundBatches(train, self.format, settings, make, too_short)
 
@@ -172,9 +175,10 @@ class Transcribe(SpeechRecogniser):
         total, tokens, group = 0.0, 0, 16
         for start in range(0, len(sounds), group):
             places = range(start, min(len(sounds), start + group))
-            features = [self.format.spectrogram(sounds.read(i)) for i in places]
+            features = [self.spectrogram(sounds.read(i)) for i in places]
             texts = [rows[i] for i in places]
-            batch = make_batch(texts, *pad_sounds(features, self.device), self.tokenizer)
+            sound = pad_sounds(features, self.device)
+            batch = make_batch(texts, *sound, self.tokenizer, self.decoder.begin)
             total += float(speech_loss(self.model, batch, settings.ctc_weight, 0.0))
             tokens += batch.tokens
         return total / tokens

@@ -216,13 +216,21 @@ class Batch(NamedTuple):
 
 
 def make_batch(
-    rows: Sequence[np.ndarray], sound: Tensor, lengths: Tensor, tokenizer: Tokenizer
+    rows: Sequence[np.ndarray],
+    sound: Tensor,
+    lengths: Tensor,
+    tokenizer: Tokenizer,
+    begin: Sequence[int] = (),
 ) -> Batch:
-    """Put spectrograms and the ids of their transcripts together."""
-    device = sound.device
+    """Put spectrograms and the ids of their transcripts together.
+
+    A decoder writes them after `begin`, or the tokenizer's own first token.
+    """
+    device, begin = sound.device, begin or [tokenizer.begin]
     texts, text_lengths = pad(rows, tokenizer.pad)
-    reads, _ = pad([np.append(tokenizer.begin, row) for row in rows], tokenizer.pad)
-    writes, _ = pad([np.append(row, tokenizer.eos) for row in rows], -1)
+    reads, _ = pad([np.concatenate([begin, row]) for row in rows], tokenizer.pad)
+    given = [-1] * (len(begin) - 1)
+    writes, _ = pad([np.concatenate([given, row, [tokenizer.eos]]) for row in rows], -1)
     return Batch(
         sound,
         lengths,

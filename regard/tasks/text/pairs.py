@@ -178,7 +178,7 @@ class PairTask(Task[PairCodec, Generated]):
         foreign = None if "imported" in config else False
         about = {key: config[key] for key in cls.noted if key in config}
         codec = PairCodec(*load_tokenizers(folder, foreign), about)
-        shape = cls.encoder_decoder(model).config
+        shape = cls.encoder_decoder(cast(nn.Module, model)).config
         for side in SIDES:
             count, size = getattr(codec, side).vocab, getattr(shape, f"{side}_vocab")
             if count > size:
