@@ -1,5 +1,6 @@
 """The core's laws: a loop in fp64 equals attention, and what is masked never matters."""
 
+import itertools
 import math
 from collections.abc import Callable
 from itertools import product
@@ -303,8 +304,10 @@ def test_a_row_of_minus_infinity_gives_zeros():
     bias = torch.zeros(3, 3, dtype=torch.float64)
     bias[1] = -math.inf
     keep = torch.tensor([[True, True, False]])
-    for mask, drop in ((None, 0.0), (None, 1e-9), (Padding(keep), 0.0)):
-        out = attend(q, k, v, bias=bias, mask=mask, dropout=drop)
+    cases = [(mask, drop) for mask in (None, Padding(keep)) for drop in (0.0, 1e-9)]
+    for learned, (mask, drop) in itertools.product((False, True), cases):
+        given = bias.clone().requires_grad_(learned)
+        out = attend(q, k, v, bias=given, mask=mask, dropout=drop)
         assert out[0, 0, 1].eq(0).all() and out.isfinite().all()
         for grad in torch.autograd.grad(out.sum(), (q, k, v)):
             assert grad.isfinite().all()

@@ -13,7 +13,7 @@ from regard import native
 from regard.attention import kernels
 from regard.attention.attend import attend
 from regard.attention.kernels import KERNELS, Problem
-from regard.attention.masks import Causal, Sliding
+from regard.attention.masks import Causal, Padding, Sliding
 from regard.attention.scores import Dot
 from regard.filters.bilateral import bilateral
 from regard.filters.nonlocal_means import PatchScore, nonlocal_means
@@ -27,7 +27,7 @@ ASKS = {
     "given": {"given": True},
     "small_query": {"columns": True, "grad": False, "mask": "none", "scores": FUSED},
     "native": {"long": True, "grad": True, "dtypes": [torch.float32], "mask": "causal"},
-    "bias_gradient": {"bias": True, "mask": "none", "scores": FUSED},
+    "products": {"bias": True, "mask": "padding", "scores": FUSED},
     "fused": {"mask": "causal", "scores": FUSED},
     "tiled": {"mask": "any", "scores": FUSED},
     "plain": {},
@@ -67,6 +67,9 @@ def problems(draw, ask: dict) -> dict:
         k, v = (x[..., :queries, :] for x in (k, v))
         q, keys = q[..., : k.shape[-2], :], k.shape[-2]
         bias = None
+    elif kind == "padding" and draw(st.booleans()):
+        lengths = torch.tensor([draw(st.integers(0, keys)) for _ in range(b)])
+        mask, allowed = Padding.of(lengths, keys), lambda b, i, j: j < lengths[b]
     elif kind == "any":
         mask, allowed = draw(masks(b, q.shape[-2], keys))
     weights = None
@@ -120,7 +123,7 @@ def test_every_kernel_equals_the_loop_or_passes(name: str):
             stack.enter_context(native.fast(module))
             stack.enter_context(torch.set_grad_enabled(ask["grad"]))
             if ask["grad"]:
-                for x in (q, k, v, *([bias] if name == "bias_gradient" else [])):
+                for x in (q, k, v, *([bias] if name == "products" else [])):
                     x.requires_grad_()
             problem = Problem(
                 q, k, v, score, bias, ask["mask"], weights=ask["weights"], module=module
@@ -184,10 +187,10 @@ def test_who_computes_what():
     first = {
         "given": Problem(q, k, v, Dot(), weights=torch.ones(2, 4, 6, 6)),
         "small_query": Problem(q, k.mT.contiguous().mT, v, Dot()),
-        "bias_gradient": Problem(q, k, v, Dot(), torch.zeros(1, 1, 6, 6, requires_grad=True)),
+        "products": Problem(q, k, v, Dot(), torch.zeros(1, 1, 6, 6, requires_grad=True)),
         "fused": Problem(q, k, v, Dot(), mask=Causal()),
         "tiled": Problem(q, k, v, Dot(), mask=Sliding(2)),
-        "plain": Problem(q, k, v, Dot(), dropout=0.5),
+        "plain": Problem(q, k, v, Dot(), mask=Sliding(2), dropout=0.5),
     }
     with torch.no_grad():
         for name, problem in first.items():

@@ -19,7 +19,7 @@ ROOT = Path(regard.__file__).resolve().parent
 # functions that multiply a softmax with something, and why they may
 PRODUCTS = {
     "attention/kernels.py:_average": "plain and given: the implementations with all weights",
-    "attention/kernels.py:bias_gradient": "an implementation of the table",
+    "attention/kernels.py:products": "an implementation of the table",
     "attention/kernels.py:small_query": "an implementation of the table",
     "decode/search.py:adjust": "min_p: a fraction of the largest probability of a token",
     "decode/search.py:pick": "sampling: a fraction of the sum of the probabilities of tokens",

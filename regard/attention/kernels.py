@@ -41,7 +41,8 @@ class Problem:
     """One attention to compute, with queries (b, h, q, d), keys (b, g, k, d), values (b, g, k, e).
 
     `product` is set where the weights are a softmax of scaled dot products plus a bias, and
-    `dense` where moreover there is no mask but the `causal` triangle that fused kernels know.
+    `dense` where moreover there is no dropout, and no mask but the `causal` triangle that fused
+    kernels know.
     """
 
     def __init__(
@@ -66,7 +67,6 @@ class Problem:
         self.causal = False
         if (
             normalise is softmax
-            and dropout <= 0
             and add_values is None
             and weights is None
             and hasattr(score, "prepare")
@@ -78,7 +78,7 @@ class Problem:
             self.product = Prepared(ready.q, ready.k, bias, ready.scale)
             if mask is not None and bias is None and q.shape[-2] > 1:
                 self.causal = mask.aligned(q.shape[-2], k.shape[-2])
-        self.dense = self.product if mask is None or self.causal else None
+        self.dense = self.product if dropout <= 0 and (mask is None or self.causal) else None
 
 
 def compute(problem: Problem) -> Answer:
@@ -107,6 +107,8 @@ def small_query(p: Problem) -> Answer | None:
         return None
     if p.product is None or p.product.k.stride(-1) == 1 or p.q.device.type != "cpu":
         return None
+    if p.dropout > 0:
+        return None
     q, k, bias, scale = p.product
     b, h, rows, d = q.shape
     groups, keys = k.shape[1], k.shape[-2]
@@ -133,15 +135,31 @@ def native(p: Problem) -> Answer | None:
     return None if out is None else (out, None)
 
 
-def bias_gradient(p: Problem) -> Answer | None:
-    """Attend by matrix products where a CPU's fused kernel has no gradient of the bias."""
-    if p.mask is not None or p.product is None or p.q.device.type != "cpu":
+def products(p: Problem) -> Answer | None:
+    """Attend by matrix products, in place between them, where a CPU's fused kernel cannot.
+
+    It has no gradient of the bias, and no dropout. The mask is the same for all queries, as of
+    padding, or there is none.
+    """
+    mask = p.mask
+    if p.product is None or (mask is not None and mask.by_query) or p.q.device.type != "cpu":
         return None
     q, k, bias, scale = p.product
-    if bias is None or not bias.requires_grad:
+    if p.dropout <= 0 and (bias is None or not bias.requires_grad):
         return None
-    scores = ((q * scale) @ repeat_kv(k, q.shape[1]).mT).add_(bias)
-    return scores.softmax(-1) @ repeat_kv(p.v, q.shape[1]), None
+    scores = (q * scale) @ repeat_kv(k, q.shape[1]).mT
+    if bias is not None:
+        scores += bias
+    fully_masked = None
+    if mask is not None:
+        if not (_finite(p.k) and _finite(p.v)):
+            return None
+        extra, fully_masked = mask.additive(slice(0, q.shape[-2]), slice(0, k.shape[-2]), q)
+        scores += extra
+    out = drop(scores.softmax(-1), p.dropout) @ repeat_kv(p.v, q.shape[1])
+    if not _finite(out):  # as where the bias is -inf throughout a row
+        return None
+    return (out if fully_masked is None else out.masked_fill(fully_masked, 0.0)), None
 
 
 def fused(p: Problem) -> Answer | None:
@@ -166,7 +184,7 @@ def fused(p: Problem) -> Answer | None:
 def tiled(p: Problem) -> Answer | None:
     """Attend under a mask, some rows at a time and over no keys outside of their span."""
     mask = p.mask
-    if p.product is None or mask is None or p.causal:
+    if p.product is None or mask is None or p.causal or p.dropout > 0:
         return None
     ready_q, ready_k, bias, scale = p.product
     queries, keys, training = p.q.shape[-2], p.k.shape[-2], torch.is_grad_enabled()
@@ -218,7 +236,7 @@ KERNELS: dict[str, Callable[[Problem], Answer | None]] = {
     "given": given,
     "small_query": small_query,
     "native": native,
-    "bias_gradient": bias_gradient,
+    "products": products,
     "fused": fused,
     "tiled": tiled,
     "plain": plain,

@@ -1,6 +1,8 @@
 """Convolutional subsampling: fewer, wider frames of a spectrogram."""
 
 from collections.abc import Callable
+from itertools import pairwise
+from typing import TypeVar
 
 from torch import Tensor, nn
 
@@ -8,16 +10,17 @@ from regard.attention.masks import Padding
 from regard.attention.once import once
 from regard.errors import UsageError
 
+Size = TypeVar("Size", int, Tensor)
+
 # frames of the spectrogram for one frame of output -> the strides of the convolutions over time
 STRIDES: dict[int, tuple[int, ...]] = {2: (2, 1), 4: (2, 2)}
 
 
 def zero_padding(x: Tensor, mask: Padding | None) -> Tensor:
-    """Return vectors (b, l, ...) with those of padding set to zero, whatever stands there."""
+    """Return vectors (b, l, w) with those of padding set to zero, whatever stands there."""
     if mask is None:
         return x
-    keep = mask.keep.view(*mask.keep.shape, *(1,) * (x.ndim - 2))
-    return x.masked_fill(~keep, 0.0)
+    return x.masked_fill(~mask.keep.unsqueeze(-1), 0.0)
 
 
 def on_real(f: Callable[[Tensor], Tensor], x: Tensor, mask: Padding | None) -> Tensor:
@@ -47,7 +50,7 @@ class Subsampling(nn.Module):
         sizes = [1, *[channels] * len(self.strides)]
         self.convolutions = nn.ModuleList(
             nn.Conv2d(before, after, 3, (stride, 2), padding=1)
-            for before, after, stride in zip(sizes, sizes[1:], self.strides, strict=False)
+            for (before, after), stride in zip(pairwise(sizes), self.strides, strict=True)
         )
         for _ in self.strides:
             mels = halved(mels)
@@ -63,14 +66,15 @@ class Subsampling(nn.Module):
         """Return vectors (b, s, w) of spectrograms (b, t, mels), and which of them are padding."""
         x = zero_padding(x, mask).unsqueeze(-1)  # channels last, as they lie throughout
         for convolution, stride in zip(self.convolutions, self.strides, strict=True):
-            x = convolution(x.movedim(-1, 1)).relu_().movedim(1, -1)
+            x = convolution(x.movedim(-1, 1)).movedim(1, -1)
             if mask is not None:
                 # of a sound of n frames, (n + 1) // 2 are left: each stands where an even one did
                 mask = Padding(mask.keep[:, ::stride])
-            x = zero_padding(x, mask)
+                x = x.masked_fill_(~mask.keep[..., None, None], 0.0)
+            x = x.relu_()
         return self.project(x.flatten(2)), mask
 
 
-def halved(size):
+def halved(size: Size) -> Size:
     """Return how many places are left after a convolution of 3 with a stride of 2."""
     return (size + 1) // 2
