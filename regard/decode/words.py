@@ -13,18 +13,18 @@ SPACE = "▁"  # how a tokenizer's pieces show a space
 REACH = 0.1  # seconds that a word goes on beyond its tokens where the sound is not known
 
 # Where a word begins and ends in a known sound; found on sentences joined from FSDD's training
-# files and the spikes of two CTC models, one of which emits tokens 0.3 seconds early.
-RANGE = 70.0  # decibels beneath the loud parts, beyond which nothing is heard
-RISE, SLOPE = 3.0, 6.0  # decibels above the noise floor where sound begins, and until it is sure
+# files and the spikes of three CTC models, one of which emits tokens 0.3 seconds early.
+RANGE = 80.0  # decibels beneath the loud parts, beyond which nothing is heard
+RISE, SLOPE = 1.5, 6.0  # decibels above the noise floor where sound begins, and until it is sure
 SHORTEST = 0.03  # seconds of a word
 USUAL, PER_LETTER = 0.25, 0.04  # seconds of a word, and more for each letter
 FARTHEST = 0.5  # seconds beyond which a token is no further away
 AROUND = 1.5  # seconds around its tokens in which a word is looked for
 # Costs, in frames of sound that belong to no word:
-SILENCE_INSIDE = 0.9  # of each frame
+SILENCE_INSIDE = 0.7  # of each frame
 LOUD_BOUNDARY = 6.0  # at full level
-TOKEN_OUTSIDE = 15.0  # a second, as the mean over tokens
-UNLIKELY_LENGTH = 4.0  # for a length e times too long or too short
+TOKEN_OUTSIDE = 20.0  # a second, as the mean over tokens
+UNLIKELY_LENGTH = 8.0  # for a length e times too long or too short
 
 
 @dataclass(frozen=True)
