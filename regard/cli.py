@@ -7,11 +7,14 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from importlib import import_module
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from regard import __version__
 from regard.errors import UsageError, lookup, printable
 from regard.settings import describe, parse
+
+if TYPE_CHECKING:
+    from regard.tasks.frame.task import Task
 
 CHUNK = 512  # lines read before they are answered, which bounds memory for input of any length
 LETTERS = 1_000_000  # and so many letters, if that is sooner
@@ -169,7 +172,7 @@ def run_path(model: Any, path: str, kind: str, call: Call, number: int) -> int:
 
 
 def print_answers(
-    model: Any,
+    model: "Task[Any, Any]",
     parts: Iterable[tuple[list[Input], UsageError | None]],
     call: Call,
     number: int = 0,
@@ -622,7 +625,12 @@ def text_of(
 
 
 def answers(
-    model: Any, chunk: list[Input], call: Call, *, first: int = 0, named: bool = False
+    model: "Task[Any, Any]",
+    chunk: list[Input],
+    call: Call,
+    *,
+    first: int = 0,
+    named: bool = False,
 ) -> Iterator[str]:
     """Answer inputs, of which the first has this number: lines for lines, JSON for JSON.
 

@@ -13,6 +13,7 @@ from regard.errors import UsageError, lookup
 from regard.files import errors_in, read_json, write_json
 from regard.models.bert import BertConfig
 from regard.models.folder import FORMAT, STRANGE, assign_weights, build_on_meta
+from regard.models.protocols import Model
 from regard.models.vit import ViTConfig
 from regard.pretrained.config_keys import Theirs, shortened
 from regard.pretrained.format import Format
@@ -213,7 +214,7 @@ def export_weights(
     return format.model_type
 
 
-def _choose_format(model: Any, config: Theirs, dtype: str) -> tuple[Any, Format, dict[str, Any]]:
+def _choose_format(model: Model, config: Theirs, dtype: str) -> tuple[Any, Format, dict[str, Any]]:
     """Return a model with a format that holds it and its config.json.
 
     It is the format that the model came in, if it still fits, or another one; a classifier by the

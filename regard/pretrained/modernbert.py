@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from regard.errors import UsageError
 from regard.models.bert import Bert, BertConfig
+from regard.models.protocols import Model
 
 # a network -> the same with a gate
 GATES = {"gelu": "geglu", "gelu_tanh": "geglu_tanh", "swish": "swiglu"}
@@ -54,7 +55,7 @@ def modernbert_config(config: BertConfig) -> BertConfig | None:
 
 
 @torch.no_grad()
-def as_modernbert(model: nn.Module, config: BertConfig) -> Bert:
+def as_modernbert(model: Model, config: BertConfig) -> Bert:
     """Return a model with the parts of ModernBERT and the same logits.
 
     A first layer adds nothing, as their first has no norm before its attention; gates are open; and
