@@ -1,7 +1,10 @@
 """An encoder of series of numbers, and of arrays of any rank: chunks, blocks, a pool and a head."""
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import cast
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -49,6 +52,7 @@ class SeriesConfig:
     head_dropout: float = prob_field(0.1)
     drop_path: float = prob_field(0.0)
     init: str = "glorot"
+    members: int = size_field(1, 100)
 
 
 PRESETS = {"series": SeriesConfig()}
@@ -78,7 +82,8 @@ class Series(nn.Module):
     """An encoder of series of numbers: self-attention between all chunks of one, and a head.
 
     What is true of series (time, channels) is true of any array (n1, ..., nr, channels); the first
-    axis alone may be of different lengths.
+    axis alone may be of different lengths. Other members are encoders beside it, an ensemble; the
+    output is the mean of all.
     """
 
     def __init__(self, config: SeriesConfig):
@@ -96,6 +101,8 @@ class Series(nn.Module):
         self.norm = build_final_norm(block)
         self.head = Classify(block.width, config.labels, config.head_dropout, config.pool)
         lookup("init", config.init, INITS)(self)
+        alone = replace(config, members=1)
+        self.members = nn.ModuleList(Series(alone) for _ in range(config.members - 1))
 
     def hidden(
         self, x: Float[Tensor, "b n *rest c"], lengths: Lengths | None = None
@@ -111,8 +118,15 @@ class Series(nn.Module):
         bias = self.position.shared(at, at, mask)
         return run_blocks(self.blocks, tokens, norm=self.norm, at=at, mask=mask, bias=bias), counts
 
+    def each(
+        self, x: Float[Tensor, "b n *rest c"], lengths: Lengths | None = None
+    ) -> Float[Tensor, "members b labels"]:
+        """Return the logits of the labels, by this encoder and by the members beside it."""
+        everyone = [self, *cast("Iterable[Series]", self.members)]
+        return torch.stack([one.head(*one.hidden(x, lengths)) for one in everyone])
+
     def forward(
         self, x: Float[Tensor, "b n *rest c"], lengths: Lengths | None = None
     ) -> Float[Tensor, "b labels"]:
         """Return the logits of the labels of arrays (b, n1, ..., nr, c) of these lengths."""
-        return self.head(*self.hidden(x, lengths))
+        return self.each(x, lengths).mean(0)

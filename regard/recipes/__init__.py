@@ -23,6 +23,8 @@ RECIPES = {
         "trec_tuned",
         "sst2",
         "ud_ewt_upos",
+        "japanese_vowels",
+        "basic_motions",
         "fashion",
         "cifar10",
         "cifar10_pretrain",

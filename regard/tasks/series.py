@@ -171,6 +171,7 @@ class ClassifySeries(OneLabel):
         "drop_path": "model.drop_path",
         "head_dropout": "model.head_dropout",
         "max_length": "model.max_length",
+        "members": "model.members",
     }
 
     @property
@@ -248,9 +249,10 @@ class ClassifySeries(OneLabel):
         return len(batch.series), int(batch.lengths.sum())
 
     def loss(self, batch: Batch, settings: Any) -> Tensor:
-        """Return the summed cross-entropy of the labels."""
+        """Return the summed cross-entropy of the labels, the mean over an ensemble."""
         weights = None if self.weights is None else self.weights.to(batch.targets.device)
-        return soft_loss(self.model(batch.series, batch.lengths), batch.targets, weights)
+        logits = self.model.each(batch.series, batch.lengths)
+        return soft_loss(logits, batch.targets, weights) / len(logits)
 
     def validate(self, data: Data, settings: Any, share: float = 1.0) -> dict[str, float]:
         """Return loss, accuracy and macro F1 on the validation part."""
