@@ -28,7 +28,7 @@ SMALL: dict[str, Any] = {
     **{"rate": RATE, "mels": 20, "subsampling": 2, "dropout": 0.0, "batch_seconds": 15},
     **{"speeds": 1, "time_masks": 0, "frequency_masks": 0, "lr": 0.01, "ema": 0, "valid": "0.2"},
 }
-LEARN = {**SMALL, "steps": 280, "valid_every": 140, "quiet": True}
+LEARN = {**SMALL, "steps": 100, "valid_every": 50, "quiet": True}
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def model(run):
 @pytest.fixture(scope="module")
 def both(home, data):
     """Return a model with CTC and a decoder."""
-    how = {**LEARN, "decoder_depth": 1, "ctc_weight": 0.7, "steps": 420}
+    how = {**LEARN, "decoder_depth": 1, "ctc_weight": 0.7, "steps": 140}
     regard.train("transcribe", data=data, out=home / "both", **how)
     return regard.load(home / "both", task="transcribe")
 

@@ -16,17 +16,18 @@ def tones(text: str, rng: np.random.Generator) -> np.ndarray:
 
 def said(text: str, rng: np.random.Generator) -> tuple[np.ndarray, list[tuple[float, float]]]:
     """Return the samples of a text, and where each of its letters begins and ends in seconds."""
-    parts = [rng.normal(0, 0.003, int(RATE * rng.uniform(0.05, 0.15)))]
+    parts = [rng.normal(0, 0.003, int(RATE * rng.uniform(0.02, 0.05)))]
     times = []
-    for letter in f"{text} ":
+    for letter in text:
         count = int(RATE * rng.uniform(0.1, 0.16))
         samples = rng.normal(0, 0.003, count)
         start = sum(map(len, parts)) / RATE
         if letter != " ":
             wave = np.sin(2 * np.pi * TONES[letter] * np.arange(count) / RATE)
-            samples += rng.uniform(0.2, 0.5) * wave * np.hanning(count) ** 0.3
+            samples += rng.uniform(0.2, 0.5) * wave * np.hanning(count) ** 0.5
             times.append((start, start + count / RATE))
         parts.append(samples)
+    parts.append(rng.normal(0, 0.003, len(parts[0])))
     return np.concatenate(parts).astype(np.float32), times
 
 
