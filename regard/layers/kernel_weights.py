@@ -21,7 +21,7 @@ from regard.attention.multihead import MultiHead
 from regard.attention.positions import POSITIONS, Position, Rotary, Yarn
 from regard.attention.scores import Dot
 from regard.layers import residual
-from regard.layers.block import EncoderBlock
+from regard.layers.block import DecoderBlock, EncoderBlock
 from regard.layers.feedforward import FeedForward, GatedFeedForward, gelu_tanh
 from regard.layers.norm import GainNorm, LayerNorm, RMSNorm
 from regard.layers.residual import PreNorm
@@ -45,7 +45,17 @@ def _functions(owner: Any) -> list[tuple[dict[str, Any], str, Any]]:
     return [(cast(dict, vars(owner)), name, vars(owner)[name]) for name in names]
 
 
-_CLASSES = [EncoderBlock, MultiHead, PreNorm, *FEED_FORWARDS, *NORMS, Dot, Position, *ROTATING]
+_CLASSES = [
+    EncoderBlock,
+    DecoderBlock,
+    MultiHead,
+    PreNorm,
+    *FEED_FORWARDS,
+    *NORMS,
+    Dot,
+    Position,
+    *ROTATING,
+]
 _CLASSES += [*Dot.__mro__[1:-1], nn.Linear, nn.LayerNorm]
 _LOOKED_UP = [
     *((torch_module.Module.__dict__, name) for name in ("__call__", "_call_impl", "__getattr__")),
@@ -91,14 +101,22 @@ class BlockWeights(NamedTuple):
 
 
 def kernel_weights(block: nn.Module, training: bool) -> BlockWeights | None:
-    """Return the weights of a block, if each part is known exactly and there is no dropout."""
-    if type(block) is not EncoderBlock or not unmodified(block):
+    """Return the weights of a block, if each part is known exactly and there is no dropout.
+
+    One that decodes may have cross-attention; its weights come last.
+    """
+    kinds = (EncoderBlock,) if training else (EncoderBlock, DecoderBlock)
+    if type(block) not in kinds or not unmodified(block):
         return None
+    block = cast(Any, block)
     attention, ffn = block.attention, block.feed_forward
+    cross = block.cross if type(block) is DecoderBlock else None
     around: list[Any] = [block.around_attention, block.around_feed_forward]
+    around += [] if cross is None else [block.around_cross]
     if (
         type(attention) is not MultiHead
         or type(ffn) not in FEED_FORWARDS
+        or not (cross is None or _reads_alike(cross, attention))
         or any(type(one) is not PreNorm for one in around)
     ):
         return None
@@ -106,8 +124,7 @@ def kernel_weights(block: nn.Module, training: bool) -> BlockWeights | None:
     position, score, kind = attention.position, attention.score, type(norms[0])
     if (
         kind not in NORMS
-        or type(norms[1]) is not kind
-        or norms[0].eps != norms[1].eps
+        or any(type(norm) is not kind or norm.eps != norms[0].eps for norm in norms)
         or type(score) is not Dot
         or vars(score).keys() != {"scale"}
         or type(position) not in KNOWN_POSITIONS
@@ -118,12 +135,14 @@ def kernel_weights(block: nn.Module, training: bool) -> BlockWeights | None:
         return None
     gate = ffn.gate if type(ffn) is GatedFeedForward else None
     matrices: list[Any] = [attention.qkv, attention.out, gate, ffn.inner, ffn.outer]
+    matrices += [] if cross is None else [cross.qkv, cross.out]
     there = [matrix for matrix in matrices if matrix is not None]
     modules = [block, attention, ffn, *around, *norms, position, *there]
+    modules += [] if cross is None else [cross, cross.position]
     if (
         any(type(matrix) is not nn.Linear for matrix in there)
         or not unmodified(*modules)
-        or any(m.training != training for m in modules[:5])
+        or any(m.training != training for m in (block, attention, ffn, *around, cross or block))
         or (training and _drops(attention, ffn, *around))
     ):
         return None
@@ -131,7 +150,10 @@ def kernel_weights(block: nn.Module, training: bool) -> BlockWeights | None:
     w, f = attention.out.weight.shape[0], ffn.inner.weight.shape[0]
     shapes = [(w,), ((h + 2 * g) * d, w), (w, h * d), (w,), (f, w), (f, w), (w, f)]
     weights: list[Tensor | None] = []
-    owners = [norms[0], *matrices[:2], norms[1], *matrices[2:]]
+    owners = [norms[0], *matrices[:2], norms[1], *matrices[2:5]]
+    if cross is not None:
+        owners += [norms[2], *matrices[5:]]
+        shapes += [shapes[0], shapes[1], shapes[2]]
     for module, shape in zip(owners, shapes, strict=True):
         weight, bias = weight_and_bias(module)
         known = module is None or kernel_can_read(weight, shape)
@@ -152,6 +174,20 @@ def kernel_weights(block: nn.Module, training: bool) -> BlockWeights | None:
         norms[0].eps,
         d**-0.5 if score.scale is None else score.scale,
         cast(Rotary, position) if attention.uses_rotation else None,
+    )
+
+
+def _reads_alike(cross: nn.Module, attention: MultiHead) -> bool:
+    """Tell whether cross-attention is known exactly, and of the same sizes as self-attention."""
+    if type(cross) is not MultiHead or type(cross.score) is not Dot:
+        return False
+    sizes = [(m.heads, m.kv_heads, m.head_width) for m in (cross, attention)]
+    return (
+        sizes[0] == sizes[1]
+        and vars(cross.score) == vars(attention.score)
+        and type(cross.position) in KNOWN_POSITIONS
+        and not cross.needs_key_positions
+        and not cross.uses_rotation
     )
 
 

@@ -7,7 +7,7 @@ import ctypes
 import math
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from regard import native
 from regard.attention.attend import record_attention
 from regard.attention.masks import Mask
-from regard.attention.multihead import Cache
+from regard.attention.multihead import Cache, Memory
 from regard.attention.watch import watcher
 from regard.layers.kernel_weights import (
     BlockWeights,
@@ -27,7 +27,7 @@ from regard.layers.kernel_weights import (
     weight_and_bias,
 )
 from regard.layers.norm import RMSNorm
-from regard.native.functions import LONGEST, Sizes, laid
+from regard.native.functions import LONGEST, WEIGHTS, Sizes, laid
 from regard.native.functions import blocks as native_blocks
 from regard.native.torch_private import traced
 
@@ -35,6 +35,8 @@ from regard.native.torch_private import traced
 WIDEST = 256
 # Of more tokens at once, as in a prompt, PyTorch's products are better, too.
 MAX_DECODED_TOKENS = 32
+CROSS_WEIGHTS = 6  # of a block, after its others
+STRETCH = 64  # keys of a memory that are read at once, as in decode.c
 
 
 def try_kernel(
@@ -45,6 +47,7 @@ def try_kernel(
     masks: list[Any],
     bias: Tensor | None,
     caches: Sequence[Cache] | None,
+    memory: "CrossMemory | None" = None,
 ) -> Tensor | None:
     """Run a stack by a kernel, if there is one for blocks that all have the same mask."""
     mask = masks[0]
@@ -52,7 +55,7 @@ def try_kernel(
         return None
     if caches is None:
         return try_train_kernel(blocks, x, norm, at, mask, bias)
-    return try_decode_kernel(blocks, x, norm, at, mask, bias, caches)
+    return try_decode_kernel(blocks, x, norm, at, mask, bias, caches, memory)
 
 
 def _plan(
@@ -141,12 +144,13 @@ def try_decode_kernel(
     mask: Mask | None,
     bias: Tensor | None,
     caches: Sequence[Cache],
+    memory: "CrossMemory | None" = None,
 ) -> Tensor | None:
     """Pass the next tokens of each text through blocks that decode, by a kernel."""
     first = caches[0]
     if (
-        norm is None
-        or first.length == 0
+        (memory is None and (norm is None or first.length == 0))
+        or (memory is not None and not memory.readable())
         or x.shape[-2] > MAX_DECODED_TOKENS
         or torch.is_grad_enabled()
         or x.ndim != 3
@@ -157,18 +161,51 @@ def try_decode_kernel(
         or not all(map(_ready, caches))
     ):
         return None
-    modules = [*blocks, norm]
+    modules = [*blocks, *([] if norm is None else [norm])]
     kernel = _plan("decode", modules, lambda: DecodeKernel.of(blocks, norm), during=first)
     library = None if kernel is None else native.kernels(blocks[0])
     if kernel is None or library is None or kernel.shape.width != x.shape[-1]:
         return None
-    return kernel(library, x, at, mask, bias, list(caches))
+    if kernel.crosses != (memory is not None):
+        return None
+    return kernel(library, x, at, mask, bias, list(caches), memory)
 
 
 def _ready(cache: Cache) -> bool:
     """Tell whether a kernel can add to a cache."""
     exact = type(cache) is Cache and "append" not in vars(cache)
     return exact and cache.k.dtype == cache.v.dtype == torch.float32 and cache.k.is_cpu
+
+
+class CrossMemory(NamedTuple):
+    """What the cross-attention of each block of a decoder reads, and its mask."""
+
+    layers: Sequence[Memory]
+    mask: Mask | None = None
+
+    def readable(self) -> bool:
+        """Tell whether a kernel can read all of it: heads of numbers side by side."""
+        first = self.layers[0]
+        steps = first.k.stride(), first.v.stride()
+        return (
+            (self.mask is None or isinstance(self.mask, Mask))
+            and all(
+                type(x) is Tensor and x.dtype == torch.float32 and x.is_cpu and x.stride(-1) == 1
+                for layer in self.layers
+                for x in layer
+            )
+            and all((one.k.stride(), one.v.stride()) == steps for one in self.layers)
+        )
+
+
+def reads_memory(blocks: Sequence[nn.Module], memory: Tensor) -> bool:
+    """Tell whether a kernel will decode with blocks that read a memory."""
+    if not blocks or torch.compiler.is_compiling() or torch.is_grad_enabled():
+        return False
+    if type(memory) is not Tensor or memory.dtype != torch.float32 or not memory.is_cpu:
+        return False
+    kernel = _plan("decode", blocks, lambda: DecodeKernel.of(blocks, None))
+    return kernel is not None and native.kernels(blocks[0]) is not None
 
 
 def mask_and_bias(mask: Mask | None, bias: Tensor | None, like: Tensor, keys: int) -> Tensor | None:
@@ -190,35 +227,45 @@ class _Shape(ctypes.Structure):
 class _Step(ctypes.Structure):
     names = ["sentences", "tokens", "room", "past", "turn", "turn_b", "turn_t"]
     names += ["bias", "bias_b", "bias_h", "bias_t", "last", "last_shift"]
+    names += ["memory", "key_b", "key_g", "key_s", "value_b", "value_g", "value_s"]
+    names += ["memory_bias", "memory_bias_b", "memory_bias_h", "memory_bias_t", "threads"]
     _fields_ = [(name, ctypes.c_long) for name in names]
 
 
 class DecodeKernel:
     """A stack that decodes in one call of C, which reads the weights where they lie."""
 
-    def __init__(self, blocks: Sequence[Any], norm: nn.Module, parts: Sequence[BlockWeights]):
+    def __init__(
+        self, blocks: Sequence[Any], norm: nn.Module | None, parts: Sequence[BlockWeights]
+    ):
         first = parts[0]
+        self.crosses = len(first.weights) > WEIGHTS
         self.blocks, self.position, self.norm = blocks, first.position, norm
         # so that their memory stays, whatever becomes of the model
         self.weights = [w.detach() for part in parts for w in part.weights if w is not None]
         centred = first.norm is not RMSNorm
         self.shape = _Shape(len(blocks), *first[2:8], centred, first.eps, first.scale)
-        rows = [[*map(native.address, part.weights), part.columns] for part in parts]
+        none = [0] * (0 if self.crosses else CROSS_WEIGHTS)
+        rows = [[*map(native.address, part.weights), *none, part.columns] for part in parts]
         self.layers = torch.tensor(rows, dtype=torch.int64)
 
     @classmethod
-    def of(cls, blocks: Sequence[nn.Module], norm: nn.Module) -> "DecodeKernel | None":
-        """Return the kernel of blocks that a norm ends, if they are alike and known exactly."""
+    def of(cls, blocks: Sequence[nn.Module], norm: nn.Module | None) -> "DecodeKernel | None":
+        """Return the kernel of blocks, and of a last norm, if all are alike and known exactly."""
         parts = [part for block in blocks if (part := kernel_weights(block, False)) is not None]
-        if not parts or len(parts) < len(blocks) or type(norm) is not parts[0].norm:
+        if not parts or len(parts) < len(blocks):
             return None
         first, (weight, shift) = parts[0], weight_and_bias(norm)
-        ends = unmodified(norm) and cast(Any, norm).eps == first.eps
-        ends = ends and kernel_can_read(weight, (first.width,))
-        if not ends or not (shift is None or kernel_can_read(shift, (first.width,))):
-            return None
+        if norm is not None:
+            ends = type(norm) is first.norm and unmodified(norm)
+            ends = ends and cast(Any, norm).eps == first.eps
+            ends = ends and kernel_can_read(weight, (first.width,))
+            if not ends or not (shift is None or kernel_can_read(shift, (first.width,))):
+                return None
         # matrices may be laid by rows in one block and by columns in another
-        return cls(blocks, norm, parts) if all(part[2:] == first[2:] for part in parts) else None
+        alike = all(part[2:] == first[2:] for part in parts)
+        alike = alike and len({len(part.weights) for part in parts}) == 1
+        return cls(blocks, norm, parts) if alike else None
 
     def __call__(
         self,
@@ -228,6 +275,7 @@ class DecodeKernel:
         mask: Mask | None,
         bias: Tensor | None,
         caches: list[Cache],
+        memory: CrossMemory | None = None,
     ) -> Tensor | None:
         """Pass (b, t, w) through all blocks, each of them adding to its cache, and the norm.
 
@@ -249,22 +297,37 @@ class DecodeKernel:
             extra = laid(extra, b, h, t, keys)
             step.bias = extra.data_ptr()
             step.bias_b, step.bias_h, step.bias_t = extra.stride()[:3]
-        places = (ctypes.c_void_p * (2 * len(caches)))()
-        for i, place in enumerate(chain((c.k for c in caches), (c.v for c in caches))):
-            places[i] = place.data_ptr()
+        own = native.addresses([*(c.k for c in caches), *(c.v for c in caches)])
+        read = native.addresses([])
         y = x.clone(memory_format=torch.contiguous_format)
-        q = x.new_empty(len(caches), b, t, h, d)
+        q = x.new_empty(2 if self.crosses else 1, len(caches), b, t, h, d)
         room = shape.width + (2 * h + 2 * shape.kv_heads) * d + 2 * shape.ffn_width
-        scratch = x.new_empty(b * t * room + b * shape.kv_heads * (keys + 16))
-        values = ctypes.byref(places, ctypes.sizeof(places) // 2)
+        room = b * t * room + b * shape.kv_heads * (keys + 16)
+        memory_bias = None
+        if memory is not None:
+            (k, v), length = memory.layers[0], memory.layers[0].k.shape[2]
+            step.memory, step.threads = length, torch.get_num_threads()
+            step.key_b, step.key_g, step.key_s = k.stride()[:3]
+            step.value_b, step.value_g, step.value_s = v.stride()[:3]
+            memory_bias = mask_and_bias(memory.mask, None, x, length)
+            if memory_bias is not None:
+                memory_bias = laid(memory_bias, b, h, t, length)
+                step.memory_bias = memory_bias.data_ptr()
+                strides = memory_bias.stride()[:3]
+                step.memory_bias_b, step.memory_bias_h, step.memory_bias_t = strides
+            read = native.addresses([*(m.k for m in memory.layers), *(m.v for m in memory.layers)])
+            stretches = -(-length // STRETCH)
+            room += t * h * (b * stretches * (d + 2) + step.threads * STRETCH)
+        scratch = x.new_empty(room)
+        halves = [ctypes.byref(one, ctypes.sizeof(one) // 2) for one in (own, read)]
         library.regard_decode(
             ctypes.byref(shape),
             self.layers.data_ptr(),
             ctypes.byref(step),
-            places,
-            values,
+            *(own, halves[0], read, halves[1]),
             y.data_ptr(),
-            q.data_ptr(),
+            q[0].data_ptr(),
+            q[-1].data_ptr(),
             scratch.data_ptr(),
         )
         if not math.isfinite(y.sum().item()):
@@ -272,7 +335,12 @@ class DecodeKernel:
                 cache.length, cache._at = past, was
             return None
         if watcher() is not None:
-            for block, cache, own in zip(self.blocks, caches, q.transpose(2, 3), strict=True):
+            asks = q.transpose(-2, -3)
+            read_by = [None] * len(caches) if memory is None else memory.layers
+            for n, (block, cache, one) in enumerate(zip(self.blocks, caches, read_by, strict=True)):
                 layer, k = block.attention, cache.k[:, :, :keys]
-                record_attention(layer, own, k, layer.score, bias, mask)
+                record_attention(layer, asks[0, n], k, layer.score, bias, mask)
+                if one is not None and memory is not None:
+                    layer = block.cross
+                    record_attention(layer, asks[1, n], one.k, layer.score, None, memory.mask)
         return y

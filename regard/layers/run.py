@@ -9,7 +9,7 @@ from regard import native
 from regard.attention.masks import Mask
 from regard.attention.multihead import Cache
 from regard.attention.once import one_pass
-from regard.layers.kernels import try_kernel
+from regard.layers.kernels import CrossMemory, try_kernel
 
 
 def run_blocks(
@@ -21,20 +21,25 @@ def run_blocks(
     mask: Mask | Sequence[Mask | None] | None = None,
     bias: Tensor | None = None,
     caches: Sequence[Cache] | None = None,
+    memory: CrossMemory | None = None,
 ) -> Tensor:
     """Pass (b, l, w) through blocks and the final norm, if there is one.
 
     This alone decides whether a kernel takes the stack. There may be one mask for all blocks or
-    one for each. `caches` hold the keys and values of decoding; the blocks add to them.
+    one for each. `caches` hold the keys and values of decoding; the blocks add to them. `memory` is
+    what blocks with cross-attention read.
     """
     stack = list(blocks)
     masks = list(mask) if isinstance(mask, list | tuple) else [mask] * len(stack)
     if stack and not torch.compiler.is_compiling() and native.scope(stack[0]) is not None:
-        y = try_kernel(stack, x, norm, at, masks, bias, caches)
+        y = try_kernel(stack, x, norm, at, masks, bias, caches, memory)
         if y is not None:
             return y
+    read = [()] * len(stack) if memory is None else [(one,) for one in memory.layers]
+    shared = {"bias": bias, "memory_mask": memory and memory.mask}
     with one_pass():
-        for block, own, cache in zip(stack, masks, caches or [None] * len(stack), strict=True):
-            given = {"mask": own, "bias": bias, "cache": cache}
-            x = block(x, at=at, **{name: y for name, y in given.items() if y is not None})
+        each = zip(stack, read, masks, caches or [None] * len(stack), strict=True)
+        for block, one, own, cache in each:
+            given = {"mask": own, "cache": cache, **shared}
+            x = block(x, *one, at=at, **{name: y for name, y in given.items() if y is not None})
         return x if norm is None else norm(x)

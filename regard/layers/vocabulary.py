@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.layers.kernel_weights import unmodified
+from regard import native
+from regard.layers.kernel_weights import kernel_can_read, unmodified
 from regard.native import Scope, scope
 from regard.native.torch_private import traced
 
@@ -15,6 +16,8 @@ from regard.native.torch_private import traced
 # layout is for, it pays to do that once; with fewer or more rows the plain product is as fast.
 LARGE = 2**22
 FEWEST, ROWS = 9, 16
+# Of so many rows our own product is faster, where weights are laid by columns.
+MOST_ROWS = 32
 # No more weights than this are held a second time.
 MOST_BYTES = 2**30
 # A layout costs about as much as it saves in so many steps.
@@ -29,12 +32,45 @@ class Head(nn.Linear):
     def step_logits(self, x: Tensor) -> Tensor:
         """Return the logits of a decoding step, many of which read the same weights."""
         rows = x.numel() // max(1, x.shape[-1])
+        if rows <= MOST_ROWS and (logits := self._by_columns(x, rows)) is not None:
+            return logits
         laid_out = self._lay_out(x) if FEWEST <= rows <= ROWS else None
         if laid_out is None:
             return self(x)
         flat = F.pad(x.reshape(rows, -1), (0, 0, 0, ROWS - rows))
         y = torch.ops.mkl._mkl_linear(flat, laid_out, self.weight, self.bias, ROWS)
         return y[:rows].view(*x.shape[:-1], -1)
+
+    def _known(self, x: Tensor) -> bool:
+        """Tell whether this is the plain product of numbers that a kernel can read, and no more."""
+        weight = self._parameters.get("weight")
+        return (
+            scope(self) is not None
+            and type(self) is Head
+            and type(x) is Tensor
+            and type(weight) is nn.Parameter
+            and not torch.is_grad_enabled()
+            and x.dtype == weight.dtype == torch.float32
+            and x.device == weight.device == torch.device("cpu")
+            and not traced()
+            and unmodified(self)
+        )
+
+    def _by_columns(self, x: Tensor, rows: int) -> Tensor | None:
+        """Return the product by a kernel, if the weights are laid by columns."""
+        weight, bias = self.weight, self.bias
+        if not self._known(x) or not rows or not kernel_can_read(weight, tuple(weight.shape)):
+            return None
+        if weight.is_contiguous() or not (bias is None or kernel_can_read(bias, weight.shape[:1])):
+            return None
+        made = native.kernels(self)
+        if made is None:
+            return None
+        flat, (wide, width) = x.reshape(rows, -1).contiguous(), weight.shape
+        y = x.new_empty(*x.shape[:-1], wide)
+        places = flat.data_ptr(), weight.data_ptr(), native.address(bias), y.data_ptr()
+        made.regard_product(rows, *places, width, wide, 1)
+        return y
 
     def _lay_out(self, x: Tensor) -> Tensor | None:
         """Return the weights as MKL likes them, or nothing where that cannot be or does not pay.
@@ -45,16 +81,11 @@ class Head(nn.Linear):
         if (
             active is None
             or active.copies is None
-            or type(self) is not Head
-            or type(weight) is not nn.Parameter
+            or weight is None
             or weight.numel() < LARGE
-            or torch.is_grad_enabled()
             or weight.is_inference()
-            or not x.dtype == weight.dtype == torch.float32
-            or not x.device == weight.device == torch.device("cpu")
-            or traced()
             or not torch.backends.mkl.is_available()
-            or not unmodified(self)
+            or not self._known(x)
         ):
             return None
         with _one_at_a_time:

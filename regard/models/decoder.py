@@ -12,6 +12,8 @@ from regard.attention.once import one_pass
 from regard.attention.positions import Position, of_layer
 from regard.layers.block import BlockConfig, DecoderBlock
 from regard.layers.embed import Embed
+from regard.layers.kernels import CrossMemory, reads_memory
+from regard.layers.run import run_blocks
 from regard.layers.shapes import Ids, Vectors
 from regard.models.state import State, take_caches
 
@@ -51,7 +53,9 @@ class TransformerDecoder(nn.ModuleList):
         self, memory: Float[Tensor, "b s w"], mask: Mask | None = None, *, capacity: int
     ) -> State:
         """Project the memory for every block, and allocate what decoding will need."""
-        memories = [block.cross.read(memory).by_columns() for block in self.blocks()]
+        memories = [block.cross.read(memory) for block in self.blocks()]
+        if not reads_memory(list(self), memory):
+            memories = [one.by_columns() for one in memories]
         layers = [block.attention for block in self.blocks()]
         caches = take_caches(layers, len(memory), memory)
         return State(caches, capacity, memories=memories, mask=mask)
@@ -61,9 +65,6 @@ class TransformerDecoder(nn.ModuleList):
         at, everything, mask = state.take(ids.shape[1])
         x = embed(ids.reshape(state.sentences, -1), at)
         shared = embed.position.shared(at, everything, mask)
-        rest = {"at": at, "mask": mask, "memory_mask": state.mask, "bias": shared}
-        with one_pass():
-            layers = zip(self.blocks(), state.memories, state.caches, strict=True)
-            for block, memory, cache in layers:
-                x = block(x, memory, **rest, cache=cache)
-        return x
+        memory = CrossMemory(state.memories, state.mask)
+        rest = {"at": at, "mask": mask, "bias": shared, "caches": state.caches}
+        return run_blocks(self, x, **rest, memory=memory)

@@ -35,7 +35,8 @@ TRANSIENT = (b"No space left", b"terminated program", b"Cannot allocate memory",
 
 # name of a kernel -> its arguments: an address (p), a whole number (l) or a fraction (d)
 KERNELS = {
-    "regard_decode": "pppppppp",
+    "regard_decode": "ppppppppppp",
+    "regard_product": "lpppplll",
     "regard_argmax": "pllpp",
     "regard_attend": "pppppdppp",
     "regard_attend_back": "pppppdpppppp",
