@@ -3,8 +3,10 @@
 A place is a path and, after its last dot, what of the module is meant: `in` and `out`, its first
 argument and its result; and of a module that attends `weights` (b, h, q, k), `mask` (the same,
 True where a query may look), `heads` (b, h, q, d), the averages of the values before they are
-projected, and `memory` (b, k, w), what cross-attention reads. `heads.2` and `weights.2` are those of one head. `*` in a path stands for one of its
-parts, `**` for any number of them: `encoder.*.out` is the residual stream after every block.
+projected, and `memory` (b, k, w), what cross-attention reads. `heads.2` and `weights.2` are those
+of one head. `*` in a path stands for one of its parts, `**` for any number of them: `encoder.*.out`
+is the residual stream after every block, `encoder.*.feed_forward.outer.in` the hidden vectors of
+its feed-forward network.
 """
 
 import re
@@ -267,6 +269,9 @@ class Activations(Mapping[str, Tensor]):
             and name.removesuffix(f".{place.head}").removesuffix(".weights") in maps
         )
         return iter([*self._seen, *attended])
+
+    def __contains__(self, name: object) -> bool:
+        return name in list(iter(self))
 
     def __len__(self) -> int:
         return len(list(iter(self)))

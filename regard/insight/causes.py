@@ -95,6 +95,9 @@ def cut_tokens(model: nn.Module, question: Question, layers: Sequence[Attending]
         raise UsageError("no attention of this model reads the tokens of its input")
     count = len(question.tokens)
     pools = {name: each for name, each in model.named_modules() if isinstance(each, POOLS)}
+    with record(model, *(f"{name}.in" for name in pools)) as acts:
+        question.logprobs(1)
+    pools = {name: each for name, each in pools.items() if f"{name}.in" in acts}
 
     def changes(items: Sequence[int]) -> dict[str, Change]:
         cut = torch.tensor(list(items))
@@ -246,15 +249,9 @@ class Causes(Effects, Named):
             rows.append([show_token(self.tokens[n]), f"{self.effects[n]:+.4f}", *maps])
         parts = [self.answer, self.note, "", markdown(rows)]
         if self.heads:
-            best = sorted(
-                (
-                    (value, name, n)
-                    for name, row in self.heads.items()
-                    for n, value in enumerate(row)
-                ),
-                reverse=True,
-            )
-            told = ", ".join(f"{name} head {n} {value:+.3f}" for value, name, n in best[:3])
+            lost = {(name, n): x for name, row in self.heads.items() for n, x in enumerate(row)}
+            best = sorted(lost, key=lambda head: -lost[head])[:3]
+            told = ", ".join(f"{name} head {n} {lost[name, n]:+.3f}" for name, n in best)
             parts += ["", f"heads with the largest loss when cut: {told}"]
         return "\n".join(parts)
 
@@ -361,7 +358,7 @@ def _edges(
 
 
 def attention_to_tokens(picture: Picture, question: Question) -> dict[str, np.ndarray]:
-    """Return the attention of the answer to each token: by the last layer, by all, and rolled out."""
+    """Return the attention of the answer to each token: last layer, all layers, and rollout."""
     if question.grid is not None:
         return _on_grid(picture, question)
     views = [view for view in picture.views if view.kind != "rollout"]

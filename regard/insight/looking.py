@@ -22,10 +22,9 @@ def look_into(
     task: Any, inputs: Sequence[Any], settings: Mapping[str, Any], layers: Any = None
 ) -> tuple[list[Picture], list[Any]]:
     """Return the pictures of what was asked for, and the findings that they show."""
-    given = {
-        key: str(value).lower() if key == "cause" else value for key, value in settings.items()
-    }
-    asked = task.look_settings(given)
+    if "cause" in settings:
+        settings = {**settings, "cause": str(settings["cause"]).lower()}  # True is "true"
+    asked = task.look_settings(settings)
     kinds = [kind for kind in KINDS if str(getattr(asked, kind)).lower() not in OFF]
     if len(kinds) > 1:
         raise UsageError(f"{' and '.join(f'{kind}=' for kind in kinds)} are shown one at a time")

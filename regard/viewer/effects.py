@@ -1,4 +1,4 @@
-"""What an answer depends on as PNG: tokens that were cut beside attention, and tables of numbers."""
+"""What an answer depends on as PNG: the effect of tokens beside attention, and tables."""
 
 from __future__ import annotations
 
@@ -126,12 +126,10 @@ def draw_table(sheet: Sheet, table: Table, left: float, down: float) -> float:
             if table.texts is not None:
                 text = bare(table.texts[row][column], sheet.missing)
             elif wide / columns >= 0.34:
-                text = f"{value:+.2f}" if table.signed else f"{value:.2f}"
+                text = f"{value:{'+' if table.signed else ''}.{2 if most >= 0.1 else 3}f}"
             else:
                 continue
-            dark = (
-                abs(float(norm(value)) - 0.5) > 0.3 if table.signed else float(norm(value)) > 0.45
-            )
+            dark = abs(value) / most > (0.6 if table.signed else 0.45)
             look = {**small, "color": "white" if dark else INK, "ha": "center", "va": "center"}
             axes.text(column, row, text, clip_on=True, **look)
     return top + high + 0.12
@@ -187,11 +185,8 @@ def _captions(effects: Effects) -> dict[str, np.ndarray]:
 
 def _texts(picture: Picture, effects: Effects, tables: Sequence[Table]) -> list[str]:
     words = [picture.title, effects.answer, effects.note, *effects.tokens]
-    return [
-        *words,
-        *_captions(effects),
-        *(w for t in tables for w in (t.name, *t.rows, *t.columns)),
-    ]
+    words += [word for table in tables for word in (table.name, *table.rows, *table.columns)]
+    return [*words, *_captions(effects)]
 
 
 def _draw_text(picture: Picture, effects: Effects) -> Sheet:

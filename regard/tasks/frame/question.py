@@ -94,7 +94,7 @@ def grid_keys(
 
 
 def cells_of(grid: TokenGrid, coarse: TokenGrid) -> Tensor:
-    """Return in which cell of a coarse grid each token of a grid stands, (tokens,); -1 for names."""
+    """Return which cell of a coarse grid each token of a grid stands in; -1 for names."""
 
     def line(count: int, step: float, others: int, other: float) -> Tensor:
         return ((torch.arange(count) + 0.5) * step / other).long().clamp(max=others - 1)

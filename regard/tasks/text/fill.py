@@ -305,7 +305,7 @@ class Fill(Task[LanguageCodec, Filled]):
             return flat.view(copies, len(text.places), -1)
 
         chosen = logprobs(1)[0].argmax(-1).tolist() if expected is None else list(expected)
-        tokens = self._names(text.ids)
+        tokens = self._names(text.ids.tolist())
         return Question(
             answer=" ".join(self.gaps.word(token) for token in chosen),
             logprobs=logprobs,
@@ -318,10 +318,10 @@ class Fill(Task[LanguageCodec, Filled]):
             reads=list(text.places),
         )
 
-    def _names(self, ids: np.ndarray) -> list[str]:
+    def _names(self, ids: Sequence[int]) -> list[str]:
         """Return tokens as they are shown."""
         pieces, mask = self.gaps.pieces, self.gaps.mask
-        return [self.gaps.mask_token if i == mask else pieces[i] for i in ids.tolist()]
+        return [self.gaps.mask_token if i == mask else pieces[i] for i in ids]
 
     def explain(self, given: str, settings: Any) -> Any:
         """Fill a text in and gather where the model looked; one without a mask is only read."""
@@ -336,7 +336,7 @@ class Fill(Task[LanguageCodec, Filled]):
         count = min(settings.candidates, int(self.allowed.sum()))
         return Picture(
             title=given,
-            views=text_views(maps, self._names(text.ids)),
+            views=text_views(maps, self._names(text.ids.tolist())),
             steps=candidate_steps(logprobs.exp(), self.gaps.pieces, candidates=count),
             source=given,
             output=answer.text,

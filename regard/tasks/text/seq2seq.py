@@ -328,11 +328,9 @@ class Seq2Seq(PairTask):
 
         @torch.inference_mode()
         def logprobs(copies: int) -> Tensor:
-            ids, prefix = (
-                torch.tensor([row], device=self.device).expand(copies, -1)
-                for row in (source, reads)
-            )
-            return self.writer(ids, prefix)[..., : target.vocab].double().log_softmax(-1)
+            both = (torch.tensor([ids], device=self.device) for ids in (source, reads))
+            logits = self.writer(*(ids.expand(copies, -1) for ids in both))
+            return logits[..., : target.vocab].double().log_softmax(-1)
 
         return Question(
             answer=target.decode(best),
