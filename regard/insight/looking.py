@@ -5,6 +5,8 @@ from typing import Any
 
 from regard.errors import UsageError
 from regard.insight.causes import find_causes, parse_cuts, pictures_of
+from regard.insight.lens import find_lens
+from regard.insight.patching import find_patches
 from regard.viewer.picture import Picture
 
 KINDS = ("cause", "lens", "patch")
@@ -31,15 +33,26 @@ def look_into(
     pictures: list[Picture] = []
     findings: list[Any] = []
     with task.using(asked):
+        if asked.patch:
+            if len(inputs) != 2:
+                raise UsageError(f"patch=true compares two inputs; {len(inputs)} are given")
+            patched, picture = find_patches(task, *inputs, asked)
+            return [picture], [patched]
         for one in inputs:
-            causes, picture = find_causes(task, one, asked, parse_cuts(asked.cause), layers=layers)
-            pictures += pictures_of(causes, picture)
-            findings.append(causes)
+            if asked.lens:
+                seen, some = find_lens(task, one, asked)
+            else:
+                cuts = parse_cuts(asked.cause)
+                seen, picture = find_causes(task, one, asked, cuts, layers=layers)
+                some = pictures_of(seen, picture)
+            pictures += some
+            findings.append(seen)
     return pictures, findings
 
 
 def shown_in(pictures: Sequence[Picture], out: Any) -> list[Picture]:
-    """Return what a file holds: a page all pictures, a PNG the first of one input."""
-    png = out is not None and str(out).lower().endswith(".png")
-    whole = [picture for picture in pictures if picture.effects is not None]
-    return whole if png and len(whole) == 1 else list(pictures)
+    """Return what a file holds: a PNG what is drawn of one input, a page what can be explored."""
+    if out is not None and str(out).lower().endswith(".png"):
+        drawn = [each for each in pictures if each.effects is not None]
+        return drawn or [each for each in pictures if each.tables]
+    return [each for each in pictures if each.views or each.steps]

@@ -40,11 +40,15 @@ class Question:
 
     def answers(self, copies: int) -> Tensor:
         """Return the log-probability of the answer by each copy, (copies,) in float64."""
-        logprobs = self.logprobs(copies).double()
+        return self.answers_of(self.logprobs(copies))
+
+    def answers_of(self, logprobs: Tensor) -> Tensor:
+        """Return the log-probability of the answer (n,) by those of all classes at each step."""
+        logprobs = logprobs.double()
         if self.score is not None:
             return self.score(logprobs)
         chosen = torch.as_tensor(self.chosen, device=logprobs.device)
-        steps = logprobs.gather(2, chosen.view(1, -1, 1).expand(copies, -1, 1)).squeeze(2)
+        steps = logprobs.gather(2, chosen.view(1, -1, 1).expand(len(logprobs), -1, 1)).squeeze(2)
         return steps[:, self.first :].sum(1)
 
     def spell(self, number: int) -> str:
