@@ -49,6 +49,7 @@ SHORT: dict[str, str | tuple[str, ...]] = {
     "frequency_masks": "augment.frequency_masks",
     "frequency_share": "augment.frequency_share",
     "time_warp": "augment.time_warp",
+    "frequency_warp": "augment.frequency_warp",
     "subsampling": "model.subsampling",
     "kernel": "model.kernel",
     "drop_path": "model.drop_path",
