@@ -28,6 +28,7 @@ from regard.errors import UsageError, lookup
 from regard.metrics.baselines import Baselines, block_means
 from regard.metrics.labels import one_hot
 from regard.models import family, task_changes
+from regard.models.protocols import Model
 from regard.settings import fill, setting
 from regard.tasks.frame.answers import Classified
 from regard.tasks.frame.one_label import OneLabel
@@ -271,7 +272,7 @@ class ClassifySeries(OneLabel):
     # Using
 
     @classmethod
-    def load_codec(cls, folder: Path, model: Any, config: Mapping[str, Any]) -> SeriesCodec:
+    def load_codec(cls, folder: Path, model: Model, config: Mapping[str, Any]) -> SeriesCodec:
         """Read the labels and the format of series that a folder names."""
         labels = saved_labels(folder, config, model.config.labels)
         format = format_of(folder, config)

@@ -23,6 +23,7 @@ from regard.data.tokenizer import Tokenizer
 from regard.errors import UsageError, log, lookup
 from regard.metrics.baselines import Baselines
 from regard.models import family
+from regard.models.protocols import Model
 from regard.settings import fill, setting
 from regard.tasks.frame.answers import Unread
 from regard.tasks.frame.origin import Origin
@@ -123,7 +124,7 @@ class SoundCodec:
         return [] if self.tokenizer is None else [self.tokenizer.sha]
 
 
-def format_of(folder: Path, model: Any, config: Mapping[str, Any]) -> SoundFormat:
+def format_of(folder: Path, model: Model, config: Mapping[str, Any]) -> SoundFormat:
     """Check and return how sounds are brought to a model, as its folder says."""
     where = str(folder / "config.json")
     given = config.get("sound")
