@@ -24,7 +24,7 @@ from regard.errors import UsageError, log, lookup
 from regard.metrics.baselines import Baselines
 from regard.models import family
 from regard.models.protocols import Model
-from regard.settings import fill, setting
+from regard.settings import fill_checked, setting
 from regard.tasks.frame.answers import Unread
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.settings import SHORT as TASK_SHORT
@@ -130,11 +130,7 @@ def format_of(folder: Path, model: Model, config: Mapping[str, Any]) -> SoundFor
     given = config.get("sound")
     if not isinstance(given, dict):
         raise UsageError(f"{where}: 'sound' is {given!r:.40}; expected rate, mels, window, hop")
-    try:
-        format = fill(SoundFormat, given, where=where).check()
-    except UsageError as error:
-        text = str(error)
-        raise UsageError(text if text.startswith(where) else f"{where}: {text}") from None
+    format = fill_checked(SoundFormat, given, where)
     if format.mels != model.config.mels:
         raise UsageError(
             f"{where}: spectrograms of {format.mels} mel filters, but the model reads "
