@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from regard.api import (
         compare,
         cost,
+        directions,
         doctor,
         evaluate,
         export,
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
         import_model,
         load,
         look,
+        show,
         train,
     )
     from regard.attention.attend import attend
@@ -41,6 +43,8 @@ HOMES = {
     "doctor": "regard.api",
     "cost": "regard.api",
     "look": "regard.api",
+    "show": "regard.api",
+    "directions": "regard.api",
     "train": "regard.api",
     "attend": "regard.attention.attend",
     "watch": "regard.attention.watch",
@@ -70,6 +74,7 @@ __all__ = [
     "compare",
     "cost",
     "cut",
+    "directions",
     "doctor",
     "evaluate",
     "export",
@@ -79,6 +84,7 @@ __all__ = [
     "load",
     "look",
     "record",
+    "show",
     "train",
     "watch",
 ]

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from regard.costs.report import Cost
     from regard.examine.doctor import Examined
     from regard.filters.program import Filtered
+    from regard.insight.directions import Directions
     from regard.lab.report import Compared
     from regard.metrics.evaluation import Evaluation
     from regard.tasks.frame.task import Task
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from regard.tasks.vision.denoise import Denoise
     from regard.tasks.vision.images import ClassifyImages
     from regard.tasks.vision.pretrain import Pretrain
+    from regard.viewer.drawing import Drawing
 
 Place = str | Path
 
@@ -496,6 +498,41 @@ def filter(
 
     settings |= given(out=out)
     return filter_photo(name, photo, settings, quiet=quiet)
+
+
+def show(name: str, /, *, out: Place | None = None, **settings: Any) -> "Drawing":
+    """Draw a picture of the lectures by its name: `regard show` lists them.
+
+    show("receptive_fields", out="fields.png")
+
+    It is shown inline in a notebook, or saved to `out`, a .png or .html; its `numbers` are those
+    behind it. The keys of a picture: `regard show NAME --help`.
+    """
+    from regard.insight.show import show
+
+    return show(name, settings, out=out, load=load)
+
+
+def directions(
+    model: "Place | Task[Any, Any]",
+    /,
+    *,
+    out: Place | None = None,
+    quiet: bool = True,
+    **settings: Any,
+) -> "Directions":
+    """Find directions in the latent space of an autoencoder, and draw images moved along them.
+
+    directions("runs/clothes", data="fashion-mnist", judge="fashion", out="strips.png")
+
+    The model is one that was trained with objective=variational. Keys: `regard directions --help`.
+    """
+    from regard.insight.directions import find_directions
+
+    loaded: Any = load(model) if isinstance(model, str | Path) else model
+    if settings.get("data") is not None:
+        settings["data"] = resolve_data(str(settings["data"]))
+    return find_directions(loaded, settings, out=out, load=load, quiet=quiet)
 
 
 def doctor(data: Any, /, *, quiet: bool = True, **settings: Any) -> "Examined":
