@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from regard.examine.doctor import Examined
     from regard.filters.program import Filtered
     from regard.insight.directions import Directions
+    from regard.insight.heads import Heads
     from regard.lab.report import Compared
     from regard.metrics.evaluation import Evaluation
     from regard.tasks.frame.task import Task
@@ -453,6 +454,34 @@ class Shown:
         pictures = self.look.pictures
         told = [f"{picture.source} -> {picture.output}" for picture in pictures]
         return "\n".join([*told, "give out=attention.html or out=attention.png to see it"])
+
+
+def heads(
+    model: "Place | Task[Any, Any]",
+    /,
+    *,
+    data: Any = None,
+    out: Place | None = None,
+    quiet: bool = True,
+    **settings: Any,
+) -> "Heads":
+    """Measure what each attention head of a model does over one's own data, and name it.
+
+    heads("en-zh", data="test.tsv").named("alignment")
+
+    `data` is as for `evaluate`, or `links` a file of pairs with gold word alignments; `out` a .png
+    of all scores, or an .html page of the first example with the heads by name. Further keys:
+    `regard heads --help`. Returns Heads, whose str() is the table of all scores.
+    """
+    from regard.insight.heads import HeadsSettings, measured
+    from regard.settings import fill
+
+    settings = stored(settings | given(data=data, out=out))
+    if settings.get("data"):
+        settings["data"] = str(resolve_data(settings["data"]))
+    asked = fill(HeadsSettings, settings)
+    loaded: Any = load(model) if isinstance(model, str | Path) else model
+    return measured(loaded, asked, quiet=quiet)
 
 
 def cost(

@@ -251,6 +251,14 @@ def directions(call: Call) -> None:
     tell(regard.directions(name, quiet=call.quiet, **call.settings), call)
 
 
+def heads(call: Call) -> None:
+    """Tell what each attention head does."""
+    import regard
+
+    (name,) = call.only("MODEL")
+    tell(regard.heads(name, quiet=call.quiet, **call.settings), call)
+
+
 def cost(call: Call) -> None:
     """Count what a model takes."""
     import regard
@@ -362,6 +370,16 @@ VERBS = {
             "regard look runs/photos photo.jpg at=120,80 layers=2 heads=0,3 out=attention.png",
         ),
         ("regard.tasks.text.seq2seq", "PairLookSettings"),
+    ),
+    "heads": Verb(
+        heads,
+        "regard heads MODEL data=... [key=value...]",
+        "what each attention head does, by scores: previous token, induction, alignment, ...",
+        (
+            "regard heads en-zh data=tatoeba-en-zh examples=200 out=heads.png",
+            "regard heads shakespeare repeated=30",
+        ),
+        ("regard.insight.heads", "HeadsSettings"),
     ),
     "doctor": Verb(
         doctor,
