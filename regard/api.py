@@ -420,38 +420,60 @@ def look(
     arrays = ("__array__", "__array_interface__")
     if isinstance(texts, str | Path) or any(hasattr(texts, name) for name in arrays):
         texts = [texts]
-    seen = Look([loaded.picture(text, **settings) for text in texts])
+    from regard.insight.looking import asks, look_into, shown_in
+
+    findings: list[Any] = []
+    if asks(settings):
+        pictures, findings = look_into(loaded, texts, settings, layers)
+        seen, layers = Look(shown_in(pictures, out)), None
+    else:
+        seen = Look([loaded.picture(text, **settings) for text in texts])
     if out is None:
-        return Shown(seen, layers, heads)
-    return Saved(str(seen.save(out, layers, heads)))
+        return Shown(seen, layers, heads, findings)
+    return Saved(str(seen.save(out, layers, heads)), tuple(findings))
 
 
 @dataclass(frozen=True)
 class Saved(Named):
-    """A file or folder that was written."""
+    """A file or folder that was written, and what was found, if that is shown there."""
 
     path: str
+    findings: tuple[Any, ...] = ()
 
     def __str__(self) -> str:
-        return f"wrote {self.path}"
+        return "\n\n".join([*map(str, self.findings), f"wrote {self.path}"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what a JSON line holds."""
+        found = {"findings": [one.to_dict() for one in self.findings]} if self.findings else {}
+        return {"path": self.path, **found}
 
 
 class Shown:
     """Pictures of chosen layers and heads, which show themselves in a notebook."""
 
-    def __init__(self, seen: Any, layers: Any, heads: Any):
+    def __init__(self, seen: Any, layers: Any, heads: Any, findings: Any = ()):
         from regard.viewer import Look, choose_views
 
+        self.findings = tuple(findings)
         self.look = Look([choose_views(picture, layers, heads) for picture in seen.pictures])
 
     def _repr_html_(self) -> str:
         return self.look._repr_html_()
+
+    def to_dict(self) -> Any:
+        """Return what a JSON line holds: what was found, or what was read and answered."""
+        if self.findings:
+            return {"findings": [one.to_dict() for one in self.findings]}
+        return str(self)
 
     def __repr__(self) -> str:
         return f"Shown({self.look!r})"
 
     def __str__(self) -> str:
         pictures = self.look.pictures
+        if self.findings:
+            return "\n\n".join(map(str, self.findings))
         told = [f"{picture.source} -> {picture.output}" for picture in pictures]
         return "\n".join([*told, "give out=attention.html or out=attention.png to see it"])
 

@@ -33,6 +33,7 @@ from regard.settings import fill_checked, setting
 from regard.tasks.frame.answers import Classified
 from regard.tasks.frame.one_label import OneLabel
 from regard.tasks.frame.origin import Origin
+from regard.tasks.frame.question import Question, text_keys
 from regard.tasks.frame.settings import (
     SHORT,
     BootstrapSettings,
@@ -351,6 +352,18 @@ class ClassifySeries(OneLabel):
     def baseline_vectors(self, part: SeriesSet) -> np.ndarray:
         """Return series as the nearest-mean baseline reads them."""
         return mean_vectors(part, self.format)
+
+    def question(self, given: Any, settings: Any, expected: Any = None) -> Question:
+        """Return a series with its label and the log-probability of that."""
+        one = self.check_input(given)
+        series = self.format.take(one.values, one.where)
+        names = self.model.chunks.names(series.shape[:-1])
+
+        def logits(copies: int) -> Tensor:
+            return self.model(*(part.to(self.device) for part in stack([series] * copies)))
+
+        about = {"tokens": names, "keys": text_keys(len(names))}
+        return self.label_question(logits, expected, **about)
 
     def explain(self, given: Any, settings: Any) -> Any:
         """Watch the model while it labels a series, and gather where it looked."""

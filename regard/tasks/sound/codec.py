@@ -27,6 +27,7 @@ from regard.models.protocols import Model
 from regard.settings import fill_checked, setting
 from regard.tasks.frame.answers import Unread
 from regard.tasks.frame.origin import Origin
+from regard.tasks.frame.question import grid_keys
 from regard.tasks.frame.settings import SHORT as TASK_SHORT
 from regard.tasks.frame.settings import BootstrapSettings, RunSettings, TrainSettings
 from regard.tasks.frame.task import Answer, Data, Task
@@ -335,6 +336,15 @@ class SoundTask(Task[SoundCodec, A]):
             rows = iter(self.answer_sounds(sounds, settings, lines) if good else [])
             answers += [Unread(one) if isinstance(one, str) else next(rows) for one in group]
         return answers
+
+    def time_tokens(self, frames: int) -> dict[str, Any]:
+        """Return tokens, keys and grid of a Question about a spectrogram of so many frames."""
+        from regard.viewer.image import layouts
+
+        grid, keys = grid_keys(layouts(self.model, (self.format.mels, frames)))
+        seconds = self.model.stride * self.format.hop
+        names = [f"{column * seconds:.2f} s" for column in range(grid.width)]
+        return {"tokens": names, "keys": keys, "grid": replace(grid, seconds=seconds)}
 
     def describe(
         self, samples: np.ndarray, settings: Any

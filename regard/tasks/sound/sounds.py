@@ -24,6 +24,7 @@ from regard.settings import setting
 from regard.tasks.frame.answers import Classified
 from regard.tasks.frame.one_label import OneLabel
 from regard.tasks.frame.origin import Origin
+from regard.tasks.frame.question import Question
 from regard.tasks.frame.settings import derived
 from regard.tasks.frame.task import Data
 from regard.tasks.sound.codec import (
@@ -237,6 +238,15 @@ class ClassifySounds(OneLabel, SoundTask[Classified]):
         return self.probabilities_of(data.parts.parts[settings.part], settings)
 
     # Looking
+
+    def question(self, given: Any, settings: Any, expected: Any = None) -> Question:
+        """Return a sound with its label and the log-probability of that."""
+        spectrogram = self.format.spectrogram(self.format.read(self.check_input(given)))
+        return self.label_question(
+            lambda copies: self.model(*pad_sounds([spectrogram] * copies, self.device)),
+            expected,
+            **self.time_tokens(len(spectrogram)),
+        )
 
     def describe(
         self, samples: np.ndarray, settings: Any
