@@ -521,7 +521,7 @@ def front_page() -> str:
     """Write the page that lists all verbs."""
     lines = ["Attention, from one weighted average to a trained model you can look into.", ""]
     lines += ["  regard VERB [words] [key=value...]", ""]
-    lines += [f"  {name:<9}{verb.summary}" for name, verb in VERBS.items()]
+    lines += [f"  {name:<15}{verb.summary}" for name, verb in VERBS.items()]
     lines += ["", "Examples:"]
     lines += [f"  {example}" for name in ("run", "train") for example in VERBS[name].examples[:1]]
     lines += ["", "regard VERB --help explains one verb and its settings. Text that looks like a"]
