@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from regard.costs.report import Cost
     from regard.examine.doctor import Examined
     from regard.filters.program import Filtered
+    from regard.insight.directions import Directions
+    from regard.insight.heads import Heads
     from regard.lab.report import Compared
     from regard.metrics.evaluation import Evaluation
     from regard.tasks.frame.task import Task
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from regard.tasks.vision.denoise import Denoise
     from regard.tasks.vision.images import ClassifyImages
     from regard.tasks.vision.pretrain import Pretrain
+    from regard.viewer.drawing import Drawing
 
 Place = str | Path
 
@@ -475,6 +478,34 @@ class Shown:
         return "\n".join([*told, "give out=attention.html or out=attention.png to see it"])
 
 
+def heads(
+    model: "Place | Task[Any, Any]",
+    /,
+    *,
+    data: Any = None,
+    out: Place | None = None,
+    quiet: bool = True,
+    **settings: Any,
+) -> "Heads":
+    """Measure what each attention head of a model does over one's own data, and name it.
+
+    heads("en-zh", data="test.tsv").named("alignment")
+
+    `data` is as for `evaluate`, or `links` a file of pairs with gold word alignments; `out` a .png
+    of all scores, or an .html page of the first example with the heads by name. Further keys:
+    `regard heads --help`. Returns Heads, whose str() is the table of all scores.
+    """
+    from regard.insight.heads import HeadsSettings, measured
+    from regard.settings import fill
+
+    settings = stored(settings | given(data=data, out=out))
+    if settings.get("data"):
+        settings["data"] = str(resolve_data(settings["data"]))
+    asked = fill(HeadsSettings, settings)
+    loaded: Any = load(model) if isinstance(model, str | Path) else model
+    return measured(loaded, asked, quiet=quiet)
+
+
 def cost(
     model: object,
     /,
@@ -518,6 +549,41 @@ def filter(
 
     settings |= given(out=out)
     return filter_photo(name, photo, settings, quiet=quiet)
+
+
+def show(name: str, /, *, out: Place | None = None, **settings: Any) -> "Drawing":
+    """Draw a picture of the lectures by its name: `regard show` lists them.
+
+    show("receptive_fields", out="fields.png")
+
+    It is shown inline in a notebook, or saved to `out`, a .png or .html; its `numbers` are those
+    behind it. The keys of a picture: `regard show NAME --help`.
+    """
+    from regard.insight.show import show
+
+    return show(name, settings, out=out, load=load)
+
+
+def directions(
+    model: "Place | Task[Any, Any]",
+    /,
+    *,
+    out: Place | None = None,
+    quiet: bool = True,
+    **settings: Any,
+) -> "Directions":
+    """Find directions in the latent space of an autoencoder, and draw images moved along them.
+
+    directions("runs/clothes", data="fashion-mnist", judge="fashion", out="strips.png")
+
+    The model is one that was trained with objective=variational. Keys: `regard directions --help`.
+    """
+    from regard.insight.directions import find_directions
+
+    loaded: Any = load(model) if isinstance(model, str | Path) else model
+    if settings.get("data") is not None:
+        settings["data"] = resolve_data(str(settings["data"]))
+    return find_directions(loaded, settings, out=out, load=load, quiet=quiet)
 
 
 def doctor(data: Any, /, *, quiet: bool = True, **settings: Any) -> "Examined":

@@ -228,6 +228,37 @@ def look(call: Call) -> None:
     tell(regard.look(name, texts, **call.settings), call)
 
 
+def show(call: Call) -> None:
+    """Draw a picture of the lectures, or list them all."""
+    import regard
+    from regard.insight.show import SHOWS
+
+    if not call.words:
+        call.nothing()
+        width = max(map(len, SHOWS))
+        listed = {name: one.summary for name, one in SHOWS.items()}
+        rows = [f"{name:<{width}}  {summary}" for name, summary in listed.items()]
+        return tell(listed if call.json else "\n".join(rows), call)
+    (name,) = call.only("NAME")
+    tell(regard.show(name, **call.settings), call)
+
+
+def directions(call: Call) -> None:
+    """Find directions of a latent space that carry meaning."""
+    import regard
+
+    (name,) = call.only("MODEL")
+    tell(regard.directions(name, quiet=call.quiet, **call.settings), call)
+
+
+def heads(call: Call) -> None:
+    """Tell what each attention head does."""
+    import regard
+
+    (name,) = call.only("MODEL")
+    tell(regard.heads(name, quiet=call.quiet, **call.settings), call)
+
+
 def cost(call: Call) -> None:
     """Count what a model takes."""
     import regard
@@ -340,6 +371,16 @@ VERBS = {
         ),
         ("regard.tasks.text.seq2seq", "PairLookSettings"),
     ),
+    "heads": Verb(
+        heads,
+        "regard heads MODEL data=... [key=value...]",
+        "what each attention head does, by scores: previous token, induction, alignment, ...",
+        (
+            "regard heads en-zh data=tatoeba-en-zh examples=200 out=heads.png",
+            "regard heads shakespeare repeated=30",
+        ),
+        ("regard.insight.heads", "HeadsSettings"),
+    ),
     "doctor": Verb(
         doctor,
         "regard doctor DATA [key=value...]",
@@ -359,6 +400,25 @@ VERBS = {
             "regard filter compare photo.png sigma=25 weights_at=120,80 out=compare.png",
         ),
         ("regard.filters.program", "FilterSettings"),
+    ),
+    "show": Verb(
+        show,
+        "regard show [NAME] [out=...] [key=value...]",
+        "draw a picture of the lectures: receptive fields, softmax, diffusion, ...",
+        (
+            "regard show receptive_fields out=fields.png",
+            "regard show scaling keys=128 out=scaling.html",
+        ),
+    ),
+    "directions": Verb(
+        directions,
+        "regard directions MODEL data=... [out=...] [key=value...]",
+        "move images along directions of a latent space, and see what changes",
+        (
+            "regard directions runs/clothes data=fashion-mnist judge=fashion out=strips.png",
+            "regard directions runs/clothes data=fashion-mnist by=components out=strips.html",
+        ),
+        ("regard.insight.directions", "DirectionSettings"),
     ),
     "cost": Verb(
         cost,
@@ -461,7 +521,7 @@ def front_page() -> str:
     """Write the page that lists all verbs."""
     lines = ["Attention, from one weighted average to a trained model you can look into.", ""]
     lines += ["  regard VERB [words] [key=value...]", ""]
-    lines += [f"  {name:<9}{verb.summary}" for name, verb in VERBS.items()]
+    lines += [f"  {name:<15}{verb.summary}" for name, verb in VERBS.items()]
     lines += ["", "Examples:"]
     lines += [f"  {example}" for name in ("run", "train") for example in VERBS[name].examples[:1]]
     lines += ["", "regard VERB --help explains one verb and its settings. Text that looks like a"]
@@ -490,6 +550,10 @@ def keys_of(words: list[str], verb: Verb) -> type | None:
         from regard.filters.program import SETTINGS
 
         return lookup("filter", name, SETTINGS)
+    if words[0] == "show" and name:
+        from regard.insight.show import SHOWS
+
+        return lookup("picture", name, SHOWS).settings_class()
     if words[0] == "train" and name in TASKS:
         return task(name).Train
     if words[0] in ("run", "look", "eval") and name:

@@ -660,6 +660,12 @@ class Task(Generic[C, A]):
         with other.using(settings):
             return other.predict_examples(data, settings)
 
+    def read_part_of(self, data: str, part: str) -> Data:
+        """Read a part of data as an evaluation would."""
+        lookup("part", part, PARTS)
+        given = {**self.eval_defaults(), "data": data, "part": part}
+        return self.read_test(self._filled(self.Eval, given))
+
     def picture(self, given: Any, **settings: Any) -> Any:
         """Predict for one input and gather where the model looked."""
         from regard.viewer.rollout import follow

@@ -18,6 +18,7 @@ from regard.decode.subtitles import join_words
 from regard.decode.whisper import WhisperDecoder
 from regard.errors import UsageError, lookup
 from regard.metrics.speech import NORMALISATIONS, compare_transcripts, transcript_scores
+from regard.models.protocols import Model
 from regard.pretrained.tokenizer_folder import load_tokenizer
 from regard.tasks.frame.answers import Unread
 from regard.tasks.frame.question import Question
@@ -58,7 +59,7 @@ class SpeechRecogniser(SoundTask[Transcript]):
         self._lm: tuple[str, LanguageModel] | None = None  # the last that was asked for
 
     @classmethod
-    def load_codec(cls, folder: Path, model: Any, config: Mapping[str, Any]) -> SoundCodec:
+    def load_codec(cls, folder: Path, model: Model, config: Mapping[str, Any]) -> SoundCodec:
         """Read the format of sounds and the tokenizer."""
         if not getattr(model.config, "vocab", 0) or not hasattr(model, "encode"):
             raise UsageError(f"{folder / 'config.json'}: a model that writes no transcripts")

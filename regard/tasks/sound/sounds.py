@@ -19,6 +19,7 @@ from regard.errors import UsageError, lookup
 from regard.metrics.baselines import Baselines, block_means
 from regard.metrics.labels import one_hot
 from regard.models import task_changes
+from regard.models.protocols import Model
 from regard.settings import setting
 from regard.tasks.frame.answers import Classified
 from regard.tasks.frame.one_label import OneLabel
@@ -198,7 +199,7 @@ class ClassifySounds(OneLabel, SoundTask[Classified]):
     # Using
 
     @classmethod
-    def load_codec(cls, folder: Path, model: Any, config: Mapping[str, Any]) -> SoundCodec:
+    def load_codec(cls, folder: Path, model: Model, config: Mapping[str, Any]) -> SoundCodec:
         """Read the labels and the format of sounds that a folder names."""
         if not getattr(model.config, "labels", 0):
             raise UsageError(f"{folder / 'config.json'}: a model without a head for labels")
