@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         import_model,
         load,
         look,
+        misconceptions,
         show,
         train,
     )
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from regard.attention.scores import SCORES
     from regard.attention.watch import watch
     from regard.errors import UsageError
+    from regard.insight.causes import causes
+    from regard.insight.lens import lens
+    from regard.insight.patching import patch
     from regard.layers.feedforward import FEED_FORWARDS
     from regard.layers.norm import NORMS
     from regard.layers.residual import RESIDUALS
@@ -45,6 +49,10 @@ HOMES = {
     "doctor": "regard.api",
     "cost": "regard.api",
     "look": "regard.api",
+    "misconceptions": "regard.api",
+    "causes": "regard.insight.causes",
+    "lens": "regard.insight.lens",
+    "patch": "regard.insight.patching",
     "show": "regard.api",
     "directions": "regard.api",
     "train": "regard.api",
@@ -72,6 +80,7 @@ __all__ = [
     "SCORES",
     "UsageError",
     "attend",
+    "causes",
     "change",
     "compare",
     "cost",
@@ -84,8 +93,11 @@ __all__ = [
     "filter",
     "heads",
     "import_model",
+    "lens",
     "load",
     "look",
+    "misconceptions",
+    "patch",
     "record",
     "show",
     "train",

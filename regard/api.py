@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from regard.filters.program import Filtered
     from regard.insight.directions import Directions
     from regard.insight.heads import Heads
+    from regard.insight.misconceptions import Misconceptions
     from regard.lab.report import Compared
     from regard.metrics.evaluation import Evaluation
     from regard.tasks.frame.task import Task
@@ -504,6 +505,34 @@ def heads(
     asked = fill(HeadsSettings, settings)
     loaded: Any = load(model) if isinstance(model, str | Path) else model
     return measured(loaded, asked, quiet=quiet)
+
+
+def misconceptions(
+    model: "Place | Task[Any, Any]",
+    /,
+    *,
+    data: Any = None,
+    out: Place | None = None,
+    quiet: bool = True,
+    **settings: Any,
+) -> "Misconceptions":
+    """Measure on a model and one's own data two things that attention is often believed to be.
+
+    misconceptions("en-zh", data="test.tsv")["agreement"]
+
+    That a head looks for the nearest key, and that layer i of a decoder reads layer i of the
+    encoder. `data` is as for `evaluate`; `out` is a .png. Further keys: `regard misconceptions
+    --help`.
+    """
+    from regard.insight.misconceptions import MisconceptionSettings, measure_misconceptions
+    from regard.settings import fill
+
+    settings = stored(settings | given(data=data, out=out))
+    if settings.get("data"):
+        settings["data"] = str(resolve_data(settings["data"]))
+    asked = fill(MisconceptionSettings, settings)
+    loaded: Any = load(model) if isinstance(model, str | Path) else model
+    return measure_misconceptions(loaded, asked, quiet=quiet)
 
 
 def cost(

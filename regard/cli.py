@@ -259,6 +259,14 @@ def heads(call: Call) -> None:
     tell(regard.heads(name, quiet=call.quiet, **call.settings), call)
 
 
+def misconceptions(call: Call) -> None:
+    """Measure two misconceptions about attention."""
+    import regard
+
+    (name,) = call.only("MODEL")
+    tell(regard.misconceptions(name, quiet=call.quiet, **call.settings), call)
+
+
 def cost(call: Call) -> None:
     """Count what a model takes."""
     import regard
@@ -380,6 +388,16 @@ VERBS = {
             "regard heads shakespeare repeated=30",
         ),
         ("regard.insight.heads", "HeadsSettings"),
+    ),
+    "misconceptions": Verb(
+        misconceptions,
+        "regard misconceptions MODEL data=... [key=value...]",
+        "two beliefs about attention, measured: nearest neighbours, and layer i reads layer i",
+        (
+            "regard misconceptions en-zh data=tatoeba-en-zh examples=100 out=beliefs.png",
+            "regard misconceptions fashion data=fashion-mnist examples=20",
+        ),
+        ("regard.insight.misconceptions", "MisconceptionSettings"),
     ),
     "doctor": Verb(
         doctor,

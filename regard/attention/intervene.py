@@ -1,12 +1,14 @@
 """Reading and changing what flows through a model, by the paths of its modules.
 
 A place is a path and, after its last dot, what of the module is meant: `in` and `out`, its first
-argument and its result; and of a module that attends `weights` (b, h, q, k), `mask` (the same,
-True where a query may look), `heads` (b, h, q, d), the averages of the values before they are
-projected, and `memory` (b, k, w), what cross-attention reads. `heads.2` and `weights.2` are those
-of one head. `*` in a path stands for one of its parts, `**` for any number of them: `encoder.*.out`
-is the residual stream after every block, `encoder.*.feed_forward.outer.in` the hidden vectors of
-its feed-forward network.
+argument and its result; and of a module that attends `queries` (b, h, q, d) and `keys`
+(b, h, k, d) as they are compared, `weights` (b, h, q, k), `mask` (the same, True where a query may
+look), `heads` (b, h, q, d), the averages of the values before they are projected, and `memory`
+(b, k, w), what cross-attention reads. `heads.2` and `weights.2` are those of one head.
+
+`*` in a path stands for one of its parts, `**` for any number of them: `encoder.*.out` is the
+residual stream after every block, `encoder.*.feed_forward.outer.in` the hidden vectors of its
+feed-forward network.
 """
 
 import re
@@ -28,8 +30,8 @@ from regard.errors import UsageError, nearest
 
 # What a place becomes: a tensor that broadcasts to it, a number, or a function of what it is.
 Change = Tensor | float | Callable[[Tensor], Tensor]
-PLACES = ("in", "out", "memory", "weights", "mask", "heads")
-OF_ATTENTION = ("weights", "mask", "heads")
+OF_ATTENTION = ("queries", "keys", "weights", "mask", "heads")
+PLACES = ("in", "out", "memory", *OF_ATTENTION)
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,11 @@ def compute_asked(problem: Problem) -> tuple[Problem, Tensor, Tensor | None]:
     for place, function in asked[id(problem.module)]:
         of_kind[place.kind].append(function)
     p, mask, given = problem, problem.mask, problem.weights
+    q, k = p.q, p.k
+    for function in of_kind["queries"]:
+        q = function(q)
+    for function in of_kind["keys"]:
+        k = function(k)
     shape = (*p.q.shape[:3], p.k.shape[2])
     for function in of_kind["mask"]:
         everything = torch.ones(shape, dtype=torch.bool, device=p.q.device)
@@ -123,13 +130,13 @@ def compute_asked(problem: Problem) -> tuple[Problem, Tensor, Tensor | None]:
     if of_kind["weights"]:
         tile = None if mask is None else mask.tile(slice(0, shape[2]), slice(0, shape[3]))
         if given is None:
-            given = attention_weights(p.q, p.k, p.score, p.bias, tile, p.normalise)
+            given = attention_weights(q, k, p.score, p.bias, tile, p.normalise)
         for function in of_kind["weights"]:
             given = function(given)
-    if mask is not p.mask or given is not p.weights:
+    if mask is not p.mask or given is not p.weights or q is not p.q or k is not p.k:
         more = {"weights": given, "dropout": p.dropout, "add_values": p.add_values}
         p = Problem(
-            p.q, p.k, p.v, p.score, p.bias, mask, normalise=p.normalise, module=p.module, **more
+            q, k, p.v, p.score, p.bias, mask, normalise=p.normalise, module=p.module, **more
         )
     out, weights = compute(p)
     for function in of_kind["heads"]:
