@@ -26,7 +26,7 @@ import regard  # noqa: E402
 from regard.insight.heads import measure_heads  # noqa: E402
 
 ALPHABET = [chr(0x4E00 + n) for n in range(128)]
-SHORTEST, LONGEST = 16, 40  # characters before they are repeated
+SHORTEST, LONGEST = 8, 40  # characters before they are repeated
 
 
 def said_twice(rng: random.Random) -> str:

@@ -67,9 +67,13 @@ def page(pictures: Picture | Sequence[Picture]) -> str:
             "choose some with layers= and heads=, or look at a shorter text"
         )
     levels = 65535 if total <= MAX_FINE_WEIGHTS else 255
-    data = json.dumps(
-        {"pictures": [as_data(picture, levels) for picture in shown]}, ensure_ascii=False
-    )
+    title = readable(shown[0].title) if shown else "Attention"
+    return write_page(title, {"pictures": [as_data(picture, levels) for picture in shown]})
+
+
+def write_page(title: str, values: dict) -> str:
+    """Write what the page's script reads as one HTML page."""
+    data = json.dumps(values, ensure_ascii=False)
     style, script = (
         files("regard.viewer").joinpath(name).read_text("utf-8") for name in ("page.css", "page.js")
     )
@@ -78,7 +82,6 @@ def page(pictures: Picture | Sequence[Picture]) -> str:
         f"default-src 'none'; script-src {digest(script)}; style-src {digest(style)}; "
         "base-uri 'none'; form-action 'none'"
     )
-    title = readable(shown[0].title) if shown else "Attention"
     return PAGE.format(
         policy=policy, title=escape(title), style=style, data=inert(data), script=script
     )

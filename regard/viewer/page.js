@@ -1,7 +1,9 @@
 "use strict";
 // Everything is built with createElement and textContent: a token is shown, never parsed.
 (async () => {
-  const { pictures } = JSON.parse(document.getElementById("data").textContent);
+  // `steps` are those of a training: picture i is of probe i % probes, at step i / probes
+  const { pictures, steps: moments = [] } = JSON.parse(document.getElementById("data").textContent);
+  const probes = moments.length ? pictures.length / moments.length : pictures.length;
   const page = document.getElementById("page");
   const state = {
     picture: 0, view: 0, head: "mean", tab: "head", scale: "linear", style: "",
@@ -500,7 +502,8 @@
       make("h1", {
         text: picture.title, dir: "auto", class: picture.title === picture.source.text ? "hidden" : "",
       }),
-      pictures.length > 1 ? chooser() : null,
+      probes > 1 ? chooser() : null,
+      moments.length ? player() : null,
       texts(picture),
       tabs().length ? tabBar() : make("p", { class: "soft", text: "There is nothing to look at." }),
       picture.views.length ? controls(picture) : null,
@@ -528,13 +531,57 @@
   }
 
   function chooser() {
-    const options = pictures.map((picture, at) => (
+    const options = pictures.slice(0, probes).map((picture, at) => (
       [at, `${at + 1}. ${picture.source.text || picture.title}`.slice(0, 90)]));
-    return make("p", { class: "controls" }, selection("picture", options, state.picture,
+    return make("p", { class: "controls" }, selection("picture", options, state.picture % probes,
       async (at) => {
-        await show(Number(at));
+        await show(state.picture - state.picture % probes + Number(at));
         open({});
       }, { "aria-label": "Text" }));
+  }
+
+  // ---- the steps of a training ------------------------------------------------------------
+
+  let playing = null;
+
+  // Another step of the same probe, with the layer, head and token that are open.
+  async function turnTo(moment) {
+    const { view, head, pin, query } = state;
+    await show(moment * probes + state.picture % probes);
+    open({ view, head, pin, query });
+  }
+
+  function player() {
+    const moment = Math.floor(state.picture / probes);
+    const stop = () => {
+      clearInterval(playing);
+      playing = null;
+    };
+    return make("p", { class: "controls" },
+      make("button", {
+        id: "play", type: "button", text: playing ? "Stop" : "Play",
+        onclick: () => {
+          if (playing) stop();
+          else {
+            playing = setInterval(() => {
+              const next = (Math.floor(state.picture / probes) + 1) % moments.length;
+              if (next === moments.length - 1) stop();
+              turnTo(next);
+            }, 400);
+          }
+          build();
+        },
+      }),
+      make("input", {
+        id: "moment", type: "range", min: "0", max: String(moments.length - 1),
+        value: String(moment), "aria-label": "Step of the training",
+        "aria-valuetext": `step ${moments[moment]}`,
+        oninput: (event) => {
+          stop();
+          turnTo(Number(event.target.value));
+        },
+      }),
+      make("span", { class: "soft", text: `step ${moments[moment].toLocaleString("en")}` }));
   }
 
   function texts(picture) {

@@ -56,6 +56,7 @@ class PairRunSettings(WriteSettings):
 
     scores: bool = setting(False, "print the score of each hypothesis")
     alignments: str = setting("none", "word alignments: none, pharaoh or json")
+    shift: bool = setting(False, "align by the attention one step later, which reads the token")
     forced: bool = setting(False, "score given pairs: source, TAB, target on each line")
     split: bool = setting(True, "translate sentence by sentence")
     batch_tokens: int = setting(4096, "tokens per batch", min=1)
@@ -245,7 +246,7 @@ class Seq2Seq(PairTask):
     ) -> Alignment | None:
         if settings.alignments == "none":
             return None
-        return self.aligner.align(pairs, *self.codec.tokenizers)
+        return self.aligner.align(pairs, *self.codec.tokenizers, shift=int(settings.shift))
 
     def _in_script(self, text: str, settings: Any) -> str:
         """Write Chinese in the script that was asked for."""
@@ -308,6 +309,26 @@ class Seq2Seq(PairTask):
         with watch(self.model) as maps:
             logits = self.writer(ids, reads)
         return maps, logits[0]
+
+    def pair_picture(self, pair: Pair, candidates: int = 5) -> Any:
+        """Read a given pair and gather where the model looked, and what it would have written."""
+        from regard.viewer.picture import Picture
+        from regard.viewer.text import candidate_steps, text_views
+
+        target = self.codec.target
+        ((source, ids),) = self.encode_pairs([(pair.source, pair.target)], self.check({}))
+        maps, logits = self.maps(source, ids)
+        tokens, chosen = target.pieces([self.decoder.begin, *ids]), [*ids, target.eos]
+        writes, read = target.pieces(chosen), self.codec.source.pieces(source)
+        more = {"candidates": candidates, "chosen": chosen, "tokens": writes}
+        return Picture(
+            title=pair.source,
+            views=text_views(maps, tokens, source=read, writes=writes),
+            steps=candidate_steps(logits.softmax(-1)[:, : target.vocab], target.pieces, **more),
+            source=pair.source,
+            output=pair.target,
+            note="read",
+        )
 
     def explain(self, given: str, settings: Any) -> Any:
         """Translate a sentence and gather all there is to see of how it was done."""
