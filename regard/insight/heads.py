@@ -23,7 +23,6 @@ import numpy as np
 import torch
 
 from regard.attention.watch import watch
-from regard.data.pairs import Pair
 from regard.errors import UsageError
 from regard.files import write_atomically
 from regard.insight.alignments import (

@@ -503,7 +503,6 @@
         text: picture.title, dir: "auto", class: picture.title === picture.source.text ? "hidden" : "",
       }),
       probes > 1 ? chooser() : null,
-      moments.length ? player() : null,
       texts(picture),
       tabs().length ? tabBar() : make("p", { class: "soft", text: "There is nothing to look at." }),
       picture.views.length ? controls(picture) : null,
@@ -542,8 +541,6 @@
 
   // ---- the steps of a training ------------------------------------------------------------
 
-  let playing = null;
-
   // Another step of the same probe, with the layer, head and token that are open.
   async function turnTo(moment) {
     const { view, head, pin, query } = state;
@@ -551,37 +548,45 @@
     open({ view, head, pin, query });
   }
 
+  // It stands beside what is built anew for each picture, or it could not be dragged.
   function player() {
-    const moment = Math.floor(state.picture / probes);
-    const stop = () => {
-      clearInterval(playing);
-      playing = null;
+    let playing = null;
+    const now = () => Math.floor(state.picture / probes);
+    const slider = make("input", {
+      id: "moment", type: "range", min: "0", max: String(moments.length - 1),
+      "aria-label": "Step of the training",
+      oninput: () => {
+        if (playing) button.click();
+        go(Number(slider.value));
+      },
+    });
+    const label = make("span", { class: "soft" });
+    const button = make("button", {
+      id: "play", type: "button", text: "Play",
+      onclick: () => {
+        if (playing) {
+          clearInterval(playing);
+          playing = null;
+        } else {
+          playing = setInterval(() => {
+            go((now() + 1) % moments.length);
+          }, 400);
+        }
+        button.textContent = playing ? "Stop" : "Play";
+      },
+    });
+    const tell = () => {
+      slider.value = String(now());
+      label.textContent = `step ${moments[now()].toLocaleString("en")}`;
+      slider.setAttribute("aria-valuetext", label.textContent);
     };
-    return make("p", { class: "controls" },
-      make("button", {
-        id: "play", type: "button", text: playing ? "Stop" : "Play",
-        onclick: () => {
-          if (playing) stop();
-          else {
-            playing = setInterval(() => {
-              const next = (Math.floor(state.picture / probes) + 1) % moments.length;
-              if (next === moments.length - 1) stop();
-              turnTo(next);
-            }, 400);
-          }
-          build();
-        },
-      }),
-      make("input", {
-        id: "moment", type: "range", min: "0", max: String(moments.length - 1),
-        value: String(moment), "aria-label": "Step of the training",
-        "aria-valuetext": `step ${moments[moment]}`,
-        oninput: (event) => {
-          stop();
-          turnTo(Number(event.target.value));
-        },
-      }),
-      make("span", { class: "soft", text: `step ${moments[moment].toLocaleString("en")}` }));
+    const go = async (moment) => {
+      await turnTo(moment);
+      tell();
+      if (playing && moment === moments.length - 1) button.click();
+    };
+    tell();
+    return make("div", { class: "player" }, button, slider, label);
   }
 
   function texts(picture) {
@@ -1558,4 +1563,5 @@
   await show(pictures[first] ? first : 0);
   if (wanted.has("layer")) startAt(wanted.get("layer"), wanted.get("head"));
   open({ tab: wanted.get("tab") in TABS ? wanted.get("tab") : tabs()[0] ?? "head" });
+  if (moments.length) page.before(player());
 })();

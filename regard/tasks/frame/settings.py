@@ -40,7 +40,7 @@ class TrainSettings(LoopSettings):
     )
     probes: str | None = setting(
         None,
-        "inputs for these pictures, a line each; the first of the validation part if not given",
+        "inputs for these pictures, a line each; the first to validate on unless given",
     )
     init: str | None = setting(None, "a trained model to start from")
     tune: str = setting("all", "which weights to train with init=: all, head or lora")
