@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image
 
 from regard.errors import UsageError
+from regard.viewer.beams import tree_data
 from regard.viewer.picture import (
     Picture,
     Placement,
@@ -133,6 +134,9 @@ def as_data(picture: Picture, levels: int) -> dict:
         "tiles": [[readable(tile.name), image_data(tile.pixels)] for tile in picture.tiles],
         "tiles_per_row": picture.tiles_per_row,
         "recording": None if picture.recording is None else recording_data(picture.recording),
+        "tree": None
+        if picture.tree is None
+        else tree_data(picture.tree, [show_token(node.token) for node in picture.tree.nodes]),
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
@@ -133,6 +133,27 @@ class Recording:
         return len(self.samples) / self.rate
 
 
+@dataclass(frozen=True)
+class Node:
+    """One token that a beam search considered, after its parent (-1: the beginning)."""
+
+    parent: int
+    token: str
+    logprob: float
+    score: float
+    fate: str  # open, if it went on
+    best: bool = False  # whether it leads to what was written
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The hypotheses of a beam search, parents first; what fates mean, and why it ended."""
+
+    nodes: Sequence[Node]
+    fates: Mapping[str, str]
+    end: str = ""
+
+
 @dataclass(frozen=True, eq=False)
 class Picture:
     """All there is to see of one input: its attention, and how its output came about."""
@@ -150,6 +171,7 @@ class Picture:
     tiles: Sequence[Tile] = ()
     tiles_per_row: int = 0  # as many as fit unless given
     recording: Recording | None = None  # whose spectrogram the photo is
+    tree: Tree | None = None  # what was considered on the way to the output
 
 
 def words_of(choice: Choice) -> list[str]:
