@@ -398,7 +398,7 @@ def evaluate(
 
 def look(
     model: "Place | Task[Any, Any]",
-    texts: Any,
+    texts: Any = (),
     /,
     *,
     out: Place | None = None,
@@ -413,8 +413,12 @@ def look(
 
     It is shown inline in a notebook, or saved to `out`: .html to explore, .png to print. `layers`
     and `heads` are numbers of those to draw. Further keys by task: `regard look MODEL --help`.
+    With movie=True, what a training with watch_every= has kept is played instead.
     """
     from regard.viewer import Look
+
+    if str(settings.get("movie", False)).lower() in ("true", "yes", "1"):
+        return _movie(model, texts, out, settings)
 
     loaded: Any
     loaded = load(model, task=task) if isinstance(model, str | Path) else model
@@ -432,6 +436,23 @@ def look(
     if out is None:
         return Shown(seen, layers, heads, findings)
     return Saved(str(seen.save(out, layers, heads)), tuple(findings))
+
+
+def _movie(model: Any, texts: Any, out: Place | None, settings: dict[str, Any]) -> "Saved":
+    """Write the page that plays the pictures of a training."""
+    from regard.files import write_atomically
+    from regard.viewer.movie import movie_page
+
+    others = sorted(key for key in settings if key != "movie")
+    if others or len(texts):
+        what = f"{others[0]}=" if others else f"{texts[0]!r:.40}"
+        raise UsageError(f"movie=true plays the inputs of the training; leave {what} out")
+    if not isinstance(model, str | Path) or not Path(model).is_dir():
+        raise UsageError(f"movie=true: {model!s:.60} is no folder of a training")
+    if out is None or Path(out).suffix.lower() not in (".html", ".htm"):
+        raise UsageError(f"movie=true: out={out} is no page; add out=movie.html")
+    write_atomically(out, movie_page(Path(model)))
+    return Saved(str(out))
 
 
 @dataclass(frozen=True)

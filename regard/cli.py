@@ -223,7 +223,7 @@ def look(call: Call) -> None:
     import regard
 
     name, texts = call.first("MODEL")
-    if not texts:
+    if not texts and "movie" not in call.settings:
         raise UsageError('TEXT is missing; write for example: regard look en-zh "How are you?"')
     tell(regard.look(name, texts, **call.settings), call)
 
