@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from regard.attention.scores import SCORES
     from regard.attention.watch import watch
     from regard.errors import UsageError
+    from regard.insight.superposition import superposition
     from regard.layers.feedforward import FEED_FORWARDS
     from regard.layers.norm import NORMS
     from regard.layers.residual import RESIDUALS
@@ -47,6 +48,7 @@ HOMES = {
     "record": "regard.attention.intervene",
     "change": "regard.attention.intervene",
     "cut": "regard.attention.intervene",
+    "superposition": "regard.insight.superposition",
     "fast": "regard.native",
     "UsageError": "regard.errors",
     "SCORES": "regard.attention.scores",
@@ -79,6 +81,7 @@ __all__ = [
     "load",
     "look",
     "record",
+    "superposition",
     "train",
     "watch",
 ]
