@@ -296,6 +296,16 @@ def filter_photo(call: Call) -> None:
     tell(regard.filter(name, photo, quiet=call.quiet, **call.settings), call)
 
 
+def superposition(call: Call) -> None:
+    """Train toy models of superposition."""
+    import regard
+
+    call.only()
+    if "quiet" in call.settings:
+        raise UsageError("unknown key 'quiet'; write --quiet")
+    tell(regard.superposition(quiet=call.quiet, **call.settings), call)
+
+
 def export(call: Call) -> None:
     """Write a model in another tool's words."""
     import regard
@@ -448,6 +458,16 @@ VERBS = {
         ),
         ("regard.costs.report", "CostSettings"),
     ),
+    "superposition": Verb(
+        superposition,
+        "regard superposition [n=...] [m=...] [sparsity=...] [out=...]",
+        "more features than dimensions: train toy models and see their polygons and phases",
+        (
+            "regard superposition n=5 m=2 sparsity=0,0.9,0.99 out=pentagon.png",
+            "regard superposition view=phase out=phase.png",
+        ),
+        ("regard.insight.superposition", "SuperpositionSettings"),
+    ),
     "models": Verb(
         models,
         "regard models",
@@ -539,7 +559,8 @@ def front_page() -> str:
     """Write the page that lists all verbs."""
     lines = ["Attention, from one weighted average to a trained model you can look into.", ""]
     lines += ["  regard VERB [words] [key=value...]", ""]
-    lines += [f"  {name:<15}{verb.summary}" for name, verb in VERBS.items()]
+    width = max(map(len, VERBS)) + 1
+    lines += [f"  {name:<{width}}{verb.summary}" for name, verb in VERBS.items()]
     lines += ["", "Examples:"]
     lines += [f"  {example}" for name in ("run", "train") for example in VERBS[name].examples[:1]]
     lines += ["", "regard VERB --help explains one verb and its settings. Text that looks like a"]
