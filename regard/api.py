@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from regard.examine.doctor import Examined
     from regard.filters.program import Filtered
     from regard.insight.directions import Directions
+    from regard.insight.heads import Heads
     from regard.lab.report import Compared
     from regard.metrics.evaluation import Evaluation
     from regard.tasks.frame.task import Task
@@ -428,40 +429,90 @@ def look(
             raise UsageError(f"unknown key '{key}'; with word= there is nothing to set but out=")
         drawing = compare_word(loaded, list(texts), word)
         return drawing if out is None else replace(drawing, path=str(drawing.save(out)))
-    seen = Look([loaded.picture(text, **settings) for text in texts])
+    from regard.insight.looking import asks, look_into, shown_in
+
+    findings: list[Any] = []
+    if asks(settings):
+        pictures, findings = look_into(loaded, texts, settings, layers)
+        seen, layers = Look(shown_in(pictures, out)), None
+    else:
+        seen = Look([loaded.picture(text, **settings) for text in texts])
     if out is None:
-        return Shown(seen, layers, heads)
-    return Saved(str(seen.save(out, layers, heads)))
+        return Shown(seen, layers, heads, findings)
+    return Saved(str(seen.save(out, layers, heads)), tuple(findings))
 
 
 @dataclass(frozen=True)
 class Saved(Named):
-    """A file or folder that was written."""
+    """A file or folder that was written, and what was found, if that is shown there."""
 
     path: str
+    findings: tuple[Any, ...] = ()
 
     def __str__(self) -> str:
-        return f"wrote {self.path}"
+        return "\n\n".join([*map(str, self.findings), f"wrote {self.path}"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what a JSON line holds."""
+        found = {"findings": [one.to_dict() for one in self.findings]} if self.findings else {}
+        return {"path": self.path, **found}
 
 
 class Shown:
     """Pictures of chosen layers and heads, which show themselves in a notebook."""
 
-    def __init__(self, seen: Any, layers: Any, heads: Any):
+    def __init__(self, seen: Any, layers: Any, heads: Any, findings: Any = ()):
         from regard.viewer import Look, choose_views
 
+        self.findings = tuple(findings)
         self.look = Look([choose_views(picture, layers, heads) for picture in seen.pictures])
 
     def _repr_html_(self) -> str:
         return self.look._repr_html_()
+
+    def to_dict(self) -> Any:
+        """Return what a JSON line holds: what was found, or what was read and answered."""
+        if self.findings:
+            return {"findings": [one.to_dict() for one in self.findings]}
+        return str(self)
 
     def __repr__(self) -> str:
         return f"Shown({self.look!r})"
 
     def __str__(self) -> str:
         pictures = self.look.pictures
+        if self.findings:
+            return "\n\n".join(map(str, self.findings))
         told = [f"{picture.source} -> {picture.output}" for picture in pictures]
         return "\n".join([*told, "give out=attention.html or out=attention.png to see it"])
+
+
+def heads(
+    model: "Place | Task[Any, Any]",
+    /,
+    *,
+    data: Any = None,
+    out: Place | None = None,
+    quiet: bool = True,
+    **settings: Any,
+) -> "Heads":
+    """Measure what each attention head of a model does over one's own data, and name it.
+
+    heads("en-zh", data="test.tsv").named("alignment")
+
+    `data` is as for `evaluate`, or `links` a file of pairs with gold word alignments; `out` a .png
+    of all scores, or an .html page of the first example with the heads by name. Further keys:
+    `regard heads --help`. Returns Heads, whose str() is the table of all scores.
+    """
+    from regard.insight.heads import HeadsSettings, measured
+    from regard.settings import fill
+
+    settings = stored(settings | given(data=data, out=out))
+    if settings.get("data"):
+        settings["data"] = str(resolve_data(settings["data"]))
+    asked = fill(HeadsSettings, settings)
+    loaded: Any = load(model) if isinstance(model, str | Path) else model
+    return measured(loaded, asked, quiet=quiet)
 
 
 def cost(

@@ -251,6 +251,14 @@ def directions(call: Call) -> None:
     tell(regard.directions(name, quiet=call.quiet, **call.settings), call)
 
 
+def heads(call: Call) -> None:
+    """Tell what each attention head does."""
+    import regard
+
+    (name,) = call.only("MODEL")
+    tell(regard.heads(name, quiet=call.quiet, **call.settings), call)
+
+
 def cost(call: Call) -> None:
     """Count what a model takes."""
     import regard
@@ -362,6 +370,16 @@ VERBS = {
             "regard look runs/photos photo.jpg at=120,80 layers=2 heads=0,3 out=attention.png",
         ),
         ("regard.tasks.text.seq2seq", "PairLookSettings"),
+    ),
+    "heads": Verb(
+        heads,
+        "regard heads MODEL data=... [key=value...]",
+        "what each attention head does, by scores: previous token, induction, alignment, ...",
+        (
+            "regard heads en-zh data=tatoeba-en-zh examples=200 out=heads.png",
+            "regard heads shakespeare repeated=30",
+        ),
+        ("regard.insight.heads", "HeadsSettings"),
     ),
     "doctor": Verb(
         doctor,
@@ -503,7 +521,7 @@ def front_page() -> str:
     """Write the page that lists all verbs."""
     lines = ["Attention, from one weighted average to a trained model you can look into.", ""]
     lines += ["  regard VERB [words] [key=value...]", ""]
-    lines += [f"  {name:<9}{verb.summary}" for name, verb in VERBS.items()]
+    lines += [f"  {name:<15}{verb.summary}" for name, verb in VERBS.items()]
     lines += ["", "Examples:"]
     lines += [f"  {example}" for name in ("run", "train") for example in VERBS[name].examples[:1]]
     lines += ["", "regard VERB --help explains one verb and its settings. Text that looks like a"]

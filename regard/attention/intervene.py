@@ -2,8 +2,8 @@
 
 A place is a path and, after its last dot, what of the module is meant: `in` and `out`, its first
 argument and its result; and of a module that attends `weights` (b, h, q, k), `mask` (the same,
-True where a query may look) and `heads` (b, h, q, d), the averages of the values before they are
-projected. `heads.2` and `weights.2` are those of one head. `*` in a path stands for one of its
+True where a query may look), `heads` (b, h, q, d), the averages of the values before they are
+projected, and `memory` (b, k, w), what cross-attention reads. `heads.2` and `weights.2` are those of one head. `*` in a path stands for one of its
 parts, `**` for any number of them: `encoder.*.out` is the residual stream after every block.
 """
 
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from regard.errors import UsageError, nearest
 
 # What a place becomes: a tensor that broadcasts to it, a number, or a function of what it is.
 Change = Tensor | float | Callable[[Tensor], Tensor]
-PLACES = ("in", "out", "weights", "mask", "heads")
+PLACES = ("in", "out", "memory", "weights", "mask", "heads")
 OF_ATTENTION = ("weights", "mask", "heads")
 
 
@@ -190,6 +191,26 @@ def _hook(place: Place, function: Callable[[Tensor], Tensor]) -> Any:
             return args, {**kwargs, first: function(kwargs[first])}
 
         return module.register_forward_pre_hook(before, with_kwargs=True)
+    if place.kind == "memory":
+        names = list(signature(module.forward).parameters)
+        if "memory" not in names:
+            raise UsageError(f"{place.name}: this module reads no memory; name a cross-attention")
+        where = names.index("memory")
+
+        def reading(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
+            read = args[where] if len(args) > where else kwargs.get("memory")
+            if read is None:
+                return args, kwargs  # self-attention, which reads nothing else
+            if not isinstance(read, Tensor):
+                raise UsageError(
+                    f"{place.name}: in decoding the memory is projected once, before it is read; "
+                    "change what it is made of, such as encoder_norm.out"
+                )
+            if len(args) > where:
+                return (*args[:where], function(read), *args[where + 1 :]), kwargs
+            return args, {**kwargs, "memory": function(read)}
+
+        return module.register_forward_pre_hook(reading, with_kwargs=True)
     # no kernel computes a whole stack in which somebody listens to a module
     return module.register_forward_hook(lambda *_: None)
 
