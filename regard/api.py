@@ -1,7 +1,7 @@
 """All that the command line does, as functions."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -405,15 +405,17 @@ def look(
     layers: Any = None,
     heads: Any = None,
     task: str | None = None,
+    word: str | None = None,
     **settings: Any,
-) -> "Shown | Saved":
+) -> "Shown | Saved | Drawing":
     """Draw where a model looks while it answers texts, or labels images given as `run` takes them.
 
     look("en-zh", "How are you?", out="attention.html")
 
     It is shown inline in a notebook, or saved to `out`: .html to explore, .png to print. `layers`
-    and `heads` are numbers of those to draw. Further keys by task: `regard look MODEL --help`.
-    With movie=True, what a training with watch_every= has kept is played instead.
+    and `heads` are numbers of those to draw. With `word` it is drawn how the vectors of a word in
+    several texts move apart, layer by layer; with movie=True what a training with watch_every= has
+    kept is played. Further keys by task: `regard look MODEL --help`.
     """
     from regard.viewer import Look
 
@@ -425,6 +427,13 @@ def look(
     arrays = ("__array__", "__array_interface__")
     if isinstance(texts, str | Path) or any(hasattr(texts, name) for name in arrays):
         texts = [texts]
+    if word is not None:
+        from regard.insight.words import compare_word
+
+        for key in (*settings, *given(layers=layers, heads=heads)):
+            raise UsageError(f"unknown key '{key}'; with word= there is nothing to set but out=")
+        drawing = compare_word(loaded, list(texts), word)
+        return drawing if out is None else replace(drawing, path=str(drawing.save(out)))
     from regard.insight.looking import asks, look_into, shown_in
 
     findings: list[Any] = []

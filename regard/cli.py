@@ -381,7 +381,7 @@ VERBS = {
     ),
     "look": Verb(
         look,
-        "regard look MODEL TEXT|PHOTO|SOUND... [key=value...]",
+        "regard look MODEL TEXT|PHOTO|SOUND... [word=...] [key=value...]",
         "see where a model looks, as a picture or as a page to explore",
         (
             'regard look en-zh "How are you?" out=attention.html',
