@@ -59,10 +59,11 @@ SETS = {
 }
 
 
-def main(data: str = "../shared/data", count: str = "100", out: str = "docs/causes.png") -> None:
+def main(data: str = "../shared/data", count: str = "100", only: str = "", out: str = "") -> None:
     """Measure all sets, print a table and draw it."""
     rows, found = [["starter", "inputs", *MAPS]], {name: [] for name in MAPS}
-    for name, (starter, read, settings) in SETS.items():
+    chosen = {name: one for name, one in SETS.items() if not only or one[0] in only.split(",")}
+    for name, (starter, read, settings) in chosen.items():
         model = regard.load(starter)
         asked = model.look_settings(settings)
         values = {each: [] for each in MAPS}
@@ -81,7 +82,8 @@ def main(data: str = "../shared/data", count: str = "100", out: str = "docs/caus
         print(markdown(rows[:1] + rows[-1:]), flush=True)
     print(markdown(rows))
     title = "Rank correlation of attention with the effect of cutting each token"
-    draw_scores(out, title, list(SETS), found)
+    if out:
+        draw_scores(out, title, list(chosen), found)
 
 
 if __name__ == "__main__":

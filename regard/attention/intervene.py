@@ -12,7 +12,7 @@ feed-forward network.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -75,18 +75,23 @@ def _split(name: str) -> tuple[str, str, int | None]:
     return path, kind, None
 
 
-def _places(model: nn.Module, name: str) -> list[Place]:
-    """Return all places of a model that a name stands for, or refuse it with the nearest."""
-    path, kind, head = _split(name)
+def _places(model: nn.Module, names: Iterable[str]) -> list[list[Place]]:
+    """Return all places of a model that each name stands for, or refuse one with the nearest."""
     modules = list(model.named_modules(remove_duplicate=False))
-    paths = dict(modules)
     shared: dict[int, list[str]] = {}
     for each, module in modules:
         shared.setdefault(id(module), []).append(each)
+    return [_named(name, dict(modules), shared) for name in names]
+
+
+def _named(
+    name: str, paths: Mapping[str, nn.Module], shared: Mapping[int, list[str]]
+) -> list[Place]:
+    path, kind, head = _split(name)
     matcher = _matcher(path)
-    chosen = [
-        each for each in paths if (each == path if "*" not in path else matcher.fullmatch(each))
-    ]
+    chosen = [path] if path in paths and "*" not in path else []
+    if "*" in path:
+        chosen = [each for each in paths if matcher.fullmatch(each)]
     if not chosen:
         raise UsageError(
             f"no module '{path:.80}' in the model; its modules are {', '.join(paths)[:300]} ..."
@@ -298,7 +303,7 @@ def record(model: nn.Module | Holder, *places: str) -> Iterator[Activations]:
     last. Attention weights are computed only when they are asked for.
     """
     module = module_of(model)
-    chosen = [each for name in places for each in _places(module, name)]
+    chosen = [each for some in _places(module, places) for each in some]
     for place in chosen:
         if place.kind == "mask":
             raise UsageError(f"{place.name} can be changed, but not recorded; record weights")
@@ -342,7 +347,8 @@ def change(model: nn.Module | Holder, changes: Mapping[str, Change]) -> Iterator
 
         return changed
 
-    chosen = [(place, to) for name, to in changes.items() for place in _places(module, name)]
+    found = zip(_places(module, changes), changes.values(), strict=True)
+    chosen = [(place, to) for places, to in found for place in places]
     with _intervention([(place, changing(place, to)) for place, to in chosen]):
         yield
     missed = [place.name for place, _ in chosen if place.name not in reached]

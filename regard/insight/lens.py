@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from regard.attention.intervene import change, record
 from regard.errors import UsageError
-from regard.insight.causes import attending, per_copy
+from regard.insight.causes import Attending, attending, per_copy
 from regard.results import Named, markdown
 from regard.tasks.frame.question import Question
 from regard.viewer.picture import Picture, Table
@@ -58,7 +58,10 @@ class Lens(Named):
 
 
 def residual_stream(
-    model: nn.Module, question: Question, within: str = ""
+    model: nn.Module,
+    question: Question,
+    within: str = "",
+    layers: Sequence[Attending] | None = None,
 ) -> tuple[list[str], list[Tensor]]:
     """Return the blocks of the stack that the answer is read from, and what each gives, (1, l, w).
 
@@ -66,7 +69,7 @@ def residual_stream(
     those `within` a part of the model, such as its encoder, if it is named.
     """
     names: list[str] = []
-    for layer in attending(model, question):
+    for layer in attending(model, question) if layers is None else layers:
         block = layer.name  # of which the block is the first part around it that has a number
         while block and not block.rpartition(".")[2].isdecimal():
             block = block.rpartition(".")[0]
