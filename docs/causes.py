@@ -1,9 +1,10 @@
 """How well maps of attention rank what an answer depends on, in text, image and sound.
 
 For each input every token is cut, and Spearman's correlation of a map with the size of the effects
-is taken; the mean over inputs comes with its 95% interval. Draws causes.png as well.
+is taken; the mean over inputs comes with its 95% interval. Draws causes.png, the example of the
+page, and with out= a plot of what was measured.
 
-    python docs/causes.py [data=../shared/data] [count=100] [out=docs/causes.png]
+    python docs/causes.py [data=../shared/data] [count=60] [out=docs/causes_measured.png]
 """
 
 import gzip
@@ -59,8 +60,9 @@ SETS = {
 }
 
 
-def main(data: str = "../shared/data", count: str = "100", only: str = "", out: str = "") -> None:
-    """Measure all sets, print a table and draw it."""
+def main(data: str = "../shared/data", count: str = "60", only: str = "", out: str = "") -> None:
+    """Draw the example; measure all sets, print a table and draw it."""
+    regard.look("shakespeare", "ROMEO: I love", cause=True, max_length=6, out="docs/causes.png")
     rows, found = [["starter", "inputs", *MAPS]], {name: [] for name in MAPS}
     chosen = {name: one for name, one in SETS.items() if not only or one[0] in only.split(",")}
     for name, (starter, read, settings) in chosen.items():

@@ -132,12 +132,10 @@ class Misconceptions(Named):
                 values[n, : len(row)] = row
             columns = [str(n) for n in range(values.shape[1])]
             signed = rows is not self.agreement
-            found.append(
-                Table(name, -values if signed else values, list(rows), columns, None, signed)
-            )
+            found.append(Table(name, values, list(rows), columns, None, signed))
         if self.memory is not None:
             name = "loss added if a decoder layer reads the output of an encoder layer"
-            found.append(Table(name, -self.memory, list(self.decoder), list(self.encoder)))
+            found.append(Table(name, self.memory, list(self.decoder), list(self.encoder)))
         return found
 
     def __str__(self) -> str:
@@ -351,7 +349,7 @@ def measure_misconceptions(
         f"Two beliefs about attention: {task.path or task.name}",
         tables=found.tables(),
         output=first,
-        note=" | ".join(notes[:2]),
+        note=notes[0],
     )
     return replace(found, out=str(save(picture, settings.out)))
 

@@ -120,7 +120,6 @@ def find_patches(
         effects[::-1],
         list(stacks)[::-1],
         places,
-        labels=("layer", "place"),
     )
     parts = np.stack([np.maximum(effects, 0), np.maximum(-effects, 0)])
     view = View("patched", parts, list(stacks), places, "cross", heads=("gained", "lost"))
