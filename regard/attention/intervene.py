@@ -45,6 +45,11 @@ class Place:
     kind: str
     head: int | None = None
 
+    @property
+    def path(self) -> str:
+        """Return the path of the module; "" is the model itself."""
+        return self.name.removesuffix(f".{self.head}").removesuffix(self.kind).removesuffix(".")
+
 
 # What is asked of a module while it attends: the kind of place, and a function of what is there.
 _Asked = dict[int, list[tuple[Place, Callable[[Tensor], Tensor]]]]
@@ -259,8 +264,7 @@ class Activations(Mapping[str, Tensor]):
         """Return what was at a place each time, such as at each step of decoding."""
         if name in self._weights and self._maps is not None:
             place = self._weights[name]
-            path = name.removesuffix(f".{place.head}").removesuffix(".weights")
-            return [each.weights(heads=place.head) for each in self._maps.calls(path)]
+            return [each.weights(heads=place.head) for each in self._maps.calls(place.path)]
         if name not in self._seen:
             known = list(self)
             raise UsageError(
@@ -275,10 +279,7 @@ class Activations(Mapping[str, Tensor]):
     def __iter__(self) -> Iterator[str]:
         maps = self._maps
         attended = (
-            name
-            for name, place in self._weights.items()
-            if maps is not None
-            and name.removesuffix(f".{place.head}").removesuffix(".weights") in maps
+            name for name, place in self._weights.items() if maps is not None and place.path in maps
         )
         return iter([*self._seen, *attended])
 
