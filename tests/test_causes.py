@@ -15,8 +15,9 @@ from regard.layers.layout import TokenGrid
 from regard.metrics.correlation import spearman
 from regard.models import MODELS, info
 from regard.tasks.frame.question import Question, cells_of, grid_keys
-from regard.viewer.image import layouts
-from regard.viewer.picture import View
+from regard.viewer.image import flow as image_flow
+from regard.viewer.image import layouts, placed_view
+from regard.viewer.picture import Placement, View
 from regard.viewer.rollout import flow, maximum_flow, roll_out, stack_of
 from tests.test_intervene import build, leaves
 
@@ -190,6 +191,23 @@ def test_flow_is_the_maximum_flow():
             theirs = flows.maximum_flow(csr_array(graph), depth * size + row, token).flow_value
             assert abs(found[row, token] - theirs / unit) < 1e-4
     assert maximum_flow([np.eye(2)], 0, 1) == 0
+
+
+def test_flow_of_an_image_is_that_of_its_layers():
+    rng = np.random.default_rng(2)
+    grid = TokenGrid(("class",), 2, 2, 0.5, 0.5)
+    tables = [stochastic(rng, 5) for _ in range(3)]
+    placement = Placement(grid, grid, np.arange(5), np.arange(5)[None])
+    views = [placed_view(f"blocks.{n}", a[None], placement) for n, a in enumerate(tables)]
+    seen = image_flow(views, "class")
+    assert np.allclose(seen.weights[0, 0], flow(stack_of(views_of(*tables)))[0], atol=1e-5)
+    last = TokenGrid(("image",), 0, 0, 1.0, 1.0)
+    pool = placed_view(
+        "pool", tables[0][None, :1], Placement(last, grid, np.arange(1), np.arange(5)[None])
+    )
+    assert image_flow([*views, pool]).weights.shape == (1, 1, 5)
+    with pytest.raises(UsageError, match="one grid"):
+        image_flow([pool, *views])
 
 
 # ---- look

@@ -451,5 +451,6 @@ def pictures_of(causes: Causes, picture: Picture) -> list[Picture]:
         for table in tables
     ]
     title = f"{picture.title}: heads and edges that were cut"
-    told = {"source": picture.source, "output": causes.answer, "note": causes.note}
+    told: dict[str, Any] = {"source": picture.source, "output": causes.answer}
+    told["note"] = causes.note
     return [first, Picture(title, views, **told, tables=tables)]

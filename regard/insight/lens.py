@@ -130,7 +130,8 @@ def find_lens(task: Any, given: Any, settings: Any) -> tuple[Lens, list[Picture]
         chosen.exp().cpu().numpy(),
         answers.cpu().numpy(),
     )
-    about = {"source": str(given) if isinstance(given, str) else "", "output": found.answer}
+    source = given if isinstance(given, str) else ""
+    about: dict[str, Any] = {"source": source, "output": found.answer}
     note = "the likeliest after each layer; colour: its probability"
     table = Table(
         "after each layer, from the first to the last",
@@ -140,7 +141,7 @@ def find_lens(task: Any, given: Any, settings: Any) -> tuple[Lens, list[Picture]
         [list(row) for row in found.guesses][::-1],
         signed=False,
     )
-    title = about["source"] or found.answer
+    title = source or found.answer
     whole = Picture(title, note=note, tables=[table], **about)
     pages = [
         Picture(

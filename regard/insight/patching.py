@@ -111,7 +111,7 @@ def find_patches(
     places = [a if a == b else f"{a}/{b}" for a, b in zip(tokens, theirs, strict=True)]
     if len(places) != size:
         places = [str(n) for n in range(size)]
-    named = tuple(str(each) if isinstance(each, str) else "" for each in (first, second))
+    named = first if isinstance(first, str) else "", second if isinstance(second, str) else ""
     with torch.inference_mode():
         logprobs = float(clean.answers(1)), float(values[0])
     found = Patched(clean.answer, named, logprobs, list(stacks), places, effects)
