@@ -233,6 +233,7 @@ def test_look_tells_causes_as_text_json_page_and_png(tmp_path, capsys):
         (["look", "en-zh", TEXT, "cause=tokns"], "Did you mean 'tokens'"),
         (["look", "en-zh", TEXT, "view=rollot"], "Did you mean 'rollout'"),
         (["look", "en-zh", TEXT, "cause=true", "lens=true"], "one at a time"),
+        (["look", "en-zh", TEXT, "cause=edges", "layers=nine"], "choose from encoder.0.attention"),
     ],
 )
 def test_what_is_wrong_is_one_line(words, message, capsys):

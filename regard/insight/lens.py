@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from regard.attention.intervene import change, record
 from regard.errors import UsageError
-from regard.insight.causes import Attending, attending, per_copy
+from regard.insight.causes import Attending, attending, loaded, per_copy
 from regard.results import Named, markdown
 from regard.tasks.frame.question import Question
 from regard.viewer.picture import Picture, Table
@@ -94,9 +94,10 @@ def lens(model: Any, given: Any, /, **settings: Any) -> Lens:
 
     lens(regard.load("shakespeare"), "ROMEO: I")["guesses"]
     """
-    asked = model.look_settings(settings)
-    with model.using(asked):
-        return find_lens(model, given, asked)[0]
+    task = loaded(model)
+    asked = task.look_settings(settings)
+    with task.using(asked):
+        return find_lens(task, given, asked)[0]
 
 
 def find_lens(task: Any, given: Any, settings: Any) -> tuple[Lens, list[Picture]]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard.attention.intervene import Change
 from regard.errors import UsageError
-from regard.insight.causes import measure, per_copy
+from regard.insight.causes import loaded, measure, per_copy
 from regard.insight.lens import residual_stream
 from regard.results import Named, markdown
 from regard.tasks.frame.question import Question
@@ -67,9 +67,10 @@ def patch(model: Any, first: Any, second: Any, /, **settings: Any) -> Patched:
 
     patch(regard.load("en-zh"), "I like tea.", "I like fish.")["effects"]
     """
-    asked = model.look_settings(settings)
-    with model.using(asked):
-        return find_patches(model, first, second, asked)[0]
+    task = loaded(model)
+    asked = task.look_settings(settings)
+    with task.using(asked):
+        return find_patches(task, first, second, asked)[0]
 
 
 def find_patches(
