@@ -344,13 +344,8 @@ def measure_misconceptions(
     )
     if settings.out is None:
         return found
-    first, *notes = found.notes
-    picture = Picture(
-        f"Two beliefs about attention: {task.path or task.name}",
-        tables=found.tables(),
-        output=first,
-        note=notes[0],
-    )
+    title = f"Two beliefs about attention: {task.path or task.name}"
+    picture = Picture(title, tables=found.tables(), note="; ".join(found.notes[:2]))
     return replace(found, out=str(save(picture, settings.out)))
 
 
