@@ -25,8 +25,9 @@ from apart import machine  # noqa: E402
 import regard  # noqa: E402
 from regard.insight.heads import measure_heads  # noqa: E402
 
-ALPHABET = [chr(0x4E00 + n) for n in range(128)]
-SHORTEST, LONGEST = 16, 40  # characters before they are repeated
+ALPHABET = [chr(0x4E00 + n) for n in range(64)]
+SHORTEST, LONGEST = 16, 40  # characters before they are repeated, in a text that is judged
+PERIODS, LENGTH = (4, 32), 80  # characters before they are repeated in training, and in all
 
 
 def said_twice(rng: random.Random) -> str:
@@ -35,11 +36,17 @@ def said_twice(rng: random.Random) -> str:
     return once + once
 
 
+def said_often(rng: random.Random) -> str:
+    """Return random characters again and again."""
+    once = "".join(rng.choices(ALPHABET, k=rng.randint(*PERIODS)))
+    return (once * LENGTH)[:LENGTH]
+
+
 def write_data(folder: Path, rows: int) -> None:
     """Write texts to train and to validate on, one a row."""
     for part, count, seed in (("train", rows, 1), ("valid", 200, 2)):
         rng = random.Random(seed)
-        lines = (json.dumps({"text": said_twice(rng)}) for _ in range(count))
+        lines = (json.dumps({"text": said_often(rng)}) for _ in range(count))
         (folder / f"{part}.jsonl").write_text("".join(line + "\n" for line in lines))
 
 

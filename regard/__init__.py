@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from regard.insight.causes import causes
     from regard.insight.lens import lens
     from regard.insight.patching import patch
+    from regard.insight.superposition import superposition
     from regard.layers.feedforward import FEED_FORWARDS
     from regard.layers.norm import NORMS
     from regard.layers.residual import RESIDUALS
@@ -61,6 +62,7 @@ HOMES = {
     "record": "regard.attention.intervene",
     "change": "regard.attention.intervene",
     "cut": "regard.attention.intervene",
+    "superposition": "regard.insight.superposition",
     "fast": "regard.native",
     "UsageError": "regard.errors",
     "SCORES": "regard.attention.scores",
@@ -100,6 +102,7 @@ __all__ = [
     "patch",
     "record",
     "show",
+    "superposition",
     "train",
     "watch",
 ]

@@ -1,7 +1,7 @@
 """All that the command line does, as functions."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -398,29 +398,42 @@ def evaluate(
 
 def look(
     model: "Place | Task[Any, Any]",
-    texts: Any,
+    texts: Any = (),
     /,
     *,
     out: Place | None = None,
     layers: Any = None,
     heads: Any = None,
     task: str | None = None,
+    word: str | None = None,
     **settings: Any,
-) -> "Shown | Saved":
+) -> "Shown | Saved | Drawing":
     """Draw where a model looks while it answers texts, or labels images given as `run` takes them.
 
     look("en-zh", "How are you?", out="attention.html")
 
     It is shown inline in a notebook, or saved to `out`: .html to explore, .png to print. `layers`
-    and `heads` are numbers of those to draw. Further keys by task: `regard look MODEL --help`.
+    and `heads` are numbers of those to draw. With `word` it is drawn how the vectors of a word in
+    several texts move apart, layer by layer; with movie=True what a training with watch_every= has
+    kept is played. Further keys by task: `regard look MODEL --help`.
     """
     from regard.viewer import Look
+
+    if str(settings.get("movie", False)).lower() in ("true", "yes", "1"):
+        return _movie(model, texts, out, settings)
 
     loaded: Any
     loaded = load(model, task=task) if isinstance(model, str | Path) else model
     arrays = ("__array__", "__array_interface__")
     if isinstance(texts, str | Path) or any(hasattr(texts, name) for name in arrays):
         texts = [texts]
+    if word is not None:
+        from regard.insight.words import compare_word
+
+        for key in (*settings, *given(layers=layers, heads=heads)):
+            raise UsageError(f"unknown key '{key}'; with word= there is nothing to set but out=")
+        drawing = compare_word(loaded, list(texts), word)
+        return drawing if out is None else replace(drawing, path=str(drawing.save(out)))
     from regard.insight.looking import asks, look_into, shown_in
 
     findings: list[Any] = []
@@ -432,6 +445,23 @@ def look(
     if out is None:
         return Shown(seen, layers, heads, findings)
     return Saved(str(seen.save(out, layers, heads)), tuple(findings))
+
+
+def _movie(model: Any, texts: Any, out: Place | None, settings: dict[str, Any]) -> "Saved":
+    """Write the page that plays the pictures of a training."""
+    from regard.files import write_atomically
+    from regard.viewer.movie import movie_page
+
+    others = sorted(key for key in settings if key != "movie")
+    if others or len(texts):
+        what = f"{others[0]}=" if others else f"{texts[0]!r:.40}"
+        raise UsageError(f"movie=true plays the inputs of the training; leave {what} out")
+    if not isinstance(model, str | Path) or not Path(model).is_dir():
+        raise UsageError(f"movie=true: {model!s:.60} is no folder of a training")
+    if out is None or Path(out).suffix.lower() not in (".html", ".htm"):
+        raise UsageError(f"movie=true: out={out} is no page; add out=movie.html")
+    write_atomically(out, movie_page(Path(model)))
+    return Saved(str(out))
 
 
 @dataclass(frozen=True)

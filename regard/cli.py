@@ -223,7 +223,7 @@ def look(call: Call) -> None:
     import regard
 
     name, texts = call.first("MODEL")
-    if not texts:
+    if not texts and "movie" not in call.settings:
         raise UsageError('TEXT is missing; write for example: regard look en-zh "How are you?"')
     tell(regard.look(name, texts, **call.settings), call)
 
@@ -294,6 +294,16 @@ def filter_photo(call: Call) -> None:
     lookup("filter", name, SETTINGS)
     _, photo = call.only("FILTER", "PHOTO")
     tell(regard.filter(name, photo, quiet=call.quiet, **call.settings), call)
+
+
+def superposition(call: Call) -> None:
+    """Train toy models of superposition."""
+    import regard
+
+    call.only()
+    if "quiet" in call.settings:
+        raise UsageError("unknown key 'quiet'; write --quiet")
+    tell(regard.superposition(quiet=call.quiet, **call.settings), call)
 
 
 def export(call: Call) -> None:
@@ -371,7 +381,7 @@ VERBS = {
     ),
     "look": Verb(
         look,
-        "regard look MODEL TEXT|PHOTO|SOUND... [key=value...]",
+        "regard look MODEL TEXT|PHOTO|SOUND... [word=...] [key=value...]",
         "see where a model looks, as a picture or as a page to explore",
         (
             'regard look en-zh "How are you?" out=attention.html',
@@ -447,6 +457,16 @@ VERBS = {
             "regard cost gpt size=base length=1024 model.position=rotary",
         ),
         ("regard.costs.report", "CostSettings"),
+    ),
+    "superposition": Verb(
+        superposition,
+        "regard superposition [n=...] [m=...] [sparsity=...] [out=...]",
+        "more features than dimensions: train toy models and see their polygons and phases",
+        (
+            "regard superposition n=5 m=2 sparsity=0,0.9,0.99 out=pentagon.png",
+            "regard superposition view=phase out=phase.png",
+        ),
+        ("regard.insight.superposition", "SuperpositionSettings"),
     ),
     "models": Verb(
         models,
@@ -539,7 +559,8 @@ def front_page() -> str:
     """Write the page that lists all verbs."""
     lines = ["Attention, from one weighted average to a trained model you can look into.", ""]
     lines += ["  regard VERB [words] [key=value...]", ""]
-    lines += [f"  {name:<15}{verb.summary}" for name, verb in VERBS.items()]
+    width = max(map(len, VERBS)) + 1
+    lines += [f"  {name:<{width}}{verb.summary}" for name, verb in VERBS.items()]
     lines += ["", "Examples:"]
     lines += [f"  {example}" for name in ("run", "train") for example in VERBS[name].examples[:1]]
     lines += ["", "regard VERB --help explains one verb and its settings. Text that looks like a"]

@@ -126,7 +126,7 @@ def keys_of_tasks(kind: str) -> set[str]:
 EXTRA = {
     "run": {"task"},
     "eval": {"task", "against"},
-    "look": {"task", "out", "layers", "heads", "candidates"},
+    "look": {"task", "out", "layers", "heads", "candidates", "word"},
     "import": {"out"},
     "export": {"out", "format", "quantization", "dtype", "max_shard"},
     "doctor": {"task"},

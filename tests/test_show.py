@@ -11,12 +11,12 @@ from PIL import Image
 
 import regard
 from regard.cli import main
+from regard.costs.claims import softmax_gradient
 from regard.filters.diffusion import matching_sigma
 from regard.insight.show import SHOWS
 from regard.insight.show.counter import count, periods_of_bits, periods_of_sinusoids
 from regard.insight.show.diffusion import ParticleSettings, solve_heat, walk
 from regard.insight.show.receptive_fields import ReceptiveFieldSettings, fields, reach
-from regard.insight.show.softmax import jacobian_norm
 
 FEW = {"particles": {"particles": 2000}}  # what makes a picture fast
 
@@ -100,7 +100,7 @@ def test_temperature_goes_from_the_largest_to_even():
 def test_gradient_of_softmax_vanishes_unscaled_and_not_scaled():
     scores = torch.randn(7, dtype=torch.float64)
     exact = torch.autograd.functional.jacobian(lambda x: x.softmax(-1), scores)
-    assert torch.allclose(jacobian_norm(scores.softmax(-1)), torch.linalg.matrix_norm(exact))
+    assert torch.allclose(softmax_gradient(scores.softmax(-1)), torch.linalg.matrix_norm(exact))
     numbers = regard.show("scaling").numbers
     small, large = numbers["d_k = 4"], numbers["d_k = 1024"]
     assert large["variance of q k"] == pytest.approx(1024, rel=0.1)

@@ -23,7 +23,6 @@ import numpy as np
 import torch
 
 from regard.attention.watch import watch
-from regard.data.pairs import Pair
 from regard.errors import UsageError
 from regard.files import write_atomically
 from regard.insight.alignments import (
@@ -35,7 +34,7 @@ from regard.insight.alignments import (
 )
 from regard.results import Named
 from regard.settings import setting
-from regard.tasks.frame.inputs import first_inputs, windows_of
+from regard.tasks.frame.inputs import cut_inputs, first_inputs, read_picture
 from regard.tasks.frame.task import Task
 from regard.training.progress import Progress
 from regard.viewer.notebook import save as save_pictures
@@ -335,7 +334,7 @@ def measure_heads(task: Task[Any, Any], inputs: Iterable[Any], *, quiet: bool = 
     An input is what `regard.look` takes, or a Pair of a source and its target. Weights are kept
     for one input at a time.
     """
-    return _measure(task, (views_of(task, given) for given in inputs), quiet=quiet)
+    return _measure(task, (read_picture(task, given).views for given in inputs), quiet=quiet)
 
 
 def _measure(
@@ -374,22 +373,6 @@ def special_tokens(task: Task[Any, Any]) -> frozenset[str]:
     return frozenset(found)
 
 
-def views_of(task: Task[Any, Any], given: Any) -> Sequence[View]:
-    """Return where a model looked while it read an input, or a source and its target."""
-    if not isinstance(given, Pair):
-        reads = {"forced": True} if task.name == "language" else {}
-        return task.picture(given, **reads).views
-    from regard.viewer.text import text_views
-
-    if not hasattr(task, "encode_pairs"):
-        return task.picture(given.source).views
-    model: Any = task
-    ((source, target),) = model.encode_pairs([(given.source, given.target)], model.check({}))
-    maps, _ = model.maps(source, target)
-    tokens = model.target_tokenizer.pieces([model.decoder.begin, *target])
-    return text_views(maps, tokens, source=model.source_tokenizer.pieces(source))
-
-
 @torch.inference_mode()
 def repeated_views(task: Task[Any, Any], length: int, seed: int) -> Sequence[View]:
     """Return where a causal language model looked in random tokens that are said twice."""
@@ -415,32 +398,9 @@ def inputs_of(task: Task[Any, Any], settings: HeadsSettings) -> list[Any]:
     """Return the first inputs of a part of data, texts cut to the tokens that are looked at."""
     if settings.data is None:
         raise UsageError(f"data is missing; add data=FILE or data=FOLDER with {task.holds}")
-    count, length = settings.examples, settings.length
     data = task.read_part_of(settings.data, settings.part)
-    inputs = first_inputs(data.parts, settings.part, count)
-    tokenizer = getattr(task, "tokenizer", None)
-    if tokenizer is None:
-        return inputs
-    if all(isinstance(given, str) for given in inputs):
-        window = getattr(task, "window", length)
-        return windows_of(inputs, tokenizer, min(length, window), count)
-    if all(isinstance(given, list) for given in inputs):  # words to be tagged
-        return [given[:length] for given in inputs]
-    return [
-        _cut_pair(task, given, length) if isinstance(given, Pair) else given for given in inputs
-    ]
-
-
-def _cut_pair(task: Any, pair: Pair, length: int) -> Pair:
-    """Cut both sides of a pair to so many tokens."""
-    source, target = (
-        tokenizer.decode(tokenizer.encode(text)[:length])
-        for tokenizer, text in (
-            (getattr(task, "source_tokenizer", task.tokenizer), pair.source),
-            (task.tokenizer, pair.target),
-        )
-    )
-    return Pair(source, target, pair.where)
+    inputs = first_inputs(data.parts, settings.part, settings.examples)
+    return cut_inputs(task, inputs, settings.length, settings.examples)
 
 
 def measured(task: Task[Any, Any], settings: HeadsSettings, *, quiet: bool = True) -> Heads:
@@ -461,7 +421,7 @@ def measured(task: Task[Any, Any], settings: HeadsSettings, *, quiet: bool = Tru
         else:
             inputs = inputs_of(task, settings)
         count = len(inputs)
-        seen = (views_of(task, given) for given in inputs)
+        seen = (read_picture(task, given).views for given in inputs)
     found = _measure(task, seen, count, quiet=quiet)
     if links:
         found = replace(found, alignments=judge_heads(task, links, quiet=quiet))

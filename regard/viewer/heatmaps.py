@@ -162,7 +162,8 @@ def draw_tables(
 def name_of(view: View, at: int) -> str:
     """Name one head of one layer."""
     head = view.heads[at]
-    return f"{view.name}, {f'{head} of heads' if isinstance(head, str) else f'head {head}'}"
+    numbered = isinstance(head, int) or head[:1].isdecimal()
+    return f"{view.name}, {f'head {head}' if numbered else f'{head} of heads'}"
 
 
 def labels_of(view: View, missing: frozenset[str]) -> dict[str, list[str]]:

@@ -133,6 +133,27 @@ class Recording:
         return len(self.samples) / self.rate
 
 
+@dataclass(frozen=True)
+class Node:
+    """One token that a beam search considered, after its parent (-1: the beginning)."""
+
+    parent: int
+    token: str
+    logprob: float
+    score: float
+    fate: str  # open, if it went on
+    best: bool = False  # whether it leads to what was written
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The hypotheses of a beam search, parents first; what fates mean, and why it ended."""
+
+    nodes: Sequence[Node]
+    fates: Mapping[str, str]
+    end: str = ""
+
+
 @dataclass(frozen=True, eq=False)
 class Effects:
     """By how much the log-probability of an answer falls when a token, a head or an edge is cut.
@@ -192,6 +213,7 @@ class Picture:
     recording: Recording | None = None  # whose spectrogram the photo is
     effects: Effects | None = None  # what the output depends on, drawn in a PNG
     tables: Sequence[Table] = ()  # drawn in a PNG
+    tree: Tree | None = None  # what was considered on the way to the output
 
 
 def words_of(choice: Choice) -> list[str]:

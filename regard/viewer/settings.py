@@ -16,6 +16,9 @@ class LookSettings:
     heads: tuple[str | int, ...] | None = setting(
         None, "heads to draw: numbers, mean, max or all; what fits unless given"
     )
+    movie: bool = setting(
+        False, "play the pictures that a training with watch_every= has kept; takes no input"
+    )
     candidates: int = setting(5, "candidates to show with their probability", min=1, max=100_000)
     view: str = setting("attention", "attention, rollout (up to each layer) or flow")
     cause: str = setting(

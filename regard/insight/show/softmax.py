@@ -7,13 +7,13 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 
+from regard.costs.claims import TRIALS, random_scores, softmax_gradient
 from regard.errors import UsageError
 from regard.settings import setting
 from regard.viewer.drawing import Drawing, Plot, draw_plots
 from regard.viewer.plot import DOT, SEED
 
 MAX_NUMBERS = 32
-TRIALS = 256  # random queries that a width is measured with
 
 
 @dataclass(frozen=True)
@@ -80,41 +80,21 @@ def draw_temperature(settings: TemperatureSettings) -> Drawing:
     return Drawing(title, numbers, notes, draw_plots(title, rows, notes=notes, size=(2.3, 1.6)))
 
 
-def jacobian_norm(p: Tensor) -> Tensor:
-    """Return the size (Frobenius norm) of the softmax's gradient, diag(p) - p p', of weights p.
-
-    Its square is sum p^2 - 2 sum p^3 + (sum p^2)^2.
-    """
-    second = (p**2).sum(-1)
-    return (second - 2 * (p**3).sum(-1) + second**2).clamp(min=0).sqrt()
-
-
-def weights(width: int, keys: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Return scores of random queries and keys of a width, (TRIALS, keys), and a scale for them.
-
-    Coordinates are of variance 1, as those that a layer norm has left.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    q = torch.randn(TRIALS, width, 1, generator=generator, dtype=torch.float64)
-    k = torch.randn(1, keys, width, generator=generator, dtype=torch.float64)
-    return (k @ q).squeeze(-1), torch.tensor(width**-0.5, dtype=torch.float64)
-
-
 def draw_scaling(settings: ScalingSettings) -> Drawing:
     """Draw what the width of queries and keys does to the softmax and its gradient."""
     widths = [2**n for n in range(int(math.log2(settings.largest)) + 1)]
     numbers, plain, scaled = {}, {}, {}
     for width in widths:
-        scores, scale = weights(width, settings.keys, settings.seed)
+        scores, scale = random_scores(width, settings.keys, settings.seed)
         plain[width], scaled[width] = scores.softmax(-1), (scores * scale).softmax(-1)
         numbers[f"d_k = {width}"] = {
             "variance of q k": float(scores.var()),
             "largest weight": float(plain[width].amax(-1).mean()),
             "largest, scaled": float(scaled[width].amax(-1).mean()),
-            "gradient": float(jacobian_norm(plain[width]).mean()),
-            "gradient, scaled": float(jacobian_norm(scaled[width]).mean()),
-            "median gradient": float(jacobian_norm(plain[width]).median()),
-            "median gradient, scaled": float(jacobian_norm(scaled[width]).median()),
+            "gradient": float(softmax_gradient(plain[width]).mean()),
+            "gradient, scaled": float(softmax_gradient(scaled[width]).mean()),
+            "median gradient": float(softmax_gradient(plain[width]).median()),
+            "median gradient, scaled": float(softmax_gradient(scaled[width]).median()),
         }
 
     def lines(names: dict[str, str], log: bool = True):

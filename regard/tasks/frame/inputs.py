@@ -46,6 +46,33 @@ def _input(example: Any) -> Any:
     return example if isinstance(example, str | Pair) else example.source
 
 
+def cut_inputs(task: Any, inputs: list[Any], length: int, count: int) -> list[Any]:
+    """Cut inputs of a task to so many tokens, and a long text into as many windows as are asked."""
+    tokenizer = getattr(task, "tokenizer", None)
+    if tokenizer is None:  # images, sounds, series
+        return inputs[:count]
+    if all(isinstance(given, str) for given in inputs):
+        length = min(length, getattr(task, "window", length))
+        return windows_of(inputs, tokenizer, length, count)
+
+    def cut(given: Any) -> Any:
+        if isinstance(given, list):  # words to be tagged
+            return given[:length]
+        if not isinstance(given, Pair):
+            return given
+        sides = (
+            (getattr(task, "source_tokenizer", tokenizer), given.source),
+            (
+                tokenizer,
+                given.target,
+            ),
+        )
+        texts = (each.decode(each.encode(text)[:length]) for each, text in sides)
+        return Pair(*texts, given.where)
+
+    return [cut(given) for given in inputs[:count]]
+
+
 def windows_of(texts: Sequence[str], tokenizer: Tokenizer, length: int, count: int) -> list[str]:
     """Return the first tokens of each text, or if there are few texts more windows of each."""
     each = max(1, -(-count // max(1, len(texts))))
@@ -55,3 +82,12 @@ def windows_of(texts: Sequence[str], tokenizer: Tokenizer, length: int, count: i
         starts = range(0, max(1, min(len(ids), each * length)), length)
         cut += [tokenizer.decode(ids[at : at + length]) for at in starts]
     return [text for text in cut if text.strip()][:count]
+
+
+def read_picture(task: Any, given: Any) -> Any:
+    """Return a picture of how a model reads an input, and given targets rather than its own."""
+    if isinstance(given, Pair):
+        if hasattr(task, "pair_picture"):
+            return task.pair_picture(given)
+        given = given.source
+    return task.picture(given, **({"forced": True} if task.name == "language" else {}))

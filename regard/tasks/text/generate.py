@@ -121,7 +121,7 @@ class TextGeneration(Task[LanguageCodec, Written]):
             return settings
         settings.check()
         own = {} if self.codec.chat is None else {OWN: None}
-        template = settings.template or next(iter([*own, "plain"]))
+        template = settings.template or next(iter([*own, self.codec.template or "plain"]))
         lookup("template", template, {**TEMPLATES, **own})
         return replace(settings, template=template)
 
