@@ -338,29 +338,19 @@ class Seq2Seq(PairTask):
             logits = self.writer(ids, reads)
         return maps, logits[0]
 
-<<<<<<< HEAD
     def _source_ids(self, given: str, settings: Any) -> list[int]:
         """Return the ids of a source that is looked at."""
-=======
-    def _written(
-        self, given: str, settings: Any, trace: BeamTrace | None = None
-    ) -> tuple[list[int], list[Any]]:
-        """Return the ids of a source and the hypotheses for it, the best first."""
->>>>>>> main
         if not given.strip():
             raise UsageError("there is nothing to look at in an empty text")
         return self.framed(self.encode_source(given.strip(), settings)[:LONGEST_WHOLE])
 
-    def _hypotheses(self, source: list[int], settings: Any) -> list[Any]:
+    def _hypotheses(
+        self, source: list[int], settings: Any, trace: BeamTrace | None = None
+    ) -> list[Any]:
         """Return the hypotheses for a source, the best first."""
         sentence = Sentence(0, source, self.opening(settings), "")
-<<<<<<< HEAD
-        (hypotheses,) = self.decoder.batch([sentence], settings, 0)
-        return hypotheses
-=======
         (hypotheses,) = self.decoder.batch([sentence], settings, 0, trace)
-        return source, hypotheses
->>>>>>> main
+        return hypotheses
 
     def question(self, given: str, settings: Any, expected: Any = None) -> Question:
         """Return a source with its target and the log-probability of that."""
@@ -412,13 +402,9 @@ class Seq2Seq(PairTask):
         from regard.viewer.text import candidate_steps, text_views
 
         target = self.codec.target
-<<<<<<< HEAD
-        source = self._source_ids(given, settings)
-        hypotheses = self._hypotheses(source, settings)
-=======
         trace = BeamTrace() if settings.beams else None
-        source, hypotheses = self._written(given, settings, trace)
->>>>>>> main
+        source = self._source_ids(given, settings)
+        hypotheses = self._hypotheses(source, settings, trace)
         best = hypotheses[0].ids
         chosen = [*best, target.eos]
         maps, logits = self.maps(source, best)
