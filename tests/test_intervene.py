@@ -1,5 +1,7 @@
 """Reading and changing what flows: nothing asked changes nothing, and a cut is a mask."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -17,10 +19,10 @@ from regard.native import fast
 SIZES = {"image": 32, "length": 9}
 
 
-def build(name):
+def build(name, **changes):
     """Make a tiny model of a family with an input of what it reads."""
     torch.manual_seed(0)
-    config = preset(name, next(iter(info(name).sizes)))
+    config = replace(preset(name, next(iter(info(name).sizes))), **changes)
     key = READS[info(name).reads][0]
     size = min(SIZES.get(key, 200), getattr(config, "image", 10**6) or 10**6)
     reading = Reading(name, config, 2, {key: size})

@@ -132,10 +132,9 @@ def find_lens(task: Any, given: Any, settings: Any) -> tuple[Lens, list[Picture]
         answers.cpu().numpy(),
     )
     source = given if isinstance(given, str) else ""
-    about: dict[str, Any] = {"source": source, "output": found.answer}
-    note = "the likeliest after each layer; colour: its probability"
+    note = "the likeliest after each layer, the last on top; colour: its probability"
     table = Table(
-        "after each layer, from the first to the last",
+        "after each layer",
         found.probabilities[::-1],
         list(found.layers)[::-1],
         found.places,
@@ -143,7 +142,7 @@ def find_lens(task: Any, given: Any, settings: Any) -> tuple[Lens, list[Picture]
         signed=False,
     )
     title = source or found.answer
-    whole = Picture(title, note=note, tables=[table], **about)
+    whole = Picture(title, source=source, output=found.answer, note=note, tables=[table])
     pages = [
         Picture(
             f"after {name}: log p of the answer {value:.3f}",
@@ -151,7 +150,8 @@ def find_lens(task: Any, given: Any, settings: Any) -> tuple[Lens, list[Picture]
                 row.exp(), question.names, candidates=settings.candidates, chosen=question.chosen
             ),
             note=note,
-            **about,
+            source=f"after {name}: {source}",
+            output=found.answer,
         )
         for name, row, value in zip(names, logprobs, found.answer_logprobs, strict=True)
     ]
