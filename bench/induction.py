@@ -26,7 +26,7 @@ import regard  # noqa: E402
 from regard.insight.heads import measure_heads  # noqa: E402
 
 ALPHABET = [chr(0x4E00 + n) for n in range(64)]
-SHORTEST, LONGEST = 16, 40  # characters before they are repeated
+SHORTEST, LONGEST = 6, 16  # characters before they are repeated
 
 
 def said_twice(rng: random.Random) -> str:
@@ -88,8 +88,8 @@ def main() -> None:
                 width=64,
                 heads=1,
                 position="rotary",
-                context=96,
-                batch_tokens=2048,
+                context=64,
+                batch_tokens=1024,
                 dropout=0.0,
                 lr=0.01,
                 steps=steps,
