@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from regard.api import (
         compare,
         cost,
+        directions,
         doctor,
         evaluate,
         export,
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
         import_model,
         load,
         look,
+        misconceptions,
+        show,
         train,
     )
     from regard.attention.attend import attend
@@ -23,6 +26,10 @@ if TYPE_CHECKING:
     from regard.attention.scores import SCORES
     from regard.attention.watch import watch
     from regard.errors import UsageError
+    from regard.insight.causes import causes
+    from regard.insight.lens import lens
+    from regard.insight.patching import patch
+    from regard.insight.superposition import superposition
     from regard.layers.feedforward import FEED_FORWARDS
     from regard.layers.norm import NORMS
     from regard.layers.residual import RESIDUALS
@@ -43,12 +50,19 @@ HOMES = {
     "doctor": "regard.api",
     "cost": "regard.api",
     "look": "regard.api",
+    "misconceptions": "regard.api",
+    "causes": "regard.insight.causes",
+    "lens": "regard.insight.lens",
+    "patch": "regard.insight.patching",
+    "show": "regard.api",
+    "directions": "regard.api",
     "train": "regard.api",
     "attend": "regard.attention.attend",
     "watch": "regard.attention.watch",
     "record": "regard.attention.intervene",
     "change": "regard.attention.intervene",
     "cut": "regard.attention.intervene",
+    "superposition": "regard.insight.superposition",
     "fast": "regard.native",
     "UsageError": "regard.errors",
     "SCORES": "regard.attention.scores",
@@ -68,10 +82,12 @@ __all__ = [
     "SCORES",
     "UsageError",
     "attend",
+    "causes",
     "change",
     "compare",
     "cost",
     "cut",
+    "directions",
     "doctor",
     "evaluate",
     "export",
@@ -79,9 +95,14 @@ __all__ = [
     "filter",
     "heads",
     "import_model",
+    "lens",
     "load",
     "look",
+    "misconceptions",
+    "patch",
     "record",
+    "show",
+    "superposition",
     "train",
     "watch",
 ]

@@ -1,7 +1,7 @@
 """All that the command line does, as functions."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from regard.costs.report import Cost
     from regard.examine.doctor import Examined
     from regard.filters.program import Filtered
+    from regard.insight.directions import Directions
     from regard.insight.heads import Heads
+    from regard.insight.misconceptions import Misconceptions
     from regard.lab.report import Compared
     from regard.metrics.evaluation import Evaluation
     from regard.tasks.frame.task import Task
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from regard.tasks.vision.denoise import Denoise
     from regard.tasks.vision.images import ClassifyImages
     from regard.tasks.vision.pretrain import Pretrain
+    from regard.viewer.drawing import Drawing
 
 Place = str | Path
 
@@ -402,15 +405,17 @@ def look(
     layers: Any = None,
     heads: Any = None,
     task: str | None = None,
+    word: str | None = None,
     **settings: Any,
-) -> "Shown | Saved":
+) -> "Shown | Saved | Drawing":
     """Draw where a model looks while it answers texts, or labels images given as `run` takes them.
 
     look("en-zh", "How are you?", out="attention.html")
 
     It is shown inline in a notebook, or saved to `out`: .html to explore, .png to print. `layers`
-    and `heads` are numbers of those to draw. Further keys by task: `regard look MODEL --help`.
-    With movie=True, what a training with watch_every= has kept is played instead.
+    and `heads` are numbers of those to draw. With `word` it is drawn how the vectors of a word in
+    several texts move apart, layer by layer; with movie=True what a training with watch_every= has
+    kept is played. Further keys by task: `regard look MODEL --help`.
     """
     from regard.viewer import Look
 
@@ -422,10 +427,24 @@ def look(
     arrays = ("__array__", "__array_interface__")
     if isinstance(texts, str | Path) or any(hasattr(texts, name) for name in arrays):
         texts = [texts]
-    seen = Look([loaded.picture(text, **settings) for text in texts])
+    if word is not None:
+        from regard.insight.words import compare_word
+
+        for key in (*settings, *given(layers=layers, heads=heads)):
+            raise UsageError(f"unknown key '{key}'; with word= there is nothing to set but out=")
+        drawing = compare_word(loaded, list(texts), word)
+        return drawing if out is None else replace(drawing, path=str(drawing.save(out)))
+    from regard.insight.looking import asks, look_into, shown_in
+
+    findings: list[Any] = []
+    if asks(settings):
+        pictures, findings = look_into(loaded, texts, settings, layers)
+        seen, layers = Look(shown_in(pictures, out)), None
+    else:
+        seen = Look([loaded.picture(text, **settings) for text in texts])
     if out is None:
-        return Shown(seen, layers, heads)
-    return Saved(str(seen.save(out, layers, heads)))
+        return Shown(seen, layers, heads, findings)
+    return Saved(str(seen.save(out, layers, heads)), tuple(findings))
 
 
 def _movie(model: Any, texts: Any, out: Place | None, settings: dict[str, Any]) -> "Saved":
@@ -447,30 +466,45 @@ def _movie(model: Any, texts: Any, out: Place | None, settings: dict[str, Any]) 
 
 @dataclass(frozen=True)
 class Saved(Named):
-    """A file or folder that was written."""
+    """A file or folder that was written, and what was found, if that is shown there."""
 
     path: str
+    findings: tuple[Any, ...] = ()
 
     def __str__(self) -> str:
-        return f"wrote {self.path}"
+        return "\n\n".join([*map(str, self.findings), f"wrote {self.path}"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what a JSON line holds."""
+        found = {"findings": [one.to_dict() for one in self.findings]} if self.findings else {}
+        return {"path": self.path, **found}
 
 
 class Shown:
     """Pictures of chosen layers and heads, which show themselves in a notebook."""
 
-    def __init__(self, seen: Any, layers: Any, heads: Any):
+    def __init__(self, seen: Any, layers: Any, heads: Any, findings: Any = ()):
         from regard.viewer import Look, choose_views
 
+        self.findings = tuple(findings)
         self.look = Look([choose_views(picture, layers, heads) for picture in seen.pictures])
 
     def _repr_html_(self) -> str:
         return self.look._repr_html_()
+
+    def to_dict(self) -> Any:
+        """Return what a JSON line holds: what was found, or what was read and answered."""
+        if self.findings:
+            return {"findings": [one.to_dict() for one in self.findings]}
+        return str(self)
 
     def __repr__(self) -> str:
         return f"Shown({self.look!r})"
 
     def __str__(self) -> str:
         pictures = self.look.pictures
+        if self.findings:
+            return "\n\n".join(map(str, self.findings))
         told = [f"{picture.source} -> {picture.output}" for picture in pictures]
         return "\n".join([*told, "give out=attention.html or out=attention.png to see it"])
 
@@ -501,6 +535,34 @@ def heads(
     asked = fill(HeadsSettings, settings)
     loaded: Any = load(model) if isinstance(model, str | Path) else model
     return measured(loaded, asked, quiet=quiet)
+
+
+def misconceptions(
+    model: "Place | Task[Any, Any]",
+    /,
+    *,
+    data: Any = None,
+    out: Place | None = None,
+    quiet: bool = True,
+    **settings: Any,
+) -> "Misconceptions":
+    """Measure on a model and one's own data two things that attention is often believed to be.
+
+    misconceptions("en-zh", data="test.tsv")["agreement"]
+
+    That a head looks for the nearest key, and that layer i of a decoder reads layer i of the
+    encoder. `data` is as for `evaluate`; `out` is a .png. Further keys: `regard misconceptions
+    --help`.
+    """
+    from regard.insight.misconceptions import MisconceptionSettings, measure_misconceptions
+    from regard.settings import fill
+
+    settings = stored(settings | given(data=data, out=out))
+    if settings.get("data"):
+        settings["data"] = str(resolve_data(settings["data"]))
+    asked = fill(MisconceptionSettings, settings)
+    loaded: Any = load(model) if isinstance(model, str | Path) else model
+    return measure_misconceptions(loaded, asked, quiet=quiet)
 
 
 def cost(
@@ -546,6 +608,41 @@ def filter(
 
     settings |= given(out=out)
     return filter_photo(name, photo, settings, quiet=quiet)
+
+
+def show(name: str, /, *, out: Place | None = None, **settings: Any) -> "Drawing":
+    """Draw a picture of the lectures by its name: `regard show` lists them.
+
+    show("receptive_fields", out="fields.png")
+
+    It is shown inline in a notebook, or saved to `out`, a .png or .html; its `numbers` are those
+    behind it. The keys of a picture: `regard show NAME --help`.
+    """
+    from regard.insight.show import show
+
+    return show(name, settings, out=out, load=load)
+
+
+def directions(
+    model: "Place | Task[Any, Any]",
+    /,
+    *,
+    out: Place | None = None,
+    quiet: bool = True,
+    **settings: Any,
+) -> "Directions":
+    """Find directions in the latent space of an autoencoder, and draw images moved along them.
+
+    directions("runs/clothes", data="fashion-mnist", judge="fashion", out="strips.png")
+
+    The model is one that was trained with objective=variational. Keys: `regard directions --help`.
+    """
+    from regard.insight.directions import find_directions
+
+    loaded: Any = load(model) if isinstance(model, str | Path) else model
+    if settings.get("data") is not None:
+        settings["data"] = resolve_data(str(settings["data"]))
+    return find_directions(loaded, settings, out=out, load=load, quiet=quiet)
 
 
 def doctor(data: Any, /, *, quiet: bool = True, **settings: Any) -> "Examined":

@@ -13,7 +13,7 @@ DATA = Path(os.environ.get("REGARD_DATA", Path(__file__).parents[2] / "shared" /
 
 def test_the_starters_are_small_and_say_whose_data_they_learnt_from():
     found = starters()
-    assert {"digits", "en-zh", "fashion", "letters", "shakespeare"} <= set(found)
+    assert {"digits", "en-zh", "fashion", "letters", "shakespeare", "tag"} <= set(found)
     files = [file for folder in found.values() for file in folder.rglob("*") if file.is_file()]
     assert sum(file.stat().st_size for file in files) < 15 * 2**20
     for folder in found.values():
@@ -42,3 +42,17 @@ def test_the_starter_knows_digits_that_it_was_not_trained_on():
     found = regard.evaluate("digits", data=str(DATA / "fsdd"), part="test", threads=1)
     scores = {score.name: score.value for score in found.scores}
     assert scores["accuracy"] > 97
+
+
+@pytest.mark.skipif(not (DATA / "ud-en-ewt").exists(), reason="no UD English EWT here")
+def test_the_starter_knows_the_parts_of_speech_of_sentences_that_it_was_not_trained_on():
+    found = regard.evaluate("tag", data=str(DATA / "ud-en-ewt"), part="valid", threads=1)
+    scores = {score.name: score.value for score in found.scores}
+    assert scores["accuracy"] > 94
+
+
+def test_the_starter_tags_a_text_as_people_write_it():
+    (found,) = regard.load("tag").run(["I can't believe she's leaving for Paris!"], words="raw")
+    assert str(found) == (
+        "I/PRON ca/AUX n't/PART believe/VERB she/PRON 's/AUX leaving/VERB for/ADP Paris/PROPN !/PUNCT"
+    )

@@ -1,10 +1,14 @@
 """Reading and changing what flows through a model, by the paths of its modules.
 
 A place is a path and, after its last dot, what of the module is meant: `in` and `out`, its first
-argument and its result; and of a module that attends `weights` (b, h, q, k), `mask` (the same,
-True where a query may look) and `heads` (b, h, q, d), the averages of the values before they are
-projected. `heads.2` and `weights.2` are those of one head. `*` in a path stands for one of its
-parts, `**` for any number of them: `encoder.*.out` is the residual stream after every block.
+argument and its result; and of a module that attends `queries` (b, h, q, d) and `keys`
+(b, h, k, d) as they are compared, `weights` (b, h, q, k), `mask` (the same, True where a query may
+look), `heads` (b, h, q, d), the averages of the values before they are projected, and `memory`
+(b, k, w), what cross-attention reads. `heads.2` and `weights.2` are those of one head.
+
+`*` in a path stands for one of its parts, `**` for any number of them: `encoder.*.out` is the
+residual stream after every block, `encoder.*.feed_forward.outer.in` the hidden vectors of its
+feed-forward network.
 """
 
 import re
@@ -12,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
@@ -25,8 +30,8 @@ from regard.errors import UsageError, nearest
 
 # What a place becomes: a tensor that broadcasts to it, a number, or a function of what it is.
 Change = Tensor | float | Callable[[Tensor], Tensor]
-PLACES = ("in", "out", "weights", "mask", "heads")
-OF_ATTENTION = ("weights", "mask", "heads")
+OF_ATTENTION = ("queries", "keys", "weights", "mask", "heads")
+PLACES = ("in", "out", "memory", *OF_ATTENTION)
 
 
 @dataclass(frozen=True)
@@ -113,6 +118,11 @@ def compute_asked(problem: Problem) -> tuple[Problem, Tensor, Tensor | None]:
     for place, function in asked[id(problem.module)]:
         of_kind[place.kind].append(function)
     p, mask, given = problem, problem.mask, problem.weights
+    q, k = p.q, p.k
+    for function in of_kind["queries"]:
+        q = function(q)
+    for function in of_kind["keys"]:
+        k = function(k)
     shape = (*p.q.shape[:3], p.k.shape[2])
     for function in of_kind["mask"]:
         everything = torch.ones(shape, dtype=torch.bool, device=p.q.device)
@@ -120,13 +130,13 @@ def compute_asked(problem: Problem) -> tuple[Problem, Tensor, Tensor | None]:
     if of_kind["weights"]:
         tile = None if mask is None else mask.tile(slice(0, shape[2]), slice(0, shape[3]))
         if given is None:
-            given = attention_weights(p.q, p.k, p.score, p.bias, tile, p.normalise)
+            given = attention_weights(q, k, p.score, p.bias, tile, p.normalise)
         for function in of_kind["weights"]:
             given = function(given)
-    if mask is not p.mask or given is not p.weights:
+    if mask is not p.mask or given is not p.weights or q is not p.q or k is not p.k:
         more = {"weights": given, "dropout": p.dropout, "add_values": p.add_values}
         p = Problem(
-            p.q, p.k, p.v, p.score, p.bias, mask, normalise=p.normalise, module=p.module, **more
+            q, k, p.v, p.score, p.bias, mask, normalise=p.normalise, module=p.module, **more
         )
     out, weights = compute(p)
     for function in of_kind["heads"]:
@@ -190,6 +200,26 @@ def _hook(place: Place, function: Callable[[Tensor], Tensor]) -> Any:
             return args, {**kwargs, first: function(kwargs[first])}
 
         return module.register_forward_pre_hook(before, with_kwargs=True)
+    if place.kind == "memory":
+        names = list(signature(module.forward).parameters)
+        if "memory" not in names:
+            raise UsageError(f"{place.name}: this module reads no memory; name a cross-attention")
+        where = names.index("memory")
+
+        def reading(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
+            read = args[where] if len(args) > where else kwargs.get("memory")
+            if read is None:
+                return args, kwargs  # self-attention, which reads nothing else
+            if not isinstance(read, Tensor):
+                raise UsageError(
+                    f"{place.name}: in decoding the memory is projected once, before it is read; "
+                    "change what it is made of, such as encoder_norm.out"
+                )
+            if len(args) > where:
+                return (*args[:where], function(read), *args[where + 1 :]), kwargs
+            return args, {**kwargs, "memory": function(read)}
+
+        return module.register_forward_pre_hook(reading, with_kwargs=True)
     # no kernel computes a whole stack in which somebody listens to a module
     return module.register_forward_hook(lambda *_: None)
 
@@ -246,6 +276,9 @@ class Activations(Mapping[str, Tensor]):
             and name.removesuffix(f".{place.head}").removesuffix(".weights") in maps
         )
         return iter([*self._seen, *attended])
+
+    def __contains__(self, name: object) -> bool:
+        return name in list(iter(self))
 
     def __len__(self) -> int:
         return len(list(iter(self)))

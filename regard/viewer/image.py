@@ -137,9 +137,9 @@ def rollout(views: Sequence[View], query: QueryPoint = "class", name: str = "rol
     rolled = torch.zeros(len(tokens), len(last))
     rolled[torch.arange(len(tokens)), torch.from_numpy(tokens)] = 1.0
     for view, place, source in zip(views[::-1], places[::-1], below[::-1], strict=True):
-        attended = _resample((_mean_attention(view).T @ rolled.T).T, place.key_grid, source)
+        attended = resample((_mean_attention(view).T @ rolled.T).T, place.key_grid, source)
         skips = place.query_grid.height * place.query_grid.width  # a pooling query has no residual
-        kept = _resample(rolled, place.query_grid, source) if skips else attended
+        kept = resample(rolled, place.query_grid, source) if skips else attended
         rolled = (attended + kept) / 2
     fine = below[0]
     step = -(-max(fine.height, fine.width) // MAX_ROLLOUT_SIDE)
@@ -152,7 +152,7 @@ def rollout(views: Sequence[View], query: QueryPoint = "class", name: str = "rol
         cell_width=step * fine.cell_width,
         seconds=step * fine.seconds,
     )
-    weights = _resample(rolled, fine, coarse).unsqueeze(0).numpy()
+    weights = resample(rolled, fine, coarse).unsqueeze(0).numpy()
     placement = Placement(last, coarse, tokens, np.arange(len(coarse))[None])
     return placed_view(name, weights, placement, kind="rollout", heads=("mean",))
 
@@ -174,7 +174,7 @@ def _mean_attention(view: View) -> Tensor:
     return torch.sparse_coo_tensor(index, weights[inside], shape, check_invariants=False)
 
 
-def _resample(x: Tensor, grid: TokenGrid, other: TokenGrid) -> Tensor:
+def resample(x: Tensor, grid: TokenGrid, other: TokenGrid) -> Tensor:
     """Share what the tokens of a grid have (n, tokens) among those of another under them."""
     if grid == other:
         return x

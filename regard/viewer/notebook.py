@@ -71,6 +71,11 @@ def draw(picture: Picture, layers: Choice = None, heads: Choice = None) -> bytes
     A row is a layer, a panel a head. Unless given, all heads are shown, or their mean where they
     would be too many. The tree of a beam search is drawn instead, if there is one.
     """
+    if picture.effects is not None or picture.tables:
+        from regard.viewer.effects import draw_effects, draw_tables
+
+        sheet = draw_tables(picture) if picture.effects is None else draw_effects(picture)
+        return sheet.png()
     if not picture.views and not picture.tiles:
         raise UsageError("there is no attention to draw in this picture; save it as .html instead")
     if picture.tree is not None:

@@ -20,6 +20,14 @@ class LookSettings:
         False, "play the pictures that a training with watch_every= has kept; takes no input"
     )
     candidates: int = setting(5, "candidates to show with their probability", min=1, max=100_000)
+    view: str = setting("attention", "attention, rollout (up to each layer) or flow")
+    cause: str = setting(
+        "none", "cut what the answer depends on: true, or some of tokens, heads and edges"
+    )
+    lens: bool = setting(False, "what the model would answer after each layer")
+    patch: bool = setting(
+        False, "put activations of the first of two inputs into the second, place by place"
+    )
 
 
 @dataclass(frozen=True)

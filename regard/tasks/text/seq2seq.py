@@ -30,6 +30,7 @@ from regard.metrics.text import METRICS
 from regard.models.folder import load_folder
 from regard.settings import setting
 from regard.tasks.frame.answers import Generated
+from regard.tasks.frame.question import Question, source_keys
 from regard.tasks.frame.recipe import save_generation
 from regard.tasks.frame.task import Data
 from regard.tasks.text.pairs import PairCodec, PairTask
@@ -337,6 +338,41 @@ class Seq2Seq(PairTask):
             logits = self.writer(ids, reads)
         return maps, logits[0]
 
+    def _written(
+        self, given: str, settings: Any, trace: BeamTrace | None = None
+    ) -> tuple[list[int], list[Any]]:
+        """Return the ids of a source and the hypotheses for it, the best first."""
+        if not given.strip():
+            raise UsageError("there is nothing to look at in an empty text")
+        source = self.framed(self.encode_source(given.strip(), settings)[:LONGEST_WHOLE])
+        sentence = Sentence(0, source, self.opening(settings), "")
+        (hypotheses,) = self.decoder.batch([sentence], settings, 0, trace)
+        return source, hypotheses
+
+    def question(self, given: str, settings: Any, expected: Any = None) -> Question:
+        """Return a source with its target and the log-probability of that."""
+        target = self.codec.target
+        source, hypotheses = self._written(given, settings)
+        best = hypotheses[0].ids if expected is None else list(expected)
+        reads = [self.decoder.begin, *best]
+
+        @torch.inference_mode()
+        def logprobs(copies: int) -> Tensor:
+            both = (torch.tensor([ids], device=self.device) for ids in (source, reads))
+            logits = self.writer(*(ids.expand(copies, -1) for ids in both))
+            return logits[..., : target.vocab].double().log_softmax(-1)
+
+        return Question(
+            answer=target.decode(best),
+            logprobs=logprobs,
+            chosen=[*best, target.eos],
+            names=target.pieces,
+            places=target.pieces(reads),
+            tokens=self.codec.source.pieces(source),
+            keys=source_keys(len(source), len(reads)),
+            expected=best,
+        )
+
     def pair_picture(self, pair: Pair, candidates: int = 5) -> Any:
         """Read a given pair and gather where the model looked, and what it would have written."""
         from regard.viewer.picture import Picture
@@ -362,14 +398,9 @@ class Seq2Seq(PairTask):
         from regard.viewer.picture import Picture
         from regard.viewer.text import candidate_steps, text_views
 
-        if not given.strip():
-            raise UsageError("there is nothing to look at in an empty text")
         target = self.codec.target
-        ids = self.encode_source(given.strip(), settings)[:LONGEST_WHOLE]
-        source = self.framed(ids)
-        sentence = Sentence(0, source, self.opening(settings), "")
         trace = BeamTrace() if settings.beams else None
-        (hypotheses,) = self.decoder.batch([sentence], settings, 0, trace)
+        source, hypotheses = self._written(given, settings, trace)
         best = hypotheses[0].ids
         chosen = [*best, target.eos]
         maps, logits = self.maps(source, best)
