@@ -12,12 +12,15 @@ from PIL import Image
 
 import regard
 from regard.cli import main
+from regard.data.image_format import ImageFormat
+from regard.data.images import ImageData
 from regard.insight.directions import (
     DirectionSettings,
     Vectors,
     at_most,
     by_components,
     by_labels,
+    name_numbers,
     purity,
 )
 from regard.models import preset, pretrainer
@@ -170,6 +173,16 @@ def test_images_are_chosen_by_label_and_seed(home):
     assert some.hashes == same.hashes and len(some) == 15
     assert torch.bincount(some.labels).tolist() == [5, 5, 5]
     assert not set(some.hashes) & set(data.parts["valid"].hashes)
+
+
+def test_labels_that_are_numbers_are_named():
+    data = ImageData({}, ["0", "1", "2"], ImageFormat())
+    name_numbers(data, ["a", "b"])
+    assert data.classes == ["0", "1", "2"]
+    name_numbers(data, ["a", "b", "c"])
+    assert data.classes == ["a", "b", "c"]
+    name_numbers(data, ["d", "e", "f"])
+    assert data.classes == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(
