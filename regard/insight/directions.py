@@ -206,15 +206,12 @@ class Judge:
 
 
 def purity(before: np.ndarray, after: np.ndarray, start: int, to: int) -> float:
-    """Return the share of all probability that moved which moved from one label to another.
+    """Return how many of the images whose label changed from `start` got the label `to`.
 
-    `before` and `after` are the mean probabilities (labels,) of the same images. What moved is half
-    of the sum of all changes; what was meant to is what `to` gained from `start`.
+    `before` and `after` are the labels (n,) of the same images; if none changed it is 0.
     """
-    change = after - before
-    moved = float(np.abs(change).sum()) / 2
-    meant = max(0.0, min(float(change[to]), -float(change[start])))
-    return meant / moved if moved > 1e-9 else 0.0
+    changed = (before == start) & (after != start)
+    return float((after[changed] == to).mean()) if changed.any() else 0.0
 
 
 def measure(
@@ -226,7 +223,7 @@ def measure(
     """
 
     def seen(by: Tensor) -> np.ndarray:
-        return judge(space.paint(z + by))
+        return judge(space.paint(z + by)).argmax(1)
 
     before = seen(torch.zeros_like(direction.vector))
     length = direction.vector.norm()
@@ -235,7 +232,7 @@ def measure(
     after = seen(direction.vector)
 
     def kept(other: np.ndarray) -> float:
-        return 100 * float((other.argmax(1) == before.argmax(1)).mean())
+        return 100 * float((other == before).mean())
 
     told = {
         "label kept, %": kept(after),
@@ -246,17 +243,16 @@ def measure(
         backwards = seen(-direction.vector)
         return {**told, "backwards: kept, %": kept(backwards)}
 
-    def share(probabilities: np.ndarray, label: int) -> float:
-        return 100 * float((probabilities.argmax(1) == label).mean())
+    def share(labels: np.ndarray, label: int) -> float:
+        return 100 * float((labels == label).mean())
 
     return {
         "seen as the first, %": share(before, start),
         "moved: as the first, %": share(after, start),
         "moved: as the second, %": share(after, to),
         "random: as the second, %": float(np.mean([share(other, to) for other in randoms])),
-        "purity, %": 100 * purity(before.mean(0), after.mean(0), start, to),
-        "random: purity, %": 100
-        * float(np.mean([purity(before.mean(0), x.mean(0), start, to) for x in randoms])),
+        "purity, %": 100 * purity(before, after, start, to),
+        "random: purity, %": 100 * float(np.mean([purity(before, x, start, to) for x in randoms])),
         **told,
     }
 
