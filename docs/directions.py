@@ -6,6 +6,8 @@ RUN is the folder of `regard train pretrain data=fashion-mnist objective=variati
 import sys
 from pathlib import Path
 
+from PIL import Image
+
 import regard
 
 HERE = Path(__file__).resolve().parent
@@ -17,6 +19,7 @@ def main() -> None:
     for name, how in SHOWN.items():
         given = {"data": "fashion-mnist", "judge": "fashion", "rows": 1, **how}
         print(regard.directions(sys.argv[1], out=HERE / name, **given))
+        Image.open(HERE / name).convert("RGB").quantize(64).save(HERE / name, optimize=True)
 
 
 if __name__ == "__main__":
