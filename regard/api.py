@@ -439,7 +439,7 @@ def look(
     findings: list[Any] = []
     if asks(settings):
         pictures, findings = look_into(loaded, texts, settings, layers)
-        seen, layers = Look(shown_in(pictures, out)), None
+        seen, layers, heads = Look(shown_in(pictures, out)), None, None
     else:
         seen = Look([loaded.picture(text, **settings) for text in texts])
     if out is None:
