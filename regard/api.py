@@ -415,7 +415,9 @@ def look(
     It is shown inline in a notebook, or saved to `out`: .html to explore, .png to print. `layers`
     and `heads` are numbers of those to draw. With `word` it is drawn how the vectors of a word in
     several texts move apart, layer by layer; with movie=True what a training with watch_every= has
-    kept is played. Further keys by task: `regard look MODEL --help`.
+    kept is played. `cause`, `lens` and `patch` show what the answer depends on, what it would be
+    after each layer, and where two inputs part; the numbers are in `findings`. Further keys by
+    task: `regard look MODEL --help`.
     """
     from regard.viewer import Look
 
