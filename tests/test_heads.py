@@ -174,6 +174,29 @@ def test_the_command_prints_a_table_json_and_pictures(tmp_path, capsys):
     assert any(name in page.read_text() for name in names)
 
 
+def test_an_induction_head_is_found_in_random_tokens_said_twice(tmp_path):
+    data = tmp_path / "text.txt"
+    data.write_text("".join(chr(0x4E00 + 7 * n % 300) for n in range(2000)))
+    sizes = {"depth": 2, "width": 16, "heads": 2, "context": 32, "batch_tokens": 64}
+    more = {"tokenizer": "characters", "position": "rotary", "order": "attention_only"}
+    out = tmp_path / "run"
+    regard.train("language", data=data, out=out, steps=2, quiet=True, **sizes, **more)
+    model = regard.load(out, task="language")
+    names = [name for name, _ in model.model.named_parameters()]
+    assert not any("feed_forward" in name for name in names)
+    length = 12
+    weights = np.eye(2 * length + 1)
+    weights[1 + length : 2 * length] = np.eye(2 * length + 1)[2 : length + 1]
+    planted = {"blocks.1.attention.weights.1": torch.from_numpy(weights).float()}
+    with regard.change(model, planted):
+        found = regard.heads(model, repeated=length, examples=4)
+    scores = {(head.layer, head.head): head.scores["induction"] for head in found.heads}
+    # all but the last token of the second time, whose next one was another then
+    assert scores["blocks.1.attention", 1] > 0.85
+    assert max(score for key, score in scores.items() if key != ("blocks.1.attention", 1)) < 0.4
+    assert found.named("induction")[0].layer == "blocks.1.attention"
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

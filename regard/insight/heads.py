@@ -318,7 +318,7 @@ class HeadsSettings:
     data: str | None = setting(None, "data of the model's task: a folder or a file")
     part: str = setting("test", "the part of the data: test, valid or train")
     examples: int = setting(100, "examples to look at", min=1, max=10_000)
-    length: int = setting(256, "tokens of a text, at most", min=2, max=2048)
+    length: int = setting(256, "tokens of a text, at most", min=2, max=512)
     repeated: int | None = setting(
         None, "instead of data: random tokens said twice, so many each time", min=2, max=1024
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from matplotlib.colors import to_hex
+
 from regard.errors import UsageError
 from regard.viewer.fonts import cut
 from regard.viewer.panels import BLUES, INK, LINE, MARGIN, SOFT, Sheet
@@ -70,7 +72,7 @@ def draw_tree(picture: Picture) -> Sheet:
     axes.set_axis_off()
     for node, token, (step, line) in zip(tree.nodes, tokens, places, strict=True):
         dropped = node.fate not in ("open", "finished")
-        colour = BLUES(0.75) if node.best else SOFT if dropped else INK
+        colour = to_hex(BLUES(0.75)) if node.best else SOFT if dropped else INK
         if node.parent >= 0:
             before = places[node.parent]
             across = (before[0] + 0.06, step - 0.06)

@@ -1537,7 +1537,7 @@
 
   function treeView() {
     const { tree, steps_language: language } = pictures[state.picture];
-    const [wide, high, svg] = [92, 24, "http://www.w3.org/2000/svg"];
+    const [wide, high] = [92, 24];
     const nodes = tree.nodes.map(([parent, token, logprob, score, fate, best, step, line]) => (
       { parent, token, logprob, score, fate, best, step, line }));
     const box = make("div", { class: "tree", role: "list" });
@@ -1545,10 +1545,6 @@
     const down = Math.max(...nodes.map((node) => node.line)) + 1;
     box.style.width = `${across * wide}px`;
     box.style.height = `${down * high}px`;
-    const lines = document.createElementNS(svg, "svg");
-    lines.setAttribute("width", across * wide);
-    lines.setAttribute("height", down * high);
-    box.append(lines);
     const said = (number) => {
       const tokens = [];
       for (let at = number; at >= 0; at = nodes[at].parent) tokens.unshift(nodes[at].token);
@@ -1562,11 +1558,12 @@
     nodes.forEach((node, number) => {
       const before = nodes[node.parent];
       if (before) {
-        const path = document.createElementNS(svg, "path");
-        const [x, y] = [before.step * wide + 6, (before.line + 1) * high - 3];
-        path.setAttribute("d", `M${x} ${y} V${(node.line + 1) * high - 3} H${node.step * wide + 60}`);
-        path.setAttribute("class", node.best ? "best" : "");
-        lines.append(path);
+        const line = make("i", { class: node.best ? "best" : "" });
+        line.style.left = `${before.step * wide + 6}px`;
+        line.style.top = `${(before.line + 1) * high - 3}px`;
+        line.style.width = `${wide + 50}px`;
+        line.style.height = `${(node.line - before.line) * high}px`;
+        box.append(line);
       }
       const item = make("span", {
         class: `node ${node.best ? "best" : node.fate.split(" ").join("-")}`, role: "listitem",

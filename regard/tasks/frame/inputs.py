@@ -60,15 +60,10 @@ def cut_inputs(task: Any, inputs: list[Any], length: int, count: int) -> list[An
             return given[:length]
         if not isinstance(given, Pair):
             return given
-        sides = (
-            (getattr(task, "source_tokenizer", tokenizer), given.source),
-            (
-                tokenizer,
-                given.target,
-            ),
-        )
-        texts = (each.decode(each.encode(text)[:length]) for each, text in sides)
-        return Pair(*texts, given.where)
+        tokenizers = getattr(task, "source_tokenizer", tokenizer), tokenizer
+        both = zip(tokenizers, (given.source, given.target), strict=True)
+        source, target = (each.decode(each.encode(text)[:length]) for each, text in both)
+        return Pair(source, target, given.where)
 
     return [cut(given) for given in inputs[:count]]
 
