@@ -26,7 +26,7 @@ import regard  # noqa: E402
 from regard.insight.heads import measure_heads  # noqa: E402
 
 ALPHABET = [chr(0x4E00 + n) for n in range(64)]
-SHORTEST, LONGEST = 4, 32  # characters before they are repeated
+SHORTEST, LONGEST = 6, 16  # characters before they are repeated
 
 
 def said_twice(rng: random.Random) -> str:
