@@ -1,9 +1,10 @@
 """How well maps of attention rank what an answer depends on, in text, image and sound.
 
 For each input every token is cut, and Spearman's correlation of a map with the size of the effects
-is taken; the mean over inputs comes with its 95% interval. Draws causes.png as well.
+is taken; the mean over inputs comes with its 95% interval. Draws causes.png, the example of the
+page, and with out= a plot of what was measured.
 
-    python docs/causes.py [data=../shared/data] [count=100] [out=docs/causes.png]
+    python docs/causes.py [data=../shared/data] [count=60] [out=docs/causes_measured.png]
 """
 
 import gzip
@@ -59,10 +60,12 @@ SETS = {
 }
 
 
-def main(data: str = "../shared/data", count: str = "100", out: str = "docs/causes.png") -> None:
-    """Measure all sets, print a table and draw it."""
+def main(data: str = "../shared/data", count: str = "60", only: str = "", out: str = "") -> None:
+    """Draw the example; measure all sets, print a table and draw it."""
+    regard.look("shakespeare", "ROMEO: I love", cause=True, max_length=6, out="docs/causes.png")
     rows, found = [["starter", "inputs", *MAPS]], {name: [] for name in MAPS}
-    for name, (starter, read, settings) in SETS.items():
+    chosen = {name: one for name, one in SETS.items() if not only or one[0] in only.split(",")}
+    for name, (starter, read, settings) in chosen.items():
         model = regard.load(starter)
         asked = model.look_settings(settings)
         values = {each: [] for each in MAPS}
@@ -81,7 +84,8 @@ def main(data: str = "../shared/data", count: str = "100", out: str = "docs/caus
         print(markdown(rows[:1] + rows[-1:]), flush=True)
     print(markdown(rows))
     title = "Rank correlation of attention with the effect of cutting each token"
-    draw_scores(out, title, list(SETS), found)
+    if out:
+        draw_scores(out, title, list(chosen), found)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,9 @@ from regard.layers.layout import TokenGrid
 from regard.metrics.correlation import spearman
 from regard.models import MODELS, info
 from regard.tasks.frame.question import Question, cells_of, grid_keys
-from regard.viewer.image import layouts
-from regard.viewer.picture import View
+from regard.viewer.image import flow as image_flow
+from regard.viewer.image import layouts, placed_view
+from regard.viewer.picture import Placement, View
 from regard.viewer.rollout import flow, maximum_flow, roll_out, stack_of
 from tests.test_intervene import build, leaves
 
@@ -59,7 +60,7 @@ def info_reads_grid(inputs):
 def test_all_cuts_in_one_batch_are_the_plain_loop(name):
     if info(name).reads not in READS:
         pytest.skip(f"{name} reads {info(name).reads}, which cost cannot make")
-    model, inputs = build(name)
+    model, inputs = build(name, **({"max_frames": 100} if name == "whisper" else {}))
     model = model.double()
     inputs = tuple(x.double() if x.is_floating_point() else x for x in inputs)
     question = question_of(model, inputs)
@@ -192,6 +193,23 @@ def test_flow_is_the_maximum_flow():
     assert maximum_flow([np.eye(2)], 0, 1) == 0
 
 
+def test_flow_of_an_image_is_that_of_its_layers():
+    rng = np.random.default_rng(2)
+    grid = TokenGrid(("class",), 2, 2, 0.5, 0.5)
+    tables = [stochastic(rng, 5) for _ in range(3)]
+    placement = Placement(grid, grid, np.arange(5), np.arange(5)[None])
+    views = [placed_view(f"blocks.{n}", a[None], placement) for n, a in enumerate(tables)]
+    seen = image_flow(views, "class")
+    assert np.allclose(seen.weights[0, 0], flow(stack_of(views_of(*tables)))[0], atol=1e-5)
+    last = TokenGrid(("image",), 0, 0, 1.0, 1.0)
+    pool = placed_view(
+        "pool", tables[0][None, :1], Placement(last, grid, np.arange(1), np.arange(5)[None])
+    )
+    assert image_flow([*views, pool]).weights.shape == (1, 1, 5)
+    with pytest.raises(UsageError, match="one grid"):
+        image_flow([pool, *views])
+
+
 # ---- look
 
 
@@ -215,6 +233,7 @@ def test_look_tells_causes_as_text_json_page_and_png(tmp_path, capsys):
         (["look", "en-zh", TEXT, "cause=tokns"], "Did you mean 'tokens'"),
         (["look", "en-zh", TEXT, "view=rollot"], "Did you mean 'rollout'"),
         (["look", "en-zh", TEXT, "cause=true", "lens=true"], "one at a time"),
+        (["look", "en-zh", TEXT, "cause=edges", "layers=nine"], "choose from encoder.0.attention"),
     ],
 )
 def test_what_is_wrong_is_one_line(words, message, capsys):

@@ -12,7 +12,7 @@ feed-forward network.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -45,6 +45,11 @@ class Place:
     kind: str
     head: int | None = None
 
+    @property
+    def path(self) -> str:
+        """Return the path of the module; "" is the model itself."""
+        return self.name.removesuffix(f".{self.head}").removesuffix(self.kind).removesuffix(".")
+
 
 # What is asked of a module while it attends: the kind of place, and a function of what is there.
 _Asked = dict[int, list[tuple[Place, Callable[[Tensor], Tensor]]]]
@@ -75,18 +80,23 @@ def _split(name: str) -> tuple[str, str, int | None]:
     return path, kind, None
 
 
-def _places(model: nn.Module, name: str) -> list[Place]:
-    """Return all places of a model that a name stands for, or refuse it with the nearest."""
-    path, kind, head = _split(name)
+def _places(model: nn.Module, names: Iterable[str]) -> list[list[Place]]:
+    """Return all places of a model that each name stands for, or refuse one with the nearest."""
     modules = list(model.named_modules(remove_duplicate=False))
-    paths = dict(modules)
     shared: dict[int, list[str]] = {}
     for each, module in modules:
         shared.setdefault(id(module), []).append(each)
+    return [_named(name, dict(modules), shared) for name in names]
+
+
+def _named(
+    name: str, paths: Mapping[str, nn.Module], shared: Mapping[int, list[str]]
+) -> list[Place]:
+    path, kind, head = _split(name)
     matcher = _matcher(path)
-    chosen = [
-        each for each in paths if (each == path if "*" not in path else matcher.fullmatch(each))
-    ]
+    chosen = [path] if path in paths and "*" not in path else []
+    if "*" in path:
+        chosen = [each for each in paths if matcher.fullmatch(each)]
     if not chosen:
         raise UsageError(
             f"no module '{path:.80}' in the model; its modules are {', '.join(paths)[:300]} ..."
@@ -254,8 +264,7 @@ class Activations(Mapping[str, Tensor]):
         """Return what was at a place each time, such as at each step of decoding."""
         if name in self._weights and self._maps is not None:
             place = self._weights[name]
-            path = name.removesuffix(f".{place.head}").removesuffix(".weights")
-            return [each.weights(heads=place.head) for each in self._maps.calls(path)]
+            return [each.weights(heads=place.head) for each in self._maps.calls(place.path)]
         if name not in self._seen:
             known = list(self)
             raise UsageError(
@@ -270,10 +279,7 @@ class Activations(Mapping[str, Tensor]):
     def __iter__(self) -> Iterator[str]:
         maps = self._maps
         attended = (
-            name
-            for name, place in self._weights.items()
-            if maps is not None
-            and name.removesuffix(f".{place.head}").removesuffix(".weights") in maps
+            name for name, place in self._weights.items() if maps is not None and place.path in maps
         )
         return iter([*self._seen, *attended])
 
@@ -298,7 +304,7 @@ def record(model: nn.Module | Holder, *places: str) -> Iterator[Activations]:
     last. Attention weights are computed only when they are asked for.
     """
     module = module_of(model)
-    chosen = [each for name in places for each in _places(module, name)]
+    chosen = [each for some in _places(module, places) for each in some]
     for place in chosen:
         if place.kind == "mask":
             raise UsageError(f"{place.name} can be changed, but not recorded; record weights")
@@ -342,7 +348,8 @@ def change(model: nn.Module | Holder, changes: Mapping[str, Change]) -> Iterator
 
         return changed
 
-    chosen = [(place, to) for name, to in changes.items() for place in _places(module, name)]
+    found = zip(_places(module, changes), changes.values(), strict=True)
+    chosen = [(place, to) for places, to in found for place in places]
     with _intervention([(place, changing(place, to)) for place, to in chosen]):
         yield
     missed = [place.name for place, _ in chosen if place.name not in reached]

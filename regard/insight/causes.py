@@ -280,9 +280,17 @@ def causes(
     `cut` is true for tokens and heads, or some of tokens, heads and edges; edges are those of
     `layers`, of the last one unless given. Further keys are those of look.
     """
-    asked = model.look_settings(settings)
-    with model.using(asked):
-        return find_causes(model, given, asked, parse_cuts(cut), layers=layers)[0]
+    task = loaded(model)
+    asked = task.look_settings(settings)
+    with task.using(asked):
+        return find_causes(task, given, asked, parse_cuts(str(cut)), layers=layers)[0]
+
+
+def loaded(model: Any) -> Task[Any, Any]:
+    """Return what regard.load returned, or refuse what is something else."""
+    if not isinstance(model, Task):
+        raise UsageError(f"{model!r:.60} is no loaded model; give what regard.load returned")
+    return model
 
 
 def find_causes(
@@ -298,7 +306,8 @@ def find_causes(
 
     `settings` are those of look, completed by the task.
     """
-    picture: Picture = task.explain(given, settings)
+    usual = type(settings).__dataclass_fields__["view"].default  # not what was followed already
+    picture: Picture = task.explain(given, replace(settings, view=usual))
     question = task.question(given, settings)
     model = task.model
     found = attending(model, question)
@@ -338,9 +347,13 @@ def _edges(
     words = words_of(layers)
     whole = [one for one in found if one.tiles == 1 and one.queries == maps[one.name].shape[2]]
     chosen = [one for one in whole if any(f".{word}." in f".{one.name}." for word in words)]
-    chosen = chosen or (whole if "all" in words else whole[-1:])
+    if "all" in words or not words:
+        chosen = whole if words else whole[-1:]
     if not chosen:
-        raise UsageError("cause=edges: no layer of this model has edges of its own to cut")
+        known = ", ".join(one.name for one in whole) or "none"
+        raise UsageError(
+            f"cause=edges: layers={','.join(words)} has no edges of its own; choose from {known}"
+        )
     seen = {one.name: maps[one.name].weights()[0].mean(0).float().cpu().numpy() for one in chosen}
     changes, edges = cut_edges(chosen, seen)
     lost = measure(model, question, changes, len(edges), copies=copies, what="cutting edges")
@@ -400,9 +413,8 @@ def _on_grid(picture: Picture, question: Question) -> dict[str, np.ndarray]:
         names = len(own.names)
         if (own.height, own.width) == (grid.height, grid.width):
             return weights[0, names:].numpy()
-        return resample(weights, own, replace(grid, names=own.names, seconds=0.0))[
-            0, names:
-        ].numpy()
+        coarse = replace(grid, names=own.names, seconds=0.0)
+        return resample(weights, own, coarse)[0, names:].numpy()
 
     given = [cells(view) for view in views]
     found = {"last layer": given[-1], "all layers": np.mean(given, axis=0)}
@@ -451,5 +463,6 @@ def pictures_of(causes: Causes, picture: Picture) -> list[Picture]:
         for table in tables
     ]
     title = f"{picture.title}: heads and edges that were cut"
-    told = {"source": picture.source, "output": causes.answer, "note": causes.note}
+    told: dict[str, Any] = {"source": picture.source, "output": causes.answer}
+    told["note"] = causes.note
     return [first, Picture(title, views, **told, tables=tables)]

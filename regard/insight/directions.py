@@ -48,6 +48,7 @@ class DirectionSettings:
     images: int = setting(2000, "images a label that directions are found with", min=2, max=100_000)
     judged: int = setting(200, "images that a direction is judged by", min=1, max=100_000)
     seed: int = setting(1, "random seed", min=0, max=2**63 - 1)
+    names: tuple[str, ...] = setting((), "names of labels that are numbers; else the judge's")
     columns: str | None = setting(None, "path and label in a table, such as 2,1")
     tile: int = setting(32, "pixels of an image in a mosaic", min=1, max=4096)
 
@@ -152,13 +153,14 @@ class Space:
     """A latent space: images to vectors and back, in the format of an autoencoder."""
 
     def __init__(self, task: Any):
-        whole = task.whole() if hasattr(task, "whole") else None
+        whole: Any = task.whole() if hasattr(task, "whole") else None
         if not hasattr(whole, "decode"):
             raise UsageError(
                 "this model paints no image from a vector; train one that does with: regard train "
                 "pretrain objective=variational data=..."
             )
-        self.model, self.format, self.device = whole, task.format, task.device
+        self.model: Any = whole
+        self.format, self.device = task.format, task.device
 
     @torch.inference_mode()
     def encode(self, images: Images, progress: Callable[[int], None] = lambda n: None) -> Tensor:
@@ -204,15 +206,12 @@ class Judge:
 
 
 def purity(before: np.ndarray, after: np.ndarray, start: int, to: int) -> float:
-    """Return the share of all probability that moved which moved from one label to another.
+    """Return how many of the images whose label changed from `start` got the label `to`.
 
-    `before` and `after` are the mean probabilities (labels,) of the same images. What moved is half
-    of the sum of all changes; what was meant to is what `to` gained from `start`.
+    `before` and `after` are the labels (n,) of the same images; if none changed it is 0.
     """
-    change = after - before
-    moved = float(np.abs(change).sum()) / 2
-    meant = max(0.0, min(float(change[to]), -float(change[start])))
-    return meant / moved if moved > 1e-9 else 0.0
+    changed = (before == start) & (after != start)
+    return float((after[changed] == to).mean()) if changed.any() else 0.0
 
 
 def measure(
@@ -224,7 +223,7 @@ def measure(
     """
 
     def seen(by: Tensor) -> np.ndarray:
-        return judge(space.paint(z + by))
+        return judge(space.paint(z + by)).argmax(1)
 
     before = seen(torch.zeros_like(direction.vector))
     length = direction.vector.norm()
@@ -233,7 +232,7 @@ def measure(
     after = seen(direction.vector)
 
     def kept(other: np.ndarray) -> float:
-        return 100 * float((other.argmax(1) == before.argmax(1)).mean())
+        return 100 * float((other == before).mean())
 
     told = {
         "label kept, %": kept(after),
@@ -244,17 +243,16 @@ def measure(
         backwards = seen(-direction.vector)
         return {**told, "backwards: kept, %": kept(backwards)}
 
-    def share(probabilities: np.ndarray, label: int) -> float:
-        return 100 * float((probabilities.argmax(1) == label).mean())
+    def share(labels: np.ndarray, label: int) -> float:
+        return 100 * float((labels == label).mean())
 
     return {
         "seen as the first, %": share(before, start),
         "moved: as the first, %": share(after, start),
         "moved: as the second, %": share(after, to),
         "random: as the second, %": float(np.mean([share(other, to) for other in randoms])),
-        "purity, %": 100 * purity(before.mean(0), after.mean(0), start, to),
-        "random: purity, %": 100
-        * float(np.mean([purity(before.mean(0), x.mean(0), start, to) for x in randoms])),
+        "purity, %": 100 * purity(before, after, start, to),
+        "random: purity, %": 100 * float(np.mean([purity(before, x, start, to) for x in randoms])),
         **told,
     }
 
@@ -291,7 +289,11 @@ def find_directions(
         )
     space = Space(task)
     data = read_labelled(task, settings)
-    judge = None if settings.judge is None else Judge(load(settings.judge), data.classes)
+    judge = None
+    if settings.judge is not None:
+        judging = load(settings.judge)
+        name_numbers(data, list(getattr(judging, "labels", [])))
+        judge = Judge(judging, data.classes)
     known, held = (
         at_most(data.parts[name], number, settings.seed)
         for name, number in (("train", settings.images), ("valid", settings.judged))
@@ -322,10 +324,16 @@ def find_directions(
 
 def read_labelled(task: Any, settings: DirectionSettings) -> ImageData:
     """Read images and labels in the format of an autoencoder."""
-    options = ImageOptions(settings.columns, (), settings.tile, "refuse", True)
+    options = ImageOptions(settings.columns, settings.names, settings.tile, "refuse", True)
     return load_images(
         str(settings.data), format=task.format, options=options, cache=cache_folder()
     )
+
+
+def name_numbers(data: ImageData, names: Sequence[str]) -> None:
+    """Give labels that are the numbers 0, 1, ... the names of as many others."""
+    if len(names) == len(data.classes) and data.classes == [str(n) for n in range(len(names))]:
+        data.classes = list(names)
 
 
 def at_most(images: Images, count: int, seed: int) -> Images:

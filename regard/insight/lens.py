@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from regard.attention.intervene import change, record
 from regard.errors import UsageError
-from regard.insight.causes import attending, per_copy
+from regard.insight.causes import Attending, attending, loaded, per_copy
 from regard.results import Named, markdown
 from regard.tasks.frame.question import Question
 from regard.viewer.picture import Picture, Table
@@ -58,7 +58,10 @@ class Lens(Named):
 
 
 def residual_stream(
-    model: nn.Module, question: Question, within: str = ""
+    model: nn.Module,
+    question: Question,
+    within: str = "",
+    layers: Sequence[Attending] | None = None,
 ) -> tuple[list[str], list[Tensor]]:
     """Return the blocks of the stack that the answer is read from, and what each gives, (1, l, w).
 
@@ -66,7 +69,7 @@ def residual_stream(
     those `within` a part of the model, such as its encoder, if it is named.
     """
     names: list[str] = []
-    for layer in attending(model, question):
+    for layer in attending(model, question) if layers is None else layers:
         block = layer.name  # of which the block is the first part around it that has a number
         while block and not block.rpartition(".")[2].isdecimal():
             block = block.rpartition(".")[0]
@@ -91,9 +94,10 @@ def lens(model: Any, given: Any, /, **settings: Any) -> Lens:
 
     lens(regard.load("shakespeare"), "ROMEO: I")["guesses"]
     """
-    asked = model.look_settings(settings)
-    with model.using(asked):
-        return find_lens(model, given, asked)[0]
+    task = loaded(model)
+    asked = task.look_settings(settings)
+    with task.using(asked):
+        return find_lens(task, given, asked)[0]
 
 
 def find_lens(task: Any, given: Any, settings: Any) -> tuple[Lens, list[Picture]]:
@@ -127,18 +131,18 @@ def find_lens(task: Any, given: Any, settings: Any) -> tuple[Lens, list[Picture]
         chosen.exp().cpu().numpy(),
         answers.cpu().numpy(),
     )
-    about = {"source": str(given) if isinstance(given, str) else "", "output": found.answer}
-    note = "the likeliest after each layer; colour: its probability"
+    source = given if isinstance(given, str) else ""
+    note = "the likeliest after each layer, the last on top; colour: its probability"
     table = Table(
-        "after each layer, from the first to the last",
+        "after each layer",
         found.probabilities[::-1],
         list(found.layers)[::-1],
         found.places,
         [list(row) for row in found.guesses][::-1],
         signed=False,
     )
-    title = about["source"] or found.answer
-    whole = Picture(title, note=note, tables=[table], **about)
+    title = source or found.answer
+    whole = Picture(title, source=source, output=found.answer, note=note, tables=[table])
     pages = [
         Picture(
             f"after {name}: log p of the answer {value:.3f}",
@@ -146,7 +150,8 @@ def find_lens(task: Any, given: Any, settings: Any) -> tuple[Lens, list[Picture]
                 row.exp(), question.names, candidates=settings.candidates, chosen=question.chosen
             ),
             note=note,
-            **about,
+            source=f"after {name}: {source}",
+            output=found.answer,
         )
         for name, row, value in zip(names, logprobs, found.answer_logprobs, strict=True)
     ]

@@ -36,7 +36,7 @@ def look_into(
         if asked.patch:
             if len(inputs) != 2:
                 raise UsageError(f"patch=true compares two inputs; {len(inputs)} are given")
-            patched, picture = find_patches(task, *inputs, asked)
+            patched, picture = find_patches(task, inputs[0], inputs[1], asked)
             return [picture], [patched]
         for one in inputs:
             if asked.lens:

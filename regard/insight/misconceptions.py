@@ -132,12 +132,10 @@ class Misconceptions(Named):
                 values[n, : len(row)] = row
             columns = [str(n) for n in range(values.shape[1])]
             signed = rows is not self.agreement
-            found.append(
-                Table(name, -values if signed else values, list(rows), columns, None, signed)
-            )
+            found.append(Table(name, values, list(rows), columns, None, signed))
         if self.memory is not None:
             name = "loss added if a decoder layer reads the output of an encoder layer"
-            found.append(Table(name, -self.memory, list(self.decoder), list(self.encoder)))
+            found.append(Table(name, self.memory, list(self.decoder), list(self.encoder)))
         return found
 
     def __str__(self) -> str:
@@ -169,13 +167,15 @@ def question_for(task: Task[Any, Any], given: Any) -> Question:
     return task.question(given, task.look_settings({}))
 
 
-def nearest_keys(model: nn.Module, question: Question) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+def nearest_keys(
+    model: nn.Module, question: Question, layers: Sequence[Attending]
+) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
     """Return for each query of each layer its nearest key, its strongest, and how many it may see.
 
     All are (tiles, heads, queries); nearest by Euclidean distance in the head's space, among keys
     that the query may look at.
     """
-    layers = [one for one in attending(model, question) if one.keys > 1]
+    layers = [one for one in layers if one.keys > 1]
     names = [one.name for one in layers]
     places = [f"{name}.{kind}" for name in names for kind in ("queries", "keys")]
     with watch(model) as maps, record(model, *places) as acts:
@@ -225,15 +225,15 @@ def look_at_one(
     return changes, heads
 
 
-def memories(model: nn.Module, question: Question) -> tuple[list[str], list[str], Tensor]:
+def memories(
+    model: nn.Module, question: Question, layers: Sequence[Attending]
+) -> tuple[list[str], list[str], Tensor]:
     """Return encoder layers, cross-attentions, and the memory that each layer would be.
 
     That is (layers, k, w): what the last norm makes of the layer's output.
     """
-    crosses = [
-        one.name for one in attending(model, question) if one.name.rpartition(".")[2] == "cross"
-    ]
-    names, vectors = residual_stream(model, question, "encoder")
+    crosses = [one.name for one in layers if one.name.rpartition(".")[2] == "cross"]
+    names, vectors = residual_stream(model, question, "encoder", layers)
     stacked = torch.cat(vectors)
 
     def swap(x: Tensor, rows: Tensor) -> Tensor:
@@ -247,13 +247,15 @@ def memories(model: nn.Module, question: Question) -> tuple[list[str], list[str]
     return names, crosses, acts[f"{crosses[0]}.memory"]
 
 
-def memory_losses(model: nn.Module, question: Question) -> tuple[list[str], list[str], np.ndarray]:
+def memory_losses(
+    model: nn.Module, question: Question, layers: Sequence[Attending]
+) -> tuple[list[str], list[str], np.ndarray]:
     """Return encoder layers, decoder layers, and log p by which layer reads which, (copies,).
 
     First as it is, then each decoder layer with each encoder layer, then all with each, and last
     each with that of its own number if there are as many.
     """
-    names, crosses, memory = memories(model, question)
+    names, crosses, memory = memories(model, question, layers)
     reads = [{cross: j} for cross in crosses for j in range(len(names))]
     reads += [dict.fromkeys(crosses, j) for j in range(len(names))]
     if len(names) == len(crosses):
@@ -294,8 +296,9 @@ def measure_misconceptions(
         for given in inputs:
             question = question_for(task, given)
             model = task.model
-            keys = nearest_keys(model, question)
-            layers = [one for one in attending(model, question) if one.name in keys]
+            everything = attending(model, question)
+            keys = nearest_keys(model, question, everything)
+            layers = [one for one in everything if one.name in keys]
             if not layers:
                 raise UsageError("this model has no attention whose queries and keys are compared")
             for name, (near, strong, seen) in keys.items():
@@ -315,10 +318,8 @@ def measure_misconceptions(
                     _add(sums[kind], name, np.array(row))
             tokens += len(question.chosen) - question.first
             total -= float(values[0])
-            if any(one.name.endswith("cross") for one in layers) and has_deep_encoder(
-                model, question
-            ):
-                encoder, decoder, values = memory_losses(model, question)
+            if reads_encoder(everything):
+                encoder, decoder, values = memory_losses(model, question, everything)
                 swapped.append(values[0] - values[1:])
             progress.update(1)
     agreement = {name: row / max(1, queries[name]) for name, row in sums["agreed"].items()}
@@ -343,22 +344,16 @@ def measure_misconceptions(
     )
     if settings.out is None:
         return found
-    first, *notes = found.notes
-    picture = Picture(
-        f"Two beliefs about attention: {task.path or task.name}",
-        tables=found.tables(),
-        output=first,
-        note=" | ".join(notes[:2]),
-    )
+    title = f"Two beliefs about attention: {task.path or task.name}"
+    picture = Picture(title, tables=found.tables(), note="; ".join(found.notes[:2]))
     return replace(found, out=str(save(picture, settings.out)))
 
 
-def has_deep_encoder(model: nn.Module, question: Question) -> bool:
+def reads_encoder(layers: Sequence[Attending]) -> bool:
     """Tell whether a model has an encoder of several layers that a decoder reads."""
-    try:
-        return len(residual_stream(model, question, "encoder")[0]) > 1
-    except UsageError:
-        return False
+    names = [one.name for one in layers]
+    deep = sum(name.startswith("encoder.") for name in names) > 1
+    return deep and any(name.rpartition(".")[2] == "cross" for name in names)
 
 
 def _add(sums: dict[str, np.ndarray], name: str, values: np.ndarray) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard.attention.intervene import Change
 from regard.errors import UsageError
-from regard.insight.causes import measure, per_copy
+from regard.insight.causes import loaded, measure, per_copy
 from regard.insight.lens import residual_stream
 from regard.results import Named, markdown
 from regard.tasks.frame.question import Question
@@ -67,9 +67,10 @@ def patch(model: Any, first: Any, second: Any, /, **settings: Any) -> Patched:
 
     patch(regard.load("en-zh"), "I like tea.", "I like fish.")["effects"]
     """
-    asked = model.look_settings(settings)
-    with model.using(asked):
-        return find_patches(model, first, second, asked)[0]
+    task = loaded(model)
+    asked = task.look_settings(settings)
+    with task.using(asked):
+        return find_patches(task, first, second, asked)[0]
 
 
 def find_patches(
@@ -111,7 +112,7 @@ def find_patches(
     places = [a if a == b else f"{a}/{b}" for a, b in zip(tokens, theirs, strict=True)]
     if len(places) != size:
         places = [str(n) for n in range(size)]
-    named = tuple(str(each) if isinstance(each, str) else "" for each in (first, second))
+    named = first if isinstance(first, str) else "", second if isinstance(second, str) else ""
     with torch.inference_mode():
         logprobs = float(clean.answers(1)), float(values[0])
     found = Patched(clean.answer, named, logprobs, list(stacks), places, effects)
@@ -120,7 +121,6 @@ def find_patches(
         effects[::-1],
         list(stacks)[::-1],
         places,
-        labels=("layer", "place"),
     )
     parts = np.stack([np.maximum(effects, 0), np.maximum(-effects, 0)])
     view = View("patched", parts, list(stacks), places, "cross", heads=("gained", "lost"))

@@ -31,8 +31,8 @@ class Read(NamedTuple):
 
 def read_words(task: Any, text: str) -> Read:
     """Read a text and return the vectors of its words, each the mean of its pieces'."""
-    model, tokenizer = getattr(task, "model", None), getattr(task, "tokenizer", None)
-    embed = getattr(model, "embed", None)
+    model: Any = getattr(task, "model", None)
+    tokenizer, embed = getattr(task, "tokenizer", None), getattr(model, "embed", None)
     if tokenizer is None or not hasattr(model, "hidden") or not hasattr(embed, "tokens"):
         raise UsageError(
             "word= needs a model of texts with one stack of layers, such as bert or gpt; give one "
@@ -51,7 +51,7 @@ def read_words(task: Any, text: str) -> Read:
     row = torch.tensor([framed], device=device)
     with torch.inference_mode(), record(model, "embed.out", "blocks.*.out") as acts:
         model.hidden(row)
-        static = embed.tokens(row[0]).float().cpu()
+        static = model.embed.tokens(row[0]).float().cpu()
     found = [acts[name][0].float().cpu() for name in acts]
     share = torch.zeros(len(words), len(framed))
     share[torch.tensor(word_of), torch.arange(len(ids)) + len(before)] = 1.0

@@ -23,6 +23,7 @@ SIGNED = LinearSegmentedColormap.from_list(
 FOR, AGAINST = "#2f5bd8", "#d8573c"
 MAX_TOKENS = 150  # rows of bars
 MAX_CELLS = 6000
+MAX_ACROSS = 12.0  # inches of tables beside each other
 ROW, BARS = 0.19, 1.9  # inches of a token, and of a column of bars
 SIDE = 2.1  # of a photo
 STRIP = 0.62  # of a curve over time
@@ -50,7 +51,7 @@ def head_table(effects: Effects) -> list[Table]:
         values[row, : len(each)] = each
     columns = [str(n) for n in range(most)]
     name = f"heads: {CUT}"
-    return [Table(name, values, list(effects.heads), columns, labels=("layer", "head"))]
+    return [Table(name, values, list(effects.heads), columns)]
 
 
 def edge_tables(effects: Effects, picture: Picture) -> list[Table]:
@@ -62,7 +63,6 @@ def edge_tables(effects: Effects, picture: Picture) -> list[Table]:
             values,
             _names(named, name, 0, values.shape[0]),
             _names(named, name, 1, values.shape[1]),
-            labels=("query", "key"),
         )
         for name, values in effects.edges.items()
     ]
@@ -136,19 +136,30 @@ def draw_table(sheet: Sheet, table: Table, left: float, down: float) -> float:
 
 
 def draw_tables(picture: Picture) -> Sheet:
-    """Draw the tables of a picture below each other."""
-    sizes = [table_size(table) for table in picture.tables]
+    """Draw the tables of a picture, several beside each other where they fit."""
+    rows: list[list[tuple[Table, float, float]]] = []  # with the width and height of each
+    for table in picture.tables:
+        cells, high, left, above = table_size(table)
+        wide = max(left + cells, text_width(table.name) * 8 / 72) + 0.4
+        each = table, wide, high + above + 0.34
+        if rows and sum(wide for _, wide, _ in rows[-1]) + each[1] <= MAX_ACROSS:
+            rows[-1].append(each)
+        else:
+            rows.append([each])
     notes = [line for line in (picture.output and f"→ {picture.output}", picture.note) if line]
-    wide = max(left + cells for cells, _, left, _ in sizes)
-    high = sum(cells + above + 0.34 for _, cells, _, above in sizes)
     words = [w for t in picture.tables for w in (t.name, *t.rows, *t.columns)]
     words += [w for t in picture.tables for row in t.texts or () for w in row]
-    room = max(wide + 2 * MARGIN + 0.3, 6.5)
-    sheet = Sheet(room, TITLE + 0.2 * len(notes) + high + MARGIN, [picture.title, *notes, *words])
-    _head(sheet, picture, notes)
+    across = max(sum(wide for _, wide, _ in row) for row in rows)
     down = TITLE + 0.2 * len(notes)
-    for table in picture.tables:
-        down = draw_table(sheet, table, MARGIN, down)
+    high = down + sum(max(high for _, _, high in row) for row in rows) + MARGIN
+    sheet = Sheet(max(across, 6.5) + 2 * MARGIN, high, [picture.title, *notes, *words])
+    _head(sheet, picture, notes)
+    for row in rows:
+        at = MARGIN
+        for table, wide, _ in row:
+            draw_table(sheet, table, at, down)
+            at += wide
+        down += max(high for _, _, high in row)
     return sheet
 
 

@@ -757,7 +757,8 @@
         for (let i = 0; i < q; i++) sum += weights[i * k + j];
         return { token, weight: sum / q, error };
       });
-      title = make("h2", { text: "Most looked at, on average" });
+      const effects = view.heads.includes("against"); // of what was cut
+      title = make("h2", { text: effects ? "Log p lost when cut" : "Most looked at, on average" });
       hint = "Point at a token, or walk with the arrow keys. A click or Enter pins it.";
     } else {
       entries = line(mark);
@@ -776,7 +777,8 @@
     const other = mark && mark.side === "columns" ? "rows" : "columns";
     const best = [...entries].sort((a, b) => b.weight - a.weight).slice(0, 8);
     aside.replaceChildren(title, bars(best.map(({ token, weight, error }) => ({
-      token, language: view[`${other}_language`], share: weight, value: digits(weight, error),
+      token, language: view[`${other}_language`], value: digits(weight, error),
+      share: weight / Math.max(1, best[0].weight), // an effect may be larger than 1
     }))), make("p", { class: "soft hint", text: hint }));
     return best;
   }

@@ -192,7 +192,6 @@ class Table:
     columns: Sequence[str]
     texts: Sequence[Sequence[str]] | None = None
     signed: bool = True
-    labels: tuple[str, str] = ("", "")  # what rows and columns are
 
 
 @dataclass(frozen=True, eq=False)

@@ -42,6 +42,7 @@ class Stack(NamedTuple):
 
 def stack_of(views: Sequence[View]) -> Stack:
     """Return the layers of a picture's views of one text, or of a source and a target."""
+    views = [view for view in views if not view.name.startswith("members.")]  # of an ensemble
     crosses = [view for view in views if view.name.endswith("cross")]
     source = list(crosses[0].column_tokens) if crosses else []
     own = [view for view in views if view.kind == "self" and not is_source(view, crosses)]

@@ -34,7 +34,7 @@ class LookSettings:
 class ImageLookSettings(LookSettings):
     """What is drawn of how a model attends over an image."""
 
-    view: str = setting("attention", "attention, rollout (up to each layer) or filters")
+    view: str = setting("attention", "attention, rollout (up to each layer), flow or filters")
     at: str = setting(
         "class", "the query: class (token), mean (of all places), or a pixel x,y of the photo"
     )
@@ -46,6 +46,6 @@ class ImageLookSettings(LookSettings):
 class SoundLookSettings(LookSettings):
     """What is drawn of how a model attends over the spectrogram of a sound."""
 
-    view: str = setting("attention", "attention (of encoder and decoder) or rollout")
+    view: str = setting("attention", "attention (of encoder and decoder), rollout or flow")
     at: str = setting("mean", "the query: mean (of all moments), or a moment in seconds")
     threads: int | None = setting(None, "CPU threads", min=1, max=1024)

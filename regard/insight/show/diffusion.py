@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -160,7 +161,7 @@ def draw_perona_malik(settings: PeronaMalikSettings) -> Drawing:
     image = shrink(photo, settings.size)[0]
     before = differences(image)
     edge = before > 3 * settings.k
-    own = {"k": settings.k / 255, "step": settings.step}
+    own: dict[str, Any] = {"k": settings.k / 255, "step": settings.step}
     shown: dict[str, list[tuple[int, Tensor]]] = {"Perona and Malik": [], "heat equation": []}
     for steps in (0, *settings.steps):
         shown["Perona and Malik"].append((steps, perona_malik(image, steps=steps, **own)))

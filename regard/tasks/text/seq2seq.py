@@ -338,22 +338,25 @@ class Seq2Seq(PairTask):
             logits = self.writer(ids, reads)
         return maps, logits[0]
 
-    def _written(
-        self, given: str, settings: Any, trace: BeamTrace | None = None
-    ) -> tuple[list[int], list[Any]]:
-        """Return the ids of a source and the hypotheses for it, the best first."""
+    def _source_ids(self, given: str, settings: Any) -> list[int]:
+        """Return the ids of a source that is looked at."""
         if not given.strip():
             raise UsageError("there is nothing to look at in an empty text")
-        source = self.framed(self.encode_source(given.strip(), settings)[:LONGEST_WHOLE])
+        return self.framed(self.encode_source(given.strip(), settings)[:LONGEST_WHOLE])
+
+    def _hypotheses(
+        self, source: list[int], settings: Any, trace: BeamTrace | None = None
+    ) -> list[Any]:
+        """Return the hypotheses for a source, the best first."""
         sentence = Sentence(0, source, self.opening(settings), "")
         (hypotheses,) = self.decoder.batch([sentence], settings, 0, trace)
-        return source, hypotheses
+        return hypotheses
 
     def question(self, given: str, settings: Any, expected: Any = None) -> Question:
         """Return a source with its target and the log-probability of that."""
         target = self.codec.target
-        source, hypotheses = self._written(given, settings)
-        best = hypotheses[0].ids if expected is None else list(expected)
+        source = self._source_ids(given, settings)
+        best = self._hypotheses(source, settings)[0].ids if expected is None else list(expected)
         reads = [self.decoder.begin, *best]
 
         @torch.inference_mode()
@@ -400,7 +403,8 @@ class Seq2Seq(PairTask):
 
         target = self.codec.target
         trace = BeamTrace() if settings.beams else None
-        source, hypotheses = self._written(given, settings, trace)
+        source = self._source_ids(given, settings)
+        hypotheses = self._hypotheses(source, settings, trace)
         best = hypotheses[0].ids
         chosen = [*best, target.eos]
         maps, logits = self.maps(source, best)
