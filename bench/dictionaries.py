@@ -31,7 +31,7 @@ from regard.insight.planted import Planted, PlantedConfig, judge_features  # noq
 BATCH, WIDTH, FEATURES, K = 1024, 64, 256, 6
 KEPT = 400  # batches that are drawn beforehand; more steps read them again
 METHODS = ("matryoshka", "batch_topk", "topk", "l1")
-LR = {"regard": 2e-3, "sae_lens": 1e-3}
+LR = {"regard": 3e-3, "sae_lens": 3e-3}
 L1 = 0.15  # of sae-lens, by which about K features fire
 
 
@@ -66,7 +66,7 @@ class Theirs:
 
 def learn_theirs(method: str, data: list[torch.Tensor], steps: int, lr: float) -> tuple[Any, float]:
     """Train sae-lens's; return the model and the seconds it took."""
-    from sae_lens import (
+    from sae_lens import (  # pyright: ignore[reportMissingImports]
         BatchTopKTrainingSAE,
         BatchTopKTrainingSAEConfig,
         MatryoshkaBatchTopKTrainingSAE,
@@ -76,8 +76,13 @@ def learn_theirs(method: str, data: list[torch.Tensor], steps: int, lr: float) -
         TopKTrainingSAE,
         TopKTrainingSAEConfig,
     )
-    from sae_lens.config import LoggingConfig, SAETrainerConfig
-    from sae_lens.training.sae_trainer import SAETrainer
+    from sae_lens.config import (  # pyright: ignore[reportMissingImports]
+        LoggingConfig,
+        SAETrainerConfig,
+    )
+    from sae_lens.training.sae_trainer import (  # pyright: ignore[reportMissingImports]
+        SAETrainer,
+    )
 
     shape: dict[str, Any] = {"d_in": WIDTH, "d_sae": FEATURES}
     torch.manual_seed(1)
@@ -145,7 +150,7 @@ def main() -> None:
     parser.add_argument("--peer", help="python of an environment with sae-lens")
     parser.add_argument("--side", choices=("regard", "sae_lens"), help="run one side, as JSON")
     parser.add_argument("--methods", default=",".join(METHODS))
-    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--steps", type=int, default=2500)
     parser.add_argument("--lr", type=float)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)

@@ -1,8 +1,8 @@
 """A sparse autoencoder: vectors as sums of few directions (features) out of many.
 
 A vector x, less its mean and in units of its spread, is encoded as z = ReLU(xE' + e), of which only
-some entries are kept, and decoded as zD + d; the rows of D have length 1. What is kept is the part
-that methods differ in, by name in SPARSITIES.
+some entries are kept, and decoded as zD + d. What is kept is the part that methods differ in, by
+name in SPARSITIES. An entry counts by what it adds, its value times the length of its row of D.
 """
 
 import math
@@ -17,6 +17,8 @@ from regard.errors import UsageError, lookup
 
 MOST_WEIGHTS = 2**28  # of encoder and decoder together
 AUXILIARY = 1 / 32  # weight of the loss that revives dead features (Gao et al. 2024)
+# length of directions at first: while they are short they turn quickly, as they grow ever slower
+START = 0.1
 FORGET = 0.01  # by how much a step moves the running threshold
 ADAPT = 0.02  # by how much a step moves the weight of an L1 penalty
 
@@ -133,7 +135,7 @@ class SparseAutoencoder(nn.Module):
         self.part = SPARSITIES[config.sparsity]()
         generator = torch.Generator().manual_seed(seed)
         start = torch.randn(config.features, config.width, generator=generator)
-        start /= start.norm(dim=1, keepdim=True)
+        start *= START / start.norm(dim=1, keepdim=True)
         self.encoder = nn.Parameter(start.clone())
         self.encoder_bias = nn.Parameter(torch.zeros(config.features))
         self.decoder = nn.Parameter(start.clone())
@@ -160,9 +162,13 @@ class SparseAutoencoder(nn.Module):
         return [*(size for size in given if 0 < size < features), features]
 
     def pre(self, x: Tensor) -> Tensor:
-        """Return all entries of scaled vectors before any is dropped."""
+        """Return all entries of scaled vectors before any is dropped, each by what it adds."""
         bias = self.encoder_bias - self.encoder @ self.decoder_bias
-        return torch.relu(torch.addmm(bias, x, self.encoder.T))
+        return torch.relu(torch.addmm(bias, x, self.encoder.T)) * self.decoder.norm(dim=1)
+
+    def directions(self) -> Tensor:
+        """Return the directions of all features, of length 1."""
+        return self.decoder / self.decoder.norm(dim=1, keepdim=True).clamp(min=1e-8)
 
     @torch.no_grad()
     def encode(self, x: Tensor) -> Tensor:
@@ -180,7 +186,7 @@ class SparseAutoencoder(nn.Module):
     @torch.no_grad()
     def decode(self, z: Tensor) -> Tensor:
         """Return the vectors of features."""
-        return (z @ self.decoder + self.decoder_bias) * self.scale + self.mean
+        return (z @ self.directions() + self.decoder_bias) * self.scale + self.mean
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the reconstruction of vectors."""
@@ -188,7 +194,7 @@ class SparseAutoencoder(nn.Module):
 
     def direction(self, feature: int) -> Tensor:
         """Return what one unit of a feature adds to a vector."""
-        return self.decoder[feature].detach() * self.scale
+        return self.directions()[feature].detach() * self.scale
 
     def loss(self, x: Tensor, dead_after: int) -> tuple[Tensor, Tensor]:
         """Return the loss over vectors (b, width), and which entries (b, features) were kept."""
@@ -197,11 +203,11 @@ class SparseAutoencoder(nn.Module):
         with torch.no_grad():
             kept = self.part.keep(pre, self)
         z = pre * kept
-        whole: Tensor | float = self.decoder_bias
+        whole, directions = self.decoder_bias, self.directions()
         errors: list[Tensor] = []
         start = 0
         for stop in self.prefixes():
-            whole = whole + z[:, start:stop] @ self.decoder[start:stop]
+            whole = whole + z[:, start:stop] @ directions[start:stop]
             errors.append((whole - x).pow(2).mean())
             start = stop
         loss = torch.stack(errors).mean() + self.part.penalty(z, self)
@@ -216,19 +222,13 @@ class SparseAutoencoder(nn.Module):
 
     def _revive(self, x: Tensor, rest: Tensor, dead: Tensor) -> Tensor:
         """Return how badly dead features reconstruct what the others leave over."""
-        encoder, decoder = self.encoder[dead], self.decoder[dead]
+        encoder, decoder = self.encoder[dead], self.directions()[dead]
         bias = self.encoder_bias[dead] - encoder @ self.decoder_bias
-        pre = torch.addmm(bias, x, encoder.T)
+        pre = torch.addmm(bias, x, encoder.T) * self.decoder[dead].norm(dim=1)
         top = pre.topk(min(len(dead), max(1, self.config.width // 2)), dim=1, sorted=False)
         z = torch.zeros_like(pre).scatter(1, top.indices, top.values)  # negative ones learn, too
         share = min(1.0, len(dead) / (self.config.width / 2))
         return share * (z @ decoder - rest).pow(2).mean() / rest.pow(2).mean().clamp(min=1e-8)
-
-    @torch.no_grad()
-    def normalise(self) -> None:
-        """Give every direction length 1 again, without changing what is computed."""
-        length = self.decoder.norm(dim=1).clamp(min=1e-8)
-        self.decoder /= length.unsqueeze(1)
 
     def state(self) -> dict[str, Any]:
         """Return parameters and buffers by name, which is all that training changes."""
@@ -255,5 +255,4 @@ class Trainer:
         self.optimiser.zero_grad()
         loss.backward()
         self.optimiser.step()
-        self.model.normalise()
         return float(loss.detach()), kept

@@ -71,7 +71,7 @@ class DictionarySettings:
     sparsity: str = setting("matryoshka", "topk, batch_topk, matryoshka or l1")
     steps: int = setting(2000, "steps of training", min=1, max=10**7)
     batch: int = setting(1024, "vectors of a step", min=1, max=2**16)
-    lr: float = setting(2e-3, "learning rate", above=0, max=1)
+    lr: float = setting(3e-3, "learning rate", above=0, max=1)
     buffer: int = setting(2**15, "vectors in memory, out of which batches are drawn", min=1)
     dead_after: int = setting(200_000, "vectors without a feature after which it is revived", min=1)
     seed: int = setting(1, "of weights and batches", min=0)
@@ -134,8 +134,9 @@ class Stream:
         if "speeds" in kind.short:  # of sounds, whose augmentation has keys of its own
             plain.pop("augment", None)
             plain.update(PLAIN_SOUND)
-        if "context" in known and getattr(task, "window", None):
-            plain["context"] = task.window
+        window = getattr(task, "window", None)
+        if "context" in known and window:
+            plain["context"] = window
         with torch.random.fork_rng():
             origin = Origin.load(_folder(task))
             self.settings = kind.resolve({**plain, **values, "init": str(origin.folder)}, origin)
