@@ -62,8 +62,8 @@ def cut_inputs(task: Any, inputs: list[Any], length: int, count: int) -> list[An
             return given
         tokenizers = getattr(task, "source_tokenizer", tokenizer), tokenizer
         both = zip(tokenizers, (given.source, given.target), strict=True)
-        texts = (each.decode(each.encode(text)[:length]) for each, text in both)
-        return Pair(*texts, given.where)
+        source, target = (each.decode(each.encode(text)[:length]) for each, text in both)
+        return Pair(source, target, given.where)
 
     return [cut(given) for given in inputs[:count]]
 
