@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from matplotlib.colors import to_hex
-
 from regard.errors import UsageError
 from regard.viewer.fonts import cut
-from regard.viewer.panels import BLUES, INK, LINE, MARGIN, SOFT, Sheet
+from regard.viewer.panels import INK, LINE, MARGIN, SOFT, Sheet
 from regard.viewer.picture import Picture, Tree
 
 MAX_NODES = 4000  # of a tree that is shown
 PITCH, ROW = 0.85, 0.17  # inches from a token to the next, and from a line to the next
 LETTERS = 7.5
 WIDEST = 8  # font sizes of a token
+ACCENT = "#2f5bd8"  # as on the page
 
 
 def place_nodes(tree: Tree) -> list[tuple[int, int]]:
@@ -72,12 +71,12 @@ def draw_tree(picture: Picture) -> Sheet:
     axes.set_axis_off()
     for node, token, (step, line) in zip(tree.nodes, tokens, places, strict=True):
         dropped = node.fate not in ("open", "finished")
-        colour = to_hex(BLUES(0.75)) if node.best else SOFT if dropped else INK
+        colour = ACCENT if node.best else SOFT if dropped else INK
         if node.parent >= 0:
             before = places[node.parent]
             across = (before[0] + 0.06, step - 0.06)
             down = (before[1] + 0.75, line + 0.75) if before[1] != line else (line + 0.85,) * 2
-            axes.plot(across, down, color=BLUES(0.5) if node.best else LINE, linewidth=0.7)
+            axes.plot(across, down, color=ACCENT if node.best else LINE, linewidth=0.7)
         score = f" {node.score:.2f}" if node.fate == "finished" else ""
         shown = cut(sheet.spell(token), WIDEST) + score
         style = sheet.style(LETTERS, colour)
