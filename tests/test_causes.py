@@ -30,6 +30,11 @@ from tests.test_intervene import build, leaves
 
 TEXT = "I like green tea."
 FEW = 3  # cuts that are compared
+SMALLER = {
+    "bert": {"vocab": 1000},
+    "gpt": {"vocab": 1000},
+    "whisper": {"vocab": 1000, "max_frames": 100},
+}
 
 
 def question_of(model, inputs):
@@ -67,7 +72,7 @@ def info_reads_grid(inputs):
 def test_all_cuts_in_one_batch_are_the_plain_loop(name):
     if info(name).reads not in READS:
         pytest.skip(f"{name} reads {info(name).reads}, which cost cannot make")
-    model, inputs = build(name, **({"max_frames": 100} if name == "whisper" else {}))
+    model, inputs = build(name, **SMALLER.get(name, {}))
     model = model.double()
     inputs = tuple(x.double() if x.is_floating_point() else x for x in inputs)
     question = question_of(model, inputs)
