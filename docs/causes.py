@@ -52,11 +52,19 @@ def digits(data: Path, count: int) -> list[str]:
     return [str(file) for file in files[::step]][:count]
 
 
+def speech(data: Path, count: int) -> list[str]:
+    """Return recordings of AN4's part for validation."""
+    lines = (data / "an4" / "dev.tsv").read_text("utf-8").splitlines()
+    step = max(1, len(lines) // count)
+    return [str(data / "an4" / line.split("\t")[0]) for line in lines[::step]][:count]
+
+
 SETS = {
     "en-zh (sentences)": ("en-zh", sentences, {}),
     "shakespeare (prompts)": ("shakespeare", plays, {"max_length": 8}),
     "fashion (images)": ("fashion", photos, {}),
     "digits (sounds)": ("digits", digits, {}),
+    "letters (speech)": ("letters", speech, {}),
 }
 
 

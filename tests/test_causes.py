@@ -10,7 +10,14 @@ import regard
 from regard.cli import main
 from regard.costs.model import READS
 from regard.errors import UsageError
-from regard.insight.causes import attending, cut_heads, cut_tokens, find_causes, measure
+from regard.insight.causes import (
+    attending,
+    cut_edges,
+    cut_heads,
+    cut_tokens,
+    find_causes,
+    measure,
+)
 from regard.layers.layout import TokenGrid
 from regard.metrics.correlation import spearman
 from regard.models import MODELS, info
@@ -23,6 +30,11 @@ from tests.test_intervene import build, leaves
 
 TEXT = "I like green tea."
 FEW = 3  # cuts that are compared
+SMALLER = {
+    "bert": {"vocab": 1000},
+    "gpt": {"vocab": 1000},
+    "whisper": {"vocab": 1000, "max_frames": 100},
+}
 
 
 def question_of(model, inputs):
@@ -60,7 +72,7 @@ def info_reads_grid(inputs):
 def test_all_cuts_in_one_batch_are_the_plain_loop(name):
     if info(name).reads not in READS:
         pytest.skip(f"{name} reads {info(name).reads}, which cost cannot make")
-    model, inputs = build(name, **({"max_frames": 100} if name == "whisper" else {}))
+    model, inputs = build(name, **SMALLER.get(name, {}))
     model = model.double()
     inputs = tuple(x.double() if x.is_floating_point() else x for x in inputs)
     question = question_of(model, inputs)
@@ -133,6 +145,21 @@ def test_a_head_that_is_cut_gives_nothing():
     assert torch.allclose(
         torch.from_numpy(measure(model, question, changes, 4)[4:]), expected, atol=1e-5
     )
+
+
+def test_an_edge_that_is_cut_is_masked():
+    model, inputs = build("gpt")
+    question = question_of(model, inputs)
+    layer = attending(model, question)[1]
+    allowed = np.tril(np.ones((layer.queries, layer.keys)))
+    changes, edges = cut_edges([layer], {layer.name: allowed})
+    assert len(edges) == allowed.sum()  # a mask forbids the others already
+    found = measure(model, question, changes, 9)[1:]
+    for (name, query, key), value in zip(edges, found, strict=False):
+        cut = {f"{name}.mask": regard.cut(key, query)}
+        with torch.inference_mode(), regard.change(model, cut):
+            masked = float(question.answers(1))
+        assert abs(masked - value) < 1e-5
 
 
 def test_a_finer_grid_is_cut_by_its_coarse_cells():
