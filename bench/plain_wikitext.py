@@ -51,7 +51,8 @@ def main() -> None:
     source, out = map(Path, sys.argv[1:])
     out.mkdir(parents=True, exist_ok=True)
     for part in PARTS:
-        rows = paragraphs(lzma.open(source / f"wiki.{part}.tokens.xz", "rt").read())
+        packed = (source / f"wiki.{part}.tokens.xz").read_bytes()
+        rows = paragraphs(lzma.decompress(packed).decode())
         text = "\n".join([*map(spelled, rows), *map(spaced, rows), ""])
         write_atomically(out / f"{part}.txt", text)
         print(f"{part}: {len(rows):,} paragraphs, {len(text):,} characters")

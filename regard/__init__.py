@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from regard.api import (
         compare,
         cost,
+        dictionary,
         directions,
         doctor,
         evaluate,
@@ -62,6 +63,7 @@ HOMES = {
     "record": "regard.attention.intervene",
     "change": "regard.attention.intervene",
     "cut": "regard.attention.intervene",
+    "dictionary": "regard.api",
     "superposition": "regard.insight.superposition",
     "fast": "regard.native",
     "UsageError": "regard.errors",
@@ -87,6 +89,7 @@ __all__ = [
     "compare",
     "cost",
     "cut",
+    "dictionary",
     "directions",
     "doctor",
     "evaluate",

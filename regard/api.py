@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from regard.costs.report import Cost
     from regard.examine.doctor import Examined
     from regard.filters.program import Filtered
+    from regard.insight.dictionary import Dictionary
     from regard.insight.directions import Directions
     from regard.insight.heads import Heads
     from regard.insight.misconceptions import Misconceptions
@@ -415,7 +416,9 @@ def look(
     It is shown inline in a notebook, or saved to `out`: .html to explore, .png to print. `layers`
     and `heads` are numbers of those to draw. With `word` it is drawn how the vectors of a word in
     several texts move apart, layer by layer; with movie=True what a training with watch_every= has
-    kept is played. Further keys by task: `regard look MODEL --help`.
+    kept is played. `cause`, `lens` and `patch` show what the answer depends on, what it would be
+    after each layer, and where two inputs part; the numbers are in `findings`. Further keys by
+    task: `regard look MODEL --help`.
     """
     from regard.viewer import Look
 
@@ -439,7 +442,7 @@ def look(
     findings: list[Any] = []
     if asks(settings):
         pictures, findings = look_into(loaded, texts, settings, layers)
-        seen, layers = Look(shown_in(pictures, out)), None
+        seen, layers, heads = Look(shown_in(pictures, out)), None, None
     else:
         seen = Look([loaded.picture(text, **settings) for text in texts])
     if out is None:
@@ -535,6 +538,33 @@ def heads(
     asked = fill(HeadsSettings, settings)
     loaded: Any = load(model) if isinstance(model, str | Path) else model
     return measured(loaded, asked, quiet=quiet)
+
+
+def dictionary(
+    model: "Place | Task[Any, Any]",
+    /,
+    *,
+    at: str | None = None,
+    data: Any = None,
+    out: Place | None = None,
+    quiet: bool = True,
+    **settings: Any,
+) -> "Dictionary":
+    """Learn a sparse dictionary of features at a place of a model, and write a page of them.
+
+    dictionary("shakespeare", at="blocks.2", data="play.txt", out="runs/features")["l0"]
+
+    `at` is the path of a module, whose output is meant; `data` as for `train` with the model's
+    task; `out` a folder, in which the same call goes on where it stopped. Further keys:
+    `regard dictionary --help`, and those by which the task reads its data.
+    """
+    from regard.insight.dictionary import dictionary_of
+
+    settings = stored(settings | given(at=at, data=data, out=out))
+    if settings.get("data"):
+        settings["data"] = str(resolve_data(settings["data"]))
+    loaded: Any = load(model) if isinstance(model, str | Path) else model
+    return dictionary_of(loaded, settings, quiet=quiet)
 
 
 def misconceptions(

@@ -306,6 +306,16 @@ def superposition(call: Call) -> None:
     tell(regard.superposition(quiet=call.quiet, **call.settings), call)
 
 
+def dictionary(call: Call) -> None:
+    """Learn a sparse dictionary of what flows at a place of a model."""
+    import regard
+
+    (name,) = call.only("MODEL")
+    if "quiet" in call.settings:
+        raise UsageError("unknown key 'quiet'; write --quiet")
+    tell(regard.dictionary(name, quiet=call.quiet, **call.settings), call)
+
+
 def export(call: Call) -> None:
     """Write a model in another tool's words."""
     import regard
@@ -467,6 +477,16 @@ VERBS = {
             "regard superposition view=phase out=phase.png",
         ),
         ("regard.insight.superposition", "SuperpositionSettings"),
+    ),
+    "dictionary": Verb(
+        dictionary,
+        "regard dictionary MODEL at=... data=... out=... [key=value...]",
+        "learn a sparse dictionary of features at a place of a model, and see their examples",
+        (
+            "regard dictionary shakespeare at=blocks.3 data=play.txt out=runs/features",
+            "regard dictionary runs/photos at=blocks.2 data=photos width=8x k=16 out=runs/features",
+        ),
+        ("regard.insight.dictionary", "DictionarySettings"),
     ),
     "models": Verb(
         models,

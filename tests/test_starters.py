@@ -52,8 +52,6 @@ def test_the_starter_knows_the_parts_of_speech_of_sentences_that_it_was_not_trai
 
 
 def test_the_starter_tags_a_text_as_people_write_it():
-    (found,) = regard.load("tag").run(["I can't believe she's leaving for Paris!"], words="raw")
-    assert str(found) == (
-        "I/PRON ca/AUX n't/PART believe/VERB she/PRON 's/AUX leaving/VERB for/ADP "
-        "Paris/PROPN !/PUNCT"
-    )
+    (found,) = regard.load("tag").run(["I can't believe she's in Paris!"], words="raw")
+    tagged = "I/PRON ca/AUX n't/PART believe/VERB she/PRON 's/AUX in/ADP Paris/PROPN !/PUNCT"
+    assert str(found) == tagged

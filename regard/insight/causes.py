@@ -27,6 +27,7 @@ from regard.viewer.picture import Effects, Picture, Placement, View, show_token,
 from regard.viewer.rollout import roll_out, stack_of
 
 PASS = 8192  # tokens of one batch of copies
+NUMBERS = 20_000_000  # log-probabilities of one batch, which take eight bytes each
 MAX_CUTS = 20_000
 MAX_TOLD = 12  # places of an image or a sound
 POOLS = (Mean, Max, GridMean)  # what is pooled so is not reached by a mask
@@ -194,6 +195,7 @@ def measure(
     *,
     copies: int | None = None,
     what: str = "cutting",
+    quiet: bool = False,
 ) -> np.ndarray:
     """Return the log-probability of the answer after each of `count` cuts, and first after none.
 
@@ -203,12 +205,11 @@ def measure(
     if count > MAX_CUTS:
         raise UsageError(f"{count:,} cuts are too many, {MAX_CUTS:,} are made; choose fewer layers")
     size = max(1, len(question.tokens), len(question.places))
-    wide = len(question.names) if not callable(question.names) else 1000
-    fits = max(1, min(PASS // size, 2 * 10**7 // (len(question.places) * wide)))
+    fits = max(1, min(PASS // size, NUMBERS // question.numbers))
     copies = min(copies or fits, count + 1)
     items = list(range(-1, count))
     values = []
-    with Progress(what, len(items)) as progress:
+    with Progress(what, len(items), quiet=quiet) as progress:
         for start in range(0, len(items), copies):
             some = items[start : start + copies]
             with change(model, cuts(some)):

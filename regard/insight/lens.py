@@ -20,7 +20,7 @@ from regard.tasks.frame.question import Question
 from regard.viewer.picture import Picture, Table
 from regard.viewer.text import candidate_steps
 
-MAX_CLASSES = 4 * 10**8  # numbers of all layers, steps and classes
+MAX_CLASSES = 50_000_000  # log-probabilities of all layers and steps, eight bytes each
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +105,7 @@ def find_lens(task: Any, given: Any, settings: Any) -> tuple[Lens, list[Picture]
     question: Question = task.question(given, settings)
     model = task.model
     names, vectors = residual_stream(model, question)
-    size = len(names) * question.logprobs(1).numel()
+    size = len(names) * question.numbers
     if size > MAX_CLASSES:
         raise UsageError(
             f"lens=true of {len(names)} layers and {len(question.places)} places is too large; "

@@ -275,7 +275,7 @@ def memory_losses(
 
         return {f"{cross}.memory": of(cross) for cross in crosses}
 
-    values = measure(model, question, changes, len(reads), what="swapping memories")
+    values = measure(model, question, changes, len(reads), quiet=True)
     return names, crosses, values
 
 
@@ -310,7 +310,7 @@ def measure_misconceptions(
             for kind, which in (("near", 0), ("strong", 1)):
                 chosen = {name: found[which] for name, found in keys.items()}
                 changes, heads = look_at_one(layers, chosen)
-                values = measure(model, question, changes, len(heads))
+                values = measure(model, question, changes, len(heads), quiet=True)
                 rows: dict[str, list[float]] = {}
                 for (name, _), value in zip(heads, values[0] - values[1:], strict=True):
                     rows.setdefault(name, []).append(float(value))

@@ -40,7 +40,7 @@ PAGE = """<!doctype html>
 </head>
 <body>
 <main class="figure">
-<h1>{title}</h1>
+<h1 class="hidden">{title}</h1>
 {body}
 </main>
 </body>
@@ -139,7 +139,8 @@ class Drawing(Named):
         """Return it as one page that loads nothing and runs nothing."""
         style = files("regard.viewer").joinpath("page.css").read_text("utf-8")
         image = base64.b64encode(self.sheet.png()).decode()
-        body = [f'<p class="soft">{escape(note)}</p>' for note in self.notes]
+        # the picture says these to all who see it
+        body = [f'<p class="hidden">{escape(note)}</p>' for note in self.notes]
         body += [f'<img alt="{escape(self.title)}" src="data:image/png;base64,{image}">']
         body += [_table(table_of(self.numbers))]
         policy = f"default-src 'none'; img-src data:; style-src {digest(style)}; base-uri 'none'"

@@ -72,11 +72,12 @@ def page(pictures: Picture | Sequence[Picture]) -> str:
     return write_page(title, {"pictures": [as_data(picture, levels) for picture in shown]})
 
 
-def write_page(title: str, values: dict) -> str:
+def write_page(title: str, values: dict, script_file: str = "page.js") -> str:
     """Write what the page's script reads as one HTML page."""
     data = json.dumps(values, ensure_ascii=False)
     style, script = (
-        files("regard.viewer").joinpath(name).read_text("utf-8") for name in ("page.css", "page.js")
+        files("regard.viewer").joinpath(name).read_text("utf-8")
+        for name in ("page.css", script_file)
     )
     # Only the very bytes of our own script and style may run: a token never can.
     policy = (

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -50,6 +51,11 @@ class Question:
         chosen = torch.as_tensor(self.chosen, device=logprobs.device)
         steps = logprobs.gather(2, chosen.view(1, -1, 1).expand(len(logprobs), -1, 1)).squeeze(2)
         return steps[:, self.first :].sum(1)
+
+    @cached_property
+    def numbers(self) -> int:
+        """Return how many log-probabilities there are of one copy."""
+        return self.logprobs(1).numel()
 
     def spell(self, number: int) -> str:
         """Return the name of a class."""
