@@ -112,7 +112,7 @@ def main() -> None:
             for way, to in CUTS.items():
                 with regard.change(model, {f"{best.layer}.heads.{best.head}": to}):
                     cut_first, cut_second = losses(model, texts)
-                lost = (cut_second - second) / (first - second)
+                lost = (cut_second - second) / (first - second) if second < first else 0.0
                 print(
                     f"  that head {way}: {cut_first:.3f}, when repeated {cut_second:.3f}; "
                     f"{100 * min(1.0, lost):.0f}% of the gain is lost",
