@@ -188,3 +188,23 @@ def test_mistakes_are_told_in_one_line(words, message, play, tmp_path, capsys):
     assert main(["dictionary", "shakespeare", *words]) == 2
     told = capsys.readouterr().err
     assert message in told and told.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "at", "more"),
+    [
+        ("fashion", "fashion-mnist", "blocks.1", {"batch": 64}),
+        ("digits", "fsdd/recordings", "encoder.0", {"batch": 64}),
+        ("en-zh", "tatoeba-en-zh", "encoder.1", {"batch": 64, "from": "en", "to": "zh"}),
+    ],
+)
+def test_a_dictionary_of_any_modality(name, data, at, more, real_data, tmp_path):
+    how = {"width": "32", "k": 4, "steps": 2, "buffer": 128, "shown": 2, "examples": 2}
+    out = tmp_path / "out"
+    found = regard.dictionary(name, at=at, data=real_data / data, out=out, **how, **more)
+    assert found["loss_zero"] > found["loss"] and found["at"] == f"{at}.out"
+    page = (out / "features.html").read_text()
+    features = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])["features"]
+    examples = [example for feature in features for example in feature["examples"]]
+    assert examples and all("tokens" in one or "image" in one for one in examples)
+    assert ("tokens" in examples[0]) == (name == "en-zh")
