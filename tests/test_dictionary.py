@@ -17,7 +17,7 @@ from regard.insight.autoencoder import (
     Trainer,
 )
 from regard.insight.dictionary import load_dictionary, steer
-from regard.insight.planted import Planted, PlantedConfig, judge_features
+from regard.insight.planted import Planted, PlantedConfig, judge_features, matched_mean
 
 SMALL = PlantedConfig(features=24, width=16, most=0.2, least=0.02, roots=2, branching=2, depth=2)
 TEXT = "To be, or not to be, that is the question. " * 40
@@ -68,6 +68,14 @@ def test_the_truth_itself_is_found():
     found = judge_features(truth, planted, batches=1)  # pyright: ignore[reportArgumentType]
     assert (found.f1, found.mcc) == pytest.approx((1, 1), abs=1e-4)
     assert found.explained == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(5, 5), (7, 30), (20, 6)])
+def test_matching_is_the_best_there_is(shape):
+    optimize = pytest.importorskip("scipy.optimize", reason="scipy is not installed")
+    scores = torch.rand(shape, generator=torch.Generator().manual_seed(1)).double().numpy()
+    rows, columns = optimize.linear_sum_assignment(scores, maximize=True)
+    assert matched_mean(scores) == pytest.approx(scores[rows, columns].mean())
 
 
 def test_planted_features_are_what_they_are_said_to_be():
