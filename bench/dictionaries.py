@@ -38,7 +38,7 @@ L1 = 0.15  # of sae-lens, by which about K features fire
 def learn_ours(method: str, data: list[torch.Tensor], steps: int, lr: float) -> tuple[Any, float]:
     """Train ours; return the model and the seconds it took."""
     model = SparseAutoencoder(AutoencoderConfig(WIDTH, FEATURES, K, method))
-    model.fit_scale(data[0])
+    model.fit_scale(data[0], centre=False)
     trainer = Trainer(model, steps, lr, dead_after=100 * BATCH)
     begun = time.perf_counter()
     for step in range(steps):

@@ -17,7 +17,7 @@ from regard.insight.autoencoder import (
     Trainer,
 )
 from regard.insight.dictionary import load_dictionary, steer
-from regard.insight.planted import Planted, PlantedConfig, judge_features
+from regard.insight.planted import Planted, PlantedConfig, judge_features, matched_mean
 
 SMALL = PlantedConfig(features=24, width=16, most=0.2, least=0.02, roots=2, branching=2, depth=2)
 TEXT = "To be, or not to be, that is the question. " * 40
@@ -68,6 +68,14 @@ def test_the_truth_itself_is_found():
     found = judge_features(truth, planted, batches=1)  # pyright: ignore[reportArgumentType]
     assert (found.f1, found.mcc) == pytest.approx((1, 1), abs=1e-4)
     assert found.explained == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(5, 5), (7, 30), (20, 6)])
+def test_matching_is_the_best_there_is(shape):
+    optimize = pytest.importorskip("scipy.optimize", reason="scipy is not installed")
+    scores = torch.rand(shape, generator=torch.Generator().manual_seed(1)).double().numpy()
+    rows, columns = optimize.linear_sum_assignment(scores, maximize=True)
+    assert matched_mean(scores) == pytest.approx(scores[rows, columns].mean())
 
 
 def test_planted_features_are_what_they_are_said_to_be():
@@ -188,3 +196,23 @@ def test_mistakes_are_told_in_one_line(words, message, play, tmp_path, capsys):
     assert main(["dictionary", "shakespeare", *words]) == 2
     told = capsys.readouterr().err
     assert message in told and told.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "at", "more"),
+    [
+        ("fashion", "fashion-mnist", "blocks.1", {"batch": 64}),
+        ("digits", "fsdd/recordings", "encoder.0", {"batch": 64}),
+        ("en-zh", "tatoeba-en-zh", "encoder.1", {"batch": 64, "from": "en", "to": "zh"}),
+    ],
+)
+def test_a_dictionary_of_any_modality(name, data, at, more, real_data, tmp_path):
+    how = {"width": "32", "k": 4, "steps": 2, "buffer": 128, "shown": 2, "examples": 2}
+    out = tmp_path / "out"
+    found = regard.dictionary(name, at=at, data=real_data / data, out=out, **how, **more)
+    assert found["loss_zero"] > found["loss"] and found["at"] == f"{at}.out"
+    page = (out / "features.html").read_text()
+    features = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])["features"]
+    examples = [example for feature in features for example in feature["examples"]]
+    assert examples and all("tokens" in one or "image" in one for one in examples)
+    assert ("tokens" in examples[0]) == (name == "en-zh")

@@ -134,3 +134,10 @@ def test_pictures_and_json(tmp_path, capsys):
 def test_mistakes_are_told(settings, message):
     with pytest.raises(UsageError, match=message):
         regard.superposition(**settings)
+
+
+def test_shares_of_a_dimension_stick_at_one_half():
+    toys = train_toys(*uniform(0.65, 12, 6), 4, steps=600, batch=256)
+    share = toys[int(toys.losses().argmin())].dimensionality()[0]
+    kept = share[share > 0.1]
+    assert len(kept) == 8 and torch.allclose(kept, torch.full((8,), 0.5), atol=0.02)

@@ -148,9 +148,14 @@ class SparseAutoencoder(nn.Module):
         self.register_buffer("silent", torch.zeros(config.features, dtype=torch.int64))
 
     @torch.no_grad()
-    def fit_scale(self, x: Tensor) -> None:
-        """Take mean and spread of the vectors, so that settings mean the same for all models."""
-        self.mean.copy_(x.mean(0))
+    def fit_scale(self, x: Tensor, *, centre: bool = True) -> None:
+        """Take mean and spread of the vectors, so that settings mean the same for all models.
+
+        Without `centre` the origin stays where it is: a feature that is often there could else be
+        learnt as one that is seldom absent.
+        """
+        if centre:
+            self.mean.copy_(x.mean(0))
         self.scale.copy_((x - self.mean).pow(2).mean().sqrt().clamp(min=1e-8))
 
     def prefixes(self) -> Sequence[int]:

@@ -7,14 +7,13 @@ and never with a sibling; directions are nearly orthogonal, many more than there
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from regard.insight.autoencoder import SparseAutoencoder
 from regard.results import Named
 from regard.seeds import mix
-
-MATCH_ROWS = 4096  # features up to which a matching is looked for
 
 
 @dataclass(frozen=True)
@@ -105,6 +104,33 @@ def _spread(directions: Tensor, steps: int = 100, lr: float = 0.01) -> Tensor:
     return (x / x.norm(dim=1, keepdim=True)).detach()
 
 
+def matched_mean(scores: np.ndarray) -> float:
+    """Return the mean score of rows and columns matched one to one, at best (Hungarian method)."""
+    cost = -scores if scores.shape[0] <= scores.shape[1] else -scores.T
+    n, m = cost.shape
+    row_price, price = np.zeros(n + 1), np.zeros(m + 1)
+    row_of, way = np.zeros(m + 1, int), np.zeros(m + 1, int)  # column 0 is where a row begins
+    for row in range(1, n + 1):
+        row_of[0], column = row, 0
+        least, used = np.full(m + 1, np.inf), np.zeros(m + 1, bool)
+        while row_of[column] or column == 0:
+            used[column] = True
+            now = row_of[column]
+            reduced = cost[now - 1] - row_price[now] - price[1:]
+            better = ~used[1:] & (reduced < least[1:])
+            least[1:][better], way[1:][better] = reduced[better], column
+            column = 1 + int(np.where(used[1:], np.inf, least[1:]).argmin())
+            step = least[column]
+            row_price[row_of[used]] += step
+            price[used] -= step
+            least[~used] -= step
+        while column:
+            before = way[column]
+            row_of[column], column = row_of[before], before
+    taken = row_of[1:].nonzero()[0]
+    return float(-cost[row_of[1:][taken] - 1, taken].mean())
+
+
 @dataclass(frozen=True)
 class Found(Named):
     """How much of the truth a dictionary has found."""
@@ -128,12 +154,9 @@ def judge_features(
     model: SparseAutoencoder, planted: Planted, *, first: int = 10**9, batches: int = 50
 ) -> Found:
     """Judge a dictionary by batches it has not seen, from number `first` on."""
-    from scipy.optimize import linear_sum_assignment
-
     learned = model.decoder / model.decoder.norm(dim=1, keepdim=True).clamp(min=1e-8)
     cosine = (learned @ planted.directions.T).abs()
     nearest = cosine.argmax(1)
-    rows, columns = linear_sum_assignment(cosine.numpy(), maximize=True)
     counts = torch.zeros(3, len(learned))  # both fire, only the feature, only the planted one
     l0 = true_l0 = total = rest = 0.0
     square, plain, count = 0.0, torch.zeros(planted.config.width), 0
@@ -151,7 +174,7 @@ def judge_features(
     f1 = 2 * both / (2 * both + only + missed).clamp(min=1)
     return Found(
         float(f1.mean()),
-        float(cosine[rows, columns].mean()),
+        matched_mean(cosine.double().numpy()),
         l0 / count,
         true_l0 / count,
         float(((both + only) == 0).float().mean()),
