@@ -7,13 +7,18 @@ if TYPE_CHECKING:
     from regard.api import (
         compare,
         cost,
+        dictionary,
+        directions,
         doctor,
         evaluate,
         export,
         filter,
+        heads,
         import_model,
         load,
         look,
+        misconceptions,
+        show,
         train,
     )
     from regard.attention.attend import attend
@@ -22,6 +27,10 @@ if TYPE_CHECKING:
     from regard.attention.scores import SCORES
     from regard.attention.watch import watch
     from regard.errors import UsageError
+    from regard.insight.causes import causes
+    from regard.insight.lens import lens
+    from regard.insight.patching import patch
+    from regard.insight.superposition import superposition
     from regard.layers.feedforward import FEED_FORWARDS
     from regard.layers.norm import NORMS
     from regard.layers.residual import RESIDUALS
@@ -37,16 +46,25 @@ HOMES = {
     "evaluate": "regard.api",
     "export": "regard.api",
     "filter": "regard.api",
+    "heads": "regard.api",
     "import_model": "regard.api",
     "doctor": "regard.api",
     "cost": "regard.api",
     "look": "regard.api",
+    "misconceptions": "regard.api",
+    "causes": "regard.insight.causes",
+    "lens": "regard.insight.lens",
+    "patch": "regard.insight.patching",
+    "show": "regard.api",
+    "directions": "regard.api",
     "train": "regard.api",
     "attend": "regard.attention.attend",
     "watch": "regard.attention.watch",
     "record": "regard.attention.intervene",
     "change": "regard.attention.intervene",
     "cut": "regard.attention.intervene",
+    "dictionary": "regard.api",
+    "superposition": "regard.insight.superposition",
     "fast": "regard.native",
     "UsageError": "regard.errors",
     "SCORES": "regard.attention.scores",
@@ -66,19 +84,28 @@ __all__ = [
     "SCORES",
     "UsageError",
     "attend",
+    "causes",
     "change",
     "compare",
     "cost",
     "cut",
+    "dictionary",
+    "directions",
     "doctor",
     "evaluate",
     "export",
     "fast",
     "filter",
+    "heads",
     "import_model",
+    "lens",
     "load",
     "look",
+    "misconceptions",
+    "patch",
     "record",
+    "show",
+    "superposition",
     "train",
     "watch",
 ]

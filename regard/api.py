@@ -1,7 +1,7 @@
 """All that the command line does, as functions."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from regard.costs.report import Cost
     from regard.examine.doctor import Examined
     from regard.filters.program import Filtered
+    from regard.insight.dictionary import Dictionary
+    from regard.insight.directions import Directions
+    from regard.insight.heads import Heads
+    from regard.insight.misconceptions import Misconceptions
     from regard.lab.report import Compared
     from regard.metrics.evaluation import Evaluation
     from regard.tasks.frame.task import Task
@@ -46,6 +50,7 @@ if TYPE_CHECKING:
     from regard.tasks.vision.denoise import Denoise
     from regard.tasks.vision.images import ClassifyImages
     from regard.tasks.vision.pretrain import Pretrain
+    from regard.viewer.drawing import Drawing
 
 Place = str | Path
 
@@ -394,63 +399,200 @@ def evaluate(
 
 def look(
     model: "Place | Task[Any, Any]",
-    texts: Any,
+    texts: Any = (),
     /,
     *,
     out: Place | None = None,
     layers: Any = None,
     heads: Any = None,
     task: str | None = None,
+    word: str | None = None,
     **settings: Any,
-) -> "Shown | Saved":
+) -> "Shown | Saved | Drawing":
     """Draw where a model looks while it answers texts, or labels images given as `run` takes them.
 
     look("en-zh", "How are you?", out="attention.html")
 
     It is shown inline in a notebook, or saved to `out`: .html to explore, .png to print. `layers`
-    and `heads` are numbers of those to draw. Further keys by task: `regard look MODEL --help`.
+    and `heads` are numbers of those to draw. With `word` it is drawn how the vectors of a word in
+    several texts move apart, layer by layer; with movie=True what a training with watch_every= has
+    kept is played. `cause`, `lens` and `patch` show what the answer depends on, what it would be
+    after each layer, and where two inputs part; the numbers are in `findings`. Further keys by
+    task: `regard look MODEL --help`.
     """
     from regard.viewer import Look
+
+    if str(settings.get("movie", False)).lower() in ("true", "yes", "1"):
+        return _movie(model, texts, out, settings)
 
     loaded: Any
     loaded = load(model, task=task) if isinstance(model, str | Path) else model
     arrays = ("__array__", "__array_interface__")
     if isinstance(texts, str | Path) or any(hasattr(texts, name) for name in arrays):
         texts = [texts]
-    seen = Look([loaded.picture(text, **settings) for text in texts])
+    if word is not None:
+        from regard.insight.words import compare_word
+
+        for key in (*settings, *given(layers=layers, heads=heads)):
+            raise UsageError(f"unknown key '{key}'; with word= there is nothing to set but out=")
+        drawing = compare_word(loaded, list(texts), word)
+        return drawing if out is None else replace(drawing, path=str(drawing.save(out)))
+    from regard.insight.looking import asks, look_into, shown_in
+
+    findings: list[Any] = []
+    if asks(settings):
+        pictures, findings = look_into(loaded, texts, settings, layers)
+        seen, layers, heads = Look(shown_in(pictures, out)), None, None
+    else:
+        seen = Look([loaded.picture(text, **settings) for text in texts])
     if out is None:
-        return Shown(seen, layers, heads)
-    return Saved(str(seen.save(out, layers, heads)))
+        return Shown(seen, layers, heads, findings)
+    return Saved(str(seen.save(out, layers, heads)), tuple(findings))
+
+
+def _movie(model: Any, texts: Any, out: Place | None, settings: dict[str, Any]) -> "Saved":
+    """Write the page that plays the pictures of a training."""
+    from regard.files import write_atomically
+    from regard.viewer.movie import movie_page
+
+    others = sorted(key for key in settings if key != "movie")
+    if others or len(texts):
+        what = f"{others[0]}=" if others else f"{texts[0]!r:.40}"
+        raise UsageError(f"movie=true plays the inputs of the training; leave {what} out")
+    if not isinstance(model, str | Path) or not Path(model).is_dir():
+        raise UsageError(f"movie=true: {model!s:.60} is no folder of a training")
+    if out is None or Path(out).suffix.lower() not in (".html", ".htm"):
+        raise UsageError(f"movie=true: out={out} is no page; add out=movie.html")
+    write_atomically(out, movie_page(Path(model)))
+    return Saved(str(out))
 
 
 @dataclass(frozen=True)
 class Saved(Named):
-    """A file or folder that was written."""
+    """A file or folder that was written, and what was found, if that is shown there."""
 
     path: str
+    findings: tuple[Any, ...] = ()
 
     def __str__(self) -> str:
-        return f"wrote {self.path}"
+        return "\n\n".join([*map(str, self.findings), f"wrote {self.path}"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what a JSON line holds."""
+        found = {"findings": [one.to_dict() for one in self.findings]} if self.findings else {}
+        return {"path": self.path, **found}
 
 
 class Shown:
     """Pictures of chosen layers and heads, which show themselves in a notebook."""
 
-    def __init__(self, seen: Any, layers: Any, heads: Any):
+    def __init__(self, seen: Any, layers: Any, heads: Any, findings: Any = ()):
         from regard.viewer import Look, choose_views
 
+        self.findings = tuple(findings)
         self.look = Look([choose_views(picture, layers, heads) for picture in seen.pictures])
 
     def _repr_html_(self) -> str:
         return self.look._repr_html_()
+
+    def to_dict(self) -> Any:
+        """Return what a JSON line holds: what was found, or what was read and answered."""
+        if self.findings:
+            return {"findings": [one.to_dict() for one in self.findings]}
+        return str(self)
 
     def __repr__(self) -> str:
         return f"Shown({self.look!r})"
 
     def __str__(self) -> str:
         pictures = self.look.pictures
+        if self.findings:
+            return "\n\n".join(map(str, self.findings))
         told = [f"{picture.source} -> {picture.output}" for picture in pictures]
         return "\n".join([*told, "give out=attention.html or out=attention.png to see it"])
+
+
+def heads(
+    model: "Place | Task[Any, Any]",
+    /,
+    *,
+    data: Any = None,
+    out: Place | None = None,
+    quiet: bool = True,
+    **settings: Any,
+) -> "Heads":
+    """Measure what each attention head of a model does over one's own data, and name it.
+
+    heads("en-zh", data="test.tsv").named("alignment")
+
+    `data` is as for `evaluate`, or `links` a file of pairs with gold word alignments; `out` a .png
+    of all scores, or an .html page of the first example with the heads by name. Further keys:
+    `regard heads --help`. Returns Heads, whose str() is the table of all scores.
+    """
+    from regard.insight.heads import HeadsSettings, measured
+    from regard.settings import fill
+
+    settings = stored(settings | given(data=data, out=out))
+    if settings.get("data"):
+        settings["data"] = str(resolve_data(settings["data"]))
+    asked = fill(HeadsSettings, settings)
+    loaded: Any = load(model) if isinstance(model, str | Path) else model
+    return measured(loaded, asked, quiet=quiet)
+
+
+def dictionary(
+    model: "Place | Task[Any, Any]",
+    /,
+    *,
+    at: str | None = None,
+    data: Any = None,
+    out: Place | None = None,
+    quiet: bool = True,
+    **settings: Any,
+) -> "Dictionary":
+    """Learn a sparse dictionary of features at a place of a model, and write a page of them.
+
+    dictionary("shakespeare", at="blocks.2", data="play.txt", out="runs/features")["l0"]
+
+    `at` is the path of a module, whose output is meant; `data` as for `train` with the model's
+    task; `out` a folder, in which the same call goes on where it stopped. Further keys:
+    `regard dictionary --help`, and those by which the task reads its data.
+    """
+    from regard.insight.dictionary import dictionary_of
+
+    settings = stored(settings | given(at=at, data=data, out=out))
+    if settings.get("data"):
+        settings["data"] = str(resolve_data(settings["data"]))
+    loaded: Any = load(model) if isinstance(model, str | Path) else model
+    return dictionary_of(loaded, settings, quiet=quiet)
+
+
+def misconceptions(
+    model: "Place | Task[Any, Any]",
+    /,
+    *,
+    data: Any = None,
+    out: Place | None = None,
+    quiet: bool = True,
+    **settings: Any,
+) -> "Misconceptions":
+    """Measure on a model and one's own data two things that attention is often believed to be.
+
+    misconceptions("en-zh", data="test.tsv")["agreement"]
+
+    That a head looks for the nearest key, and that layer i of a decoder reads layer i of the
+    encoder. `data` is as for `evaluate`; `out` is a .png. Further keys: `regard misconceptions
+    --help`.
+    """
+    from regard.insight.misconceptions import MisconceptionSettings, measure_misconceptions
+    from regard.settings import fill
+
+    settings = stored(settings | given(data=data, out=out))
+    if settings.get("data"):
+        settings["data"] = str(resolve_data(settings["data"]))
+    asked = fill(MisconceptionSettings, settings)
+    loaded: Any = load(model) if isinstance(model, str | Path) else model
+    return measure_misconceptions(loaded, asked, quiet=quiet)
 
 
 def cost(
@@ -496,6 +638,41 @@ def filter(
 
     settings |= given(out=out)
     return filter_photo(name, photo, settings, quiet=quiet)
+
+
+def show(name: str, /, *, out: Place | None = None, **settings: Any) -> "Drawing":
+    """Draw a picture of the lectures by its name: `regard show` lists them.
+
+    show("receptive_fields", out="fields.png")
+
+    It is shown inline in a notebook, or saved to `out`, a .png or .html; its `numbers` are those
+    behind it. The keys of a picture: `regard show NAME --help`.
+    """
+    from regard.insight.show import show
+
+    return show(name, settings, out=out, load=load)
+
+
+def directions(
+    model: "Place | Task[Any, Any]",
+    /,
+    *,
+    out: Place | None = None,
+    quiet: bool = True,
+    **settings: Any,
+) -> "Directions":
+    """Find directions in the latent space of an autoencoder, and draw images moved along them.
+
+    directions("runs/clothes", data="fashion-mnist", judge="fashion", out="strips.png")
+
+    The model is one that was trained with objective=variational. Keys: `regard directions --help`.
+    """
+    from regard.insight.directions import find_directions
+
+    loaded: Any = load(model) if isinstance(model, str | Path) else model
+    if settings.get("data") is not None:
+        settings["data"] = resolve_data(str(settings["data"]))
+    return find_directions(loaded, settings, out=out, load=load, quiet=quiet)
 
 
 def doctor(data: Any, /, *, quiet: bool = True, **settings: Any) -> "Examined":

@@ -223,9 +223,48 @@ def look(call: Call) -> None:
     import regard
 
     name, texts = call.first("MODEL")
-    if not texts:
+    if not texts and "movie" not in call.settings:
         raise UsageError('TEXT is missing; write for example: regard look en-zh "How are you?"')
     tell(regard.look(name, texts, **call.settings), call)
+
+
+def show(call: Call) -> None:
+    """Draw a picture of the lectures, or list them all."""
+    import regard
+    from regard.insight.show import SHOWS
+
+    if not call.words:
+        call.nothing()
+        width = max(map(len, SHOWS))
+        listed = {name: one.summary for name, one in SHOWS.items()}
+        rows = [f"{name:<{width}}  {summary}" for name, summary in listed.items()]
+        return tell(listed if call.json else "\n".join(rows), call)
+    (name,) = call.only("NAME")
+    tell(regard.show(name, **call.settings), call)
+
+
+def directions(call: Call) -> None:
+    """Find directions of a latent space that carry meaning."""
+    import regard
+
+    (name,) = call.only("MODEL")
+    tell(regard.directions(name, quiet=call.quiet, **call.settings), call)
+
+
+def heads(call: Call) -> None:
+    """Tell what each attention head does."""
+    import regard
+
+    (name,) = call.only("MODEL")
+    tell(regard.heads(name, quiet=call.quiet, **call.settings), call)
+
+
+def misconceptions(call: Call) -> None:
+    """Measure two misconceptions about attention."""
+    import regard
+
+    (name,) = call.only("MODEL")
+    tell(regard.misconceptions(name, quiet=call.quiet, **call.settings), call)
 
 
 def cost(call: Call) -> None:
@@ -255,6 +294,26 @@ def filter_photo(call: Call) -> None:
     lookup("filter", name, SETTINGS)
     _, photo = call.only("FILTER", "PHOTO")
     tell(regard.filter(name, photo, quiet=call.quiet, **call.settings), call)
+
+
+def superposition(call: Call) -> None:
+    """Train toy models of superposition."""
+    import regard
+
+    call.only()
+    if "quiet" in call.settings:
+        raise UsageError("unknown key 'quiet'; write --quiet")
+    tell(regard.superposition(quiet=call.quiet, **call.settings), call)
+
+
+def dictionary(call: Call) -> None:
+    """Learn a sparse dictionary of what flows at a place of a model."""
+    import regard
+
+    (name,) = call.only("MODEL")
+    if "quiet" in call.settings:
+        raise UsageError("unknown key 'quiet'; write --quiet")
+    tell(regard.dictionary(name, quiet=call.quiet, **call.settings), call)
 
 
 def export(call: Call) -> None:
@@ -332,13 +391,33 @@ VERBS = {
     ),
     "look": Verb(
         look,
-        "regard look MODEL TEXT|PHOTO|SOUND... [key=value...]",
+        "regard look MODEL TEXT|PHOTO|SOUND... [word=...] [key=value...]",
         "see where a model looks, as a picture or as a page to explore",
         (
             'regard look en-zh "How are you?" out=attention.html',
             "regard look runs/photos photo.jpg at=120,80 layers=2 heads=0,3 out=attention.png",
         ),
         ("regard.tasks.text.seq2seq", "PairLookSettings"),
+    ),
+    "heads": Verb(
+        heads,
+        "regard heads MODEL data=... [key=value...]",
+        "what each attention head does, by scores: previous token, induction, alignment, ...",
+        (
+            "regard heads en-zh data=tatoeba-en-zh examples=200 out=heads.png",
+            "regard heads shakespeare repeated=30",
+        ),
+        ("regard.insight.heads", "HeadsSettings"),
+    ),
+    "misconceptions": Verb(
+        misconceptions,
+        "regard misconceptions MODEL data=... [key=value...]",
+        "two beliefs about attention, measured: nearest neighbours, and layer i reads layer i",
+        (
+            "regard misconceptions en-zh data=tatoeba-en-zh examples=100 out=beliefs.png",
+            "regard misconceptions fashion data=fashion-mnist examples=20",
+        ),
+        ("regard.insight.misconceptions", "MisconceptionSettings"),
     ),
     "doctor": Verb(
         doctor,
@@ -360,6 +439,25 @@ VERBS = {
         ),
         ("regard.filters.program", "FilterSettings"),
     ),
+    "show": Verb(
+        show,
+        "regard show [NAME] [out=...] [key=value...]",
+        "draw a picture of the lectures: receptive fields, softmax, diffusion, ...",
+        (
+            "regard show receptive_fields out=fields.png",
+            "regard show scaling keys=128 out=scaling.html",
+        ),
+    ),
+    "directions": Verb(
+        directions,
+        "regard directions MODEL data=... [out=...] [key=value...]",
+        "move images along directions of a latent space, and see what changes",
+        (
+            "regard directions runs/clothes data=fashion-mnist judge=fashion out=strips.png",
+            "regard directions runs/clothes data=fashion-mnist by=components out=strips.html",
+        ),
+        ("regard.insight.directions", "DirectionSettings"),
+    ),
     "cost": Verb(
         cost,
         "regard cost MODEL [image=...] [length=...] [batch=...] [key=value...]",
@@ -369,6 +467,26 @@ VERBS = {
             "regard cost gpt size=base length=1024 model.position=rotary",
         ),
         ("regard.costs.report", "CostSettings"),
+    ),
+    "superposition": Verb(
+        superposition,
+        "regard superposition [n=...] [m=...] [sparsity=...] [out=...]",
+        "more features than dimensions: train toy models and see their polygons and phases",
+        (
+            "regard superposition n=5 m=2 sparsity=0,0.9,0.99 out=pentagon.png",
+            "regard superposition view=phase out=phase.png",
+        ),
+        ("regard.insight.superposition", "SuperpositionSettings"),
+    ),
+    "dictionary": Verb(
+        dictionary,
+        "regard dictionary MODEL at=... data=... out=... [key=value...]",
+        "learn a sparse dictionary of features at a place of a model, and see their examples",
+        (
+            "regard dictionary shakespeare at=blocks.3 data=play.txt out=runs/features",
+            "regard dictionary runs/photos at=blocks.2 data=photos width=8x k=16 out=runs/features",
+        ),
+        ("regard.insight.dictionary", "DictionarySettings"),
     ),
     "models": Verb(
         models,
@@ -461,7 +579,8 @@ def front_page() -> str:
     """Write the page that lists all verbs."""
     lines = ["Attention, from one weighted average to a trained model you can look into.", ""]
     lines += ["  regard VERB [words] [key=value...]", ""]
-    lines += [f"  {name:<9}{verb.summary}" for name, verb in VERBS.items()]
+    width = max(map(len, VERBS)) + 1
+    lines += [f"  {name:<{width}}{verb.summary}" for name, verb in VERBS.items()]
     lines += ["", "Examples:"]
     lines += [f"  {example}" for name in ("run", "train") for example in VERBS[name].examples[:1]]
     lines += ["", "regard VERB --help explains one verb and its settings. Text that looks like a"]
@@ -490,6 +609,10 @@ def keys_of(words: list[str], verb: Verb) -> type | None:
         from regard.filters.program import SETTINGS
 
         return lookup("filter", name, SETTINGS)
+    if words[0] == "show" and name:
+        from regard.insight.show import SHOWS
+
+        return lookup("picture", name, SHOWS).settings_class()
     if words[0] == "train" and name in TASKS:
         return task(name).Train
     if words[0] in ("run", "look", "eval") and name:

@@ -198,6 +198,15 @@ def fill(
         raise UsageError(f"{where}: {text}" if where else text) from None
 
 
+def fill_checked(cls: type[C], values: Mapping[str, Any], where: str) -> C:
+    """Build a dataclass that has a `check` of its own; whatever is refused names where it stood."""
+    filled: Any = fill(cls, values, where=where)
+    try:
+        return filled.check()
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
+
+
 def older_names(cls: type) -> dict[str, str]:
     """Return the names that fields of a dataclass had before, and those that they have now."""
     return {row.metadata["was"]: row.name for row in _keys(cls) if "was" in row.metadata}

@@ -47,6 +47,7 @@ SPEEDLESS = {  # claim no speed
     "fuzz_folders.py",
     "no_speech.py",
     "parity.py",
+    "plain_wikitext.py",
     "whisper_weights.py",
     "word_times.py",
 }

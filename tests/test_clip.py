@@ -67,7 +67,7 @@ def made(folder: Path, kind: str = "plain", cls: str = "CLIPModel") -> tuple[Any
     torch.manual_seed(0)
     model = getattr(transformers, cls)(config).eval()
     for parameter in model.parameters():
-        parameter.data += 0.3 * torch.randn(parameter.shape)
+        parameter.data += 0.4 * torch.randn(parameter.shape)
     model.save_pretrained(folder)
     return model, words
 

@@ -9,7 +9,7 @@ from torch import nn
 
 import regard
 from regard.cli import main
-from regard.costs import lectures
+from regard.costs import claims, lectures
 from regard.costs.count import count, pretend
 from regard.costs.machine import Machine, machine
 from regard.costs.model import READS, Reading, build, named
@@ -210,6 +210,34 @@ def test_training_the_transformer():
 
 
 # ---- the verb
+
+
+def test_all_heads_cost_as_many_products_as_one():
+    rows = claims.head_costs()
+    assert [row.heads * row.head_width for row in rows] == [512] * len(rows)
+    assert {row.multiply_adds for row in rows} == {256 * 4 * 512**2 + 2 * 256**2 * 512}
+    assert all(row.seconds > 0 for row in rows)
+
+
+def test_self_attention_is_cheaper_while_the_length_is_below_the_width(monkeypatch):
+    monkeypatch.setattr(lectures, "least_seconds", lambda run: run() is not None)
+    for row in lectures.short_sequences():
+        assert row.attention == 2 * row.length**2 * row.width
+        assert row.recurrent == 2 * row.length * row.width**2
+        assert (row.attention < row.recurrent) == (row.length < row.width)
+
+
+def test_scaling_keeps_the_gradient_alive():
+    rows = {row.head_width: row for row in claims.gradients()}
+    assert rows[1024].variance == pytest.approx(1024, rel=0.1)
+    assert rows[1024].plain < rows[16].plain / 100
+    assert rows[1024].scaled == pytest.approx(rows[16].scaled, rel=0.1)
+
+
+def test_results_hold_what_is_counted():
+    rows = {row.model: row for row in claims.RESULTS}
+    for one in lectures.trainings():
+        assert rows[f"Transformer {one.size}"].german_flops == one.paper
 
 
 def test_every_name_has_a_cost():

@@ -18,6 +18,7 @@ import pytest
 from regard.api import task_of
 from regard.cli import VERBS, keys_of, short_keys
 from regard.filters.program import SETTINGS as FILTERS
+from regard.insight.show import SHOWS
 from regard.lab.variants import CompareSettings
 from regard.recipes import RECIPES
 from regard.settings import describe, parse
@@ -125,11 +126,13 @@ def keys_of_tasks(kind: str) -> set[str]:
 EXTRA = {
     "run": {"task"},
     "eval": {"task", "against"},
-    "look": {"task", "out", "layers", "heads", "candidates"},
+    "look": {"task", "out", "layers", "heads", "candidates", "word"},
     "import": {"out"},
     "export": {"out", "format", "quantization", "dtype", "max_shard"},
     "doctor": {"task"},
     "cost": {"type"},
+    "show": {"out"},
+    "directions": {"out"},
 }
 
 
@@ -158,6 +161,8 @@ def test_commands_of_a_page_are_ones(page: Path):
             known |= keys_of_tasks(words[0])
         elif words[0] == "filter":
             known |= {row.key for row in describe(FILTERS[plain[0]])}
+        elif words[0] == "show" and plain:
+            known |= {row.key for row in describe(SHOWS[plain[0]].settings_class())}
         elif verb.settings:
             module = __import__(verb.settings[0], fromlist=[verb.settings[1]])
             known |= {row.key for row in describe(getattr(module, verb.settings[1]))}

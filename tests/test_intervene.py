@@ -1,5 +1,7 @@
 """Reading and changing what flows: nothing asked changes nothing, and a cut is a mask."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,16 +12,17 @@ from regard.attention.multihead import MultiHead
 from regard.attention.watch import watch
 from regard.costs.model import READS, Reading
 from regard.errors import UsageError
+from regard.layers.block import DecoderBlock
 from regard.models import MODELS, family, info, preset
 from regard.native import fast
 
 SIZES = {"image": 32, "length": 9}
 
 
-def build(name):
+def build(name, **changes):
     """Make a tiny model of a family with an input of what it reads."""
     torch.manual_seed(0)
-    config = preset(name, next(iter(info(name).sizes)))
+    config = replace(preset(name, next(iter(info(name).sizes))), **changes)
     key = READS[info(name).reads][0]
     size = min(SIZES.get(key, 200), getattr(config, "image", 10**6) or 10**6)
     reading = Reading(name, config, 2, {key: size})
@@ -181,6 +184,58 @@ def test_one_head_is_changed_and_no_other():
     assert after["heads"][:, 2].abs().max() == 0
 
 
+def test_weights_of_a_layer_by_itself_are_recorded():
+    torch.manual_seed(0)
+    layer = MultiHead(16, 4)
+    with regard.record(layer, "weights", "weights.1", "queries", "keys") as acts:
+        layer(torch.randn(2, 5, 16))
+    assert set(acts) == {"weights", "weights.1", "queries", "keys"}
+    scores = acts["queries"] @ acts["keys"].mT / 2
+    assert torch.allclose(scores.softmax(-1), acts["weights"], atol=1e-6)
+    assert torch.equal(acts["weights.1"][:, 0], acts["weights"][:, 1])
+
+
+def test_residual_stream_hidden_vectors_memory_and_an_edge_are_reached():
+    """Each changes the output, and recording them changes none of its bits."""
+    model, inputs = build("transformer")
+    places = {
+        "encoder.1.out": lambda x: x + 1,
+        "encoder.1.feed_forward.outer.in": 0.0,
+        "decoder.1.cross.memory": lambda x: x.flip(1),
+        "decoder.1.cross.mask": regard.cut(keys=2, queries=3, heads=1),
+        "decoder.0.attention.queries": 0.0,
+        "decoder.0.attention.keys": 0.0,
+    }
+    with torch.inference_mode():
+        plain = model(*inputs)
+        readable = [place for place in places if not place.endswith("mask")]
+        with regard.record(model, *readable) as acts:
+            assert torch.equal(model(*inputs), plain)
+        assert set(acts) == set(readable)
+        for place, to in places.items():
+            with regard.change(model, {place: to}):
+                assert not torch.equal(model(*inputs), plain), place
+        with regard.change(model, {"decoder.1.cross.memory": acts["decoder.1.cross.memory"]}):
+            assert torch.equal(model(*inputs), plain)
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_recording_hidden_vectors_and_memory_changes_no_bit(name):
+    if info(name).reads not in READS:
+        pytest.skip(f"{name} reads {info(name).reads}, which cost cannot make")
+    model, inputs = build(name)
+    hidden = [n for n, _ in model.named_modules() if n.endswith(("outer", "feed_forward"))]
+    memory = [n for n, m in model.named_modules() if isinstance(m, DecoderBlock)]
+    places = [f"{n}.in" for n in hidden] + [f"{n}.cross.memory" for n in memory]
+    if not places:
+        pytest.skip("no feed-forward network and no memory")
+    with torch.inference_mode():
+        plain = leaves(model(*inputs))
+        with regard.record(model, *places) as acts:
+            seen = leaves(model(*inputs))
+    assert len(acts) and all(torch.equal(a, b) for a, b in zip(plain, seen, strict=True))
+
+
 def test_kernels_step_aside_and_the_answer_is_that_of_pytorch():
     torch.manual_seed(0)
     model, inputs = build("gpt")
@@ -212,6 +267,7 @@ def test_a_beam_is_searched_with_the_change():
         ({"decoder.0.out": 0.0}, "nothing came by"),
         ({"encoder.0.attention.heads.99": 0.0}, "heads 0 to"),
         ({"encoder.0.out": torch.zeros(3, 1, 7)}, "does not broadcast"),
+        ({"encoder.0.feed_forward.memory": 0.0}, "reads no memory"),
     ],
 )
 def test_what_is_not_there_is_refused_by_name(places, message):

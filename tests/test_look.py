@@ -8,6 +8,7 @@ import shutil
 import struct
 import warnings
 import zlib
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -17,8 +18,8 @@ from hypothesis import strategies as st
 
 from regard.errors import UsageError
 from regard.viewer import Look, Picture, Step, View, choose_views, draw, save
-from regard.viewer.html import MAX_WEIGHTS, pack, page
-from regard.viewer.picture import readable, show_token
+from regard.viewer.html import MAX_WEIGHTS, as_data, pack, page, write_page
+from regard.viewer.picture import Node, Tree, readable, show_token
 
 HOSTILE = [
     "<script>window.hacked=1</script>",
@@ -612,3 +613,36 @@ def test_one_head_or_chosen_heads_offer_no_false_mean(visit):
     assert seen.locator("[name=heads]").count() == 0
     seen = visit(Picture("only words", steps=[Step("你", 1.0)]), "steps")
     assert seen.locator("[role=tab]").all_inner_texts() == ["Steps"]
+
+
+def test_a_slider_turns_the_steps_of_a_training_and_keeps_what_is_open(visit):
+    frames = [as_data(replace(translation(), title=f"frame {n}"), 255) for n in range(3)]
+    tab = visit(None, text=write_page("Training", {"pictures": frames, "steps": [0, 100, 1200]}))
+    tab.wait_for_selector("#moment")
+    tab.select_option("#layer", label="decoder.0.cross")
+    chosen = tab.input_value("#layer")
+    assert tab.text_content(".player span") == "step 0" and tab.query_selector("#picture") is None
+    tab.fill("#moment", "2")
+    tab.locator("h1", has_text="frame 2").wait_for()
+    assert tab.text_content(".player span") == "step 1,200"
+    assert tab.input_value("#layer") == chosen
+    tab.click("#play")
+    tab.locator("h1", has_text="frame 0").wait_for()
+    tab.locator("#play", has_text="Play").wait_for()
+    assert tab.text_content(".player span") == "step 1,200"  # it has played to the end
+
+
+def test_the_tree_of_a_beam_search_says_what_became_of_each_token(visit):
+    nodes = [
+        Node(-1, "▁a", -0.5, -0.5, "open", True),
+        Node(-1, HOSTILE[0], -2.0, -2.0, "beam"),
+        Node(0, "</s>", -0.7, -0.35, "finished", True),
+    ]
+    tree = Tree(nodes, {"open": "went on", "beam": "was dropped", "finished": "ended"}, "it did")
+    tab = visit(replace(translation(), tree=tree), tab="tree")
+    assert "The search ended as it did." in tab.text_content("#panel")
+    shown = tab.query_selector_all(".node")
+    assert len(shown) == 3 and shown[2].text_content() == "</s>-0.35"
+    shown[1].hover()
+    assert tab.text_content("#panel p").endswith("score -2.00; was dropped")
+    assert tab.evaluate("window.hacked") is None

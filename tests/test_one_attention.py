@@ -23,6 +23,8 @@ PRODUCTS = {
     "attention/kernels.py:small_query": "an implementation of the table",
     "decode/search.py:adjust": "min_p: a fraction of the largest probability of a token",
     "decode/search.py:pick": "sampling: a fraction of the sum of the probabilities of tokens",
+    "insight/show/softmax.py:draw_scaling": "scores are scaled before the softmax, for a picture",
+    "insight/show/softmax.py:entropy": "p log p, for a picture",
 }
 # functions that call a fused kernel of attention
 FUSED = {
@@ -44,9 +46,11 @@ EXPONENTIALS = {
     "filters/nonlocal_means.py": "weights by place alone, of the pixels of a patch",
     "filters/pixels.py": "windowed filters: see regard/attention/kernels.py",
     "filters/texture.py": "weights by place alone, of the pixels of a patch",
+    "insight/lens.py": "probabilities of tokens and labels",
     "models/clip.py": "a temperature that is learned as a logarithm",
     "models/contrast.py": "a temperature that is learned as a logarithm",
     "models/ladder.py": "products of gates, as sums of logarithms, for watchers only",
+    "models/variational.py": "variances that are learned as logarithms",
     "tasks/*": "probabilities of labels and tokens, and votes of k neighbours",
     "training/label_loss.py": "probabilities of labels, which R-Drop compares",
     "training/loss.py": "a running log-sum-exp",
@@ -60,6 +64,8 @@ IN_C = {
     "train.c:attend_back": "its gradient",
     "vector.h:exp_lanes": "the exponential itself",
     "decode.c:attend": "the C kernel for decoding",
+    "decode.c:read_memory": "the same for cross-attention: what its stretches gave is joined",
+    "decode.c:read_stretch": "the same for a stretch of the memory",
 }
 
 KERNELS = {"scaled_dot_product_attention", "flex_attention", "multi_head_attention_forward"}

@@ -456,6 +456,7 @@ OBJECTIVES = {
     "simmim": {"family": "swin", "model.depths": "1,1"},
     "simclr": {"objective": "contrastive", "like": "cct", **SMALL},
     "clip": {"objective": "clip", "pieces": 300, **SMALL},
+    "vae": {"objective": "variational", "latent": 3, "family": "resnet"},
 }
 
 
@@ -506,7 +507,7 @@ def test_classify_takes_it_in_one_command(runs, stripes, tmp_path, name):
     assert 0 < max(apart) < 0.05
 
 
-@pytest.mark.parametrize("name", ["mae", "clip"])
+@pytest.mark.parametrize("name", ["mae", "clip", "vae"])
 def test_going_on_is_the_same_run(runs, stripes, captioned, tmp_path, name):
     """A run that was stopped and taken up again ends with the same bits."""
     data = captioned if name == "clip" else stripes

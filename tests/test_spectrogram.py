@@ -8,7 +8,13 @@ import pytest
 import torch
 
 from regard.data.augment import step_rng
-from regard.data.sound_augment import SoundAugment, change_speed, mask_stretches, warp_time
+from regard.data.sound_augment import (
+    SoundAugment,
+    change_speed,
+    mask_stretches,
+    warp_frequencies,
+    warp_time,
+)
 from regard.data.spectrogram import FEATURES, SoundFormat
 from regard.errors import UsageError
 from regard.settings import fill
@@ -149,7 +155,7 @@ def test_a_format_is_filled_from_json_and_refused_by_name():
 
 
 def test_what_is_augmented_follows_from_seed_and_number():
-    augment, format = SoundAugment(time_warp=5), SoundFormat()
+    augment, format = SoundAugment(time_warp=5, frequency_warp=0.1), SoundFormat()
     batch = [speechlike(), speechlike(0.7)]
     first = augment.batch(batch, format, 3, 10)
     again = augment.batch(batch, format, 3, 10)
@@ -160,6 +166,20 @@ def test_what_is_augmented_follows_from_seed_and_number():
     )
     alone = augment.batch(batch[:1], format, 3, 10)
     assert torch.equal(alone[0], first[0])  # whatever lies beside it
+
+
+@pytest.mark.parametrize("factor", [0.85, 1.0, 1.15])
+def test_warped_frequencies_are_those_of_another_pitch(factor):
+    time, format = np.arange(16000) / 16000, SoundFormat(normalise="none")
+    for hertz in (300.0, 1000.0, 3000.0):
+        tones = [np.sin(2 * np.pi * f * time).astype(np.float32) for f in (hertz, factor * hertz)]
+        plain, higher = (format.spectrogram(tone) for tone in tones)
+        warped = warp_frequencies(plain, factor, 16000)
+        assert warped.shape == plain.shape
+        assert (warped.mean(0).argmax() - higher.mean(0).argmax()).abs() <= 1
+    assert factor != 1 or torch.allclose(warped, plain, atol=1e-4)
+    edge = warp_frequencies(torch.arange(80.0).repeat(3, 1), factor, 16000)
+    assert (edge.diff(dim=1) >= 0).all()  # filters keep their order
 
 
 @pytest.mark.parametrize("factor", [0.8, 0.9, 1.1, 1.3])

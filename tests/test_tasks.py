@@ -284,6 +284,29 @@ def test_it_is_looked_at(case, run, home):
         assert page.stat().st_size > 1000
 
 
+def test_its_answer_has_causes_or_no_probability(case, run, home, capsys):
+    name, asked, data, _ = case
+    given = asked.asks(data.parent)
+    words = ["look", str(run), given, f"out={home / name / 'causes.png'}", "--json"]
+    code = main([*words, "cause=tokens"])
+    told = capsys.readouterr()
+    if name in ("pretrain", "denoise"):
+        assert code == 2 and ("no probability" in told.err or "unknown key 'cause'" in told.err)
+        return
+    if code == 2:  # trained for a moment, it may have written nothing at all
+        assert "nothing" in told.err
+        return
+    (found,) = json.loads(told.out)["findings"]
+    assert len(found["effects"]) == len(found["tokens"]) and found["logprob"] < 0
+    assert all(len(map) == len(found["tokens"]) for map in found["attention"].values())
+    assert main([*words, "lens=true"]) == 0
+    (lens,) = json.loads(capsys.readouterr().out)["findings"]
+    assert abs(lens["answer_logprobs"][-1] - found["logprob"]) < 1e-3
+    assert main(["look", str(run), given, given, words[3], "patch=true", "--json"]) == 0
+    (patched,) = json.loads(capsys.readouterr().out)["findings"]
+    assert np.abs(patched["effects"]).max() < 1e-3  # with its own
+
+
 def test_watching_changes_nothing(case, run):
     asked, data = case[1], case[2]
     given = asked.asks(data.parent)

@@ -72,7 +72,8 @@ def attend(
     if watch is not None and watcher() is not None:
         # a sample cannot be drawn again, and given weights come from no score
         fixed = used if problem.weights is not None or normaliser is not softmax else None
-        record_attention(watch, q, k, score, bias, problem.mask, normaliser, fixed)
+        what = problem.q, problem.k, score, bias, problem.mask, normaliser, fixed
+        record_attention(watch, *what)
     return out if flat else out.view(*lead, *out.shape[-2:])
 
 

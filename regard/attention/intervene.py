@@ -1,17 +1,22 @@
 """Reading and changing what flows through a model, by the paths of its modules.
 
 A place is a path and, after its last dot, what of the module is meant: `in` and `out`, its first
-argument and its result; and of a module that attends `weights` (b, h, q, k), `mask` (the same,
-True where a query may look) and `heads` (b, h, q, d), the averages of the values before they are
-projected. `heads.2` and `weights.2` are those of one head. `*` in a path stands for one of its
-parts, `**` for any number of them: `encoder.*.out` is the residual stream after every block.
+argument and its result; and of a module that attends `queries` (b, h, q, d) and `keys`
+(b, h, k, d) as they are compared, `weights` (b, h, q, k), `mask` (the same, True where a query may
+look), `heads` (b, h, q, d), the averages of the values before they are projected, and `memory`
+(b, k, w), what cross-attention reads. `heads.2` and `weights.2` are those of one head.
+
+`*` in a path stands for one of its parts, `**` for any number of them: `encoder.*.out` is the
+residual stream after every block, `encoder.*.feed_forward.outer.in` the hidden vectors of its
+feed-forward network.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
@@ -25,8 +30,8 @@ from regard.errors import UsageError, nearest
 
 # What a place becomes: a tensor that broadcasts to it, a number, or a function of what it is.
 Change = Tensor | float | Callable[[Tensor], Tensor]
-PLACES = ("in", "out", "weights", "mask", "heads")
-OF_ATTENTION = ("weights", "mask", "heads")
+OF_ATTENTION = ("queries", "keys", "weights", "mask", "heads")
+PLACES = ("in", "out", "memory", *OF_ATTENTION)
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,11 @@ class Place:
     turns: int
     kind: str
     head: int | None = None
+
+    @property
+    def path(self) -> str:
+        """Return the path of the module; "" is the model itself."""
+        return self.name.removesuffix(f".{self.head}").removesuffix(self.kind).removesuffix(".")
 
 
 # What is asked of a module while it attends: the kind of place, and a function of what is there.
@@ -70,18 +80,23 @@ def _split(name: str) -> tuple[str, str, int | None]:
     return path, kind, None
 
 
-def _places(model: nn.Module, name: str) -> list[Place]:
-    """Return all places of a model that a name stands for, or refuse it with the nearest."""
-    path, kind, head = _split(name)
+def _places(model: nn.Module, names: Iterable[str]) -> list[list[Place]]:
+    """Return all places of a model that each name stands for, or refuse one with the nearest."""
     modules = list(model.named_modules(remove_duplicate=False))
-    paths = dict(modules)
     shared: dict[int, list[str]] = {}
     for each, module in modules:
         shared.setdefault(id(module), []).append(each)
+    return [_named(name, dict(modules), shared) for name in names]
+
+
+def _named(
+    name: str, paths: Mapping[str, nn.Module], shared: Mapping[int, list[str]]
+) -> list[Place]:
+    path, kind, head = _split(name)
     matcher = _matcher(path)
-    chosen = [
-        each for each in paths if (each == path if "*" not in path else matcher.fullmatch(each))
-    ]
+    chosen = [path] if path in paths and "*" not in path else []
+    if "*" in path:
+        chosen = [each for each in paths if matcher.fullmatch(each)]
     if not chosen:
         raise UsageError(
             f"no module '{path:.80}' in the model; its modules are {', '.join(paths)[:300]} ..."
@@ -113,6 +128,11 @@ def compute_asked(problem: Problem) -> tuple[Problem, Tensor, Tensor | None]:
     for place, function in asked[id(problem.module)]:
         of_kind[place.kind].append(function)
     p, mask, given = problem, problem.mask, problem.weights
+    q, k = p.q, p.k
+    for function in of_kind["queries"]:
+        q = function(q)
+    for function in of_kind["keys"]:
+        k = function(k)
     shape = (*p.q.shape[:3], p.k.shape[2])
     for function in of_kind["mask"]:
         everything = torch.ones(shape, dtype=torch.bool, device=p.q.device)
@@ -120,13 +140,13 @@ def compute_asked(problem: Problem) -> tuple[Problem, Tensor, Tensor | None]:
     if of_kind["weights"]:
         tile = None if mask is None else mask.tile(slice(0, shape[2]), slice(0, shape[3]))
         if given is None:
-            given = attention_weights(p.q, p.k, p.score, p.bias, tile, p.normalise)
+            given = attention_weights(q, k, p.score, p.bias, tile, p.normalise)
         for function in of_kind["weights"]:
             given = function(given)
-    if mask is not p.mask or given is not p.weights:
+    if mask is not p.mask or given is not p.weights or q is not p.q or k is not p.k:
         more = {"weights": given, "dropout": p.dropout, "add_values": p.add_values}
         p = Problem(
-            p.q, p.k, p.v, p.score, p.bias, mask, normalise=p.normalise, module=p.module, **more
+            q, k, p.v, p.score, p.bias, mask, normalise=p.normalise, module=p.module, **more
         )
     out, weights = compute(p)
     for function in of_kind["heads"]:
@@ -190,6 +210,26 @@ def _hook(place: Place, function: Callable[[Tensor], Tensor]) -> Any:
             return args, {**kwargs, first: function(kwargs[first])}
 
         return module.register_forward_pre_hook(before, with_kwargs=True)
+    if place.kind == "memory":
+        names = list(signature(module.forward).parameters)
+        if "memory" not in names:
+            raise UsageError(f"{place.name}: this module reads no memory; name a cross-attention")
+        where = names.index("memory")
+
+        def reading(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
+            read = args[where] if len(args) > where else kwargs.get("memory")
+            if read is None:
+                return args, kwargs  # self-attention, which reads nothing else
+            if not isinstance(read, Tensor):
+                raise UsageError(
+                    f"{place.name}: in decoding the memory is projected once, before it is read; "
+                    "change what it is made of, such as encoder_norm.out"
+                )
+            if len(args) > where:
+                return (*args[:where], function(read), *args[where + 1 :]), kwargs
+            return args, {**kwargs, "memory": function(read)}
+
+        return module.register_forward_pre_hook(reading, with_kwargs=True)
     # no kernel computes a whole stack in which somebody listens to a module
     return module.register_forward_hook(lambda *_: None)
 
@@ -224,8 +264,7 @@ class Activations(Mapping[str, Tensor]):
         """Return what was at a place each time, such as at each step of decoding."""
         if name in self._weights and self._maps is not None:
             place = self._weights[name]
-            path = name.removesuffix(f".{place.head}").removesuffix(".weights")
-            return [each.weights(heads=place.head) for each in self._maps.calls(path)]
+            return [each.weights(heads=place.head) for each in self._maps.calls(place.path)]
         if name not in self._seen:
             known = list(self)
             raise UsageError(
@@ -240,12 +279,12 @@ class Activations(Mapping[str, Tensor]):
     def __iter__(self) -> Iterator[str]:
         maps = self._maps
         attended = (
-            name
-            for name, place in self._weights.items()
-            if maps is not None
-            and name.removesuffix(f".{place.head}").removesuffix(".weights") in maps
+            name for name, place in self._weights.items() if maps is not None and place.path in maps
         )
         return iter([*self._seen, *attended])
+
+    def __contains__(self, name: object) -> bool:
+        return name in list(iter(self))
 
     def __len__(self) -> int:
         return len(list(iter(self)))
@@ -265,7 +304,7 @@ def record(model: nn.Module | Holder, *places: str) -> Iterator[Activations]:
     last. Attention weights are computed only when they are asked for.
     """
     module = module_of(model)
-    chosen = [each for name in places for each in _places(module, name)]
+    chosen = [each for some in _places(module, places) for each in some]
     for place in chosen:
         if place.kind == "mask":
             raise UsageError(f"{place.name} can be changed, but not recorded; record weights")
@@ -309,7 +348,8 @@ def change(model: nn.Module | Holder, changes: Mapping[str, Change]) -> Iterator
 
         return changed
 
-    chosen = [(place, to) for name, to in changes.items() for place in _places(module, name)]
+    found = zip(_places(module, changes), changes.values(), strict=True)
+    chosen = [(place, to) for places, to in found for place in places]
     with _intervention([(place, changing(place, to)) for place, to in chosen]):
         yield
     missed = [place.name for place, _ in chosen if place.name not in reached]

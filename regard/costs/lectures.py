@@ -12,6 +12,18 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.attention.attend import attend
+from regard.costs.claims import (
+    KEYS,
+    LENGTH,
+    RESULTS,
+    WIDTH,
+    Gradients,
+    HeadCost,
+    Published,
+    gradients,
+    head_costs,
+    least_seconds,
+)
 from regard.costs.count import PRODUCTS, count, pretend, tensors
 from regard.costs.model import Reading, build, named
 from regard.costs.report import FLOAT, Shape, binary, learned, looked, short, table, training
@@ -263,6 +275,38 @@ def complexity() -> list[Complexity]:
     ]
 
 
+# ---- self-attention is cheaper while n < d
+
+
+@dataclass(frozen=True)
+class Short:
+    """Self-attention beside a recurrent layer of the same width, at one length."""
+
+    length: int
+    width: int
+    attention: int  # multiply-adds
+    recurrent: int
+    attention_seconds: float
+    recurrent_seconds: float
+
+
+SHORT_WIDTH, SHORT_LENGTHS = 256, (32, 128, 256, 512, 2048)
+
+
+def short_sequences() -> list[Short]:
+    """Count and time self-attention and a recurrent layer below n = d, at it, and beyond."""
+    rows, d = [], SHORT_WIDTH
+    for n in SHORT_LENGTHS:
+        counted, seconds = [], []
+        for layer in (LAYERS["self-attention"], LAYERS["recurrent"]):
+            counted.append(_counted(layer, n, d))
+            given = torch.ones(n, d), *layer.make(d, "cpu")
+            with torch.inference_mode():
+                seconds.append(least_seconds(lambda run=layer.run, x=given: run(*x)))
+        rows.append(Short(n, d, *counted, *seconds))
+    return rows
+
+
 # ---- training the Transformer
 
 
@@ -328,6 +372,10 @@ class Lectures:
     matrices: list[Matrices]
     complexity: list[Complexity]
     trainings: list[Training]
+    heads: list[HeadCost]
+    gradients: list[Gradients]
+    short: list[Short]
+    results: tuple[Published, ...] = RESULTS
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -339,7 +387,8 @@ class Lectures:
         return record
 
     def __str__(self) -> str:
-        parts = [self._matrices(), self._complexity(), self._trainings()]
+        parts = [self._matrices(), self._complexity(), self._short(), self._heads()]
+        parts += [self._gradients(), self._trainings(), self._results()]
         return "\n\n".join("\n".join(part) for part in parts)
 
     def _matrices(self) -> list[str]:
@@ -385,9 +434,46 @@ class Lectures:
         share = " and ".join(f"{100 * row.flops / row.chips:.0f}%" for row in self.trainings)
         return [*table(rows), WHY.format(rate=RATE / 1e12, share=share)]
 
+    def _short(self) -> list[str]:
+        rows = [["n", "d", "self-attention", "recurrent", "times", "self-attention", "recurrent"]]
+        for row in self.short:
+            counted = [f"{n:,}" for n in (row.attention, row.recurrent)]
+            clock = [f"{1e3 * t:.2f} ms" for t in (row.attention_seconds, row.recurrent_seconds)]
+            times = f"{row.attention / row.recurrent:.3g}"
+            rows.append([f"{row.length:,}", str(row.width), *counted, times, *clock])
+        return [*table(rows), "multiply-adds: self-attention is the cheaper one while n < d"]
+
+    def _heads(self) -> list[str]:
+        rows = [["heads", "d_k", "multiply-adds", "time"]]
+        for row in self.heads:
+            time = f"{1e3 * row.seconds:.1f} ms"
+            rows.append([str(row.heads), str(row.head_width), f"{row.multiply_adds:,}", time])
+        told = f"self-attention of width {WIDTH} over {LENGTH} tokens: all heads cost about one"
+        return [*table(rows), told]
+
+    def _gradients(self) -> list[str]:
+        rows = [["d_k", "variance of q k", "gradient", "scaled"]]
+        for row in self.gradients:
+            sizes = f"{row.variance:.4g}", f"{row.plain:.2g}", f"{row.scaled:.2g}"
+            rows.append([f"{row.head_width:,}", *sizes])
+        return [
+            *table(rows),
+            f"size of the softmax's gradient over {KEYS} random keys, the median; scaled by "
+            "1/sqrt(d_k)",
+        ]
+
+    def _results(self) -> list[str]:
+        rows = [["WMT 2014", "EN-DE BLEU", "EN-FR BLEU", "EN-DE FLOP", "EN-FR FLOP"]]
+        for row in self.results:
+            scores = [f"{x:g}" if x else "" for x in (row.german, row.french)]
+            flops = [f"{x:.1e}" if x else "" for x in (row.german_flops, row.french_flops)]
+            rows.append([row.model, *scores, *flops])
+        return [*table(rows), "as published (Vaswani et al. 2017); FLOPs are estimates, see above"]
+
 
 def lectures(settings: Mapping[str, Any]) -> Lectures:
     """Count all figures of the lectures."""
     for key in settings:
         raise UsageError(f"unknown key '{key}'; the lectures' tables have nothing to set")
-    return Lectures(matrices(), complexity(), trainings())
+    measured = head_costs(), gradients(), short_sequences()
+    return Lectures(matrices(), complexity(), trainings(), *measured)

@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,10 +38,11 @@ Render = Callable[[Sequence[Message]], list[str]]
 
 @dataclass(frozen=True)
 class Template:
-    """A way to write a conversation down, and the text that ends an answer."""
+    """A way to write a conversation down, the text that ends an answer, and how one is written."""
 
     render: Render
     stop: str
+    answer: Callable[[str], list[str]] = lambda content: [content]  # after what was rendered
 
 
 def plain(messages: Sequence[Message]) -> list[str]:
@@ -82,9 +83,9 @@ def alpaca(messages: Sequence[Message]) -> list[str]:
 
 
 TEMPLATES = {
-    "plain": Template(plain, "\nUser:"),
-    "chatml": Template(chatml, "<|im_end|>"),
-    "llama2": Template(llama2, "</s>"),
+    "plain": Template(plain, "\nUser:", lambda content: [f" {content}"]),
+    "chatml": Template(chatml, "<|im_end|>", lambda content: [content, SpecialToken("<|im_end|>")]),
+    "llama2": Template(llama2, "</s>", lambda content: [f" {content} ", SpecialToken("</s>")]),
     "alpaca": Template(alpaca, "\n### Instruction:"),
 }
 
@@ -94,8 +95,11 @@ def stop_text(template: str) -> str:
     return TEMPLATES[template].stop if template in TEMPLATES else ""
 
 
-def read_messages(given: Any, where: str = "messages") -> list[Message]:
-    """Return a conversation that a user gave as dicts, or refuse it."""
+def read_messages(given: Any, where: str = "messages", *, answered: bool = False) -> list[Message]:
+    """Return a conversation that a user gave as dicts, or refuse it.
+
+    One to learn from is `answered`: some of it is said by the assistant, who may end it.
+    """
     if not isinstance(given, list) or not 0 < len(given) <= MAX_MESSAGES:
         raise UsageError(f"{where}: expected a list of messages")
     messages = []
@@ -107,7 +111,10 @@ def read_messages(given: Any, where: str = "messages") -> list[Message]:
                 "and a content that is text"
             )
         messages.append(Message(role, content))
-    if messages[-1].role == "assistant":
+    if answered:
+        if not any(message.role == "assistant" for message in messages):
+            raise UsageError(f"{where}: the assistant says nothing, so there is nothing to learn")
+    elif messages[-1].role == "assistant":
         raise UsageError(
             f"{where}: the assistant has the last word; end with a message of the user"
         )
@@ -150,6 +157,54 @@ def encode(messages: Sequence[Message], template: str, tokenizer: Tokenizer) -> 
     """Encode a conversation; only the template's own special tokens become such."""
     parts = lookup("template", template, TEMPLATES).render(messages)
     return _encode_parts(parts, tokenizer, tokenizer.encode)
+
+
+class Conversation(str):
+    """The messages of a conversation to learn from, as JSON."""
+
+    def messages(self) -> list[Message]:
+        """Return the messages."""
+        return [Message(*one) for one in json.loads(self)]
+
+    @classmethod
+    def of(cls, given: Any, where: str) -> "Conversation":
+        """Check and keep the messages of a JSON line."""
+        return cls(json.dumps(read_messages(given, where, answered=True), ensure_ascii=False))
+
+
+def write_out(text: str, template: str) -> str:
+    """Return a text as it is, or a conversation as a template writes it."""
+    if not isinstance(text, Conversation):
+        return text
+    said = text.messages()
+    last = [] if said[-1].role != "assistant" else [said.pop()]
+    chosen = lookup("template", template, TEMPLATES)
+    return "".join([*chosen.render(said), *(p for m in last for p in chosen.answer(m.content))])
+
+
+def encode_answers(
+    conversation: Conversation, template: str, tokenizer: Tokenizer, context: int
+) -> Iterator[tuple[list[int], list[int]]]:
+    """Yield for each answer the ids that the assistant reads before it, and those it is to write.
+
+    What is read is what `run` would give it to read, without the oldest rounds if there is no room
+    for all in a context.
+    """
+    chosen = lookup("template", template, TEMPLATES)
+    messages = conversation.messages()
+    for place, message in enumerate(messages):
+        if message.role != "assistant":
+            continue
+        before, parts = messages[:place], chosen.answer(message.content)
+        whole = _encode_parts([*chosen.render(before), *parts], tokenizer, tokenizer.encode)
+        prompt = encode(before, template, tokenizer)
+        if whole[: len(prompt)] == prompt:
+            written = whole[len(prompt) :]
+        else:  # tokens do not end where the prompt does
+            written = _encode_parts(parts, tokenizer, tokenizer.encode)
+        written = [*written, *([] if written[-1:] == [tokenizer.eos] else [tokenizer.eos])]
+        room = max(context - len(written), context // 2)
+        yield encode_truncated(before, template, tokenizer, room, begin=[tokenizer.bos]), written
 
 
 def _encode_parts(

@@ -7,13 +7,14 @@ packed side by side and never look at each other.
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from regard.data.columns import column_of, first_names, key_path, text_at
+from regard.data.conversation import Conversation, encode_answers
 from regard.data.lines import find_fault, missing, opened_text
 from regard.data.parts import (
     Dataset,
@@ -225,6 +226,9 @@ def read_texts(
                     continue
             text = value[at] if at < len(value) else ""
         else:
+            if key is None and isinstance(value.get("messages"), list):
+                yield Conversation.of(value["messages"], f"{path}:{number}: messages")
+                continue
             try:
                 names = [key] if key else [name for name in TEXT_KEYS if name in value]
                 text = text_at(value, key_path(names[0] if names else TEXT_KEYS[0], value))
@@ -297,17 +301,62 @@ def encode_running(tokenizer: Tokenizer, text: str) -> Iterator[list[int]]:
 
 @dataclass(frozen=True)
 class TokenisedTexts:
-    """The tokens of each part of some texts, memory-mapped; a running text is one row."""
+    """The tokens of each part of some texts, memory-mapped; a running text is one row.
+
+    Of conversations a row is one answer after what came before it; `learnt` tells of every token
+    of a part whether it is to be predicted.
+    """
 
     columns: dict[str, Column]
-    bytes: dict[str, int]  # of the texts of each part
+    bytes: dict[str, int]  # of the texts of each part, or of the answers in conversations
     running: bool
+    learnt: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+def encode_documents(
+    texts: Sequence[str], tokenizer: Tokenizer, template: str, context: int
+) -> Iterator[tuple[list[int], list[int]]]:
+    """Yield the ids of each document, and 1 for each that is to be predicted.
+
+    Of conversations that is what the assistant says, and each answer is a document.
+    """
+    for text in texts:
+        if isinstance(text, Conversation):
+            for read, written in encode_answers(text, template, tokenizer, context):
+                yield [*read, *written], [0] * len(read) + [1] * len(written)
+        else:
+            ids = [tokenizer.bos, *tokenizer.encode(text), tokenizer.eos]
+            yield ids, [1] * len(ids)
+
+
+def count_bytes(texts: Iterable[str]) -> int:
+    """Return the bytes of texts, and of the answers in conversations."""
+    said = (
+        [m.content for m in text.messages() if m.role == "assistant"]
+        if isinstance(text, Conversation)
+        else [text]
+        for text in texts
+    )
+    return sum(len(one.encode()) for some in said for one in some)
+
+
+def has_conversations(texts: Iterable[str]) -> bool:
+    """Tell whether some of the texts are conversations."""
+    return any(isinstance(text, Conversation) for text in texts)
 
 
 def tokenise_texts(
-    texts: Texts, tokenizer: Tokenizer, parts: Sequence[str] = ("train", "valid")
+    texts: Texts,
+    tokenizer: Tokenizer,
+    parts: Sequence[str] = ("train", "valid"),
+    *,
+    template: str = "plain",
+    context: int = 1024,
 ) -> TokenisedTexts:
-    """Tokenise parts into stores, unless they are; documents get their begin and end."""
+    """Tokenise parts into stores, unless they are; documents get their begin and end.
+
+    Conversations are written by a template, each answer within a context.
+    """
 
     def rows(part: str) -> Iterator[list[list[int]]]:
         some = texts.parts[part]
@@ -320,10 +369,19 @@ def tokenise_texts(
             for ids in tokenizer.encode_batch(some[start : start + 1000]):
                 yield [[tokenizer.bos, *ids, tokenizer.eos]]
 
-    sha, columns = texts.sha, {}
+    def answers(part: str) -> Iterator[list[list[int]]]:
+        for ids, learnt in encode_documents(texts.parts[part], tokenizer, template, context):
+            yield [ids, learnt]
+
+    sha, columns, learnt = texts.sha, {}, {}
     for part in parts:
+        if has_conversations(texts.parts[part]):
+            key = sha, tokenizer.sha, part, "conversations", template, context
+            store = tokenised(partial(answers, part), *key)
+            columns[part], learnt[part] = store[0], store[1].ids
+            continue
         column = tokenised(partial(rows, part), sha, tokenizer.sha, part, "language")[0]
         ends = np.array([0, len(column.ids)])
         columns[part] = Column(column.ids, ends) if texts.running else column
-    sizes = {part: sum(len(text.encode()) for text in texts.parts[part]) for part in parts}
-    return TokenisedTexts(columns, sizes, texts.running)
+    sizes = {part: count_bytes(texts.parts[part]) for part in parts}
+    return TokenisedTexts(columns, sizes, texts.running, learnt)

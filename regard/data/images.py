@@ -1,11 +1,9 @@
 """Sets of images in the format of a model: decoded once, with the numbers of their labels."""
 
 import hashlib
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +15,12 @@ from regard.data.image_files import (
     MOST_STORED,
     ImageFiles,
     ImageOptions,
-    Item,
     find_image_parts,
 )
 from regard.data.image_format import BrokenImage, ImageFormat
-from regard.data.media import BROKEN, class_names, in_threads, label_numbers
-from regard.data.parts import Dataset, PartReader, load_parts
-from regard.data.split import RowSplitter, Split
+from regard.data.media import BROKEN, in_threads, label_numbers
+from regard.data.media_sets import MediaRows, MediaSet, load_media
+from regard.data.split import Split
 from regard.data.store import ImageStore, build_image_store, store_key
 from regard.errors import UsageError, lookup
 
@@ -31,8 +28,10 @@ USUAL = 64  # pixels to which photos are brought that are not all of one size
 LARGEST = 256  # pixels of images that are taken as they are
 
 
-class Images:
+class Images(MediaRows):
     """The images of a part with the numbers of their labels, in the format of a model."""
+
+    files: ImageFiles
 
     def __init__(
         self,
@@ -43,11 +42,8 @@ class Images:
         pixels: np.ndarray | None,
     ):
         """Take which of the files they are; pixels are those of all files, if decoded."""
-        self.files, self.rows, self.labels, self.format = files, rows, labels, format
-        self.pixels = pixels
-
-    def __len__(self) -> int:
-        return len(self.rows)
+        super().__init__(files, rows, labels)
+        self.format, self.pixels = format, pixels
 
     def read(self, indices: Any) -> Tensor:
         """Return the bytes (n, c, h, w) of some images."""
@@ -59,26 +55,6 @@ class Images:
             return self.format.read(self.files.contents[row], self.files.items[row].where)
 
         return torch.from_numpy(np.stack(list(in_threads(one, rows.tolist()))))
-
-    def where(self, i: int) -> str:
-        """Return the file of an image, or its place in one."""
-        return self.files.items[int(self.rows[i])].where
-
-    @property
-    def items(self) -> list[Item]:
-        """Return where each image is, its label, and its hash."""
-        return [self.files.items[row] for row in self.rows.tolist()]
-
-    @property
-    def hashes(self) -> list[str]:
-        """Return what tells each image from all others."""
-        return [item.source for item in self.items]
-
-    def pick(self, indices: Any) -> "Images":
-        """Return some of the images."""
-        indices = np.asarray(indices, dtype=np.int64)
-        labels = self.labels[torch.from_numpy(indices)]
-        return Images(self.files, self.rows[indices], labels, self.format, self.pixels)
 
     def part(self, share: float) -> "Images":
         """Return a share of the images of every class, by hash: a smaller share is within it."""
@@ -114,18 +90,15 @@ class Images:
 
 
 @dataclass
-class ImageData(Dataset[Images]):
+class ImageData(MediaSet[Images]):
     """The images of each part, the names of their labels, and their format."""
 
-    classes: list[str]
     format: ImageFormat
 
     @property
-    def sha(self) -> str:
-        """Return a hash of what is trained and validated on, in its format."""
-        parts = [self.parts[name].sha for name in ("train", "valid") if name in self.parts]
-        held = json.dumps([parts, self.classes, self.format.key()])
-        return hashlib.sha256(held.encode()).hexdigest()
+    def key(self) -> Any:
+        """Return how images are decoded."""
+        return self.format.key()
 
 
 def load_images(
@@ -153,29 +126,13 @@ def load_images(
     readers, shares = find_image_parts(data, valid, test, options)
     loaded = ImageData({}, list(classes or []), format)
 
-    def read(name: str) -> Images:
-        files = readers[name]()
-        notes = files.all_notes()
-        if not len(files):
-            why = f"; {notes[-1]}" if notes else ""
-            raise UsageError(f"{data}: no image in the {name} part{why}")
-        loaded.notes.extend(notes)
+    def decode(name: str, files: ImageFiles) -> Images:
         loaded.format = settle_format(loaded.format, files, loaded.notes)
-        if classes is None and not loaded.classes and options.labelled:
-            loaded.classes = class_names({item.label for item in files.items}, options.names)
         return _decode_part(name, files, loaded, options, cache)
 
-    return load_parts(
-        loaded,
-        {name: PartReader(data, partial(read, name)) for name in readers},
-        need=need,
-        shares=shares,
-        absent=lambda name: f"{data}: no {name} part; there is {', '.join(readers) or 'none'}",
-        where=data,
-        splitter=RowSplitter("images", items=lambda rows: rows.items, pick=Images.pick),
-        unnamed=list(readers) == ["train"],
-        trained=trained,
-    )
+    names = options.names if classes is None and options.labelled else None
+    more = {"names": names, "need": need, "shares": shares, "trained": trained}
+    return load_media(loaded, data, "image", readers, decode, **more)
 
 
 def settle_format(format: ImageFormat, files: ImageFiles, notes: list[str]) -> ImageFormat:

@@ -87,7 +87,7 @@ class MaskedBatches(TokenBatches):
 
     def __getitem__(self, n: int) -> TokenBatch:
         """Return batch n."""
-        ids, documents = self.windows[n]
+        ids, documents, _ = self.windows[n]
         ids = ids.astype(np.int64)
         if documents is None:
             ids = np.pad(ids, ((0, 0), (1, 1)))

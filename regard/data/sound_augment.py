@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from regard.data.augment import Rng, step_rng
-from regard.data.spectrogram import SoundFormat
+from regard.data.spectrogram import SoundFormat, htk_mel
 from regard.errors import UsageError
 
 
 @dataclass(frozen=True)
 class SoundAugment:
-    """Speed perturbation (Ko et al. 2015) and SpecAugment (Park et al. 2019; 2020)."""
+    """Speed perturbation (Ko et al. 2015), SpecAugment (Park et al. 2019; 2020) and VTLP."""
 
     speeds: tuple[float, ...] = field(default=(0.9, 1.0, 1.1), metadata={"min": 0.5, "max": 2})
     time_masks: int = field(default=10, metadata={"min": 0, "max": 100})
@@ -24,6 +24,7 @@ class SoundAugment:
     frequency_masks: int = field(default=2, metadata={"min": 0, "max": 100})
     frequency_share: float = field(default=0.33, metadata={"min": 0, "max": 1})  # of the filters
     time_warp: int = field(default=0, metadata={"min": 0, "max": 1000})  # frames, at most
+    frequency_warp: float = field(default=0.0, metadata={"min": 0, "max": 0.5})  # factors 1 +- this
 
     def check(self) -> "SoundAugment":
         """Refuse speeds that are none."""
@@ -45,6 +46,9 @@ class SoundAugment:
         features = format.spectrogram(change_speed(samples, factor))
         if self.time_warp:
             features = warp_time(features, rng, self.time_warp)
+        if self.frequency_warp:
+            factor = 1 + self.frequency_warp * (2 * float(rng.random()) - 1)
+            features = warp_frequencies(features, factor, format.rate)
         features = mask_stretches(features, rng, self.frequency_masks, self.frequency_share, 1)
         return mask_stretches(features, rng, self.time_masks, self.time_share, 0)
 
@@ -83,3 +87,22 @@ def warp_time(features: Tensor, rng: Rng, most: int) -> Tensor:
         for side, length in sides
     ]
     return torch.cat(stretched)
+
+
+def warp_frequencies(features: Tensor, factor: float, rate: int) -> Tensor:
+    """Move what lies at a frequency of log-mel features (frames, mels) to factor times as much.
+
+    Vocal tract length perturbation (Jaitly and Hinton 2013): up to 4,800 Hz; above, frequencies are
+    bent so that half the rate stays where it is. Filters are taken as even on HTK's mel scale.
+    """
+    top = rate / 2
+    mels = np.linspace(htk_mel(np.array(20.0)), htk_mel(np.array(top)), features.shape[1] + 2)[1:-1]
+    hertz = 700 * np.expm1(mels / 1127)
+    bend = min(4800.0, 0.6 * top) * min(factor, 1.0)
+    steep = (top - bend / factor) / (top - bend)
+    source = np.where(hertz <= bend, hertz / factor, top - steep * (top - hertz))
+    at = np.interp(htk_mel(source), mels, np.arange(len(mels)))
+    low = np.floor(at).astype(np.int64)
+    high = np.minimum(low + 1, len(mels) - 1)
+    share = torch.from_numpy((at - low).astype(np.float32))
+    return torch.lerp(features[:, low], features[:, high], share)

@@ -4,29 +4,29 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from regard.data.media import BROKEN, class_names, label_numbers
-from regard.data.parts import Dataset, PartReader, load_parts
+from regard.data.media import BROKEN, label_numbers
+from regard.data.media_sets import MediaRows, MediaSet, load_media
 from regard.data.sound_sets import (
     TARGETS,
     SoundFiles,
-    SoundItem,
     SoundOptions,
     find_sound_parts,
 )
 from regard.data.spectrogram import SoundFormat
-from regard.data.split import RowSplitter, Split
+from regard.data.split import Split
 from regard.errors import UsageError, lookup
 
 
-class Sounds:
+class Sounds(MediaRows):
     """The sounds of a part with their transcripts or the numbers of their labels."""
+
+    files: SoundFiles
 
     def __init__(
         self,
@@ -38,11 +38,8 @@ class Sounds:
         decoded: dict[int, np.ndarray],
     ):
         """Take which of the files they are; lengths and what is decoded are those of all files."""
-        self.files, self.rows, self.labels, self.format = files, rows, labels, format
-        self.lengths, self.decoded = lengths, decoded
-
-    def __len__(self) -> int:
-        return len(self.rows)
+        super().__init__(files, rows, labels)
+        self.format, self.lengths, self.decoded = format, lengths, decoded
 
     def read(self, i: int) -> np.ndarray:
         """Return the samples (n,) of a sound, at the rate of the format."""
@@ -50,24 +47,10 @@ class Sounds:
         samples = self.decoded.get(row)
         return self.files.read(row, self.format.rate) if samples is None else samples
 
-    def where(self, i: int) -> str:
-        """Return the file of a sound, or its place in one."""
-        return self.files.items[int(self.rows[i])].where
-
-    @property
-    def items(self) -> list[SoundItem]:
-        """Return where each sound is, its transcript and label, and its hash."""
-        return [self.files.items[row] for row in self.rows.tolist()]
-
     @property
     def texts(self) -> list[str]:
         """Return the transcripts."""
         return [item.text for item in self.items]
-
-    @property
-    def hashes(self) -> list[str]:
-        """Return what tells each sound from all others."""
-        return [item.source for item in self.items]
 
     @property
     def samples(self) -> np.ndarray:
@@ -78,13 +61,6 @@ class Sounds:
     def seconds(self) -> np.ndarray:
         """Return how long each sound is."""
         return self.samples / self.format.rate
-
-    def pick(self, indices: Any) -> "Sounds":
-        """Return some of the sounds."""
-        indices = np.asarray(indices, dtype=np.int64)
-        labels = self.labels[torch.from_numpy(indices)]
-        kept = (self.format, self.lengths, self.decoded)
-        return Sounds(self.files, self.rows[indices], labels, *kept)
 
     def feature_stats(self, most: int = 2000) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Return mean and standard deviation of each filter, over sounds spread over the part."""
@@ -110,18 +86,15 @@ class Sounds:
 
 
 @dataclass
-class SoundData(Dataset[Sounds]):
+class SoundData(MediaSet[Sounds]):
     """The sounds of each part, the names of their labels, and their format."""
 
-    classes: list[str]
     format: SoundFormat
 
     @property
-    def sha(self) -> str:
-        """Return a hash of what is trained and validated on, at its rate."""
-        parts = [self.parts[name].sha for name in ("train", "valid") if name in self.parts]
-        held = json.dumps([parts, self.classes, self.format.rate])
-        return hashlib.sha256(held.encode()).hexdigest()
+    def key(self) -> Any:
+        """Return the rate at which sounds are decoded."""
+        return self.format.rate
 
 
 def load_sounds(
@@ -148,28 +121,12 @@ def load_sounds(
     readers, shares = find_sound_parts(data, valid, test, options)
     loaded = SoundData({}, list(classes or []), format)
 
-    def read(name: str) -> Sounds:
-        files = readers[name]()
-        notes = files.all_notes()
-        if not len(files):
-            why = f"; {notes[-1]}" if notes else ""
-            raise UsageError(f"{data}: no sound in the {name} part{why}")
-        loaded.notes.extend(notes)
-        if classes is None and not loaded.classes and options.labelled:
-            loaded.classes = class_names({item.label for item in files.items}, options.names)
+    def decode(name: str, files: SoundFiles) -> Sounds:
         return _decode_part(name, files, loaded, options)
 
-    return load_parts(
-        loaded,
-        {name: PartReader(data, partial(read, name)) for name in readers},
-        need=need,
-        shares=shares,
-        absent=lambda name: f"{data}: no {name} part; there is {', '.join(readers) or 'none'}",
-        where=data,
-        splitter=RowSplitter("sounds", items=lambda rows: rows.items, pick=Sounds.pick),
-        unnamed=list(readers) == ["train"],
-        trained=trained,
-    )
+    names = options.names if classes is None and options.labelled else None
+    more = {"names": names, "need": need, "shares": shares, "trained": trained}
+    return load_media(loaded, data, "sound", readers, decode, **more)
 
 
 def _decode_part(name: str, files: SoundFiles, data: SoundData, options: SoundOptions) -> Sounds:

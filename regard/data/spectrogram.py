@@ -119,7 +119,8 @@ NORMALISE: dict[str, Callable[[Tensor, SoundFormat], Tensor]] = {
 # Filters
 
 
-def _htk_mel(hertz: np.ndarray) -> np.ndarray:
+def htk_mel(hertz: np.ndarray) -> np.ndarray:
+    """Return frequencies on the mel scale of HTK and Kaldi."""
     return 1127.0 * np.log1p(hertz / 700.0)
 
 
@@ -136,10 +137,8 @@ def _slaney_hertz(mel: np.ndarray) -> np.ndarray:
 @lru_cache(maxsize=16)
 def _kaldi_filters(sizes: Sizes, fft: int) -> Tensor:
     """Return triangles (bins, mels) between 20 Hz and half the rate, even on Kaldi's mel scale."""
-    edges = np.linspace(
-        _htk_mel(np.array(20.0)), _htk_mel(np.array(sizes.rate / 2)), sizes.mels + 2
-    )
-    bins = _htk_mel(np.arange(fft // 2) * sizes.rate / fft)[:, None]
+    edges = np.linspace(htk_mel(np.array(20.0)), htk_mel(np.array(sizes.rate / 2)), sizes.mels + 2)
+    bins = htk_mel(np.arange(fft // 2) * sizes.rate / fft)[:, None]
     left, middle, right = edges[:-2], edges[1:-1], edges[2:]
     rising, falling = (bins - left) / (middle - left), (right - bins) / (right - middle)
     filters = np.maximum(0, np.minimum(rising, falling))

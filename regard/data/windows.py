@@ -12,10 +12,14 @@ from regard.errors import UsageError
 
 
 class Window(NamedTuple):
-    """Rows of tokens (b, l), and which document each is of; without documents a row is all one."""
+    """Rows of tokens (b, l), and which document each is of; without documents a row is all one.
+
+    `learnt` tells which tokens are to be predicted, if not all are.
+    """
 
     ids: np.ndarray
     documents: np.ndarray | None = None
+    learnt: np.ndarray | None = None
 
 
 class Windows:
@@ -58,8 +62,16 @@ class Packed(Windows):
     and shuffles these. A document that goes on in the next window is read there as a new text.
     """
 
-    def __init__(self, column: Column, rows: int, length: int, stride: int, seed: int):
-        self.ids, self.starts = column.ids, column.offsets[:-1]
+    def __init__(
+        self,
+        column: Column,
+        rows: int,
+        length: int,
+        stride: int,
+        seed: int,
+        learnt: np.ndarray | None = None,
+    ):
+        self.ids, self.starts, self.learnt = column.ids, column.offsets[:-1], learnt
         self.lengths = np.diff(column.offsets)
         self.seed, self.stride = seed % 2**64, stride
         self.span = np.arange(min(length, len(self.ids)))
@@ -85,8 +97,9 @@ class Packed(Windows):
         first = windows[place * self.rows : (place + 1) * self.rows, None] * self.stride
         places = first + self.span
         documents = np.searchsorted(begins, places, side="right") - 1
-        ids = self.ids[self.starts[order[documents]] + places - begins[documents]]
-        return Window(ids, documents - documents[:, :1])
+        at = self.starts[order[documents]] + places - begins[documents]
+        learnt = None if self.learnt is None else self.learnt[at] > 0
+        return Window(self.ids[at], documents - documents[:, :1], learnt)
 
 
 class TokenBatch(NamedTuple):
@@ -125,18 +138,20 @@ class CausalBatches(TokenBatches):
         self.windows = (
             Crops(column.ids, rows, context + 1, seed)
             if texts.running
-            else Packed(column, rows, context + 1, context, seed)
+            else Packed(column, rows, context + 1, context, seed, texts.learnt.get("train"))
         )
 
     def __getitem__(self, n: int) -> TokenBatch:
         """Return batch n."""
-        ids, numbers = self.windows[n]
+        ids, numbers, learnt = self.windows[n]
         rows = torch.from_numpy(ids.astype(np.int64)).to(self.device)
         reads, writes = rows[:, :-1], rows[:, 1:]
         if numbers is None:
             return TokenBatch(reads, None, None, writes, writes.numel(), writes.numel())
         documents = torch.from_numpy(numbers).to(self.device)
         inside = documents[:, 1:] == documents[:, :-1]  # nothing follows the end of a document
+        if learnt is not None:
+            inside &= torch.from_numpy(learnt[:, 1:]).to(self.device)
         writes = writes.masked_fill(~inside, -1)
         return TokenBatch(reads, documents[:, :-1], None, writes, int(inside.sum()), writes.numel())
 

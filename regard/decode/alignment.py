@@ -79,16 +79,24 @@ class Aligner:
             raise UsageError("nothing to align: every text is empty")
         return max(information, key=lambda key: information[key])
 
-    def weights(self, source: Ids, target: Ids) -> np.ndarray:
-        """Return how much each target piece attended to each source piece, by the aligning head."""
+    def weights(self, source: Ids, target: Ids, shift: int = 0) -> np.ndarray:
+        """Return how much each target piece attended to each source piece, by the aligning head.
+
+        With a shift of 1 a piece has the attention of the step that reads it, after it was written.
+        """
         self.settle([(source, target)])
         assert self.head is not None  # neither side is empty
         name, head = self.head
         maps, _ = self.forward(source, target)
-        return maps[name].weights(heads=head)[0, 0, : len(target), :-1].cpu().numpy()
+        rows = slice(shift, shift + len(target))
+        return maps[name].weights(heads=head)[0, 0, rows, :-1].cpu().numpy()
 
     def align(
-        self, pairs: Sequence[tuple[Ids, Ids]], source: Tokenizer, target: Tokenizer
+        self,
+        pairs: Sequence[tuple[Ids, Ids]],
+        source: Tokenizer,
+        target: Tokenizer,
+        shift: int = 0,
     ) -> Alignment:
         """Align the sentences of one text, whose words are counted through."""
         whole = Alignment([], [], [])
@@ -98,7 +106,7 @@ class Aligner:
             if a and b:
                 mass = np.zeros((len(b), len(a)))
                 places = np.array(of_b)[:, None], np.array(of_a)[None, :]
-                np.add.at(mass, places, self.weights(ids, written))
+                np.add.at(mass, places, self.weights(ids, written, shift))
                 first, second = len(whole.source), len(whole.target)
                 best = enumerate(mass.argmax(1).tolist())
                 whole.links += [(s + first, t + second) for t, s in best]

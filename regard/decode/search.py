@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from regard import native
 from regard.decode.batching import in_batches as in_batches
 from regard.decode.rules import ByRow
+from regard.decode.trace import BeamTrace
 from regard.decode.writer import Writer
 from regard.errors import UsageError, lookup
 
@@ -349,6 +350,7 @@ def beam(
     bos: int = BOS,
     eos: int = EOS,
     ends: Sequence[int] = (),
+    trace: BeamTrace | None = None,
 ) -> list[list[Hypothesis]]:
     """Beam search: return the texts of highest score for each sentence, best first.
 
@@ -359,7 +361,8 @@ def beam(
     Other kinds of `stopping`, as transformers has them, wait for `beam` texts: early stops there,
     length goes on while the best open text, as long as it is, beats the worst of them, and never
     while it could as long as it may become. Changes are made `on` logits or on logprobs, which may
-    be renormalised. Tokens of `ends` end a text as eos does, and active in it.
+    be renormalised. Tokens of `ends` end a text as eos does, and active in it. A `trace` is told
+    all that is considered for one sentence.
     """
     lookup("stopping", stopping, dict.fromkeys(STOPPINGS))
     if beam < 1:
@@ -378,6 +381,8 @@ def beam(
     constraints = _Constraints(source, lengths, max_length, prefix, eos)
     count, device = source.shape[0], source.device
     finished = _FinishedHypotheses(count, divisor, n_best)
+    if trace is not None and count != 1:
+        raise UsageError(f"a trace is of one sentence, not {count}")
     if count == 0:
         return []
 
@@ -430,6 +435,9 @@ def beam(
 
         # the best that have not ended, in their order
         going = ended.to(torch.uint8).sort(dim=1, stable=True).indices[:, :beam]
+        if trace is not None:
+            considered = scores[0], parents[0], tokens[0], finishing[0], going[0]
+            trace.add(*considered, divisor(step + 1), beam)
         scores, parents, tokens = (x.gather(1, going) for x in (scores, parents, tokens))
         state.select(parents)
         past = parents.unsqueeze(-1).expand(-1, -1, step)
@@ -437,7 +445,11 @@ def beam(
         passed = torch.cat([passed.gather(1, past), scores.unsqueeze(-1)], dim=2)
         now, most = divisor(step + 1), divisor(constraints.limit)
         reach = most.clamp(min=now) if stopping in ("patience", "never") else now
+        if trace is not None and bool(done | last):
+            trace.stop("enough texts had ended" if bool(done) else "the longest text was reached")
         done |= last | (scores[:, 0] / reach <= bar)
+        if trace is not None and bool(done) and not trace.end:
+            trace.stop("none that was open could become better than those that had ended")
         if (active := _active(done)) is not None:
             if len(active) == 0:
                 break

@@ -223,9 +223,36 @@ class ParallelBlocks(nn.Module):
         return x
 
 
+class AttentionBlock(nn.Module):
+    """Self-attention alone, without a feed-forward network: x + attention(norm(x))."""
+
+    def __init__(
+        self,
+        config: BlockConfig,
+        position: Position | None = None,
+        path: float = 0.0,
+        attention: Any = None,
+    ):
+        super().__init__()
+        self.attention = build_attention(config, position) if attention is None else attention
+        self.around_attention = PreNorm(build_norm(config), config.dropout, path)
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        at: Tensor,
+        mask: Mask | None = None,
+        bias: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """Pass (b, l, w) through the attention."""
+        return self.around_attention(x, self.attention, at=at, mask=mask, bias=bias, cache=cache)
+
+
 # order -> the block of a stack that looks only at itself
-Block = EncoderBlock | ParallelBlock | ParallelBlocks
-BLOCKS: dict[str, type[EncoderBlock] | type[ParallelBlock] | type[ParallelBlocks]] = {
+Block = EncoderBlock | ParallelBlock | ParallelBlocks | AttentionBlock
+BLOCKS: dict[str, type[Block]] = {
     "pre": EncoderBlock,
     "post": EncoderBlock,
     "res_post": EncoderBlock,
@@ -233,6 +260,7 @@ BLOCKS: dict[str, type[EncoderBlock] | type[ParallelBlock] | type[ParallelBlocks
     "scaled": EncoderBlock,
     "parallel": ParallelBlock,
     "parallel_norms": ParallelBlocks,
+    "attention_only": AttentionBlock,
 }
 
 

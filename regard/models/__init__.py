@@ -84,6 +84,7 @@ PRETRAINERS: dict[str, tuple[str, str, str]] = {
     "simmim": ("regard.models.masked", "SimMIMConfig", "SimMIM"),
     "simclr": ("regard.models.contrast", "SimCLRConfig", "SimCLR"),
     "clip": ("regard.models.contrast", "ImageTextConfig", "ImageTextContrast"),
+    "vae": ("regard.models.variational", "VAEConfig", "VAE"),
 }
 
 

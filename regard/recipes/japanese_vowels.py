@@ -5,8 +5,9 @@ within the 270 training series.
 
 Command: regard train japanese_vowels data=JapaneseVowels, then: regard eval runs/japanese_vowels
          data=JapaneseVowels
-Takes:   TODO
-Gives:   TODO
+Takes:   half a minute of one core
+Gives:   98.38% of the 370 test series (95%: 96.5 to 99.3); 98.5% within train (one encoder,
+         5 folds); 346,285 parameters in five encoders
 """
 
 TASK = "series"

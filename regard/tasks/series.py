@@ -28,10 +28,12 @@ from regard.errors import UsageError, lookup
 from regard.metrics.baselines import Baselines, block_means
 from regard.metrics.labels import one_hot
 from regard.models import family, task_changes
-from regard.settings import fill, setting
+from regard.models.protocols import Model
+from regard.settings import fill_checked, setting
 from regard.tasks.frame.answers import Classified
 from regard.tasks.frame.one_label import OneLabel
 from regard.tasks.frame.origin import Origin
+from regard.tasks.frame.question import Question, text_keys
 from regard.tasks.frame.settings import (
     SHORT,
     BootstrapSettings,
@@ -271,7 +273,7 @@ class ClassifySeries(OneLabel):
     # Using
 
     @classmethod
-    def load_codec(cls, folder: Path, model: Any, config: Mapping[str, Any]) -> SeriesCodec:
+    def load_codec(cls, folder: Path, model: Model, config: Mapping[str, Any]) -> SeriesCodec:
         """Read the labels and the format of series that a folder names."""
         labels = saved_labels(folder, config, model.config.labels)
         format = format_of(folder, config)
@@ -351,6 +353,18 @@ class ClassifySeries(OneLabel):
         """Return series as the nearest-mean baseline reads them."""
         return mean_vectors(part, self.format)
 
+    def question(self, given: Any, settings: Any, expected: Any = None) -> Question:
+        """Return a series with its label and the log-probability of that."""
+        one = self.check_input(given)
+        series = self.format.take(one.values, one.where)
+        names = self.model.chunks.names(series.shape[:-1])
+
+        def logits(copies: int) -> Tensor:
+            return self.model(*(part.to(self.device) for part in stack([series] * copies)))
+
+        about = {"tokens": names, "keys": text_keys(len(names))}
+        return self.label_question(logits, expected, **about)
+
     def explain(self, given: Any, settings: Any) -> Any:
         """Watch the model while it labels a series, and gather where it looked."""
         from regard.viewer.picture import Picture
@@ -370,8 +384,4 @@ def format_of(folder: Path, config: Mapping[str, Any]) -> SeriesFormat:
     where, given = str(folder / "config.json"), config.get("series")
     if not isinstance(given, dict):
         raise UsageError(f"{where}: 'series' is {given!r:.40}; expected axes, channels, mean, std")
-    try:
-        return fill(SeriesFormat, given, where=where).check()
-    except UsageError as error:
-        text = str(error)
-        raise UsageError(text if text.startswith(where) else f"{where}: {text}") from None
+    return fill_checked(SeriesFormat, given, where)

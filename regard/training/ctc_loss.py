@@ -13,6 +13,18 @@ def ctc_loss(
     Only the first `lengths` frames and `target_lengths` tokens of each are read. It is infinite for
     a pair that cannot be aligned: `decode.ctc_align.not_alignable` finds these beforehand.
     """
+    return ctc_losses(logits, lengths, targets, target_lengths, blank, "sum")
+
+
+def ctc_losses(
+    logits: Tensor,
+    lengths: Tensor,
+    targets: Tensor,
+    target_lengths: Tensor,
+    blank: int = 0,
+    reduction: str = "none",
+) -> Tensor:
+    """Return -log p(target) of each of the logits (b, t, vocab), or its sum."""
     dtype = torch.promote_types(logits.dtype, torch.float32)
     log_probs = logits.log_softmax(-1, dtype=dtype).transpose(0, 1)
-    return F.ctc_loss(log_probs, targets, lengths, target_lengths, blank, reduction="sum")
+    return F.ctc_loss(log_probs, targets, lengths, target_lengths, blank, reduction=reduction)

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -296,6 +296,16 @@ def one_step(
     return loss, norm, int(read), finite
 
 
+class Film(Protocol):
+    """What looks on while a model learns, every so many steps."""
+
+    every: int
+
+    def __call__(self, step: int) -> None:
+        """Look at the model after a step."""
+        ...
+
+
 class Fit:
     """One training run in one folder, which can be stopped and resumed at any step."""
 
@@ -311,12 +321,14 @@ class Fit:
         publish: Callable[[dict[str, Tensor], dict[str, float]], None],
         quiet: bool = False,
         lost: bool = False,
+        film: Film | None = None,
     ):
         """Train `task` in a folder for so many steps; `publish` saves the best weights.
 
-        If the published weights are `lost`, they are published again from a checkpoint.
+        If the published weights are `lost`, they are published again from a checkpoint. A `film`
+        is called every so many steps with the weights as they are then, which it leaves alone.
         """
-        self.lost = lost
+        self.lost, self.film = lost, film
         self.model, self.task, self.settings = model, task, settings
         self.folder, self.steps, self.valid_every = Path(folder), steps, valid_every
         self.publish, self.quiet = publish, quiet
@@ -442,6 +454,8 @@ class Fit:
         ):
             self.left = bar.left
             train_mode(self.model)
+            if not ended and counters["step"] == 0:
+                self._watch()
             while not ended:
                 n = counters["step"]
                 lr = settings.lr * self.schedule(n, self.steps, self.warmup)
@@ -464,6 +478,7 @@ class Fit:
                 for name in ("loss", "lr", "grad_norm"):
                     board(f"train/{name}" if name == "loss" else name, row[name], n + 1)
                 board("tokens_per_second", speed, n + 1)
+                self._watch()
                 due = (n + 1) % self.valid_every == 0 or n + 1 == self.steps
                 if due and main:
                     self._validate(metrics, board)
@@ -481,6 +496,18 @@ class Fit:
         if ended and main:
             self._finish()
         return Outcome(counters["step"], ended, dict(counters["scores"]), self.notes)
+
+    def _watch(self) -> None:
+        """Let the film look at the model, if its step has come."""
+        step = self.counters["step"]
+        if self.film is None or not distributed.is_main():
+            return
+        if step % self.film.every == 0 or step == self.steps:
+            self.model.eval()
+            try:
+                self.film(step)
+            finally:
+                train_mode(self.model)
 
     def _is_over(self) -> bool:
         patience = self.settings.patience

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from unicodedata import bidirectional
 
@@ -114,6 +114,13 @@ def draw_heat_maps(picture: Picture, layers: Choice = None, heads: Choice = None
         ]
         for row in rows
     ]
+    return lay_out_maps(picture.title, maps, letters, norm, words)
+
+
+def lay_out_maps(
+    title: str, maps: list[list[HeatMap]], letters: float, norm: Normalize, words: Sequence[str]
+) -> Sheet:
+    """Lay rows of heat maps out, with room for their labels and a scale of their colours."""
     panels = [each for row in maps for each in row]
     em = letters / 72
     left = max(text_width(name) for each in panels for name in each.rows) * em + 0.12
@@ -121,7 +128,7 @@ def draw_heat_maps(picture: Picture, layers: Choice = None, heads: Choice = None
     slant = max(long) * math.cos(SLANT)
     across = max(max(p.size[0] + slant, text_width(p.heading) * 8 / 72) for p in panels)
     sheet = lay_out(
-        picture.title,
+        title,
         maps,
         lambda each: each.size,
         words=words,
@@ -138,10 +145,25 @@ def draw_heat_maps(picture: Picture, layers: Choice = None, heads: Choice = None
     return sheet
 
 
+def draw_tables(
+    title: str, tables: Mapping[str, np.ndarray], rows: Sequence[str], columns: Sequence[str]
+) -> Sheet:
+    """Draw tables of numbers from 0 to 1, all with the same rows and columns, side by side."""
+    _, missing = fonts_of([title, *rows, *columns, *tables])
+    labels = {"rows": [bare(name, missing) for name in rows], "columns": list(columns)}
+    letters, norm = 7.5, Normalize(0, 1)
+    style = {"cell": 0.27, "letters": letters, "norm": norm, "numbers": True}
+    panels = [HeatMap(table, heading=name, **labels, **style) for name, table in tables.items()]
+    across = max(1, min(MAX_ACROSS // 2, round(16 / len(columns))))
+    maps = [panels[at : at + across] for at in range(0, len(panels), across)]
+    return lay_out_maps(title, maps, letters, norm, [*rows, *columns])
+
+
 def name_of(view: View, at: int) -> str:
     """Name one head of one layer."""
     head = view.heads[at]
-    return f"{view.name}, {f'{head} of heads' if isinstance(head, str) else f'head {head}'}"
+    numbered = isinstance(head, int) or head[:1].isdecimal()
+    return f"{view.name}, {f'head {head}' if numbered else f'{head} of heads'}"
 
 
 def labels_of(view: View, missing: frozenset[str]) -> dict[str, list[str]]:

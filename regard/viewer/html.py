@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image
 
 from regard.errors import UsageError
+from regard.viewer.beams import tree_data
 from regard.viewer.picture import (
     Picture,
     Placement,
@@ -67,18 +68,22 @@ def page(pictures: Picture | Sequence[Picture]) -> str:
             "choose some with layers= and heads=, or look at a shorter text"
         )
     levels = 65535 if total <= MAX_FINE_WEIGHTS else 255
-    data = json.dumps(
-        {"pictures": [as_data(picture, levels) for picture in shown]}, ensure_ascii=False
-    )
+    title = readable(shown[0].title) if shown else "Attention"
+    return write_page(title, {"pictures": [as_data(picture, levels) for picture in shown]})
+
+
+def write_page(title: str, values: dict, script_file: str = "page.js") -> str:
+    """Write what the page's script reads as one HTML page."""
+    data = json.dumps(values, ensure_ascii=False)
     style, script = (
-        files("regard.viewer").joinpath(name).read_text("utf-8") for name in ("page.css", "page.js")
+        files("regard.viewer").joinpath(name).read_text("utf-8")
+        for name in ("page.css", script_file)
     )
     # Only the very bytes of our own script and style may run: a token never can.
     policy = (
         f"default-src 'none'; script-src {digest(script)}; style-src {digest(style)}; "
         "base-uri 'none'; form-action 'none'"
     )
-    title = readable(shown[0].title) if shown else "Attention"
     return PAGE.format(
         policy=policy, title=escape(title), style=style, data=inert(data), script=script
     )
@@ -130,6 +135,9 @@ def as_data(picture: Picture, levels: int) -> dict:
         "tiles": [[readable(tile.name), image_data(tile.pixels)] for tile in picture.tiles],
         "tiles_per_row": picture.tiles_per_row,
         "recording": None if picture.recording is None else recording_data(picture.recording),
+        "tree": None
+        if picture.tree is None
+        else tree_data(picture.tree, [show_token(node.token) for node in picture.tree.nodes]),
     }
 
 

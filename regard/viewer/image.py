@@ -17,7 +17,14 @@ from regard.layers.patches import Patches
 from regard.models.local import LocalRelation
 from regard.models.protocols import LaidOut
 from regard.viewer.picture import Picture, Placement, QueryPoint, Tile, View
-from regard.viewer.placement import grid_weights, placement_of, sample_tokens, token_name
+from regard.viewer.placement import (
+    grid_weights,
+    placement_of,
+    sample_tokens,
+    token_at,
+    token_name,
+)
+from regard.viewer.rollout import MAX_FLOW_TOKENS, maximum_flow
 
 MAX_WEIGHTS = 150_000_000  # of all layers; each takes four bytes
 MAX_ROLLOUT = 8_000_000  # numbers of one rollout
@@ -137,9 +144,9 @@ def rollout(views: Sequence[View], query: QueryPoint = "class", name: str = "rol
     rolled = torch.zeros(len(tokens), len(last))
     rolled[torch.arange(len(tokens)), torch.from_numpy(tokens)] = 1.0
     for view, place, source in zip(views[::-1], places[::-1], below[::-1], strict=True):
-        attended = _resample((_mean_attention(view).T @ rolled.T).T, place.key_grid, source)
+        attended = resample((_mean_attention(view).T @ rolled.T).T, place.key_grid, source)
         skips = place.query_grid.height * place.query_grid.width  # a pooling query has no residual
-        kept = _resample(rolled, place.query_grid, source) if skips else attended
+        kept = resample(rolled, place.query_grid, source) if skips else attended
         rolled = (attended + kept) / 2
     fine = below[0]
     step = -(-max(fine.height, fine.width) // MAX_ROLLOUT_SIDE)
@@ -152,7 +159,7 @@ def rollout(views: Sequence[View], query: QueryPoint = "class", name: str = "rol
         cell_width=step * fine.cell_width,
         seconds=step * fine.seconds,
     )
-    weights = _resample(rolled, fine, coarse).unsqueeze(0).numpy()
+    weights = resample(rolled, fine, coarse).unsqueeze(0).numpy()
     placement = Placement(last, coarse, tokens, np.arange(len(coarse))[None])
     return placed_view(name, weights, placement, kind="rollout", heads=("mean",))
 
@@ -174,7 +181,7 @@ def _mean_attention(view: View) -> Tensor:
     return torch.sparse_coo_tensor(index, weights[inside], shape, check_invariants=False)
 
 
-def _resample(x: Tensor, grid: TokenGrid, other: TokenGrid) -> Tensor:
+def resample(x: Tensor, grid: TokenGrid, other: TokenGrid) -> Tensor:
     """Share what the tokens of a grid have (n, tokens) among those of another under them."""
     if grid == other:
         return x
@@ -198,6 +205,46 @@ def _overlap(cells: int, step: float, others: int, other: float) -> Tensor:
 def rollouts(views: Sequence[View], query: QueryPoint = "class") -> list[View]:
     """Return the rollout up to each layer: how the receptive field of a query grows with depth."""
     return [rollout(views[: n + 1], query, view.name) for n, view in enumerate(views)]
+
+
+def flow(views: Sequence[View], query: QueryPoint = "class") -> View:
+    """Return the attention flow (Abnar and Zuidema 2020) from a query down to the input.
+
+    All layers stand on one grid, but for a pooling at the end.
+    """
+    grid = placement_of(views[0]).key_grid
+    whole = [view for view in views if placement_of(view).query_grid == grid]
+    *stack, last = [placement_of(view) for view in views]
+    pooled = len(last.query_grid) == 1 and last.key_grid == grid
+    if len(whole) + pooled != len(views) or any(each.key_grid != grid for each in stack):
+        raise UsageError(
+            "view=flow is of layers on one grid, which this model's are not; choose view=rollout"
+        )
+    size = len(grid)
+    if size > MAX_FLOW_TOKENS:
+        raise UsageError(
+            f"view=flow of {size} tokens; at most {MAX_FLOW_TOKENS} are followed, "
+            "choose view=rollout"
+        )
+    passed = [(np.eye(size) + _dense(view)) / 2 for view in whole]
+    token = token_at(grid, query)
+    top = np.zeros((size, size))
+    if pooled:
+        top[0] = _dense(views[-1])[0]
+    elif token is None:
+        top[0] = 1 / size
+    else:
+        top[0, token] = 1.0
+    flows = [maximum_flow([*passed, top], 0, token) for token in range(size)]
+    asks = TokenGrid(("query",), 0, 0, 1.0, 1.0)
+    placement = Placement(asks, grid, np.arange(1), np.arange(size)[None])
+    weights = np.array(flows, np.float32)[None, None]
+    return placed_view("flow", weights, placement, kind="rollout", heads=("flow",))
+
+
+def _dense(view: View) -> np.ndarray:
+    attention = _mean_attention(view)
+    return (attention.to_dense() if attention.is_sparse else attention).double().numpy()
 
 
 # ---- tiles ------------------------------------------------------------------------------------
@@ -298,6 +345,11 @@ def _rollout(model: nn.Module, maps: Maps, size: tuple[int, int], query: QueryPo
     return Picture("", rollouts(views, query), opens=(views[-1].name, "mean"))
 
 
+def _flow(model: nn.Module, maps: Maps, size: tuple[int, int], query: QueryPoint) -> Picture:
+    views = _attention(model, maps, size, query).views[:-1]
+    return Picture("", [flow(views, query)], opens=("flow", "flow"))
+
+
 def _filters(model: nn.Module, maps: Maps, size: tuple[int, int], query: QueryPoint) -> Picture:
     return Picture("What the first layer looks for, the strongest first", tiles=filters(model))
 
@@ -306,6 +358,7 @@ def _filters(model: nn.Module, maps: Maps, size: tuple[int, int], query: QueryPo
 VIEWS: dict[str, Callable[[nn.Module, Maps, tuple[int, int], QueryPoint], Picture]] = {
     "attention": _attention,
     "rollout": _rollout,
+    "flow": _flow,
     "filters": _filters,
 }
 

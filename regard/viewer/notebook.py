@@ -69,10 +69,19 @@ def draw(picture: Picture, layers: Choice = None, heads: Choice = None) -> bytes
     """Draw chosen layers and heads, over the photo if there is one, and return the PNG.
 
     A row is a layer, a panel a head. Unless given, all heads are shown, or their mean where they
-    would be too many.
+    would be too many. The tree of a beam search is drawn instead, if there is one.
     """
+    if picture.effects is not None or picture.tables:
+        from regard.viewer.effects import draw_effects, draw_tables
+
+        sheet = draw_tables(picture) if picture.effects is None else draw_effects(picture)
+        return sheet.png()
     if not picture.views and not picture.tiles:
         raise UsageError("there is no attention to draw in this picture; save it as .html instead")
+    if picture.tree is not None:
+        from regard.viewer.beams import draw_tree
+
+        return draw_tree(picture).png()
     if picture.recording is not None:
         from regard.viewer.sound import draw_recording
 

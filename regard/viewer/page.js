@@ -1,7 +1,9 @@
 "use strict";
 // Everything is built with createElement and textContent: a token is shown, never parsed.
 (async () => {
-  const { pictures } = JSON.parse(document.getElementById("data").textContent);
+  // `steps` are those of a training: picture i is of probe i % probes, at step i / probes
+  const { pictures, steps: moments = [] } = JSON.parse(document.getElementById("data").textContent);
+  const probes = moments.length ? pictures.length / moments.length : pictures.length;
   const page = document.getElementById("page");
   const state = {
     picture: 0, view: 0, head: "mean", tab: "head", scale: "linear", style: "",
@@ -410,7 +412,7 @@
   const panel = make("section", { id: "panel", role: "tabpanel", tabindex: "-1" });
   const TABS = {
     image: "On the image", head: "Head view", matrix: "Matrix", model: "Model view",
-    steps: "Steps", tiles: "Images",
+    steps: "Steps", tiles: "Images", tree: "Beams",
   };
   let redraw = () => {}; // draws the canvases of the open tab again, after a change of size
   let refresh = () => {}; // shows the hovered or pinned token
@@ -420,10 +422,10 @@
     return typeof head === "number" ? headName(view.heads[head])
       : `${head} of ${view.heads.length} heads`;
   };
-  const headName = (name) => (/^\d+$/.test(name) ? `head ${name}` : `${name} of heads`);
+  const headName = (name) => (/^\d/.test(name) ? `head ${name}` : `${name} of heads`);
 
   // Heads can be taken together unless one of them is such a mean already.
-  const joined = (view) => view.heads.length > 1 && view.heads.every((name) => /^\d+$/.test(name));
+  const joined = (view) => view.heads.length > 1 && view.heads.every((name) => /^\d/.test(name));
   const together = (view, head = "mean") => (joined(view) ? head : 0);
 
   function open(changes) {
@@ -488,6 +490,7 @@
     const placed = picture.views.some((view) => view.placement);
     return Object.keys(TABS).filter((tab) => {
       if (tab === "steps" || tab === "tiles") return picture[tab].length;
+      if (tab === "tree") return picture.tree;
       return picture.views.length && (tab === "model" || (tab === "image") === placed);
     });
   }
@@ -500,7 +503,7 @@
       make("h1", {
         text: picture.title, dir: "auto", class: picture.title === picture.source.text ? "hidden" : "",
       }),
-      pictures.length > 1 ? chooser() : null,
+      probes > 1 ? chooser() : null,
       texts(picture),
       tabs().length ? tabBar() : make("p", { class: "soft", text: "There is nothing to look at." }),
       picture.views.length ? controls(picture) : null,
@@ -514,7 +517,7 @@
     panel.replaceChildren();
     ({
       image: imageView, head: headView, matrix: matrixView, model: modelView, steps: stepView,
-      tiles: tileView,
+      tiles: tileView, tree: treeView,
     })[state.tab]?.();
     if (focus && document.getElementById(focus)) document.getElementById(focus).focus();
   }
@@ -528,13 +531,63 @@
   }
 
   function chooser() {
-    const options = pictures.map((picture, at) => (
+    const options = pictures.slice(0, probes).map((picture, at) => (
       [at, `${at + 1}. ${picture.source.text || picture.title}`.slice(0, 90)]));
-    return make("p", { class: "controls" }, selection("picture", options, state.picture,
+    return make("p", { class: "controls" }, selection("picture", options, state.picture % probes,
       async (at) => {
-        await show(Number(at));
+        await show(state.picture - state.picture % probes + Number(at));
         open({});
       }, { "aria-label": "Text" }));
+  }
+
+  // ---- the steps of a training ------------------------------------------------------------
+
+  // Another step of the same probe, with the layer, head and token that are open.
+  async function turnTo(moment) {
+    const { view, head, pin, query } = state;
+    await show(moment * probes + state.picture % probes);
+    open({ view, head, pin, query });
+  }
+
+  // It stands beside what is built anew for each picture, or it could not be dragged.
+  function stepSlider() {
+    let playing = null;
+    const now = () => Math.floor(state.picture / probes);
+    const slider = make("input", {
+      id: "moment", type: "range", min: "0", max: String(moments.length - 1),
+      "aria-label": "Step of the training",
+      oninput: () => {
+        if (playing) button.click();
+        go(Number(slider.value));
+      },
+    });
+    const label = make("span", { class: "soft" });
+    const button = make("button", {
+      id: "play", type: "button", text: "Play",
+      onclick: () => {
+        if (playing) {
+          clearInterval(playing);
+          playing = null;
+        } else {
+          playing = setInterval(() => {
+            go((now() + 1) % moments.length);
+          }, 400);
+        }
+        button.textContent = playing ? "Stop" : "Play";
+      },
+    });
+    const tell = () => {
+      slider.value = String(now());
+      label.textContent = `step ${moments[now()].toLocaleString("en")}`;
+      slider.setAttribute("aria-valuetext", label.textContent);
+    };
+    const go = async (moment) => {
+      await turnTo(moment);
+      tell();
+      if (playing && moment === moments.length - 1) button.click();
+    };
+    tell();
+    return make("div", { class: "player" }, button, slider, label);
   }
 
   function texts(picture) {
@@ -704,7 +757,8 @@
         for (let i = 0; i < q; i++) sum += weights[i * k + j];
         return { token, weight: sum / q, error };
       });
-      title = make("h2", { text: "Most looked at, on average" });
+      const effects = view.heads.includes("against"); // of what was cut
+      title = make("h2", { text: effects ? "Log p lost when cut" : "Most looked at, on average" });
       hint = "Point at a token, or walk with the arrow keys. A click or Enter pins it.";
     } else {
       entries = line(mark);
@@ -723,7 +777,8 @@
     const other = mark && mark.side === "columns" ? "rows" : "columns";
     const best = [...entries].sort((a, b) => b.weight - a.weight).slice(0, 8);
     aside.replaceChildren(title, bars(best.map(({ token, weight, error }) => ({
-      token, language: view[`${other}_language`], share: weight, value: digits(weight, error),
+      token, language: view[`${other}_language`], value: digits(weight, error),
+      share: weight / Math.max(1, best[0].weight), // an effect may be larger than 1
     }))), make("p", { class: "soft hint", text: hint }));
     return best;
   }
@@ -1478,6 +1533,57 @@
     }))));
   }
 
+  // ---- the tree of a beam search ----------------------------------------------------------
+
+  function treeView() {
+    const { tree, steps_language: language } = pictures[state.picture];
+    const [wide, high] = [92, 24];
+    const nodes = tree.nodes.map(([parent, token, logprob, score, fate, best, step, line]) => (
+      { parent, token, logprob, score, fate, best, step, line }));
+    const box = make("div", { class: "tree", role: "list" });
+    const across = Math.max(...nodes.map((node) => node.step)) + 2;
+    const down = Math.max(...nodes.map((node) => node.line)) + 1;
+    box.style.width = `${across * wide}px`;
+    box.style.height = `${down * high}px`;
+    const said = (number) => {
+      const tokens = [];
+      for (let at = number; at >= 0; at = nodes[at].parent) tokens.unshift(nodes[at].token);
+      return tokens.map((token) => gap(token) + plain(token)).join("").trim();
+    };
+    const told = (number) => {
+      const { logprob, score, fate } = nodes[number];
+      return `${said(number)}: log-probability ${logprob.toFixed(2)}, score ${score.toFixed(2)}; `
+        + tree.fates[fate];
+    };
+    nodes.forEach((node, number) => {
+      const before = nodes[node.parent];
+      if (before) {
+        const line = make("i", { class: node.best ? "best" : "" });
+        line.style.left = `${before.step * wide + 6}px`;
+        line.style.top = `${(before.line + 1) * high - 3}px`;
+        line.style.width = `${wide + 50}px`;
+        line.style.height = `${(node.line - before.line) * high}px`;
+        box.append(line);
+      }
+      const item = make("span", {
+        class: `node ${node.best ? "best" : node.fate.split(" ").join("-")}`, role: "listitem",
+        "data-at": String(number), tabindex: "-1", "aria-label": told(number),
+      }, written(plain(node.token), language),
+      node.fate === "finished" ? make("small", { text: node.score.toFixed(2) }) : null);
+      item.style.left = `${node.step * wide}px`;
+      item.style.top = `${node.line * high}px`;
+      box.append(item);
+    });
+    const caption = make("p", { class: "soft", "aria-live": "polite" });
+    const plainly = "Point at a token to see what became of it. "
+      + (tree.end ? `The search ended as ${tree.end}.` : "");
+    caption.textContent = plainly;
+    pointing(box, ".node", (at) => {
+      caption.textContent = at === null ? plainly : told(at);
+    }, () => {});
+    panel.append(caption, make("div", { class: "forest" }, box));
+  }
+
   // ---- beginning --------------------------------------------------------------------------
 
   if (!("DecompressionStream" in window)) {
@@ -1511,4 +1617,5 @@
   await show(pictures[first] ? first : 0);
   if (wanted.has("layer")) startAt(wanted.get("layer"), wanted.get("head"));
   open({ tab: wanted.get("tab") in TABS ? wanted.get("tab") : tabs()[0] ?? "head" });
+  if (moments.length) page.before(stepSlider());
 })();

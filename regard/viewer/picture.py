@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
@@ -133,6 +133,67 @@ class Recording:
         return len(self.samples) / self.rate
 
 
+@dataclass(frozen=True)
+class Node:
+    """One token that a beam search considered, after its parent (-1: the beginning)."""
+
+    parent: int
+    token: str
+    logprob: float
+    score: float
+    fate: str  # open, if it went on
+    best: bool = False  # whether it leads to what was written
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The hypotheses of a beam search, parents first; what fates mean, and why it ended."""
+
+    nodes: Sequence[Node]
+    fates: Mapping[str, str]
+    end: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Effects:
+    """By how much the log-probability of an answer falls when a token, a head or an edge is cut.
+
+    `attention` is what maps of attention give to each token; `correlations` are Spearman's between
+    a map and the size of the effects.
+    """
+
+    answer: str
+    logprob: float
+    tokens: Sequence[str]
+    effects: np.ndarray  # (tokens,)
+    attention: Mapping[str, np.ndarray]  # (tokens,) of each map
+    correlations: Mapping[str, float]
+    heads: Mapping[str, np.ndarray] = field(default_factory=dict)  # (heads,) of each layer
+    edges: Mapping[str, np.ndarray] = field(default_factory=dict)  # (queries, keys) of each layer
+    grid: TokenGrid | None = None  # on which the tokens stand, of an image or a sound
+
+    @property
+    def note(self) -> str:
+        """Return the answer's log-probability and the correlations as one line."""
+        told = ", ".join(f"{name} {value:+.2f}" for name, value in self.correlations.items())
+        return f"log p = {self.logprob:.3f}; rank correlation with the effect of cutting: {told}"
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Numbers (rows, columns) with names on both sides, and a text in each cell if given.
+
+    Where `signed`, 0 is white and the two signs have colours of their own.
+    """
+
+    name: str
+    values: np.ndarray
+    rows: Sequence[str]
+    columns: Sequence[str]
+    texts: Sequence[Sequence[str]] | None = None
+    signed: bool = True
+
+
 @dataclass(frozen=True, eq=False)
 class Picture:
     """All there is to see of one input: its attention, and how its output came about."""
@@ -150,6 +211,9 @@ class Picture:
     tiles: Sequence[Tile] = ()
     tiles_per_row: int = 0  # as many as fit unless given
     recording: Recording | None = None  # whose spectrogram the photo is
+    effects: Effects | None = None  # what the output depends on, drawn in a PNG
+    tables: Sequence[Table] = ()  # drawn in a PNG
+    tree: Tree | None = None  # what was considered on the way to the output
 
 
 def words_of(choice: Choice) -> list[str]:

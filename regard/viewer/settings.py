@@ -16,14 +16,25 @@ class LookSettings:
     heads: tuple[str | int, ...] | None = setting(
         None, "heads to draw: numbers, mean, max or all; what fits unless given"
     )
+    movie: bool = setting(
+        False, "play the pictures that a training with watch_every= has kept; takes no input"
+    )
     candidates: int = setting(5, "candidates to show with their probability", min=1, max=100_000)
+    view: str = setting("attention", "attention, rollout (up to each layer) or flow")
+    cause: str = setting(
+        "none", "cut what the answer depends on: true, or some of tokens, heads and edges"
+    )
+    lens: bool = setting(False, "what the model would answer after each layer")
+    patch: bool = setting(
+        False, "put activations of the first of two inputs into the second, place by place"
+    )
 
 
 @dataclass(frozen=True)
 class ImageLookSettings(LookSettings):
     """What is drawn of how a model attends over an image."""
 
-    view: str = setting("attention", "attention, rollout (up to each layer) or filters")
+    view: str = setting("attention", "attention, rollout (up to each layer), flow or filters")
     at: str = setting(
         "class", "the query: class (token), mean (of all places), or a pixel x,y of the photo"
     )
@@ -35,6 +46,6 @@ class ImageLookSettings(LookSettings):
 class SoundLookSettings(LookSettings):
     """What is drawn of how a model attends over the spectrogram of a sound."""
 
-    view: str = setting("attention", "attention (of encoder and decoder) or rollout")
+    view: str = setting("attention", "attention (of encoder and decoder), rollout or flow")
     at: str = setting("mean", "the query: mean (of all moments), or a moment in seconds")
     threads: int | None = setting(None, "CPU threads", min=1, max=1024)

@@ -14,7 +14,14 @@ from torch import nn
 from regard.attention.watch import Maps
 from regard.errors import UsageError, lookup
 from regard.layers.layout import TokenGrid, time_grid
-from regard.viewer.image import image_views, lowest_entropy_head, rollout, rollouts, word_views
+from regard.viewer.image import (
+    flow,
+    image_views,
+    lowest_entropy_head,
+    rollout,
+    rollouts,
+    word_views,
+)
 from regard.viewer.overlays import head_panels, uniform_weight
 from regard.viewer.panels import BLUES, HEAT, INK, LINE, MARGIN, SOFT, TITLE, Sheet
 from regard.viewer.picture import Choice, Picture, QueryPoint, Recording, View, choose_views
@@ -71,6 +78,7 @@ def _attention(views: list[View], query: QueryPoint) -> list[View]:
 VIEWS: dict[str, Callable[[list[View], QueryPoint], list[View]]] = {
     "attention": _attention,
     "rollout": lambda views, query: list(rollouts(views, query)),
+    "flow": lambda views, query: [flow(views, query)],
 }
 
 

@@ -1,15 +1,18 @@
 """Tasks that give each example one label: what is the same for images and for series."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from regard.errors import UsageError
 from regard.metrics.baselines import Baselines
 from regard.metrics.evaluation import LabelEvaluation
 from regard.metrics.labels import LabelResults, count, log_loss, macro_f1, one_hot, top_k
 from regard.tasks.frame.answers import Classified
+from regard.tasks.frame.question import Question
 from regard.tasks.frame.task import Data, Judged, Task
 
 TOP = 5  # labels among which the right one should be, where there are more
@@ -124,6 +127,19 @@ class OneLabel(Task[Any, Classified]):
     def classified(self, probs: np.ndarray) -> list[Classified]:
         """Return the answers of probabilities (n, labels)."""
         return [Classified(self.labels, row, [int(row.argmax())]) for row in probs]
+
+    def label_question(
+        self, logits: Callable[[int], Tensor], expected: Any, **about: Any
+    ) -> Question:
+        """Return an input with its label; `logits` of so many copies of it are (copies, labels)."""
+
+        @torch.inference_mode()
+        def logprobs(copies: int) -> Tensor:
+            return logits(copies).double().log_softmax(-1).unsqueeze(1)
+
+        chosen = logprobs(1)[0].argmax(-1).tolist() if expected is None else list(expected)
+        told: dict[str, Any] = {"chosen": chosen, "expected": chosen, "places": ["label"], **about}
+        return Question(self.labels[chosen[0]], logprobs, names=self.labels, **told)
 
     def labelled(self, probs: np.ndarray, settings: Any) -> Mapping[str, Any]:
         """Return the fields of a picture that tell the likeliest labels (labels,)."""

@@ -23,6 +23,7 @@ from regard.tasks.frame.settings import flat
 # settings that may differ when a run is resumed, since they do not change what it computes
 # (of data, the hash of what they hold is compared)
 RESUME_MAY_DIFFER = {"data", "out", "device", "threads", "compile", "save_every", "test"}
+RESUME_MAY_DIFFER |= {"watch_every", "probes"}
 # files that are written at every start, whether anew or to resume
 REWRITTEN = {"config.json", "generation_config.json"}
 

@@ -35,6 +35,13 @@ class TrainSettings(LoopSettings):
     valid: str | None = setting(None, "validation data: a file, or a share such as 0.1")
     test: str | None = setting(None, "test data: a file, or a share to hold out")
     out: str | None = setting(None, "the run folder")
+    watch_every: int = setting(
+        0, "steps between pictures of its attention, for look movie=true; 0: none", min=0
+    )
+    probes: str | None = setting(
+        None,
+        "inputs for these pictures, a line each; the first to validate on unless given",
+    )
     init: str | None = setting(None, "a trained model to start from")
     tune: str = setting("all", "which weights to train with init=: all, head or lora")
     lora_rank: int = setting(8, "LoRA rank", min=1, max=4096)

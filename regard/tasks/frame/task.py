@@ -28,6 +28,7 @@ from regard.native import fast
 from regard.results import Named, key_of
 from regard.settings import fill
 from regard.tasks.frame.origin import Origin
+from regard.tasks.frame.question import Question
 from regard.tasks.frame.recipe import parameters
 from regard.tasks.frame.settings import (
     SHORT,
@@ -494,6 +495,15 @@ class Task(Generic[C, A]):
         """Predict for one input and return a Picture of where the model looked."""
         raise NotImplementedError
 
+    def question(self, given: Any, settings: Any, expected: Any = None) -> Question:
+        """Return an input with the model's answer and its log-probability; see Question.
+
+        `expected` is the answer to another input, whose log-probability is then asked for.
+        """
+        raise UsageError(
+            f"{self.name} gives no probability of an answer, so its causes cannot be measured"
+        )
+
     # ---- Using: what the frame does
 
     @classmethod
@@ -650,11 +660,23 @@ class Task(Generic[C, A]):
         with other.using(settings):
             return other.predict_examples(data, settings)
 
+    def read_part_of(self, data: str, part: str) -> Data:
+        """Read a part of data as an evaluation would."""
+        lookup("part", part, PARTS)
+        given = {**self.eval_defaults(), "data": data, "part": part}
+        return self.read_test(self._filled(self.Eval, given))
+
     def picture(self, given: Any, **settings: Any) -> Any:
         """Predict for one input and gather where the model looked."""
-        asked = self._filled(self.Look, settings)
+        from regard.viewer.rollout import follow
+
+        asked = self.look_settings(settings)
         with self.using(asked):
-            return self.explain(given, asked)
+            return follow(self.explain(given, asked), asked.view)
+
+    def look_settings(self, settings: Mapping[str, Any]) -> Any:
+        """Complete what a user gave to the settings of look."""
+        return self._filled(self.Look, settings)
 
     def __repr__(self) -> str:
         told: dict[str, Any] = {"task": self.name, "family": self.family}

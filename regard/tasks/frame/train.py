@@ -19,6 +19,7 @@ from regard.layers.lora import merged
 from regard.models.folder import save_config
 from regard.pretrained.tokenizer_folder import load_tokenizer
 from regard.results import Scored
+from regard.tasks.frame.film import Film
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.recipe import (
     check_resume,
@@ -224,6 +225,9 @@ def train(
             publish=publish,
             quiet=quiet,
             lost=lost,
+            film=Film(task, data, settings, folder, begun["steps"])
+            if settings.watch_every and distributed.is_main()
+            else None,
         )
         outcome = fit.run()
         if outcome.finished and distributed.is_main():

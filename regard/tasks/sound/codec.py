@@ -23,9 +23,11 @@ from regard.data.tokenizer import Tokenizer
 from regard.errors import UsageError, log, lookup
 from regard.metrics.baselines import Baselines
 from regard.models import family
-from regard.settings import fill, setting
+from regard.models.protocols import Model
+from regard.settings import fill_checked, setting
 from regard.tasks.frame.answers import Unread
 from regard.tasks.frame.origin import Origin
+from regard.tasks.frame.question import grid_keys
 from regard.tasks.frame.settings import SHORT as TASK_SHORT
 from regard.tasks.frame.settings import BootstrapSettings, RunSettings, TrainSettings
 from regard.tasks.frame.task import Answer, Data, Task
@@ -49,6 +51,7 @@ SHORT: dict[str, str | tuple[str, ...]] = {
     "frequency_masks": "augment.frequency_masks",
     "frequency_share": "augment.frequency_share",
     "time_warp": "augment.time_warp",
+    "frequency_warp": "augment.frequency_warp",
     "subsampling": "model.subsampling",
     "kernel": "model.kernel",
     "drop_path": "model.drop_path",
@@ -122,17 +125,13 @@ class SoundCodec:
         return [] if self.tokenizer is None else [self.tokenizer.sha]
 
 
-def format_of(folder: Path, model: Any, config: Mapping[str, Any]) -> SoundFormat:
+def format_of(folder: Path, model: Model, config: Mapping[str, Any]) -> SoundFormat:
     """Check and return how sounds are brought to a model, as its folder says."""
     where = str(folder / "config.json")
     given = config.get("sound")
     if not isinstance(given, dict):
         raise UsageError(f"{where}: 'sound' is {given!r:.40}; expected rate, mels, window, hop")
-    try:
-        format = fill(SoundFormat, given, where=where).check()
-    except UsageError as error:
-        text = str(error)
-        raise UsageError(text if text.startswith(where) else f"{where}: {text}") from None
+    format = fill_checked(SoundFormat, given, where)
     if format.mels != model.config.mels:
         raise UsageError(
             f"{where}: spectrograms of {format.mels} mel filters, but the model reads "
@@ -337,6 +336,15 @@ class SoundTask(Task[SoundCodec, A]):
             rows = iter(self.answer_sounds(sounds, settings, lines) if good else [])
             answers += [Unread(one) if isinstance(one, str) else next(rows) for one in group]
         return answers
+
+    def time_tokens(self, frames: int) -> dict[str, Any]:
+        """Return tokens, keys and grid of a Question about a spectrogram of so many frames."""
+        from regard.viewer.image import layouts
+
+        grid, keys = grid_keys(layouts(self.model, (self.format.mels, frames)))
+        seconds = self.model.stride * self.format.hop
+        names = [f"{column * seconds:.2f} s" for column in range(grid.width)]
+        return {"tokens": names, "keys": keys, "grid": replace(grid, seconds=seconds)}
 
     def describe(
         self, samples: np.ndarray, settings: Any

@@ -18,8 +18,10 @@ from regard.decode.subtitles import join_words
 from regard.decode.whisper import WhisperDecoder
 from regard.errors import UsageError, lookup
 from regard.metrics.speech import NORMALISATIONS, compare_transcripts, transcript_scores
+from regard.models.protocols import Model
 from regard.pretrained.tokenizer_folder import load_tokenizer
 from regard.tasks.frame.answers import Unread
+from regard.tasks.frame.question import Question
 from regard.tasks.frame.task import Data, Judged
 from regard.tasks.sound.codec import SoundCodec, SoundTask, format_of, pad_sounds
 from regard.tasks.sound.transcribing import (
@@ -33,6 +35,7 @@ from regard.tasks.sound.transcribing import (
     tidy,
     words_of_ids,
 )
+from regard.training.ctc_loss import ctc_losses
 
 
 class SpeechRecogniser(SoundTask[Transcript]):
@@ -56,7 +59,7 @@ class SpeechRecogniser(SoundTask[Transcript]):
         self._lm: tuple[str, LanguageModel] | None = None  # the last that was asked for
 
     @classmethod
-    def load_codec(cls, folder: Path, model: Any, config: Mapping[str, Any]) -> SoundCodec:
+    def load_codec(cls, folder: Path, model: Model, config: Mapping[str, Any]) -> SoundCodec:
         """Read the format of sounds and the tokenizer."""
         if not getattr(model.config, "vocab", 0) or not hasattr(model, "encode"):
             raise UsageError(f"{folder / 'config.json'}: a model that writes no transcripts")
@@ -242,6 +245,48 @@ class SpeechRecogniser(SoundTask[Transcript]):
         return {name: getattr(settings, name) for name in names if name != "threads"}
 
     # Looking
+
+    def question(self, given: Any, settings: Any, expected: Any = None) -> Question:
+        """Return a sound with its transcript and the log-probability of that, by CTC if it can."""
+        model = self.model
+        if isinstance(self.decoder, WhisperDecoder):
+            raise UsageError("causes are measured of models of our own, not of Whisper's windows")
+        spectrogram, _ = utterance = self.utterance(self.format.read(self.check_input(given)))
+        best = expected
+        if best is None and settings.forced is not None:
+            best = self.ids_of(settings.forced)
+        elif best is None:
+            best = self.decoder([utterance], settings, lm=self.language_model(settings))[0][0].ids
+        if not best:
+            raise UsageError("nothing was heard in this sound, so there is no answer to explain")
+        reads = torch.tensor([[self.tokenizer.begin, *best]], device=self.device)
+
+        @torch.inference_mode()
+        def logprobs(copies: int) -> Tensor:
+            sounds = pad_sounds([spectrogram] * copies, self.device)
+            target = () if model.config.ctc else (reads.expand(copies, -1),)
+            return model(*sounds, *target).double().log_softmax(-1)
+
+        def ctc(table: Tensor) -> Tensor:
+            long, short = (torch.full((len(table),), n) for n in (table.shape[1], len(best)))
+            targets = torch.tensor([best] * len(table))
+            return -ctc_losses(table.cpu(), long, targets, short)
+
+        chosen, places = [*best, self.tokenizer.eos], self.tokenizer.pieces(reads[0].tolist())
+        tokens = self.time_tokens(len(spectrogram))
+        if model.config.ctc:  # the sum over all alignments; a step is a frame
+            chosen = logprobs(1)[0].argmax(-1).tolist()
+            places = list(tokens["tokens"])
+        return Question(
+            answer=self.tokenizer.decode(best).strip(),
+            logprobs=logprobs,
+            chosen=chosen,
+            names=self.tokenizer.pieces,
+            places=places,
+            expected=best,
+            score=ctc if model.config.ctc else None,
+            **tokens,
+        )
 
     def describe(
         self, samples: np.ndarray, settings: Any

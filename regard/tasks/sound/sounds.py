@@ -19,10 +19,12 @@ from regard.errors import UsageError, lookup
 from regard.metrics.baselines import Baselines, block_means
 from regard.metrics.labels import one_hot
 from regard.models import task_changes
+from regard.models.protocols import Model
 from regard.settings import setting
 from regard.tasks.frame.answers import Classified
 from regard.tasks.frame.one_label import OneLabel
 from regard.tasks.frame.origin import Origin
+from regard.tasks.frame.question import Question
 from regard.tasks.frame.settings import derived
 from regard.tasks.frame.task import Data
 from regard.tasks.sound.codec import (
@@ -197,7 +199,7 @@ class ClassifySounds(OneLabel, SoundTask[Classified]):
     # Using
 
     @classmethod
-    def load_codec(cls, folder: Path, model: Any, config: Mapping[str, Any]) -> SoundCodec:
+    def load_codec(cls, folder: Path, model: Model, config: Mapping[str, Any]) -> SoundCodec:
         """Read the labels and the format of sounds that a folder names."""
         if not getattr(model.config, "labels", 0):
             raise UsageError(f"{folder / 'config.json'}: a model without a head for labels")
@@ -236,6 +238,15 @@ class ClassifySounds(OneLabel, SoundTask[Classified]):
         return self.probabilities_of(data.parts.parts[settings.part], settings)
 
     # Looking
+
+    def question(self, given: Any, settings: Any, expected: Any = None) -> Question:
+        """Return a sound with its label and the log-probability of that."""
+        spectrogram = self.format.spectrogram(self.format.read(self.check_input(given)))
+        return self.label_question(
+            lambda copies: self.model(*pad_sounds([spectrogram] * copies, self.device)),
+            expected,
+            **self.time_tokens(len(spectrogram)),
+        )
 
     def describe(
         self, samples: np.ndarray, settings: Any

@@ -26,6 +26,7 @@ from regard.models.protocols import Model, TextModel
 from regard.settings import setting
 from regard.tasks.frame.answers import Classified, Valued
 from regard.tasks.frame.origin import Origin
+from regard.tasks.frame.question import Question, text_keys
 from regard.tasks.frame.task import Judged, Task
 from regard.tasks.text.codec import EncoderRun, TextCodec
 from regard.tasks.text.labelling import (
@@ -39,6 +40,8 @@ from regard.tasks.text.labelling import (
 )
 from regard.training.few_texts import EMBEDDINGS, few_text_settings
 from regard.training.label_loss import LABEL_LOSSES, LabelLoss, class_weights, imbalance_notes
+
+WHOLE_POOLS = ("mean", "max", "attention", "convolution")  # they read all tokens, not the first
 
 
 @dataclass(frozen=True)
@@ -324,6 +327,40 @@ class Classify(Labeller[Classified | Valued]):
             return super().made_with(settings)
         threshold = settings.threshold if self.multilabel else None
         return {**super().made_with(settings), "threshold": threshold}
+
+    def question(self, given: str, settings: Any, expected: Any = None) -> Question:
+        """Return a text with its labels and their log-probability."""
+        if self.regression:
+            raise UsageError("this model gives a number, which has no probability to be changed")
+        (row,) = self.encoder.texts([given], settings.max_length or self.max_length)
+
+        @torch.inference_mode()
+        def logprobs(copies: int) -> Tensor:
+            batch = collate([row] * copies, self.tokenizer.pad, self.device)
+            logits = self.model(**batch.inputs).double()
+            if self.multilabel:  # each label is given or not
+                return torch.stack([-logits, logits], -1).log_softmax(-1)
+            return logits.log_softmax(-1).unsqueeze(1)
+
+        chosen = expected
+        if chosen is None:
+            probs = logprobs(1)[0].exp()
+            given_labels = probs[:, 1] >= settings.threshold if self.multilabel else probs.argmax(1)
+            chosen = given_labels.long().tolist()
+        numbers = [n for n, yes in enumerate(chosen) if yes] if self.multilabel else chosen
+        tokens = self.encoder.spelled(row, split_words(given))
+        pool = getattr(self.model.config, "pool", "mean")
+        return Question(
+            answer=", ".join(self.labels[n] for n in numbers) or "no label",
+            logprobs=logprobs,
+            chosen=chosen,
+            names=["no", "yes"] if self.multilabel else self.labels,
+            places=self.labels if self.multilabel else ["label"],
+            tokens=tokens,
+            keys=text_keys(len(tokens)),
+            expected=chosen,
+            reads=None if pool in WHOLE_POOLS else [0],
+        )
 
     def explain(self, given: str, settings: Any) -> Any:
         """Label a text and return a Picture of what each layer attended to."""

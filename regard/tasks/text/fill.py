@@ -21,6 +21,7 @@ from regard.metrics.score import Score
 from regard.models.protocols import Model
 from regard.settings import setting
 from regard.tasks.frame.origin import Origin
+from regard.tasks.frame.question import Question, text_keys
 from regard.tasks.frame.settings import RunSettings
 from regard.tasks.frame.task import Answer, Data, Judged, Task
 from regard.tasks.text.language_modelling import (
@@ -290,6 +291,38 @@ class Fill(Task[LanguageCodec, Filled]):
 
     # ---- Looking
 
+    def question(self, given: str, settings: Any, expected: Any = None) -> Question:
+        """Return a text with the words at its masks and their log-probability."""
+        text = self.gaps.encode(given, 1)
+        if not text.places:
+            raise UsageError("there is nothing to look at in an empty text")
+        ids = torch.from_numpy(text.ids)[None].to(self.device)
+
+        @torch.inference_mode()
+        def logprobs(copies: int) -> Tensor:
+            hidden = self.model.hidden(ids.expand(copies, -1))
+            flat = self.logprobs(hidden, [text.places] * copies)
+            return flat.view(copies, len(text.places), -1)
+
+        chosen = logprobs(1)[0].argmax(-1).tolist() if expected is None else list(expected)
+        tokens = self._names(text.ids.tolist())
+        return Question(
+            answer=" ".join(self.gaps.word(token) for token in chosen),
+            logprobs=logprobs,
+            chosen=chosen,
+            names=self.gaps.pieces,
+            places=[tokens[place] for place in text.places],
+            tokens=tokens,
+            keys=text_keys(len(tokens)),
+            expected=chosen,
+            reads=list(text.places),
+        )
+
+    def _names(self, ids: Sequence[int]) -> list[str]:
+        """Return tokens as they are shown."""
+        pieces, mask = self.gaps.pieces, self.gaps.mask
+        return [self.gaps.mask_token if i == mask else pieces[i] for i in ids]
+
     def explain(self, given: str, settings: Any) -> Any:
         """Fill a text in and gather where the model looked; one without a mask is only read."""
         from regard.viewer.picture import Picture
@@ -300,13 +333,11 @@ class Fill(Task[LanguageCodec, Filled]):
         with torch.inference_mode(), watch(self.model) as maps:
             hidden = self.model.hidden(torch.from_numpy(text.ids)[None].to(self.device))
             logprobs = self.logprobs(hidden, [text.places])
-        pieces, mask = self.gaps.pieces, self.gaps.mask
-        names = [self.gaps.mask_token if i == mask else pieces[i] for i in text.ids.tolist()]
         count = min(settings.candidates, int(self.allowed.sum()))
         return Picture(
             title=given,
-            views=text_views(maps, names),
-            steps=candidate_steps(logprobs.exp(), pieces, candidates=count),
+            views=text_views(maps, self._names(text.ids.tolist())),
+            steps=candidate_steps(logprobs.exp(), self.gaps.pieces, candidates=count),
             source=given,
             output=answer.text,
             alternatives=[(one.text, one.probability) for one in answer.others],

@@ -33,6 +33,7 @@ from regard.decode.generate import (
 )
 from regard.errors import UsageError, lookup
 from regard.settings import setting
+from regard.tasks.frame.question import Question, text_keys
 from regard.tasks.frame.task import Answer, OnText, Task
 from regard.tasks.text.language_modelling import LanguageCodec, span_loss
 
@@ -120,7 +121,7 @@ class TextGeneration(Task[LanguageCodec, Written]):
             return settings
         settings.check()
         own = {} if self.codec.chat is None else {OWN: None}
-        template = settings.template or next(iter([*own, "plain"]))
+        template = settings.template or next(iter([*own, self.codec.template or "plain"]))
         lookup("template", template, {**TEMPLATES, **own})
         return replace(settings, template=template)
 
@@ -298,6 +299,53 @@ class TextGeneration(Task[LanguageCodec, Written]):
         """Continue a text by a few tokens, or with forced=true only read it, and show how."""
         return super().picture(given, **{"max_length": LOOKED_AT, **settings})
 
+    def _continued(self, prompt: list[int], settings: Any) -> tuple[Any, list[Any]]:
+        """Return the best continuation of a prompt, and the others."""
+        text = Continuation(0, prompt, settings.max_length)
+        ((best, *others),) = self.generator.generate([text], settings, stop=settings.stop)
+        return best, others
+
+    def _ids_of(self, written: Any) -> list[int]:
+        """Return the ids of a continuation, with the end if it was reached."""
+        return [*written.ids, *([self.tokenizer.eos] if written.reached_end else [])]
+
+    def question(self, given: Any, settings: Any, expected: Any = None) -> Question:
+        """Return a prompt with its continuation, or with forced=true the next token alone."""
+        _, prompt = self.prompt(given, settings)
+        vocab = self.tokenizer.vocab
+        ids = prompt[-self.window :]
+        if not ids:
+            raise UsageError("there is nothing to look at in an empty text")
+
+        @torch.inference_mode()
+        def logprobs(copies: int) -> Tensor:
+            rows = torch.tensor([ids], device=self.device).expand(copies, -1)
+            return self.model(rows)[..., :vocab].double().log_softmax(-1)
+
+        more = expected
+        if more is None and settings.forced:
+            more = [int(logprobs(1)[0, -1].argmax())]
+        elif more is None:
+            more = self._ids_of(self._continued(prompt, settings)[0])
+        if not more:
+            raise UsageError("the model wrote nothing after this text; raise max_length")
+        whole = [*prompt, *more][-self.window - 1 :]
+        ids, chosen = whole[:-1], whole[1:]
+        first = max(0, len(chosen) - len(more))
+        tokens = self.tokenizer.pieces(ids)
+        return Question(
+            answer=self.tokenizer.decode(more),
+            logprobs=logprobs,
+            chosen=chosen,
+            names=self.tokenizer.pieces,
+            places=tokens,
+            tokens=tokens,
+            keys=text_keys(len(ids)),
+            expected=more,
+            reads=range(first, len(chosen)),
+            first=first,
+        )
+
     def explain(self, given: Any, settings: Any) -> Any:
         """Continue a text, or only read it, and gather where the model looked."""
         from regard.viewer.picture import Picture
@@ -308,11 +356,9 @@ class TextGeneration(Task[LanguageCodec, Written]):
         others: list[Continuation] = []
         completion = ""
         if not settings.forced:
-            text = Continuation(0, prompt, settings.max_length)
-            ((best, *others),) = self.generator.generate([text], settings, stop=settings.stop)
+            best, others = self._continued(prompt, settings)
             completion = self.generator.completion(prompt, best.ids)
-            end = [self.tokenizer.eos] if best.reached_end else []
-            ids = [*prompt, *best.ids, *end][-self.window - 1 :]
+            ids = [*prompt, *self._ids_of(best)][-self.window - 1 :]
         maps, logits = self.maps(ids if settings.forced else ids[:-1])
         if settings.forced:  # the last step is what would come next
             ids = [*ids, int(logits[-1, :vocab].argmax())]

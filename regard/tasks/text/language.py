@@ -11,7 +11,15 @@ from torch import Tensor, nn
 
 from regard.attention.positions import ALIASES, has_table
 from regard.data.characters import Characters
-from regard.data.documents import Texts, encode_running, tokenise_texts
+from regard.data.conversation import TEMPLATES, write_out
+from regard.data.documents import (
+    Texts,
+    count_bytes,
+    encode_documents,
+    encode_running,
+    has_conversations,
+    tokenise_texts,
+)
 from regard.data.tokenize import train_tokenizer
 from regard.data.tokenizer import Tokenizer, mask_id
 from regard.data.windows import TokenBatch, TokenBatches, spans_of
@@ -59,6 +67,9 @@ class LanguageTrain(TextFormat, TrainSettings):
     batch_tokens: int = setting(2048, "tokens per batch", min=1)
     label_smoothing: float = setting(0.0, "label smoothing", min=0, max=0.9)
     mask_share: float = setting(0.15, "share of words to mask, if masked", above=0, max=1)
+    template: str = setting(
+        "plain", "chat template of conversations: plain, chatml, llama2, alpaca"
+    )
     valid_tokens: int = setting(200_000, "tokens read at a validation; 0: all of the part", min=0)
     model: GPTConfig = field(default_factory=GPTConfig)  # type: ignore[valid-type]
 
@@ -130,6 +141,7 @@ class LanguageModel(TextGeneration):
     @classmethod
     def checked(cls, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
         """Return settings with as many positions as the context needs."""
+        lookup("template", settings.template, TEMPLATES)
         model, longest = settings.model, settings.model.max_length
         if origin is None and "model.max_length" not in values:
             # a table has no rows for positions that are never trained
@@ -158,9 +170,17 @@ class LanguageModel(TextGeneration):
     ) -> LanguageCodec:
         """Learn the tokenizer."""
         texts: Texts = data.parts
-        tokenizer = learnt(lambda: learn_tokenizer(texts.parts["train"], settings))
+        talks = has_conversations(texts.parts["train"])
+        if talks and settings.objective != "causal":
+            raise UsageError(
+                f"objective={settings.objective} learns from texts; for answers of conversations "
+                "choose objective=causal"
+            )
+        written = [write_out(text, settings.template) for text in texts.parts["train"]]
+        tokenizer = learnt(lambda: learn_tokenizer(written, settings))
         mask = mask_id(tokenizer) if settings.objective == "masked" else None
-        return LanguageCodec(tokenizer, texts.running, settings.context, mask)
+        template = settings.template if talks else None
+        return LanguageCodec(tokenizer, texts.running, settings.context, mask, template=template)
 
     @classmethod
     def make_model(
@@ -178,7 +198,8 @@ class LanguageModel(TextGeneration):
         self.dynamic = not data.parts.running
         if self.runs_as(settings) != self.name:
             self.generation = {}
-        self.texts = tokenise_texts(data.parts, self.tokenizer)
+        how = {"template": settings.template, "context": settings.context}
+        self.texts = tokenise_texts(data.parts, self.tokenizer, **how)
         return OBJECTIVES[settings.objective].batches(self.texts, self.codec, settings)
 
     def count(self, batch: TokenBatch) -> tuple[int, int]:
@@ -238,11 +259,21 @@ class LanguageModel(TextGeneration):
                 f"context={context} is more than the {config.max_length} places "
                 "that the model has learnt"
             )
-        rows, running = self.rows(data.parts, settings.part)
+        texts, learnt = data.parts.parts[settings.part], None
+        if has_conversations(texts):
+            if settings.outputs:
+                raise UsageError("outputs= is for texts; it does not tell answers from questions")
+            template = self.codec.template or "plain"
+            pairs = list(encode_documents(texts, self.tokenizer, template, context))
+            rows, running = [ids for ids, _ in pairs], False
+            learnt = np.concatenate([np.asarray(flags) for _, flags in pairs])
+        else:
+            rows, running = self.rows(data.parts, settings.part)
         offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
         ids = np.concatenate([np.asarray(row, dtype=np.int64) for row in rows])
         spans = spans_of(offsets, context)
-        return Losses(*span_loss(self.model, ids, spans, settings.batch_tokens), context, running)
+        total, count = span_loss(self.model, ids, spans, settings.batch_tokens, learnt)
+        return Losses(total, count, context, running)
 
     def judge(self, data: Data, predictions: Losses, settings: Any) -> Judged:
         """Return loss per token, perplexity and bits per byte."""
@@ -250,7 +281,7 @@ class LanguageModel(TextGeneration):
         if not tokens:
             raise UsageError(f"{settings.data}: no token to predict in so short a text")
         texts, loss = data.parts.parts[settings.part], total / tokens
-        size = sum(len(text.encode()) for text in texts)
+        size = count_bytes(texts)
         kind = "running" if running else "documents"
         signature = f"tokens:{tokens}|context:{context}|{kind}|tokenizer:{self.tokenizer.sha[:8]}"
         scores = [

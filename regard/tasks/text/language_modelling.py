@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from regard.data.conversation import TEMPLATES
 from regard.data.documents import Texts, TokenisedTexts, hash_texts, load_texts
 from regard.data.masking import MaskedBatches, WholeWordMasking
 from regard.data.split import Split
@@ -56,6 +57,7 @@ class LanguageCodec:
     context: int | None = None  # tokens read at once, if fewer than the model has positions
     mask: int | None = None  # the token of a masked model that stands for a masked one
     chat: Mapping[str, Any] | None = None  # the checkpoint's own chat template
+    template: str | None = None  # of the conversations that it was trained on
 
     @cached_property
     def masking(self) -> WholeWordMasking:
@@ -69,7 +71,8 @@ class LanguageCodec:
     def facts(self) -> dict[str, Any]:
         """Return what config.json says of it."""
         mask = {} if self.mask is None else {"mask": self.mask}
-        return {"running": self.running, "context": self.context, **mask}
+        template = {} if self.template is None else {"template": self.template}
+        return {"running": self.running, "context": self.context, **mask, **template}
 
     def hashes(self) -> list[str]:
         """Return the hash of the tokenizer."""
@@ -89,7 +92,13 @@ class LanguageCodec:
             raise UsageError(
                 f"{folder / 'config.json'}: 'context' is {context!r:.40}, not 2 to {longest}"
             )
-        return cls(tokenizer, bool(config.get("running")), context)
+        template = config.get("template")
+        if template is not None and template not in TEMPLATES:
+            raise UsageError(
+                f"{folder / 'config.json'}: 'template' is {template!r:.40}; expected one of "
+                f"{', '.join(TEMPLATES)}"
+            )
+        return cls(tokenizer, bool(config.get("running")), context, template=template)
 
 
 def read_training_texts(settings: Any) -> Texts:
@@ -141,11 +150,15 @@ def next_token_loss(model: TextModel, hidden: Tensor, writes: Tensor, smoothing:
 
 @torch.inference_mode()
 def span_loss(
-    model: TextModel, ids: np.ndarray, spans: np.ndarray, tokens: int
+    model: TextModel,
+    ids: np.ndarray,
+    spans: np.ndarray,
+    tokens: int,
+    learnt: np.ndarray | None = None,
 ) -> tuple[float, int]:
     """Return the summed loss over spans of ids, each read by itself, and how many it sums.
 
-    A batch holds at most so many tokens.
+    A batch holds at most so many tokens. `learnt` tells which of the ids count, if not all do.
     """
     device = next(model.parameters()).device
     order = np.argsort(spans[:, 0] - spans[:, 1], kind="stable")
@@ -155,7 +168,10 @@ def span_loss(
         rows, order = np.split(order, [max(1, tokens // length)])
         places = spans[rows, :1] + np.arange(length)
         real = places < spans[rows, 1:]
-        taken = ids[np.minimum(places, len(ids) - 1)].astype(np.int64)
+        inside = np.minimum(places, len(ids) - 1)
+        taken = ids[inside].astype(np.int64)
+        if learnt is not None:
+            real = real & (learnt[inside] > 0)
         reads, writes = (
             torch.from_numpy(x).to(device)
             for x in (taken[:, :-1], np.where(real, taken, -1)[:, 1:])
@@ -222,10 +238,13 @@ class Causal:
                 "the validation part has no token to predict; give more text with valid="
             )
         # of all that could be predicted, whatever is left out of a validation
-        tokens_per_byte = (spans[:, 1] - spans[:, 0] - 1).sum() / max(1, texts.bytes["valid"])
+        learnt = texts.learnt.get("valid")
+        asked = (spans[:, 1] - spans[:, 0] - 1).sum() if learnt is None else learnt.sum()
+        tokens_per_byte = asked / max(1, texts.bytes["valid"])
         some = spans[evenly_spread(len(spans), settings.context, settings.valid_tokens)]
-        total, count = span_loss(model, column.ids, some, max(4096, settings.batch_tokens))
-        loss = total / count
+        batch = max(4096, settings.batch_tokens)
+        total, count = span_loss(model, column.ids, some, batch, learnt)
+        loss = total / max(1, count)
         return {
             "loss": loss,
             "perplexity": perplexity(loss),

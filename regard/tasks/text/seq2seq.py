@@ -24,11 +24,13 @@ from regard.data.parallel import (
 from regard.decode.alignment import Aligner, Alignment
 from regard.decode.options import Decoding
 from regard.decode.sentences import Sentence, SentenceDecoder
+from regard.decode.trace import FATES, BeamTrace
 from regard.errors import UsageError
 from regard.metrics.text import METRICS
 from regard.models.folder import load_folder
 from regard.settings import setting
 from regard.tasks.frame.answers import Generated
+from regard.tasks.frame.question import Question, source_keys
 from regard.tasks.frame.recipe import save_generation
 from regard.tasks.frame.task import Data
 from regard.tasks.text.pairs import PairCodec, PairTask
@@ -56,6 +58,7 @@ class PairRunSettings(WriteSettings):
 
     scores: bool = setting(False, "print the score of each hypothesis")
     alignments: str = setting("none", "word alignments: none, pharaoh or json")
+    shift: bool = setting(False, "align by the attention one step later, which reads the token")
     forced: bool = setting(False, "score given pairs: source, TAB, target on each line")
     split: bool = setting(True, "translate sentence by sentence")
     batch_tokens: int = setting(4096, "tokens per batch", min=1)
@@ -65,6 +68,32 @@ class PairRunSettings(WriteSettings):
 @dataclass(frozen=True)
 class PairLookSettings(LookSettings, WriteSettings):
     """What look can be told."""
+
+    beams: bool = setting(False, "show the tree of hypotheses of the beam search")
+
+
+def beam_tree(trace: BeamTrace, best: Sequence[int], pieces: Any) -> Any:
+    """Return what a beam search considered as a picture shows it; `best` is what it wrote."""
+    from regard.viewer.picture import Node, Tree
+
+    ends = {n for n in trace.finished() if trace.ids(n)[: len(best)] == list(best)}
+    winner = max(ends, key=lambda n: trace.branches[n].score, default=-1)
+    line: set[int] = set()
+    while winner >= 0:
+        line.add(winner)
+        winner = trace.branches[winner].parent
+    nodes = [
+        Node(
+            branch.parent,
+            pieces([branch.token])[0],
+            branch.logprob,
+            branch.score,
+            branch.fate,
+            number in line,
+        )
+        for number, branch in enumerate(trace.branches)
+    ]
+    return Tree(nodes, FATES, trace.end)
 
 
 class Seq2Seq(PairTask):
@@ -245,7 +274,7 @@ class Seq2Seq(PairTask):
     ) -> Alignment | None:
         if settings.alignments == "none":
             return None
-        return self.aligner.align(pairs, *self.codec.tokenizers)
+        return self.aligner.align(pairs, *self.codec.tokenizers, shift=int(settings.shift))
 
     def _in_script(self, text: str, settings: Any) -> str:
         """Write Chinese in the script that was asked for."""
@@ -309,18 +338,73 @@ class Seq2Seq(PairTask):
             logits = self.writer(ids, reads)
         return maps, logits[0]
 
+    def _source_ids(self, given: str, settings: Any) -> list[int]:
+        """Return the ids of a source that is looked at."""
+        if not given.strip():
+            raise UsageError("there is nothing to look at in an empty text")
+        return self.framed(self.encode_source(given.strip(), settings)[:LONGEST_WHOLE])
+
+    def _hypotheses(
+        self, source: list[int], settings: Any, trace: BeamTrace | None = None
+    ) -> list[Any]:
+        """Return the hypotheses for a source, the best first."""
+        sentence = Sentence(0, source, self.opening(settings), "")
+        (hypotheses,) = self.decoder.batch([sentence], settings, 0, trace)
+        return hypotheses
+
+    def question(self, given: str, settings: Any, expected: Any = None) -> Question:
+        """Return a source with its target and the log-probability of that."""
+        target = self.codec.target
+        source = self._source_ids(given, settings)
+        best = self._hypotheses(source, settings)[0].ids if expected is None else list(expected)
+        reads = [self.decoder.begin, *best]
+
+        @torch.inference_mode()
+        def logprobs(copies: int) -> Tensor:
+            both = (torch.tensor([ids], device=self.device) for ids in (source, reads))
+            logits = self.writer(*(ids.expand(copies, -1) for ids in both))
+            return logits[..., : target.vocab].double().log_softmax(-1)
+
+        return Question(
+            answer=target.decode(best),
+            logprobs=logprobs,
+            chosen=[*best, target.eos],
+            names=target.pieces,
+            places=target.pieces(reads),
+            tokens=self.codec.source.pieces(source),
+            keys=source_keys(len(source), len(reads)),
+            expected=best,
+        )
+
+    def pair_picture(self, pair: Pair, candidates: int = 5) -> Any:
+        """Read a given pair and gather where the model looked, and what it would have written."""
+        from regard.viewer.picture import Picture
+        from regard.viewer.text import candidate_steps, text_views
+
+        target = self.codec.target
+        ((source, ids),) = self.encode_pairs([(pair.source, pair.target)], self.check({}))
+        maps, logits = self.maps(source, ids)
+        tokens, chosen = target.pieces([self.decoder.begin, *ids]), [*ids, target.eos]
+        writes, read = target.pieces(chosen), self.codec.source.pieces(source)
+        more = {"candidates": candidates, "chosen": chosen, "tokens": writes}
+        return Picture(
+            title=pair.source,
+            views=text_views(maps, tokens, source=read, writes=writes),
+            steps=candidate_steps(logits.softmax(-1)[:, : target.vocab], target.pieces, **more),
+            source=pair.source,
+            output=pair.target,
+            note="read",
+        )
+
     def explain(self, given: str, settings: Any) -> Any:
         """Translate a sentence and gather all there is to see of how it was done."""
         from regard.viewer.picture import Picture
         from regard.viewer.text import candidate_steps, text_views
 
-        if not given.strip():
-            raise UsageError("there is nothing to look at in an empty text")
         target = self.codec.target
-        ids = self.encode_source(given.strip(), settings)[:LONGEST_WHOLE]
-        source = self.framed(ids)
-        sentence = Sentence(0, source, self.opening(settings), "")
-        (hypotheses,) = self.decoder.batch([sentence], settings, 0)
+        trace = BeamTrace() if settings.beams else None
+        source = self._source_ids(given, settings)
+        hypotheses = self._hypotheses(source, settings, trace)
         best = hypotheses[0].ids
         chosen = [*best, target.eos]
         maps, logits = self.maps(source, best)
@@ -342,4 +426,5 @@ class Seq2Seq(PairTask):
             alternatives=[(t, h.score) for t, h in zip(texts[1:], hypotheses[1:], strict=True)],
             note=f"beam {settings.beam}, {settings.length_penalty} length penalty",
             opens=self.aligner.head,
+            tree=None if trace is None else beam_tree(trace, best, target.pieces),
         )

@@ -20,6 +20,7 @@ from regard.errors import UsageError, lookup
 from regard.models.protocols import Model, TextModel
 from regard.settings import setting
 from regard.tasks.frame.origin import Origin
+from regard.tasks.frame.question import Question, text_keys
 from regard.tasks.frame.task import Answer
 from regard.tasks.text.codec import EncoderRun, TextCodec
 from regard.tasks.text.labelling import (
@@ -305,16 +306,46 @@ class Tag(Labeller[Tagged]):
         """Return the settings that a score depends on."""
         return {"column": settings.column, **super().made_with(settings)}
 
+    def _looked_at(self, given: Any, settings: Any) -> tuple[list[str], list[Window]]:
+        """Return the words of a text that is looked at, and its windows."""
+        words = SPLITS[settings.words](given) if isinstance(given, str) else list(given)
+        if not words:
+            raise UsageError("there is nothing to look at in an empty text")
+        longest = settings.max_length or self.max_length
+        return words, list(sentence_windows(self.encoder, words, longest))
+
+    def question(self, given: str | Sequence[str], settings: Any, expected: Any = None) -> Question:
+        """Return the first window of a text with its tags and their log-probability."""
+        words, (window, *_) = self._looked_at(given, settings)
+        count = window.span.tag_to - window.span.tag_from
+
+        @torch.inference_mode()
+        def logprobs(copies: int) -> Tensor:
+            some = [window] * copies
+            texts = collate([window.row] * copies, self.tokenizer.pad, self.device)
+            places = word_places(some, texts.ids.shape[1], self.device)
+            logits = self.logits(self.model, LabelBatch(texts, places.starts, places))
+            return logits.double().log_softmax(-1).view(copies, count, -1)
+
+        chosen = logprobs(1)[0].argmax(-1).tolist() if expected is None else list(expected)
+        tokens = self.encoder.spelled(window.row, words)
+        return Question(
+            answer=" ".join(self.labels[n] for n in chosen),
+            logprobs=logprobs,
+            chosen=chosen,
+            names=self.labels,
+            places=words[:count],
+            tokens=tokens,
+            keys=text_keys(len(tokens)),
+            expected=chosen,
+        )
+
     def explain(self, given: str | Sequence[str], settings: Any) -> Any:
         """Tag a text and return a Picture of what each layer attended to in its first window."""
         from regard.viewer.picture import Picture
         from regard.viewer.text import candidate_steps, text_views
 
-        words = SPLITS[settings.words](given) if isinstance(given, str) else list(given)
-        if not words:
-            raise UsageError("there is nothing to look at in an empty text")
-        longest = settings.max_length or self.max_length
-        window, *rest = sentence_windows(self.encoder, words, longest)
+        words, (window, *rest) = self._looked_at(given, settings)
         with watch(self.model) as maps:
             (probs,) = self._forward([window])
         shown = self._tagged(words[: len(probs)], probs)

@@ -22,11 +22,13 @@ from regard.decode import search
 from regard.decode.options import Decoding, decode
 from regard.decode.search import Hypothesis
 from regard.errors import UsageError, lookup
+from regard.layers.layout import full_layout
 from regard.metrics.captions import caption_scores, compare_captions
 from regard.models import family, preset, serving, task_changes
 from regard.models.protocols import Model
 from regard.pretrained.tokenizer_folder import load_tokenizer
 from regard.tasks.frame.origin import Origin
+from regard.tasks.frame.question import Question, grid_keys
 from regard.tasks.frame.settings import resolve_train, size_of, with_parts
 from regard.tasks.frame.task import Data, Judged
 from regard.tasks.frame.tune import let_learn
@@ -384,6 +386,45 @@ class WriteCaptions(ImageTask[Caption]):
         with watch(self.model) as maps:
             logits = self.model(images, inputs)
         return maps, logits[0]
+
+    def question(self, given: Any, settings: Any, expected: Any = None) -> Question:
+        """Return an image with its caption and the log-probability of that."""
+        from regard.viewer.image import feature_grid, layouts
+        from regard.viewer.placement import token_name
+
+        pixels, _, _ = photo_of(self.format_for(settings), check_image(given))
+        images = self.format.normalise(pixels.to(self.device))
+        best = expected
+        if best is None and settings.caption is not None:
+            best = self.tokenizer.encode(tidy(str(settings.caption), self.lowercase))
+        elif best is None:
+            written = self.check({"beam": settings.beam, "n_best": settings.beam})
+            best = self.write(images, written)[0][0].ids
+        if not best or len(best) >= self.model.config.max_length:
+            raise UsageError(f"a caption of {len(best)} pieces; there is nothing to look at")
+        reads = torch.tensor([[self.tokenizer.bos, *best]], device=self.device)
+
+        @torch.inference_mode()
+        def logprobs(copies: int) -> Tensor:
+            inputs = reads.expand(copies, -1)
+            return self.model(images.expand(copies, -1, -1, -1), inputs).double().log_softmax(-1)
+
+        size = (images.shape[2], images.shape[3])
+        features = feature_grid(self.model.encoder, size)
+        crosses = [n for n, _ in self.model.named_modules() if n.endswith("cross")]
+        read = dict.fromkeys(crosses, full_layout(features, features))
+        grid, keys = grid_keys({**layouts(self.model, size), **read})
+        return Question(
+            answer=self.tokenizer.decode(best),
+            logprobs=logprobs,
+            chosen=[*best, self.tokenizer.eos],
+            names=self.tokenizer.pieces,
+            places=self.tokenizer.pieces(reads[0].tolist()),
+            tokens=[token_name(grid, cell) for cell in range(len(grid.names), len(grid))],
+            keys=keys,
+            expected=best,
+            grid=grid,
+        )
 
     def watched(self) -> Any:
         """Return the encoder, whose attention other views than words show."""

@@ -12,9 +12,16 @@ from regard.metrics.baselines import downsample
 from regard.settings import setting
 from regard.tasks.frame.answers import Classified
 from regard.tasks.frame.one_label import OneLabel
+from regard.tasks.frame.question import Question, grid_keys
 from regard.tasks.frame.settings import derived
 from regard.tasks.frame.task import Data
-from regard.tasks.vision.photos import ImageEvalSettings, ImageRunSettings, ImageTask
+from regard.tasks.vision.photos import (
+    ImageEvalSettings,
+    ImageRunSettings,
+    ImageTask,
+    check_image,
+    photo_of,
+)
 
 
 @dataclass(frozen=True)
@@ -83,6 +90,23 @@ class ImageLabeller(OneLabel, ImageTask[Classified]):
     def made_with(self, settings: Any) -> dict[str, Any]:
         """Return the size of images, and whether mirror images were used."""
         return {"size": self.format_for(settings).size, "mirror": settings.mirror}
+
+    def question(self, given: Any, settings: Any, expected: Any = None) -> Question:
+        """Return an image with its label and the log-probability of that."""
+        from regard.viewer.image import layouts
+        from regard.viewer.placement import token_name
+
+        pixels, _, _ = photo_of(self.format_for(settings), check_image(given))
+        images = self.format.normalise(pixels.to(self.device))
+        grid, keys = grid_keys(layouts(self.model, (images.shape[2], images.shape[3])))
+        cells = range(len(grid.names), len(grid))
+        return self.label_question(
+            lambda copies: self.model(images.expand(copies, -1, -1, -1)),
+            expected,
+            tokens=[token_name(grid, cell) for cell in cells],
+            keys=keys,
+            grid=grid,
+        )
 
     def describe(self, pixels: Tensor, settings: Any) -> dict[str, Any]:
         """Label an image for its picture."""

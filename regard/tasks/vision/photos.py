@@ -21,7 +21,7 @@ from regard.files import cache_folder
 from regard.metrics.baselines import Baselines
 from regard.models import family
 from regard.models.protocols import Model
-from regard.settings import fill, setting
+from regard.settings import fill_checked, setting
 from regard.tasks.frame.answers import Unread
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.settings import SHORT as TASK_SHORT
@@ -130,11 +130,7 @@ def format_of(folder: Path, model: Model, config: Mapping[str, Any]) -> ImageFor
     given = config.get("image")
     if not isinstance(given, dict):
         raise UsageError(f"{where}: 'image' is {given!r:.40}; expected size, channels, mean, std")
-    try:
-        format = fill(ImageFormat, given, where=where).check()
-    except UsageError as error:
-        text = str(error)
-        raise UsageError(text if text.startswith(where) else f"{where}: {text}") from None
+    format = fill_checked(ImageFormat, given, where)
     if format.size is None:
         raise UsageError(f"{where}: 'image' has no size")
     if format.channels != model.config.channels:

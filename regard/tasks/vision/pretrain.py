@@ -83,6 +83,8 @@ class Pretrain(ImageTask[Any]):
         "decoder_depth": "pretrainer.depth",
         "decoder_width": "pretrainer.block.width",
         "decoder_heads": "pretrainer.block.heads",
+        "latent": "pretrainer.latent",
+        "beta": "pretrainer.beta",
         "temperature": "pretrainer.temperature",
         "projection_width": "pretrainer.width",
         "meet_width": "pretrainer.width",  # its older name
@@ -112,7 +114,7 @@ class Pretrain(ImageTask[Any]):
         )
         augments(settings.augment)
         lookup("broken", settings.broken, BROKEN)
-        if settings.batch < 2 and by != "mae":
+        if settings.batch < 2 and by not in ("mae", "vae"):
             raise UsageError(f"batch={settings.batch}; there must be others to tell an image from")
         if settings.model.labels:
             raise UsageError("model.labels is for training with labels: regard train classify")
@@ -239,7 +241,7 @@ class Pretrain(ImageTask[Any]):
 
     @property
     def trained_by(self) -> str:
-        """Return what it was trained by: mae, simmim, simclr, clip, or nothing that is known."""
+        """Return what it was trained by: a name of PRETRAINERS, or nothing that is known."""
         if hasattr(self.model, "texts"):
             return "clip"
         given = self.config.get("pretraining")

@@ -1,4 +1,4 @@
-"""Pretraining by masks, views or captions: settings, batches, and retrieval between them."""
+"""Pretraining by masks, views, captions or rebuilding: settings, batches, and retrieval."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,9 +27,10 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "masked": {"augment": "flip+crop", "batch": 256},
     "contrastive": {"augment": "zoom+flip+jitter+grey", "batch": 256},
     "clip": {"augment": "flip+crop", "batch": 128},
+    "variational": {"augment": "none", "batch": 128},
 }
 # what any encoder can be trained by; others are named by the family
-ANY_ENCODER = {"contrastive": "simclr", "clip": "clip"}
+ANY_ENCODER = {"contrastive": "simclr", "clip": "clip", "variational": "vae"}
 # the text encoder of CLIP: depth, width and heads
 TEXT_SIZES = {"tiny": (2, 128, 2), "small": (3, 192, 3), "base": (4, 256, 4), "big": (6, 384, 6)}
 VALID = 7  # the stream of random numbers for validation
@@ -39,7 +40,7 @@ VALID = 7  # the stream of random numbers for validation
 class TrainPretrain(ImageTrainSettings):
     """What a training without labels can be told."""
 
-    objective: str = setting("masked", "masked, contrastive, or clip with captions")
+    objective: str = setting("masked", "masked, contrastive, variational, or clip with captions")
     least: float = setting(0.2, "least share of an image that a zoom keeps", above=0, max=1)
     pieces: int = setting(4000, "vocabulary size of the captions", min=300, max=99_999)
     pretrainer: MAEConfig = field(  # type: ignore[valid-type]
@@ -178,6 +179,16 @@ class ViewBatches(PretrainBatches):
         return self.view(pixels, rng), self.view(pixels, rng)
 
 
+class NoiseBatches(PretrainBatches):
+    """Noise by which the vector of each image is drawn (Kingma and Welling 2014)."""
+
+    def make(self, part: Images, picked: np.ndarray, rng: np.random.Generator) -> Any:
+        """Return images, and noise of variance 1."""
+        images = self.view(part.read(picked), rng)
+        shape = len(images), self.settings.pretrainer.latent
+        return images, torch.from_numpy(rng.standard_normal(shape, np.float32)).to(images.device)
+
+
 class CaptionBatches(PretrainBatches):
     """Each image with one of its captions (CLIP, Radford et al. 2021)."""
 
@@ -215,6 +226,7 @@ BATCHES: dict[str, type[PretrainBatches]] = {
     "simmim": MaskedBatches,
     "simclr": ViewBatches,
     "clip": CaptionBatches,
+    "vae": NoiseBatches,
 }
 
 

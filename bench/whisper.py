@@ -1,0 +1,251 @@
+"""Whisper on two cores: Regard against faster-whisper (CTranslate2), with the same windows.
+
+    python bench/whisper.py --model weights/tiny.en --python other/bin/python [--quick]
+
+`--model` is a folder in the Hugging Face layout (bench/whisper_weights.py makes one), and
+`--python` an interpreter with faster-whisper 1.2.1, which lives in an environment of its own; the
+model is converted for it by ctranslate2, once, beside the folder. Recordings are sentences of AN4
+(REGARD_DATA) joined to long ones. All are cut at the same pauses, and each window is written
+greedily, without timestamps: by Regard in batches, by faster-whisper with its batched pipeline, in
+int8 and in float32. Each does it in every layout of its threads and batches, of which the fastest
+counts. Both take turns; speeds are medians over the rounds. A ratio above 1 means that Regard is
+faster; how many words of the others' texts differ from ours is told, too.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve()
+
+
+# ---- faster-whisper, in its own environment
+
+
+def serve(folder: str, kind: str, threads: int, workers: int, batch: int) -> None:
+    """Transcribe what the other process asks for, and tell how long it took."""
+    import numpy as np
+    from faster_whisper import BatchedInferencePipeline, WhisperModel  # pyright: ignore
+
+    model = WhisperModel(
+        folder, device="cpu", compute_type=kind, cpu_threads=threads, num_workers=workers
+    )
+    pipeline = BatchedInferencePipeline(model=model)
+
+    def transcribe(sound: Any, cuts: list[dict[str, float]]) -> list[str]:
+        segments, _ = pipeline.transcribe(
+            sound,
+            language="en",
+            beam_size=1,
+            temperature=0.0,
+            without_timestamps=True,
+            condition_on_previous_text=False,
+            word_timestamps=False,
+            vad_filter=False,
+            clip_timestamps=cuts,
+            batch_size=batch,
+        )
+        return [segment.text for segment in segments]
+
+    print(json.dumps("ready"), flush=True)
+    with ThreadPoolExecutor(workers) as pool:
+        for line in sys.stdin:
+            asked = json.loads(line)
+            sounds = [np.load(path) for path in asked["sounds"]]
+            start = time.perf_counter()
+            texts = list(pool.map(transcribe, sounds, asked["cuts"]))
+            print(json.dumps([time.perf_counter() - start, texts]), flush=True)
+
+
+class Faster:
+    """A process of faster-whisper with one layout of threads, workers and batches."""
+
+    def __init__(
+        self, python: str, folder: Path, kind: str, threads: int, workers: int, batch: int
+    ):
+        words = [python, str(HERE), "--serve", str(folder), kind, str(threads), str(workers)]
+        quiet = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(
+            [*words, str(batch)], stdin=pipe, stdout=pipe, text=True, env=quiet
+        )
+        self._read()
+
+    def _read(self) -> Any:
+        assert self.process.stdout is not None
+        return json.loads(self.process.stdout.readline())
+
+    def __call__(self, asked: dict[str, Any]) -> tuple[float, list[list[str]]]:
+        """Return the seconds and the texts of the windows of each recording."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(asked) + "\n")
+        self.process.stdin.flush()
+        seconds, texts = self._read()
+        return seconds, texts
+
+    def end(self) -> None:
+        """Let the process end."""
+        self.process.communicate()
+
+
+# ---- ours
+
+
+def ours(folder: str, threads: int) -> Any:
+    """Return what transcribes recordings at given cuts by Regard, in a process of its own."""
+    import numpy as np
+
+    import regard
+
+    task: Any = regard.load(folder)
+    settings = task.check({"words": False, "fallback": False, "threads": threads})
+
+    def act(asked: dict[str, Any]) -> list[list[str]]:
+        sounds = [np.load(path) for path in asked["sounds"]]
+        rate = task.format.rate
+        with task.using(settings):
+            spans = [
+                (n, round(cut["start"] * rate), round(cut["end"] * rate))
+                for n, cuts in enumerate(asked["cuts"])
+                for cut in cuts
+            ]
+            windows = [task.utterance(sounds[n][start:end]) for n, start, end in spans]
+            found = task.decoder(windows, settings)
+        texts: list[list[str]] = [[] for _ in sounds]
+        for (n, _, _), some in zip(spans, found, strict=True):
+            texts[n].append(some[0].text)
+        return texts
+
+    return act
+
+
+def recordings(data: Path, home: Path, minutes: float) -> dict[str, Any]:
+    """Write long recordings joined from sentences of AN4, and where they are cut."""
+    import numpy as np
+
+    from regard.data.sound_files import read_sound
+    from regard.decode.segments import cut_at_pauses
+
+    rate, rng = 16_000, np.random.default_rng(1)
+    lines = (data / "an4" / "train.tsv").read_text().splitlines()
+    names = [lines[i].split("\t")[0] for i in rng.permutation(len(lines))]
+    asked: dict[str, Any] = {"sounds": [], "cuts": [], "seconds": 0.0}
+    for number in range(4):
+        parts, length = [], 0
+        while length < minutes * 60 / 4 * rate:
+            sound = read_sound(data / "an4" / names.pop(), rate)
+            parts += [sound, np.zeros(int(rng.uniform(0.2, 0.8) * rate), np.float32)]
+            length += len(parts[-1]) + len(parts[-2])
+        sound = np.concatenate(parts)
+        path = home / f"{number}.npy"
+        np.save(path, sound)
+        cuts = cut_at_pauses(sound, rate, 30.0)
+        asked["sounds"].append(str(path))
+        asked["cuts"].append([{"start": a / rate, "end": b / rate} for a, b in cuts])
+        asked["seconds"] += len(sound) / rate
+    return asked
+
+
+def words_apart(ours: list[list[str]], theirs: list[list[str]]) -> tuple[int, int, int]:
+    """Return windows with the same text, all windows, and the words that differ."""
+    import jiwer
+
+    pairs = [
+        (a.strip(), b.strip())
+        for one, other in zip(ours, theirs, strict=True)
+        for a, b in zip(one, other, strict=True)
+    ]
+    same = sum(a == b for a, b in pairs)
+    different = [(a or "-", b or "-") for a, b in pairs if a != b]
+    edits = 0
+    for a, b in different:
+        told = jiwer.process_words(a, b)
+        edits += told.substitutions + told.insertions + told.deletions
+    return same, len(pairs), edits
+
+
+def converted(folder: Path, kind: str) -> Path:
+    """Return the model as CTranslate2 has it, converted beside the folder if it is not yet."""
+    from ctranslate2.converters import TransformersConverter
+
+    out = folder.with_name(f"{folder.name}-ctranslate2-{kind}")
+    if not (out / "model.bin").exists():
+        files = ["tokenizer.json", "preprocessor_config.json"]
+        TransformersConverter(str(folder), copy_files=files).convert(
+            str(out), quantization=kind, force=True
+        )
+    return out
+
+
+def main() -> None:
+    """Measure, and print the ratios."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--model", type=Path, required=True, help="folder with tiny.en")
+    parser.add_argument("--python", required=True, help="interpreter that has faster-whisper")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--minutes", type=float, default=8.0, help="of sound")
+    parser.add_argument("--quick", action="store_true", help="under two minutes")
+    asked = parser.parse_args()
+    sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent)]
+    from apart import Peer, machine
+
+    if asked.quick:
+        asked.rounds, asked.minutes = 2, 3.0
+    print(machine())
+    cores = 2
+    data = Path(os.environ.get("REGARD_DATA", HERE.parents[2] / "shared" / "data"))
+    layouts = (
+        [(2, 1, 8), (2, 1, 16)] if asked.quick else [(2, 1, 4), (2, 1, 8), (2, 1, 16), (1, 2, 8)]
+    )
+    with tempfile.TemporaryDirectory() as home:
+        given = recordings(data, Path(home), asked.minutes)
+        count = sum(map(len, given["cuts"]))
+        print(f"{given['seconds']:.0f} s of sound in {count} windows of up to 30 s")
+        mine = Peer(ours, str(asked.model), cores, threads=cores)
+        theirs = {
+            (kind, layout): Faster(asked.python, converted(asked.model, kind), kind, *layout)
+            for kind in ("int8", "float32")
+            for layout in layouts
+        }
+        taken: dict[Any, list[float]] = {"regard": [], **{key: [] for key in theirs}}
+        texts: dict[Any, Any] = {}
+        for turn in range(asked.rounds + 1):  # the first one warms up
+            everybody: list[Any] = ["regard", *theirs]
+            for name in everybody if turn % 2 else reversed(everybody):
+                act = mine.act if name == "regard" else theirs[name]
+                seconds, texts[name] = act(given)
+                taken[name] += [seconds] if turn else []
+        mine.end()
+        for one in theirs.values():
+            one.end()
+    middle = {name: sorted(some)[len(some) // 2] for name, some in taken.items()}
+    print(
+        f"regard: {middle['regard']:.2f} s, {given['seconds'] / middle['regard']:.1f} x real time"
+    )
+    for kind in ("int8", "float32"):
+        for key in theirs:
+            if key[0] == kind:
+                threads, workers, batch = key[1]
+                same, windows, edits = words_apart(texts["regard"], texts[key])
+                print(
+                    f"faster-whisper {kind}, {threads} threads, {workers} workers, batch {batch}: "
+                    f"{middle[key]:.2f} s, {given['seconds'] / middle[key]:.1f} x real time; "
+                    f"{same} of {windows} windows have the same text, {edits} words differ"
+                )
+    for kind, name in (("int8", "int8"), ("float32", "fp32")):
+        best = min(middle[key] for key in theirs if key[0] == kind)
+        print(f"ratio whisper_vs_faster_{name} {best / middle['regard']:.3f}")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--serve"]:
+        serve(sys.argv[2], sys.argv[3], *map(int, sys.argv[4:7]))
+    else:
+        main()

@@ -1,0 +1,123 @@
+"""Sets of files that are images or sounds, in the format of a model, with their labels."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, Self, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.data.media import class_names
+from regard.data.parts import Dataset, PartReader, load_parts
+from regard.data.split import RowSplitter, Split
+from regard.errors import UsageError
+
+
+class MediaRows:
+    """Some of the files of a part, which have `items`, with the numbers of their labels."""
+
+    def __init__(self, files: Any, rows: np.ndarray, labels: Tensor):
+        """Take which of the files they are."""
+        self.files, self.rows, self.labels = files, rows, labels
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def where(self, i: int) -> str:
+        """Return the file of one, or its place in a file."""
+        return self.files.items[int(self.rows[i])].where
+
+    @property
+    def items(self) -> list[Any]:
+        """Return where each is, its label, its transcript if it has one, and its hash."""
+        return [self.files.items[row] for row in self.rows.tolist()]
+
+    @property
+    def hashes(self) -> list[str]:
+        """Return what tells each from all others."""
+        return [item.source for item in self.items]
+
+    @property
+    def sha(self) -> str:
+        """Return a hash of the files and their labels."""
+        raise NotImplementedError
+
+    def pick(self, indices: Any) -> Self:
+        """Return some of them."""
+        indices = np.asarray(indices, dtype=np.int64)
+        some = copy(self)
+        some.rows, some.labels = self.rows[indices], self.labels[torch.from_numpy(indices)]
+        return some
+
+
+R = TypeVar("R", bound=MediaRows)
+
+
+@dataclass
+class MediaSet(Dataset[R], Generic[R]):
+    """The files of each part, and the names of their labels."""
+
+    classes: list[str]
+
+    @property
+    def key(self) -> Any:
+        """Return what of the format makes other data of the same files."""
+        raise NotImplementedError
+
+    @property
+    def sha(self) -> str:
+        """Return a hash of what is trained and validated on, in its format."""
+        parts = [self.parts[name].sha for name in ("train", "valid") if name in self.parts]
+        held = json.dumps([parts, self.classes, self.key])
+        return hashlib.sha256(held.encode()).hexdigest()
+
+
+S = TypeVar("S", bound=MediaSet[Any])
+
+
+def load_media(
+    loaded: S,
+    data: str,
+    word: str,
+    readers: Mapping[str, Callable[[], Any]],
+    decode: Callable[[str, Any], Any],
+    *,
+    names: Sequence[str] | None,
+    need: Sequence[str],
+    shares: Mapping[str, float],
+    trained: Split | None,
+) -> S:
+    """Read the needed parts into a set; without one for validation, some are split off by hash.
+
+    `names` are those of labels that are numbers, or None where labels are known or of no concern.
+    """
+
+    def read(name: str) -> Any:
+        files = readers[name]()
+        notes = files.all_notes()
+        if not len(files):
+            why = f"; {notes[-1]}" if notes else ""
+            raise UsageError(f"{data}: no {word} in the {name} part{why}")
+        loaded.notes.extend(notes)
+        if names is not None and not loaded.classes:
+            loaded.classes = class_names({item.label for item in files.items}, names)
+        return decode(name, files)
+
+    return load_parts(
+        loaded,
+        {name: PartReader(data, partial(read, name)) for name in readers},
+        need=need,
+        shares=shares,
+        absent=lambda name: f"{data}: no {name} part; there is {', '.join(readers) or 'none'}",
+        where=data,
+        splitter=RowSplitter(
+            f"{word}s", items=lambda rows: rows.items, pick=lambda rows, some: rows.pick(some)
+        ),
+        unnamed=list(readers) == ["train"],
+        trained=trained,
+    )

@@ -1,0 +1,184 @@
+"""How well heads of cross-attention align words, by gold links that people have drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from regard.data.languages import language_of
+from regard.data.pairs import Pair
+from regard.data.sentences import WITHOUT_SPACES
+from regard.data.table import Table
+from regard.data.tokenizer import Tokenizer
+from regard.errors import UsageError
+from regard.metrics.alignment import Link, parse_links, score_links
+from regard.results import Named
+from regard.tasks.frame.task import Task
+from regard.training.progress import Progress
+
+MEAN = "mean"  # of all heads of a layer
+ALL = "all layers"
+MAX_WORDS = 500  # of a sentence with gold links
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """A pair of sentences in words, and the links between them."""
+
+    source: list[str]
+    target: list[str]
+    links: set[Link]
+
+
+@dataclass(frozen=True)
+class AlignedHead(Named):
+    """How well a head aligns: its error rate over all links, and of linked source words only."""
+
+    layer: str
+    head: int | str  # a number, or mean
+    shift: int  # 1 if its attention is read one step later
+    error_rate: float
+    error_rate_linked: float
+    precision: float
+    recall: float
+
+
+@dataclass(frozen=True)
+class Alignments(Named):
+    """The heads of cross-attention, the one that aligns best first."""
+
+    pairs: int
+    heads: list[AlignedHead]
+
+    def __str__(self) -> str:
+        lines = ["layer            head  shift  error rate  (linked words)  precision  recall"]
+        for one in self.heads:
+            lines.append(
+                f"{one.layer:<15}  {one.head!s:>4}  {one.shift:>5}  {one.error_rate:>10.3f}"
+                f"  {one.error_rate_linked:>14.3f}  {one.precision:>9.3f}  {one.recall:>6.3f}"
+            )
+        return "\n".join([*lines, f"over {self.pairs} pairs with gold links"])
+
+
+def read_links(path: str | Path, most: int = 10_000) -> list[Aligned]:
+    """Read pairs with gold links: source words, target words and links 0-0 1-2, by TABs."""
+    rows: list[Aligned] = []
+    for row in Table(str(path)):
+        if row.fault is not None:
+            raise UsageError(row.fault.message)
+        if row.value is None:
+            continue
+        where, cells = f"{path}:{row.number}", row.value
+        if not isinstance(cells, list) or len(cells) != 3:
+            raise UsageError(f"{where}: expected source, target and links, with TABs between them")
+        source, target = cells[0].split(), cells[1].split()
+        if not 0 < len(source) <= MAX_WORDS or not 0 < len(target) <= MAX_WORDS:
+            raise UsageError(f"{where}: a side of no words, or of more than {MAX_WORDS}; cut it")
+        rows.append(Aligned(source, target, parse_links(cells[2], len(source), len(target), where)))
+        if len(rows) == most:
+            break
+    if not rows:
+        raise UsageError(f"{path}: no pairs in it; expected source, target and links by TABs")
+    return rows
+
+
+def join_words(words: Sequence[str], language: str | None) -> str:
+    """Return words as a running text of their language."""
+    code = language_of(language) if language else None
+    return ("" if code in WITHOUT_SPACES else " ").join(words)
+
+
+def running_text(task: Task[Any, Any], pair: Aligned) -> Pair:
+    """Return a pair of sentences in words as the texts that a model of two languages reads."""
+    source, target = task.config.get("from"), task.config.get("to")
+    return Pair(join_words(pair.source, source), join_words(pair.target, target), "")
+
+
+def words_of(ids: Sequence[int], tokenizer: Tokenizer, words: Sequence[str]) -> list[int]:
+    """Return to which of the words each token of their text belongs, by its first letter."""
+    ends = np.cumsum([len(word) for word in words])
+    # how many letters there are before each token; those of a letter in bytes are not one yet
+    texts = (tokenizer.decode(ids[:n]) for n in range(len(ids) + 1))
+    *before, letters = (len("".join(text.split()).rstrip("\ufffd")) for text in texts)
+    if letters != ends[-1]:
+        raise UsageError(
+            f"tokens of {letters} letters for words of {ends[-1]}; the tokenizer changes the text, "
+            "so that its tokens cannot be laid over given words"
+        )
+    return np.searchsorted(ends, before, side="right").clip(max=len(words) - 1).tolist()
+
+
+def word_weights(
+    weights: np.ndarray, source: Sequence[int], target: Sequence[int], shape: tuple[int, int]
+) -> np.ndarray:
+    """Sum weights (..., target pieces, source pieces) to those of words (..., target, source)."""
+    rows, columns = (
+        np.eye(count)[list(of)] for count, of in zip(shape, (target, source), strict=True)
+    )
+    return np.einsum("...ts,ta,sb->...ab", weights, rows, columns)
+
+
+def head_links(
+    task: Task[Any, Any], pairs: Sequence[Aligned], *, quiet: bool = True
+) -> Iterator[dict[tuple[str, int | str, int], set[Link]]]:
+    """Yield for each pair the links by each head, and by their mean, at once and one step later.
+
+    A target word is linked to the source word to which its pieces give most weight: the weight of
+    the step that writes a piece or, one step later, of the step that reads it.
+    """
+    model: Any = task
+    if not getattr(getattr(model, "aligner", None), "heads", None):
+        raise UsageError(f"{task.name} has no cross-attention between texts; links= aligns words")
+    with Progress("links", len(pairs), quiet=quiet) as bar:
+        for pair in pairs:
+            text = running_text(task, pair)
+            ((source, target),) = model.encode_pairs([(text.source, text.target)], model.check({}))
+            of_source = words_of(source[:-1], model.source_tokenizer, pair.source)
+            of_target = words_of(target, model.target_tokenizer, pair.target)
+            shape = len(pair.target), len(pair.source)
+            maps, _ = model.maps(source, target)
+            found: dict[tuple[str, int | str, int], set[Link]] = {}
+            layers = {
+                name: maps[name].weights()[0, :, :, :-1].double().cpu().numpy()
+                for name in model.aligner.heads
+            }
+            layers[ALL] = np.concatenate(list(layers.values())).mean(0, keepdims=True)
+            for name, whole in layers.items():
+                for shift in (0, 1):
+                    part = whole[:, shift : shift + len(target)]
+                    mass = word_weights(part, of_source, of_target, shape)
+                    each = {} if name == ALL else dict(enumerate(mass))
+                    for head, one in {**each, MEAN: mass.mean(0)}.items():
+                        links = {(int(s), t) for t, s in enumerate(one.argmax(-1))}
+                        found[name, head, shift] = links
+            yield found
+            bar.update(1)
+
+
+def judge_heads(
+    task: Task[Any, Any], pairs: Sequence[Aligned], *, quiet: bool = True
+) -> Alignments:
+    """Judge every head of cross-attention by gold links, at once and one step later."""
+    found = list(head_links(task, pairs, quiet=quiet))
+    gold = [pair.links for pair in pairs]
+    heads = []
+    for name, head, shift in found[0]:
+        predicted = [links[name, head, shift] for links in found]
+        score = score_links(predicted, gold)
+        linked = score_links(predicted, gold, linked_only=True)
+        heads.append(
+            AlignedHead(
+                name,
+                head,
+                shift,
+                score.error_rate,
+                linked.error_rate,
+                score.precision,
+                score.recall,
+            )
+        )
+    return Alignments(len(pairs), sorted(heads, key=lambda one: one.error_rate))

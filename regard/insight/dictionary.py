@@ -1,0 +1,407 @@
+"""Sparse dictionaries of what flows at a place of a model, learnt from streamed activations.
+
+The batches are those of the model's own task, so every modality has them; batch n is a function of
+(seed, n), and so is chunk n of the stream. A run that is killed goes on from its last checkpoint
+and ends with the same bits.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from regard.attention.intervene import PLACES, change, record
+from regard.errors import UsageError, lookup
+from regard.files import make_folder, read_json, replacing, sha256, write_json
+from regard.insight.autoencoder import SPARSITIES, AutoencoderConfig, SparseAutoencoder, Trainer
+from regard.results import Named
+from regard.seeds import mix
+from regard.settings import fill, setting
+from regard.tasks.frame.origin import Origin
+from regard.tasks.frame.task import Task
+from regard.training.checkpoint import (
+    load_checkpoint,
+    newest_complete,
+    optimiser_names,
+    optimiser_tensors,
+    prune,
+    restore_optimiser,
+    save_checkpoint,
+    save_tensors,
+)
+from regard.training.progress import Progress
+
+CONFIG, WEIGHTS = "config.json", "dictionary.safetensors"
+FORMAT = 1
+MOST_ACTIVATIONS = 2**27  # numbers of a chunk, which bounds memory
+HELD_OUT = 0.05  # of the batches of an epoch, by which a dictionary is judged
+MOST_JUDGED = 16  # batches by which it is judged
+SAVE_EVERY = 300  # steps
+# settings of tasks that would change what a model reads, or how its loss is counted
+PLAIN: dict[str, Any] = {
+    "augment": "none",
+    "label_smoothing": 0.0,
+    "mixup": 0.0,
+    "cutmix": 0.0,
+    "erase": 0.0,
+}
+PLAIN_SOUND = {"speeds": "1", "time_masks": 0, "frequency_masks": 0, "time_warp": 0}
+
+
+@dataclass(frozen=True)
+class DictionarySettings:
+    """What a dictionary is learnt of, its shape, and how long it is trained.
+
+    Further keys are those by which the task of the model reads its data (from=, columns=, ...).
+    """
+
+    at: str | None = setting(None, "the place: blocks.3 (its output), blocks.3.ffn.in, ...")
+    data: str | None = setting(None, "data as for `regard train` with the model's task")
+    out: str | None = setting(None, "folder of the dictionary")
+    width: str = setting("8x", "features: a number, or so many times the width of the vectors")
+    k: float = setting(32.0, "features of a vector that are not zero", above=0, max=10_000)
+    sparsity: str = setting("matryoshka", "topk, batch_topk, matryoshka or l1")
+    steps: int = setting(2000, "steps of training", min=1, max=10**7)
+    batch: int = setting(1024, "vectors of a step", min=1, max=2**16)
+    lr: float = setting(3e-3, "learning rate", above=0, max=1)
+    buffer: int = setting(2**15, "vectors in memory, out of which batches are drawn", min=1)
+    dead_after: int = setting(200_000, "vectors without a feature after which it is revived", min=1)
+    seed: int = setting(1, "of weights and batches", min=0)
+    examples: int = setting(8, "top examples of each feature on the page", min=1, max=64)
+    shown: int = setting(40, "features on the page", min=1, max=2000)
+    steer: str | None = setting(None, "an input to answer while features are turned up and down")
+
+
+@dataclass(frozen=True)
+class Dictionary(Named):
+    """A dictionary that was learnt, and how good it is."""
+
+    folder: str
+    at: str
+    features: int
+    k: float
+    sparsity: str
+    steps: int
+    explained_variance: float
+    l0: float
+    dead: float  # share of features that fired for none of the vectors it was judged by
+    loss: float  # of the model, as it is
+    loss_reconstructed: float  # with the reconstruction in the place of what flows
+    loss_zero: float  # with zeros
+    loss_mean: float  # with the mean vector
+    loss_recovered: float  # 1: as good as the model itself, 0: as bad as with zeros
+    memory: int  # bytes that the run was bounded by, beside the model
+    page: str | None = None
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.folder}: {self.features:,} features at {self.at} ({self.sparsity}, "
+            f"{self.steps:,} steps)",
+            f"explained variance {self.explained_variance:.3f}, L0 {self.l0:.1f}, "
+            f"dead {self.dead:.1%}",
+            f"loss {self.loss:.4f}, with the reconstruction {self.loss_reconstructed:.4f}, with "
+            f"the mean {self.loss_mean:.4f}, with zeros {self.loss_zero:.4f}: "
+            f"{self.loss_recovered:.1%} recovered",
+            f"memory beside the model: at most {self.memory / 2**20:,.0f} MB",
+        ]
+        return "\n".join([*lines, *([f"wrote {self.page}"] if self.page else [])])
+
+
+def place_name(at: str) -> str:
+    """Return a place as `record` names it: the output, if only a module is named."""
+    last = at.rpartition(".")[2]
+    return at if last in PLACES else f"{at}.out"
+
+
+class Stream:
+    """What flows at a place of a model over the batches of its task."""
+
+    def __init__(self, task: Task[Any, Any], at: str, values: Mapping[str, Any], rows: int):
+        self.task, self.at, self.rows = task, place_name(at), rows
+        if self.at.rpartition(".")[2] in ("weights", "mask", "heads"):
+            raise UsageError(f"at={at}: a dictionary is learnt of vectors; name a module, or .in")
+        kind = type(task)
+        known = {each.name for each in fields(kind.Train)}
+        plain = {key: value for key, value in PLAIN.items() if key in known}
+        if "speeds" in kind.short:  # of sounds, whose augmentation has keys of its own
+            plain.pop("augment", None)
+            plain.update(PLAIN_SOUND)
+        window = getattr(task, "window", None)
+        if "context" in known and window:
+            plain["context"] = window
+        with torch.random.fork_rng():
+            origin = Origin.load(_folder(task))
+            self.settings = kind.resolve({**plain, **values, "init": str(origin.folder)}, origin)
+            self.data = kind.read(self.settings, origin)
+            self.batches = task.batches(self.data, self.settings)
+        epoch = max(2, math.floor(self.batches.epoch()))
+        self.held_out = max(1, min(MOST_JUDGED, round(epoch * HELD_OUT)))
+        self.trained = epoch - self.held_out  # batches to learn from, again and again
+        self.task.model.eval()
+
+    @torch.no_grad()
+    def read(self, n: int) -> tuple[Any, Tensor, Tensor]:
+        """Return batch n, what flows at the place (b, ..., width), and which of it is real."""
+        batch = self.batches[n]
+        with record(self.task.model, self.at) as acts:
+            self.task.loss(batch, self.settings)
+        x = acts[self.at]
+        if x.dim() < 2 or not x.is_floating_point():
+            raise UsageError(f"{self.at} is of shape {tuple(x.shape)}; expected vectors")
+        return batch, x, real_places(batch, x)
+
+    def vectors(self, n: int) -> Tensor:
+        """Return the vectors (rows, width) of batch n, without padding."""
+        _, x, real = self.read(n)
+        return x[real] if x.dim() > 2 else x
+
+    def chunk(self, n: int, seed: int, first: int) -> tuple[Tensor, int]:
+        """Return shuffled vectors from batch `first` on, and which batch comes next."""
+        parts, count = [], 0
+        while count < self.rows:
+            parts.append(self.vectors(first % self.trained))
+            count += len(parts[-1])
+            first += 1
+            if sum(part.numel() for part in parts) > MOST_ACTIVATIONS:
+                raise UsageError(
+                    f"buffer={self.rows:,} vectors of {parts[0].shape[1]:,} numbers are too many "
+                    f"for memory; at most {MOST_ACTIVATIONS // parts[0].shape[1]:,}"
+                )
+        whole = torch.cat(parts)
+        generator = torch.Generator().manual_seed(mix(seed, "chunk", n))
+        return whole[torch.randperm(len(whole), generator=generator)], first
+
+    def judged(self) -> Iterator[int]:
+        """Return the batches that nothing is learnt from."""
+        return iter(range(self.trained, self.trained + self.held_out))
+
+
+def _folder(task: Task[Any, Any]) -> Path:
+    """Return the folder of a loaded model."""
+    if Path(task.path).is_dir():
+        return Path(task.path)
+    from importlib import resources
+
+    shipped = Path(str(resources.files("regard"))) / "starters" / task.path
+    if not task.path or not shipped.is_dir():
+        raise UsageError("a dictionary is learnt of a model in a folder; load it by its path")
+    return shipped
+
+
+def real_places(batch: Any, x: Tensor) -> Tensor:
+    """Return which places (b, ...) of what flows are not padding, by the lengths of the batch."""
+    everything = torch.ones(x.shape[:-1], dtype=torch.bool)
+    if x.dim() != 3:
+        return everything
+    inner = [batch, *(getattr(batch, name, None) for name in ("texts", "source", "sources"))]
+    for part in inner:
+        lengths = getattr(part, "lengths", None)
+        if isinstance(lengths, Tensor) and lengths.shape == x.shape[:1]:
+            longest = max(1, int(lengths.max()))
+            kept = (lengths.double() * x.shape[1] / longest).ceil().clamp(max=x.shape[1])
+            return torch.arange(x.shape[1]) < kept.unsqueeze(1)
+    return everything
+
+
+def dictionary_of(
+    task: Task[Any, Any], given: Mapping[str, Any], *, quiet: bool = True
+) -> Dictionary:
+    """Learn a dictionary of a loaded model by settings as the user gave them."""
+    own = {each.name for each in fields(DictionarySettings)}
+    asked = fill(DictionarySettings, {key: v for key, v in given.items() if key in own})
+    more = {key: value for key, value in given.items() if key not in own}
+    if asked.at is None:
+        raise UsageError("at is missing; name a module of the model, such as at=blocks.2")
+    if asked.data is None:
+        raise UsageError(f"data is missing; add data=FILE or data=FOLDER with {task.holds}")
+    if asked.out is None:
+        raise UsageError("out is missing; add out=FOLDER for the dictionary")
+    lookup("sparsity", asked.sparsity, SPARSITIES)
+    stream = Stream(task, asked.at, {**more, "data": asked.data, "seed": asked.seed}, asked.buffer)
+    folder = Path(asked.out)
+    model = learn(stream, asked, folder, quiet=quiet)
+    judged = judge(stream, model)
+    report: dict[str, Any] = {
+        "folder": str(folder),
+        "at": stream.at,
+        "features": model.config.features,
+        "k": model.config.k,
+        "sparsity": asked.sparsity,
+        "steps": asked.steps,
+        **judged,
+        "memory": memory_of(model.config, asked),
+    }
+    from regard.insight.feature_page import write_page
+
+    page = write_page(folder / "features.html", stream, model, report, asked, quiet=quiet)
+    report["page"] = str(page)
+    write_json(folder / "report.json", report)
+    return Dictionary(**report)
+
+
+def memory_of(config: AutoencoderConfig, asked: DictionarySettings) -> int:
+    """Return the bytes that a run takes at most, beside the model and one batch of its own."""
+    weights = 2 * config.features * (config.width + 1)
+    step = asked.batch * (4 * config.features + 6 * config.width)
+    return 4 * (2 * (asked.buffer + 2**14) * config.width + 4 * weights + step)
+
+
+def features_of(asked: DictionarySettings, width: int) -> int:
+    """Return how many features are asked for: 4096, or 8x as many as a vector has numbers."""
+    text = asked.width.strip().lower()
+    times = text.endswith("x")
+    try:
+        number = float(text.removesuffix("x"))
+        count = round(number * width) if times else int(text)
+    except (ValueError, OverflowError):
+        raise UsageError(f"width={asked.width}; expected a number such as 4096, or 8x") from None
+    if not 1 <= count <= 10**7:
+        raise UsageError(f"width={asked.width} are {count:,} features; expected 1 to 10,000,000")
+    return count
+
+
+def learn(
+    stream: Stream, asked: DictionarySettings, folder: Path, *, quiet: bool = True
+) -> SparseAutoencoder:
+    """Train a dictionary in a folder, or go on where it stopped."""
+    first = stream.vectors(0)
+    config = AutoencoderConfig(
+        first.shape[1], features_of(asked, first.shape[1]), asked.k, asked.sparsity
+    )
+    about = {
+        "regard_dictionary": FORMAT,
+        "at": stream.at,
+        "model": sha256(_folder(stream.task) / "model.safetensors"),
+        "data": stream.data.sha,
+        "autoencoder": asdict(config),
+        **{name: getattr(asked, name) for name in ("steps", "batch", "lr", "buffer", "seed")},
+        "dead_after": asked.dead_after,
+    }
+    make_folder(folder)
+    if (folder / CONFIG).exists():
+        known = read_json(folder / CONFIG)
+        now = json.loads(json.dumps(about))
+        differs = [key for key in about if known.get(key) != now[key]]
+        if differs:
+            raise UsageError(
+                f"{folder}: has a dictionary of another {', '.join(differs)}; choose another out="
+            )
+    elif any(folder.iterdir()):
+        raise UsageError(f"{folder}: is there already and not empty; choose another out=")
+    write_json(folder / CONFIG, about)
+    model = SparseAutoencoder(config, seed=mix(asked.seed, "dictionary"))
+    if (folder / WEIGHTS).exists():
+        return load_dictionary(folder)
+    trainer = Trainer(model, asked.steps, asked.lr, asked.dead_after)
+    names = optimiser_names(trainer.optimiser, dict(model.named_parameters()))
+    step = chunk = batch = 0
+    last, _ = newest_complete(folder / "checkpoints")
+    if last is not None:
+        groups, counters = load_checkpoint(last)
+        model.load_state_dict(groups["model"])
+        restore_optimiser(trainer.optimiser, names, groups["optimiser"])
+        step, chunk, batch = (int(counters[name]) for name in ("step", "chunk", "batch"))
+    saved = step
+    with Progress("dictionary", asked.steps, quiet=quiet, done=step) as progress:
+        while step < asked.steps:
+            vectors, batch = stream.chunk(chunk, asked.seed, batch)
+            if chunk == 0:
+                model.fit_scale(vectors)
+            for start in range(0, len(vectors) - asked.batch + 1, asked.batch):
+                loss, _ = trainer.step(step, vectors[start : start + asked.batch])
+                step += 1
+                progress.update(1, loss=loss, tokens=asked.batch)
+                if step == asked.steps:
+                    break
+            if len(vectors) < asked.batch:
+                raise UsageError(f"batch={asked.batch} is more than buffer={asked.buffer}")
+            chunk += 1
+            if step - saved >= SAVE_EVERY and step < asked.steps:
+                tensors = {
+                    "model": model.state(),
+                    "optimiser": optimiser_tensors(trainer.optimiser, names),
+                }
+                counters = {"step": step, "chunk": chunk, "batch": batch}
+                save_checkpoint(folder / "checkpoints", step, tensors, counters)
+                prune(folder / "checkpoints", {f"step-{step}"})
+                saved = step
+    with replacing(folder / WEIGHTS) as temporary:
+        save_tensors(temporary, model.state())
+    prune(folder / "checkpoints", set())
+    return model
+
+
+def load_dictionary(folder: str | Path) -> SparseAutoencoder:
+    """Load a dictionary that was learnt into a folder."""
+    told = read_json(Path(folder) / CONFIG)
+    if told.get("regard_dictionary") != FORMAT or not isinstance(told.get("autoencoder"), dict):
+        raise UsageError(f"{folder}: no dictionary; learn one with: regard dictionary MODEL ...")
+    model = SparseAutoencoder(fill(AutoencoderConfig, told["autoencoder"], where=str(folder)))
+    path = Path(folder) / WEIGHTS
+    try:
+        model.load_state_dict(load_file(path))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise UsageError(f"{path}: {str(error)[:200]}") from None
+    return model
+
+
+@torch.no_grad()
+def judge(stream: Stream, model: SparseAutoencoder) -> dict[str, float]:
+    """Judge a dictionary by batches that it was not trained on."""
+    task, settings = stream.task, stream.settings
+    fired = torch.zeros(model.config.features, dtype=torch.bool)
+    rest = square = active = 0.0
+    plain, count, units = torch.zeros(model.config.width, dtype=torch.float64), 0, 0
+    losses = {"loss": 0.0, "loss_reconstructed": 0.0, "loss_zero": 0.0, "loss_mean": 0.0}
+    changes: dict[str, Callable[[Tensor], Tensor]] = {
+        "loss_reconstructed": model,
+        "loss_zero": torch.zeros_like,
+        "loss_mean": lambda x: model.mean.expand(x.shape),
+    }
+    for n in stream.judged():
+        batch, x, real = stream.read(n)
+        vectors = x[real] if x.dim() > 2 else x
+        z = model.encode(vectors)
+        fired |= (z > 0).any(0)
+        active += float((z > 0).sum())
+        rest += float((model.decode(z) - vectors).double().pow(2).sum())
+        square += float(vectors.double().pow(2).sum())
+        plain += vectors.double().sum(0)
+        count += len(vectors)
+        units += task.count(batch)[0]
+        losses["loss"] += float(task.loss(batch, settings))
+        for name, function in changes.items():
+            with change(task.model, {stream.at: function}):
+                losses[name] += float(task.loss(batch, settings))
+    losses = {name: total / max(1, units) for name, total in losses.items()}
+    spread = max(square - float(plain.pow(2).sum()) / count, 1e-12)
+    gap = losses["loss_zero"] - losses["loss"]
+    return {
+        "explained_variance": 1 - rest / spread,
+        "l0": active / count,
+        "dead": float((~fired).float().mean()),
+        **losses,
+        "loss_recovered": (losses["loss_zero"] - losses["loss_reconstructed"]) / (gap or 1e-12),
+    }
+
+
+@contextmanager
+def steer(
+    task: Task[Any, Any], dictionary: SparseAutoencoder, at: str, feature: int, strength: float
+) -> Iterator[None]:
+    """Add so much of a feature to everything that flows at a place, while the block runs."""
+    if not 0 <= feature < dictionary.config.features:
+        raise UsageError(
+            f"there is no feature {feature}; choose from 0 to {dictionary.config.features - 1}"
+        )
+    direction = strength * dictionary.direction(feature)
+    with change(task.model, {place_name(at): lambda x: x + direction.to(x.dtype)}):
+        yield

@@ -1,0 +1,213 @@
+"""A page with the top examples of the features of a dictionary, and the model steered by them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.errors import UsageError
+from regard.files import write_atomically
+from regard.insight.autoencoder import SparseAutoencoder
+from regard.training.progress import Progress
+from regard.viewer.html import image_data, text
+from regard.viewer.html import write_page as page_of
+from regard.viewer.panels import heat_map
+from regard.viewer.picture import show_token
+
+if TYPE_CHECKING:
+    from regard.insight.dictionary import DictionarySettings, Stream
+
+BATCHES = 24  # that examples are looked for in
+AROUND = 24  # tokens shown before and after the strongest
+STRENGTHS = (-2.0, -1.0, 0.0, 1.0, 2.0)  # of the strongest activation
+STEERED = 6  # features, since each is as many answers as there are strengths
+LETTERS = 80  # tokens of an answer that is written
+MOST_SIDE = 96  # pixels that a small image is enlarged to
+MOST_FRAMES = 160  # of a spectrogram
+
+
+@dataclass(frozen=True, eq=False)
+class Tops:
+    """The strongest activations of each feature (features, examples), and where they were."""
+
+    values: Tensor
+    batches: Tensor
+    places: Tensor  # in the flat places of a batch
+    often: Tensor  # share of vectors at which each feature fires
+
+
+@torch.no_grad()
+def find_tops(stream: "Stream", model: SparseAutoencoder, examples: int, quiet: bool) -> Tops:
+    """Look for the strongest activations of every feature; an example is named once a feature."""
+    shape = (model.config.features, examples)
+    values, where = torch.zeros(shape), torch.zeros((2, *shape), dtype=torch.int64)
+    fired, count = torch.zeros(shape[0]), 0
+    numbers = sorted({round(n) for n in np.linspace(0, stream.trained - 1, BATCHES)})
+    with Progress("examples", len(numbers), quiet=quiet) as progress:
+        for n in numbers:
+            _, x, real = stream.read(n)
+            z = model.encode(x).masked_fill(~real.unsqueeze(-1), 0.0)
+            fired += (z > 0).flatten(0, -2).float().sum(0)
+            count += int(real.sum())
+            rows = z.reshape(len(z), -1, shape[0])
+            best, inside = rows.max(1)  # of each example, its strongest place
+            place = inside + rows.shape[1] * torch.arange(len(rows)).unsqueeze(1)
+            both = torch.cat([values, best.T], 1)
+            values, order = both.topk(examples, dim=1)
+            batch = torch.full_like(best.T, n, dtype=torch.int64)
+            now = torch.stack([batch, place.T])
+            where = torch.cat([where, now], 2).gather(2, order.expand(2, -1, -1))
+            progress.update(1)
+    return Tops(values, where[0], where[1], fired / max(1, count))
+
+
+def choose(tops: Tops, shown: int) -> list[int]:
+    """Return features from the most to the least frequent, evenly, among those that fire."""
+    alive = (tops.values[:, 0] > 0).nonzero().squeeze(1)
+    order = alive[tops.often[alive].argsort(descending=True)]
+    if len(order) <= shown:
+        return order.tolist()
+    return order[torch.linspace(0, len(order) - 1, shown).round().long()].tolist()
+
+
+def tokens_of(task: Any, batch: Any, x: Tensor) -> tuple[Any, Tensor] | None:
+    """Return the tokenizer and the ids (b, l) of what flows at each place, if these are tokens."""
+    inner = [batch, *(getattr(batch, name, None) for name in ("texts", "source"))]
+    for part in inner:
+        for name in ("reads", "ids", "source", "target"):
+            ids = getattr(part, name, None)
+            if isinstance(ids, Tensor) and ids.shape == x.shape[:2] and not ids.is_floating_point():
+                own = "source_tokenizer" if name == "source" or part is not batch else "tokenizer"
+                tokenizer = getattr(task, own, None) or getattr(task, "tokenizer", None)
+                return (tokenizer, ids) if tokenizer is not None else None
+    return None
+
+
+def text_example(tokenizer: Any, ids: Tensor, strength: Tensor, peak: int) -> dict[str, Any]:
+    """Return tokens around the strongest, with their strengths as shares of it."""
+    first, last = max(0, peak - AROUND), min(len(ids), peak + AROUND + 1)
+    shares = strength[first:last] / strength[peak].clamp(min=1e-8)
+    words = [tokenizer.decode([i]) or show_token(f"<{i}>") for i in ids[first:last].tolist()]
+    words = [text(word.replace("\n", "⏎"))["text"] for word in words]
+    values = [round(float(share), 3) for share in shares.clamp(0, 1)]
+    return {"tokens": words, "values": values, "peak": peak - first}
+
+
+def image_example(image: np.ndarray, strength: np.ndarray) -> np.ndarray:
+    """Return an image (h, w, 3), enlarged, with a red veil where a feature (gh, gw) is strong."""
+    times = max(1, MOST_SIDE // max(image.shape[:2]))
+    large = image.repeat(times, 0).repeat(times, 1).astype(np.float64)
+    share = strength / max(float(strength.max()), 1e-8)
+    rows = (np.arange(large.shape[0]) * share.shape[0] // large.shape[0])[:, None]
+    columns = np.arange(large.shape[1]) * share.shape[1] // large.shape[1]
+    veil = 0.6 * share[rows, columns][..., None]
+    return np.rint(large * (1 - veil) + veil * np.array([228, 40, 90])).astype(np.uint8)
+
+
+def as_pixels(task: Any, image: Tensor) -> np.ndarray:
+    """Return a normalised image (c, h, w) as bytes (h, w, 3)."""
+    format = task.codec.format
+    mean, std = (torch.tensor(x).view(-1, 1, 1) for x in (format.mean, format.std))
+    plain = (image * std + mean).clamp(0, 1).expand(3, -1, -1)
+    return (255 * plain).round().byte().permute(1, 2, 0).numpy()
+
+
+def show(task: Any, batch: Any, x: Tensor, strength: Tensor, place: int) -> dict[str, Any] | None:
+    """Return an example as the page's script draws it; None if the input cannot be shown."""
+    each = strength[0].numel()
+    row, inside = place // each, place % each
+    found = tokens_of(task, batch, x) if x.dim() == 3 else None
+    if found is not None:
+        return text_example(found[0], found[1][row], strength[row], inside)
+    images = getattr(batch, "images", None)
+    if isinstance(images, Tensor) and hasattr(task.model, "grid"):
+        high, wide = task.model.grid(tuple(images.shape[2:]))
+        flat = strength[row].flatten()[-high * wide :]  # further tokens come first
+        if len(flat) == high * wide:
+            veiled = image_example(as_pixels(task, images[row]), flat.view(high, wide).numpy())
+            return {"image": image_data(veiled), "label": f"{float(strength[row].max()):.2f}"}
+    sound = getattr(batch, "sound", None)
+    if isinstance(sound, Tensor) and x.dim() == 3:
+        frames = round(inside * sound.shape[1] / x.shape[1])
+        first = max(0, min(frames - MOST_FRAMES // 2, sound.shape[1] - MOST_FRAMES))
+        shown = sound[row, first : first + MOST_FRAMES].T.flip(0)
+        pixels = heat_map((shown - shown.min()).numpy())
+        moments = (np.arange(first, first + pixels.shape[1]) * x.shape[1]) // sound.shape[1]
+        bar = strength[row][torch.from_numpy(moments.clip(max=x.shape[1] - 1))].numpy()[None]
+        return {
+            "image": image_data(image_example(pixels, bar)),
+            "label": f"{float(strength[row].max()):.2f}, frame {frames}",
+        }
+    return None
+
+
+def answers_of(
+    stream: "Stream", model: SparseAutoencoder, feature: int, top: float, given: str
+) -> dict[str, Any]:
+    """Return what the model answers to an input while a feature is turned down and up."""
+    from regard.insight.dictionary import steer
+
+    told: list[str] = []
+    short = {"max_length": LETTERS} if stream.task.streams else {}
+    for strength in STRENGTHS:
+        torch.manual_seed(0)
+        with steer(stream.task, model, stream.at, feature, strength * top):
+            told.append(str(stream.task.run(given, **short)))
+    return {"input": given[:200], "strengths": list(STRENGTHS), "answers": told}
+
+
+def write_page(
+    path: Path,
+    stream: "Stream",
+    model: SparseAutoencoder,
+    report: dict[str, Any],
+    asked: "DictionarySettings",
+    *,
+    quiet: bool = True,
+) -> Path:
+    """Write the page of some features, from frequent to rare, with their strongest examples."""
+    tops = find_tops(stream, model, asked.examples, quiet)
+    chosen = choose(tops, asked.shown)
+    if not chosen:
+        raise UsageError(f"{path}: no feature fires, so there is nothing to show; train for longer")
+    examples: dict[int, list[Any]] = {feature: [] for feature in chosen}
+    wanted: dict[int, list[tuple[int, int]]] = {}
+    for feature in chosen:
+        for rank in range(asked.examples):
+            if tops.values[feature, rank] > 0:
+                wanted.setdefault(int(tops.batches[feature, rank]), []).append((feature, rank))
+    for n, places in sorted(wanted.items()):
+        batch, x, real = stream.read(n)
+        z = model.encode(x).masked_fill(~real.unsqueeze(-1), 0.0)
+        for feature, rank in places:
+            place = int(tops.places[feature, rank])
+            shown = show(stream.task, batch, x, z[..., feature], place)
+            if shown is not None:
+                examples[feature].append((rank, shown))
+    steered = set(chosen[:: max(1, len(chosen) // STEERED)][:STEERED]) if asked.steer else set()
+    features = []
+    for feature in chosen:
+        top = float(tops.values[feature, 0])
+        often = float(tops.often[feature])
+        features.append(
+            {
+                "number": feature,
+                "about": f"fires at {often:.2%} of all places, at most {top:.2f}",
+                "examples": [one for _, one in sorted(examples[feature], key=lambda row: row[0])],
+                "steering": answers_of(stream, model, feature, top, asked.steer or "")
+                if feature in steered
+                else None,
+            }
+        )
+    about = [
+        f"{report['features']:,} features ({report['sparsity']}), {len(chosen)} of them from the "
+        f"most to the least frequent; explained variance {report['explained_variance']:.3f}, "
+        f"L0 {report['l0']:.1f}, dead {report['dead']:.1%}, loss recovered "
+        f"{report['loss_recovered']:.1%}."
+    ]
+    values = {"title": f"Features at {stream.at}", "about": about, "features": features}
+    write_atomically(path, page_of(str(values["title"]), values, "features.js"))
+    return path

@@ -1,0 +1,167 @@
+"""One word in several texts, layer by layer: how far its contextual vectors move apart."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from torch import Tensor
+from torch.nn import functional as F
+
+from regard.attention.intervene import record
+from regard.data.tokenizer import words_of_pieces
+from regard.errors import UsageError, nearest
+from regard.viewer.drawing import Drawing, Plot, draw_plots
+from regard.viewer.fonts import cut
+from regard.viewer.plot import DOT
+
+MOST_TEXTS, MOST_TOKENS, MOST_WORDS = 8, 512, 80
+LETTERS = " .,;:!?\"'()«»“”"  # that are no part of a word
+
+
+class Read(NamedTuple):
+    """The words of a text, their static vectors, and their vectors at each layer."""
+
+    text: str
+    words: list[str]
+    static: Tensor  # (words, width): rows of the embedding matrix
+    layers: list[Tensor]  # (words, width), before the first block and after each
+
+
+def read_words(task: Any, text: str) -> Read:
+    """Read a text and return the vectors of its words, each the mean of its pieces'."""
+    model: Any = getattr(task, "model", None)
+    tokenizer, embed = getattr(task, "tokenizer", None), getattr(model, "embed", None)
+    if tokenizer is None or not hasattr(model, "hidden") or not hasattr(embed, "tokens"):
+        raise UsageError(
+            "word= needs a model of texts with one stack of layers, such as bert or gpt; give one "
+            "of these, or leave word= out"
+        )
+    ids = tokenizer.encode(text)
+    before, _ = tokenizer.around("encoder")
+    framed = tokenizer.frame(ids)
+    limit = min(MOST_TOKENS, getattr(model.config, "max_length", MOST_TOKENS))
+    if len(framed) > limit:
+        raise UsageError(f"a text of {len(framed)} tokens; word= takes at most {limit}")
+    words, word_of = words_of_pieces(tokenizer.pieces(ids))
+    if not words:
+        raise UsageError("an empty text has no words; give texts that hold word=")
+    device = next(model.parameters()).device
+    row = torch.tensor([framed], device=device)
+    with torch.inference_mode(), record(model, "embed.out", "blocks.*.out") as acts:
+        model.hidden(row)
+        static = model.embed.tokens(row[0]).float().cpu()
+    found = [acts[name][0].float().cpu() for name in acts]
+    share = torch.zeros(len(words), len(framed))
+    share[torch.tensor(word_of), torch.arange(len(ids)) + len(before)] = 1.0
+    share = share / share.sum(1, keepdim=True)
+    return Read(text, words, share @ static, [share @ x for x in found])
+
+
+def place_of(word: str, read: Read) -> int:
+    """Return where a word stands in a text, the first time, or refuse it."""
+    plain = [one.strip(LETTERS).lower() for one in read.words]
+    wanted = word.strip(LETTERS).lower()
+    if wanted not in plain:
+        raise UsageError(
+            f"word={word}: not in '{cut(read.text, 30)}', which has {', '.join(plain[:20])}."
+            + nearest(wanted, plain)
+        )
+    return plain.index(wanted)
+
+
+def plane(vectors: Tensor) -> Tensor:
+    """Return vectors (n, width) as points (n, 2) in the plane of their two principal components.
+
+    The sign of an axis is that in which its largest coordinate is positive.
+    """
+    centred = vectors - vectors.mean(0)
+    rows = torch.linalg.svd(centred, full_matrices=False).Vh
+    points = F.pad(centred @ rows[:2].T, (0, max(0, 2 - len(rows))))
+    sign = points.gather(0, points.abs().argmax(0, keepdim=True)).sign()
+    return points * torch.where(sign == 0, 1.0, sign)
+
+
+def compare_word(task: Any, texts: Sequence[str], word: str) -> Drawing:
+    """Draw how a word's vectors in several texts differ layer by layer, and words in a plane."""
+    if not 2 <= len(texts) <= MOST_TEXTS or not all(isinstance(text, str) for text in texts):
+        raise UsageError(f"word={word} compares texts; give 2 to {MOST_TEXTS} of them that hold it")
+    reads = [read_words(task, text) for text in texts]
+    if sum(len(read.words) for read in reads) > MOST_WORDS:
+        raise UsageError(f"word= draws at most {MOST_WORDS} words; give shorter texts")
+    places = [place_of(word, read) for read in reads]
+    depth = len(reads[0].layers)
+    names = ["embedding", *(f"layer {n}" for n in range(1, depth))]
+    first, *rest = zip(reads, places, strict=True)
+    numbers: dict[str, dict[str, float]] = {}
+    for number, (read, place) in enumerate(rest, 2):
+        pairs = zip(first[0].layers, read.layers, strict=True)
+        same = [float(F.cosine_similarity(x[first[1]], y[place], dim=0)) for x, y in pairs]
+        numbers[f"{word} in text 1 and {number}"] = dict(zip(names, same, strict=True))
+    numbers["different words, mean"] = dict(
+        zip(names, [mean_cosine(reads, n) for n in range(depth)], strict=True)
+    )
+
+    def curves(axes: Axes) -> None:
+        for name, row in numbers.items():
+            dash = "--" if name.startswith("different") else "o-"
+            axes.plot(
+                range(depth), list(row.values()), dash, markersize=3, linewidth=1.3, label=name
+            )
+        axes.set_ylim(min(-0.05, *(min(row.values()) for row in numbers.values())), 1.05)
+        axes.set_xticks(range(depth), ["0", *(str(n) for n in range(1, depth))])
+        axes.legend(fontsize=6.5)
+
+    def points(vectors: list[Tensor], numbered: bool):
+        at = plane(torch.cat(vectors)).numpy()
+        labels = [
+            (one, n, i == places[n])
+            for n, read in enumerate(reads)
+            for i, one in enumerate(read.words)
+        ]
+
+        def paint(axes: Axes) -> None:
+            drawn: set[tuple[str, ...]] = set()
+            for place, ((x, y), (one, n, chosen)) in enumerate(zip(at, labels, strict=True)):
+                if not numbered and (one,) in drawn:
+                    continue
+                drawn.add((one,))
+                told = f"{one} ({n + 1})" if numbered else one
+                colour = "C3" if chosen else DOT
+                axes.plot(x, y, "o", color=colour, markersize=4)
+                axes.annotate(
+                    told,
+                    (x, y),
+                    xytext=(3, 3 if place % 2 else -9),  # so that neighbours can be read
+                    textcoords="offset points",
+                    fontsize=7,
+                    color=colour,
+                    parse_math=False,
+                )
+            axes.margins(0.18)
+
+        return paint
+
+    title = f"{word}, in {len(texts)} texts"
+    notes = tuple(f"{n}: {text}" for n, text in enumerate(texts, 1)) + (
+        "A static vector is a row of the embedding matrix, the same in every text; a contextual "
+        "one is what a layer makes of it. The plane is that of the two principal components.",
+    )
+    plots = [
+        Plot(curves, "cosine, layer by layer", "layer"),
+        Plot(points([read.static for read in reads], False), "static vectors"),
+        Plot(points([read.layers[-1] for read in reads], True), "contextual vectors, last layer"),
+    ]
+    sheet = draw_plots(title, [plots], notes=notes, size=(3.3, 3.0))
+    return Drawing(title, numbers, notes, sheet)
+
+
+def mean_cosine(reads: Sequence[Read], layer: int) -> float:
+    """Return the mean cosine of the vectors of different words, at a layer."""
+    vectors = F.normalize(torch.cat([read.layers[layer] for read in reads]), dim=-1)
+    words = [one.strip(LETTERS).lower() for read in reads for one in read.words]
+    differ = torch.from_numpy(np.array([[a != b for b in words] for a in words]))
+    if not differ.any():
+        return 1.0
+    return float((vectors @ vectors.T)[differ].mean())

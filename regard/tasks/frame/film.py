@@ -1,0 +1,52 @@
+"""Pictures of the same inputs while a model learns, for the page that plays them."""
+
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regard.data.lines import read_lines
+from regard.data.pairs import Pair
+from regard.errors import UsageError
+from regard.tasks.frame.inputs import cut_inputs, first_inputs, read_picture
+from regard.tasks.frame.task import Data, Task
+
+TOKENS = 32  # of a probe
+
+
+class Film:
+    """Keeps pictures of some inputs in the folder of a run, every so many steps."""
+
+    def __init__(self, task: Task[Any, Any], data: Data, settings: Any, folder: Path, steps: int):
+        from regard.viewer.movie import MAX_FRAMES, MAX_PROBES
+
+        self.task, self.folder = task, folder
+        asked = settings.watch_every
+        self.every = asked * -(-steps // (asked * MAX_FRAMES))
+        if settings.probes:
+            inputs = [as_input(line) for line in probes_in(settings.probes, MAX_PROBES)]
+        else:
+            inputs = first_inputs(data.parts, "valid", MAX_PROBES)
+        self.inputs = cut_inputs(task, inputs, TOKENS, MAX_PROBES)
+
+    @torch.inference_mode()
+    def __call__(self, step: int) -> None:
+        """Take the pictures of a step."""
+        from regard.viewer.movie import save_frame
+
+        save_frame(self.folder, step, [read_picture(self.task, one) for one in self.inputs])
+
+
+def probes_in(path: str, most: int) -> list[str]:
+    """Return the first lines of a file of inputs."""
+    lines = list(islice((line for _, line in read_lines(path) if line.strip()), most))
+    if not lines:
+        raise UsageError(f"probes={path}: no input in it; expected one a line")
+    return lines
+
+
+def as_input(line: str) -> Any:
+    """Return a line as an input: itself, or a source and its target with a TAB between them."""
+    source, tab, target = line.partition("\t")
+    return Pair(source, target.partition("\t")[0], "probes") if tab else line

@@ -1,0 +1,88 @@
+"""The first inputs of a part of a task's data, as its `picture` takes them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from regard.data.images import Images
+from regard.data.labelled import Sentence
+from regard.data.pairs import Pair
+from regard.data.photos import Photo
+from regard.data.scored import ScoredPair
+from regard.data.series import SeriesSet
+from regard.data.sounds import Sounds
+from regard.data.tokenizer import Tokenizer
+from regard.errors import UsageError
+
+LETTERS = 50  # of a token, at most, where a long text is cut into windows
+
+
+def first_inputs(parts: Any, part: str, count: int) -> list[Any]:
+    """Return the first so many inputs of what a task has read: texts, pairs, images, sounds."""
+    parts = parts[0] if isinstance(parts, tuple) else parts
+    parts = getattr(parts, "parts", parts)
+    if isinstance(parts, Mapping):
+        if part not in parts and len(parts) != 1:
+            raise UsageError(f"no part '{part}' in the data; there are {', '.join(parts)}")
+        parts = parts[part] if part in parts else next(iter(parts.values()))
+    if isinstance(parts, Images):
+        return [
+            image.permute(1, 2, 0).numpy() for image in parts.read(range(min(count, len(parts))))
+        ]
+    if isinstance(parts, SeriesSet):
+        return parts.items[:count]
+    if isinstance(parts, Sounds):
+        return [parts.read(i) for i in range(min(count, len(parts)))]
+    return [_input(each) for each in parts[:count]]
+
+
+def _input(example: Any) -> Any:
+    """Return what of an example is read: a text, words, a pair, an image."""
+    if isinstance(example, Sentence):
+        return list(example.words)
+    if isinstance(example, Photo):
+        return example.pixels.permute(1, 2, 0).numpy()
+    if isinstance(example, ScoredPair):
+        return example.texts[0]
+    return example if isinstance(example, str | Pair) else example.source
+
+
+def cut_inputs(task: Any, inputs: list[Any], length: int, count: int) -> list[Any]:
+    """Cut inputs of a task to so many tokens, and a long text into as many windows as are asked."""
+    tokenizer = getattr(task, "tokenizer", None)
+    if tokenizer is None:  # images, sounds, series
+        return inputs[:count]
+    if all(isinstance(given, str) for given in inputs):
+        length = min(length, getattr(task, "window", length))
+        return windows_of(inputs, tokenizer, length, count)
+
+    def cut(given: Any) -> Any:
+        if isinstance(given, list):  # words to be tagged
+            return given[:length]
+        if not isinstance(given, Pair):
+            return given
+        tokenizers = getattr(task, "source_tokenizer", tokenizer), tokenizer
+        both = zip(tokenizers, (given.source, given.target), strict=True)
+        source, target = (each.decode(each.encode(text)[:length]) for each, text in both)
+        return Pair(source, target, given.where)
+
+    return [cut(given) for given in inputs[:count]]
+
+
+def windows_of(texts: Sequence[str], tokenizer: Tokenizer, length: int, count: int) -> list[str]:
+    """Return the first tokens of each text, or if there are few texts more windows of each."""
+    each = max(1, -(-count // max(1, len(texts))))
+    cut = []
+    for text in texts[:count]:
+        ids = tokenizer.encode(text[: each * length * LETTERS])
+        starts = range(0, max(1, min(len(ids), each * length)), length)
+        cut += [tokenizer.decode(ids[at : at + length]) for at in starts]
+    return [text for text in cut if text.strip()][:count]
+
+
+def read_picture(task: Any, given: Any) -> Any:
+    """Return a picture of how a model reads an input, and given targets rather than its own."""
+    if isinstance(given, Pair):
+        if hasattr(task, "pair_picture"):
+            return task.pair_picture(given)
+        given = given.source
+    return task.picture(given, **({"forced": True} if task.name == "language" else {}))

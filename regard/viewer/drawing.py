@@ -1,0 +1,191 @@
+"""A figure of plots with its notes and the numbers behind it, as PNG or as a page."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from textwrap import wrap
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import AutoLocator
+
+from regard.errors import UsageError
+from regard.files import write_atomically
+from regard.results import Named
+from regard.viewer.html import digest
+from regard.viewer.panels import INK, MARGIN, NOTE, SOFT, TITLE, Sheet
+from regard.viewer.plot import plain
+
+# row -> column -> number
+Numbers = Mapping[str, Mapping[str, float]]
+
+# inches: before a plot for its ticks and label, above it for its title, under it
+LEFT, ABOVE, UNDER = 0.62, 0.3, 0.45
+LETTERS_PER_INCH, MOST_LETTERS = 16.0, 115  # of a line of a note
+
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+<main class="figure">
+<h1 class="hidden">{title}</h1>
+{body}
+</main>
+</body>
+</html>
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class Plot:
+    """One plot of a figure: what paints its axes, its title and labels; `bare` has no ticks."""
+
+    paint: Callable[[Axes], None]
+    title: str = ""
+    x: str = ""
+    y: str = ""
+    bare: bool = False
+
+    def draw(self, axes: Axes, sheet: Sheet) -> None:
+        """Draw it on axes."""
+        if self.bare:
+            axes.set_frame_on(False)
+        else:
+            for axis in (axes.xaxis, axes.yaxis):
+                axis.set_major_locator(AutoLocator())
+            plain(axes)
+        self.paint(axes)
+        axes.minorticks_off()
+        if axes.images:
+            axes.grid(False)
+        axes.set_title(sheet.spell(self.title), loc="left", pad=4, **sheet.style(8.5))
+        axes.set_xlabel(sheet.spell(self.x), labelpad=2, **sheet.style(8, SOFT))
+        axes.set_ylabel(sheet.spell(self.y), labelpad=2, **sheet.style(8, SOFT))
+        if (legend := axes.get_legend()) is not None:
+            legend.set_frame_on(False)
+
+
+def draw_plots(
+    title: str,
+    rows: Sequence[Sequence[Plot]],
+    *,
+    notes: Sequence[str] = (),
+    size: tuple[float, float] = (3.0, 2.1),
+    widths: Sequence[float] | None = None,
+    bare: bool = False,
+) -> Sheet:
+    """Draw rows of plots of one size (width, height) in inches under a title and notes.
+
+    `widths` are those of the columns where they differ; in a figure of `bare` plots there is no
+    room for ticks and labels.
+    """
+    count = max(map(len, rows))
+    widths = widths or [size[0]] * count
+    left, under = (0.12, 0.05) if bare else (LEFT, UNDER)
+    width = 2 * MARGIN + sum(widths) + left * count
+    letters = min(MOST_LETTERS, int(width * LETTERS_PER_INCH))
+    lines = [line for note in notes for line in wrap(note, letters)]
+    high = ABOVE + size[1] + under
+    height = TITLE + NOTE * len(lines) + high * len(rows) + MARGIN
+    texts = [title, *lines, *(t for row in rows for p in row for t in (p.title, p.x, p.y) if t)]
+    sheet = Sheet(width, height, texts)
+    sheet.write(title, MARGIN, 0.32, 11, INK, width - 2 * MARGIN)
+    for number, line in enumerate(lines):
+        sheet.write(line, MARGIN, 0.54 + NOTE * number, 8, SOFT)
+    for number, row in enumerate(rows):
+        down, across = TITLE + NOTE * len(lines) + high * number + ABOVE, MARGIN
+        for plot, wide in zip(row, widths, strict=False):
+            axes = sheet.axes(across + left, down, wide, size[1], xticks=[], yticks=[])
+            plot.draw(axes, sheet)
+            across += left + wide
+    return sheet
+
+
+@dataclass(frozen=True, eq=False)
+class Drawing(Named):
+    """A figure, what is to be said of it, and the numbers behind it."""
+
+    title: str
+    numbers: Numbers
+    notes: Sequence[str] = ()
+    sheet: Sheet = field(default=None, repr=False)  # type: ignore[assignment]
+    path: str | None = None  # where it was written
+
+    def save(self, path: str | Path) -> Path:
+        """Write it to a file as its suffix says: .html or .png."""
+        path = Path(path)
+        suffix = path.suffix.lower()
+        if suffix in (".html", ".htm"):
+            write_atomically(path, self.html())
+        elif suffix == ".png":
+            write_atomically(path, self.sheet.png())
+        else:
+            raise UsageError(f"{path}: unknown kind of file; end it in .html or .png")
+        return path
+
+    def html(self) -> str:
+        """Return it as one page that loads nothing and runs nothing."""
+        style = files("regard.viewer").joinpath("page.css").read_text("utf-8")
+        image = base64.b64encode(self.sheet.png()).decode()
+        # the picture says these to all who see it
+        body = [f'<p class="hidden">{escape(note)}</p>' for note in self.notes]
+        body += [f'<img alt="{escape(self.title)}" src="data:image/png;base64,{image}">']
+        body += [_table(table_of(self.numbers))]
+        policy = f"default-src 'none'; img-src data:; style-src {digest(style)}; base-uri 'none'"
+        page = {"policy": policy, "title": escape(self.title), "style": style}
+        return PAGE.format(**page, body="\n".join(body))
+
+    def _repr_html_(self) -> str:
+        return (
+            f'<iframe srcdoc="{escape(self.html())}" sandbox="" title="{escape(self.title)}" '
+            'style="width:100%;height:760px;border:0"></iframe>'
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        told = {"title": self.title, "notes": list(self.notes), "numbers": self.numbers}
+        return told if self.path is None else {**told, "path": self.path}
+
+    def __str__(self) -> str:
+        rows = table_of(self.numbers)
+        wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        first, *rest = zip(*rows, strict=True)
+        columns = [[f"{cell:<{wide[0]}}" for cell in first]]
+        columns += [[f"{cell:>{w}}" for cell in c] for c, w in zip(rest, wide[1:], strict=True)]
+        lines = ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
+        end = "give out= a .png or .html to see it" if self.path is None else f"wrote {self.path}"
+        return "\n".join([self.title, *lines, end])
+
+
+def table_of(numbers: Numbers) -> list[list[str]]:
+    """Return numbers as rows of cells, the head first."""
+    columns = list(dict.fromkeys(name for row in numbers.values() for name in row))
+    head = ["", *columns]
+    return [
+        head,
+        *(
+            [name, *(f"{row[c]:.4g}" if c in row else "" for c in columns)]
+            for name, row in numbers.items()
+        ),
+    ]
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    """Write rows of cells as an HTML table."""
+    head, *rest = ([escape(cell) for cell in row] for row in rows)
+    lines = ["<tr>" + "".join(f"<th>{cell}</th>" for cell in head) + "</tr>"]
+    for first, *cells in rest:
+        lines.append(f"<tr><th>{first}</th>" + "".join(f"<td>{c}</td>" for c in cells) + "</tr>")
+    return '<table class="numbers">' + "".join(lines) + "</table>"

@@ -1,0 +1,190 @@
+"""Sparse dictionaries: the parts, planted features, resuming to the bit, steering, the page."""
+
+import json
+import re
+
+import pytest
+import torch
+
+import regard
+from regard.cli import main
+from regard.errors import UsageError
+from regard.insight import dictionary as module
+from regard.insight.autoencoder import (
+    SPARSITIES,
+    AutoencoderConfig,
+    SparseAutoencoder,
+    Trainer,
+)
+from regard.insight.dictionary import load_dictionary, steer
+from regard.insight.planted import Planted, PlantedConfig, judge_features
+
+SMALL = PlantedConfig(features=24, width=16, most=0.2, least=0.02, roots=2, branching=2, depth=2)
+TEXT = "To be, or not to be, that is the question. " * 40
+
+
+def learned(sparsity: str, planted: Planted, steps: int = 250, features: int = 24):
+    model = SparseAutoencoder(AutoencoderConfig(16, features, 2.0, sparsity))
+    data = [planted.sample(n, 256)[0] for n in range(20)]
+    model.fit_scale(data[0])
+    trainer = Trainer(model, steps, 0.01, dead_after=5000)
+    for step in range(steps):
+        trainer.step(step, data[step % 20])
+    return model
+
+
+@pytest.mark.parametrize("sparsity", SPARSITIES)
+def test_a_dictionary_finds_planted_features(sparsity):
+    planted = Planted(SMALL)
+    found = judge_features(learned(sparsity, planted), planted, batches=2)
+    untrained = SparseAutoencoder(AutoencoderConfig(16, 24, 2.0, sparsity))
+    untrained.fit_scale(planted.sample(0, 1000)[0])
+    before = judge_features(untrained, planted, batches=2)
+    assert found.f1 > before.f1 and found.explained > 0.3 and found.dead <= 0.1
+    if sparsity != "l1":  # whose weight has not yet settled after so few steps
+        assert found.mcc > before.mcc + 0.1
+        assert found.l0 == pytest.approx(2.0, rel=0.35)
+
+
+def test_the_truth_itself_is_found():
+    planted = Planted(SMALL)
+
+    class Truth:
+        decoder = planted.directions
+
+        def encode(self, x):
+            return self.z
+
+        def decode(self, z):
+            return z @ self.decoder
+
+    truth, plain = Truth(), planted.sample
+
+    def sample(n, count):
+        x, truth.z = plain(n, count)
+        return x, truth.z
+
+    planted.sample = sample  # ty: ignore
+    found = judge_features(truth, planted, batches=1)  # pyright: ignore[reportArgumentType]
+    assert (found.f1, found.mcc) == pytest.approx((1, 1), abs=1e-4)
+    assert found.explained == pytest.approx(1, abs=1e-4)
+
+
+def test_planted_features_are_what_they_are_said_to_be():
+    planted = Planted(SMALL)
+    x, z = planted.sample(3, 20_000)
+    assert torch.equal(x, planted.sample(3, 20_000)[0])
+    assert torch.allclose(x, z @ planted.directions)
+    child = planted.levels[0][0]
+    parent = planted.parents[child]
+    fires = z > 0
+    assert not (fires[:, child] & ~fires[:, parent]).any()  # never without its parent
+    siblings = planted.families[0][0]
+    assert (fires[:, siblings].sum(1) <= 1).all()  # and never with a sibling
+    assert float(fires[:, 0].float().mean()) == pytest.approx(0.2, abs=0.02)
+
+
+def test_topk_keeps_k_and_batch_topk_k_on_average():
+    x = torch.randn(64, 16)
+    for name, exactly in (("topk", True), ("batch_topk", False)):
+        model = SparseAutoencoder(AutoencoderConfig(16, 32, 4, name))
+        _, kept = model.loss(x, dead_after=10**9)
+        assert int(kept.sum()) == 64 * 4
+        assert bool((kept.sum(1) == 4).all()) is exactly
+
+
+def test_every_prefix_of_a_matryoshka_reconstructs_alone():
+    model = learned("matryoshka", Planted(SMALL))
+    plain = learned("batch_topk", Planted(SMALL))
+    x = Planted(SMALL).sample(99, 2000)[0]
+
+    def error(one, first):
+        z = one.encode(x)
+        z[:, first:] = 0
+        return float((one.decode(z) - x).pow(2).mean())
+
+    assert error(model, 12) < error(plain, 12)  # half of the features
+    assert list(model.prefixes()) == [3, 12, 24]
+
+
+def test_dead_features_are_revived():
+    planted = Planted(SMALL)
+    model = SparseAutoencoder(AutoencoderConfig(16, 24, 2.0, "batch_topk"))
+    data = [planted.sample(n, 256)[0] for n in range(20)]
+    model.fit_scale(data[0])
+    with torch.no_grad():
+        model.encoder_bias[:8] = -5  # they can never fire
+    trainer = Trainer(model, 200, 0.05, dead_after=1000)
+    for step in range(200):
+        trainer.step(step, data[step % 20])
+    assert int((model.silent > 1000).sum()) <= 4
+
+
+@pytest.fixture(scope="module")
+def play(tmp_path_factory):
+    place = tmp_path_factory.mktemp("play") / "play.txt"
+    place.write_text(TEXT)
+    return place
+
+
+SETTINGS = {"at": "blocks.0", "width": "48", "k": 4, "batch": 32, "buffer": 200, "shown": 3}
+
+
+def test_a_killed_run_goes_on_to_the_same_bits(play, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "SAVE_EVERY", 5)
+    given = {**SETTINGS, "data": play, "steps": 18, "examples": 2, "batch_tokens": 128}
+    whole = regard.dictionary("shakespeare", out=tmp_path / "whole", **given)
+    taught = Trainer.step
+
+    def killed(self, step, x):
+        if step == 13:
+            raise KeyboardInterrupt
+        return taught(self, step, x)
+
+    monkeypatch.setattr(Trainer, "step", killed)
+    with pytest.raises(KeyboardInterrupt):
+        regard.dictionary("shakespeare", out=tmp_path / "killed", **given)
+    monkeypatch.setattr(Trainer, "step", taught)
+    assert list((tmp_path / "killed" / "checkpoints").glob("step-*"))
+    again = regard.dictionary("shakespeare", out=tmp_path / "killed", **given)
+    paths = [tmp_path / name / "dictionary.safetensors" for name in ("whole", "killed")]
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    assert again["explained_variance"] == whole["explained_variance"]
+    assert whole["l0"] > 0 and whole["loss_zero"] > whole["loss"]
+    with pytest.raises(UsageError, match="a dictionary of another steps"):
+        regard.dictionary("shakespeare", out=tmp_path / "whole", **{**given, "steps": 19})
+
+    page = (tmp_path / "whole" / "features.html").read_text()
+    data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])
+    assert len(data["features"]) == 3
+    example = data["features"][0]["examples"][0]
+    assert example["values"][example["peak"]] == 1.0
+    assert "".join(example["tokens"]).strip() in TEXT.replace("\n", "")
+
+    model = regard.load("shakespeare")
+    learned = load_dictionary(tmp_path / "whole")
+    text = model.run("To be", temperature=0, max_length=8)
+    with steer(model, learned, "blocks.0", 0, 0.0):
+        assert str(model.run("To be", temperature=0, max_length=8)) == str(text)
+    with steer(model, learned, "blocks.0", 0, 500.0):
+        assert str(model.run("To be", temperature=0, max_length=8)) != str(text)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "at is missing"),
+        (["at=blocks.0"], "data is missing"),
+        (["at=block.0", "data={play}", "out={out}"], "Did you mean 'blocks.0'?"),
+        (["at=blocks.0.attention.weights", "data={play}", "out={out}"], "learnt of vectors"),
+        (["at=blocks.0", "data={play}", "out={out}", "sparsity=top"], "Did you mean 'topk'?"),
+        (["at=blocks.0", "data={play}", "out={out}", "width=many"], "expected a number such as"),
+        (["at=blocks.0", "data={play}", "out={out}", "width=0.1x"], "k=32 of 13 features"),
+        (["at=blocks.0", "data={play}", "out={out}", "stepps=3"], "unknown key 'stepps'"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(words, message, play, tmp_path, capsys):
+    words = [word.format(play=play, out=tmp_path / "out") for word in words]
+    assert main(["dictionary", "shakespeare", *words]) == 2
+    told = capsys.readouterr().err
+    assert message in told and told.count("\n") == 1

@@ -1,0 +1,154 @@
+"""The pictures of the lectures: each name draws itself, and the numbers behind it are right."""
+
+import io
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import regard
+from regard.cli import main
+from regard.costs.claims import softmax_gradient
+from regard.filters.diffusion import matching_sigma
+from regard.insight.show import SHOWS
+from regard.insight.show.counter import count, periods_of_bits, periods_of_sinusoids
+from regard.insight.show.diffusion import ParticleSettings, solve_heat, walk
+from regard.insight.show.receptive_fields import ReceptiveFieldSettings, fields, reach
+
+FEW = {"particles": {"particles": 2000}}  # what makes a picture fast
+
+
+@pytest.mark.parametrize("name", SHOWS)
+def test_every_name_is_a_picture_and_a_page(name, tmp_path):
+    drawing = regard.show(name, out=tmp_path / "shown.png", **FEW.get(name, {}))
+    image = Image.open(tmp_path / "shown.png")
+    assert min(image.size) > 200
+    assert len(set(np.asarray(image.convert("L")).ravel().tolist())) > 20  # not blank
+    page = drawing.html()
+    assert "<script" not in page and "data:image/png;base64," in page
+    assert all(str(row) in page for row in list(drawing.numbers)[:1])
+    assert all(math.isfinite(n) for row in drawing.numbers.values() for n in row.values())
+    drawing.save(tmp_path / "shown.html")
+    assert (tmp_path / "shown.html").read_text() == page
+    json.dumps(drawing.to_dict())
+
+
+def test_command_lists_draws_and_refuses(tmp_path, capsys):
+    assert main(["show"]) == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in SHOWS)
+    assert main(["show", "temperature", f"out={tmp_path / 'soft.html'}", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["path"].endswith("soft.html") and told["numbers"]["T = 1"]["score 2"] > 0.4
+    for words, wrong in (
+        (["temprature"], "Did you mean 'temperature'?"),
+        (["scaling", "key=5"], "keys"),
+        (["scaling", "out=soft.pdf"], ".png or .html"),
+        (["temperature", "temperatures=0,1"], "above 0"),
+        (["embedding", "text="], "words"),
+        (["filters", "model=shakespeare"], "does not read images"),
+        (["perona_malik", "steps=0"], "1 to 5000"),
+    ):
+        assert main(["show", *words]) == 2
+        assert wrong in capsys.readouterr().err
+    assert main(["show", "scaling", "--help"]) == 0
+    assert "keys that a query attends to" in capsys.readouterr().out
+
+
+def test_field_of_k_convolutions_is_2k_plus_1_and_of_full_attention_all():
+    found = fields(ReceptiveFieldSettings(side=15, depth=4, windows=5))
+    reached = {name: [reach(one) for one in layers] for name, layers in found.items()}
+    assert reached["convolution"] == [3, 5, 7, 9]
+    assert reached["local attention"] == [3, 5, 7, 9]
+    assert reached["windows, shifted"] == [5, 10, 15, 15]  # by hand: a window, two, all three
+    assert reached["full attention"] == [15, 15, 15, 15]
+    wider = fields(ReceptiveFieldSettings(side=15, depth=2, window=5, windows=5))
+    assert [reach(one) for one in wider["convolution"]] == [5, 9]
+    # a convolution's field is a square without holes
+    assert int((found["convolution"][3] != 0).sum()) == 81
+
+
+def test_counter_doubles_and_sinusoids_grow_by_one_factor():
+    digits = count(4)
+    assert [int("".join(map(str, row)), 2) for row in digits.flip(1).tolist()] == list(range(16))
+    assert periods_of_bits(digits) == [2, 4, 8, 16]
+    numbers = regard.show("counter", width=16, base=100.0).numbers["period of pair"]
+    expected = [2 * math.pi * 100 ** (2 * n / 16) for n in range(5)]
+    assert list(numbers.values()) == pytest.approx(expected)
+    vectors = torch.stack([torch.tensor([0.0, 1.0]), torch.tensor([1.0, 0.0])])
+    assert periods_of_sinusoids(vectors) == pytest.approx([4.0])  # a quarter turn a position
+
+
+def test_one_hot_product_is_the_row_and_rows_learn_as_often_as_they_occur():
+    numbers = regard.show("embedding", text="a b a c a", width=3).numbers
+    assert set(numbers["largest difference"].values()) == {0.0}
+    assert numbers["occurrences"] == {"a": 3.0, "b": 1.0, "c": 1.0}
+    assert numbers["gradient of the row"] == numbers["occurrences"]
+
+
+def test_temperature_goes_from_the_largest_to_even():
+    numbers = regard.show("temperature", scores=(3, 1, 0), temperatures=(0.01, 1, 1000)).numbers
+    cold, plain, hot = (list(row.values()) for row in numbers.values())
+    assert cold[:3] == pytest.approx([1, 0, 0], abs=1e-12) and cold[3] == pytest.approx(0, abs=1e-9)
+    assert plain[:3] == pytest.approx(torch.tensor([3.0, 1, 0]).softmax(0).tolist(), rel=1e-6)
+    assert hot[:3] == pytest.approx([1 / 3] * 3, abs=1e-3) and hot[3] == pytest.approx(math.log2(3))
+
+
+def test_gradient_of_softmax_vanishes_unscaled_and_not_scaled():
+    scores = torch.randn(7, dtype=torch.float64)
+    exact = torch.autograd.functional.jacobian(lambda x: x.softmax(-1), scores)
+    assert torch.allclose(softmax_gradient(scores.softmax(-1)), torch.linalg.matrix_norm(exact))
+    numbers = regard.show("scaling").numbers
+    small, large = numbers["d_k = 4"], numbers["d_k = 1024"]
+    assert large["variance of q k"] == pytest.approx(1024, rel=0.1)
+    assert large["median gradient"] < 0.05 * large["median gradient, scaled"]
+    assert large["gradient"] < 0.5 * small["gradient"]
+    scaled = [row["median gradient, scaled"] for row in numbers.values()][2:]
+    assert max(scaled) < 1.25 * min(scaled)  # whatever the width
+    assert large["largest weight"] > 0.9 > 0.3 > large["largest, scaled"]
+
+
+def test_particles_are_spread_as_heat_and_the_slides_as_c_squared():
+    numbers = regard.show("particles", c=0.3, time=2.0, particles=100_000).numbers
+    spread = numbers["variance at the end"]
+    assert spread["particles, sqrt(2c) dW"] == pytest.approx(2 * 0.3 * 2, rel=0.02)
+    assert spread["particles, c dW"] == pytest.approx(0.3**2 * 2, rel=0.02)
+    apart = numbers["total variation distance from the heat equation"]
+    assert apart["particles, sqrt(2c) dW"] < 0.015 < 0.3 < apart["particles, c dW"]
+    assert apart["Gaussian"] < 1e-3
+    agree = regard.show("particles", c=2.0, particles=5000).numbers["variance at the end"]
+    assert agree["particles, c dW"] == pytest.approx(agree["particles, sqrt(2c) dW"])
+
+
+def test_walk_is_one_of_independent_steps():
+    paths = walk(ParticleSettings(particles=20_000, time=4.0))
+    assert paths[0].abs().max() == 0
+    moved = paths.diff(dim=0)
+    assert moved.var() == pytest.approx(4.0 / 100, rel=0.01)
+    first, second = moved[10], moved[11]
+    assert abs(torch.corrcoef(torch.stack([first, second]))[0, 1]) < 0.03
+
+
+def test_solved_heat_has_the_variance_of_the_matching_filter():
+    edges = np.linspace(-4, 4, 82)
+    solved = solve_heat(0.5, edges)
+    middles = (edges[1:] + edges[:-1]) / 2
+    assert solved.sum() == pytest.approx(1, abs=1e-6)
+    assert (solved * middles**2).sum() == pytest.approx(0.5, rel=0.01)
+    assert matching_sigma(10, 0.2) ** 2 == pytest.approx(2 * 10 * 0.2)
+
+
+def test_perona_malik_keeps_edges_that_heat_does_not(tmp_path):
+    numbers = regard.show("perona_malik").numbers
+    kept = {name: list(row.values()) for name, row in numbers.items()}
+    assert kept["Perona and Malik: edges"][-1] > 0.8 * kept["Perona and Malik: edges"][0]
+    assert kept["heat equation: edges"][-1] < 0.2 * kept["heat equation: edges"][0]
+    assert kept["Perona and Malik: elsewhere"][-1] < 0.35 * kept["Perona and Malik: elsewhere"][0]
+    stream = io.BytesIO()
+    Image.fromarray(np.tile(np.arange(60, dtype=np.uint8) * 4, (40, 1))).save(stream, "PNG")
+    (tmp_path / "photo.png").write_bytes(stream.getvalue())
+    own = regard.show("perona_malik", photo=tmp_path / "photo.png", steps=(5, 10))
+    assert list(own.numbers["heat equation: elsewhere"]) == ["0 steps", "5 steps", "10 steps"]
