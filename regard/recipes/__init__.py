@@ -16,6 +16,7 @@ RECIPES = {
         "ladder_multi30k",
         "tatoeba_en_zh",
         "wikitext2_lab",
+        "wikitext2_masked",
         "shakespeare_lab",
         "shakespeare",
         "shakespeare_nano",
