@@ -626,8 +626,9 @@ def test_a_slider_turns_the_steps_of_a_training_and_keeps_what_is_open(visit):
     tab.locator("h1", has_text="frame 2").wait_for()
     assert tab.text_content(".player span") == "step 1,200"
     assert tab.input_value("#layer") == chosen
-    tab.click("#play")
+    tab.fill("#moment", "0")
     tab.locator("h1", has_text="frame 0").wait_for()
+    tab.click("#play")
     tab.locator("#play", has_text="Play").wait_for()
     assert tab.text_content(".player span") == "step 1,200"  # it has played to the end
 
