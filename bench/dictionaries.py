@@ -31,7 +31,7 @@ from regard.insight.planted import Planted, PlantedConfig, judge_features  # noq
 BATCH, WIDTH, FEATURES, K = 1024, 64, 256, 6
 KEPT = 400  # batches that are drawn beforehand; more steps read them again
 METHODS = ("matryoshka", "batch_topk", "topk", "l1")
-LR = {"regard": 3e-3, "sae_lens": 3e-3}
+LR = {"regard": 6e-3, "sae_lens": 3e-3}
 L1 = 0.15  # of sae-lens, by which about K features fire
 
 

@@ -16,9 +16,7 @@ from torch import Tensor, nn
 from regard.errors import UsageError, lookup
 
 MOST_WEIGHTS = 2**28  # of encoder and decoder together
-AUXILIARY = 1 / 32  # weight of the loss that revives dead features (Gao et al. 2024)
-# length of directions at first: while they are short they turn quickly, as they grow ever slower
-START = 0.1
+AUXILIARY = 0.1  # weight of the loss that revives dead features (Gao et al. 2024: 1/32)
 FORGET = 0.01  # by how much a step moves the running threshold
 ADAPT = 0.02  # by how much a step moves the weight of an L1 penalty
 
@@ -135,7 +133,7 @@ class SparseAutoencoder(nn.Module):
         self.part = SPARSITIES[config.sparsity]()
         generator = torch.Generator().manual_seed(seed)
         start = torch.randn(config.features, config.width, generator=generator)
-        start *= START / start.norm(dim=1, keepdim=True)
+        start /= start.norm(dim=1, keepdim=True)
         self.encoder = nn.Parameter(start.clone())
         self.encoder_bias = nn.Parameter(torch.zeros(config.features))
         self.decoder = nn.Parameter(start.clone())
