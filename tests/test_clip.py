@@ -67,7 +67,9 @@ def made(folder: Path, kind: str = "plain", cls: str = "CLIPModel") -> tuple[Any
     torch.manual_seed(0)
     model = getattr(transformers, cls)(config).eval()
     for parameter in model.parameters():
-        parameter.data += 0.4 * torch.randn(parameter.shape)
+        parameter.data += 0.3 * torch.randn(parameter.shape)
+    if cls == "CLIPModel":
+        model.logit_scale.data.fill_(4.0)  # so that logits spread, whatever the tokenizer learnt
     model.save_pretrained(folder)
     return model, words
 
