@@ -18,6 +18,7 @@ from regard.errors import UsageError
 from regard.metrics.alignment import Link, parse_links, score_links
 from regard.results import Named
 from regard.tasks.frame.task import Task
+from regard.tasks.text.seq2seq import Seq2Seq
 from regard.training.progress import Progress
 
 MEAN = "mean"  # of all heads of a layer
@@ -130,21 +131,20 @@ def head_links(
     A target word is linked to the source word to which its pieces give most weight: the weight of
     the step that writes a piece or, one step later, of the step that reads it.
     """
-    model: Any = task
-    if not getattr(getattr(model, "aligner", None), "heads", None):
+    if not isinstance(task, Seq2Seq) or not task.aligner.heads:
         raise UsageError(f"{task.name} has no cross-attention between texts; links= aligns words")
     with Progress("links", len(pairs), quiet=quiet) as bar:
         for pair in pairs:
             text = running_text(task, pair)
-            ((source, target),) = model.encode_pairs([(text.source, text.target)], model.check({}))
-            of_source = words_of(source[:-1], model.source_tokenizer, pair.source)
-            of_target = words_of(target, model.target_tokenizer, pair.target)
+            ((source, target),) = task.encode_pairs([(text.source, text.target)], task.check({}))
+            of_source = words_of(source[:-1], task.source_tokenizer, pair.source)
+            of_target = words_of(target, task.target_tokenizer, pair.target)
             shape = len(pair.target), len(pair.source)
-            maps, _ = model.maps(source, target)
+            maps, _ = task.maps(source, target)
             found: dict[tuple[str, int | str, int], set[Link]] = {}
             layers = {
                 name: maps[name].weights()[0, :, :, :-1].double().cpu().numpy()
-                for name in model.aligner.heads
+                for name in task.aligner.heads
             }
             layers[ALL] = np.concatenate(list(layers.values())).mean(0, keepdims=True)
             for name, whole in layers.items():

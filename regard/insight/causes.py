@@ -272,7 +272,7 @@ def parse_cuts(cause: str) -> list[str]:
 
 
 def causes(
-    model: Any, given: Any, /, *, cut: str = "true", layers: Any = None, **settings: Any
+    model: Task[Any, Any], given: Any, /, *, cut: str = "true", layers: Any = None, **settings: Any
 ) -> Causes:
     """Measure what a model's answer to one input depends on.
 
@@ -287,7 +287,7 @@ def causes(
         return find_causes(task, given, asked, parse_cuts(str(cut)), layers=layers)[0]
 
 
-def loaded(model: Any) -> Task[Any, Any]:
+def loaded(model: object) -> Task[Any, Any]:
     """Return what regard.load returned, or refuse what is something else."""
     if not isinstance(model, Task):
         raise UsageError(f"{model!r:.60} is no loaded model; give what regard.load returned")

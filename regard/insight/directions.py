@@ -21,6 +21,7 @@ from regard.data.image_files import ImageOptions
 from regard.data.images import ImageData, Images, load_images
 from regard.errors import UsageError, lookup, nearest
 from regard.files import cache_folder
+from regard.models.variational import VAE
 from regard.settings import fill, setting
 from regard.training.progress import Progress
 from regard.viewer.drawing import Drawing, Plot, draw_plots
@@ -153,13 +154,13 @@ class Space:
     """A latent space: images to vectors and back, in the format of an autoencoder."""
 
     def __init__(self, task: Any):
-        whole: Any = task.whole() if hasattr(task, "whole") else None
-        if not hasattr(whole, "decode"):
+        whole = task.whole() if hasattr(task, "whole") else None
+        if not isinstance(whole, VAE):
             raise UsageError(
                 "this model paints no image from a vector; train one that does with: regard train "
                 "pretrain objective=variational data=..."
             )
-        self.model: Any = whole
+        self.model = whole
         self.format, self.device = task.format, task.device
 
     @torch.inference_mode()

@@ -25,6 +25,7 @@ from regard.results import Named, markdown
 from regard.settings import setting
 from regard.tasks.frame.question import Question
 from regard.tasks.frame.task import Task
+from regard.tasks.text.seq2seq import Seq2Seq
 from regard.training.progress import Progress
 from regard.viewer.notebook import save
 from regard.viewer.picture import Picture, Table
@@ -156,10 +157,9 @@ def question_for(task: Task[Any, Any], given: Any) -> Question:
     Of other tasks it is the model's own answer.
     """
     if isinstance(given, Pair):
-        if not hasattr(task, "encode_pairs"):
+        if not isinstance(task, Seq2Seq):
             raise UsageError(f"{task.name} reads no pairs")
-        model: Any = task
-        pairs = model.encode_pairs([(given.source, given.target)], model.check({}))
+        pairs = task.encode_pairs([(given.source, given.target)], task.check({}))
         asked = task.look_settings({"beam": 1})
         return task.question(given.source, asked, pairs[0][1])
     if task.name == "language":

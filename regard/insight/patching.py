@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.attention.intervene import Change
 from regard.errors import UsageError
@@ -18,6 +18,7 @@ from regard.insight.causes import loaded, measure, per_copy
 from regard.insight.lens import residual_stream
 from regard.results import Named, markdown
 from regard.tasks.frame.question import Question
+from regard.tasks.frame.task import Task
 from regard.viewer.picture import Picture, Table, View, show_token
 
 
@@ -62,7 +63,7 @@ class Patched(Named):
         return f"{self.note}\n\n{markdown(rows)}"
 
 
-def patch(model: Any, first: Any, second: Any, /, **settings: Any) -> Patched:
+def patch(model: Task[Any, Any], first: Any, second: Any, /, **settings: Any) -> Patched:
     """Put the vectors of one input into the run on another, and see where its answer returns.
 
     patch(regard.load("en-zh"), "I like tea.", "I like fish.")["effects"]
@@ -131,7 +132,7 @@ def find_patches(
     return found, picture
 
 
-def _streams(model: Any, question: Question) -> dict[str, Tensor]:
+def _streams(model: nn.Module, question: Question) -> dict[str, Tensor]:
     """Return the residual stream (1, l, w) of the layers that read the input, by name."""
     names, vectors = residual_stream(model, question)
     if any(name.startswith("decoder") for name in names):  # what the encoder makes of the source

@@ -31,13 +31,13 @@ class Read(NamedTuple):
 
 def read_words(task: Any, text: str) -> Read:
     """Read a text and return the vectors of its words, each the mean of its pieces'."""
-    model: Any = getattr(task, "model", None)
-    tokenizer, embed = getattr(task, "tokenizer", None), getattr(model, "embed", None)
-    if tokenizer is None or not hasattr(model, "hidden") or not hasattr(embed, "tokens"):
+    tokenizer, embed = getattr(task, "tokenizer", None), getattr(task.model, "embed", None)
+    if tokenizer is None or not hasattr(task.model, "hidden") or not hasattr(embed, "tokens"):
         raise UsageError(
             "word= needs a model of texts with one stack of layers, such as bert or gpt; give one "
             "of these, or leave word= out"
         )
+    model = task.model
     ids = tokenizer.encode(text)
     before, _ = tokenizer.around("encoder")
     framed = tokenizer.frame(ids)
