@@ -512,6 +512,14 @@ class Shown:
         return "\n".join([*told, "give out=attention.html or out=attention.png to see it"])
 
 
+def opened(model: "Place | Task[Any, Any]", settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return a model, loaded if it is named, and settings with the place of their data."""
+    loaded = load(model) if isinstance(model, str | Path) else model
+    if settings.get("data"):
+        settings = {**settings, "data": str(resolve_data(settings["data"]))}
+    return loaded, settings
+
+
 def heads(
     model: "Place | Task[Any, Any]",
     /,
@@ -533,10 +541,8 @@ def heads(
     from regard.settings import fill
 
     settings = stored(settings | given(data=data, out=out))
-    if settings.get("data"):
-        settings["data"] = str(resolve_data(settings["data"]))
+    loaded, settings = opened(model, settings)
     asked = fill(HeadsSettings, settings)
-    loaded: Any = load(model) if isinstance(model, str | Path) else model
     return measured(loaded, asked, quiet=quiet)
 
 
@@ -561,9 +567,7 @@ def dictionary(
     from regard.insight.dictionary import dictionary_of
 
     settings = stored(settings | given(at=at, data=data, out=out))
-    if settings.get("data"):
-        settings["data"] = str(resolve_data(settings["data"]))
-    loaded: Any = load(model) if isinstance(model, str | Path) else model
+    loaded, settings = opened(model, settings)
     return dictionary_of(loaded, settings, quiet=quiet)
 
 
@@ -588,10 +592,8 @@ def misconceptions(
     from regard.settings import fill
 
     settings = stored(settings | given(data=data, out=out))
-    if settings.get("data"):
-        settings["data"] = str(resolve_data(settings["data"]))
+    loaded, settings = opened(model, settings)
     asked = fill(MisconceptionSettings, settings)
-    loaded: Any = load(model) if isinstance(model, str | Path) else model
     return measure_misconceptions(loaded, asked, quiet=quiet)
 
 

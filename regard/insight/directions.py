@@ -360,7 +360,7 @@ def strips(
 
     rows = []
     for number, row in enumerate(pixels):
-        titles = [f"{float(t):+.2g}" for t in times]
+        titles = [f"{float(t):+.3g}" for t in times]
         titles = [direction.name, *titles[1:]] if not number else [""] * len(row)
         rows.append([Plot(paint(x), t, bare=True) for x, t in zip(row, titles, strict=True)])
     return rows

@@ -17,7 +17,7 @@ from matplotlib.ticker import AutoLocator
 from regard.errors import UsageError
 from regard.files import write_atomically
 from regard.results import Named
-from regard.viewer.html import digest
+from regard.viewer.html import HEAD, digest
 from regard.viewer.panels import INK, MARGIN, NOTE, SOFT, TITLE, Sheet
 from regard.viewer.plot import plain
 
@@ -28,17 +28,9 @@ Numbers = Mapping[str, Mapping[str, float]]
 LEFT, ABOVE, UNDER = 0.62, 0.3, 0.45
 LETTERS_PER_INCH, MOST_LETTERS = 16.0, 115  # of a line of a note
 
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
+PAGE = (
+    HEAD
+    + """<body>
 <main class="figure">
 <h1 class="hidden">{title}</h1>
 {body}
@@ -46,6 +38,7 @@ PAGE = """<!doctype html>
 </body>
 </html>
 """
+)
 
 
 @dataclass(frozen=True, eq=False)

@@ -96,7 +96,9 @@ def draw_fractions(path: str | Path, toys: Any, fractions: Mapping[str, float]) 
     )
     for name, value in fractions.items():
         axes.axhline(value, color="#d8552f", linewidth=0.6, zorder=0)
-        axes.text(1.01, value, name, transform=axes.get_yaxis_transform(), va="center", fontsize=8)
+        near = [other - value for other in fractions.values() if 0 < abs(other - value) < 0.04]
+        va = "center" if not near else "top" if max(near) > 0 else "bottom"
+        axes.text(1.01, value, name, transform=axes.get_yaxis_transform(), va=va, fontsize=8)
     axes.set_xscale("log")
     axes.set_xlabel("1 / (1 - sparsity)", **sheet.style(8.5, SOFT))
     axes.set_ylabel("share of a dimension, of each feature", **sheet.style(8.5, SOFT))

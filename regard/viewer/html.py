@@ -37,7 +37,7 @@ MAX_LOSSLESS_SIDE = 96  # pixels to a side of an image that is kept to the bit
 MAX_SPECTROGRAM_SIDE = 2048  # pixels
 MAX_SAMPLES = 4_000_000  # of a recording that a page can play; a longer one is only shown
 
-PAGE = """<!doctype html>
+HEAD = """<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -47,7 +47,10 @@ PAGE = """<!doctype html>
 <title>{title}</title>
 <style>{style}</style>
 </head>
-<body>
+"""
+PAGE = (
+    HEAD
+    + """<body>
 <main id="page"><noscript>This page draws attention with a script of its own (nothing is loaded
 from elsewhere); please allow scripts to see it.</noscript></main>
 <script type="application/json" id="data">{data}</script>
@@ -55,6 +58,7 @@ from elsewhere); please allow scripts to see it.</noscript></main>
 </body>
 </html>
 """
+)
 
 
 def page(pictures: Picture | Sequence[Picture]) -> str:
