@@ -7,6 +7,7 @@ into clusters of the same size, so that few clusters hold all labels that a text
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -85,7 +86,7 @@ def balanced_clusters(vectors: Tensor, clusters: int, *, rounds: int = 20, seed:
 
 
 def cluster_labels(
-    examples: Sequence[Example], labels: Sequence[str], clusters: int, seed: int
+    examples: Sequence[Example], labels: list[str], clusters: int, seed: int
 ) -> list[list[str]]:
     """Return the labels of each cluster, by the texts that have them."""
     numbers = {label: n for n, label in enumerate(labels)}
@@ -106,7 +107,7 @@ def save_clusters(folder: Path, clusters: list[list[str]]) -> None:
 def load_clusters(folder: Path) -> list[list[str]]:
     """Read the clusters of a folder, or say what is wrong with the file."""
     path = folder / FILE
-    clusters = read_json(path).get("clusters")
+    clusters: Any = read_json(path).get("clusters")
     good = isinstance(clusters, list) and all(isinstance(some, list) for some in clusters)
     labels = list(chain.from_iterable(clusters)) if good else []
     if not labels or not all(isinstance(label, str) for label in labels):

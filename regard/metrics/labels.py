@@ -208,8 +208,8 @@ class LabelResults:
         rows = [compare(ours, other, "micro F1" if self.multilabel else "accuracy", samples)]
         if probs is None or not self.multilabel or len(self.labels) < MANY:
             return rows
-        both = (precision_at_k(self.targets, each) for each in (self.probs, probs))
-        return rows + compare_means(*both, samples, unit=self.unit)
+        precision, other_precision = (precision_at_k(self.targets, p) for p in (self.probs, probs))
+        return rows + compare_means(precision, other_precision, samples, unit=self.unit)
 
     def confusion(self) -> list[list[int]] | None:
         """Return the confusion matrix, unless rows have several labels."""
