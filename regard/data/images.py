@@ -19,7 +19,7 @@ from regard.data.image_files import (
 )
 from regard.data.image_format import BrokenImage, ImageFormat
 from regard.data.media import BROKEN, in_threads, label_numbers
-from regard.data.media_sets import MediaRows, MediaSet, load_media
+from regard.data.media_sets import MediaRows, MediaSet, load_media, rounded_stats
 from regard.data.split import Split
 from regard.data.store import ImageStore, build_image_store, store_key
 from regard.errors import UsageError, lookup
@@ -77,8 +77,7 @@ class Images(MediaRows):
         share, values = counts / counts.sum(1, keepdims=True), np.arange(256) / 255
         mean = share @ values
         std = np.sqrt((share * (values - mean[:, None]) ** 2).sum(1))
-        rounded = [[round(float(x), 6) for x in row] for row in (mean, std)]
-        return tuple(rounded[0]), tuple(x or 1.0 for x in rounded[1])
+        return rounded_stats(mean, std)
 
     @property
     def sha(self) -> str:
@@ -94,11 +93,6 @@ class ImageData(MediaSet[Images]):
     """The images of each part, the names of their labels, and their format."""
 
     format: ImageFormat
-
-    @property
-    def key(self) -> Any:
-        """Return how images are decoded."""
-        return self.format.key()
 
 
 def load_images(

@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Sequence
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -18,8 +17,9 @@ from regard.data.image_files import (
 )
 from regard.data.image_format import ImageFormat
 from regard.data.media import BROKEN
-from regard.data.parts import Dataset, PartReader, load_parts
-from regard.data.split import RowSplitter, Split
+from regard.data.media_sets import load_file_parts
+from regard.data.parts import Dataset
+from regard.data.split import Split
 from regard.errors import UsageError, lookup
 
 
@@ -88,16 +88,8 @@ def load_photos(
         files.notes.extend(part.all_notes())
         return part
 
-    load_parts(
-        files,
-        {name: PartReader(data, partial(read, name)) for name in readers},
-        need=need,
-        shares=shares,
-        absent=lambda name: f"{data}: no {name} part; there is {', '.join(readers)}",
-        where=data,
-        splitter=RowSplitter("images", items=lambda rows: rows.items, pick=ImageFiles.pick),
-        trained=trained,
-    )
+    asked = {"need": need, "shares": shares, "trained": trained}
+    load_file_parts(files, data, "image", readers, read, **asked)
     for name in need:
         part = files.parts[name]
         if most and most < len(part):

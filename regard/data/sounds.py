@@ -4,14 +4,13 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from regard.data.media import BROKEN, label_numbers
-from regard.data.media_sets import MediaRows, MediaSet, load_media
+from regard.data.media_sets import MediaRows, MediaSet, load_media, rounded_stats
 from regard.data.sound_sets import (
     TARGETS,
     SoundFiles,
@@ -73,8 +72,7 @@ class Sounds(MediaRows):
             count += len(features)
         mean = total / count
         std = np.sqrt(np.maximum(squares / count - mean**2, 0))
-        rounded = [[round(float(x), 6) for x in row] for row in (mean, std)]
-        return tuple(rounded[0]), tuple(x or 1.0 for x in rounded[1])
+        return rounded_stats(mean, std)
 
     @property
     def sha(self) -> str:
@@ -90,11 +88,6 @@ class SoundData(MediaSet[Sounds]):
     """The sounds of each part, the names of their labels, and their format."""
 
     format: SoundFormat
-
-    @property
-    def key(self) -> Any:
-        """Return the rate at which sounds are decoded."""
-        return self.format.rate
 
 
 def load_sounds(
