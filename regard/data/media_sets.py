@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from regard.data.media import class_names
-from regard.data.parts import Dataset, PartReader, load_parts
-from regard.data.split import RowSplitter, Split
+from regard.data.parts import NEEDED, Dataset, PartReader, PartsAsked, load_parts
+from regard.data.split import RowSplitter
 from regard.errors import UsageError
 
 
@@ -94,7 +94,8 @@ def load_file_parts(
     word: str,
     readers: Mapping[str, Any],
     read: Callable[[str], Any],
-    **asked: Any,
+    shares: Mapping[str, float],
+    asked: PartsAsked,
 ) -> D:
     """Read the needed parts, which have `items` and `pick`; what is held out is split by hash."""
     return load_parts(
@@ -106,7 +107,9 @@ def load_file_parts(
             f"{word}s", items=lambda rows: rows.items, pick=lambda rows, some: rows.pick(some)
         ),
         unnamed=list(readers) == ["train"],
-        **asked,
+        need=asked.get("need", NEEDED),
+        shares=shares,
+        trained=asked.get("trained"),
     )
 
 
@@ -118,9 +121,8 @@ def load_media(
     decode: Callable[[str, Any], Any],
     *,
     names: Sequence[str] | None,
-    need: Sequence[str],
     shares: Mapping[str, float],
-    trained: Split | None,
+    asked: PartsAsked,
 ) -> S:
     """Read the needed parts into a set; without one for validation, some are split off by hash.
 
@@ -138,6 +140,4 @@ def load_media(
             loaded.classes = class_names({item.label for item in files.items}, names)
         return decode(name, files)
 
-    return load_file_parts(
-        loaded, data, word, readers, read, need=need, shares=shares, trained=trained
-    )
+    return load_file_parts(loaded, data, word, readers, read, shares, asked)

@@ -242,9 +242,10 @@ class ImageTask(MediaTask[ImageCodec, A]):
 
     def load_test(self, settings: Any, *, labelled: bool = True, **more: Any) -> ImageData:
         """Read the part that is judged, as this model takes its images."""
+        asked: dict[str, Any] = {"need": (settings.part,), "trained": self.trained, **more}
         return load_images(
             settings.data,
-            **{"need": (settings.part,), "trained": self.trained, **more},
+            **asked,
             test=settings.test,
             valid=settings.valid,
             format=self.format_for(settings),
