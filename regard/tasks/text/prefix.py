@@ -117,10 +117,8 @@ class PrefixTranslate(Seq2Seq):
     """Translates by a decoder alone; see `regard train prefix --help`."""
 
     name = "prefix"
-    holds = "pairs of sentences"
     Train = PrefixSettings
     Eval = PrefixEvalSettings
-    generation = {"beam": 5, "length_penalty": "average", "alpha": 1.0}
     short = {**Seq2Seq.short, "depth": "model.depth", "bias": "model.block.bias"}
 
     @classmethod

@@ -72,6 +72,8 @@ class PairLookSettings(LookSettings, WriteSettings):
 class Seq2Seq(PairTask):
     """A task whose model reads one text and writes another."""
 
+    holds = "pairs of sentences"
+    generation = {"beam": 5, "length_penalty": "average", "alpha": 1.0}
     Run = PairRunSettings
     Look = PairLookSettings
 

@@ -70,10 +70,8 @@ class Translate(Seq2Seq):
     """Translates texts sentence by sentence; see `regard train translate --help`."""
 
     name = "translate"
-    holds = "pairs of sentences"
     Train = TranslateSettings
     Eval = TranslateEval
-    generation = {"beam": 5, "length_penalty": "average", "alpha": 1.0}
     short = {
         **Seq2Seq.short,
         "cell": "model.block.cell",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from regard.attention.watch import watch
 from regard.data.augment import augments
-from regard.data.captions import all_captions_of, captions_of, hashed_captions, read_captions
+from regard.data.captions import all_captions_of
 from regard.data.images import ImageData, Images
 from regard.data.labelled import hash_items
 from regard.data.media import BROKEN
@@ -28,7 +28,7 @@ from regard.models import family, preset, serving, task_changes
 from regard.models.protocols import Model
 from regard.pretrained.tokenizer_folder import load_tokenizer
 from regard.tasks.frame.origin import Origin
-from regard.tasks.frame.question import Question, grid_keys
+from regard.tasks.frame.question import Question
 from regard.tasks.frame.settings import resolve_train, size_of, with_parts
 from regard.tasks.frame.task import Data, Judged
 from regard.tasks.frame.tune import let_learn
@@ -55,6 +55,7 @@ from regard.tasks.vision.photos import (
     format_of,
     photo_of,
     use_share,
+    with_captions,
     with_statistics,
 )
 from regard.training.loop import mix
@@ -162,12 +163,7 @@ class WriteCaptions(ImageTask[Caption]):
         """Read images and captions."""
         data: ImageData = cls.load_images(settings, origin, labelled=False)
         use_share(data, settings.share)
-        given = settings.valid, settings.columns, settings.header
-        captions = read_captions(Path(str(settings.data)), *given)
-        rows = [pair for part in data.parts.values() for pair in hashed_captions(part, captions)]
-        mine = {name: captions_of(part, captions) for name, part in data.parts.items()}
-        sha = hash_items([(data.sha, ""), *rows])
-        return Data((data, mine), sha, data.notes, data.split)
+        return with_captions(data, settings)
 
     @classmethod
     def make_codec(cls, data: Data, settings: Any, learnt: Any, origin: Any) -> ImageCodec:
@@ -387,21 +383,25 @@ class WriteCaptions(ImageTask[Caption]):
             logits = self.model(images, inputs)
         return maps, logits[0]
 
+    def _looked_at(self, images: Tensor, settings: Any) -> tuple[list[int], list[Hypothesis]]:
+        """Return the caption that is looked at, and what was written unless that was given."""
+        if settings.caption is None:
+            written = self.check({"beam": settings.beam, "n_best": settings.beam})
+            hypotheses = self.write(images, written)[0]
+            ids = hypotheses[0].ids
+        else:
+            text = tidy(str(settings.caption), self.lowercase)
+            ids, hypotheses = self.tokenizer.encode(text), []
+        if not ids or len(ids) >= self.model.config.max_length:
+            raise UsageError(f"a caption of {len(ids)} pieces; there is nothing to look at")
+        return ids, hypotheses
+
     def question(self, given: Any, settings: Any, expected: Any = None) -> Question:
         """Return an image with its caption and the log-probability of that."""
-        from regard.viewer.image import feature_grid, layouts
-        from regard.viewer.placement import token_name
+        from regard.viewer.image import feature_grid
 
-        pixels, _, _ = photo_of(self.format_for(settings), check_image(given))
-        images = self.format.normalise(pixels.to(self.device))
-        best = expected
-        if best is None and settings.caption is not None:
-            best = self.tokenizer.encode(tidy(str(settings.caption), self.lowercase))
-        elif best is None:
-            written = self.check({"beam": settings.beam, "n_best": settings.beam})
-            best = self.write(images, written)[0][0].ids
-        if not best or len(best) >= self.model.config.max_length:
-            raise UsageError(f"a caption of {len(best)} pieces; there is nothing to look at")
+        images = self.normalised(given, settings)
+        best = self._looked_at(images, settings)[0] if expected is None else expected
         reads = torch.tensor([[self.tokenizer.bos, *best]], device=self.device)
 
         @torch.inference_mode()
@@ -409,21 +409,17 @@ class WriteCaptions(ImageTask[Caption]):
             inputs = reads.expand(copies, -1)
             return self.model(images.expand(copies, -1, -1, -1), inputs).double().log_softmax(-1)
 
-        size = (images.shape[2], images.shape[3])
-        features = feature_grid(self.model.encoder, size)
+        features = feature_grid(self.model.encoder, (images.shape[2], images.shape[3]))
         crosses = [n for n, _ in self.model.named_modules() if n.endswith("cross")]
         read = dict.fromkeys(crosses, full_layout(features, features))
-        grid, keys = grid_keys({**layouts(self.model, size), **read})
         return Question(
             answer=self.tokenizer.decode(best),
             logprobs=logprobs,
             chosen=[*best, self.tokenizer.eos],
             names=self.tokenizer.pieces,
             places=self.tokenizer.pieces(reads[0].tolist()),
-            tokens=[token_name(grid, cell) for cell in range(len(grid.names), len(grid))],
-            keys=keys,
             expected=best,
-            grid=grid,
+            **self.image_tokens(images, read),
         )
 
     def watched(self) -> Any:
@@ -445,14 +441,9 @@ class WriteCaptions(ImageTask[Caption]):
 
         if settings.view != "words":
             return super().explain(given, settings)
-        written = self.check({"beam": settings.beam, "n_best": settings.beam})
         pixels, photo, name = photo_of(self.format_for(settings), check_image(given))
         images = self.format.normalise(pixels.to(self.device))
-        hypotheses = self.write(images, written)[0] if settings.caption is None else []
-        text = tidy(str(settings.caption), self.lowercase)
-        ids = hypotheses[0].ids if hypotheses else self.tokenizer.encode(text)
-        if not ids or len(ids) >= self.model.config.max_length:
-            raise UsageError(f"a caption of {len(ids)} pieces; there is nothing to look at")
+        ids, hypotheses = self._looked_at(images, settings)
         maps, logits = self.maps(images, ids)
         words, of = words_of_pieces(self.tokenizer.pieces(ids))
         size = (images.shape[2], images.shape[3])
