@@ -35,6 +35,7 @@ from regard.decode.speech import (
 )
 from regard.decode.words import Word, word_tokens
 from regard.errors import UsageError, lookup
+from regard.processor import check_dtype
 
 MOST_WINDOWS = 16  # that are decoded at once
 MOST_BYTES = 2**30  # of the keys and values of their memories
@@ -176,6 +177,12 @@ class WhisperDecoder(SpeechDecoder):
             )
         return [token for token in prompt if token is not None]
 
+    @torch.inference_mode()
+    def prompt_of(self, features: Tensor, options: SpeechDecoding) -> list[int]:
+        """Return the prompt of a window (t, mels), with the language that is heard in it."""
+        memory, lengths = self.model.encode(features.unsqueeze(0).to(self.device))
+        return self.prompts(memory, lengths, options, timestamps=False)[0].tolist()
+
     @property
     def times(self) -> bool:
         """Tell that words have times, by cross-attention."""
@@ -185,6 +192,7 @@ class WhisperDecoder(SpeechDecoder):
         """Refuse options that contradict each other or the model."""
         options.check()
         lookup("windows", options.windows, WINDOWS)
+        check_dtype(options.dtype)
         if options.decoding not in (None, "attention"):
             raise UsageError(
                 f"decoding={options.decoding}: this model has no CTC head; leave it out"

@@ -12,6 +12,7 @@ from regard.attention.once import one_pass
 from regard.attention.positions import Position, of_layer
 from regard.layers.block import BlockConfig, DecoderBlock, block_position, build_final_norm
 from regard.layers.embed import Embed
+from regard.layers.half import half_memories
 from regard.layers.kernels import CrossMemory, reads_memory
 from regard.layers.run import run_blocks
 from regard.layers.shapes import Ids, Vectors
@@ -54,7 +55,9 @@ class TransformerDecoder(nn.ModuleList):
         self, memory: Float[Tensor, "b s w"], mask: Mask | None = None, *, capacity: int
     ) -> State:
         """Project the memory for every block, and allocate what decoding will need."""
-        memories = [block.cross.read(memory) for block in self.blocks()]
+        memories = half_memories(list(self), memory)
+        if memories is None:
+            memories = [block.cross.read(memory) for block in self.blocks()]
         if not reads_memory(list(self), memory):
             memories = [one.by_columns() for one in memories]
         layers = [block.attention for block in self.blocks()]

@@ -25,9 +25,9 @@ SETTINGS = {
     "warmup": 200,
     "schedule": "cosine",
     "batch_tokens": 1500,
-    "dropout": 0.1,
+    "dropout": 0.0,
     "ema": 0.99,
-    "steps": 1000,
+    "steps": 800,
     "valid_every": 500,
     "valid_sentences": 100,
 }

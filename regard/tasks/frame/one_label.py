@@ -162,7 +162,7 @@ class OneLabel(Task[Any, Classified]):
         """Compare accuracies by a paired bootstrap."""
         part: LabelledPart = data.parts.parts[settings.part]
         other = self.results(part, theirs).predictions
-        return [self.results(part, ours).compare(other, settings.samples)]
+        return self.results(part, ours).compare(other, settings.samples)
 
     def outputs(self, data: Data, predictions: np.ndarray, settings: Any) -> list[dict[str, Any]]:
         """Return each example with its label and what was predicted."""

@@ -20,18 +20,20 @@ from regard.data.sound_sets import SoundOptions, is_glob
 from regard.data.sounds import SoundData, Sounds, load_sounds
 from regard.data.spectrogram import SoundFormat
 from regard.errors import UsageError, lookup
+from regard.layers.layout import time_grid
 from regard.models import family
 from regard.models.protocols import Model
 from regard.settings import setting
 from regard.tasks.frame.media import MediaCodec, MediaTask, read_file, saved_format
 from regard.tasks.frame.origin import Origin
-from regard.tasks.frame.question import grid_keys
+from regard.tasks.frame.question import grid_keys, window_keys
 from regard.tasks.frame.settings import SHORT as TASK_SHORT
 from regard.tasks.frame.settings import BootstrapSettings, RunSettings, TrainSettings
 from regard.tasks.frame.task import Answer, Data
 from regard.viewer.settings import SoundLookSettings
 
 ConformerConfig, _ = family("conformer")
+MOST_CELLS = 100  # of a window, which are cut one by one
 LOOK_SECONDS = 60.0  # of a sound that is looked at: its attention grows with the square
 GROUP_SECONDS = 1200.0  # of sounds that are in memory at once while they are answered
 # short keys for the format, the augmentation and the model's config
@@ -302,10 +304,18 @@ class SoundTask(MediaTask[SoundCodec, A]):
         """Return tokens, keys and grid of a Question about a spectrogram of so many frames."""
         from regard.viewer.image import layouts
 
-        grid, keys = grid_keys(layouts(self.model, (self.format.mels, frames)))
-        seconds = self.model.stride * self.format.hop
+        seconds, stride = self.model.stride * self.format.hop, self.model.stride
+        size = 1
+        if not hasattr(self.model.config, "full_window"):
+            grid, keys = grid_keys(layouts(self.model, (self.format.mels, frames)))
+        else:  # a window that is longer than the sound, of which some vectors are cut together
+            size, columns = self.model.config.max_frames, -(-frames // stride)
+            step = -(-columns // MOST_CELLS)
+            grid = time_grid(-(-columns // step), step * stride, frames)
+            keys, seconds = window_keys(columns, step), step * seconds
         names = [f"{column * seconds:.2f} s" for column in range(grid.width)]
-        return {"tokens": names, "keys": keys, "grid": replace(grid, seconds=seconds)}
+        told = {"tokens": names, "keys": keys, "grid": replace(grid, seconds=seconds)}
+        return {**told, "size": size}
 
     def describe(
         self, samples: np.ndarray, settings: Any

@@ -1,7 +1,9 @@
 """Text classification: one label of a text, several of them, or a number."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 from regard.attention.watch import watch
 from regard.data.features import split_words
 from regard.data.image_files import holds_images
+from regard.data.label_clusters import FILE, cluster_labels, load_clusters, save_clusters
 from regard.data.labelled import Example, ExampleFormat, ExampleReader
 from regard.data.labels import check_single_labels, label_table
 from regard.data.rows import Row, TextBatch, TextBatches, collate
@@ -27,7 +30,7 @@ from regard.settings import setting
 from regard.tasks.frame.answers import Classified, Valued
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.question import Question, text_keys
-from regard.tasks.frame.task import Judged, Task
+from regard.tasks.frame.task import Judged, Learnt, Task
 from regard.tasks.text.codec import EncoderRun, TextCodec
 from regard.tasks.text.labelling import (
     SHORT,
@@ -39,7 +42,13 @@ from regard.tasks.text.labelling import (
     Predicted,
 )
 from regard.training.few_texts import EMBEDDINGS, few_text_settings
-from regard.training.label_loss import LABEL_LOSSES, LabelLoss, class_weights, imbalance_notes
+from regard.training.label_loss import (
+    LABEL_LOSSES,
+    LabelLoss,
+    class_weights,
+    clustered,
+    imbalance_notes,
+)
 
 WHOLE_POOLS = ("mean", "max", "attention", "convolution")  # they read all tokens, not the first
 
@@ -70,6 +79,9 @@ class ClassifyRun(EncoderRun):
     n_best: int = setting(1, "labels to return per text, the likeliest first", min=1, max=100_000)
     scores: bool = setting(False, "print the probability of each label")
     threshold: float = setting(0.5, "probability threshold of multi-label texts", min=0, max=1)
+    cluster_beam: int | None = setting(
+        None, "clusters whose labels are ranked; as in training unless given", min=1, max=100_000
+    )
 
 
 @dataclass(frozen=True)
@@ -85,9 +97,13 @@ class Classify(Labeller[Classified | Valued]):
     name, holds, unit = "classify", "texts and labels", "texts"
     baseline = "naive Bayes"
     Train, Run, Eval = ClassifyTrain, ClassifyRun, ClassifyEval
+    short = {**SHORT, "clusters": "model.clusters", "cluster_beam": "model.cluster_beam"}
 
     def __init__(self, model: nn.Module, codec: TextCodec, config: Mapping[str, Any] | None = None):
         super().__init__(model, codec, config)
+        shape = self.model.config
+        self.clusters: int = shape.clusters
+        self.clustered = clustered(len(self.labels), shape.clusters or 1, shape.cluster_beam)
         self.multilabel = self.config.get("several") is True
         self.regression = len(self.labels) == 1 and not self.multilabel
         if self.regression:
@@ -97,6 +113,8 @@ class Classify(Labeller[Classified | Valued]):
     @property
     def objective(self) -> LabelLoss:
         """Return the loss of its labels."""
+        if self.clusters:
+            return self.clustered
         return LABEL_LOSSES["value"] if self.regression else super().objective
 
     # Training
@@ -110,8 +128,13 @@ class Classify(Labeller[Classified | Valued]):
 
     @classmethod
     def checked(cls, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
-        """Refuse embeddings that are not for this model."""
+        """Refuse embeddings that are not for this model, and a beam of more than all clusters."""
         settings = super().checked(settings, values, origin)
+        if values.get("cluster_beam") and settings.model.cluster_beam > settings.model.clusters:
+            raise UsageError(
+                f"cluster_beam={settings.model.cluster_beam} is more than "
+                f"clusters={settings.model.clusters}; lower it, or raise clusters="
+            )
         lookup("embeddings", settings.embeddings, EMBEDDINGS)
         usual = settings.family == cls.families()[0] and not (settings.init or settings.like)
         if settings.embeddings != "random" and not usual:
@@ -140,6 +163,11 @@ class Classify(Labeller[Classified | Valued]):
         """Read texts and labels, one each unless they come with several."""
         data = cls.read_parts(settings, by=settings.valid_by)
         if not data.multilabel:
+            if settings.model.clusters:
+                raise UsageError(
+                    f"clusters={settings.model.clusters} is for texts of several labels, and here "
+                    "each has one; set separator= if a column holds several, or clusters=0"
+                )
             check_single_labels(item for part in data.parts.values() for item in part)
         return data
 
@@ -167,6 +195,22 @@ class Classify(Labeller[Classified | Valued]):
         }
 
     @classmethod
+    def make_codec(
+        cls, data: Any, settings: Any, learnt: Learnt, origin: Origin | None
+    ) -> TextCodec:
+        """Put the labels into clusters, if there are to be any, and learn what others learn."""
+        count, clusters = settings.model.clusters, []
+        if count:
+            clusters = learnt(
+                lambda: cluster_labels(data.parts["train"], data.labels, count, settings.seed),
+                load=load_clusters,
+                save=save_clusters,
+                init=False,
+            )
+            data = replace(data, labels=list(chain.from_iterable(clusters)))
+        return replace(super().make_codec(data, settings, learnt, origin), clusters=clusters)
+
+    @classmethod
     def make_model(
         cls, data: Any, codec: TextCodec, settings: Any, origin: Origin | None
     ) -> tuple[str, Any]:
@@ -175,7 +219,7 @@ class Classify(Labeller[Classified | Valued]):
         if settings.embeddings != "random":
             train = data.parts["train"]
             rows = codec.encoder.texts([e.text for e in train], settings.max_length)
-            targets = label_table(train, data.labels)
+            targets = label_table(train, codec.labels)
             EMBEDDINGS[settings.embeddings](
                 model, (row.ids for row in rows), targets, settings.seed
             )
@@ -211,7 +255,7 @@ class Classify(Labeller[Classified | Valued]):
 
     def logits(self, model: TextModel, batch: LabelBatch) -> Tensor:
         """Return the logits (b, labels) of texts by one model of the ensemble."""
-        return model.head(model.hidden(**batch.texts.inputs), batch.texts.lengths)
+        return model.head.loss_logits(model.hidden(**batch.texts.inputs), batch.texts.lengths)
 
     def title(self, data: Any, settings: Any) -> str:
         """Return what the model card says that the model is."""
@@ -229,15 +273,42 @@ class Classify(Labeller[Classified | Valued]):
         codec = super().load_codec(folder, model, config)
         if not isinstance(config.get("several", False), bool):
             raise UsageError(f"{folder / 'config.json'}: 'several' is no true or false")
-        return codec
+        if not model.config.clusters:
+            return codec
+        clusters = load_clusters(folder)
+        if (list(chain(*clusters)), len(clusters)) != (codec.labels, model.config.clusters):
+            raise UsageError(
+                f"{folder / FILE}: its clusters are not those of 'labels' and 'clusters' in "
+                "config.json; restore both as they were published"
+            )
+        return replace(codec, clusters=clusters)
 
     def check_run(self, settings: Any) -> Any:
-        """Refuse more labels than there are."""
+        """Refuse more labels or clusters than there are."""
+        if settings.cluster_beam and settings.cluster_beam > self.clusters:
+            raise UsageError(
+                f"cluster_beam={settings.cluster_beam} is more than the {self.clusters} clusters "
+                "of the model"
+            )
         if settings.n_best > len(self.labels):
             raise UsageError(
                 f"n_best={settings.n_best} is more than the {len(self.labels)} labels of the model"
             )
         return super().check_run(settings)
+
+    @contextmanager
+    def using(self, settings: Any) -> Iterator[None]:
+        """Rank the labels of as many clusters as are asked for."""
+        heads = [one.head for one in self.model.everyone()] if self.clusters else []
+        usual = [head.beam for head in heads]
+        for head in heads:
+            head.beam = settings.cluster_beam or head.beam
+        try:
+            with super().using(settings):
+                yield
+        finally:
+            for head, beam in zip(heads, usual, strict=True):
+                head.beam = beam
 
     def probabilities(self, items: Sequence[Example], settings: Any) -> Predicted:
         """Return the probability of each label of the texts."""
@@ -326,7 +397,8 @@ class Classify(Labeller[Classified | Valued]):
         if self.regression:
             return super().made_with(settings)
         threshold = settings.threshold if self.multilabel else None
-        return {**super().made_with(settings), "threshold": threshold}
+        made = {**super().made_with(settings), "threshold": threshold}
+        return made | {"cluster_beam": self.model.head.beam} if self.clusters else made
 
     def question(self, given: str, settings: Any, expected: Any = None) -> Question:
         """Return a text with its labels and their log-probability."""

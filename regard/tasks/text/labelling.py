@@ -25,7 +25,16 @@ from regard.data.tokenizer import Tokenizer
 from regard.errors import UsageError, lookup
 from regard.metrics.baselines import Baselines
 from regard.metrics.evaluation import LabelEvaluation
-from regard.metrics.labels import LabelResults, count, log_loss, macro_f1, micro_f1, one_hot
+from regard.metrics.labels import (
+    MANY,
+    LabelResults,
+    count,
+    log_loss,
+    macro_f1,
+    micro_f1,
+    one_hot,
+    precision_at_k,
+)
 from regard.metrics.score import Comparison
 from regard.models import family, task_changes
 from regard.models.protocols import Model, TextModel
@@ -355,6 +364,9 @@ class Labeller(Task[TextCodec, A], Generic[A]):
             "accuracy": 100 * float(right.mean()),
             "macro_f1": macro_f1(counts),
         }
+        if self.multilabel and len(self.labels) >= MANY:
+            each = precision_at_k(results.targets, results.probs)
+            scores |= {name: float(values.mean()) for name, values in each.items()}
         balanced = self.class_weights is not None
         return {**scores, "better": scores["macro_f1"] if balanced else micro_f1(counts)}
 
@@ -464,7 +476,8 @@ class Labeller(Task[TextCodec, A], Generic[A]):
     def compare(self, data: Data, ours: Any, theirs: Any, settings: Any) -> list[Comparison]:
         """Compare by paired bootstrap resampling."""
         results = self.results(data.parts[settings.part], ours, settings)
-        return [results.compare(self.assign(theirs.probs, settings), settings.samples)]
+        assigned = self.assign(theirs.probs, settings)
+        return results.compare(assigned, settings.samples, theirs.probs)
 
     def made_with(self, settings: Any) -> dict[str, Any]:
         """Return the settings that a score depends on."""

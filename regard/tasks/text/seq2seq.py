@@ -24,7 +24,6 @@ from regard.data.parallel import (
 from regard.decode.alignment import Aligner, Alignment
 from regard.decode.options import Decoding
 from regard.decode.sentences import Sentence, SentenceDecoder
-from regard.decode.trace import FATES, BeamTrace
 from regard.errors import UsageError
 from regard.metrics.text import METRICS
 from regard.models.folder import load_folder
@@ -68,32 +67,6 @@ class PairRunSettings(WriteSettings):
 @dataclass(frozen=True)
 class PairLookSettings(LookSettings, WriteSettings):
     """What look can be told."""
-
-    beams: bool = setting(False, "show the tree of hypotheses of the beam search")
-
-
-def beam_tree(trace: BeamTrace, best: Sequence[int], pieces: Any) -> Any:
-    """Return what a beam search considered as a picture shows it; `best` is what it wrote."""
-    from regard.viewer.picture import Node, Tree
-
-    ends = {n for n in trace.finished() if trace.ids(n)[: len(best)] == list(best)}
-    winner = max(ends, key=lambda n: trace.branches[n].score, default=-1)
-    line: set[int] = set()
-    while winner >= 0:
-        line.add(winner)
-        winner = trace.branches[winner].parent
-    nodes = [
-        Node(
-            branch.parent,
-            pieces([branch.token])[0],
-            branch.logprob,
-            branch.score,
-            branch.fate,
-            number in line,
-        )
-        for number, branch in enumerate(trace.branches)
-    ]
-    return Tree(nodes, FATES, trace.end)
 
 
 class Seq2Seq(PairTask):
@@ -346,12 +319,10 @@ class Seq2Seq(PairTask):
             raise UsageError("there is nothing to look at in an empty text")
         return self.framed(self.encode_source(given.strip(), settings)[:LONGEST_WHOLE])
 
-    def _hypotheses(
-        self, source: list[int], settings: Any, trace: BeamTrace | None = None
-    ) -> list[Any]:
+    def _hypotheses(self, source: list[int], settings: Any) -> list[Any]:
         """Return the hypotheses for a source, the best first."""
         sentence = Sentence(0, source, self.opening(settings), "")
-        (hypotheses,) = self.decoder.batch([sentence], settings, 0, trace)
+        (hypotheses,) = self.decoder.batch([sentence], settings, 0)
         return hypotheses
 
     def question(self, given: str, settings: Any, expected: Any = None) -> Question:
@@ -404,9 +375,8 @@ class Seq2Seq(PairTask):
         from regard.viewer.text import candidate_steps, text_views
 
         target = self.codec.target
-        trace = BeamTrace() if settings.beams else None
         source = self._source_ids(given, settings)
-        hypotheses = self._hypotheses(source, settings, trace)
+        hypotheses = self._hypotheses(source, settings)
         best = hypotheses[0].ids
         chosen = [*best, target.eos]
         maps, logits = self.maps(source, best)
@@ -428,5 +398,4 @@ class Seq2Seq(PairTask):
             alternatives=[(t, h.score) for t, h in zip(texts[1:], hypotheses[1:], strict=True)],
             note=f"beam {settings.beam}, {settings.length_penalty} length penalty",
             opens=self.aligner.head,
-            tree=None if trace is None else beam_tree(trace, best, target.pieces),
         )
