@@ -279,7 +279,7 @@ VERBS = {
             'regard run en-zh "How are you?"',
             "regard run runs/mine beam=5 scores=true < test.en > test.de",
         ),
-        ("regard.tasks.text.seq2seq", "PairRunSettings"),
+        ("regard.tasks.text.pair_settings", "PairRunSettings"),
     ),
     "train": Verb(
         calls("train", "TASK or RECIPE", quiet=True),
@@ -319,7 +319,7 @@ VERBS = {
             'regard look en-zh "How are you?" out=attention.html',
             "regard look runs/photos photo.jpg at=120,80 layers=2 heads=0,3 out=attention.png",
         ),
-        ("regard.tasks.text.seq2seq", "PairLookSettings"),
+        ("regard.tasks.text.pair_settings", "PairLookSettings"),
     ),
     "heads": Verb(
         calls("heads", "MODEL", quiet=True),

@@ -21,8 +21,9 @@ from regard.models import family, task_changes
 from regard.settings import setting
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.task import Data
-from regard.tasks.text.pairs import PairCodec, PairEvalSettings, PairTrainSettings
-from regard.tasks.text.seq2seq import PairRunSettings, Seq2Seq
+from regard.tasks.text.pair_settings import PairEvalSettings, PairRunSettings, PairTrainSettings
+from regard.tasks.text.pairs import PairCodec
+from regard.tasks.text.seq2seq import Seq2Seq
 
 GPTConfig, _ = family("gpt")
 

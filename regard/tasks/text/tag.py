@@ -22,14 +22,8 @@ from regard.tasks.frame.answers import TAG_FORMATS, Tagged
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.question import Question, text_keys
 from regard.tasks.text.codec import EncoderRun, TextCodec
-from regard.tasks.text.labelling import (
-    LabelBatch,
-    LabelData,
-    LabelEval,
-    Labeller,
-    LabelTrain,
-    Predicted,
-)
+from regard.tasks.text.label_judge import LabelData, Predicted
+from regard.tasks.text.labelling import LabelBatch, LabelEval, Labeller, LabelTrain
 from regard.training.label_loss import class_weights
 
 
