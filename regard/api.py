@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from regard.viewer.drawing import Drawing
 
 Place = str | Path
+VECTORS = {"embed": "fill"}  # a name for the vectors of a starter: one folder of weights for both
 
 
 def given(**values: Any) -> dict[str, Any]:
@@ -62,7 +63,14 @@ def given(**values: Any) -> dict[str, Any]:
 
 def starters() -> dict[str, Path]:
     """Return the models that ship with the package."""
-    return {p.name: p for p in sorted(starters_home().iterdir()) if (p / "config.json").exists()}
+    homes = sorted(path.parent for path in starters_home().glob("*/config.json"))
+    shipped = {home.name: home for home in homes}
+    return shipped | {name: shipped[of] for name, of in VECTORS.items() if of in shipped}
+
+
+def only_vectors(name: Place) -> bool:
+    """Tell whether a name is that of a starter's vectors."""
+    return str(name) in VECTORS and not Path(name).is_dir()
 
 
 def find_model(name: str | Path) -> Path:
@@ -187,6 +195,7 @@ def load(name_or_folder: Place, /, device: str = "cpu", task: str | None = None)
         raise UsageError(
             f"{folder}: unknown task {config['task']!r}; choose from {', '.join(TASKS)}"
         )
+    task = "embed" if only_vectors(name_or_folder) else task
     if task not in (None, config["task"], "embed"):
         raise UsageError(f"task={task}: {folder} can run for {config['task']} or embed")
     made = task_class(task or config["task"]).load(folder, model, config)
@@ -201,6 +210,8 @@ def model_task(name_or_folder: str | Path) -> str:
     from regard.pretrained.folder import is_foreign
 
     folder = find_model(name_or_folder)
+    if only_vectors(name_or_folder):
+        return "embed"
     if is_foreign(folder):
         return load(folder).task
     task = read_json(folder / "config.json").get("task")
@@ -880,7 +891,9 @@ def models() -> Listing:
     from regard.models import MODELS, family
 
     shipped = {
-        name: f"starter: {read_json(path / 'config.json').get('about', '')}"
+        name: f"starter: vectors of texts by {VECTORS[name]}"
+        if name in VECTORS
+        else f"starter: {read_json(path / 'config.json').get('about', '')}"
         for name, path in starters().items()
     }
     families = {

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import regard
@@ -13,9 +14,10 @@ DATA = Path(os.environ.get("REGARD_DATA", Path(__file__).parents[2] / "shared" /
 
 def test_the_starters_are_small_and_say_whose_data_they_learnt_from():
     found = starters()
-    assert {"digits", "en-zh", "fashion", "letters", "shakespeare", "tag"} <= set(found)
-    files = [file for folder in found.values() for file in folder.rglob("*") if file.is_file()]
-    assert sum(file.stat().st_size for file in files) < 15 * 2**20
+    names = {"digits", "embed", "en-zh", "fashion", "fill", "letters", "shakespeare", "tag"}
+    assert names <= set(found)
+    files = {file for folder in found.values() for file in folder.rglob("*") if file.is_file()}
+    assert sum(file.stat().st_size for file in files) < 15e6
     for folder in found.values():
         assert "trained on" in (folder / "ATTRIBUTION.md").read_text()
         assert "about" in (folder / "config.json").read_text()
@@ -55,3 +57,21 @@ def test_the_starter_tags_a_text_as_people_write_it():
     (found,) = regard.load("tag").run(["I can't believe she's in Paris!"], words="raw")
     tagged = "I/PRON ca/AUX n't/PART believe/VERB she/PRON 's/AUX in/ADP Paris/PROPN !/PUNCT"
     assert str(found) == tagged
+
+
+def test_the_starter_fills_in_words():
+    model = regard.load("fill")
+    assert str(model.run("The album was [MASK] in 2004.")) == "The album was released in 2004."
+    assert str(model.run("the film was directed [MASK] john smith .")).split()[4] == "by"
+
+
+def test_texts_of_one_kind_have_vectors_that_are_closer():
+    model = regard.load("embed")
+    assert model.name == regard.api.model_task("embed") == "embed"
+    battle, troops, album = (
+        np.array(answer.vector)
+        for answer in model.run(
+            ["The army won the battle.", "The troops defeated the enemy.", "The album sold well."]
+        )
+    )
+    assert battle @ troops > 0.8 > 0.6 > battle @ album
