@@ -3,17 +3,31 @@
 import json
 from collections import Counter
 
+import numpy as np
 import pytest
+import torch
 
 import regard
 from regard.cli import main
+from regard.decode.ctc import prefix_beam
 from regard.decode.sentences import Sentence
-from regard.decode.trace import FATES, BeamTrace
+from regard.decode.trace import FATES, tracing
 from regard.errors import UsageError
 from regard.viewer.beams import place_nodes
 from regard.viewer.picture import Node, Tree
 
 TEXTS = ["How are you?", "He bought a new car yesterday.", "I don't think that he will come."]
+
+
+def check_tree(picture) -> None:
+    """Ask of a picture that its tree leads to its output, and tells what was dropped."""
+
+    def spelt(text: str) -> str:
+        return text.replace("</s>", "").replace("▁", " ").strip()
+
+    nodes = picture.tree.nodes
+    assert spelt("".join(node.token for node in nodes if node.best)) == spelt(picture.output)
+    assert {node.fate for node in nodes} >= {"finished", "beam"} and picture.tree.end
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +40,10 @@ def decode(model, text: str, **settings):
     """Decode a text by the common decoder, with a trace and without."""
     asked = model.check(settings)
     source = model.framed(model.encode_source(text, asked))
-    sentence, trace = Sentence(0, source, [], ""), BeamTrace()
+    sentence = Sentence(0, source, [], "")
     (plain,) = model.decoder.batch([sentence], asked, 0)
-    (traced,) = model.decoder.batch([sentence], asked, 0, trace)
+    with tracing() as trace:
+        (traced,) = model.decoder.batch([sentence], asked, 0)
     return plain, traced, trace
 
 
@@ -76,11 +91,49 @@ def test_a_trace_is_of_one_sentence_and_of_a_beam(model):
     asked = model.check({"beam": 3})
     source = model.framed(model.encode_source(TEXTS[0], asked))
     sentences = [Sentence(n, source, [], "") for n in range(2)]
-    with pytest.raises(UsageError, match="of one sentence"):
-        model.decoder.batch(sentences, asked, 0, BeamTrace())
+    with pytest.raises(UsageError, match="of one sentence"), tracing():
+        model.decoder.batch(sentences, asked, 0)
     for settings in ({"beam": 1}, {"temperature": 1.0}):
         with pytest.raises(UsageError, match="only a beam search"):
-            model.decoder.batch(sentences[:1], model.check(settings), 0, BeamTrace())
+            model.picture(TEXTS[0], beams=True, **settings)
+
+
+def test_prefixes_of_ctc_are_traced_until_they_leave_the_beam():
+    """Log-probabilities of random frames: the tree holds the texts, and when others were left."""
+    chance = np.random.default_rng(0)
+    table = torch.from_numpy(chance.normal(size=(12, 5)) * 2).log_softmax(1)
+    plain = prefix_beam(table, beam=3, n_best=3, length_bonus=0.5)
+    with tracing() as trace:
+        assert prefix_beam(table, beam=3, n_best=3, length_bonus=0.5) == plain
+    ends = {tuple(trace.ids(n)): trace.branches[n] for n in trace.finished()}
+    assert {(tuple(one.ids), one.score) for one in plain} == {
+        (ids, branch.score) for ids, branch in ends.items()
+    }
+    for number, branch in enumerate(trace.branches):
+        assert branch.parent < number
+        assert (branch.fate == "beam") == branch.when.startswith("in frame ")
+    # a narrow beam whose frames are read one by one has dropped what is not in it any more
+    dropped = [branch for branch in trace.branches if branch.fate == "beam"]
+    for branch in dropped:
+        frame = int(branch.when.split()[2])
+        ids = trace.ids(trace.branches.index(branch))
+        for read in range(1, len(table) + 1):
+            kept = prefix_beam(table[:read], beam=3, n_best=3, length_bonus=0.5)
+            if read >= frame:
+                assert ids not in [one.ids for one in kept]
+        assert ids in [
+            one.ids for one in prefix_beam(table[: frame - 1], beam=3, n_best=3, length_bonus=0.5)
+        ]
+
+
+def test_a_language_model_shows_the_tree_of_what_it_wrote():
+    picture = regard.load("shakespeare").picture("To be, or", beams=True, beam=3, max_length=5)
+    check_tree(picture)
+
+
+def test_what_does_not_search_has_no_tree():
+    with pytest.raises(UsageError, match="take a model that writes texts"):
+        regard.load("tag").picture("Dogs bark .", beams=True)
 
 
 def test_no_two_hypotheses_stand_in_one_place(model):

@@ -13,6 +13,7 @@ import torch
 from beartype import beartype
 from jaxtyping import jaxtyped
 from PIL import Image
+from test_beams import check_tree
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -615,6 +616,7 @@ def test_where_each_word_looked_is_drawn_and_true(run: Path, photos: Path, tmp_p
     assert Image.open(tmp_path / "x.png").size[0] > 500
     page = (tmp_path / "x.html").read_text()
     assert all(word in page for word in words)
+    check_tree(describer.picture(name, beams=True))
     given = describer.picture(name, caption="a disc that is green")
     assert given.output == "a disc that is green"
     assert describer.picture(name, view="attention").views[0].name == "blocks.0.attention"

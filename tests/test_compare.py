@@ -27,6 +27,7 @@ from regard.errors import UsageError
 from regard.lab import variants as lab
 from regard.lab.extrapolate import window_loss, with_yarn
 from regard.lab.report import Compared
+from regard.lab.trends import draw_trends
 from regard.lab.variants import grid, list_keys, varied_values
 from regard.lab.workers import Worker, work
 from regard.metrics.interval import critical, interval, paired, within
@@ -329,6 +330,50 @@ def test_plots_are_png_of_a_sensible_size(whole, tmp_path):
             assert image.format == "PNG"
             assert 300 < image.width < 2000 and 150 < image.height < 2000
             assert len(image.convert("RGB").getcolors(2**20) or ()) > 20
+
+
+def test_trends_are_by_the_number_that_is_varied_by_time_and_by_speed(tmp_path):
+    varied = {"like": ["vit", "resnet"], "share": ["0.1", "1"]}
+    variants = grid("images", varied)
+    made = Compared("images", "out", varied, variants, [1, 2], "all", "")
+    for number, variant in enumerate(variants):
+        for seed in (1, 2):
+            told = {"accuracy": 70.0 + 5 * number + seed, "better": 70.0 + 5 * number + seed}
+            share = float(variant.values["share"])
+            progress = [{"seconds": 10.0 * n, "accuracy": 60.0 + n} for n in (1, 2)]
+            rest = {"examples": int(1000 * share), "speed": 50.0 + number, "progress": progress}
+            about = {"name": variant.name, "variant": variant.values, "seed": seed}
+            made.runs.append({**about, **rest, "finished": True, "scores": told})
+    drawn = draw_trends(made, "images: like, share")
+    assert drawn is not None
+    assert drawn.numbers == {
+        "vit": {
+            "accuracy, 100 training examples": 71.5,
+            "accuracy, 1,000 training examples": 76.5,
+            "seconds": 20.0,
+            "examples a second": 51.0,  # of the variant that saw all
+        },
+        "resnet": {
+            "accuracy, 100 training examples": 81.5,
+            "accuracy, 1,000 training examples": 86.5,
+            "seconds": 20.0,
+            "examples a second": 53.0,
+        },
+    }
+    assert drawn.save(tmp_path / "trends.png").read_bytes().startswith(b"\x89PNG")
+    assert "1,000 training examples" in drawn.save(tmp_path / "trends.html").read_text()
+    made.varied = {"like": ["vit", "resnet"]}
+    for run in made.runs:
+        run["speed"] = None
+    assert draw_trends(made, "") is None  # no number, and no speed was asked for
+
+
+def test_speed_is_measured_of_what_was_trained(home, tmp_path):
+    given = {"data": home / "text.txt", "out": tmp_path, **SMALL, "lr": "0.001,0.01"}
+    found = regard.compare("language", speed=True, seeds=1, lengths=1, quiet=True, **given)
+    assert all(run["speed"] > 0 and run["progress"][-1]["seconds"] > 0 for run in found.runs)
+    assert found.table()[0][-1] == "speed" and "trends.html" in str(found)
+    assert "accuracy" not in found.main and (tmp_path / "trends.png").exists()
 
 
 # Going on

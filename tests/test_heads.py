@@ -1,6 +1,7 @@
 """Heads are named by scores: planted patterns are found, in arrays and in a whole model."""
 
 import json
+import random
 
 import numpy as np
 import pytest
@@ -9,9 +10,24 @@ import torch
 import regard
 from regard.cli import main
 from regard.data.pairs import Pair
-from regard.insight.alignments import ALL, MEAN, Aligned, head_links, join_words, words_of
+from regard.data.parallel import make_batch
+from regard.data.tokenize import train_tokenizer
+from regard.insight.alignments import (
+    ALL,
+    MEAN,
+    Aligned,
+    head_links,
+    join_words,
+    judge_heads,
+    word_shares,
+)
 from regard.insight.heads import COLUMNS, Layer, look_at, measure_heads, name_of
+from regard.layers.block import BlockConfig
 from regard.metrics.alignment import score_links
+from regard.models.transformer import Transformer, TransformerConfig
+from regard.tasks.text.pairs import PairCodec
+from regard.tasks.text.translate import Translate
+from regard.training.loss import sequence_loss
 from regard.viewer.picture import View
 
 TEXT = [*"abcdefgh", *"abcdefgh"]  # said twice
@@ -234,26 +250,39 @@ def test_pieces_are_laid_over_given_words_letter_by_letter():
     model = regard.load("en-zh")
     words = ["Frankfurters", "cost", "$", "5,000", "."]
     ids = model.source_tokenizer.encode(join_words(words, "en"))
-    of = words_of(ids, model.source_tokenizer, words)
+    shares = word_shares(ids, model.source_tokenizer, words)
     pieces = ["" for _ in words]
-    for piece, word in zip(model.source_tokenizer.pieces(ids), of, strict=True):
+    for piece, word in zip(model.source_tokenizer.pieces(ids), shares.argmax(1), strict=True):
         pieces[word] += piece.replace("▁", "")
-    assert pieces == words
+    assert pieces == words and np.all(shares.max(1) == 1)
     rare = ["龘", "龘", "·", "猫"]  # in bytes
     ids = model.target_tokenizer.encode(join_words(rare, "zh"))
-    of = words_of(ids, model.target_tokenizer, rare)
+    shares = word_shares(ids, model.target_tokenizer, rare)
+    of = shares.argmax(1).tolist()
     assert of == sorted(of) and {*of} == {0, 1, 2, 3} and len(ids) > 4
+    assert np.all(shares.sum(1) == 1)
+
+
+def test_a_piece_of_several_words_is_of_all_of_them():
+    model = regard.load("en-zh")
+    ids = model.target_tokenizer.encode("我们必须走了。")
+    assert model.target_tokenizer.pieces(ids) == ["我们必须", "走了", "。"]
+    shares = word_shares(ids, model.target_tokenizer, ["我们", "必须", "走", "了", "。"])
+    halves = [[0.5, 0.5, 0, 0, 0], [0, 0, 0.5, 0.5, 0], [0, 0, 0, 0, 1]]
+    assert np.array_equal(shares, halves)
+    uneven = word_shares(ids[1:], model.target_tokenizer, ["走了。"])
+    assert np.array_equal(uneven, [[1], [1]])
 
 
 def test_links_planted_in_a_head_are_read_off_it_at_once_or_one_step_later():
     model = regard.load("en-zh")
-    pair = Aligned(["I", "like", "cats", "."], ["我", "喜欢", "猫", "。"], set())
+    pair = Aligned(["I", "like", "cats", "."], ["我喜欢", "猫", "。"], set())
     source = model.source_tokenizer.encode("I like cats .")
     target = model.target_tokenizer.encode("我喜欢猫。")
-    of_source = words_of(source, model.source_tokenizer, pair.source)
-    of_target = words_of(target, model.target_tokenizer, pair.target)
+    of_source = word_shares(source, model.source_tokenizer, pair.source).argmax(1).tolist()
+    of_target = word_shares(target, model.target_tokenizer, pair.target).argmax(1).tolist()
     weights = torch.zeros(len(target) + 1, len(source) + 1)
-    wanted = [3, 0, 2, 1]  # the source word of each target word
+    wanted = [3, 0, 2]  # the source word of each target word
     for row, word in enumerate(of_target):
         weights[row, of_source.index(wanted[word])] = 1
     weights[-1, -1] = 1
@@ -265,6 +294,40 @@ def test_links_planted_in_a_head_are_read_off_it_at_once_or_one_step_later():
     assert now["decoder.2.cross", 1, 0] == right == later["decoder.2.cross", 1, 1]
     assert now["decoder.2.cross", 1, 1] != right != later["decoder.2.cross", 1, 0]
     assert (ALL, MEAN, 0) in now
+
+
+def test_a_translator_that_swaps_words_has_the_head_that_links_them():
+    """A model that learned a known substitution, in a known order, attends to what it writes."""
+    chance, table = random.Random(1), dict(zip("abcdef", "uvwxyz", strict=True))
+
+    def pair() -> Aligned:
+        words = chance.choices(list(table), k=2 * chance.randint(1, 3))
+        order = [n ^ 1 for n in range(len(words))]  # each pair of words swapped
+        target = [table[words[n]] for n in order]
+        return Aligned(words, target, {(s, t) for t, s in enumerate(order)})
+
+    tokenizer = train_tokenizer(["a b c d e f u v w x y z"] * 50, vocab=330)
+    torch.manual_seed(0)
+    block = BlockConfig(width=32, heads=1, ffn_width=64, dropout=0.0)
+    size = tokenizer.vocab
+    model = Transformer(
+        TransformerConfig(size, size, encoder_depth=1, decoder_depth=1, block=block)
+    )
+    optimiser, steps = torch.optim.AdamW(model.parameters(), lr=0.01, betas=(0.9, 0.98)), 400
+    rate = torch.optim.lr_scheduler.OneCycleLR(optimiser, 0.01, steps, pct_start=0.15)
+    for _ in range(steps):
+        some = [pair() for _ in range(32)]
+        sides = ([p.source for p in some], [p.target for p in some])
+        ids = ([np.array(tokenizer.encode(" ".join(row))) for row in side] for side in sides)
+        batch = make_batch(*ids, tokenizer, tokenizer, "cpu")
+        optimiser.zero_grad()
+        (sequence_loss(model, batch, 0.0, 0.0) / batch.tokens).backward()
+        optimiser.step()
+        rate.step()
+    task = Translate(model.eval(), PairCodec(tokenizer, tokenizer))
+    judged = judge_heads(task, [pair() for _ in range(50)])
+    rates = {one.shift: one.error_rate for one in judged.heads if one.head == 0}
+    assert rates[0] < 0.1 and rates[1] > 0.5
 
 
 def test_links_of_a_file_are_judged_by_the_command(tmp_path, capsys):

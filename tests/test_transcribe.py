@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from test_beams import check_tree
 from tones import RATE, said, sentence, spoken, tones, write_tones
 from torch.nn import functional as F
 
@@ -414,6 +415,12 @@ def test_parts_are_told_apart_by_names_and_remembered(home, data):
     assert regard.evaluate(out, data=data).sentences == 10
     assert regard.evaluate(out, data=data, part="valid").sentences == 10
     assert regard.evaluate(out, data=data, part="train", test="2?.wav").sentences == 220
+
+
+def test_looking_shows_the_beams_of_every_way_to_decode(both, home):
+    path = str(write_tones(home / "beams.wav", "AB C"))
+    for way in both.decoder.ways:
+        check_tree(both.picture(path, decoding=way, beam=4, beams=True))
 
 
 def test_looking_shows_words_posteriors_and_cross_attention(both, home):

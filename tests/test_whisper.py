@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from test_parity import parity
@@ -11,6 +12,7 @@ import regard
 from regard.attention.watch import watch
 from regard.decode.options import Decoding, decode
 from regard.errors import UsageError
+from regard.insight.causes import attending, cut_tokens, measure
 from regard.models import family
 from regard.models.whisper import WhisperConfig
 from regard.pretrained.folder import import_folder
@@ -141,3 +143,26 @@ def tiny_en():
 def test_real_weights_write_what_is_said(tiny_en, real_data):
     answer = tiny_en.run(str(real_data / "an4" / "audio" / "an87-fbbh-b.ogg"))
     assert "six" in str(answer).lower() or "6" in str(answer)
+
+
+@pytest.mark.parametrize("both", ["plain"], indirect=True)
+def test_causes_of_a_window_are_the_plain_loop(both, monkeypatch):
+    """A sound shorter than the window: its cells are cut, and the silence after it is not."""
+    task = regard.load(str(both[2]), task="transcribe")
+    task.model.double()
+    heard = task.spectrogram
+    monkeypatch.setattr(task, "spectrogram", lambda samples: heard(samples).double())
+    sound = np.random.default_rng(0).standard_normal(8000).astype(np.float32) / 10
+    asked = task.look_settings({"forced": "the cat"})
+    question = task.question(sound, asked)
+    found = attending(task.model, question)
+    cuts = cut_tokens(task.model, question, found)
+    count = len(question.tokens)
+    at_once = measure(task.model, question, cuts, count, copies=count + 1)
+    assert np.abs(at_once - measure(task.model, question, cuts, count, copies=1)).max() < 1e-6
+    assert count == 25 and np.abs(at_once[1:] - at_once[0]).min() > 1e-9
+    reading = [layer for layer in found if layer.tokens is not None]
+    assert {layer.name.partition(".")[0] for layer in reading} == {"encoder", "decoder"}
+    for layer in reading:
+        assert layer.tokens[0, :count].tolist() == list(range(count))
+        assert (layer.tokens[0, count:] == -1).all() and layer.keys == 50

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Required, TypedDict
 
 import torch
 from jaxtyping import Bool, Float, Num
@@ -127,6 +127,15 @@ def is_linear(linear: nn.Module) -> bool:
         and not has_hooks(linear)
         and not has_global_hooks()
     )
+
+
+class SelfAttentionInputs(TypedDict, total=False):
+    """What a block hands to its self-attention beside the vectors."""
+
+    at: Required[Tensor]
+    mask: Mask | None
+    bias: Tensor | None
+    cache: Cache | None
 
 
 class MultiHead(nn.Module):

@@ -19,6 +19,7 @@ from regard.data.tokenizer import Tokenizer
 from regard.decode.ctc_align import BLANK, Alignment, align, checked
 from regard.decode.rules import ByRow
 from regard.decode.search import EOS, LONGEST
+from regard.decode.trace import Branch, active_trace
 from regard.decode.writer import Writer
 from regard.errors import UsageError
 
@@ -126,9 +127,14 @@ def prefix_beam(
         raise UsageError(f"n_best={n_best} is not between 1 and beam={beam}; widen the beam")
     table = checked(log_probs, blank)
     search = _PrefixBeam(table.shape[1], beam, blank, lm, lm_weight, length_bonus, token_min_logp)
+    trace = active_trace()
     for row in table:
         search.step(row)
+        if trace is not None:
+            search.note()
     found = search.finish(eos)
+    if trace is not None:
+        trace.branches, trace.end = search.branches(found), "all frames were read"
     return [
         CTCHypothesis(ids, logprob, path.spans, path.confidences, score)
         for ids, logprob, score in found[:n_best]
@@ -158,6 +164,9 @@ class _PrefixBeam:
         self.nodes = np.zeros(1, dtype=np.int64)  # of the beam, the best first
         self.in_blank = np.zeros(1)  # log-probability of the paths that end in a blank
         self.in_token = np.full(1, -inf)
+        # for a trace: frames so far; node -> the last one it was in the beam, its place, logprob
+        self.frames = 0
+        self.last: dict[int, tuple[int, int, float]] = {}
 
     def ids(self, node: int) -> list[int]:
         """Return the tokens of a prefix."""
@@ -233,6 +242,32 @@ class _PrefixBeam:
         self.extra.append(self.extra[parent] + float(added))
         self.child[parent, token] = len(self.parent) - 1
         return len(self.parent) - 1
+
+    def note(self) -> None:
+        """Keep for a trace which prefixes are in the beam after one more frame."""
+        self.frames += 1
+        likely = np.logaddexp(self.in_blank, self.in_token).tolist()
+        for place, (node, logprob) in enumerate(zip(self.nodes.tolist(), likely, strict=True)):
+            self.last[node] = self.frames, place, logprob
+
+    def branches(self, found: Sequence[tuple[list[int], float, float]]) -> list[Branch]:
+        """Return all prefixes that were noted; those that were found have been kept to the end."""
+        scores = {tuple(ids): score for ids, _, score in found}
+        alive: set[int] = set()
+        for node in self.nodes.tolist():
+            while node:
+                alive.add(node)
+                node = self.parent[node]
+        told = []
+        for node in range(1, len(self.parent)):
+            frame, place, logprob = self.last[node]
+            score = scores.get(tuple(self.ids(node))) if frame == self.frames else None
+            fate = "finished" if score is not None else "open" if node in alive else "beam"
+            when = f"in frame {frame + 1} of {self.frames}" if fate == "beam" else ""
+            score = logprob + self.extra[node] if score is None else score
+            here = self.parent[node] - 1, self.token[node]
+            told.append(Branch(*here, logprob, score, place, fate, when))
+        return told
 
     def finish(self, eos: int) -> list[tuple[list[int], float, float]]:
         """Return the texts of the beam with their log-probabilities and scores, best first."""

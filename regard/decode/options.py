@@ -8,7 +8,6 @@ from torch import Tensor
 
 from regard.decode import search
 from regard.decode.search import BOS, EOS, Adjust, Hypothesis, Limit, OnToken
-from regard.decode.trace import BeamTrace
 from regard.decode.writer import Writer
 from regard.errors import UsageError, lookup
 from regard.settings import setting
@@ -70,7 +69,6 @@ def decode(
     stopping: str = "patience",
     on: str = "logits",
     renormalise: bool = False,
-    trace: BeamTrace | None = None,
 ) -> list[list[Hypothesis]]:
     """Generate the hypotheses of each source by sampling, greedy or beam search.
 
@@ -79,11 +77,9 @@ def decode(
     text must begin with, and `max_length` limits for each source that replace the option's.
     `lines` number the sources for the random draws. `on_token` is called with (source, token)
     after each token and returns True to stop. `stopping`, `on` and `renormalise` say how a beam is
-    searched, as `GenerationConfig.beam` returns them, and `trace` is told all that it considers.
+    searched, as `GenerationConfig.beam` returns them.
     """
     options.check()
-    if trace is not None and (options.sampling or options.beam == 1):
-        raise UsageError("only a beam search has hypotheses to show; choose beam=2 or more")
     shared: dict[str, Any] = {
         "length_penalty": options.length_penalty,
         "alpha": options.alpha,
@@ -123,6 +119,5 @@ def decode(
         stopping=stopping,
         on=on,
         renormalise=renormalise,
-        trace=trace,
         **shared,
     )

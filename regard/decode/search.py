@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from regard import native
 from regard.decode.batching import in_batches as in_batches
 from regard.decode.rules import ByRow
-from regard.decode.trace import BeamTrace
+from regard.decode.trace import active_trace
 from regard.decode.writer import Writer
 from regard.errors import UsageError, lookup
 
@@ -350,7 +350,6 @@ def beam(
     bos: int = BOS,
     eos: int = EOS,
     ends: Sequence[int] = (),
-    trace: BeamTrace | None = None,
 ) -> list[list[Hypothesis]]:
     """Beam search: return the texts of highest score for each sentence, best first.
 
@@ -361,8 +360,8 @@ def beam(
     Other kinds of `stopping`, as transformers has them, wait for `beam` texts: early stops there,
     length goes on while the best open text, as long as it is, beats the worst of them, and never
     while it could as long as it may become. Changes are made `on` logits or on logprobs, which may
-    be renormalised. Tokens of `ends` end a text as eos does, and active in it. A `trace` is told
-    all that is considered for one sentence.
+    be renormalised. Tokens of `ends` end a text as eos does, and active in it. Inside of
+    `tracing` all that is considered for one sentence is kept.
     """
     lookup("stopping", stopping, dict.fromkeys(STOPPINGS))
     if beam < 1:
@@ -381,10 +380,9 @@ def beam(
     constraints = _Constraints(source, lengths, max_length, prefix, eos)
     count, device = source.shape[0], source.device
     finished = _FinishedHypotheses(count, divisor, n_best)
-    if trace is not None and count != 1:
-        raise UsageError(f"a trace is of one sentence, not {count}")
     if count == 0:
         return []
+    trace = active_trace(count)
 
     state = writer.start(source, lengths, capacity=constraints.longest)
     ids = _first(source, begin, bos)

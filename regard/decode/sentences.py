@@ -16,7 +16,6 @@ from regard.decode.batching import in_batches
 from regard.decode.options import Decoding, decode
 from regard.decode.rules import GenerationConfig, Given
 from regard.decode.search import Hypothesis
-from regard.decode.trace import BeamTrace
 from regard.decode.writer import Writer
 
 Ids = Sequence[int]
@@ -102,13 +101,7 @@ class SentenceDecoder:
         for sentence, some in zip(sentences, hypotheses, strict=True):
             sentence.hypotheses = some
 
-    def batch(
-        self,
-        some: list[Sentence],
-        options: Decoding,
-        first: int,
-        trace: BeamTrace | None = None,
-    ) -> list[list[Hypothesis]]:
+    def batch(self, some: list[Sentence], options: Decoding, first: int) -> list[list[Hypothesis]]:
         """Return the hypotheses of a batch of sentences; one without tokens has none."""
         real = [s for s in some if s.ids]
         if not real:
@@ -128,7 +121,6 @@ class SentenceDecoder:
                 prefix=[s.prefix for s in real] if any(s.prefix for s in real) else None,
                 adjust=[search.forbid(*self.never), *self.rules.changes(given)],
                 lines=[first + s.line for s in real],
-                trace=trace,
                 **self.rules.beam(),
             )
         )

@@ -159,6 +159,10 @@ class SpeechDecoder:
         """Return the tokens that a text is written after."""
         return [self.tokenizer.begin]
 
+    def prompt_of(self, features: Tensor, options: SpeechDecoding) -> list[int]:
+        """Return the tokens that the text of a spectrogram (t, mels) is written after."""
+        return self.begin
+
     @property
     def times(self) -> bool:
         """Tell whether words have times, by alignment to the frames of CTC."""

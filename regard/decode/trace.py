@@ -1,9 +1,13 @@
 """What a beam search considered: the tree of hypotheses, and what became of each."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from torch import Tensor
+
+from regard.errors import UsageError
 
 MAX_BRANCHES = 20_000  # of a tree: 2 * beam for each token
 
@@ -27,6 +31,7 @@ class Branch:
     score: float  # the same, divided as the length penalty says
     rank: int  # among the continuations of its step, the best is 0
     fate: str = "open"
+    when: str = ""  # where that was decided, if its number of tokens does not tell
 
 
 @dataclass
@@ -85,3 +90,27 @@ class BeamTrace:
     def finished(self) -> Sequence[int]:
         """Return the branches that ended a text."""
         return [n for n, branch in enumerate(self.branches) if branch.fate == "finished"]
+
+
+_active: ContextVar[BeamTrace | None] = ContextVar("trace", default=None)
+
+
+@contextmanager
+def tracing() -> Iterator[BeamTrace]:
+    """Trace what the beam searches inside consider; of several, the last one stays."""
+    trace = BeamTrace()
+    token = _active.set(trace)
+    try:
+        yield trace
+    finally:
+        _active.reset(token)
+
+
+def active_trace(sentences: int = 1) -> BeamTrace | None:
+    """Return the trace that a search of so many sentences fills, begun anew; None if none does."""
+    trace = _active.get()
+    if trace is not None:
+        if sentences != 1:
+            raise UsageError(f"a trace is of one sentence, not {sentences}")
+        trace.branches, trace.end, trace._open = [], "", [-1]
+    return trace

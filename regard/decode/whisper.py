@@ -177,6 +177,12 @@ class WhisperDecoder(SpeechDecoder):
             )
         return [token for token in prompt if token is not None]
 
+    @torch.inference_mode()
+    def prompt_of(self, features: Tensor, options: SpeechDecoding) -> list[int]:
+        """Return the prompt of a window (t, mels), with the language that is heard in it."""
+        memory, lengths = self.model.encode(features.unsqueeze(0).to(self.device))
+        return self.prompts(memory, lengths, options, timestamps=False)[0].tolist()
+
     @property
     def times(self) -> bool:
         """Tell that words have times, by cross-attention."""

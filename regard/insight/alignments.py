@@ -99,28 +99,24 @@ def running_text(task: Task[Any, Any], pair: Aligned) -> Pair:
     return Pair(join_words(pair.source, source), join_words(pair.target, target), "")
 
 
-def words_of(ids: Sequence[int], tokenizer: Tokenizer, words: Sequence[str]) -> list[int]:
-    """Return to which of the words each token of their text belongs, by its first letter."""
-    ends = np.cumsum([len(word) for word in words])
+def word_shares(ids: Sequence[int], tokenizer: Tokenizer, words: Sequence[str]) -> np.ndarray:
+    """Return which share of each token's letters is of which word, (tokens, words).
+
+    Where words stand without spaces a token may hold several; one without a whole letter, such as
+    a byte of it, is of the word that this letter is of.
+    """
+    of_letter = np.eye(len(words))[[n for n, word in enumerate(words) for _ in word]]
     # how many letters there are before each token; those of a letter in bytes are not one yet
     texts = (tokenizer.decode(ids[:n]) for n in range(len(ids) + 1))
-    *before, letters = (len("".join(text.split()).rstrip("\ufffd")) for text in texts)
-    if letters != ends[-1]:
+    before = [len("".join(text.split()).rstrip("\ufffd")) for text in texts]
+    if before[-1] != len(of_letter):
         raise UsageError(
-            f"tokens of {letters} letters for words of {ends[-1]}; the tokenizer changes the text, "
-            "so that its tokens cannot be laid over given words"
+            f"tokens of {before[-1]} letters for words of {len(of_letter)}; the tokenizer changes "
+            "the text, so that its tokens cannot be laid over given words"
         )
-    return np.searchsorted(ends, before, side="right").clip(max=len(words) - 1).tolist()
-
-
-def word_weights(
-    weights: np.ndarray, source: Sequence[int], target: Sequence[int], shape: tuple[int, int]
-) -> np.ndarray:
-    """Sum weights (..., target pieces, source pieces) to those of words (..., target, source)."""
-    rows, columns = (
-        np.eye(count)[list(of)] for count, of in zip(shape, (target, source), strict=True)
-    )
-    return np.einsum("...ts,ta,sb->...ab", weights, rows, columns)
+    starts = np.minimum(before[:-1], len(of_letter) - 1)
+    spans = zip(starts, np.maximum(before[1:], starts + 1), strict=True)
+    return np.stack([of_letter[start:end].mean(0) for start, end in spans])
 
 
 def head_links(
@@ -137,9 +133,8 @@ def head_links(
         for pair in pairs:
             text = running_text(task, pair)
             ((source, target),) = task.encode_pairs([(text.source, text.target)], task.check({}))
-            of_source = words_of(source[:-1], task.source_tokenizer, pair.source)
-            of_target = words_of(target, task.target_tokenizer, pair.target)
-            shape = len(pair.target), len(pair.source)
+            of_source = word_shares(source[:-1], task.source_tokenizer, pair.source)
+            of_target = word_shares(target, task.target_tokenizer, pair.target)
             maps, _ = task.maps(source, target)
             found: dict[tuple[str, int | str, int], set[Link]] = {}
             layers = {
@@ -150,7 +145,7 @@ def head_links(
             for name, whole in layers.items():
                 for shift in (0, 1):
                     part = whole[:, shift : shift + len(target)]
-                    mass = word_weights(part, of_source, of_target, shape)
+                    mass = of_target.T @ part @ of_source  # (heads, target words, source words)
                     each = {} if name == ALL else dict(enumerate(mass))
                     for head, one in {**each, MEAN: mass.mean(0)}.items():
                         links = {(int(s), t) for t, s in enumerate(one.argmax(-1))}

@@ -204,7 +204,7 @@ def measure(
     """
     if count > MAX_CUTS:
         raise UsageError(f"{count:,} cuts are too many, {MAX_CUTS:,} are made; choose fewer layers")
-    size = max(1, len(question.tokens), len(question.places))
+    size = max(question.size, len(question.tokens), len(question.places))
     fits = max(1, min(PASS // size, NUMBERS // question.numbers))
     copies = min(copies or fits, count + 1)
     items = list(range(-1, count))

@@ -54,6 +54,7 @@ class Compared(Named):
     runs: list[dict[str, Any]] = field(default_factory=list)
     stopped: bool = False
     judged: Any = None  # the evaluation of all models on a test part
+    trends: bool = False  # whether scores were drawn by a number, time and speed
 
     def of(self, variant: Variant) -> list[dict[str, Any]]:
         """Return the finished runs of a variant."""
@@ -156,14 +157,16 @@ class Compared(Named):
             )
         compared = any(against.values())
         head = [*(self.varied or ["variant"]), *names, *([f"{self.main} against best"] * compared)]
-        rows = [[*head, "runs", "steps", "tokens", "seconds", "parameters"]]
+        counted = ["steps", "tokens", "seconds", "parameters"]
+        counted += ["speed"] * any(run.get("speed") for run in self.done)
+        rows = [[*head, "runs", *counted]]
         for number, variant in enumerate(self.variants):
             runs = self.of(variant)
             row = [str(value) for value in variant.values.values()] or [variant.name]
             row += [column[number] for column in columns]
             row += [difference(against.get(variant.name))] * compared
             row.append(f"{len(runs)}")
-            for key in ("steps", "tokens", "seconds", "parameters"):
+            for key in counted:
                 row.append(span([run[key] for run in runs]))
             rows.append(row)
         return rows
@@ -267,13 +270,15 @@ class Compared(Named):
 
     def plots(self) -> list[str]:
         """Return the names of the plots."""
-        return ["plot.png"] * bool(self.done) + ["curve.png"] * bool(self.curves())
+        made = {"plot.png": self.done, "curve.png": self.curves(), "trends.html": self.trends}
+        return [name for name, there in made.items() if there]
 
     def keep(self, out: Path) -> None:
         """Write results.json, table.md and the plots."""
         self.write(out)
         if not self.done:
             return
+        from regard.lab.trends import draw_trends
         from regard.viewer.plot import draw_curves, draw_scores
 
         keys = ", ".join(self.varied)
@@ -288,6 +293,10 @@ class Compared(Named):
         shown = [n for n in self.names if n == self.main or n not in DERIVED][:MAX_PANELS]
         panels = {name: [self.score(v, name) for v in self.variants] for name in shown}
         draw_scores(out / "plot.png", title, labels, panels)
+        if (trends := draw_trends(self, title)) is not None:
+            trends.save(out / "trends.png")
+            trends.save(out / "trends.html")
+            self.trends = True
         if curves:
             lines = {
                 label: [(length, one) for length, one in line.items() if one is not None]

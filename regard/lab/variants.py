@@ -1,6 +1,7 @@
 """Comparison of variants: runs over a grid of settings, each with several seeds."""
 
 import itertools
+import json
 import math
 import os
 import re
@@ -15,12 +16,16 @@ from typing import Any
 
 import torch
 
+from regard.costs.machine import least
+from regard.costs.model import Reading
 from regard.data.tokenize import TOKENIZERS
 from regard.errors import UsageError, log, lookup
 from regard.files import read_json
 from regard.lab.report import Compared, Variant, finite, run_name
 from regard.lab.workers import work
 from regard.models import MODELS, family
+from regard.models.folder import load_folder
+from regard.native import fast
 from regard.settings import describe, fill, setting
 from regard.tasks import task as task_class
 from regard.tasks.frame.recipe import check_resume
@@ -33,6 +38,7 @@ LIST_KEYS = {"columns", "lora_on"}  # values have commas, beside those typed as 
 PATH_KEYS = {"data", "valid", "test", "init"}  # a file's name may have commas
 TEST_LENGTHS = (1, 2, 4, 8)  # in training lengths
 MAX_RUNS = 10_000
+SPEED_BATCH = 64  # examples
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,9 @@ class CompareSettings:
         "test lengths of a language model, as multiples of its context; 1,2,4,8 unless given",
         min=1,
         max=1024,
+    )
+    speed: bool = setting(
+        False, "measure how many examples a second a model reads, to draw its score against that"
     )
     counted: str = setting("all", "tokens that count at a test length: all, or last (quarter)")
     out: str | None = setting(None, "output folder of all runs")
@@ -155,6 +164,8 @@ def train_one(job: dict[str, Any]) -> dict[str, Any]:
         started = (folder / "recipe.json").exists()
         return {"finished": False, "failed" if started else "refused": str(mistake)}
     recipe = read_json(folder / "recipe.json")
+    rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    valid = [row for row in rows if "seconds" in row]
     last = (folder / "last").read_text().strip()
     counters = read_json(folder / "checkpoints" / last / "counters.json")
     return {
@@ -166,9 +177,22 @@ def train_one(job: dict[str, Any]) -> dict[str, Any]:
         "parameters": recipe["parameters"],
         "data": recipe["data"],
         "tokenizers": recipe.get("tokenizers", []),
+        "examples": recipe.get(kind.unit),
+        "progress": [{k.removeprefix("valid/"): v for k, v in row.items()} for row in valid],
+        "speed": reading_speed(folder) if job["speed"] else None,
         "asked_lengths": job["lengths"],
         "lengths": lengths,
     }
+
+
+@torch.inference_mode()
+def reading_speed(folder: Path) -> float:
+    """Return how many examples a second the model of a folder reads at best, in batches."""
+    model, config = load_folder(folder)
+    made = Reading(config["family"], model.config, SPEED_BATCH, {})()
+    inputs = [torch.zeros_like(x, device="cpu") for x in made]
+    with fast(model, frozen=True):
+        return SPEED_BATCH / least(lambda: model(*inputs), 1.0)
 
 
 def train_in_process(
@@ -259,6 +283,8 @@ def make_job(
     settings: Any = task_class(task).resolve(values)
     check_settings(settings)
     check_run(folder, settings)
+    if compare.speed:
+        Reading(variant.name, settings.model, SPEED_BATCH, {})  # refuses what it cannot make
     goes_on = task == "language" and settings.objective == "causal"
     return {
         "name": variant.name,
@@ -269,6 +295,7 @@ def make_job(
         "values": values,
         "recipe": recipe,
         "lengths": list(compare.lengths or TEST_LENGTHS) if goes_on else None,
+        "speed": compare.speed,
     }
 
 
@@ -276,7 +303,8 @@ def known_run(job: Mapping[str, Any], before: Mapping[str, Any] | None) -> dict[
     """Return the record of a run: its result of before, if that still holds."""
     run = {key: job[key] for key in ("name", "variant", "seed", "folder")}
     begun = (Path(job["folder"]) / "recipe.json").exists()
-    if before and begun and before.get("asked_lengths") == job["lengths"]:
+    known = before and before.get("asked_lengths") == job["lengths"]
+    if before and known and begun and (before.get("speed") or not job["speed"]):
         return {**before, **run}
     return {**run, "finished": False}
 

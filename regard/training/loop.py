@@ -559,7 +559,8 @@ class Fit:
         counters = self.counters
         scores = self._score(self.averaged)
         step = counters["step"]
-        _write(metrics, {"step": step, **{f"valid/{k}": v for k, v in scores.items()}})
+        valid = {f"valid/{k}": v for k, v in scores.items()}
+        _write(metrics, {"step": step, "seconds": round(counters["seconds"], 3), **valid})
         for name, value in scores.items():
             board(f"valid/{name}", value, step)
         if not self.quiet:

@@ -88,7 +88,7 @@ def tree_data(tree: Tree, tokens: Sequence[str]) -> dict:
     """Return a tree as the plain values that the page's script reads, its tokens as shown."""
     return {
         "nodes": [
-            [node.parent, token, node.logprob, node.score, node.fate, node.best, *place]
+            [node.parent, token, node.logprob, node.score, node.fate, node.best, *place, node.when]
             for node, token, place in zip(tree.nodes, tokens, place_nodes(tree), strict=True)
         ],
         "fates": dict(tree.fates),

@@ -107,9 +107,12 @@ def caption_views(
 
 
 def word_views(
-    maps: Maps, key_grid: TokenGrid, words: Sequence[str], word_of: Sequence[int]
+    maps: Maps, key_grid: TokenGrid, words: Sequence[str], word_of: Sequence[int], first: int = 0
 ) -> list[View]:
-    """Place what each word attends to on a grid of keys, by the layers of cross-attention."""
+    """Place what each word attends to on a grid of keys, by the layers of cross-attention.
+
+    Words are written from step `first` on.
+    """
     query_grid = TokenGrid(tuple(words), 0, 0, 1.0, 1.0)
     share = torch.zeros(len(words), len(word_of))
     share[torch.tensor(word_of), torch.arange(len(word_of))] = 1.0
@@ -119,7 +122,7 @@ def word_views(
     views = []
     for name in maps:
         if name.endswith(".cross"):
-            weights = maps[name].weights(rows=slice(0, len(word_of)))[0].float().cpu()
+            weights = maps[name].weights(rows=slice(first, first + len(word_of)))[0].float().cpu()
             weights = weights[..., : len(key_grid)]  # what comes after it is padding
             views.append(placed_view(name, (share @ weights).numpy(), placement, kind="cross"))
     if not views:

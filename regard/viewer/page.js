@@ -1538,8 +1538,9 @@
   function treeView() {
     const { tree, steps_language: language } = pictures[state.picture];
     const [wide, high] = [92, 24];
-    const nodes = tree.nodes.map(([parent, token, logprob, score, fate, best, step, line]) => (
-      { parent, token, logprob, score, fate, best, step, line }));
+    const nodes = tree.nodes.map(
+      ([parent, token, logprob, score, fate, best, step, line, when]) => (
+        { parent, token, logprob, score, fate, best, step, line, when }));
     const box = make("div", { class: "tree", role: "list" });
     const across = Math.max(...nodes.map((node) => node.step)) + 2;
     const down = Math.max(...nodes.map((node) => node.line)) + 1;
@@ -1551,9 +1552,9 @@
       return tokens.map((token) => gap(token) + plain(token)).join("").trim();
     };
     const told = (number) => {
-      const { logprob, score, fate } = nodes[number];
+      const { logprob, score, fate, when } = nodes[number];
       return `${said(number)}: log-probability ${logprob.toFixed(2)}, score ${score.toFixed(2)}; `
-        + tree.fates[fate];
+        + tree.fates[fate] + (when ? `, ${when}` : "");
     };
     nodes.forEach((node, number) => {
       const before = nodes[node.parent];

@@ -143,6 +143,7 @@ class Node:
     score: float
     fate: str  # open, if it went on
     best: bool = False  # whether it leads to what was written
+    when: str = ""  # where its fate was decided, if its place does not tell
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ class LookSettings:
         False, "play the pictures that a training with watch_every= has kept; takes no input"
     )
     candidates: int = setting(5, "candidates to show with their probability", min=1, max=100_000)
+    beams: bool = setting(False, "show the tree of hypotheses of the beam search")
     view: str = setting("attention", "attention, rollout (up to each layer) or flow")
     cause: str = setting(
         "none", "cut what the answer depends on: true, or some of tokens, heads and edges"

@@ -93,12 +93,13 @@ def sound_picture(
     query: QueryPoint = "mean",
     words: Sequence[str] = (),
     word_of: Sequence[int] = (),
+    first: int = 0,
     **about: Any,
 ) -> Picture:
     """Make a picture of what was watched while a model read a spectrogram (frames, mels).
 
-    A column of its attention is `stride` frames. `words` were written by a decoder, and `word_of`
-    says to which of them each token belongs.
+    A column of its attention is `stride` frames. `words` were written by a decoder from step
+    `first` on, and `word_of` says to which of them each token belongs.
     """
     choose = lookup("view", view, VIEWS)
     frames, mels = spectrogram.shape
@@ -108,7 +109,8 @@ def sound_picture(
     if words:
         grid = time_grid(-(-frames // stride), stride, frames)
         crosses = [
-            _timed(each, recording.seconds) for each in word_views(maps, grid, words, word_of)
+            _timed(each, recording.seconds)
+            for each in word_views(maps, grid, words, word_of, first)
         ]
         views, opens = [*views, *crosses], (crosses[-1].name, "mean")
     if not views:

@@ -38,6 +38,7 @@ class Question:
     grid: TokenGrid | None = None  # on which the tokens stand, of an image or a sound
     first: int = 0
     score: Callable[[Tensor], Tensor] | None = None  # of logprobs, if not the sum over the steps
+    size: int = 1  # tokens that the model reads of one copy, if more than those of the input
 
     def answers(self, copies: int) -> Tensor:
         """Return the log-probability of the answer by each copy, (copies,) in float64."""
@@ -80,6 +81,21 @@ def source_keys(count: int, target: int) -> Callable[[str, int], Tensor | None]:
             both = torch.arange(keys)
             return torch.where(both < count, both, -1)[None]
         return None
+
+    return of
+
+
+def window_keys(columns: int, step: int) -> Callable[[str, int], Tensor | None]:
+    """Return which cell of so many columns each key is, where an input is the start of a window.
+
+    What comes after the input is none of them.
+    """
+
+    def of(name: str, keys: int) -> Tensor | None:
+        if keys < columns or not (name.startswith("encoder") or name.endswith("cross")):
+            return None
+        places = torch.arange(keys)
+        return torch.where(places < columns, places // step, -1)[None]
 
     return of
 

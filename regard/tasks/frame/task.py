@@ -8,7 +8,7 @@ settings, threads, evaluation against other models and JSON are the frame's.
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self, TextIO, TypeVar, overload
@@ -19,6 +19,7 @@ from PIL.Image import Image
 from torch import Tensor, nn
 
 from regard.data.split import Split
+from regard.decode.trace import tracing
 from regard.errors import UsageError, lookup
 from regard.metrics.evaluation import Evaluation, provenance, write_outputs
 from regard.metrics.score import Comparison, Score
@@ -28,6 +29,7 @@ from regard.native import fast
 from regard.processor import DTYPES
 from regard.results import Named, key_of
 from regard.settings import fill
+from regard.tasks.frame.beams import beam_tree
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.question import Question
 from regard.tasks.frame.recipe import parameters
@@ -673,8 +675,9 @@ class Task(Generic[C, A]):
         from regard.viewer.rollout import follow
 
         asked = self.look_settings(settings)
-        with self.using(asked):
-            return follow(self.explain(given, asked), asked.view)
+        with self.using(asked), tracing() if asked.beams else nullcontext() as trace:
+            seen = follow(self.explain(given, asked), asked.view)
+        return seen if trace is None else replace(seen, tree=beam_tree(trace, self))
 
     def look_settings(self, settings: Mapping[str, Any]) -> Any:
         """Complete what a user gave to the settings of look."""

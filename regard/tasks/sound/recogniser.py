@@ -249,8 +249,6 @@ class SpeechRecogniser(SoundTask[Transcript]):
     def question(self, given: Any, settings: Any, expected: Any = None) -> Question:
         """Return a sound with its transcript and the log-probability of that, by CTC if it can."""
         model = self.model
-        if isinstance(self.decoder, WhisperDecoder):
-            raise UsageError("causes are measured of models of our own, not of Whisper's windows")
         spectrogram, _ = utterance = self.utterance(self.format.read(self.check_input(given)))
         best = expected
         if best is None and settings.forced is not None:
@@ -259,7 +257,8 @@ class SpeechRecogniser(SoundTask[Transcript]):
             best = self.decoder([utterance], settings, lm=self.language_model(settings))[0][0].ids
         if not best:
             raise UsageError("nothing was heard in this sound, so there is no answer to explain")
-        reads = torch.tensor([[self.tokenizer.begin, *best]], device=self.device)
+        prompt = self.decoder.prompt_of(spectrogram, settings)
+        reads = torch.tensor([[*prompt, *best]], device=self.device)
 
         @torch.inference_mode()
         def logprobs(copies: int) -> Tensor:
@@ -272,7 +271,8 @@ class SpeechRecogniser(SoundTask[Transcript]):
             targets = torch.tensor([best] * len(table))
             return -ctc_losses(table.cpu(), long, targets, short)
 
-        chosen, places = [*best, self.tokenizer.eos], self.tokenizer.pieces(reads[0].tolist())
+        chosen = [*prompt[1:], *best, self.tokenizer.eos]
+        places = self.tokenizer.pieces(reads[0].tolist())
         tokens = self.time_tokens(len(spectrogram))
         if model.config.ctc:  # the sum over all alignments; a step is a frame
             chosen = logprobs(1)[0].argmax(-1).tolist()
@@ -284,6 +284,7 @@ class SpeechRecogniser(SoundTask[Transcript]):
             names=self.tokenizer.pieces,
             places=places,
             expected=best,
+            first=len(prompt) - 1,
             score=ctc if model.config.ctc else None,
             **tokens,
         )
@@ -310,6 +311,7 @@ class SpeechRecogniser(SoundTask[Transcript]):
         if not (model.config.decoder_depth and best.words):
             return told, lambda: model.encode(*sound)
         words, of = words_of_ids(best.ids, self.tokenizer)
-        reads = torch.tensor([[self.tokenizer.begin, *best.ids]], device=self.device)
-        told |= {"words": words, "word_of": of}
+        prompt = self.decoder.prompt_of(spectrogram, settings)
+        reads = torch.tensor([[*prompt, *best.ids]], device=self.device)
+        told |= {"words": words, "word_of": of, "first": len(prompt) - 1}
         return told, lambda: model.hidden(sound[0], reads, sound[1])
