@@ -60,6 +60,7 @@ IN_C = {
     "act.h:activate": "activations",
     "act.h:sigmoid": "activations",
     "argmax.c:regard_argmax": "the log-probability of a token",
+    "half.c:exp2_lanes": "the exponential itself, to five digits",
     "half.c:weigh": "the C kernel for encoders in bfloat16",
     "train.c:attend": "the C kernel for training, alone or in a block",
     "train.c:attend_back": "its gradient",
@@ -195,7 +196,7 @@ def exponentials_in_c(source: str) -> set[str]:
     for line in source.splitlines():
         if header := re.match(r"[A-Za-z].*?\b(\w+)\(", line):
             inside = header[1]
-        if re.search(r"\b(exp|expf|exp2f|exp_lanes)\(", line):
+        if re.search(r"\b(exp|expf|exp2f|exp2?_lanes)\(", line):
             found.add(inside)
     return found
 

@@ -41,7 +41,9 @@ class SpeechDecoding(Decoding):
     )
     fallback: bool = setting(True, "Whisper: sample again what is improbable or repeats itself")
     words: bool = setting(True, "Whisper: find the times of words")
-    dtype: str = setting("float32", "Whisper: of the encoder's products, float32 or bfloat16")
+    dtype: str = setting(
+        "float32", "Whisper: of its encoder; bfloat16 is faster, about 1% of words differ"
+    )
 
 
 # how Whisper follows a long sound -> whether it writes timestamps

@@ -16,6 +16,7 @@ from regard.attention.attend import record_attention
 from regard.attention.kernels import Problem, compute
 from regard.attention.masks import Mask, Padding
 from regard.attention.multihead import Memory
+from regard.attention.watch import watcher
 from regard.layers.alone import each_alone
 from regard.layers.kernel_weights import checked_plan, kernel_weights
 from regard.native.functions import WEIGHTS
@@ -88,7 +89,8 @@ def _pass(block: Any, weights: Sequence[Any], x: Tensor) -> Tensor:
     heads = y.unflatten(-1, (-1, layer.head_width)).transpose(1, 2)
     q, k, v = heads.split([layer.heads, layer.kv_heads, layer.kv_heads], 1)
     y, _ = compute(Problem(q, k, v, layer.score, module=layer))
-    record_attention(layer, q.float(), k.float(), layer.score, None, None)
+    if watcher() is not None:
+        record_attention(layer, q.float(), k.float(), layer.score, None, None)
     x = x + F.linear(y.transpose(1, 2).flatten(2), out, out_b)
     y = block.around_feed_forward.norm(x).to(kind)
     up = F.linear(y, inner, inner_b)

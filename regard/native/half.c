@@ -28,14 +28,25 @@ INLINE void product(const short *a, long step, const short *b, long pairs, float
     for (long j = 0; j < 4; j++) _mm512_storeu_ps(c + r * c_step + 16 * j, sum[r][j]);
 }
 
+/* 2^x for x up to 0, to five digits */
+INLINE vec exp2_lanes(vec x) {
+  vec far = (vec)_mm512_max_ps(_mm512_set1_ps(-200.0f), (__m512)x); /* what is no number stays so */
+  vec n = (vec)_mm512_roundscale_ps((__m512)far, 8), f = far - n;
+  vec y = f * 1.33335581e-3f + 9.61812910e-3f;
+  y = y * f + 5.55041087e-2f;
+  y = y * f + 0.240226507f;
+  y = y * f + 0.693147181f;
+  return (vec)_mm512_scalef_ps((__m512)(y * f + 1.0f), (__m512)n);
+}
+
 /* scores (keys) to e^(scale (score - largest)) in bfloat16; returns the sum of these */
 static float weigh(float *scores, long keys, long padded, float scale, short *to) {
   for (long c = keys; c < padded; c++) scores[c] = -INFINITY;
   vec most = load(scores), sum = {0};
   for (long c = LANES; c < padded; c += LANES) most = pick(load(scores + c) > most, load(scores + c), most);
-  float top = largest(most);
+  float top = largest(most), by = scale * 1.44269504f;
   for (long c = 0; c < padded; c += LANES) {
-    vec e = exp_lanes((load(scores + c) - top) * scale);
+    vec e = exp2_lanes((load(scores + c) - top) * by);
     sum += e;
     _mm256_storeu_si256((__m256i *)(to + c), (__m256i)_mm512_cvtneps_pbh((__m512)e));
   }
