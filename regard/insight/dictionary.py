@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from regard.attention.intervene import PLACES, change, record
 from regard.errors import UsageError, lookup
@@ -153,10 +154,16 @@ class Stream:
         batch = self.batches[n]
         with record(self.task.model, self.at) as acts:
             self.task.loss(batch, self.settings)
-        x = acts[self.at]
+        x, calls = acts[self.at], acts.calls(self.at)
         if x.dim() < 2 or not x.is_floating_point():
             raise UsageError(f"{self.at} is of shape {tuple(x.shape)}; expected vectors")
-        return batch, x, real_places(batch, x)
+        if len(calls) == 1 or len(calls) != len(getattr(batch, "lengths", ())):
+            return batch, x, real_places(batch, x)
+        if x.dim() == 2:
+            return batch, torch.cat(calls), torch.ones(len(calls), dtype=torch.bool)
+        x = pad_sequence([one[0] for one in calls], batch_first=True)  # sounds are read one by one
+        sizes = torch.tensor([one.shape[1] for one in calls])
+        return batch, x, torch.arange(x.shape[1]) < sizes.unsqueeze(1)
 
     def vectors(self, n: int) -> Tensor:
         """Return the vectors (rows, width) of batch n, without padding."""
