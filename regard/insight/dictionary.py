@@ -73,6 +73,7 @@ class DictionarySettings:
     steps: int = setting(2000, "steps of training", min=1, max=10**7)
     batch: int = setting(1024, "vectors of a step", min=1, max=2**16)
     lr: float = setting(3e-3, "learning rate", above=0, max=1)
+    start: float = setting(1.0, "length of directions before training", above=0, max=100)
     buffer: int = setting(2**15, "vectors in memory, out of which batches are drawn", min=1)
     dead_after: int = setting(200_000, "vectors without a feature after which it is revived", min=1)
     seed: int = setting(1, "of weights and batches", min=0)
@@ -280,9 +281,8 @@ def learn(
 ) -> SparseAutoencoder:
     """Train a dictionary in a folder, or go on where it stopped."""
     first = stream.vectors(0)
-    config = AutoencoderConfig(
-        first.shape[1], features_of(asked, first.shape[1]), asked.k, asked.sparsity
-    )
+    features = features_of(asked, first.shape[1])
+    config = AutoencoderConfig(first.shape[1], features, asked.k, asked.sparsity, start=asked.start)
     about = {
         "regard_dictionary": FORMAT,
         "at": stream.at,
