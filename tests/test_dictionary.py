@@ -136,6 +136,7 @@ def play(tmp_path_factory):
     return place
 
 
+SPOKEN = {"pattern": "{label}_{speaker}_{take}", "test": "*_[0-4].*", "batch_seconds": 4}
 SETTINGS = {"at": "blocks.0", "width": "48", "k": 4, "batch": 32, "buffer": 200, "shown": 3}
 
 
@@ -204,6 +205,7 @@ def test_mistakes_are_told_in_one_line(words, message, play, tmp_path, capsys):
     [
         ("fashion", "fashion-mnist", "blocks.1", {"batch": 64}),
         ("en-zh", "tatoeba-en-zh", "encoder.1", {"batch": 64, "from": "en", "to": "zh"}),
+        ("digits", "fsdd/recordings", "encoder.1", {"batch": 64, **SPOKEN}),
     ],
 )
 def test_a_dictionary_of_any_modality(name, data, at, more, real_data, tmp_path, monkeypatch):
@@ -218,3 +220,15 @@ def test_a_dictionary_of_any_modality(name, data, at, more, real_data, tmp_path,
     examples = [example for feature in features for example in feature["examples"]]
     assert examples and all("tokens" in one or "image" in one for one in examples)
     assert ("tokens" in examples[0]) == (name == "en-zh")
+
+
+def test_every_sound_of_a_batch_is_read(real_data):
+    task = regard.load("digits")
+    given = {"data": str(real_data / "fsdd/recordings"), "seed": 1, **SPOKEN}
+    stream = module.Stream(task, "encoder.1", given, 64)
+    many = 0
+    for batch, x, real in map(stream.read, range(3)):
+        assert torch.equal(real.sum(1), task.model.out_lengths(batch.lengths))
+        assert (x.abs().sum(-1) > 0).equal(real)
+        many = max(many, len(x))
+    assert many > 1

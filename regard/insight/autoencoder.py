@@ -30,6 +30,7 @@ class AutoencoderConfig:
     k: float = 32.0  # features of a vector that are not zero: exactly, or on average
     sparsity: str = "matryoshka"
     prefixes: tuple[int, ...] = field(default=())  # of matryoshka: numbers of features, nested
+    start: float = 1.0  # length of the rows of encoder and decoder before training
 
     def __post_init__(self) -> None:
         lookup("sparsity", self.sparsity, SPARSITIES)
@@ -40,6 +41,8 @@ class AutoencoderConfig:
             )
         if not 0 < self.k <= self.features:
             raise UsageError(f"k={self.k:g} of {self.features} features; expected at most as many")
+        if not 0 < self.start <= 100:
+            raise UsageError(f"start={self.start:g}; expected a length over 0, at most 100")
         last = 0
         for size in self.prefixes:
             if not last < size <= self.features:
@@ -133,7 +136,7 @@ class SparseAutoencoder(nn.Module):
         self.part = SPARSITIES[config.sparsity]()
         generator = torch.Generator().manual_seed(seed)
         start = torch.randn(config.features, config.width, generator=generator)
-        start /= start.norm(dim=1, keepdim=True)
+        start *= config.start / start.norm(dim=1, keepdim=True)
         self.encoder = nn.Parameter(start.clone())
         self.encoder_bias = nn.Parameter(torch.zeros(config.features))
         self.decoder = nn.Parameter(start.clone())

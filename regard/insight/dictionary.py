@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from regard.attention.intervene import PLACES, change, record
 from regard.errors import UsageError, lookup
@@ -72,6 +73,7 @@ class DictionarySettings:
     steps: int = setting(2000, "steps of training", min=1, max=10**7)
     batch: int = setting(1024, "vectors of a step", min=1, max=2**16)
     lr: float = setting(3e-3, "learning rate", above=0, max=1)
+    start: float = setting(1.0, "length of directions before training", above=0, max=100)
     buffer: int = setting(2**15, "vectors in memory, out of which batches are drawn", min=1)
     dead_after: int = setting(200_000, "vectors without a feature after which it is revived", min=1)
     seed: int = setting(1, "of weights and batches", min=0)
@@ -153,10 +155,16 @@ class Stream:
         batch = self.batches[n]
         with record(self.task.model, self.at) as acts:
             self.task.loss(batch, self.settings)
-        x = acts[self.at]
+        x, calls = acts[self.at], acts.calls(self.at)
         if x.dim() < 2 or not x.is_floating_point():
             raise UsageError(f"{self.at} is of shape {tuple(x.shape)}; expected vectors")
-        return batch, x, real_places(batch, x)
+        if len(calls) == 1 or len(calls) != len(getattr(batch, "lengths", ())):
+            return batch, x, real_places(batch, x)
+        if x.dim() == 2:
+            return batch, torch.cat(calls), torch.ones(len(calls), dtype=torch.bool)
+        x = pad_sequence([one[0] for one in calls], batch_first=True)  # sounds are read one by one
+        sizes = torch.tensor([one.shape[1] for one in calls])
+        return batch, x, torch.arange(x.shape[1]) < sizes.unsqueeze(1)
 
     def vectors(self, n: int) -> Tensor:
         """Return the vectors (rows, width) of batch n, without padding."""
@@ -273,9 +281,8 @@ def learn(
 ) -> SparseAutoencoder:
     """Train a dictionary in a folder, or go on where it stopped."""
     first = stream.vectors(0)
-    config = AutoencoderConfig(
-        first.shape[1], features_of(asked, first.shape[1]), asked.k, asked.sparsity
-    )
+    features = features_of(asked, first.shape[1])
+    config = AutoencoderConfig(first.shape[1], features, asked.k, asked.sparsity, start=asked.start)
     about = {
         "regard_dictionary": FORMAT,
         "at": stream.at,
