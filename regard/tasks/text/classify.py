@@ -91,6 +91,11 @@ class ClassifyEval(ExampleSettings, LabelEval, ClassifyRun):
     labels: str | None = setting(None, "coarse or fine, for labels such as NUM:date")
 
 
+def clusters_of(config: Any) -> int:
+    """Return into how many clusters a model puts its labels; 0 if into none."""
+    return getattr(config, "clusters", 0)
+
+
 class Classify(Labeller[Classified | Valued]):
     """Labels whole texts."""
 
@@ -101,9 +106,7 @@ class Classify(Labeller[Classified | Valued]):
 
     def __init__(self, model: nn.Module, codec: TextCodec, config: Mapping[str, Any] | None = None):
         super().__init__(model, codec, config)
-        shape = self.model.config
-        self.clusters: int = shape.clusters
-        self.clustered = clustered(len(self.labels), shape.clusters or 1, shape.cluster_beam)
+        self.clusters = clusters_of(self.model.config)
         self.multilabel = self.config.get("several") is True
         self.regression = len(self.labels) == 1 and not self.multilabel
         if self.regression:
@@ -114,7 +117,7 @@ class Classify(Labeller[Classified | Valued]):
     def objective(self) -> LabelLoss:
         """Return the loss of its labels."""
         if self.clusters:
-            return self.clustered
+            return clustered(len(self.labels), self.clusters, self.model.config.cluster_beam)
         return LABEL_LOSSES["value"] if self.regression else super().objective
 
     # Training
@@ -130,10 +133,10 @@ class Classify(Labeller[Classified | Valued]):
     def checked(cls, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
         """Refuse embeddings that are not for this model, and a beam of more than all clusters."""
         settings = super().checked(settings, values, origin)
-        if values.get("cluster_beam") and settings.model.cluster_beam > settings.model.clusters:
+        beam, clusters = values.get("cluster_beam"), clusters_of(settings.model)
+        if beam and settings.model.cluster_beam > clusters:
             raise UsageError(
-                f"cluster_beam={settings.model.cluster_beam} is more than "
-                f"clusters={settings.model.clusters}; lower it, or raise clusters="
+                f"cluster_beam={beam} is more than clusters={clusters}; lower it or raise those"
             )
         lookup("embeddings", settings.embeddings, EMBEDDINGS)
         usual = settings.family == cls.families()[0] and not (settings.init or settings.like)
@@ -163,9 +166,9 @@ class Classify(Labeller[Classified | Valued]):
         """Read texts and labels, one each unless they come with several."""
         data = cls.read_parts(settings, by=settings.valid_by)
         if not data.multilabel:
-            if settings.model.clusters:
+            if clusters := clusters_of(settings.model):
                 raise UsageError(
-                    f"clusters={settings.model.clusters} is for texts of several labels, and here "
+                    f"clusters={clusters} is for texts of several labels, and here "
                     "each has one; set separator= if a column holds several, or clusters=0"
                 )
             check_single_labels(item for part in data.parts.values() for item in part)
@@ -199,7 +202,7 @@ class Classify(Labeller[Classified | Valued]):
         cls, data: Any, settings: Any, learnt: Learnt, origin: Origin | None
     ) -> TextCodec:
         """Put the labels into clusters, if there are to be any, and learn what others learn."""
-        count, clusters = settings.model.clusters, []
+        count, clusters = clusters_of(settings.model), []
         if count:
             clusters = learnt(
                 lambda: cluster_labels(data.parts["train"], data.labels, count, settings.seed),
@@ -255,7 +258,8 @@ class Classify(Labeller[Classified | Valued]):
 
     def logits(self, model: TextModel, batch: LabelBatch) -> Tensor:
         """Return the logits (b, labels) of texts by one model of the ensemble."""
-        return model.head.loss_logits(model.hidden(**batch.texts.inputs), batch.texts.lengths)
+        head = model.head.all_logits if self.clusters else model.head
+        return head(model.hidden(**batch.texts.inputs), batch.texts.lengths)
 
     def title(self, data: Any, settings: Any) -> str:
         """Return what the model card says that the model is."""
@@ -273,10 +277,11 @@ class Classify(Labeller[Classified | Valued]):
         codec = super().load_codec(folder, model, config)
         if not isinstance(config.get("several", False), bool):
             raise UsageError(f"{folder / 'config.json'}: 'several' is no true or false")
-        if not model.config.clusters:
+        count = clusters_of(model.config)
+        if not count:
             return codec
         clusters = load_clusters(folder)
-        if (list(chain(*clusters)), len(clusters)) != (codec.labels, model.config.clusters):
+        if (list(chain(*clusters)), len(clusters)) != (codec.labels, count):
             raise UsageError(
                 f"{folder / FILE}: its clusters are not those of 'labels' and 'clusters' in "
                 "config.json; restore both as they were published"
