@@ -60,8 +60,21 @@ def far(ours: torch.Tensor, right: torch.Tensor) -> float:
 def test_it_is_near_float32_and_not_the_same(sizes):
     model, sound = make(**sizes), sounds()
     for half, full in zip(encoded(model, sound), encoded(model, sound, torch.float32), strict=True):
-        assert half.dtype == torch.float32
-        assert 1e-5 < far(half, full) < NEAR
+        assert 1e-5 < far(half.float(), full) < NEAR
+
+
+def test_the_decoder_reads_its_memory_alike_by_kernel_and_pytorch():
+    model, ids = make(), torch.tensor([[3, 4], [5, 6], [7, 8]])
+    logits = []
+    with asked(model):
+        memory, lengths = model.encode(sounds())
+        for on in (True, False):
+            state = model.start_from(memory, lengths)
+            assert state.memories[0].k.dtype == torch.bfloat16 or native.library() is None
+            with native.fast(model, on, frozen=True, dtype=torch.bfloat16), watch(model) as maps:
+                logits.append(model.step(ids, state)[0])
+            logits.append(maps["decoder.1.cross"].weights())
+    assert far(logits[0], logits[2]) < 1e-5 and far(logits[1], logits[3]) < 1e-5
 
 
 def test_neighbours_and_padding_never_matter():

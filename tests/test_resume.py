@@ -184,7 +184,10 @@ def result(out: Path) -> dict[str, Any]:
     counters = json.loads((last / "counters.json").read_text())
     counters.pop("seconds")
     found: dict[str, Any] = {
-        "metrics": [{k: v for k, v in row.items() if k not in ("tokens_per_second", "seconds")} for row in rows],
+        "metrics": [
+            {k: v for k, v in row.items() if k not in ("tokens_per_second", "seconds")}
+            for row in rows
+        ],
         "counters": counters,
         "checkpoints": sorted(path.name for path in (out / "checkpoints").iterdir()),
         "whole": checkpoint.is_complete(last),

@@ -27,6 +27,10 @@ class Memory(NamedTuple):
         """Lay keys out by columns: products with a few queries at a time are far faster then."""
         return Memory(self.k.mT.contiguous().mT, self.v.contiguous())
 
+    def float(self) -> "Memory":
+        """Return both in float32, as PyTorch's products need them."""
+        return Memory(self.k.float(), self.v.float())
+
     def keep(self, select: "RowSelect") -> "Memory":
         """Go on with some sentences only."""
         return Memory(select(self.k), select(self.v))

@@ -44,7 +44,7 @@ def try_half(blocks: list[Any], x: Tensor, mask: Mask | None, bias: Tensor | Non
 
 
 def half_memories(blocks: Sequence[Any], memory: Tensor) -> list[Memory] | None:
-    """Return what the cross-attention of decoder blocks reads, projected in bfloat16."""
+    """Return what the cross-attention of decoder blocks reads, in bfloat16."""
     if not half_asked(blocks, memory):
         return None
     weights = checked_plan("half_memory", blocks, lambda: _halves(blocks))
@@ -55,7 +55,7 @@ def half_memories(blocks: Sequence[Any], memory: Tensor) -> list[Memory] | None:
         (weight, shift), cross = some[CROSS], block.cross
         first = cross.heads * cross.head_width
         shift = None if shift is None else shift[first:]
-        kv = torch.stack([F.linear(one, weight[first:], shift) for one in sounds]).float()
+        kv = torch.stack([F.linear(one, weight[first:], shift) for one in sounds])
         kv = kv.unflatten(-1, (-1, cross.head_width)).transpose(1, 2)
         layers.append(Memory(*kv.chunk(2, dim=1)))
     return layers

@@ -114,6 +114,12 @@ class Pooler(nn.Module):
         return self.act(self.dense(dropout(x[:, 0], self.drop, self.training)))
 
 
+def fill_padding(x: Tensor, lengths: Tensor, value: float) -> Tensor:
+    """Return vectors (b, l, w) with a value in place of all numbers behind each text's length."""
+    real = torch.arange(x.shape[1], device=x.device) < lengths.unsqueeze(-1)
+    return x.masked_fill(~real.unsqueeze(-1), value)
+
+
 class Mean(nn.Module):
     """The mean of a text's vectors."""
 
@@ -124,9 +130,7 @@ class Mean(nn.Module):
         """Return the mean (b, w) of each text (b, l, w), padding left out."""
         if lengths is None:
             return x.mean(1)
-        real = torch.arange(x.shape[1], device=x.device) < lengths.unsqueeze(-1)
-        total = x.masked_fill(~real.unsqueeze(-1), 0.0).sum(1)
-        return total / lengths.clamp(min=1).unsqueeze(-1)
+        return fill_padding(x, lengths, 0.0).sum(1) / lengths.clamp(min=1).unsqueeze(-1)
 
 
 class Max(nn.Module):
@@ -137,10 +141,7 @@ class Max(nn.Module):
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Return the maximum (b, w) of each text (b, l, w), padding left out."""
-        if lengths is None:
-            return x.amax(1)
-        real = torch.arange(x.shape[1], device=x.device) < lengths.unsqueeze(-1)
-        return x.masked_fill(~real.unsqueeze(-1), -torch.inf).amax(1)
+        return (x if lengths is None else fill_padding(x, lengths, -torch.inf)).amax(1)
 
 
 class Attentive(nn.Module):

@@ -161,11 +161,13 @@ class CrossMemory(NamedTuple):
     def readable(self) -> bool:
         """Tell whether a kernel can read all of it: heads of numbers side by side."""
         first = self.layers[0]
-        steps = first.k.stride(), first.v.stride()
+        steps, kind = (first.k.stride(), first.v.stride()), first.k.dtype
+        half = kind == torch.bfloat16 and not first.k.shape[-1] % 16
         return (
             (self.mask is None or isinstance(self.mask, Mask))
+            and (half or kind == torch.float32)
             and all(
-                type(x) is Tensor and x.dtype == torch.float32 and x.is_cpu and x.stride(-1) == 1
+                type(x) is Tensor and x.dtype == kind and x.is_cpu and x.stride(-1) == 1
                 for layer in self.layers
                 for x in layer
             )
@@ -203,7 +205,8 @@ class _Step(ctypes.Structure):
     names = ["sentences", "tokens", "room", "past", "turn", "turn_b", "turn_t"]
     names += ["bias", "bias_b", "bias_h", "bias_t", "last", "last_shift"]
     names += ["memory", "key_b", "key_g", "key_s", "value_b", "value_g", "value_s"]
-    names += ["memory_bias", "memory_bias_b", "memory_bias_h", "memory_bias_t", "threads"]
+    names += ["memory_bias", "memory_bias_b", "memory_bias_h", "memory_bias_t"]
+    names += ["threads", "memory_half"]
     _fields_ = [(name, ctypes.c_long) for name in names]
 
 
@@ -282,6 +285,7 @@ class DecodeKernel:
         if memory is not None:
             (k, v), length = memory.layers[0], memory.layers[0].k.shape[2]
             step.memory, step.threads = length, torch.get_num_threads()
+            step.memory_half = k.dtype == torch.bfloat16
             step.key_b, step.key_g, step.key_s = k.stride()[:3]
             step.value_b, step.value_g, step.value_s = v.stride()[:3]
             memory_bias = mask_and_bias(memory.mask, None, x, length)
@@ -317,5 +321,6 @@ class DecodeKernel:
                 record_attention(layer, asks[0, n], k, layer.score, bias, mask)
                 if one is not None and memory is not None:
                     layer = block.cross
-                    record_attention(layer, asks[1, n], one.k, layer.score, None, memory.mask)
+                    k = one.float().k
+                    record_attention(layer, asks[1, n], k, layer.score, None, memory.mask)
         return y

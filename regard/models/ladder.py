@@ -8,7 +8,7 @@ something of it: the weights, the candidates c, keys from values, and last one h
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import cast
+from typing import Unpack, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from regard.attention.attend import attend
 from regard.attention.masks import Causal, Mask, Padding
-from regard.attention.multihead import Cache, MultiHead, RowSelect
+from regard.attention.multihead import Cache, MultiHead, RowSelect, SelfAttentionInputs
 from regard.attention.positions import ALIASES
 from regard.attention.watch import watcher
 from regard.errors import UsageError, lookup
@@ -130,17 +130,10 @@ class RecurrentAttention(nn.Module):
 
     out: nn.Linear
 
-    def forward(
-        self,
-        x: Vectors,
-        *,
-        at: Tensor,
-        mask: Mask | None = None,
-        bias: Tensor | None = None,
-        cache: RecurrentCache | None = None,
-    ) -> Vectors:
+    def forward(self, x: Vectors, **inputs: Unpack[SelfAttentionInputs]) -> Vectors:
         """Read texts from their beginning, or the next token after a cached state."""
-        h = self.states(x, at, mask, cache)
+        cache = cast(RecurrentCache | None, inputs.get("cache"))
+        h = self.states(x, inputs["at"], inputs.get("mask"), cache)
         if cache is not None:
             cache.past = h
         return self.out(h)
