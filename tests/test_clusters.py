@@ -214,7 +214,7 @@ def test_the_beam_is_asked_for_and_forgotten(trained: Path):
     with torch.inference_mode():
         rows = model.encoder.texts([text], 64)[0].ids
         x = model.model.hidden(torch.tensor([list(rows)]))
-        match, out = model.model.head.loss_logits(x).split([TOPICS, TOPICS * EACH], dim=1)
+        match, out = model.model.head.all_logits(x).split([TOPICS, TOPICS * EACH], dim=1)
     product = match.sigmoid().repeat_interleave(EACH, 1) * out.sigmoid()
     np.testing.assert_allclose(every, product[0], rtol=1e-4, atol=1e-7)
 

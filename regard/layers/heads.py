@@ -226,10 +226,6 @@ class Classify(nn.Module):
         """Return the logits (b, labels) of texts (b, l, w)."""
         return self.out(self.vector(x, lengths))
 
-    def loss_logits(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Return the logits that the loss is of."""
-        return self(x, lengths)
-
 
 class ClusterClassify(Classify):
     """Classification into many labels by their clusters (X-BERT, Chang et al. 2019).
@@ -253,7 +249,7 @@ class ClusterClassify(Classify):
         start = cluster * size + min(cluster, more)
         return slice(start, start + size + (cluster < more))
 
-    def loss_logits(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def all_logits(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Return the logits of all clusters, then of all labels, (b, clusters + labels)."""
         x = self.vector(x, lengths)
         return torch.cat([self.match(x), self.out(x)], dim=-1)

@@ -6,6 +6,10 @@ of an encoder and three of a decoder have as many parameters as seven of the dec
 other parts are the same, and so are pairs and steps.
 
 Command: regard compare decoder_multi30k data=multi30k
+Takes:   44 and 52 minutes, side by side on one thread each of a machine that was busy otherwise
+Gives:   28.5 BLEU (sacreBLEU 13a, cased, beam 5) and 51.0 chrF by the encoder-decoder on the
+         validation part, 25.3 and 47.8 by the decoder alone, p = 0.001 by paired bootstrap; one
+         seed, 800 steps; 2.03M parameters each
 """
 
 TASK = "translate"

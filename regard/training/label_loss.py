@@ -105,8 +105,8 @@ def clustered(labels: int, clusters: int, beam: int) -> LabelLoss:
     It is the loss of the text's clusters, and that of labels inside the clusters that a text has or
     is taken for: its own, and the `beam` likeliest, as they will be ranked later.
     """
-    parts = torch.arange(labels).tensor_split(clusters)
-    cluster = torch.cat([torch.full_like(part, n) for n, part in enumerate(parts)])
+    numbers = torch.arange(clusters)
+    cluster = numbers.repeat_interleave(labels // clusters + (numbers < labels % clusters))
 
     def loss(logits: Tensor, targets: Tensor, smoothing: float, weights: Tensor | None) -> Tensor:
         matched, ranked = logits[:, :clusters], logits[:, clusters:]

@@ -25,9 +25,15 @@ from regard.tasks.frame.task import Learnt
 from regard.tasks.text.codec import EncoderRun, TextCodec
 from regard.tasks.text.label_judge import LabelData
 from regard.tasks.text.labelling import SHORT, LabelBatch, LabelEval, LabelTrain
-from regard.tasks.text.text_classifier import TextClassifier
+from regard.tasks.text.text_classifier import TextClassifier, clusters_of
 from regard.training.few_texts import EMBEDDINGS, few_text_settings
-from regard.training.label_loss import LABEL_LOSSES, LabelLoss, class_weights, imbalance_notes
+from regard.training.label_loss import (
+    LABEL_LOSSES,
+    LabelLoss,
+    class_weights,
+    clustered,
+    imbalance_notes,
+)
 
 
 @dataclass(frozen=True)
@@ -80,7 +86,7 @@ class Classify(TextClassifier):
     def objective(self) -> LabelLoss:
         """Return the loss of its labels."""
         if self.clusters:
-            return self.clustered
+            return clustered(len(self.labels), self.clusters, self.model.config.cluster_beam)
         return LABEL_LOSSES["value"] if self.regression else super().objective
 
     # Training
@@ -96,10 +102,10 @@ class Classify(TextClassifier):
     def checked(cls, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
         """Refuse embeddings that are not for this model, and a beam of more than all clusters."""
         settings = super().checked(settings, values, origin)
-        if values.get("cluster_beam") and settings.model.cluster_beam > settings.model.clusters:
+        beam, clusters = values.get("cluster_beam"), clusters_of(settings.model)
+        if beam and settings.model.cluster_beam > clusters:
             raise UsageError(
-                f"cluster_beam={settings.model.cluster_beam} is more than "
-                f"clusters={settings.model.clusters}; lower it, or raise clusters="
+                f"cluster_beam={beam} is more than clusters={clusters}; lower it or raise those"
             )
         lookup("embeddings", settings.embeddings, EMBEDDINGS)
         usual = settings.family == cls.families()[0] and not (settings.init or settings.like)
@@ -129,9 +135,9 @@ class Classify(TextClassifier):
         """Read texts and labels, one each unless they come with several."""
         data = cls.read_parts(settings, by=settings.valid_by)
         if not data.multilabel:
-            if settings.model.clusters:
+            if clusters := clusters_of(settings.model):
                 raise UsageError(
-                    f"clusters={settings.model.clusters} is for texts of several labels, and here "
+                    f"clusters={clusters} is for texts of several labels, and here "
                     "each has one; set separator= if a column holds several, or clusters=0"
                 )
             check_single_labels(item for part in data.parts.values() for item in part)
@@ -165,7 +171,7 @@ class Classify(TextClassifier):
         cls, data: Any, settings: Any, learnt: Learnt, origin: Origin | None
     ) -> TextCodec:
         """Put the labels into clusters, if there are to be any, and learn what others learn."""
-        count, clusters = settings.model.clusters, []
+        count, clusters = clusters_of(settings.model), []
         if count:
             clusters = learnt(
                 lambda: cluster_labels(data.parts["train"], data.labels, count, settings.seed),
@@ -221,7 +227,8 @@ class Classify(TextClassifier):
 
     def logits(self, model: TextModel, batch: LabelBatch) -> Tensor:
         """Return the logits (b, labels) of texts by one model of the ensemble."""
-        return model.head.loss_logits(model.hidden(**batch.texts.inputs), batch.texts.lengths)
+        head = model.head.all_logits if self.clusters else model.head
+        return head(model.hidden(**batch.texts.inputs), batch.texts.lengths)
 
     def title(self, data: Any, settings: Any) -> str:
         """Return what the model card says that the model is."""

@@ -28,9 +28,13 @@ from regard.tasks.frame.task import Judged, Task
 from regard.tasks.text.codec import TextCodec
 from regard.tasks.text.label_judge import LabelData, Predicted
 from regard.tasks.text.labelling import Labeller
-from regard.training.label_loss import clustered
 
 WHOLE_POOLS = ("mean", "max", "attention", "convolution")  # they read all tokens, not the first
+
+
+def clusters_of(config: Any) -> int:
+    """Return into how many clusters a model puts its labels; 0 if into none."""
+    return getattr(config, "clusters", 0)
 
 
 class TextClassifier(Labeller[Classified | Valued]):
@@ -38,9 +42,7 @@ class TextClassifier(Labeller[Classified | Valued]):
 
     def __init__(self, model: nn.Module, codec: TextCodec, config: Mapping[str, Any] | None = None):
         super().__init__(model, codec, config)
-        shape = self.model.config
-        self.clusters: int = shape.clusters
-        self.clustered = clustered(len(self.labels), shape.clusters or 1, shape.cluster_beam)
+        self.clusters = clusters_of(self.model.config)
         self.multilabel = self.config.get("several") is True
         self.regression = len(self.labels) == 1 and not self.multilabel
         if self.regression:
@@ -53,10 +55,11 @@ class TextClassifier(Labeller[Classified | Valued]):
         codec = super().load_codec(folder, model, config)
         if not isinstance(config.get("several", False), bool):
             raise UsageError(f"{folder / 'config.json'}: 'several' is no true or false")
-        if not model.config.clusters:
+        count = clusters_of(model.config)
+        if not count:
             return codec
         clusters = load_clusters(folder)
-        if (list(chain(*clusters)), len(clusters)) != (codec.labels, model.config.clusters):
+        if (list(chain(*clusters)), len(clusters)) != (codec.labels, count):
             raise UsageError(
                 f"{folder / FILE}: its clusters are not those of 'labels' and 'clusters' in "
                 "config.json; restore both as they were published"
