@@ -329,7 +329,9 @@ def plan(name: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any], str 
     found = recipe(name)
     variants = getattr(found, "VARIANTS", {})
     like = str(values.get("like") or found.SETTINGS.get("like"))
-    values = {**found.SETTINGS, **variants.get(like, {}), **values}
+    variant = dict(variants.get(like, {}))
+    task = variant.pop("task", task)
+    values = {**found.SETTINGS, **variant, **values}
     if any(settings.get(key) is not None for key in DURATION_KEYS):
         # another length than the recipe's has its own of all that follows from the length
         follows = (*DURATION_KEYS, "warmup", "valid_every")

@@ -190,32 +190,22 @@ def print_answers(
     return number
 
 
-def train(call: Call) -> None:
-    """Train a task on data, or follow a recipe."""
-    import regard
+def calls(verb: str, *words: str, quiet: bool = False) -> Callable[[Call], None]:
+    """Return what calls the function of a verb with its words and settings, and tells the answer.
 
-    (name,) = call.only("TASK or RECIPE")
-    if "quiet" in call.settings:
-        raise UsageError("unknown key 'quiet'; write --quiet")
-    tell(regard.train(name, quiet=call.quiet, **call.settings), call)
+    Some functions can be `quiet`.
+    """
 
+    def act(call: Call) -> None:
+        import regard
 
-def compare(call: Call) -> None:
-    """Train variants and compare them."""
-    import regard
+        given = call.only(*words)
+        if quiet and "quiet" in call.settings:
+            raise UsageError("unknown key 'quiet'; write --quiet")
+        settings = {**call.settings, "quiet": call.quiet} if quiet else call.settings
+        tell(getattr(regard, verb)(*given, **settings), call)
 
-    (name,) = call.only("TASK or RECIPE")
-    if "quiet" in call.settings:
-        raise UsageError("unknown key 'quiet'; write --quiet")
-    tell(regard.compare(name, quiet=call.quiet, **call.settings), call)
-
-
-def evaluate(call: Call) -> None:
-    """Judge a model on data."""
-    import regard
-
-    (name,) = call.only("MODEL")
-    tell(regard.evaluate(name, **call.settings), call)
+    return act
 
 
 def look(call: Call) -> None:
@@ -243,38 +233,6 @@ def show(call: Call) -> None:
     tell(regard.show(name, **call.settings), call)
 
 
-def directions(call: Call) -> None:
-    """Find directions of a latent space that carry meaning."""
-    import regard
-
-    (name,) = call.only("MODEL")
-    tell(regard.directions(name, quiet=call.quiet, **call.settings), call)
-
-
-def heads(call: Call) -> None:
-    """Tell what each attention head does."""
-    import regard
-
-    (name,) = call.only("MODEL")
-    tell(regard.heads(name, quiet=call.quiet, **call.settings), call)
-
-
-def misconceptions(call: Call) -> None:
-    """Measure two misconceptions about attention."""
-    import regard
-
-    (name,) = call.only("MODEL")
-    tell(regard.misconceptions(name, quiet=call.quiet, **call.settings), call)
-
-
-def cost(call: Call) -> None:
-    """Count what a model takes."""
-    import regard
-
-    (name,) = call.only("MODEL")
-    tell(regard.cost(name, **call.settings), call)
-
-
 def doctor(call: Call) -> int:
     """Examine data before it is trained on; return 1 if training would refuse them."""
     import regard
@@ -294,42 +252,6 @@ def filter_photo(call: Call) -> None:
     lookup("filter", name, SETTINGS)
     _, photo = call.only("FILTER", "PHOTO")
     tell(regard.filter(name, photo, quiet=call.quiet, **call.settings), call)
-
-
-def superposition(call: Call) -> None:
-    """Train toy models of superposition."""
-    import regard
-
-    call.only()
-    if "quiet" in call.settings:
-        raise UsageError("unknown key 'quiet'; write --quiet")
-    tell(regard.superposition(quiet=call.quiet, **call.settings), call)
-
-
-def dictionary(call: Call) -> None:
-    """Learn a sparse dictionary of what flows at a place of a model."""
-    import regard
-
-    (name,) = call.only("MODEL")
-    if "quiet" in call.settings:
-        raise UsageError("unknown key 'quiet'; write --quiet")
-    tell(regard.dictionary(name, quiet=call.quiet, **call.settings), call)
-
-
-def export(call: Call) -> None:
-    """Write a model in another tool's words."""
-    import regard
-
-    (name,) = call.only("MODEL")
-    tell(regard.export(name, **call.settings), call)
-
-
-def import_model(call: Call) -> None:
-    """Write a public checkpoint as a folder of ours."""
-    import regard
-
-    (folder,) = call.only("FOLDER")
-    tell(regard.import_model(folder, **call.settings), call)
 
 
 def models(call: Call) -> None:
@@ -357,10 +279,10 @@ VERBS = {
             'regard run en-zh "How are you?"',
             "regard run runs/mine beam=5 scores=true < test.en > test.de",
         ),
-        ("regard.tasks.text.seq2seq", "PairRunSettings"),
+        ("regard.tasks.text.pair_settings", "PairRunSettings"),
     ),
     "train": Verb(
-        train,
+        calls("train", "TASK or RECIPE", quiet=True),
         "regard train TASK|RECIPE [key=value...]",
         "train a task on your own data, or repeat a published recipe",
         (
@@ -370,7 +292,7 @@ VERBS = {
         ("regard.tasks.text.translate", "TranslateSettings"),
     ),
     "eval": Verb(
-        evaluate,
+        calls("evaluate", "MODEL"),
         "regard eval MODEL data=... [key=value...]",
         "judge a model on a test set, alone or against another",
         (
@@ -380,7 +302,7 @@ VERBS = {
         ("regard.tasks.text.translate", "TranslateEval"),
     ),
     "compare": Verb(
-        compare,
+        calls("compare", "TASK or RECIPE", quiet=True),
         "regard compare TASK|RECIPE key=A,B,C [key=value...]",
         "train variants with several seeds, and see which is better and how surely",
         (
@@ -397,10 +319,10 @@ VERBS = {
             'regard look en-zh "How are you?" out=attention.html',
             "regard look runs/photos photo.jpg at=120,80 layers=2 heads=0,3 out=attention.png",
         ),
-        ("regard.tasks.text.seq2seq", "PairLookSettings"),
+        ("regard.tasks.text.pair_settings", "PairLookSettings"),
     ),
     "heads": Verb(
-        heads,
+        calls("heads", "MODEL", quiet=True),
         "regard heads MODEL data=... [key=value...]",
         "what each attention head does, by scores: previous token, induction, alignment, ...",
         (
@@ -410,7 +332,7 @@ VERBS = {
         ("regard.insight.heads", "HeadsSettings"),
     ),
     "misconceptions": Verb(
-        misconceptions,
+        calls("misconceptions", "MODEL", quiet=True),
         "regard misconceptions MODEL data=... [key=value...]",
         "two beliefs about attention, measured: nearest neighbours, and layer i reads layer i",
         (
@@ -449,7 +371,7 @@ VERBS = {
         ),
     ),
     "directions": Verb(
-        directions,
+        calls("directions", "MODEL", quiet=True),
         "regard directions MODEL data=... [out=...] [key=value...]",
         "move images along directions of a latent space, and see what changes",
         (
@@ -459,7 +381,7 @@ VERBS = {
         ("regard.insight.directions", "DirectionSettings"),
     ),
     "cost": Verb(
-        cost,
+        calls("cost", "MODEL"),
         "regard cost MODEL [image=...] [length=...] [batch=...] [key=value...]",
         "what a model takes: multiply-adds, memory, attention matrices, time, and how they grow",
         (
@@ -469,7 +391,7 @@ VERBS = {
         ("regard.costs.report", "CostSettings"),
     ),
     "superposition": Verb(
-        superposition,
+        calls("superposition", quiet=True),
         "regard superposition [n=...] [m=...] [sparsity=...] [out=...]",
         "more features than dimensions: train toy models and see their polygons and phases",
         (
@@ -479,7 +401,7 @@ VERBS = {
         ("regard.insight.superposition", "SuperpositionSettings"),
     ),
     "dictionary": Verb(
-        dictionary,
+        calls("dictionary", "MODEL", quiet=True),
         "regard dictionary MODEL at=... data=... out=... [key=value...]",
         "learn a sparse dictionary of features at a place of a model, and see their examples",
         (
@@ -501,7 +423,7 @@ VERBS = {
         ("regard recipes", "regard recipes --json"),
     ),
     "import": Verb(
-        import_model,
+        calls("import_model", "FOLDER"),
         "regard import FOLDER out=...",
         "take over a public checkpoint: a folder of Hugging Face's kind, with safetensors",
         (
@@ -510,7 +432,7 @@ VERBS = {
         ),
     ),
     "export": Verb(
-        export,
+        calls("export", "MODEL"),
         "regard export MODEL format=... [key=value...]",
         "write a trained model for another tool",
         (

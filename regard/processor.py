@@ -12,9 +12,12 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
-from regard.errors import UsageError
+import torch
+
+from regard.errors import UsageError, lookup
 from regard.files import cache_folder, write_atomically
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 TIMEOUT = 120  # seconds for the child process
 # settings of oneDNN that leave out what a CPU announces and the system forbids
 REMEDIES = {"ONEDNN_MAX_CPU_ISA": ("AVX512_CORE_BF16", "AVX512_CORE", "AVX2")}
@@ -75,6 +78,15 @@ def failure(dtype: str, **env: str) -> str | None:
             return f"it ends the process by {signal.Signals(-done.returncode).name}"
     lines = done.stderr.decode(errors="replace").strip().splitlines()
     return lines[-1][:200] if lines else f"its process ended with code {done.returncode}"
+
+
+def check_dtype(dtype: str, device: str = "cpu") -> None:
+    """Refuse a data type that is unknown, or that this CPU cannot compute in."""
+    lookup("dtype", dtype, DTYPES)
+    if dtype != "float32" and device == "cpu" and (why := unsupported_reason(dtype)):
+        raise UsageError(
+            f"dtype={dtype}: this processor cannot compute in it ({why}); use dtype=float32"
+        )
 
 
 @cache

@@ -26,7 +26,6 @@ from regard.layers.heads import POOLERS
 from regard.metrics.interval import wilson
 from regard.metrics.labels import (
     class_scores,
-    compare,
     confusion,
     count,
     count_units,
@@ -34,7 +33,6 @@ from regard.metrics.labels import (
     micro_f1,
     one_hot,
 )
-from regard.metrics.score import bootstrap
 from regard.models import preset
 from regard.models.bert import Bert
 from regard.tasks import task as task_class
@@ -260,20 +258,6 @@ def test_the_attention_that_pools_is_seen_too():
 # Parts of the model
 
 
-@pytest.mark.parametrize("name", sorted(POOLERS))
-def test_padding_never_matters_to_a_pooler(name):
-    torch.manual_seed(0)
-    pool = POOLERS[name](8, 0.0).double().eval()
-    with torch.no_grad():
-        for parameter in pool.parameters():
-            parameter.normal_()
-    x, lengths = torch.randn(3, 5, 8).double(), torch.tensor([5, 2, 1])
-    x[1, 2:], x[2, 1:] = torch.nan, torch.inf
-    found = pool(x, lengths)
-    for row, length, vector in zip(x, lengths.tolist(), found, strict=True):
-        torch.testing.assert_close(vector, pool(row[None, :length])[0])
-
-
 def test_max_and_attention_pool_as_loops_do():
     torch.manual_seed(0)
     x = torch.randn(2, 4, 6).double()
@@ -460,22 +444,6 @@ def test_wilson_gives_the_intervals_of_the_textbook():
     assert wilson(0, 10) == pytest.approx((0.0, 27.75), abs=0.01)
     low, high = wilson(440, 500)
     assert low < 88.0 < high and high - low < 6
-
-
-def test_a_comparison_knows_equal_better_and_chance():
-    chance = np.random.default_rng(0)
-    wanted = one_hot(chance.integers(0, 2, 400), 2)
-    noise = chance.random(400)
-    good, bad = (wanted ^ (noise < share)[:, None] for share in (0.05, 0.25))
-    a, b = count_units(wanted, good), count_units(wanted, bad)
-    same = compare(a, a, "accuracy", 500)
-    assert same.p == 1.0 and same.ours == same.theirs
-    better = compare(a, b, "accuracy", 500)
-    assert better.p < 0.01 and better.low < better.ours < better.high
-    close = count_units(wanted, np.where(np.arange(400)[:, None] == 3, ~good, good))
-    assert compare(a, close, "accuracy", 500).p > 0.2
-    one, two = bootstrap([a.f1, b.f1], 400, 300)
-    assert (one >= two).all()  # on the same texts drawn, never the other way round
 
 
 def test_errors_come_with_the_surest_first_and_name_their_line(classifier, tmp_path):

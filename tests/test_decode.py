@@ -340,34 +340,6 @@ def batch(count: int, longest: int = 12) -> tuple[Tensor, Tensor]:
     return source.masked_fill(torch.arange(longest) >= lengths.unsqueeze(1), 0), lengths
 
 
-@pytest.mark.parametrize("position", ["sinusoidal", "rotary", "learned"])
-@pytest.mark.parametrize("hypotheses", [1, 4])
-@torch.inference_mode()
-def test_cached_equals_full_however_hypotheses_part_and_sentences_leave(position, hypotheses):
-    model = small(position)
-    source, lengths = batch(6)
-    state = model.start(source, lengths, capacity=60)
-    generator = torch.Generator().manual_seed(0)
-    written = torch.ones(6, 1, 1, dtype=torch.long)
-    alive = torch.arange(6)
-    for step in range(26):
-        logits, state = model.step(written[..., -1].reshape(-1, 1), state)
-        each = written.shape[1]
-        assert (state.sentences, state.hypotheses, state.length) == (len(alive), each, step + 1)
-        rows = alive.repeat_interleave(each)
-        full = model(source[rows], written.flatten(0, 1), lengths[rows])
-        torch.testing.assert_close(logits[:, 0], full[:, -1], atol=1e-9, rtol=0)
-        parents = torch.randint(0, each, (len(alive), hypotheses), generator=generator)
-        state.select(parents)
-        written = written.gather(1, parents.unsqueeze(-1).expand(-1, -1, written.shape[2]))
-        if step in (3, 11, 20):
-            stay = torch.randperm(len(alive), generator=generator)[:-1]
-            state.keep(stay)
-            written, alive = written[stay], alive[stay]
-        new = torch.randint(3, 60, (*written.shape[:2], 1), generator=generator)
-        written = torch.cat([written, new], dim=2)
-
-
 @torch.inference_mode()
 def test_several_tokens_can_be_read_at_once():
     model = small()

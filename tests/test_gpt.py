@@ -23,6 +23,7 @@ from regard.models import preset
 from regard.models.gpt import GPT, PRESETS, SIZES, GPTConfig, within
 from regard.pretrained.formats import find_format, fitting
 from regard.pretrained.weight_conversion import to_ours, to_theirs
+from tests.test_transformer import enlarge
 
 WEIGHTS = Path(__file__).parents[2] / "shared" / "weights"
 VOCAB, EOS = 53, 52
@@ -219,16 +220,6 @@ KINDS |= {
 # where theirs can be brought to compute in fp64
 EXACT = ["gpt2", "gpt2, relu, untied", "llama", "llama, grouped, wide heads, tied", "mistral"]
 EXACT += ["bloom"]
-
-
-def enlarge(model: nn.Module, seed: int = 0) -> None:
-    """Give a model weights so large that attention is sharp and logits spread."""
-    torch.manual_seed(seed)
-    for parameter in model.parameters():
-        if parameter.ndim > 1:
-            nn.init.normal_(parameter, std=2 / math.sqrt(parameter.shape[1]))
-        else:
-            parameter.data += 0.3 * torch.randn_like(parameter)
 
 
 def theirs_of(kind: str, seed: int = 0) -> Any:

@@ -127,11 +127,14 @@ def test_an_embedding_is_the_sum_of_its_parts():
 @pytest.mark.parametrize("kind", POOLERS)
 def test_a_label_depends_on_no_padding(kind: str):
     torch.manual_seed(0)
-    head, x = Classify(6, 3, 0.5, kind).double().eval(), numbers(2, 5, 6)
-    lengths = torch.tensor([5, 2])
+    head, x = Classify(6, 3, 0.5, kind).double().eval(), numbers(3, 5, 6)
+    for parameter in head.parameters():
+        nn.init.normal_(parameter)
+    lengths = torch.tensor([5, 2, 1])
     logits = head(x, lengths)
-    close(logits[1:], head(x[1:, :2]))
-    x[1, 2:] = torch.nan
+    for row, length, found in zip(x, lengths.tolist(), logits, strict=True):
+        close(found, head(row[None, :length])[0])
+    x[1, 2:], x[2, 1:] = torch.nan, torch.inf
     close(logits, head(x, lengths))
 
 

@@ -1,8 +1,10 @@
 """BLEU by the length of the source: of every length the BLEU of its sentences, and no other."""
 
 import json
+from dataclasses import replace
 from itertools import repeat
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from matplotlib.axes import Axes
 
 import regard
 import regard.recipes.ladder_multi30k as ladder
+from regard.api import plan
 from regard.costs.model import build
 from regard.data.pairs import Corpus, Pair
 from regard.data.tokenize import train_tokenizer
@@ -35,6 +38,7 @@ from regard.models import preset_names
 from regard.models.folder import save_config, save_weights
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.pretrained.tokenizer_folder import save_tokenizers
+from regard.tasks import task
 from regard.tasks.frame.answers import Generated
 from regard.tasks.text.translate import Translate
 from regard.weights import state_of
@@ -280,7 +284,7 @@ def test_a_curve_has_the_scores_of_its_model(tmp_path: Path, monkeypatch):
 def test_the_three_of_the_recipe_have_about_as_many_parameters():
     counts = {}
     for like in ladder.VARIANTS:
-        _, values, _ = regard.api.plan("ladder_multi30k", {"like": like, "data": "x"})
+        _, values, _ = plan("ladder_multi30k", {"like": like, "data": "x"})
         settings = Translate.resolve(values)
         assert settings.joined == 80 and settings.minutes == 45
         kind = next(name for name in Translate.families() if like in preset_names(name))
@@ -314,3 +318,18 @@ def test_one_command_trains_all_three_and_judges_them(tmp_path: Path, monkeypatc
     assert (tmp_path / "runs" / "lengths.png").exists()
     told = json.loads((tmp_path / "runs" / "results.json").read_text())
     assert len(told["judged"]["lengths"]["rows"]) == len(lengths.rows)
+
+
+def test_a_decoder_alone_has_as_many_parameters_as_the_encoder_decoder_of_its_recipe():
+    counts = {}
+    for like, name, vocabularies in (
+        ("transformer", "translate", ("source_vocab", "target_vocab")),
+        ("gpt2", "prefix", ("vocab",)),
+    ):
+        kind, values, _ = plan("decoder_multi30k", {"like": like, "data": "x"})
+        assert kind == name and "task" not in values
+        settings: Any = task(kind).resolve(values)
+        shape = replace(settings.model, **dict.fromkeys(vocabularies, 5000))
+        model = build("transformer" if name == "translate" else "gpt", shape)
+        counts[like] = sum(p.numel() for p in model.parameters())
+    assert abs(counts["transformer"] / counts["gpt2"] - 1) < 0.001, counts

@@ -60,6 +60,7 @@ IN_C = {
     "act.h:activate": "activations",
     "act.h:sigmoid": "activations",
     "argmax.c:regard_argmax": "the log-probability of a token",
+    "half.c:weigh": "the C kernel for encoders in bfloat16",
     "train.c:attend": "the C kernel for training, alone or in a block",
     "train.c:attend_back": "its gradient",
     "vector.h:exp_lanes": "the exponential itself",

@@ -9,6 +9,8 @@ import pytest
 
 from regard import processor
 from regard.cli import main
+from regard.decode.speech import SpeechDecoding
+from regard.decode.whisper import WhisperDecoder
 from regard.errors import UsageError
 from regard.training.loop import LoopSettings, check
 
@@ -55,6 +57,15 @@ def test_what_ends_the_child_is_told_in_one_line(program, why, monkeypatch, caps
         f"regard: dtype=bfloat16: this processor cannot compute in it ({why}); use dtype=float32"
     ]
     assert not out.exists()
+
+
+def test_whisper_in_it_is_refused_in_one_line(monkeypatch):
+    let_child(monkeypatch, KILLED)
+    decoder = object.__new__(WhisperDecoder)  # which asks before it looks at its model
+    with pytest.raises(UsageError, match=r"^dtype=bfloat16: this processor cannot.*SIGILL"):
+        decoder.check(SpeechDecoding(dtype="bfloat16"))
+    with pytest.raises(UsageError, match="unknown dtype 'int4'; choose from bfloat16, float32"):
+        decoder.check(SpeechDecoding(dtype="int4"))
 
 
 def test_a_child_that_hangs_is_given_up_and_asked_again(monkeypatch, tmp_path):

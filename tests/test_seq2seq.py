@@ -62,6 +62,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         {**BART, "activation_function": "gelu_new", "decoder_start_token_id": 0},
     ),
     "marian": ("marian", {**MARIAN, "scale_embedding": True, "activation_function": "swish"}),
+    "marian relu": ("marian", {**MARIAN, "activation_function": "relu"}),
     "marian, two vocabularies": (
         "marian",
         {**MARIAN, "share_encoder_decoder_embeddings": False, "decoder_vocab_size": VOCAB + 8},
@@ -320,6 +321,7 @@ def test_a_head_that_the_file_leaves_out_is_the_table():
     "kind,wrong,words",
     [
         ("bart", {"decoder_ffn_dim": 7}, "decoder_ffn_dim=7"),
+        ("marian", {"decoder_ffn_dim": 7}, "decoder_ffn_dim=7"),
         ("bart", {"activation_function": "mish"}, "unknown activation_function 'mish'"),
         ("bart", {"add_final_layer_norm": True}, "add_final_layer_norm=True is not supported"),
         ("bart", {"d_model": 2**60}, "d_model=1152921504606846976 is too large"),
@@ -357,6 +359,8 @@ def test_weights_that_do_not_fit_are_named_at_once(kind: str):
         to_ours(form, config, state)
     for words in (f"missing {gone}", "unknown extra.weight", f"{norm} is [5], not [24]"):
         assert words in str(error.value)
+    with pytest.raises(UsageError, match="no counterpart"):
+        to_theirs(form, config, {"no_norm.weight": torch.zeros(1)})
 
 
 @pytest.mark.parametrize(

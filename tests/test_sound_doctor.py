@@ -12,6 +12,7 @@ import soundfile
 import regard
 from regard.errors import UsageError
 from regard.examine.guess import guess_task
+from regard.examine.report import ExamineOptions
 from regard.examine.sounds import examine_sounds
 from tests.test_doctor import found
 
@@ -236,7 +237,7 @@ def test_no_sound_can_be_read(speech: Path) -> None:
 
 
 def test_only_some_sounds_are_looked_at(speech: Path) -> None:
-    report = examine_sounds(str(speech), most=5)
+    report = examine_sounds(str(speech), ExamineOptions(most=5))
     assert report.parts["train"].sounds == 5 and report.parts["train"].total == 12
 
 

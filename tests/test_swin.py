@@ -24,7 +24,7 @@ from regard.layers.block import BlockConfig
 from regard.layers.patches import grid_at
 from regard.layers.windows import WINDOW_POSITIONS, OffsetNetwork, Offsets, Windows
 from regard.models import preset
-from regard.models.swin import PRESETS, SIZES, Swin, SwinConfig, side
+from regard.models.swin import PRESETS, Swin, SwinConfig, side
 from regard.pretrained.folder import import_folder
 from regard.pretrained.format import differing
 from regard.pretrained.formats import find_format, fitting
@@ -309,17 +309,6 @@ def test_a_config_that_we_cannot_hold_is_refused(change, message):
 
 # ---- sizes for small images
 
-PROMISED = {"tiny": (0.25e6, 0.4e6), "small": (0.8e6, 1e6), "base": (2.5e6, 3.5e6)}
-
-
-@pytest.mark.parametrize("row", ["swin", "swinv2"])
-@pytest.mark.parametrize("size", SIZES)
-def test_small_sizes_are_as_small_as_promised(size: str, row: str):
-    with torch.device("meta"):
-        model = Swin(replace(preset("swin", size, row), labels=10))
-    low, high = PROMISED.get(size, (5e6, 10e6))
-    assert low < sum(p.numel() for p in model.parameters()) < high
-
 
 @pytest.mark.parametrize(
     ("row", "image", "window"),
@@ -381,12 +370,11 @@ def test_a_config_of_parts_that_do_not_fit_is_refused(change, message):
         Swin(replace(preset("swin", "tiny"), **change))
 
 
-def test_wrong_images_are_refused():
+def test_one_pixel_is_an_image_and_none_is_not():
     model = Swin(replace(preset("swin", "tiny"), labels=2))
-    for shape in [(1, 1, 28, 28), (3, 28, 28), (1, 3, 0, 28)]:
-        with pytest.raises(UsageError, match="expected"):
-            model(torch.zeros(shape))
-    assert model(torch.zeros(1, 3, 1, 1)).shape == (1, 2)  # one pixel is an image, too
+    with pytest.raises(UsageError, match="expected"):
+        model(torch.zeros(1, 3, 0, 28))
+    assert model(torch.zeros(1, 3, 1, 1)).shape == (1, 2)
 
 
 def test_a_folder_of_ours_keeps_its_tuples(tmp_path: Path):

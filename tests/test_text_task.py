@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import regard
-from regard.data.corrupt import corrupt_spans, cut_texts, infill, permute_parts, restore_spans
+from regard.data.corrupt import corrupt_spans, cut_texts, infill, permute_parts
 from regard.data.denoising import sentinels_of
 from regard.data.documents import load_texts
 from regard.data.pairs import load_pairs
@@ -28,6 +28,19 @@ from regard.tasks.text.text import TextToText, lead, with_prefixes
 SENTINELS = list(range(1000, 1100))
 
 # ---- text made worse on purpose
+
+
+def restore_spans(left, taken, sentinels) -> list[int]:
+    """Put the spans that were taken out of a text back into their places."""
+    spans: dict[int, list[int]] = {}
+    name = None
+    for number in map(int, taken):
+        if number in sentinels:
+            name = number
+            spans[name] = []
+        elif name is not None:
+            spans[name].append(number)
+    return [piece for number in map(int, left) for piece in spans.get(number, [number])]
 
 
 @given(st.integers(2, 300), st.integers(0, 2**32), st.floats(0.01, 0.9), st.floats(1, 10))

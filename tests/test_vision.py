@@ -15,8 +15,9 @@ import regard.layers.heads as heads
 import regard.models.local as local
 import regard.models.mvit as mvit
 from regard.attention.watch import watch
+from regard.errors import UsageError
 from regard.layers.block import BlockConfig
-from regard.models import MODELS, family
+from regard.models import MODELS, family, preset
 from regard.models.folder import load_folder, save_config, save_weights
 from regard.models.resnet import ResNetConfig
 from regard.models.swin import SwinConfig
@@ -151,6 +152,33 @@ def test_neighbours_never_matter(model: Any):
     assert together.std() > 0.1 and (together[0] - together[1]).abs().max() > 0.01
 
 
+def test_what_is_no_batch_of_such_images_is_refused(model: Any, monkeypatch):
+    monkeypatch.undo()  # the shapes in signatures would refuse it first
+    config, some = model.config, images(model)
+    with pytest.raises(UsageError, match=f"{config.channels} channel"):
+        model(torch.cat([some, some[:, :1]], 1))
+    with pytest.raises(UsageError, match="expected"):
+        model(some[0])
+
+
+# the least and the most parameters of a size, for ten labels
+SIZES = {"tiny": (2e5, 4e5), "small": (7.5e5, 1e6), "base": (2.5e6, 3.5e6), "big": (5e6, 1.2e7)}
+SMALL = [
+    ("vit", "vit"), ("vit", "deit"), ("vit", "cct"), ("vit", "pixel"),
+    ("resnet", "resnet"), ("resnet", "resnet_attention"), ("swin", "swin"), ("swin", "swinv2"),
+    ("mvit", "mvit"), ("mvit", "mvitv2"), ("local", "lrnet"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name, member", SMALL)
+def test_a_size_is_about_as_large_in_every_family(name: str, member: str, size: str):
+    with torch.device("meta"):
+        model = family(name)[1](replace(preset(name, size, member), labels=10))
+    least, most = SIZES[size]
+    assert least < sum(p.numel() for p in model.parameters()) < most
+
+
 @pytest.mark.parametrize("size", [(20, 12), (13, 27), (24, 24)])
 def test_an_image_may_be_of_any_size(model: Any, size: tuple[int, int]):
     some = images(model, 2, size)
@@ -209,7 +237,7 @@ def test_save_then_load_is_the_identity(model: Any, tmp_path: Path):
 
 def test_watching_changes_nothing_and_tells_the_truth(model: Any, monkeypatch):
     model = model.float()
-    some = images(model)
+    some = images(model, 2, (13, 22))
     plain = model(some)
     calls = []
 

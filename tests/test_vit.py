@@ -28,7 +28,7 @@ from regard.layers.grid import GridPosition
 from regard.layers.patches import Convolutions, EarlyConvolutions, Patches, grid_at
 from regard.models import preset
 from regard.models.folder import load_folder
-from regard.models.vit import PRESETS, SIZES, DistilledHeads, ViT, ViTConfig
+from regard.models.vit import PRESETS, DistilledHeads, ViT, ViTConfig
 from regard.pretrained.folder import export_weights, import_folder
 from regard.pretrained.format import differing
 from regard.pretrained.formats import find_format, fitting
@@ -193,16 +193,6 @@ def test_published_sizes_have_as_many_parameters_as_transformers(row: str):
         theirs, ours = getattr(transformers, name[kind])(config), ViT(PRESETS[row])
     counts = [sum(p.numel() for p in model.parameters()) for model in (theirs, ours)]
     assert counts[0] == counts[1]
-
-
-@pytest.mark.parametrize("row", ["vit", "deit", "cct", "pixel"])
-@pytest.mark.parametrize("size", SIZES)
-def test_small_sizes_are_as_large_as_they_should_be(row: str, size: str):
-    bounds = {"tiny": (2.5e5, 4e5), "small": (7.5e5, 1e6), "base": (2.5e6, 3.5e6)}
-    with torch.device("meta"):
-        model = ViT(replace(preset("vit", size, row), labels=10))
-    low, high = bounds.get(size, (8e6, 1.2e7))
-    assert low <= sum(p.numel() for p in model.parameters()) < high
 
 
 # ---- parts
@@ -483,12 +473,9 @@ def test_a_config_that_cannot_be_is_refused(changes: dict, word: str):
         ViT(replace(preset("vit", "tiny"), **changes))
 
 
-@pytest.mark.parametrize(
-    "shape, word", [((2, 1, 32, 32), "3 channels"), ((3, 32, 32), "batch"), ((1, 3, 2, 40), "2x40")]
-)
-def test_images_that_do_not_fit_are_refused(shape: tuple[int, ...], word: str):
-    with torch.device("meta"), pytest.raises(UsageError, match=word):
-        ViT(preset("vit", "tiny"))(torch.empty(shape))
+def test_an_image_without_a_patch_is_refused():
+    with torch.device("meta"), pytest.raises(UsageError, match="2x40"):
+        ViT(preset("vit", "tiny"))(torch.empty(1, 3, 2, 40))
 
 
 def test_a_module_of_any_size_name_is_found():

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Required, TypedDict
 
 import torch
 from jaxtyping import Bool, Float, Num
@@ -26,6 +26,10 @@ class Memory(NamedTuple):
     def by_columns(self) -> "Memory":
         """Lay keys out by columns: products with a few queries at a time are far faster then."""
         return Memory(self.k.mT.contiguous().mT, self.v.contiguous())
+
+    def float(self) -> "Memory":
+        """Return both in float32, as PyTorch's products need them."""
+        return Memory(self.k.float(), self.v.float())
 
     def keep(self, select: "RowSelect") -> "Memory":
         """Go on with some sentences only."""
@@ -123,6 +127,15 @@ def is_linear(linear: nn.Module) -> bool:
         and not has_hooks(linear)
         and not has_global_hooks()
     )
+
+
+class SelfAttentionInputs(TypedDict, total=False):
+    """What a block hands to its self-attention beside the vectors."""
+
+    at: Required[Tensor]
+    mask: Mask | None
+    bias: Tensor | None
+    cache: Cache | None
 
 
 class MultiHead(nn.Module):

@@ -103,9 +103,10 @@ class Layer(NamedTuple):
 
     cost: str
     run: Callable[..., Tensor]  # of a sequence (n, d) and what is made before
-    make: Callable[[int, torch.device | str], tuple[Tensor, ...]]  # weights for a width
-    reach: Callable[[int], dict[str, int]]  # what is set in layer i of a stack
     sizes: tuple[tuple[int, int], ...]  # lengths and widths that are timed: longer, then wider
+    # weights for a width, and what is set in layer i of a stack
+    make: Callable[[int, torch.device | str], tuple[Tensor, ...]] = lambda d, device: ()
+    reach: Callable[[int], dict[str, int]] = lambda i: {}
 
 
 NEAR = 32  # r, the neighbours of restricted attention
@@ -145,34 +146,21 @@ def _square(width: int, device: torch.device | str) -> Tensor:
 
 
 LAYERS: dict[str, Layer] = {
-    "self-attention": Layer(
-        "n^2 d",
-        self_attention,
-        lambda d, device: (),
-        lambda i: {},
-        ((1024, 64), (4096, 64), (1024, 256)),
-    ),
+    "self-attention": Layer("n^2 d", self_attention, ((1024, 64), (4096, 64), (1024, 256))),
     "recurrent": Layer(
         "n d^2",
         recurrent,
-        lambda d, device: (_square(d, device), _square(d, device)),
-        lambda i: {},
         ((64, 256), (256, 256), (64, 1024)),
+        lambda d, device: (_square(d, device), _square(d, device)),
     ),
     "convolution": Layer(
         "k n d^2",
         convolution,
+        ((512, 128), (2048, 128), (512, 512)),
         lambda d, device: (torch.ones(d, d, KERNEL, device=device),),
         lambda i: {"dilation": KERNEL**i},
-        ((512, 128), (2048, 128), (512, 512)),
     ),
-    "restricted": Layer(
-        "r n d",
-        restricted,
-        lambda d, device: (),
-        lambda i: {},
-        ((2048, 64), (8192, 64), (2048, 256)),
-    ),
+    "restricted": Layer("r n d", restricted, ((2048, 64), (8192, 64), (2048, 256))),
 }
 LENGTHS = (256, 1024)  # at which chains and paths are counted
 SECONDS = 0.3  # spent on the clock of each layer

@@ -52,10 +52,6 @@ class Batches:
         """Return how many batches an epoch has (all have the same number)."""
         return self._count
 
-    def epoch_of(self, n: int) -> int:
-        """Return the epoch that batch n belongs to."""
-        return n // self._count
-
     def __getitem__(self, n: int) -> np.ndarray:
         """Return the example indices of batch n, for any n from 0 without end."""
         if n < 0:

@@ -56,19 +56,6 @@ def corrupt_spans(
     return np.concatenate(left).astype(np.int64), np.concatenate(out).astype(np.int64)
 
 
-def restore_spans(left: Ids, taken: Ids, sentinels: Sequence[int]) -> list[int]:
-    """Put the spans that were taken out of a text back into their places."""
-    spans: dict[int, list[int]] = {}
-    name = None
-    for number in map(int, taken):
-        if number in sentinels:
-            name = number
-            spans[name] = []
-        elif name is not None:
-            spans[name].append(number)
-    return [piece for number in map(int, left) for piece in spans.get(number, [number])]
-
-
 def infill(ids: Ids, mask: int, seed: int, *, share: float = 0.3, mean: float = 3.0) -> np.ndarray:
     """Put one mask in the place of each of some spans, which may be empty (Lewis et al. 2020).
 

@@ -33,10 +33,11 @@ from regard.data.media import (
     LABELS,
     MOST_FILES,
     Media,
+    MediaFiles,
     cell_bytes,
     find_media_parts,
-    folder_parts,
-    in_threads,
+    is_set,
+    split_labels,
 )
 from regard.data.pairs import PairReader
 from regard.data.parts import PARTS, part_named
@@ -60,14 +61,13 @@ class Item(NamedTuple):
     label: str
     source: str
 
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Return the label by which images are split evenly, if there is one."""
-        return (self.label,) if self.label else ()
+    labels = property(split_labels)
 
 
-class ImageFiles:
+class ImageFiles(MediaFiles):
     """The images of one part of a set, not yet decoded: in files, or in an array (n, c, h, w)."""
+
+    media = IMAGES
 
     def __init__(
         self,
@@ -76,25 +76,12 @@ class ImageFiles:
         contents: Sequence[str | bytes] | None = None,
     ):
         """Take the images, and what of each is opened: its path, or the bytes of its file."""
-        self.items, self.array = items, array
-        self.contents: list[str | bytes] = (
-            [item.where for item in items] if contents is None else list(contents)
-        )
-        self.notes: list[str] = []
-        self.bad: list[str] = []  # why each file that was left out cannot be read
+        super().__init__(items, [item.where for item in items] if contents is None else contents)
+        self.array = array
         self.sizes: set[tuple[int, int]] = set()
-        self.total = len(items)  # how many there were, if only some were looked at
         self.grey = array is not None and array.shape[1] == 1
         if array is not None:
             self.sizes = {(array.shape[3], array.shape[2])}
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def all_notes(self) -> list[str]:
-        """Return what the user should know of how the images were read."""
-        first = f"{len(self.bad):,} files that cannot be read left out; the first: "
-        return [*self.notes, first + self.bad[0]] if self.bad else self.notes
 
     def pick(self, numbers: Sequence[int]) -> "ImageFiles":
         """Return some of the images."""
@@ -115,16 +102,7 @@ class ImageFiles:
 
     def decode(self, format: ImageFormat, broken: str) -> Iterator[np.ndarray | str]:
         """Yield every image in the format, or why it cannot be had."""
-
-        def one(i: int) -> np.ndarray | str:
-            try:
-                return format.take(self.open(i), self.items[i].where)
-            except BrokenImage as mistake:
-                if broken == "refuse":
-                    raise BrokenImage(f"{mistake}; or leave such files out: broken=skip") from None
-                return str(mistake)
-
-        yield from in_threads(one, range(len(self)))
+        return self.decode_each(lambda i: format.take(self.open(i), self.items[i].where), broken)
 
 
 @dataclass(frozen=True)
@@ -150,12 +128,7 @@ ReadImages = Callable[[], ImageFiles]
 
 def holds_images(data: Any) -> bool:
     """Tell whether data are images: class folders, a table of paths, idx files or mosaics."""
-    if not data or not isinstance(data, str | os.PathLike):
-        return False
-    try:
-        return bool(kind_of_set(Path(data)))
-    except (OSError, UsageError):
-        return False
+    return is_set(data, kind_of_set)
 
 
 def kind_of_set(path: Path) -> str:
@@ -200,13 +173,13 @@ def find_images(path: Path, options: ImageOptions) -> dict[str, ReadImages]:
         return _find_idx(path if path.is_dir() else path.parent, options)
     if kind == "mosaics" and options.mosaics:
         return _find_mosaics(path, options)
-    if kind == "table":
-        return IMAGES.table_parts(path, partial(_read_table, options=options))
-    if path.is_dir():
-        return folder_parts(path, partial(_read_folder, options=options))
-    raise UsageError(
-        f"{path}: no set of images; expected a folder with a folder of images for each class, a "
-        "table of paths and labels, or idx files"
+    return IMAGES.find_parts(
+        path,
+        kind == "table",
+        partial(_read_table, options=options),
+        partial(_read_folder, options=options),
+        "a folder with a folder of images for each class, a table of paths and labels, or idx "
+        "files",
     )
 
 

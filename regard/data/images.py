@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -19,8 +19,8 @@ from regard.data.image_files import (
 )
 from regard.data.image_format import BrokenImage, ImageFormat
 from regard.data.media import BROKEN, in_threads, label_numbers
-from regard.data.media_sets import MediaRows, MediaSet, load_media
-from regard.data.split import Split
+from regard.data.media_sets import MediaRows, MediaSet, load_media, rounded_stats
+from regard.data.parts import PartsAsked
 from regard.data.store import ImageStore, build_image_store, store_key
 from regard.errors import UsageError, lookup
 
@@ -77,8 +77,7 @@ class Images(MediaRows):
         share, values = counts / counts.sum(1, keepdims=True), np.arange(256) / 255
         mean = share @ values
         std = np.sqrt((share * (values - mean[:, None]) ** 2).sum(1))
-        rounded = [[round(float(x), 6) for x in row] for row in (mean, std)]
-        return tuple(rounded[0]), tuple(x or 1.0 for x in rounded[1])
+        return rounded_stats(mean, std)
 
     @property
     def sha(self) -> str:
@@ -95,35 +94,25 @@ class ImageData(MediaSet[Images]):
 
     format: ImageFormat
 
-    @property
-    def key(self) -> Any:
-        """Return how images are decoded."""
-        return self.format.key()
-
 
 def load_images(
     data: str,
     *,
-    valid: str | None = None,
-    test: str | None = None,
-    need: Sequence[str] = ("train", "valid"),
     format: ImageFormat | None = None,
     options: ImageOptions | None = None,
     classes: Sequence[str] | None = None,
     cache: Path | None = None,
-    trained: Split | None = None,
+    **asked: Unpack[PartsAsked],
 ) -> ImageData:
     """Read the needed parts of a set; without one for validation, some are split off by hash.
 
-    `valid` and `test` are sets, or shares of train such as 0.1. A model that was `trained` on the
-    data is judged on what was held out.
     What the format leaves open is settled by the images. `classes` are the labels that are known,
     else they are those of train. Decoded images are kept in the cache folder.
     """
     options = options or ImageOptions()
     format = (format or ImageFormat()).check()
     lookup("broken", options.broken, BROKEN)
-    readers, shares = find_image_parts(data, valid, test, options)
+    readers, shares = find_image_parts(data, asked.get("valid"), asked.get("test"), options)
     loaded = ImageData({}, list(classes or []), format)
 
     def decode(name: str, files: ImageFiles) -> Images:
@@ -131,7 +120,7 @@ def load_images(
         return _decode_part(name, files, loaded, options, cache)
 
     names = options.names if classes is None and options.labelled else None
-    more = {"names": names, "need": need, "shares": shares, "trained": trained}
+    more = {"names": names, "shares": shares, "asked": asked}
     return load_media(loaded, data, "image", readers, decode, **more)
 
 

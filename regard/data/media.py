@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from regard.data.parts import named_files, part_named, single_file
 from regard.data.split import shares_of
@@ -89,6 +89,21 @@ class Media:
             return read(single_file(files, part, path))
 
         return {part: partial(one, part, files) for part, files in self.tables(path).items()}
+
+    def find_parts(
+        self,
+        path: Path,
+        tabled: bool,
+        read_table: Callable[[Path], Files],
+        read_folder: Callable[[Path], Files],
+        expected: str,
+    ) -> dict[str, Callable[[], Files]]:
+        """Find what reads each part of a set of tables or of folders, or refuse what is neither."""
+        if tabled:
+            return self.table_parts(path, read_table)
+        if path.is_dir():
+            return folder_parts(path, read_folder)
+        raise UsageError(f"{path}: no set of {self.word}s; expected {expected}")
 
     def read_folder(
         self, folder: Path, labelled: bool, expected: str = ""
@@ -172,6 +187,41 @@ class Media:
         return found
 
 
+class MediaFiles:
+    """The files of one part of a set, each with what of it is opened: its path, or its bytes."""
+
+    media: ClassVar[Media]
+
+    def __init__(self, items: list[Any], contents: Sequence[str | bytes]):
+        """Take the files, which have `where`, `label` and `source`, a hash."""
+        self.items, self.contents = items, list(contents)
+        self.notes: list[str] = []
+        self.bad: list[str] = []  # why each file that was left out cannot be read
+        self.total = len(items)  # how many there were, if only some were looked at
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def all_notes(self) -> list[str]:
+        """Return what the user should know of how the files were read."""
+        first = f"{len(self.bad):,} files that cannot be read left out; the first: "
+        return [*self.notes, first + self.bad[0]] if self.bad else self.notes
+
+    def decode_each(self, one: Callable[[int], Any], broken: str) -> Iterator[Any]:
+        """Yield what is made of each file by its number, or why it is broken, if not refused."""
+        error = self.media.broken
+
+        def attempt(i: int) -> Any:
+            try:
+                return one(i)
+            except error as mistake:
+                if broken == "refuse":
+                    raise error(f"{mistake}; or leave such files out: broken=skip") from None
+                return str(mistake)
+
+        yield from in_threads(attempt, range(len(self)))
+
+
 class Seen(NamedTuple):
     """Which rows could be opened, the hash and header of each, and why the others could not."""
 
@@ -206,6 +256,16 @@ def digest(content: str | bytes, hashed: bool = True) -> str:
 
 
 # Where the parts are
+
+
+def is_set(data: Any, kind_of: Callable[[Path], object]) -> bool:
+    """Tell whether data are the path of a set of some kind."""
+    if not data or not isinstance(data, str | os.PathLike):
+        return False
+    try:
+        return bool(kind_of(Path(data)))
+    except (OSError, UsageError):
+        return False
 
 
 def find_media_parts(
@@ -269,6 +329,11 @@ class LabelledItem(Protocol):
     def where(self) -> str: ...
     @property
     def label(self) -> str: ...
+
+
+def split_labels(item: LabelledItem) -> tuple[str, ...]:
+    """Return the label by which files are split evenly, if there is one."""
+    return (item.label,) if item.label else ()
 
 
 def class_names(labels: set[str], names: Sequence[str]) -> list[str]:

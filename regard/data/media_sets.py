@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from regard.data.media import class_names
-from regard.data.parts import Dataset, PartReader, load_parts
-from regard.data.split import RowSplitter, Split
+from regard.data.parts import NEEDED, Dataset, PartReader, PartsAsked, load_parts
+from regard.data.split import RowSplitter
 from regard.errors import UsageError
 
 
@@ -60,24 +60,57 @@ R = TypeVar("R", bound=MediaRows)
 
 @dataclass
 class MediaSet(Dataset[R], Generic[R]):
-    """The files of each part, and the names of their labels."""
+    """The files of each part, the names of their labels, and their format.
+
+    `format.key()` is what of it makes other data of the same files.
+    """
 
     classes: list[str]
-
-    @property
-    def key(self) -> Any:
-        """Return what of the format makes other data of the same files."""
-        raise NotImplementedError
+    format: Any
 
     @property
     def sha(self) -> str:
         """Return a hash of what is trained and validated on, in its format."""
         parts = [self.parts[name].sha for name in ("train", "valid") if name in self.parts]
-        held = json.dumps([parts, self.classes, self.key])
+        held = json.dumps([parts, self.classes, self.format.key()])
         return hashlib.sha256(held.encode()).hexdigest()
 
 
 S = TypeVar("S", bound=MediaSet[Any])
+
+
+def rounded_stats(mean: np.ndarray, std: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return means and deviations as a config keeps them; what never varies is divided by 1."""
+    means, deviations = ([round(float(x), 6) for x in row] for row in (mean, std))
+    return tuple(means), tuple(x or 1.0 for x in deviations)
+
+
+D = TypeVar("D", bound=Dataset[Any])
+
+
+def load_file_parts(
+    loaded: D,
+    data: str,
+    word: str,
+    readers: Mapping[str, Any],
+    read: Callable[[str], Any],
+    shares: Mapping[str, float],
+    asked: PartsAsked,
+) -> D:
+    """Read the needed parts, which have `items` and `pick`; what is held out is split by hash."""
+    return load_parts(
+        loaded,
+        {name: PartReader(data, partial(read, name)) for name in readers},
+        absent=lambda name: f"{data}: no {name} part; there is {', '.join(readers) or 'none'}",
+        where=data,
+        splitter=RowSplitter(
+            f"{word}s", items=lambda rows: rows.items, pick=lambda rows, some: rows.pick(some)
+        ),
+        unnamed=list(readers) == ["train"],
+        need=asked.get("need", NEEDED),
+        shares=shares,
+        trained=asked.get("trained"),
+    )
 
 
 def load_media(
@@ -88,9 +121,8 @@ def load_media(
     decode: Callable[[str, Any], Any],
     *,
     names: Sequence[str] | None,
-    need: Sequence[str],
     shares: Mapping[str, float],
-    trained: Split | None,
+    asked: PartsAsked,
 ) -> S:
     """Read the needed parts into a set; without one for validation, some are split off by hash.
 
@@ -108,16 +140,4 @@ def load_media(
             loaded.classes = class_names({item.label for item in files.items}, names)
         return decode(name, files)
 
-    return load_parts(
-        loaded,
-        {name: PartReader(data, partial(read, name)) for name in readers},
-        need=need,
-        shares=shares,
-        absent=lambda name: f"{data}: no {name} part; there is {', '.join(readers) or 'none'}",
-        where=data,
-        splitter=RowSplitter(
-            f"{word}s", items=lambda rows: rows.items, pick=lambda rows, some: rows.pick(some)
-        ),
-        unnamed=list(readers) == ["train"],
-        trained=trained,
-    )
+    return load_file_parts(loaded, data, word, readers, read, shares, asked)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
 
 from regard.data.lines import missing
 from regard.data.split import RowSplitter, Split
@@ -41,6 +41,19 @@ class Dataset(Generic[Rows]):
 
 
 Data = TypeVar("Data", bound=Dataset[Any])
+NEEDED = ("train", "valid")  # parts, unless told
+
+
+class PartsAsked(TypedDict, total=False):
+    """Which parts of data are read: `valid` and `test` are files, or shares of train such as 0.1.
+
+    A model that was `trained` on the data is judged on what was held out.
+    """
+
+    valid: str | None
+    test: str | None
+    need: Sequence[str]
+    trained: Split | None
 
 
 class PartReader(NamedTuple):

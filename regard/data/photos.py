@@ -1,9 +1,7 @@
 """Sets of images that keep their own size, as denoisers learn from them."""
 
 import hashlib
-from collections.abc import Sequence
-from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import numpy as np
 import torch
@@ -18,8 +16,8 @@ from regard.data.image_files import (
 )
 from regard.data.image_format import ImageFormat
 from regard.data.media import BROKEN
-from regard.data.parts import Dataset, PartReader, load_parts
-from regard.data.split import RowSplitter, Split
+from regard.data.media_sets import load_file_parts
+from regard.data.parts import NEEDED, Dataset, PartsAsked
 from regard.errors import UsageError, lookup
 
 
@@ -58,20 +56,16 @@ class Photos(Dataset[list[Photo]]):
 def load_photos(
     data: str,
     *,
-    valid: str | None = None,
-    test: str | None = None,
-    need: Sequence[str] = ("train", "valid"),
     channels: int | None = None,
     broken: str = "refuse",
     most: int | None = None,
-    trained: Split | None = None,
+    **asked: Unpack[PartsAsked],
 ) -> Photos:
     """Read the needed parts, as they are or in so many channels; some are split off if none are.
 
-    `valid` and `test` are sets, or shares of train such as 0.1. Only so many as `most` are taken of
-    each part, chosen by hash. A model that was `trained` on the data is judged on what was held
-    out.
+    Only so many as `most` are taken of each part, chosen by hash.
     """
+    valid, test, need = asked.get("valid"), asked.get("test"), asked.get("need", NEEDED)
     lookup("broken", broken, BROKEN)
     options = ImageOptions(labelled=False, mosaics=False, broken=broken)
     readers, shares = find_image_parts(data, valid, test, options)
@@ -88,16 +82,7 @@ def load_photos(
         files.notes.extend(part.all_notes())
         return part
 
-    load_parts(
-        files,
-        {name: PartReader(data, partial(read, name)) for name in readers},
-        need=need,
-        shares=shares,
-        absent=lambda name: f"{data}: no {name} part; there is {', '.join(readers)}",
-        where=data,
-        splitter=RowSplitter("images", items=lambda rows: rows.items, pick=ImageFiles.pick),
-        trained=trained,
-    )
+    load_file_parts(files, data, "image", readers, read, shares, asked)
     for name in need:
         part = files.parts[name]
         if most and most < len(part):

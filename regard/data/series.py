@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Unpack
 
 import numpy as np
 import torch
@@ -14,8 +15,10 @@ from torch import Tensor
 from regard.data.lines import missing
 from regard.data.media import class_names, label_numbers
 from regard.data.parts import (
+    NEEDED,
     Dataset,
     PartReader,
+    PartsAsked,
     given_files,
     load_parts,
     no_part,
@@ -30,7 +33,7 @@ from regard.data.series_files import (
     part_files,
     read_recordings,
 )
-from regard.data.split import RowSplitter, Split, shares_and_files
+from regard.data.split import RowSplitter, shares_and_files
 from regard.data.table import is_folder
 from regard.errors import UsageError
 
@@ -134,20 +137,16 @@ def find_series_parts(
 def load_series(
     data: str,
     *,
-    valid: str | None = None,
-    test: str | None = None,
-    need: Sequence[str] = ("train", "valid"),
     options: SeriesOptions | None = None,
     classes: Sequence[str] | None = None,
-    trained: Split | None = None,
+    **asked: Unpack[PartsAsked],
 ) -> SeriesData:
     """Read the needed parts of a set; without one for validation, some are split off by hash.
 
-    `valid` and `test` are files, or shares of train such as 0.1. `classes` are the labels that are
-    known, else they are those of train.
+    `classes` are the labels that are known, else they are those of train.
     """
     options = options or SeriesOptions()
-    files, shares = find_series_parts(data, valid, test)
+    files, shares = find_series_parts(data, asked.get("valid"), asked.get("test"))
     loaded = SeriesData({}, classes=list(classes or []))
 
     def read(name: str) -> SeriesSet:
@@ -164,13 +163,13 @@ def load_series(
     return load_parts(
         loaded,
         {name: PartReader(files[name], partial(read, name)) for name in files},
-        need=need,
+        need=asked.get("need", NEEDED),
         shares=shares,
         absent=lambda name: no_part(data, name, f"{name}.ts, {name}.npz or {name}.csv"),
         where=data,
         splitter=RowSplitter("series", items=lambda rows: rows.items, pick=SeriesSet.pick),
         unnamed=not is_folder(data),
-        trained=trained,
+        trained=asked.get("trained"),
     )
 
 

@@ -5,7 +5,6 @@ All become arrays (steps, channels), or (n1, ..., nr, channels); a number that i
 
 import hashlib
 import math
-import os
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,6 +18,7 @@ import numpy as np
 
 from regard.data.columns import column_of
 from regard.data.lines import opened_text
+from regard.data.media import is_set, split_labels
 from regard.data.parts import named_files
 from regard.data.table import KINDS, Table, is_folder, stem_and_suffix
 from regard.errors import UsageError
@@ -54,10 +54,7 @@ class Recording:
     where: str
     source: str
 
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Return the label by which series are split evenly, if there is one."""
-        return (self.label,) if self.label else ()
+    labels = property(split_labels)
 
     def __str__(self) -> str:
         return self.where
@@ -461,11 +458,9 @@ def part_files(folder: Path) -> dict[str, list[Path]]:
 
 def holds_series(data: Any) -> bool:
     """Tell whether data are series of numbers: .ts or NPZ files, or tables of series."""
-    if not data or not isinstance(data, str | os.PathLike):
-        return False
-    try:
-        path = Path(data)
+
+    def has_layout(path: Path) -> bool:
         files = [path] if not is_folder(path) else sum(part_files(path).values(), [])
         return path.exists() and any(layout_of(file) for file in files)
-    except (OSError, UsageError):
-        return False
+
+    return is_set(data, has_layout)

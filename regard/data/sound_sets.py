@@ -18,15 +18,17 @@ from regard.data.media import (
     LABELS,
     MOST_FILES,
     Media,
+    MediaFiles,
     cell_bytes,
     class_folders,
     find_media_parts,
     folder_parts,
-    in_threads,
+    is_set,
+    split_labels,
 )
 from regard.data.sound_files import SUFFIXES, BrokenSound, SoundInfo, read_sound, sound_info
 from regard.data.sound_kinds import begins_as_sound
-from regard.data.table import BadRow, RowFaults, Table, Value, is_saved
+from regard.data.table import BadRow, Fault, RowFaults, Table, Value, is_saved
 from regard.errors import UsageError
 
 MOST_PACKED = 2 * 2**30  # bytes of sounds that a table itself holds
@@ -45,10 +47,7 @@ class SoundItem(NamedTuple):
     label: str
     source: str
 
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Return the label by which sounds are split evenly, if there is one."""
-        return (self.label,) if self.label else ()
+    labels = property(split_labels)
 
 
 @dataclass(frozen=True)
@@ -69,8 +68,10 @@ class SoundOptions:
         return self.target == "label"
 
 
-class SoundFiles:
+class SoundFiles(MediaFiles):
     """The sounds of one part of a set, each with the header of its file."""
+
+    media = SOUNDS
 
     def __init__(
         self,
@@ -79,18 +80,8 @@ class SoundFiles:
         infos: Sequence[SoundInfo],
     ):
         """Take the sounds, and what of each is opened: its path, or the bytes of its file."""
-        self.items, self.contents, self.infos = items, list(contents), list(infos)
-        self.notes: list[str] = []
-        self.bad: list[str] = []  # why each file that was left out cannot be read
-        self.total = len(items)  # how many there were, if only some were looked at
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def all_notes(self) -> list[str]:
-        """Return what the user should know of how the sounds were read."""
-        first = f"{len(self.bad):,} files that cannot be read left out; the first: "
-        return [*self.notes, first + self.bad[0]] if self.bad else self.notes
+        super().__init__(items, contents)
+        self.infos = list(infos)
 
     def pick(self, numbers: Sequence[int]) -> "SoundFiles":
         """Return some of the sounds."""
@@ -105,16 +96,11 @@ class SoundFiles:
         """Yield the samples of each sound, how many beyond `most` bytes, or why it is broken."""
         sizes = np.cumsum([4 * rate * info.seconds for info in self.infos])
 
-        def one(i: int) -> np.ndarray | int | str:
-            try:
-                samples = self.read(i, rate)
-                return samples if sizes[i] <= most else len(samples)
-            except BrokenSound as mistake:
-                if broken == "refuse":
-                    raise BrokenSound(f"{mistake}; or leave such files out: broken=skip") from None
-                return str(mistake)
+        def one(i: int) -> np.ndarray | int:
+            samples = self.read(i, rate)
+            return samples if sizes[i] <= most else len(samples)
 
-        yield from in_threads(one, range(len(self)))
+        return self.decode_each(one, broken)
 
 
 # Which kind of set it is
@@ -122,12 +108,7 @@ class SoundFiles:
 
 def holds_sounds(data: Any) -> bool:
     """Tell whether data are sounds: a table of paths, or class folders."""
-    if not data or not isinstance(data, str | os.PathLike):
-        return False
-    try:
-        return bool(kind_of_set(Path(data)))
-    except (OSError, UsageError):
-        return False
+    return is_set(data, kind_of_set)
 
 
 def kind_of_set(path: Path, surely: bool = True) -> str:
@@ -212,14 +193,13 @@ def find_sounds(path: Path, options: SoundOptions) -> dict[str, ReadSounds]:
         raise UsageError(missing(path))
     if options.pattern and path.is_dir():
         return folder_parts(path, partial(_read_named, options=options))
-    kind = kind_of_set(path, surely=False)
-    if kind == "table":
-        return SOUNDS.table_parts(path, partial(_read_table, options=options))
-    if path.is_dir():
-        return folder_parts(path, partial(_read_folder, options=options))
-    raise UsageError(
-        f"{path}: no set of sounds; expected a table of paths and transcripts or labels, or a "
-        "folder with a folder of sounds for each class"
+    return SOUNDS.find_parts(
+        path,
+        kind_of_set(path, surely=False) == "table",
+        partial(_read_table, options=options),
+        partial(_read_folder, options=options),
+        "a table of paths and transcripts or labels, or a folder with a folder of sounds for each "
+        "class",
     )
 
 
@@ -265,23 +245,9 @@ def _read_table(path: Path, options: SoundOptions) -> SoundFiles:
     """Read a table of paths, from its own folder on, or of sounds, and transcripts or labels."""
     table = Table(path, encoding="auto")
     faults = RowFaults(path, options.broken == "skip", setting="broken=skip")
-    keys: tuple[Any, Any] | None = None
     rows: list[_Row] = []
     size = 0
-    for number, value, fault in table:
-        if fault is not None:
-            faults.add(fault)
-        if value is None:
-            continue
-        if keys is None:
-            keys, header = _choose_columns(path, table, value, options)
-            if header:
-                continue
-        try:
-            row = _parse_row(path, number, value, keys, options)
-        except BadRow as bad:
-            faults.add(bad.at(f"{path}:{number}"))
-            continue
+    for row, _, _ in _parse_rows(path, table, [options], faults.add):
         size += len(row.content) if isinstance(row.content, bytes) else 0
         if size > MOST_PACKED:
             raise UsageError(f"{row.where}: the sounds so far take over 2 GB; use fewer")
@@ -291,28 +257,56 @@ def _read_table(path: Path, options: SoundOptions) -> SoundFiles:
     return _look_at(rows, options, [*table.notes, *faults.notes])
 
 
-def listed_sounds(path: Path) -> Iterator[tuple[str | bytes, dict[str, Any]]]:
-    """Yield the sounds that a table names, from its own folder on, each beside its row."""
-    table, options = Table(path, encoding="auto"), SoundOptions("text")
-    keys: tuple[Any, Any] | None = None
+def _parse_rows(
+    path: Path,
+    table: Table,
+    tried: Sequence[SoundOptions],
+    add_fault: Callable[[Fault], None],
+) -> Iterator[tuple[_Row, Value, Any]]:
+    """Yield each row, what stands in the table, and the key of the sound in it.
+
+    The options are the first of those tried for which the table has columns.
+    """
+    options, keys = tried[0], None
     for number, value, fault in table:
         if fault is not None:
-            raise UsageError(fault.message)
+            add_fault(fault)
         if value is None:
             continue
         if keys is None:
-            try:
-                keys, header = _choose_columns(path, table, value, options)
-            except UsageError:  # no transcripts
-                options = SoundOptions("none")
-                keys, header = _choose_columns(path, table, value, options)
+            options, keys, header = _choose_options(path, table, value, tried)
             if header:
                 continue
         try:
             row = _parse_row(path, number, value, keys, options)
         except BadRow as bad:
-            raise UsageError(bad.at(f"{path}:{number}").message) from None
-        name = row.where if isinstance(row.content, bytes) else value[keys[0]]
+            add_fault(bad.at(f"{path}:{number}"))
+        else:
+            yield row, value, keys[0]
+
+
+def _choose_options(
+    path: Path, table: Table, value: Value, tried: Sequence[SoundOptions]
+) -> tuple[SoundOptions, tuple[Any, Any], bool]:
+    """Return the first options for which there are columns, these, and if the row is a header."""
+    *others, last = tried
+    for options in others:
+        try:
+            return options, *_choose_columns(path, table, value, options)
+        except UsageError:
+            continue
+    return last, *_choose_columns(path, table, value, last)
+
+
+def _refuse(fault: Fault) -> None:
+    raise UsageError(fault.message)
+
+
+def listed_sounds(path: Path) -> Iterator[tuple[str | bytes, dict[str, Any]]]:
+    """Yield the sounds that a table names, from its own folder on, each beside its row."""
+    tried = [SoundOptions("text"), SoundOptions("none")]  # with transcripts, or without
+    for row, value, key in _parse_rows(path, Table(path, encoding="auto"), tried, _refuse):
+        name = row.where if isinstance(row.content, bytes) else value[key]
         told = {"text": row.text} if row.text else {}
         yield row.content, {**(value if isinstance(value, dict) else told), "audio": name}
 

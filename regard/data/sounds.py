@@ -4,14 +4,15 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Unpack
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from regard.data.media import BROKEN, label_numbers
-from regard.data.media_sets import MediaRows, MediaSet, load_media
+from regard.data.media_sets import MediaRows, MediaSet, load_media, rounded_stats
+from regard.data.parts import PartsAsked
 from regard.data.sound_sets import (
     TARGETS,
     SoundFiles,
@@ -19,7 +20,6 @@ from regard.data.sound_sets import (
     find_sound_parts,
 )
 from regard.data.spectrogram import SoundFormat
-from regard.data.split import Split
 from regard.errors import UsageError, lookup
 
 
@@ -73,8 +73,7 @@ class Sounds(MediaRows):
             count += len(features)
         mean = total / count
         std = np.sqrt(np.maximum(squares / count - mean**2, 0))
-        rounded = [[round(float(x), 6) for x in row] for row in (mean, std)]
-        return tuple(rounded[0]), tuple(x or 1.0 for x in rounded[1])
+        return rounded_stats(mean, std)
 
     @property
     def sha(self) -> str:
@@ -91,41 +90,32 @@ class SoundData(MediaSet[Sounds]):
 
     format: SoundFormat
 
-    @property
-    def key(self) -> Any:
-        """Return the rate at which sounds are decoded."""
-        return self.format.rate
-
 
 def load_sounds(
     data: str,
     *,
-    valid: str | None = None,
-    test: str | None = None,
-    need: Sequence[str] = ("train", "valid"),
     format: SoundFormat | None = None,
     options: SoundOptions | None = None,
     classes: Sequence[str] | None = None,
-    trained: Split | None = None,
+    **asked: Unpack[PartsAsked],
 ) -> SoundData:
     """Read the needed parts of a set; without one for validation, some are split off by hash.
 
-    `valid` and `test` are sets, or shares of train such as 0.1. A model that was `trained` on the
-    data is judged on what was held out. `classes` are the labels that are known, else they are
-    those of train. Sounds are decoded once, and kept in memory as far as their bound allows.
+    `classes` are the labels that are known, else they are those of train. Sounds are decoded once,
+    and kept in memory as far as their bound allows.
     """
     options = options or SoundOptions()
     format = (format or SoundFormat()).check()
     lookup("broken", options.broken, BROKEN)
     lookup("target", options.target, TARGETS)
-    readers, shares = find_sound_parts(data, valid, test, options)
+    readers, shares = find_sound_parts(data, asked.get("valid"), asked.get("test"), options)
     loaded = SoundData({}, list(classes or []), format)
 
     def decode(name: str, files: SoundFiles) -> Sounds:
         return _decode_part(name, files, loaded, options)
 
     names = options.names if classes is None and options.labelled else None
-    more = {"names": names, "need": need, "shares": shares, "trained": trained}
+    more = {"names": names, "shares": shares, "asked": asked}
     return load_media(loaded, data, "sound", readers, decode, **more)
 
 

@@ -40,6 +40,10 @@ class SoundFormat:
     mean: tuple[float, ...] = field(default=(), metadata={"min": -1000, "max": 1000})
     std: tuple[float, ...] = field(default=(), metadata={"above": 0, "max": 1000})
 
+    def key(self) -> int:
+        """Return all that the samples depend on: their rate."""
+        return self.rate
+
     def check(self) -> "SoundFormat":
         """Refuse names and numbers that mean nothing."""
         lookup("features", self.features, FEATURES)

@@ -21,7 +21,7 @@ PITCHES = 70, 400  # Hz, of a voice
 VOICED = 0.7  # correlation of a frame with itself one period later
 JUMP, STILL = 0.08, 0.002  # of log pitch in 10 ms: another note; not moving at all
 
-MEASURES = ("change", "flatness", "harmonicity", "moving", "level", "steadiness", "steady")
+# of change, flatness, harmonicity, moving, level, steadiness and steady
 MEAN = (3.074, -22.4, 0.6627, 0.4386, 4.688, 0.7864, 0.3603)
 SCALE = (1.606, 19.03, 0.2808, 0.4352, 3.357, 0.1898, 0.3936)
 CLIP = 4.0  # deviations from the mean, beyond which nothing changes

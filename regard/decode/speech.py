@@ -41,11 +41,12 @@ class SpeechDecoding(Decoding):
     )
     fallback: bool = setting(True, "Whisper: sample again what is improbable or repeats itself")
     words: bool = setting(True, "Whisper: find the times of words")
+    dtype: str = setting("float32", "Whisper: of the encoder's products, float32 or bfloat16")
 
 
 # how Whisper follows a long sound -> whether it writes timestamps
 WINDOWS = {"pauses": False, "timestamps": True}
-WHISPER_ONLY = ("language", "translate", "windows", "no_speech", "fallback", "words")
+WHISPER_ONLY = ("language", "translate", "windows", "no_speech", "fallback", "words", "dtype")
 
 
 class Utterance(NamedTuple):

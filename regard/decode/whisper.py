@@ -35,6 +35,7 @@ from regard.decode.speech import (
 )
 from regard.decode.words import Word, word_tokens
 from regard.errors import UsageError, lookup
+from regard.processor import check_dtype
 
 MOST_WINDOWS = 16  # that are decoded at once
 MOST_BYTES = 2**30  # of the keys and values of their memories
@@ -191,6 +192,7 @@ class WhisperDecoder(SpeechDecoder):
         """Refuse options that contradict each other or the model."""
         options.check()
         lookup("windows", options.windows, WINDOWS)
+        check_dtype(options.dtype)
         if options.decoding not in (None, "attention"):
             raise UsageError(
                 f"decoding={options.decoding}: this model has no CTC head; leave it out"

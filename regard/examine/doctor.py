@@ -1,7 +1,7 @@
 """A look over data before they are trained on: for which task they are, and what it would take."""
 
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from regard.data.image_files import holds_images
@@ -13,7 +13,7 @@ from regard.examine.forecast import Forecast, forecast_training
 from regard.examine.guess import Guess, guess_task
 from regard.examine.images import examine_images
 from regard.examine.pairs import examine_pairs
-from regard.examine.report import DataReport, Finding
+from regard.examine.report import DataReport, ExamineOptions, Finding
 from regard.examine.rows import examine_rows, examine_texts
 from regard.examine.series import examine_series
 from regard.examine.sounds import examine_sounds
@@ -76,28 +76,27 @@ HOLDS = {
 def look_over(task: str, data: str, settings: DoctorSettings, quiet: bool) -> DataReport:
     """Look over data as a task reads them."""
     columns, most = settings.columns, None if settings.full else MOST
-    given: dict[str, Any] = {"valid": settings.valid, "test": settings.test}
+    parts = {"valid": settings.valid, "test": settings.test}
+    given = ExamineOptions(columns, settings.header, **parts, most=most, quiet=quiet)
     if task == "tag":
         column = columns if columns and "," not in columns else None
         format = SentenceFormat(column, skip_bad=True, columns=None if column else columns)
         tags = SentenceReader(format, most and MOST_SENTENCES)
-        return examine_rows(data, tags, **given)
+        return examine_rows(data, given, tags)
     if task == "classify":
         labels = ExampleFormat(columns, skip_bad=True, header=settings.header)
-        return examine_rows(data, ExampleReader(labels, most), **given)
-    given |= {"columns": columns, "header": settings.header}
+        return examine_rows(data, given, ExampleReader(labels, most))
     if HOLDS[task] == "pairs":
-        languages = {"source": settings.source, "target": settings.target}
-        return examine_pairs(data, most=most, **languages, **given)
+        return examine_pairs(data, given, source=settings.source, target=settings.target)
     if HOLDS[task] == "texts":
-        return examine_texts(data, most=most, **given)
+        return examine_texts(data, given)
     if HOLDS[task] == "series":
-        return examine_series(data, **given)
-    given |= {"most": most and MOST_FILES, "quiet": quiet}
+        return examine_series(data, given)
+    given = replace(given, most=most and MOST_FILES)
     if HOLDS[task] == "sounds":
-        given |= {"pattern": settings.pattern}
-        return examine_sounds(data, target="text" if task == "transcribe" else "label", **given)
-    return examine_images(data, labelled=task == "images", **given)
+        target = "text" if task == "transcribe" else "label"
+        return examine_sounds(data, given, target=target, pattern=settings.pattern)
+    return examine_images(data, given, labelled=task == "images")
 
 
 def examine(data: str, settings: DoctorSettings, quiet: bool = True) -> Examined:

@@ -2,23 +2,18 @@
 
 from collections import Counter
 from dataclasses import dataclass
-from itertools import combinations
-
-import numpy as np
 
 from regard.data.image_files import ImageFiles, ImageOptions, find_image_parts
 from regard.data.image_format import ImageFormat
 from regard.data.images import settle_format
-from regard.data.split import hash_text
 from regard.errors import UsageError
 from regard.examine.report import (
     IMAGES,
     MEANT,
+    USUAL,
     DataReport,
-    Hashed,
-    find_copies,
-    find_labels,
-    find_leaks,
+    ExamineOptions,
+    compare_items,
     plural,
 )
 from regard.training.progress import Progress
@@ -53,19 +48,12 @@ class ImageCounts:
 
 
 def examine_images(
-    data: str,
-    *,
-    columns: str | None = None,
-    valid: str | None = None,
-    test: str | None = None,
-    header: bool | None = None,
-    labelled: bool = True,
-    most: int | None = None,
-    quiet: bool = True,
+    data: str, given: ExamineOptions = USUAL, *, labelled: bool = True
 ) -> DataReport:
     """Look over all parts of a set of images and report what is wrong, where, and the remedy."""
-    options = ImageOptions(columns, broken="skip", labelled=labelled, header=header, most=most)
-    readers, shares = find_image_parts(data, valid, test, options)
+    how = {"header": given.header, "most": given.most, "labelled": labelled}
+    options = ImageOptions(given.columns, broken="skip", **how)
+    readers, shares = find_image_parts(data, given.valid, given.test, options)
     if not readers:
         raise UsageError(f"{data}: no train, valid or test part in it; name a folder of it")
     report, parts = DataReport(data), {}
@@ -75,7 +63,7 @@ def examine_images(
         total = max(files.total, len(files))
         for note in files.notes:
             report.add("note", "note", data, note, MEANT)
-        files = _readable(name, files, quiet)
+        files = _readable(name, files, given.quiet)
         if files.bad:
             what = f"{plural(len(files.bad), 'file')} of {name} cannot be read; the first: "
             remedy = "repair or remove them, or leave them out with broken=skip"
@@ -97,28 +85,12 @@ def examine_images(
             what = f"images of {name} as small as {least[0]} x {least[1]} pixels"
             report.add("warning", "small", data, what, "remove what shows nothing")
         parts[name] = files
-    hashed = {name: _hashed(name, files) for name, files in parts.items()}
-    for part in hashed.values():
-        find_copies(report, part, IMAGES)
-    if "train" in parts and labelled:
-        labels = {
-            name: [(item.where, (item.label,)) for item in files.items]
-            for name, files in parts.items()
-        }
-        find_labels(report, labels, "image", FEW, "one_class")
-    for earlier, later in combinations(hashed.values(), 2):
-        find_leaks(report, earlier, later, IMAGES)
+    items = {name: files.items for name, files in parts.items()}
+    compare_items(report, items, IMAGES, FEW if labelled else 0)
     if "train" in parts:
         train = parts["train"]
         report.sample = train.pick(range(0, len(train), max(1, len(train) // SAMPLE))[:SAMPLE])
     return report.close((*readers, *shares))
-
-
-def _hashed(name: str, files: ImageFiles) -> Hashed:
-    sources = np.array([int(item.source[:16], 16) for item in files.items], np.uint64)
-    labels = {label: hash_text(label) for label in {item.label for item in files.items}}
-    targets = np.array([labels[item.label] for item in files.items], np.uint64)
-    return Hashed(name, sources, targets, lambda row: files.items[row].where)
 
 
 def _readable(name: str, files: ImageFiles, quiet: bool) -> ImageFiles:

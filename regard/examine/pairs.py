@@ -6,7 +6,6 @@ of a part (copies, leaks, lengths) is kept as one number a row, so ten million p
 
 import re
 from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations, islice
 from pathlib import Path
@@ -21,6 +20,7 @@ from regard.examine.report import (
     MARKS,
     PAIRS,
     DataReport,
+    ExamineOptions,
     Hashed,
     excerpt,
     find_copies,
@@ -291,31 +291,27 @@ def find_odd_scripts(report: DataReport, rows: PairRows) -> None:
 
 
 def examine_pairs(
-    data: str | Path,
+    data: str,
+    given: ExamineOptions,
     *,
     source: str | None = None,
     target: str | None = None,
-    columns: str | Sequence[str | int] | None = None,
-    valid: str | Path | None = None,
-    test: str | Path | None = None,
-    header: bool | None = None,
-    most: int | None = None,
 ) -> DataReport:
     """Look over all parts of a set of pairs and report what is wrong, where, and the remedy.
 
-    Of each part, only so many rows are looked at as `most` says.
+    Of each part, only so many rows are looked at as `given.most` says.
     """
-    shares, given = shares_and_files(valid, test)
-    files = find_parts(data, source=source, target=target, **given)
+    shares, own = shares_and_files(given.valid, given.test)
+    files = find_parts(data, source=source, target=target, **own)
     if not files:
         raise UsageError(f"{data}: no train, valid or test part in it; name a file of the folder")
-    report = DataReport(str(data), source, target)
+    report = DataReport(data, source, target)
     parts: list[PairRows] = []
     typical = None
     for name, part in files.items():
-        reader = part.reader(report.source, report.target, columns, header=header)
+        reader = part.reader(report.source, report.target, given.columns, header=given.header)
         rows = PairRows(name, part)
-        rows.read(reader, most)
+        rows.read(reader, given.most)
         report.source, report.target = reader.languages
         report.parts[name] = rows.counts
         parts.append(rows)

@@ -5,13 +5,14 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from regard.data.lines import opened
-from regard.data.split import usual_share
+from regard.data.split import hash_text, usual_share
 from regard.data.table import kind_of
 from regard.errors import UsageError
 
@@ -20,6 +21,21 @@ MEANT = "nothing, if that is meant"
 COPIES = "remove the copies, unless they are to count more"
 MOST_COUNTED = 32 * 2**20  # bytes of a file in which lines are counted
 UNEVEN = 10  # times as many rows of one label as of another
+
+
+@dataclass(frozen=True)
+class ExamineOptions:
+    """How data are read that are looked over, and where their parts are."""
+
+    columns: str | None = None
+    header: bool | None = None
+    valid: str | None = None
+    test: str | None = None
+    most: int | None = None  # rows or files of a part to look at
+    quiet: bool = True
+
+
+USUAL = ExamineOptions()
 
 
 @dataclass(frozen=True)
@@ -249,6 +265,14 @@ class Hashed:
         # An odd factor, so that a pair and its reverse differ.
         self.whole = sources * np.uint64(0x9E3779B97F4A7C15) ^ targets
 
+    @classmethod
+    def of_items(cls, name: str, items: Sequence[Any]) -> "Hashed":
+        """Take items that have a hash, one label each, and where they are."""
+        sources = np.array([int(item.source[:16], 16) for item in items], np.uint64)
+        labels = {label: hash_text(label) for label in {item.label for item in items}}
+        targets = np.array([labels[item.label] for item in items], np.uint64)
+        return cls(name, sources, targets, lambda row: items[row].where)
+
 
 def _first_of(hashes: np.ndarray) -> np.ndarray:
     """Return for each row the first one that is equal to it."""
@@ -302,6 +326,36 @@ def find_leaks(report: DataReport, earlier: Hashed, later: Hashed, wording: Word
     tell(whole, later.whole, earlier.whole, wording.kinds[2], wording.row)
     word = f"{wording.source} (with {wording.other})"
     tell(sources & ~whole, later.sources, earlier.sources, wording.kinds[3], word)
+
+
+def compare_parts(
+    report: DataReport,
+    hashed: Sequence[Hashed],
+    wording: Wording,
+    labels: Mapping[str, Sequence[tuple[str, Sequence[str]]]] | None = None,
+    few: int = 0,
+    alone: str = "one_class",
+) -> None:
+    """Find what is twice in a part or in two of them, and labels that can hardly be learnt."""
+    for part in hashed:
+        find_copies(report, part, wording)
+    if labels and "train" in labels:
+        find_labels(report, labels, wording.row, few, alone)
+    for earlier, later in combinations(hashed, 2):
+        find_leaks(report, earlier, later, wording)
+
+
+def compare_items(
+    report: DataReport, parts: Mapping[str, Sequence[Any]], wording: Wording, few: int
+) -> None:
+    """Compare parts of items that have a hash, a label, or none if `few` is 0, and their place."""
+    hashed = [Hashed.of_items(name, items) for name, items in parts.items()]
+    compare_parts(report, hashed, wording, labels_of(parts) if few else None, few)
+
+
+def labels_of(parts: Mapping[str, Sequence[Any]]) -> dict[str, list[tuple[str, Sequence[str]]]]:
+    """Return where each item of each part is, and its labels."""
+    return {name: [(item.where, item.labels) for item in items] for name, items in parts.items()}
 
 
 def find_labels(

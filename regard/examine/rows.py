@@ -4,7 +4,6 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,10 @@ from regard.examine.report import (
     MARKS,
     ROWS,
     DataReport,
+    ExamineOptions,
     Hashed,
+    compare_parts,
     excerpt,
-    find_copies,
-    find_labels,
-    find_leaks,
     marks_in,
     plural,
     rows_about,
@@ -62,12 +60,10 @@ class RowCounts:
         )
 
 
-def examine_rows(
-    data: str, reader: Any, *, valid: str | None = None, test: str | None = None
-) -> DataReport:
+def examine_rows(data: str, given: ExamineOptions, reader: Any) -> DataReport:
     """Look over texts with labels or words with tags, as a reader that drops bad rows has them."""
-    shares, given = shares_and_files(valid, test)
-    files = labelled_files(data, **given)
+    shares, own = shares_and_files(given.valid, given.test)
+    files = labelled_files(data, **own)
     if not files:
         raise UsageError(f"{data}: no train, valid or test part in it; name a file of the folder")
     report, parts = DataReport(data), {}
@@ -93,14 +89,10 @@ def examine_rows(
         )
         parts[name] = items
     hashed = [_hashed(name, items) for name, items in parts.items()]
-    for part in hashed:
-        find_copies(report, part, ROWS)
+    labels = {name: [(i.where, i[1]) for i in items] for name, items in parts.items()}
+    compare_parts(report, hashed, ROWS, labels, FEW, "one_label")
     if "train" in parts:
-        labelled = {name: [(i.where, i[1]) for i in items] for name, items in parts.items()}
-        find_labels(report, labelled, "row", FEW, "one_label")
         report.sample = [_as_row(item) for item in parts["train"][:SAMPLE]]
-    for earlier, later in combinations(hashed, 2):
-        find_leaks(report, earlier, later, ROWS)
     return report.close((*files, *shares))
 
 
@@ -117,19 +109,11 @@ def _as_row(item: Any) -> dict[str, Any]:
     return row
 
 
-def examine_texts(
-    data: str,
-    *,
-    columns: str | None = None,
-    header: bool | None = None,
-    valid: str | None = None,
-    test: str | None = None,
-    most: int | None = None,
-) -> DataReport:
+def examine_texts(data: str, given: ExamineOptions) -> DataReport:
     """Look over running text or documents."""
-    shares, given = shares_and_files(valid, test)
-    files = find_texts(Path(data)) | given_files(data, given)
-    report = DataReport(data)
+    shares, own = shares_and_files(given.valid, given.test)
+    files = find_texts(Path(data)) | given_files(data, own)
+    report, most = DataReport(data), given.most
     for name, some in files.items():
         texts, total, running = [], 0, len(some) == 1 and not is_table(some[0])
         try:
@@ -140,7 +124,7 @@ def examine_texts(
                         texts.append(file.read(MOST_READ).decode("utf-8", "ignore"))
                     total += size_about(path)[0]
                     continue
-                for text in read_texts(path, columns, header):
+                for text in read_texts(path, given.columns, given.header):
                     texts.append(text)
                     total += len(text) if running else 1
                     if most and len(texts) >= most:

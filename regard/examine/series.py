@@ -2,23 +2,20 @@
 
 from collections import Counter
 from dataclasses import dataclass
-from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 
 from regard.data.series import find_series_parts
 from regard.data.series_files import Recording, SeriesOptions, read_recordings
-from regard.data.split import hash_text
 from regard.errors import UsageError
 from regard.examine.report import (
     MEANT,
     SERIES,
+    USUAL,
     DataReport,
-    Hashed,
-    find_copies,
-    find_labels,
-    find_leaks,
+    ExamineOptions,
+    compare_items,
     plural,
 )
 
@@ -46,20 +43,14 @@ class SeriesCounts:
         )
 
 
-def examine_series(
-    data: str,
-    *,
-    columns: str | None = None,
-    header: bool | None = None,
-    valid: str | None = None,
-    test: str | None = None,
-) -> DataReport:
+def examine_series(data: str, given: ExamineOptions = USUAL) -> DataReport:
     """Look over all parts of a set of series and report what is wrong, where, and the remedy."""
-    files, shares = find_series_parts(data, valid, test)
+    files, shares = find_series_parts(data, given.valid, given.test)
     report, parts = DataReport(data), {}
     for name in (part for part in ("train", "valid", "test") if part in files):
         try:
-            items = read_recordings(files[name], SeriesOptions(columns, header), [])
+            options = SeriesOptions(given.columns, given.header)
+            items = read_recordings(files[name], options, [])
         except UsageError as error:
             report.refused(files[name], error)
             continue
@@ -69,18 +60,10 @@ def examine_series(
         sizes = items[0].values.shape[-1], min(steps), max(steps), len(items)
         report.parts[name] = SeriesCounts(len(items), classes, *sizes)
         _find_numbers(report, name, files[name], items)
-    hashed = {name: _hashed(name, items) for name, items in parts.items()}
-    for part in hashed.values():
-        find_copies(report, part, SERIES)
+    compare_items(report, parts, SERIES, FEW)
     if "train" in parts:
-        rows = {
-            name: [(item.where, item.labels) for item in items] for name, items in parts.items()
-        }
-        find_labels(report, rows, "series", FEW, "one_class")
         some = parts["train"][:: max(1, len(parts["train"]) // SAMPLE)][:SAMPLE]
         report.sample = [{"series": item.values.tolist(), "label": item.label} for item in some]
-    for earlier, later in combinations(hashed.values(), 2):
-        find_leaks(report, earlier, later, SERIES)
     return report.close((*files, *shares))
 
 
@@ -99,9 +82,3 @@ def _find_numbers(report: DataReport, name: str, path: Path, items: list[Recordi
         channels = ", ".join(map(str, still[:8]))
         what = f"{plural(len(still), 'channel')} of {name} always the same: {channels}"
         report.add("note", "constant", path, what, MEANT, len(still))
-
-
-def _hashed(name: str, items: list[Recording]) -> Hashed:
-    sources = np.array([int(item.source[:16], 16) for item in items], np.uint64)
-    labels = np.array([hash_text(item.label) for item in items], np.uint64)
-    return Hashed(name, sources, labels, lambda row: items[row].where)

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -19,12 +18,13 @@ from regard.examine.report import (
     MEANT,
     SOUNDS,
     TRANSCRIPTS,
+    USUAL,
     DataReport,
+    ExamineOptions,
     Hashed,
+    compare_parts,
     excerpt,
-    find_copies,
-    find_labels,
-    find_leaks,
+    labels_of,
     plural,
 )
 from regard.examine.rows import find_marks
@@ -84,30 +84,25 @@ class Part(NamedTuple):
 
 def examine_sounds(
     data: str,
+    given: ExamineOptions = USUAL,
     *,
     target: str = "text",
-    columns: str | None = None,
-    valid: str | None = None,
-    test: str | None = None,
-    header: bool | None = None,
     pattern: str | None = None,
-    most: int | None = None,
-    quiet: bool = True,
 ) -> DataReport:
     """Look over all parts of a set of sounds and report what is wrong, where, and the remedy.
 
     Their target is a text, which is said in them, or a label.
     """
-    how = {"columns": columns, "header": header, "pattern": pattern, "most": most}
-    options = SoundOptions(target, broken="skip", **how)
-    readers, shares = find_sound_parts(data, valid, test, options)
+    how = {"header": given.header, "most": given.most, "pattern": pattern}
+    options = SoundOptions(target, given.columns, broken="skip", **how)
+    readers, shares = find_sound_parts(data, given.valid, given.test, options)
     if not readers:
         raise UsageError(f"{data}: no train, valid or test part in it; name a folder of it")
     report, parts = DataReport(data), {}
     for name in (part for part in ("train", "valid", "test") if part in readers):
         files = readers[name]()
         report.add_notes(data, files.notes, "broken=skip")
-        part = _readable(name, files, quiet)
+        part = _readable(name, files, given.quiet)
         if part.files.bad:
             bad = part.files.bad
             what = f"{plural(len(bad), 'file')} of {name} cannot be read; the first: {bad[0]}"
@@ -125,16 +120,8 @@ def examine_sounds(
     _find_rates(report, list(parts.values()))
     hashed = [_hashed(part) for part in parts.values()]
     wording = TRANSCRIPTS if target == "text" else SOUNDS
-    for each in hashed:
-        find_copies(report, each, wording)
-    if "train" in parts and target == "label":
-        labels = {
-            name: [(item.where, (item.label,)) for item in part.files.items]
-            for name, part in parts.items()
-        }
-        find_labels(report, labels, "sound", FEW, "one_class")
-    for earlier, later in combinations(hashed, 2):
-        find_leaks(report, earlier, later, wording)
+    labels = labels_of({name: part.files.items for name, part in parts.items()})
+    compare_parts(report, hashed, wording, labels if target == "label" else None, FEW)
     if "train" in parts:
         train = parts["train"].files
         report.sample = train.pick(range(0, len(train), max(1, len(train) // SAMPLE))[:SAMPLE])

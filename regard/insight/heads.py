@@ -312,13 +312,19 @@ class Heads(Named):
 
 
 @dataclass(frozen=True)
-class HeadsSettings:
-    """Over what the heads of a model are measured."""
+class MeasuredData:
+    """The data over which a model is measured."""
 
     data: str | None = setting(None, "data of the model's task: a folder or a file")
     part: str = setting("test", "the part of the data: test, valid or train")
     examples: int = setting(100, "examples to look at", min=1, max=10_000)
     length: int = setting(256, "tokens of a text, at most", min=2, max=512)
+
+
+@dataclass(frozen=True)
+class HeadsSettings(MeasuredData):
+    """Over what the heads of a model are measured."""
+
     repeated: int | None = setting(
         None, "instead of data: random tokens said twice, so many each time", min=2, max=1024
     )

@@ -19,7 +19,7 @@ from regard.attention.watch import watch
 from regard.data.pairs import Pair
 from regard.errors import UsageError
 from regard.insight.causes import Attending, Cuts, attending, measure, per_copy
-from regard.insight.heads import HeadsSettings, inputs_of
+from regard.insight.heads import HeadsSettings, MeasuredData, inputs_of
 from regard.insight.lens import residual_stream
 from regard.results import Named, markdown
 from regard.settings import setting
@@ -32,11 +32,9 @@ from regard.viewer.picture import Picture, Table
 
 
 @dataclass(frozen=True)
-class MisconceptionSettings:
+class MisconceptionSettings(MeasuredData):
     """Over what two misconceptions are measured."""
 
-    data: str | None = setting(None, "data of the model's task: a folder or a file")
-    part: str = setting("test", "the part of the data: test, valid or train")
     examples: int = setting(50, "examples to measure on", min=1, max=10_000)
     length: int = setting(64, "tokens of a text, at most", min=2, max=512)
     out: str | None = setting(None, "file to write: .png")

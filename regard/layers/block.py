@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor, nn
 
 from regard.attention.dropout import add_dropped
 from regard.attention.masks import Mask
-from regard.attention.multihead import Cache, Memory, MultiHead, NormedMultiHead
+from regard.attention.multihead import Memory, MultiHead, NormedMultiHead, SelfAttentionInputs
 from regard.attention.positions import Position, build_position
 from regard.attention.scores import build_score
 from regard.errors import lookup
@@ -123,11 +123,8 @@ def build_feed_forward(config: BlockConfig, out_width: int | None = None) -> nn.
     return cls(config.width, config.ffn_width, act, config.bias, config.ffn_dropout, out_width)
 
 
-class EncoderBlock(nn.Module):
-    """Self-attention, then a feed-forward network, each with its residual.
-
-    The attention may be given, and the norm before it.
-    """
+class SelfAttentionBlock(nn.Module):
+    """A block of a stack that looks only at itself; its attention may be given."""
 
     def __init__(
         self,
@@ -135,119 +132,80 @@ class EncoderBlock(nn.Module):
         position: Position | None = None,
         path: float = 0.0,
         attention: Any = None,
-        attention_norm: nn.Module | None = None,
+        **more: Any,
     ):
         super().__init__()
         self.attention = build_attention(config, position) if attention is None else attention
+        self.add_sublayers(config, path, **more)
+
+    def add_sublayers(self, config: BlockConfig, path: float) -> None:
+        """Add what follows the attention, and the residuals."""
+        raise NotImplementedError
+
+
+class EncoderBlock(SelfAttentionBlock):
+    """Self-attention, then a feed-forward network, each with its residual."""
+
+    def add_sublayers(
+        self, config: BlockConfig, path: float, attention_norm: nn.Module | None = None
+    ) -> None:
+        """Add what follows the attention, and the residuals; the norm before it may be given."""
         self.feed_forward = build_feed_forward(config)
         self.around_attention = build_residual(config, path, attention_norm)
         self.around_feed_forward = build_residual(config, path)
 
-    def forward(
-        self,
-        x: Tensor,
-        *,
-        at: Tensor,
-        mask: Mask | None = None,
-        bias: Tensor | None = None,
-        cache: Cache | None = None,
-    ) -> Tensor:
+    def forward(self, x: Tensor, **inputs: Unpack[SelfAttentionInputs]) -> Tensor:
         """Pass (b, l, w) through both sublayers."""
-        x = self.around_attention(x, self.attention, at=at, mask=mask, bias=bias, cache=cache)
+        x = self.around_attention(x, self.attention, **inputs)
         return self.around_feed_forward(x, self.feed_forward)
 
 
-class ParallelBlock(nn.Module):
+class ParallelBlock(SelfAttentionBlock):
     """Parallel sublayers with one norm: x + attention(norm(x)) + feed_forward(norm(x)) (PaLM)."""
 
-    def __init__(
-        self,
-        config: BlockConfig,
-        position: Position | None = None,
-        path: float = 0.0,
-        attention: Any = None,
-    ):
-        super().__init__()
-        self.attention = build_attention(config, position) if attention is None else attention
+    def add_sublayers(self, config: BlockConfig, path: float) -> None:
+        """Add what follows the attention, and the residuals."""
         self.feed_forward = build_feed_forward(config)
         self.around = PreNorm(build_norm(config), config.dropout, path)
 
-    def forward(
-        self,
-        x: Tensor,
-        *,
-        at: Tensor,
-        mask: Mask | None = None,
-        bias: Tensor | None = None,
-        cache: Cache | None = None,
-    ) -> Tensor:
+    def forward(self, x: Tensor, **inputs: Unpack[SelfAttentionInputs]) -> Tensor:
         """Pass (b, l, w) through both sublayers side by side."""
 
         def both(x: Tensor) -> Tensor:
-            attended = self.attention(x, at=at, mask=mask, bias=bias, cache=cache)
+            attended = self.attention(x, **inputs)
             return attended + self.feed_forward(x)
 
         return self.around(x, both)
 
 
-class ParallelBlocks(nn.Module):
+class ParallelBlocks(SelfAttentionBlock):
     """Parallel sublayers with a norm each: x + attention(norm(x)) + ffn(other_norm(x)) (NeoX)."""
 
-    def __init__(
-        self,
-        config: BlockConfig,
-        position: Position | None = None,
-        path: float = 0.0,
-        attention: Any = None,
-    ):
-        super().__init__()
-        self.attention = build_attention(config, position) if attention is None else attention
+    def add_sublayers(self, config: BlockConfig, path: float) -> None:
+        """Add what follows the attention, and the residuals."""
         self.feed_forward = build_feed_forward(config)
         self.look_norm, self.think_norm = build_norm(config), build_norm(config)
         self.drop, self.path = config.dropout, path
 
-    def forward(
-        self,
-        x: Tensor,
-        *,
-        at: Tensor,
-        mask: Mask | None = None,
-        bias: Tensor | None = None,
-        cache: Cache | None = None,
-    ) -> Tensor:
+    def forward(self, x: Tensor, **inputs: Unpack[SelfAttentionInputs]) -> Tensor:
         """Pass (b, l, w) through both sublayers side by side."""
-        attended = self.attention(self.look_norm(x), at=at, mask=mask, bias=bias, cache=cache)
+        attended = self.attention(self.look_norm(x), **inputs)
         for y in (attended, self.feed_forward(self.think_norm(x))):
             y = drop_path(y, self.path, self.training)
             x = add_dropped(x, y, self.drop, self.training)
         return x
 
 
-class AttentionBlock(nn.Module):
+class AttentionBlock(SelfAttentionBlock):
     """Self-attention alone, without a feed-forward network: x + attention(norm(x))."""
 
-    def __init__(
-        self,
-        config: BlockConfig,
-        position: Position | None = None,
-        path: float = 0.0,
-        attention: Any = None,
-    ):
-        super().__init__()
-        self.attention = build_attention(config, position) if attention is None else attention
+    def add_sublayers(self, config: BlockConfig, path: float) -> None:
+        """Add what follows the attention, and the residuals."""
         self.around_attention = PreNorm(build_norm(config), config.dropout, path)
 
-    def forward(
-        self,
-        x: Tensor,
-        *,
-        at: Tensor,
-        mask: Mask | None = None,
-        bias: Tensor | None = None,
-        cache: Cache | None = None,
-    ) -> Tensor:
+    def forward(self, x: Tensor, **inputs: Unpack[SelfAttentionInputs]) -> Tensor:
         """Pass (b, l, w) through the attention."""
-        return self.around_attention(x, self.attention, at=at, mask=mask, bias=bias, cache=cache)
+        return self.around_attention(x, self.attention, **inputs)
 
 
 # order -> the block of a stack that looks only at itself
@@ -300,14 +258,11 @@ class DecoderBlock(nn.Module):
         x: Tensor,
         memory: Tensor | Memory,
         *,
-        at: Tensor,
-        mask: Mask | None = None,
         memory_mask: Mask | None = None,
-        bias: Tensor | None = None,
-        cache: Cache | None = None,
+        **inputs: Unpack[SelfAttentionInputs],
     ) -> Tensor:
         """Pass (b, l, w) through the three sublayers."""
-        x = self.around_attention(x, self.attention, at=at, mask=mask, bias=bias, cache=cache)
+        x = self.around_attention(x, self.attention, **inputs)
         x = self.around_cross(x, self._read, memory=memory, mask=memory_mask)
         return self.around_feed_forward(x, self.feed_forward)
 

@@ -1,13 +1,14 @@
 """The Conformer block: attention for what is far, convolution for what is near."""
 
 from functools import partial
-from typing import Any
+from typing import Any, Unpack, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.attention.masks import Padding
+from regard.attention.multihead import SelfAttentionInputs
 from regard.attention.positions import Position
 from regard.errors import UsageError, lookup
 from regard.layers.block import (
@@ -139,17 +140,11 @@ class ConformerBlock(nn.Module):
         self.around_attention, self.around_convolution = around(PreNorm), around(PreNorm)
         self.norm = build_norm(config)
 
-    def forward(
-        self,
-        x: Tensor,
-        *,
-        at: Tensor,
-        mask: Padding | None = None,
-        bias: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, x: Tensor, **inputs: Unpack[SelfAttentionInputs]) -> Tensor:
         """Pass (b, l, w) through the four sublayers and the norm."""
+        mask = cast(Padding | None, inputs.get("mask"))
         x = self.around_first(x, partial(on_real, self.first), mask=mask)
-        x = self.around_attention(x, self.attention, at=at, mask=mask, bias=bias)
+        x = self.around_attention(x, self.attention, **inputs)
         x = self.around_convolution(x, self.convolution, mask=mask)
         x = self.around_second(x, partial(on_real, self.second), mask=mask)
         return self.norm(x)

@@ -13,6 +13,8 @@ from regard.attention.dropout import dropout
 class FeedForward(nn.Module):
     """W2 act(W1 x + b1) + b2."""
 
+    gated = False
+
     def __init__(
         self,
         width: int,
@@ -23,6 +25,8 @@ class FeedForward(nn.Module):
         out_width: int | None = None,
     ):
         super().__init__()
+        if self.gated:
+            self.gate = nn.Linear(width, ffn_width, bias=bias)
         self.inner = nn.Linear(width, ffn_width, bias=bias)
         self.outer = nn.Linear(ffn_width, out_width or width, bias=bias)
         self.act, self.drop = act, drop
@@ -32,23 +36,10 @@ class FeedForward(nn.Module):
         return self.outer(dropout(self.act(self.inner(x)), self.drop, self.training))
 
 
-class GatedFeedForward(nn.Module):
+class GatedFeedForward(FeedForward):
     """W2 (act(W1 x) * W3 x)."""
 
-    def __init__(
-        self,
-        width: int,
-        ffn_width: int,
-        act: Callable,
-        bias: bool,
-        drop: float,
-        out_width: int | None = None,
-    ):
-        super().__init__()
-        self.gate = nn.Linear(width, ffn_width, bias=bias)
-        self.inner = nn.Linear(width, ffn_width, bias=bias)
-        self.outer = nn.Linear(ffn_width, out_width or width, bias=bias)
-        self.act, self.drop = act, drop
+    gated = True
 
     def forward(self, x: Tensor) -> Tensor:
         """Project up twice, gate one half with the other, project down."""

@@ -4,6 +4,7 @@ A head reads vectors (b, l, w) and, where padding would matter, the lengths of t
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 from regard.attention.attend import attend
 from regard.attention.dropout import dropout
 from regard.attention.masks import Padding
-from regard.errors import lookup
+from regard.errors import UsageError, lookup
 
 
 class NoHead(nn.Module):
@@ -113,6 +114,12 @@ class Pooler(nn.Module):
         return self.act(self.dense(dropout(x[:, 0], self.drop, self.training)))
 
 
+def fill_padding(x: Tensor, lengths: Tensor, value: float) -> Tensor:
+    """Return vectors (b, l, w) with a value in place of all numbers behind each text's length."""
+    real = torch.arange(x.shape[1], device=x.device) < lengths.unsqueeze(-1)
+    return x.masked_fill(~real.unsqueeze(-1), value)
+
+
 class Mean(nn.Module):
     """The mean of a text's vectors."""
 
@@ -123,9 +130,7 @@ class Mean(nn.Module):
         """Return the mean (b, w) of each text (b, l, w), padding left out."""
         if lengths is None:
             return x.mean(1)
-        real = torch.arange(x.shape[1], device=x.device) < lengths.unsqueeze(-1)
-        total = x.masked_fill(~real.unsqueeze(-1), 0.0).sum(1)
-        return total / lengths.clamp(min=1).unsqueeze(-1)
+        return fill_padding(x, lengths, 0.0).sum(1) / lengths.clamp(min=1).unsqueeze(-1)
 
 
 class Max(nn.Module):
@@ -136,10 +141,7 @@ class Max(nn.Module):
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Return the maximum (b, w) of each text (b, l, w), padding left out."""
-        if lengths is None:
-            return x.amax(1)
-        real = torch.arange(x.shape[1], device=x.device) < lengths.unsqueeze(-1)
-        return x.masked_fill(~real.unsqueeze(-1), -torch.inf).amax(1)
+        return (x if lengths is None else fill_padding(x, lengths, -torch.inf)).amax(1)
 
 
 class Attentive(nn.Module):
@@ -216,10 +218,68 @@ class Classify(nn.Module):
         self.out = nn.Linear(width, labels)
         self.drop = drop
 
+    def vector(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Return the vector (b, w) of each text (b, l, w) that the linear layer reads."""
+        return dropout(self.transform(self.pool(x, lengths)), self.drop, self.training)
+
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Return the logits (b, labels) of texts (b, l, w)."""
-        x = self.transform(self.pool(x, lengths))
-        return self.out(dropout(x, self.drop, self.training))
+        return self.out(self.vector(x, lengths))
+
+    def loss_logits(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Return the logits that the loss is of."""
+        return self(x, lengths)
+
+
+class ClusterClassify(Classify):
+    """Classification into many labels by their clusters (X-BERT, Chang et al. 2019).
+
+    A matcher tells the clusters of a text, and a ranker its labels within each of the `beam`
+    likeliest. The labels stand cluster by cluster, the larger clusters first.
+    """
+
+    OUTSIDE = -30.0  # the logit of a label that is not ranked, finite as a log-probability is
+
+    def __init__(self, width: int, labels: int, *rest: Any, clusters: int, beam: int):
+        if clusters > labels:
+            raise UsageError(f"clusters={clusters} of {labels} labels; choose at most one a label")
+        super().__init__(width, labels, *rest)
+        self.match = nn.Linear(width, clusters)
+        self.beam = min(beam, clusters)
+
+    def part(self, cluster: int) -> slice:
+        """Return where the labels of a cluster stand."""
+        size, more = divmod(self.out.out_features, self.match.out_features)
+        start = cluster * size + min(cluster, more)
+        return slice(start, start + size + (cluster < more))
+
+    def loss_logits(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Return the logits of all clusters, then of all labels, (b, clusters + labels)."""
+        x = self.vector(x, lengths)
+        return torch.cat([self.match(x), self.out(x)], dim=-1)
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Return the logits (b, labels) of texts (b, l, w).
+
+        The probability of a label is that of its cluster times its own within the cluster.
+        """
+        x = self.vector(x, lengths)
+        matched = self.match(x)
+        likely = torch.zeros_like(matched, dtype=torch.bool)
+        likely.scatter_(1, matched.topk(self.beam).indices, True)
+        logits = x.new_full((len(x), self.out.out_features), self.OUTSIDE)
+        for number in likely.any(0).nonzero().flatten().tolist():
+            rows, some = likely[:, number], self.part(number)
+            ranked = F.linear(x[rows], self.out.weight[some], self.out.bias[some])
+            logits[rows, some] = logit_of_both(matched[rows, number, None], ranked)
+        return logits
+
+
+def logit_of_both(one: Tensor, other: Tensor) -> Tensor:
+    """Return the logit of the product of two probabilities, given by their logits."""
+    both = F.logsigmoid(one) + F.logsigmoid(other)
+    not_both = torch.logaddexp(F.logsigmoid(-one), F.logsigmoid(one) + F.logsigmoid(-other))
+    return both - not_both
 
 
 class TokenClassify(nn.Module):

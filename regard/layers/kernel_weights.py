@@ -3,7 +3,7 @@
 Nothing is assumed of a part but what is checked here. Anything unknown means PyTorch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from operator import is_
 from types import FunctionType
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules import module as torch_module
 
+from regard import native
 from regard.attention import attend, intervene, kernels, multihead
 from regard.attention.kernels import KERNELS
 from regard.attention.multihead import MultiHead
@@ -25,7 +26,14 @@ from regard.layers.block import DecoderBlock, EncoderBlock
 from regard.layers.feedforward import FeedForward, GatedFeedForward, gelu_tanh
 from regard.layers.norm import GainNorm, LayerNorm, RMSNorm
 from regard.layers.residual import PreNorm
-from regard.native.torch_private import HOOKS, dtype, has_global_hooks, has_hooks, requires_grad
+from regard.native.torch_private import (
+    HOOKS,
+    dtype,
+    has_global_hooks,
+    has_hooks,
+    requires_grad,
+    traced,
+)
 
 # as the kernels number them
 ACTS = (F.relu, F.gelu, gelu_tanh, F.silu)
@@ -288,3 +296,29 @@ class Fingerprint:
             )
         except (RuntimeError, TypeError, ValueError):  # what cannot be compared is another
             return False
+
+
+def checked_plan(
+    name: str, modules: Sequence[nn.Module], make: Callable[[], Any], during: object = None
+) -> Any:
+    """Return what `make` makes of modules for a kernel, anew if more than numbers has changed.
+
+    Where a model is frozen that is checked once for each text (as long as its cache, `during`,
+    lives), and then only whether somebody has added a hook.
+    """
+    scope = native.scope(modules[0])
+    if scope is None or traced():
+        return None
+    key = (name, *map(id, modules))
+    made, fingerprint = scope.plans.get(key, (None, None))
+    if fingerprint is not None and scope.copies is not None and during in fingerprint.checked:
+        return made if fingerprint.unhooked() else None
+    if not unpatched():
+        return None
+    if fingerprint is not None and fingerprint.same():
+        if during is not None:
+            fingerprint.checked.add(during)
+        return made
+    made = make()
+    scope.plans[key] = (made, Fingerprint(modules)) if made is not None else (None, None)
+    return made

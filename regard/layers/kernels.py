@@ -5,7 +5,7 @@ Each is tried by `try_kernel` and returns None where it does not know every part
 
 import ctypes
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any, NamedTuple, cast
 
@@ -17,19 +17,18 @@ from regard.attention.attend import record_attention
 from regard.attention.masks import Mask
 from regard.attention.multihead import Cache, Memory
 from regard.attention.watch import watcher
+from regard.layers.half import try_half
 from regard.layers.kernel_weights import (
     BlockWeights,
-    Fingerprint,
+    checked_plan,
     kernel_can_read,
     kernel_weights,
     unmodified,
-    unpatched,
     weight_and_bias,
 )
 from regard.layers.norm import RMSNorm
 from regard.native.functions import LONGEST, WEIGHTS, Sizes, laid
 from regard.native.functions import blocks as native_blocks
-from regard.native.torch_private import traced
 
 # Wider blocks are left to PyTorch, whose products of many rows at once are better then.
 WIDEST = 256
@@ -54,34 +53,10 @@ def try_kernel(
     if any(one is not mask for one in masks) or not (mask is None or isinstance(mask, Mask)):
         return None
     if caches is None:
+        if (y := try_half(blocks, x, mask, bias)) is not None:
+            return y if norm is None else norm(y)
         return try_train_kernel(blocks, x, norm, at, mask, bias)
     return try_decode_kernel(blocks, x, norm, at, mask, bias, caches, memory)
-
-
-def _plan(
-    name: str, modules: Sequence[nn.Module], make: Callable[[], Any], during: object = None
-) -> Any:
-    """Return what `make` makes of modules for a kernel, anew if more than numbers has changed.
-
-    Where a model is frozen that is checked once for each text (as long as its cache, `during`,
-    lives), and then only whether somebody has added a hook.
-    """
-    scope = native.scope(modules[0])
-    if scope is None or traced():
-        return None
-    key = (name, *map(id, modules))
-    plan, fingerprint = scope.plans.get(key, (None, None))
-    if fingerprint is not None and scope.copies is not None and during in fingerprint.checked:
-        return plan if fingerprint.unhooked() else None
-    if not unpatched():
-        return None
-    if fingerprint is not None and fingerprint.same():
-        if during is not None:
-            fingerprint.checked.add(during)
-        return plan
-    plan = make()
-    scope.plans[key] = (plan, Fingerprint(modules)) if plan is not None else (None, None)
-    return plan
 
 
 def try_train_kernel(
@@ -100,7 +75,7 @@ def try_train_kernel(
         return None
     if bias is not None and (bias.requires_grad or type(bias) is not Tensor):
         return None
-    parts = _plan("train", blocks, lambda: _trained(blocks))
+    parts = checked_plan("train", blocks, lambda: _trained(blocks))
     if parts is None or parts[0].width != w:
         return None
     first = parts[0]
@@ -162,7 +137,7 @@ def try_decode_kernel(
     ):
         return None
     modules = [*blocks, *([] if norm is None else [norm])]
-    kernel = _plan("decode", modules, lambda: DecodeKernel.of(blocks, norm), during=first)
+    kernel = checked_plan("decode", modules, lambda: DecodeKernel.of(blocks, norm), during=first)
     library = None if kernel is None else native.kernels(blocks[0])
     if kernel is None or library is None or kernel.shape.width != x.shape[-1]:
         return None
@@ -186,11 +161,13 @@ class CrossMemory(NamedTuple):
     def readable(self) -> bool:
         """Tell whether a kernel can read all of it: heads of numbers side by side."""
         first = self.layers[0]
-        steps = first.k.stride(), first.v.stride()
+        steps, kind = (first.k.stride(), first.v.stride()), first.k.dtype
+        half = kind == torch.bfloat16 and not first.k.shape[-1] % 16
         return (
             (self.mask is None or isinstance(self.mask, Mask))
+            and (half or kind == torch.float32)
             and all(
-                type(x) is Tensor and x.dtype == torch.float32 and x.is_cpu and x.stride(-1) == 1
+                type(x) is Tensor and x.dtype == kind and x.is_cpu and x.stride(-1) == 1
                 for layer in self.layers
                 for x in layer
             )
@@ -204,7 +181,7 @@ def reads_memory(blocks: Sequence[nn.Module], memory: Tensor) -> bool:
         return False
     if type(memory) is not Tensor or memory.dtype != torch.float32 or not memory.is_cpu:
         return False
-    kernel = _plan("decode", blocks, lambda: DecodeKernel.of(blocks, None))
+    kernel = checked_plan("decode", blocks, lambda: DecodeKernel.of(blocks, None))
     return kernel is not None and native.kernels(blocks[0]) is not None
 
 
@@ -228,7 +205,8 @@ class _Step(ctypes.Structure):
     names = ["sentences", "tokens", "room", "past", "turn", "turn_b", "turn_t"]
     names += ["bias", "bias_b", "bias_h", "bias_t", "last", "last_shift"]
     names += ["memory", "key_b", "key_g", "key_s", "value_b", "value_g", "value_s"]
-    names += ["memory_bias", "memory_bias_b", "memory_bias_h", "memory_bias_t", "threads"]
+    names += ["memory_bias", "memory_bias_b", "memory_bias_h", "memory_bias_t"]
+    names += ["threads", "memory_half"]
     _fields_ = [(name, ctypes.c_long) for name in names]
 
 
@@ -307,6 +285,7 @@ class DecodeKernel:
         if memory is not None:
             (k, v), length = memory.layers[0], memory.layers[0].k.shape[2]
             step.memory, step.threads = length, torch.get_num_threads()
+            step.memory_half = k.dtype == torch.bfloat16
             step.key_b, step.key_g, step.key_s = k.stride()[:3]
             step.value_b, step.value_g, step.value_s = v.stride()[:3]
             memory_bias = mask_and_bias(memory.mask, None, x, length)
@@ -342,5 +321,6 @@ class DecodeKernel:
                 record_attention(layer, asks[0, n], k, layer.score, bias, mask)
                 if one is not None and memory is not None:
                     layer = block.cross
-                    record_attention(layer, asks[1, n], one.k, layer.score, None, memory.mask)
+                    k = one.float().k
+                    record_attention(layer, asks[1, n], k, layer.score, None, memory.mask)
         return y

@@ -14,9 +14,13 @@ from regard.metrics.score import (
     Score,
     bootstrap,
     bootstrap_signature,
+    compare_means,
+    mean_of,
     paired_bootstrap,
     percentile_interval,
 )
+
+MANY = 10  # labels from which on precision at k is told of rows with several
 
 
 class Counts(NamedTuple):
@@ -134,6 +138,11 @@ def label_scores(
         scores.append(Score("micro F1", micro_f1(counts), f"labels:{int(counts.targets.sum())}"))
     seen = int((counts.predicted + counts.targets > 0).sum())
     scores.append(Score("macro F1", macro_f1(counts), f"labels:{seen}"))
+    if multilabel and targets.shape[1] >= MANY:
+        for name, each in precision_at_k(targets, probs).items():
+            low, high = percentile_interval(bootstrap([mean_of(each)], total, samples)[0])
+            drawn = f"95%:{low:.2f} to {high:.2f}|bootstrap|samples:{samples}|seed:{SEED}"
+            scores.append(Score(name, float(each.mean()), f"{what}:{total}|{drawn}"))
     return [*scores, Score("loss", log_loss(targets, probs, multilabel), f"nats|{what}:{total}")]
 
 
@@ -147,12 +156,12 @@ def top_k(targets: np.ndarray, probs: np.ndarray, k: int, what: str = "images") 
 
 
 def precision_at_k(
-    ranked: np.ndarray, targets: Sequence[Sequence[int]], ks: Sequence[int] = (1, 3, 5)
-) -> dict[str, float]:
-    """Return the share of right labels among the first k of ranked label numbers (n, best)."""
-    rows = zip(ranked.tolist(), map(set, targets), strict=True)
-    right = np.array([[label in labels for label in row] for row, labels in rows])
-    return {f"precision@{k}": float(right[:, :k].sum(1).mean() / k) for k in ks}
+    targets: np.ndarray, probs: np.ndarray, ks: Sequence[int] = (1, 3, 5)
+) -> dict[str, np.ndarray]:
+    """Return the share of right labels among the k likeliest of each row (n,), in percent."""
+    order = np.argsort(-probs, 1, kind="stable")[:, : max(ks)]
+    right = np.take_along_axis(targets, order, 1)
+    return {f"precision@{k}": 100 * right[:, :k].mean(1) for k in ks}
 
 
 @dataclass(frozen=True)
@@ -187,11 +196,20 @@ class LabelResults:
             what=self.unit,
         )
 
-    def compare(self, theirs: np.ndarray, samples: int) -> Comparison:
-        """Compare with what another system predicted, (n, labels), by paired bootstrap."""
+    def compare(
+        self, theirs: np.ndarray, samples: int, probs: np.ndarray | None = None
+    ) -> list[Comparison]:
+        """Compare with what another system predicted, (n, labels), by paired bootstrap.
+
+        Precision at k goes by how probable it found the labels, where that is given.
+        """
         ours = count_units(self.targets, self.predictions, self.groups)
         other = count_units(self.targets, theirs, self.groups)
-        return compare(ours, other, "micro F1" if self.multilabel else "accuracy", samples)
+        rows = [compare(ours, other, "micro F1" if self.multilabel else "accuracy", samples)]
+        if probs is None or not self.multilabel or len(self.labels) < MANY:
+            return rows
+        precision, other_precision = (precision_at_k(self.targets, p) for p in (self.probs, probs))
+        return rows + compare_means(precision, other_precision, samples, unit=self.unit)
 
     def confusion(self) -> list[list[int]] | None:
         """Return the confusion matrix, unless rows have several labels."""

@@ -91,10 +91,11 @@ def compare_means(
     """Compare scores that are means over examples, given for every example, by their names."""
     units = len(next(iter(ours.values())))
     signature = "|".join(filter(None, (bootstrap_signature(samples, units, unit), signature)))
-    both = {name: (_mean_of(ours[name]), _mean_of(theirs[name])) for name in ours}
+    both = {name: (mean_of(ours[name]), mean_of(theirs[name])) for name in ours}
     return paired_bootstrap(both, units, samples, signature)
 
 
-def _mean_of(values: Sequence[float] | np.ndarray) -> Statistic:
+def mean_of(values: Sequence[float] | np.ndarray) -> Statistic:
+    """Return the statistic that is the mean of these values."""
     array = np.asarray(values, dtype=float)
     return lambda rows: array[rows].mean(-1)

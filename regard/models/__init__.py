@@ -34,9 +34,13 @@ MODELS: dict[str, tuple[str, str, str]] = {
 
 def family(name: str) -> tuple[type, type]:
     """Return the config class and the model class of a family."""
-    module, config, model = lookup("model", name, MODELS)
-    module = import_module(module)
-    return getattr(module, config), getattr(module, model)
+    return _classes(lookup("model", name, MODELS))
+
+
+def _classes(row: tuple[str, str, str]) -> tuple[type, type]:
+    """Return the two classes that a row of a table names, after their module."""
+    module = import_module(row[0])
+    return getattr(module, row[1]), getattr(module, row[2])
 
 
 def info(name: str) -> "FamilyInfo":
@@ -90,5 +94,4 @@ PRETRAINERS: dict[str, tuple[str, str, str]] = {
 
 def pretrainer(name: str) -> tuple[type, type]:
     """Return the config class and the class of what is built around an encoder to train it."""
-    module, config, model = lookup("pretrainer", name, PRETRAINERS)
-    return getattr(import_module(module), config), getattr(import_module(module), model)
+    return _classes(lookup("pretrainer", name, PRETRAINERS))

@@ -30,7 +30,14 @@ from regard.layers.block import (
 from regard.layers.context import windowed, within
 from regard.layers.embed import Embed
 from regard.layers.feedforward import FEED_FORWARDS
-from regard.layers.heads import Classify, NoHead, TokenClassify, Transform, VocabularyHead
+from regard.layers.heads import (
+    Classify,
+    ClusterClassify,
+    NoHead,
+    TokenClassify,
+    Transform,
+    VocabularyHead,
+)
 from regard.layers.init import INITS, init_field
 from regard.layers.run import run_blocks
 from regard.layers.shapes import Ids, Lengths, Vectors
@@ -72,6 +79,8 @@ class BertConfig:
     first_norm: str = "same"
     head: str = "words"
     labels: int = size_field(2, 10_000_000)
+    clusters: int = field(default=0, metadata={"min": 0, "max": 100_000})
+    cluster_beam: int = size_field(4, 100_000)
     pool: str = "first"
     head_dropout: float = prob_field(0.1)
     head_act: str = "same"
@@ -227,13 +236,18 @@ def _transform(config: BertConfig) -> nn.Module:
     return lookup("transform", config.transform, TRANSFORMS)(config)
 
 
+def _classify(config: BertConfig) -> nn.Module:
+    shape = config.block.width, config.labels, config.head_dropout, config.pool, _transform(config)
+    if not config.clusters:
+        return Classify(*shape)
+    return ClusterClassify(*shape, clusters=config.clusters, beam=config.cluster_beam)
+
+
 # name -> the head
 HEADS: dict[str, Callable[[BertConfig], nn.Module]] = {
     "none": lambda config: NoHead(),
     "words": _words,
-    "classify": lambda config: Classify(
-        config.block.width, config.labels, config.head_dropout, config.pool, _transform(config)
-    ),
+    "classify": _classify,
     "tag": lambda config: TokenClassify(
         config.block.width, config.labels, config.head_dropout, _transform(config)
     ),

@@ -12,12 +12,9 @@ from regard.attention.normalisers import softmax
 from regard.errors import UsageError, lookup
 from regard.layers.block import (
     BlockConfig,
-    block_position,
-    build_final_norm,
     build_norm,
     size_field,
 )
-from regard.layers.embed import Embed
 from regard.layers.init import INITS, init_field
 from regard.layers.recurrent import (
     NORMALISES,
@@ -32,7 +29,7 @@ from regard.layers.shapes import Ids, Images, Vectors
 from regard.layers.vocabulary import Head
 from regard.models import MODELS, family, info, preset, serving
 from regard.models.declaration import FamilyInfo
-from regard.models.decoder import TransformerDecoder
+from regard.models.decoder import TextDecoder
 from regard.models.protocols import ImageEncoder
 from regard.models.state import State
 from regard.settings import fill
@@ -243,18 +240,13 @@ class CaptionDecoder(nn.Module):
         return self.memory_norm(self.project(features))
 
 
-class TransformerCaptionDecoder(CaptionDecoder):
+class TransformerCaptionDecoder(CaptionDecoder, TextDecoder):
     """A transformer decoder with cross-attention to the features of the image."""
 
     def __init__(self, config: DecoderConfig, memory_width: int):
         block = config.block
         super().__init__(block.width, memory_width, build_norm(block))
-        position = block_position(config.position, block, max_length=config.max_length)
-        self.embed = Embed(config.vocab, block.width, position, block.width**0.5, block.dropout)
-        self.blocks = TransformerDecoder(block, config.depth, position)
-        self.norm = build_final_norm(block)
-        self.head = Head(block.width, config.vocab, bias=False)
-        self.head.weight = self.embed.tokens.weight
+        self.add_parts(config.vocab, block, config.depth, config.position, config.max_length)
         lookup("init", config.init, INITS)(self)
 
     def hidden(

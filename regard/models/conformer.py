@@ -24,7 +24,6 @@ from regard.layers.block import (
 )
 from regard.layers.conformer import ConformerBlock
 from regard.layers.depth import drop_path_schedule
-from regard.layers.embed import Embed
 from regard.layers.heads import Classify, NoHead, TokenClassify
 from regard.layers.init import INITS, init_field
 from regard.layers.layout import Layout, full_layout, time_grid
@@ -33,7 +32,7 @@ from regard.layers.shapes import Ids, Lengths, Vectors
 from regard.layers.subsampling import Subsampling, zero_padding
 from regard.layers.vocabulary import Head
 from regard.models.declaration import FamilyInfo, size_table, with_changes
-from regard.models.decoder import TransformerDecoder
+from regard.models.decoder import TextDecoder
 from regard.models.state import State
 
 Sound = Float[Tensor, "b t mels"]
@@ -119,18 +118,13 @@ ENCODERS: dict[str, tuple[Make, Callable[[BlockConfig], nn.Module]]] = {
 }
 
 
-class Decoder(nn.Module):
+class Decoder(TextDecoder):
     """A transformer decoder of texts with cross-attention to frames, and its tied head."""
 
     def __init__(self, config: ConformerConfig):
         super().__init__()
-        block = config.block
-        position = block_position(config.decoder_position, block, max_length=config.max_length)
-        self.embed = Embed(config.vocab, block.width, position, block.width**0.5, block.dropout)
-        self.blocks = TransformerDecoder(block, config.decoder_depth, position)
-        self.norm = build_final_norm(block)
-        self.head = Head(block.width, config.vocab, bias=False)
-        self.head.weight = self.embed.tokens.weight
+        place, length = config.decoder_position, config.max_length
+        self.add_parts(config.vocab, config.block, config.decoder_depth, place, length)
 
     def forward(self, target: Tensor, memory: Tensor, mask: Padding | None) -> Tensor:
         """Return the last vectors of whole targets."""

@@ -19,7 +19,7 @@ from regard.layers.embed import Embed, ties
 from regard.layers.recurrent import RecurrentState, ReinforceTape
 from regard.layers.shapes import Vectors
 from regard.layers.vocabulary import Head
-from regard.models.declaration import FamilyInfo, size_table
+from regard.models.declaration import EncoderDecoderConfig, FamilyInfo, size_table
 from regard.models.stateful import StatefulDecoder
 
 HALF = math.sqrt(0.5)  # keeps the variance of a sum of two
@@ -35,11 +35,9 @@ class GatedConfig:
 
 
 @dataclass(frozen=True)
-class ConvolutionalConfig:
+class ConvolutionalConfig(EncoderDecoderConfig):
     """The sizes and parts of a convolutional encoder-decoder."""
 
-    source_vocab: int = size_field(8000, 10_000_000)
-    target_vocab: int = size_field(8000, 10_000_000)
     encoder_depth: int = size_field(15, 1000)
     decoder_depth: int = size_field(15, 1000)
     block: GatedConfig = field(default_factory=GatedConfig)

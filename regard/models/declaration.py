@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from regard.errors import lookup
+from regard.layers.block import size_field
 
 
 def with_changes(config: Any, changes: Mapping[str, Any]) -> Any:
@@ -23,6 +24,16 @@ def size_table(fields: str, rows: Mapping[str, tuple], **fixed: Any) -> dict[str
     """Return the changes of each size: a row of values for the fields, and what all have."""
     names = fields.split()
     return {size: {**fixed, **dict(zip(names, row, strict=True))} for size, row in rows.items()}
+
+
+@dataclass(frozen=True)
+class EncoderDecoderConfig:
+    """The sizes that every encoder-decoder of two texts has."""
+
+    source_vocab: int = size_field(8000, 10_000_000)
+    target_vocab: int = size_field(8000, 10_000_000)
+    encoder_depth: int = size_field(6, 1000)
+    decoder_depth: int = size_field(6, 1000)
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,13 @@ from torch import Tensor, nn
 from regard.attention.masks import Causal, Mask
 from regard.attention.once import one_pass
 from regard.attention.positions import Position, of_layer
-from regard.layers.block import BlockConfig, DecoderBlock
+from regard.layers.block import BlockConfig, DecoderBlock, block_position, build_final_norm
 from regard.layers.embed import Embed
+from regard.layers.half import half_memories
 from regard.layers.kernels import CrossMemory, reads_memory
 from regard.layers.run import run_blocks
 from regard.layers.shapes import Ids, Vectors
+from regard.layers.vocabulary import Head
 from regard.models.state import State, take_caches
 
 
@@ -53,9 +55,11 @@ class TransformerDecoder(nn.ModuleList):
         self, memory: Float[Tensor, "b s w"], mask: Mask | None = None, *, capacity: int
     ) -> State:
         """Project the memory for every block, and allocate what decoding will need."""
-        memories = [block.cross.read(memory) for block in self.blocks()]
+        memories = half_memories(list(self), memory)
+        if memories is None:
+            memories = [block.cross.read(memory) for block in self.blocks()]
         if not reads_memory(list(self), memory):
-            memories = [one.by_columns() for one in memories]
+            memories = [one.float().by_columns() for one in memories]
         layers = [block.attention for block in self.blocks()]
         caches = take_caches(layers, len(memory), memory)
         return State(caches, capacity, memories=memories, mask=mask)
@@ -68,3 +72,18 @@ class TransformerDecoder(nn.ModuleList):
         memory = CrossMemory(state.memories, state.mask)
         rest = {"at": at, "mask": mask, "bias": shared, "caches": state.caches}
         return run_blocks(self, x, **rest, memory=memory)
+
+
+class TextDecoder(nn.Module):
+    """What a decoder of texts with cross-attention adds to itself; the head is tied."""
+
+    def add_parts(
+        self, vocab: int, block: BlockConfig, depth: int, position: str, max_length: int
+    ) -> None:
+        """Add embeddings, blocks, the last norm and the head."""
+        place = block_position(position, block, max_length=max_length)
+        self.embed = Embed(vocab, block.width, place, block.width**0.5, block.dropout)
+        self.blocks = TransformerDecoder(block, depth, place)
+        self.norm = build_final_norm(block)
+        self.head = Head(block.width, vocab, bias=False)
+        self.head.weight = self.embed.tokens.weight

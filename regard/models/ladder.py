@@ -8,7 +8,7 @@ something of it: the weights, the candidates c, keys from values, and last one h
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import cast
+from typing import Unpack, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from regard.attention.attend import attend
 from regard.attention.masks import Causal, Mask, Padding
-from regard.attention.multihead import Cache, MultiHead, RowSelect
+from regard.attention.multihead import Cache, MultiHead, RowSelect, SelfAttentionInputs
 from regard.attention.positions import ALIASES
 from regard.attention.watch import watcher
 from regard.errors import UsageError, lookup
@@ -125,7 +125,27 @@ def carry(h: Tensor, seen: Tensor | None, t: int) -> Tensor:
     return h.masked_fill(~seen[:, t, t - 1, None], 0.0)
 
 
-class Gated(nn.Module):
+class RecurrentAttention(nn.Module):
+    """Attention whose next output depends on the last one, which a cache keeps."""
+
+    out: nn.Linear
+
+    def forward(self, x: Vectors, **inputs: Unpack[SelfAttentionInputs]) -> Vectors:
+        """Read texts from their beginning, or the next token after a cached state."""
+        cache = cast(RecurrentCache | None, inputs.get("cache"))
+        h = self.states(x, inputs["at"], inputs.get("mask"), cache)
+        if cache is not None:
+            cache.past = h
+        return self.out(h)
+
+    def states(
+        self, x: Tensor, at: Tensor, mask: Mask | None, cache: RecurrentCache | None
+    ) -> Tensor:
+        """Return h of each token, whose keys and values are added to the cache."""
+        raise NotImplementedError
+
+
+class Gated(RecurrentAttention):
     """A gated unit: c_t = tanh(W x_t + U h_{t-1}), h_t = u_t h_{t-1} + (1 - u_t) c_t.
 
     The gates u_t = sigmoid(W' x_t + U' h_{t-1}) are those of single channels or of groups of them.
@@ -161,16 +181,10 @@ class Gated(nn.Module):
             h = made[-1][0]
         return [torch.stack(part, 1) for part in zip(*made, strict=True)]
 
-    def forward(
-        self,
-        x: Vectors,
-        *,
-        at: Tensor,
-        mask: Mask | None = None,
-        bias: Tensor | None = None,
-        cache: RecurrentCache | None = None,
-    ) -> Vectors:
-        """Read texts from their beginning, or the next token after a cached state."""
+    def states(
+        self, x: Tensor, at: Tensor, mask: Mask | None, cache: RecurrentCache | None
+    ) -> Tensor:
+        """Unroll texts from their beginning, or take the next step after a cached state."""
         if cache is not None and cache.past is not None:
             h = self.tick(self.reads(x), cache.past)[0]
         else:
@@ -180,8 +194,7 @@ class Gated(nn.Module):
         if cache is not None:
             nothing = x.new_empty(len(x), 1, x.shape[1], 0)
             cache.append(nothing, nothing, at)
-            cache.past = h
-        return self.out(h)
+        return h
 
 
 class SequentialCandidates(nn.Module):
@@ -221,7 +234,7 @@ class ParallelCandidates(nn.Module):
 Candidates = SequentialCandidates | ParallelCandidates
 
 
-class Average(nn.Module):
+class Average(RecurrentAttention):
     """One head, its keys and values the candidates: h_t = sum_i softmax_i(q_t c_i / √w) c_i."""
 
     heads = kv_heads = 1
@@ -235,24 +248,15 @@ class Average(nn.Module):
         self.candidates = candidates
         self.out = nn.Linear(width, width, bias=bias)
 
-    def forward(
-        self,
-        x: Vectors,
-        *,
-        at: Tensor,
-        mask: Mask | None = None,
-        bias: Tensor | None = None,
-        cache: RecurrentCache | None = None,
-    ) -> Vectors:
+    def states(
+        self, x: Tensor, at: Tensor, mask: Mask | None, cache: RecurrentCache | None
+    ) -> Tensor:
         """Let every token attend to all candidates so far."""
         q = self.asks(x)
         k = v = self.candidates(x, q, mask, None if cache is None else cache.past).unsqueeze(1)
         if cache is not None:
             k, v = cache.append(k, v, at)
-        h = attend(q.unsqueeze(1), k, v, mask=mask, watch=self).squeeze(1)
-        if cache is not None:
-            cache.past = h
-        return self.out(h)
+        return attend(q.unsqueeze(1), k, v, mask=mask, watch=self).squeeze(1)
 
 
 Rung = Gated | Average | MultiHead

@@ -21,18 +21,18 @@ from regard.layers.layout import Layout, halve, token_grid
 from regard.layers.patches import check_images
 from regard.layers.shapes import Images, Size, Vectors
 from regard.models.declaration import FamilyInfo, size_table
-from regard.models.vision import VISION_TASKS, VisionModel, build_head
+from regard.models.vision import (
+    VISION_TASKS,
+    ConvolutionConfig,
+    ConvolutionModel,
+    build_head,
+)
 
 
 @dataclass(frozen=True)
-class LocalConfig:
+class LocalConfig(ConvolutionConfig):
     """The sizes and parts of a network of local relations, a number for each stage."""
 
-    labels: int = field(default=1000, metadata={"min": 0, "max": 10_000_000})
-    channels: int = size_field(3, 4096)
-    image: int = size_field(224, 2**16)
-    stem: str = "large"
-    stem_width: int = size_field(64, 2**16)
     inner_widths: tuple[int, ...] = size_field((100, 200, 400, 800), 2**16)
     widths: tuple[int, ...] = size_field((256, 512, 1024, 2048), 2**18)
     depths: tuple[int, ...] = size_field((3, 4, 6, 3), 200)
@@ -300,7 +300,7 @@ POOLS: dict[str, type[Mean] | type[Max] | type[Attentive]] = {
 }
 
 
-class Local(VisionModel):
+class Local(ConvolutionModel):
     """A local relation network: stages of residual blocks of attention within small windows.
 
     It has no convolution but those of single pixels. Images may be of any size.
@@ -329,14 +329,7 @@ class Local(VisionModel):
             self.stages.append(stage)
         self.pool = lookup("pool", config.pool, POOLS)(self.out_width)
         self.head = build_head(self.out_width, config.labels)
-        for part in self.modules():
-            if isinstance(part, nn.Conv2d):
-                nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
-
-    def grid(self, size: Size) -> Size:
-        """Return how many places the last stage has in each direction for (height, width)."""
-        halves = 2 ** (self.stem.halves + len(self.stages) - 1)
-        return -(-size[0] // halves), -(-size[1] // halves)
+        self.init_convolutions()
 
     def features(self, images: Images) -> Vectors:
         """Return the vectors of the last grid, row by row."""

@@ -95,6 +95,14 @@ class MaskedPretrainer(Pretrainer, Protocol):
         """Return how many of so many patches are masked."""
         ...
 
+    def size(self, images: Tensor) -> tuple[int, int]:
+        """Return how many patches images have in each direction."""
+        ...
+
+    def reconstruct(self, images: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Return images painted where they are masked, by noise (b, patches), and the masks."""
+        ...
+
 
 class DualEncoder(Pretrainer, Protocol):
     """Encoders of images and of texts into one space."""
@@ -105,35 +113,4 @@ class DualEncoder(Pretrainer, Protocol):
 
     def texts(self, ids: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Return the vectors (b, w) of texts."""
-        ...
-
-
-class SoundEncoder(Protocol):
-    """A model that makes vectors of the frames of a sound, and writes or labels with them.
-
-    Its config has mels, vocab (0: it writes no text), labels (0: it has no classes), ctc and
-    decoder_depth (0: it has no decoder). One with a decoder is a writer of decode.writer too.
-    """
-
-    config: Any
-    stride: int  # frames of the spectrogram for one frame of output
-    out_width: int  # of the output
-
-    def out_lengths(self, lengths: Tensor) -> Tensor:
-        """Return how many frames of output sounds of so many frames have, each by itself."""
-        ...
-
-    def encode(self, sound: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the memory (b, s, w) of spectrograms (b, t, mels), and its lengths (b).
-
-        It is zero at padding.
-        """
-        ...
-
-    def ctc_logits(self, memory: Tensor) -> Tensor:
-        """Return the logits (b, s, vocab) of all tokens in each frame; blank is token 0."""
-        ...
-
-    def __call__(self, sound: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Return the logits of labels (b, labels), or of CTC (b, s, vocab)."""
         ...

@@ -23,16 +23,14 @@ from regard.layers.recurrent import (
     init_cells,
 )
 from regard.layers.vocabulary import Head
-from regard.models.declaration import FamilyInfo, size_table
+from regard.models.declaration import EncoderDecoderConfig, FamilyInfo, size_table
 from regard.models.stateful import StatefulDecoder
 
 
 @dataclass(frozen=True)
-class RecurrentConfig:
+class RecurrentConfig(EncoderDecoderConfig):
     """The sizes and parts of a recurrent encoder-decoder."""
 
-    source_vocab: int = size_field(8000, 10_000_000)
-    target_vocab: int = size_field(8000, 10_000_000)
     encoder_depth: int = size_field(1, 1000)
     decoder_depth: int = size_field(1, 1000)
     block: CellConfig = field(default_factory=CellConfig)

@@ -18,18 +18,17 @@ from regard.layers.patches import check_images, grid_at
 from regard.layers.run import run_blocks
 from regard.layers.shapes import Images, Size, Vectors
 from regard.models.declaration import FamilyInfo
-from regard.models.vision import VisionModel, build_head
+from regard.models.vision import (
+    ConvolutionConfig,
+    ConvolutionModel,
+    build_head,
+)
 
 
 @dataclass(frozen=True)
-class ResNetConfig:
+class ResNetConfig(ConvolutionConfig):
     """The sizes and parts of a residual network, stage by stage."""
 
-    labels: int = field(default=1000, metadata={"min": 0, "max": 10_000_000})
-    channels: int = size_field(3, 4096)
-    image: int = size_field(224, 2**16)
-    stem: str = "large"
-    stem_width: int = size_field(64, 2**16)
     widths: tuple[int, ...] = size_field((64, 128, 256, 512), 2**16)
     depths: tuple[int, ...] = size_field((2, 2, 2, 2), 1000)
     kind: str = "basic"
@@ -187,7 +186,7 @@ def _spread(depth: int, attention: int) -> list[bool]:
     return order
 
 
-class ResNet(VisionModel):
+class ResNet(ConvolutionModel):
     """A residual network: stages of convolutions, each on a grid half as high and half as wide.
 
     Between them there may be blocks of self-attention over the whole grid.
@@ -222,15 +221,7 @@ class ResNet(VisionModel):
         self.norm = nn.LayerNorm(self.out_width) if attention[-1] else nn.Identity()
         self.pool = Mean()
         self.head = build_head(self.out_width, config.labels)
-        for part in self.modules():
-            if isinstance(part, nn.Conv2d):
-                nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
-
-    def grid(self, size: Size) -> Size:
-        """Return how many places the last stage has in each direction for (height, width)."""
-        halves = 2 ** (self.stem.halves + len(self.stages) - 1)
-        height, width = (-(-n // halves) for n in size)
-        return height, width
+        self.init_convolutions()
 
     def features(self, images: Images) -> Vectors:
         """Return the vectors of the last grid, row by row."""

@@ -23,19 +23,15 @@ from regard.layers.init import INITS, init_field
 from regard.layers.run import run_blocks
 from regard.layers.shapes import Ids, Lengths
 from regard.layers.vocabulary import Head
-from regard.models.declaration import FamilyInfo, size_table
+from regard.models.declaration import EncoderDecoderConfig, FamilyInfo, size_table
 from regard.models.decoder import TransformerDecoder
 from regard.models.state import State
 
 
 @dataclass(frozen=True)
-class TransformerConfig:
+class TransformerConfig(EncoderDecoderConfig):
     """The sizes and parts of an encoder-decoder."""
 
-    source_vocab: int = size_field(8000, 10_000_000)
-    target_vocab: int = size_field(8000, 10_000_000)
-    encoder_depth: int = size_field(6, 1000)
-    decoder_depth: int = size_field(6, 1000)
     block: BlockConfig = field(default_factory=BlockConfig)
     tie: str = "all"
     position: str = "sinusoidal"

@@ -1,10 +1,12 @@
 """What the vision families share: an image encoder with a classification head."""
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from regard.layers.block import size_field
 from regard.layers.heads import Attentive
 from regard.layers.layout import Layout, TokenGrid, pool_layout
 from regard.layers.shapes import Images, Size, Vectors
@@ -16,6 +18,17 @@ VISION_TASKS: dict[str, dict[str, Any]] = {
     "pretrain": {"labels": 0},
     "features": {"labels": 0, "pool": "mean"},
 }
+
+
+@dataclass(frozen=True)
+class ConvolutionConfig:
+    """What every network has that begins with a stem of convolutions."""
+
+    labels: int = field(default=1000, metadata={"min": 0, "max": 10_000_000})
+    channels: int = size_field(3, 4096)
+    image: int = size_field(224, 2**16)
+    stem: str = "large"
+    stem_width: int = size_field(64, 2**16)
 
 
 def build_head(width: int, labels: int) -> nn.Module:
@@ -55,3 +68,21 @@ class VisionModel(nn.Module):
     def pool_layout(self, grid: TokenGrid) -> dict[str, Layout]:
         """Return how attention pooling of the last grid is laid over it, if the model pools so."""
         return {"pool": pool_layout(grid)} if isinstance(self.pool, Attentive) else {}
+
+
+class ConvolutionModel(VisionModel):
+    """A stem of convolutions, then stages, each after the first on half as many places."""
+
+    stem: Any
+    stages: nn.ModuleList
+
+    def init_convolutions(self) -> None:
+        """Initialise all convolutions for rectifiers (He et al. 2015)."""
+        for part in self.modules():
+            if isinstance(part, nn.Conv2d):
+                nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
+
+    def grid(self, size: Size) -> Size:
+        """Return how many places the last stage has in each direction for (height, width)."""
+        halves = 2 ** (self.stem.halves + len(self.stages) - 1)
+        return -(-size[0] // halves), -(-size[1] // halves)

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from regard.attention.dropout import dropout
 from regard.attention.masks import Padding
 from regard.errors import UsageError, lookup
+from regard.layers.alone import each_alone
 from regard.layers.block import (
     BlockConfig,
     EncoderBlock,
@@ -19,6 +20,7 @@ from regard.layers.block import (
     size_field,
 )
 from regard.layers.embed import Embed
+from regard.layers.half import half_asked
 from regard.layers.init import INITS, init_field
 from regard.layers.run import run_blocks
 from regard.layers.shapes import Ids, Lengths
@@ -136,7 +138,12 @@ class Whisper(nn.Module):
         real = Padding.of(lengths, frames)
         if self.config.full_window:
             sound, real = F.pad(zero_padding(sound, real), (0, 0, 0, most - frames)), None
-        x, lengths = self.stem(sound, real), self.out_lengths(lengths)
+        if half_asked([self], sound):  # rounding makes the least difference in a batch a large one
+            each = torch.full_like(lengths, sound.shape[1]) if real is None else lengths
+            x = each_alone(self.stem, sound, each)
+        else:
+            x = self.stem(sound, real)
+        lengths = self.out_lengths(lengths)
         mask = Padding.of(lengths, x.shape[1])
         at = torch.arange(x.shape[1], device=x.device).unsqueeze(-1)
         x = run_blocks(self.encoder, x, norm=self.encoder_norm, at=at, mask=mask)

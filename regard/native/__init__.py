@@ -34,7 +34,7 @@ PLAIN = (Tensor, torch.nn.Parameter)
 class Scope:
     """Where kernels are switched on: for the modules of a model, as they are now."""
 
-    def __init__(self, model: object, frozen: bool):
+    def __init__(self, model: object, frozen: bool, dtype: torch.dtype = torch.float32):
         # held, so that no other object gets the number of one of them
         module: Any = model if hasattr(model, "modules") else getattr(model, "model", None)
         if module is None:
@@ -46,21 +46,29 @@ class Scope:
         self.plans: dict[object, Any] = {}  # what kernels have made of blocks, checked at each use
         # weights laid out anew, only where weights are frozen: by the module's id
         self.copies: dict[int, Any] | None = {} if frozen else None
+        self.half = frozen and dtype == torch.bfloat16  # whether products may be in bfloat16
 
 
 _SCOPE: ContextVar[Scope | None] = ContextVar("fast", default=None)
 
 
 @contextmanager
-def fast(model: object, on: bool = True, *, frozen: bool = False) -> Iterator[None]:
+def fast(
+    model: object,
+    on: bool = True,
+    *,
+    frozen: bool = False,
+    dtype: torch.dtype = torch.float32,
+) -> Iterator[None]:
     """Let kernels compute what they know exactly of a model, while the block runs.
 
     Everything else (own classes and functions, hooks, parametrizations, other dtypes or devices,
     adapters, ...) is recognised at each call and left to PyTorch. `on=False` switches kernels off
     inside. `frozen=True` promises that the model does not change inside: then it is checked once
-    for each text that is decoded, and weights may be laid out anew.
+    for each text that is decoded, and weights may be laid out anew. With `dtype=torch.bfloat16`,
+    too, encoders that a kernel knows multiply in bfloat16, and sum in float32.
     """
-    token = _SCOPE.set(Scope(model, frozen) if on else None)
+    token = _SCOPE.set(Scope(model, frozen, dtype) if on else None)
     try:
         yield
     finally:

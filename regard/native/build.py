@@ -40,6 +40,7 @@ KERNELS = {
     "regard_argmax": "pllpp",
     "regard_attend": "pppppdppp",
     "regard_attend_back": "pppppdpppppp",
+    "regard_attend_half": "ppppdpp",
     "regard_squares": "lppp",
     "regard_adamw": "lppppppppddd",
     "regard_block": "pppppppp",

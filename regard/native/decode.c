@@ -36,6 +36,7 @@ typedef struct {
   const float *memory_bias;
   long memory_bias_b, memory_bias_h, memory_bias_t;
   long threads; /* for which scratch has room */
+  long memory_half; /* whether keys and values of the memory are bfloat16, d a multiple of LANES */
 } Step;
 
 /* some rows of a matrix (n, k) times one or two vectors */
@@ -228,19 +229,23 @@ INLINE void attend(long d, const float *q, const float *k, const float *v, const
 /* What the queries of one sentence (t, h, d) see of a stretch of its memory: for each of them the
  * largest score, the sum of the weights, and the sum of the weighted values, one after the other.
  * All heads of a key lie side by side, so that memory is read from one end to the other. */
-INLINE void read_stretch(long d, long t, long h, long g, const float *q, const float *k,
-                         const float *v, const float *bias, const Step *now, float scale, long count,
+INLINE vec numbers(const void *from, long at, long half) {
+  return half ? load_half((const unsigned short *)from + at) : load((const float *)from + at);
+}
+
+INLINE void read_stretch(long d, long t, long h, long g, long half, const float *q, const void *k,
+                         const void *v, const float *bias, const Step *now, float scale, long count,
                          float *weights, float *made) {
   for (long j = 0; j < count; j++)
     for (long head = 0; head < h; head++) {
-      const float *key = k + j * now->key_s + head / (h / g) * now->key_g;
+      long key = j * now->key_s + head / (h / g) * now->key_g;
       for (long i = 0; i < t; i++) {
         const float *own = q + (i * h + head) * d;
         vec sums = {0};
         long c = 0;
-        for (; c + LANES <= d; c += LANES) sums += load(own + c) * load(key + c);
+        for (; c + LANES <= d; c += LANES) sums += load(own + c) * numbers(k, key + c, half);
         float dot = total(sums);
-        for (; c < d; c++) dot += own[c] * key[c];
+        for (; c < d; c++) dot += own[c] * ((const float *)k)[key + c];
         float more = bias ? bias[i * now->memory_bias_t + head * now->memory_bias_h + j] : 0.0f;
         weights[(i * h + head) * STRETCH + j] = more == -INFINITY ? more : dot * scale + more;
       }
@@ -265,13 +270,13 @@ INLINE void read_stretch(long d, long t, long h, long g, const float *q, const f
   }
   for (long j = 0; j < count; j++)
     for (long head = 0; head < h; head++) {
-      const float *value = v + j * now->value_s + head / (h / g) * now->value_g;
+      long value = j * now->value_s + head / (h / g) * now->value_g;
       for (long i = 0; i < t; i++) {
         float by = weights[(i * h + head) * STRETCH + j], *to = made + (i * h + head) * (d + 2) + 2;
         if (by == 0) continue; /* whatever stands there */
         long c = 0;
-        for (; c + LANES <= d; c += LANES) store(to + c, load(to + c) + by * load(value + c));
-        for (; c < d; c++) to[c] += by * value[c];
+        for (; c + LANES <= d; c += LANES) store(to + c, load(to + c) + by * numbers(v, value + c, half));
+        for (; c < d; c++) to[c] += by * ((const float *)v)[value + c];
       }
     }
 }
@@ -287,19 +292,24 @@ static void read_memory(const Shape *s, const Step *now, const float *queries, c
     long b = part / stretches, first = part % stretches * STRETCH;
     long count = now->memory - first < STRETCH ? now->memory - first : STRETCH;
     const float *q = queries + b * rows * d, *bias = now->memory_bias;
-    const float *k = keys + b * now->key_b + first * now->key_s;
-    const float *v = values + b * now->value_b + first * now->value_s;
+    long size = now->memory_half ? 2 : 4;
+    const char *k = (const char *)keys + size * (b * now->key_b + first * now->key_s);
+    const char *v = (const char *)values + size * (b * now->value_b + first * now->value_s);
     if (bias) bias += b * now->memory_bias_b + first;
     float *w = weights + omp_get_thread_num() * rows * STRETCH, *to = scratch + part * each;
     float scale = (float)s->scale;
-    if (d == 64 && t == 1)
-      read_stretch(64, 1, h, g, q, k, v, bias, now, scale, count, w, to);
+    if (now->memory_half && d == 64 && t == 1)
+      read_stretch(64, 1, h, g, 1, q, k, v, bias, now, scale, count, w, to);
+    else if (now->memory_half)
+      read_stretch(d, t, h, g, 1, q, k, v, bias, now, scale, count, w, to);
+    else if (d == 64 && t == 1)
+      read_stretch(64, 1, h, g, 0, q, k, v, bias, now, scale, count, w, to);
     else if (d == 64)
-      read_stretch(64, t, h, g, q, k, v, bias, now, scale, count, w, to);
+      read_stretch(64, t, h, g, 0, q, k, v, bias, now, scale, count, w, to);
     else if (d == 32)
-      read_stretch(32, t, h, g, q, k, v, bias, now, scale, count, w, to);
+      read_stretch(32, t, h, g, 0, q, k, v, bias, now, scale, count, w, to);
     else
-      read_stretch(d, t, h, g, q, k, v, bias, now, scale, count, w, to);
+      read_stretch(d, t, h, g, 0, q, k, v, bias, now, scale, count, w, to);
   }
   for (long b = 0; b < now->sentences; b++)
     for (long row = 0; row < rows; row++) {

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from regard.errors import UsageError
-from regard.native import PLAIN, address, addresses, kernels
+from regard.native import PLAIN, address, addresses, kernels, scope
 from regard.native.torch_private import packs_saved_tensors
 
 # A thread takes so many rows through a block at once: what it makes of them fits its cache.
@@ -113,6 +113,8 @@ def attend(
     causal: bool,
 ) -> Tensor | None:
     """Attend for a module as PyTorch's kernel does, if texts are short and all is finite."""
+    if q.dtype == torch.bfloat16:
+        return None if bias is not None or causal else _attend_half(of, q, k, v, scale)
     made = None if of is None else _kernels(of, q, k, v)
     if made is None:
         return None
@@ -128,6 +130,23 @@ def attend(
     bias = None if bias is None else laid(bias, *q.shape[:3], k.shape[2])
     out, sound = _Attend.apply(q, k, v, bias, scale, causal, made)
     return out if sound.item() else None
+
+
+def _attend_half(of: object, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor | None:
+    """Attend in bfloat16 where that is asked for, without gradients and with heads of width 64."""
+    active, sides = scope(of), (q, k, v)
+    if active is None or not active.half or torch.is_grad_enabled() or not q.numel():
+        return None
+    if any(type(x) not in PLAIN or x.dtype != q.dtype or not x.is_cpu for x in sides):
+        return None
+    if any(x.shape[-1] != 64 or x.stride(-1) != 1 for x in sides) or (made := kernels(of)) is None:
+        return None
+    out = torch.empty_like(q.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+    done = torch.zeros(1, dtype=torch.int64)
+    numbers = (ctypes.c_long * 40)(*_sizes(q, k, v, None, out, False))
+    sides = (x.data_ptr() for x in (q, k, v))
+    made.regard_attend_half(numbers, *sides, scale, out.data_ptr(), done.data_ptr())
+    return out if done.item() else None
 
 
 class Sizes(ctypes.Structure):

@@ -12,6 +12,11 @@ typedef float quarter_vec __attribute__((vector_size(16)));
 #define INLINE static inline __attribute__((always_inline))
 
 INLINE vec load(const float *from) { return *(const loose *)from; }
+/* the upper halves of sixteen numbers, as bfloat16 has them */
+typedef unsigned short uppers __attribute__((vector_size(32), aligned(2)));
+INLINE vec load_half(const unsigned short *from) {
+  return (vec)(__builtin_convertvector(*(const uppers *)from, bits) << 16);
+}
 INLINE void store(float *to, vec x) { *(loose *)to = x; }
 INLINE vec all(float x) { return x - (vec){0}; }
 INLINE vec pick(whole which, vec a, vec b) { return (vec)((which & (whole)a) | (~which & (whole)b)); }

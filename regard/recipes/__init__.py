@@ -14,6 +14,7 @@ RECIPES = {
     for name in (
         "multi30k_en_de",
         "ladder_multi30k",
+        "decoder_multi30k",
         "tatoeba_en_zh",
         "wikitext2_lab",
         "wikitext2_masked",
@@ -40,8 +41,9 @@ RECIPES = {
 def recipe(name: str) -> ModuleType:
     """Return the module of a recipe: TASK, DATA, SETTINGS, and a docstring with its scores.
 
-    One that compares has VARIANTS, the settings by like=; COMPARE, the settings of `compare`; and
-    EVAL, those by which its models are evaluated against each other in the end.
+    One that compares has VARIANTS, the settings by like=, with a task where that differs; COMPARE,
+    the settings of `compare`; and EVAL, those by which its models are evaluated against each other
+    in the end.
     """
     return import_module(lookup("recipe", name, RECIPES))
 

@@ -2,21 +2,21 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from regard.attention.watch import watch
-from regard.data.augment import augments, step_rng
-from regard.data.batches import Shuffled
-from regard.data.labels import label_list, saved_labels
+from regard.data.augment import augments
+from regard.data.labels import label_list
 from regard.data.lines import missing
 from regard.data.series import SeriesFormat, SeriesSet, load_series, stack
-from regard.data.series_augment import SERIES_AUGMENTS, SeriesAugment
+from regard.data.series_augment import SERIES_AUGMENTS
+from regard.data.series_batches import SeriesBatch, SeriesBatches, normalised
 from regard.data.series_files import (
     LAYOUTS,
     Recording,
@@ -29,9 +29,16 @@ from regard.metrics.baselines import Baselines, block_means
 from regard.metrics.labels import one_hot
 from regard.models import family, task_changes
 from regard.models.protocols import Model
-from regard.settings import fill_checked, setting
+from regard.settings import setting
 from regard.tasks.frame.answers import Classified
-from regard.tasks.frame.one_label import OneLabel
+from regard.tasks.frame.media import MediaCodec, saved_format
+from regard.tasks.frame.one_label import (
+    OneLabel,
+    OneLabelEval,
+    OneLabelRun,
+    OneLabelTrain,
+    saved_labels_and_baselines,
+)
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.question import Question, text_keys
 from regard.tasks.frame.settings import (
@@ -42,111 +49,55 @@ from regard.tasks.frame.settings import (
     derived,
 )
 from regard.tasks.frame.task import Data
-from regard.training.label_loss import CLASS_WEIGHTS, class_weights, imbalance_notes, soft_loss
+from regard.training.label_loss import CLASS_WEIGHTS, class_weights, soft_loss
 
 SeriesConfig, _ = family("series")
 TOKENS = 128  # that a series is cut into, unless chunk= says
 
 
 @dataclass(frozen=True)
-class TrainSeries(TrainSettings):
+class SeriesTable:
+    """Where series and labels are in a table."""
+
+    columns: str | None = setting(None, "of tables: label; path,label; or id,time,label")
+    header: bool | None = setting(None, "whether a table has a header row; guessed unless told")
+
+
+@dataclass(frozen=True)
+class TrainSeries(SeriesTable, OneLabelTrain, TrainSettings):
     """What a training of a classifier of series can be told."""
 
     schedule: str = "cosine"
     weight_decay: float = 0.05
     ema: float = 0.99
     family: str = setting("series", "model family: series")
-    columns: str | None = setting(None, "of tables: label; path,label; or id,time,label")
-    header: bool | None = setting(None, "whether a table has a header row; guessed unless told")
     batch: int = setting(32, "series per batch", min=1, max=100_000)
     augment: str = setting("jitter+scale+mask", "none, or such as jitter+scale+warp+stretch+mask")
     strength: float = setting(1.0, "magnitude of augmentation", min=0, max=10)
     mixup: float = setting(0.0, "alpha of mixup; 0 disables it", min=0, max=100)
-    label_smoothing: float = setting(0.1, "label smoothing", min=0, max=0.9)
-    class_weights: str = setting("none", "in the loss: none, or balanced for uneven labels")
     model: SeriesConfig = field(default_factory=SeriesConfig)  # type: ignore[valid-type]
 
 
 @dataclass(frozen=True)
-class RunSeries(RunSettings):
+class RunSeries(OneLabelRun, RunSettings):
     """How to label series."""
 
     batch: int = setting(64, "series per batch", min=1, max=100_000)
-    n_best: int = setting(1, "labels to return per series, most probable first", min=1, max=100_000)
-    scores: bool = setting(True, "print the probability of each label")
 
 
 @dataclass(frozen=True)
-class EvalSeries(derived("EvalSeries", BootstrapSettings, RunSeries)):
+class EvalSeries(derived("EvalSeries", SeriesTable, OneLabelEval, BootstrapSettings, RunSeries)):
     """What to judge on, and how."""
 
     valid: str | None = setting(None, "which file is the validation part, or its share")
-    columns: str | None = setting(None, "of tables: label; path,label; or id,time,label")
-    header: bool | None = setting(None, "whether a table has a header row; guessed unless told")
-    errors: int = setting(10, "errors to show", min=0, max=100_000)
 
 
 @dataclass(frozen=True)
-class SeriesCodec:
+class SeriesCodec(MediaCodec):
     """The format of a model's series, its labels and baselines."""
 
+    kind = "series"
     format: SeriesFormat
-    labels: list[str]
-    baselines: Baselines | None = None
-
-    def save(self, folder: Path) -> None:
-        """Write the baselines."""
-        if self.baselines is not None:
-            self.baselines.save(folder)
-
-    def facts(self) -> dict[str, Any]:
-        """Return what config.json says of it."""
-        return {"labels": self.labels, "series": asdict(self.format)}
-
-    def hashes(self) -> list[str]:
-        """Return nothing: there is no tokenizer."""
-        return []
-
-
-class Batch(NamedTuple):
-    """Series (b, n1, ..., c), their lengths, and the targets (b, labels)."""
-
-    series: Tensor
-    lengths: Tensor
-    targets: Tensor
-
-
-class SeriesBatches:
-    """Batch n of augmented series, a pure function of (seed, n)."""
-
-    def __init__(self, train: SeriesSet, settings: Any, codec: SeriesCodec):
-        self.series = normalised(train, codec.format)
-        self.labels, self.settings = torch.from_numpy(train.labels), settings
-        self.shuffled = Shuffled(len(train), settings.batch, settings.seed)
-        self.augment = SeriesAugment(
-            settings.augment,
-            len(codec.labels),
-            settings.strength,
-            settings.mixup,
-            settings.label_smoothing,
-        )
-
-    def __getitem__(self, n: int) -> Batch:
-        """Return batch n."""
-        picked, device = self.shuffled[n], self.settings.device
-        series, lengths = stack([self.series[i] for i in picked])
-        rng = step_rng(self.settings.seed, n)
-        made = self.augment(series, lengths, self.labels[torch.from_numpy(picked)], rng)
-        return Batch(*(part.to(device) for part in made))
-
-    def epoch(self) -> float:
-        """Return in how many batches all series are read once."""
-        return self.shuffled.epoch()
-
-
-def normalised(part: SeriesSet, format: SeriesFormat) -> list[Tensor]:
-    """Return the series of a part as a model reads them."""
-    return [format.take(item.values, item.where) for item in part.items]
 
 
 def mean_vectors(part: SeriesSet, format: SeriesFormat) -> np.ndarray:
@@ -218,8 +169,7 @@ class ClassifySeries(OneLabel):
         format = SeriesFormat.of(train, data.parts.layout)
         if origin is not None and isinstance(origin.config.get("series"), dict):
             format = format_of(origin.folder, origin.config)
-        often = np.bincount(train.labels, minlength=len(labels))
-        data.notes.extend(imbalance_notes(often, labels, settings.class_weights))
+        cls.note_imbalance(data, settings)
         targets, vectors = one_hot(train.labels, len(labels)), mean_vectors(train, format)
         baselines = Baselines.fit("the nearest mean series", vectors, targets)
         return SeriesCodec(format, labels, baselines)
@@ -244,13 +194,13 @@ class ClassifySeries(OneLabel):
         train: SeriesSet = data.parts.parts["train"]
         often = np.bincount(train.labels, minlength=len(self.labels))
         self.weights = class_weights(settings.class_weights, often, len(train))
-        return SeriesBatches(train, settings, self.codec)
+        return SeriesBatches(train, self.format, len(self.labels), settings)
 
-    def count(self, batch: Batch) -> tuple[int, int]:
+    def count(self, batch: SeriesBatch) -> tuple[int, int]:
         """Return the series, which the loss counts, and their steps."""
         return len(batch.series), int(batch.lengths.sum())
 
-    def loss(self, batch: Batch, settings: Any) -> Tensor:
+    def loss(self, batch: SeriesBatch, settings: Any) -> Tensor:
         """Return the summed cross-entropy of the labels, the mean over an ensemble."""
         weights = None if self.weights is None else self.weights.to(batch.targets.device)
         logits = self.model.each(batch.series, batch.lengths)
@@ -275,14 +225,14 @@ class ClassifySeries(OneLabel):
     @classmethod
     def load_codec(cls, folder: Path, model: Model, config: Mapping[str, Any]) -> SeriesCodec:
         """Read the labels and the format of series that a folder names."""
-        labels = saved_labels(folder, config, model.config.labels)
+        labels, baselines = saved_labels_and_baselines(folder, model, config)
         format = format_of(folder, config)
         if (format.channels, format.axes) != (model.config.channels, len(model.config.chunk)):
             raise UsageError(
                 f"{folder / 'config.json'}: series of {format.channels} channels, but the model "
                 f"reads {model.config.channels}"
             )
-        return SeriesCodec(format, labels, Baselines.load(folder, len(labels)))
+        return SeriesCodec(format, labels, baselines)
 
     def is_one(self, inputs: Any) -> bool:
         """Tell whether this is one series, a path or an array, rather than several."""
@@ -381,7 +331,4 @@ class ClassifySeries(OneLabel):
 
 def format_of(folder: Path, config: Mapping[str, Any]) -> SeriesFormat:
     """Check and return how series are brought to a model, as its folder says."""
-    where, given = str(folder / "config.json"), config.get("series")
-    if not isinstance(given, dict):
-        raise UsageError(f"{where}: 'series' is {given!r:.40}; expected axes, channels, mean, std")
-    return fill_checked(SeriesFormat, given, where)
+    return saved_format(SeriesFormat, "series", folder, config, "axes, channels, mean, std")[0]

@@ -70,10 +70,16 @@ def _single_divergence(a: Tensor, b: Tensor) -> Tensor:
     return ((p.exp() - q.exp()) * (p - q)).sum()
 
 
-def _multi(logits: Tensor, targets: Tensor, smoothing: float, weights: Tensor | None) -> Tensor:
+def _multi(
+    logits: Tensor,
+    targets: Tensor,
+    smoothing: float,
+    weights: Tensor | None,
+    counted: Tensor | None = None,
+) -> Tensor:
     targets = targets * (1 - smoothing) + smoothing / 2
     return F.binary_cross_entropy_with_logits(
-        logits, targets.to(logits.dtype), pos_weight=weights, reduction="sum"
+        logits, targets.to(logits.dtype), counted, pos_weight=weights, reduction="sum"
     )
 
 
@@ -91,6 +97,26 @@ LABEL_LOSSES: dict[str, LabelLoss] = {
         lambda logits: logits,
     ),
 }
+
+
+def clustered(labels: int, clusters: int, beam: int) -> LabelLoss:
+    """Return the loss of labels that stand cluster by cluster, of logits (b, clusters + labels).
+
+    It is the loss of the text's clusters, and that of labels inside the clusters that a text has or
+    is taken for: its own, and the `beam` likeliest, as they will be ranked later.
+    """
+    parts = torch.arange(labels).tensor_split(clusters)
+    cluster = torch.cat([torch.full_like(part, n) for n, part in enumerate(parts)])
+
+    def loss(logits: Tensor, targets: Tensor, smoothing: float, weights: Tensor | None) -> Tensor:
+        matched, ranked = logits[:, :clusters], logits[:, clusters:]
+        of = cluster.to(logits.device)
+        own = torch.zeros_like(matched).index_add_(1, of, targets.to(matched)).clamp(max=1)
+        seen = own.bool().scatter(1, matched.topk(min(beam, clusters)).indices, True)
+        inside = _multi(ranked, targets, smoothing, weights, counted=seen[:, of].to(ranked))
+        return _multi(matched, own, smoothing, None) + inside
+
+    return LabelLoss(loss, _multi_divergence, torch.sigmoid)
 
 
 def label_loss(

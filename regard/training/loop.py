@@ -23,7 +23,7 @@ from regard.allocator import reuse_memory
 from regard.errors import UsageError, lookup
 from regard.files import refuse, write_atomically
 from regard.native import fast
-from regard.processor import unsupported_reason
+from regard.processor import DTYPES, check_dtype
 from regard.seeds import mix
 from regard.settings import setting
 from regard.training import checkpoint as keep
@@ -70,9 +70,6 @@ class LoopSettings:
     compile: bool = setting(False, "compile the model with torch.compile")
 
 
-DTYPES = {"float32": None, "bfloat16": torch.bfloat16}
-
-
 def check(settings: LoopSettings) -> None:
     """Refuse unknown names and devices before anything is written."""
     lookup("optimiser", settings.optimiser, OPTIMISERS)
@@ -82,7 +79,6 @@ def check(settings: LoopSettings) -> None:
             "dtype=float16: its gradients need loss scaling, which is not done here; "
             "choose bfloat16 or float32"
         )
-    lookup("dtype", settings.dtype, DTYPES)
     if settings.steps is not None and settings.epochs is not None:
         raise UsageError(
             f"steps={settings.steps} and epochs={settings.epochs:g} both say how long; keep one"
@@ -92,11 +88,7 @@ def check(settings: LoopSettings) -> None:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0][:100]
         raise UsageError(f"device='{settings.device}' cannot be used ({reason}); try cpu") from None
-    if DTYPES[settings.dtype] and device == "cpu" and (why := unsupported_reason(settings.dtype)):
-        raise UsageError(
-            f"dtype={settings.dtype}: this processor cannot compute in it ({why}); "
-            "use dtype=float32"
-        )
+    check_dtype(settings.dtype, device)
 
 
 class Trainable(ABC):
@@ -276,7 +268,7 @@ def one_step(
     total, read = distributed.all_reduce(*(sum(column) for column in zip(*counts, strict=True)))
     loss, kind = torch.zeros(()), DTYPES[settings.dtype]
     for batch in batches:
-        with torch.autocast(settings.device.split(":")[0], kind, enabled=kind is not None):
+        with torch.autocast(settings.device.split(":")[0], kind, enabled=kind is not torch.float32):
             part = task.loss(model, batch) / total
         part.backward()
         loss += part.detach().cpu()

@@ -1,9 +1,9 @@
-"""Answers that several tasks give: a label, a number, a vector, a text, or why there is none."""
+"""Answers of tasks: labels, tags, a number, a vector, texts, or why there is none."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -110,18 +110,110 @@ class Embedded(Answer):
         return {**fields, "cut": True} if self.cut else fields
 
 
+class NBest(Answer):
+    """An answer with a score; `others` are the next best."""
+
+    others: list[Any]
+
+    def certainty(self) -> float:
+        """Return the score, or the probability, that is printed behind it."""
+        raise NotImplementedError
+
+    def fields(self) -> dict[str, Any]:
+        """Return what a JSON line says of it alone."""
+        raise NotImplementedError
+
+    def lines(self, settings: Any) -> Iterator[str]:
+        """Write the answers as lines, each with its score after ` ||| ` if asked for."""
+        scored = settings.scores or getattr(settings, "forced", False)
+        for one in [self, *self.others]:
+            yield f"{one} ||| {one.certainty():.6f}" if scored else str(one)
+
+    def record(self, settings: Any) -> dict[str, Any]:
+        """Return the fields of a JSON line."""
+        rows = [one.fields() for one in [self, *self.others]]
+        return {**rows[0], "n_best": rows} if self.others else rows[0]
+
+
 @dataclass
-class Generated(Answer):
-    """A generated text with its score; `others` are the next best hypotheses."""
+class RankedText(NBest):
+    """A text with its score; `others` are the next best."""
 
     text: str
     score: float = 0.0
-    logprob: float = 0.0
-    alignment: Alignment | None = None
-    others: list["Generated"] = field(default_factory=list)
+    others: list[Self] = field(default_factory=list, kw_only=True)
 
     def __str__(self) -> str:
         return self.text
+
+    def certainty(self) -> float:
+        """Return the score."""
+        return self.score
+
+    def fields(self) -> dict[str, Any]:
+        """Return what a JSON line says of it alone."""
+        return {"prediction": self.text, "score": round(self.score, 6)}
+
+
+@dataclass
+class Filled(NBest):
+    """A text with its masks filled in, and how likely that is; `others` are the next best."""
+
+    text: str
+    words: list[str] = field(default_factory=list)
+    probability: float = 1.0
+    guesses: list[list[tuple[str, float]]] = field(default_factory=list)  # of each mask by itself
+    others: list["Filled"] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def certainty(self) -> float:
+        """Return the probability."""
+        return self.probability
+
+    def fields(self) -> dict[str, Any]:
+        """Return what a JSON line says of it alone."""
+        fields = {"prediction": self.text, "words": self.words}
+        return {**fields, "probability": round(self.probability, 6)}
+
+    def record(self, settings: Any) -> dict[str, Any]:
+        """Return the fields of a JSON line, with the candidates of each mask."""
+        masks = [
+            [{"word": word, "probability": round(p, 6)} for word, p in some]
+            for some in self.guesses
+        ]
+        return {**super().record(settings), "masks": masks}
+
+
+@dataclass
+class Written(NBest):
+    """A prompt, its completion, and how likely that is; `others` are the next best."""
+
+    given: str
+    completion: str
+    score: float = 0.0
+    logprob: float = 0.0
+    others: list["Written"] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return self.given + self.completion
+
+    def certainty(self) -> float:
+        """Return the score."""
+        return self.score
+
+    def fields(self) -> dict[str, Any]:
+        """Return what a JSON line says of it alone."""
+        return {"prediction": self.completion, "score": round(self.score, 6)}
+
+
+@dataclass
+class Generated(RankedText):
+    """A generated text with its score; `others` are the next best hypotheses."""
+
+    logprob: float = 0.0
+    alignment: Alignment | None = None
 
     def lines(self, settings: Any) -> Iterator[str]:
         """Write the hypotheses as lines, each with what was asked for after ` ||| `."""
@@ -135,14 +227,60 @@ class Generated(Answer):
                 parts.append(str(answer.alignment) if pharaoh else record)
             yield " ||| ".join(parts)
 
+    def fields(self) -> dict[str, Any]:
+        """Return what a JSON line says of it alone."""
+        own = super().fields()
+        return own if self.alignment is None else {**own, "alignment": self.alignment.record()}
+
+
+@dataclass(frozen=True)
+class Tagged(Answer):
+    """The words of one text, their tags, and the probabilities of these."""
+
+    words: Sequence[str]
+    tags: Sequence[str]
+    probabilities: Sequence[float]
+
+    def __str__(self) -> str:
+        return " ".join(f"{word}/{tag}" for word, tag in zip(self.words, self.tags, strict=True))
+
+    def lines(self, settings: Any) -> Iterator[str]:
+        """Write the words with their tags, and the probabilities of these if asked."""
+        yield from TAG_FORMATS[settings.format](self, settings)
+
     def record(self, settings: Any) -> dict[str, Any]:
-        """Return the fields of a JSON line."""
-        fields: dict[str, Any] = {"prediction": self.text, "score": round(self.score, 6)}
-        if self.alignment is not None:
-            fields["alignment"] = self.alignment.record()
-        if self.others:
-            fields["n_best"] = [fields.copy(), *(other.record(settings) for other in self.others)]
+        """Return the fields that the prediction adds to a JSON line."""
+        fields: dict[str, Any] = {"prediction": list(self.tags), "words": list(self.words)}
+        if settings.scores:
+            fields["probabilities"] = [round(value, 6) for value in self.probabilities]
         return fields
+
+    def rows(self, settings: Any) -> Iterator[tuple[str, ...]]:
+        """Return a word, its tag and, if asked, its probability, one after the other."""
+        for word, tag, value in zip(self.words, self.tags, self.probabilities, strict=True):
+            yield (word, tag, f"{value:.4f}") if settings.scores else (word, tag)
+
+
+def _columns(tagged: Tagged, settings: Any) -> Iterator[str]:
+    yield from ("\t".join(row) for row in tagged.rows(settings))
+    yield ""
+
+
+def _slash(tagged: Tagged, settings: Any) -> Iterator[str]:
+    yield " ".join("/".join(row) for row in tagged.rows(settings))
+
+
+def _jsonl(tagged: Tagged, settings: Any) -> Iterator[str]:
+    fields = tagged.record(settings)
+    whole = {"words": fields.pop("words"), "tags": fields.pop("prediction"), **fields}
+    yield json.dumps(whole, ensure_ascii=False)
+
+
+TAG_FORMATS: dict[str, Callable[[Tagged, Any], Iterator[str]]] = {
+    "slash": _slash,
+    "columns": _columns,
+    "jsonl": _jsonl,
+}
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,51 @@
 """Tasks that give each example one label: what is the same for images and for series."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from regard.data.labels import saved_labels
 from regard.errors import UsageError
 from regard.metrics.baselines import Baselines
 from regard.metrics.evaluation import LabelEvaluation
 from regard.metrics.labels import LabelResults, count, log_loss, macro_f1, one_hot, top_k
+from regard.models.protocols import Model
+from regard.settings import setting
 from regard.tasks.frame.answers import Classified
 from regard.tasks.frame.question import Question
 from regard.tasks.frame.task import Data, Judged, Task
+from regard.training.label_loss import imbalance_notes
 
+BASELINE_EXAMPLES = 2000  # that a baseline learns from
 TOP = 5  # labels among which the right one should be, where there are more
+
+
+@dataclass(frozen=True)
+class OneLabelTrain:
+    """What a training by labels can be told."""
+
+    label_smoothing: float = setting(0.1, "label smoothing", min=0, max=0.9)
+    class_weights: str = setting("none", "in the loss: none, or balanced for uneven labels")
+
+
+@dataclass(frozen=True)
+class OneLabelRun:
+    """How labels are told."""
+
+    n_best: int = setting(1, "labels to return for each, most probable first", min=1, max=100_000)
+    scores: bool = setting(True, "print the probability of each label")
+
+
+@dataclass(frozen=True)
+class OneLabelEval:
+    """How labels are judged."""
+
+    errors: int = setting(10, "errors to show", min=0, max=100_000)
 
 
 class LabelledPart(Protocol):
@@ -28,6 +58,23 @@ class LabelledPart(Protocol):
     def where(self, i: int) -> str:
         """Return where an example is."""
         ...
+
+
+def learn_baselines(
+    name: str, train: Any, read: Callable[[Any], np.ndarray], labels: int
+) -> Baselines:
+    """Learn the nearest-mean baseline from some examples, spread over a part, read as vectors."""
+    rows = np.linspace(0, len(train) - 1, min(len(train), BASELINE_EXAMPLES)).astype(np.int64)
+    some = train.pick(rows)
+    return Baselines.fit(name, read(some), one_hot(np.asarray(some.labels), labels))
+
+
+def saved_labels_and_baselines(
+    folder: Path, model: Model, config: Mapping[str, Any]
+) -> tuple[list[str], Baselines | None]:
+    """Return the labels and the baselines of a saved model."""
+    labels = saved_labels(folder, config, model.config.labels)
+    return labels, Baselines.load(folder, len(labels))
 
 
 class OneLabel(Task[Any, Classified]):
@@ -43,6 +90,13 @@ class OneLabel(Task[Any, Classified]):
     def labels(self) -> list[str]:
         """Return the labels that the model knows."""
         return self.codec.labels
+
+    @classmethod
+    def note_imbalance(cls, data: Data, settings: Any) -> None:
+        """Note labels of train that are much rarer than others, unless they are weighted."""
+        labels = data.parts.classes
+        often = np.bincount(np.asarray(data.parts.parts["train"].labels), minlength=len(labels))
+        data.notes.extend(imbalance_notes(often, labels, settings.class_weights))
 
     def baseline_vectors(self, part: Any) -> np.ndarray:
         """Return the examples of a part as vectors, as the nearest-mean baseline reads them."""
@@ -108,7 +162,7 @@ class OneLabel(Task[Any, Classified]):
         """Compare accuracies by a paired bootstrap."""
         part: LabelledPart = data.parts.parts[settings.part]
         other = self.results(part, theirs).predictions
-        return [self.results(part, ours).compare(other, settings.samples)]
+        return self.results(part, ours).compare(other, settings.samples)
 
     def outputs(self, data: Data, predictions: np.ndarray, settings: Any) -> list[dict[str, Any]]:
         """Return each example with its label and what was predicted."""

@@ -18,7 +18,7 @@ from regard.weights import state_of
 # fields of a config that may differ from those of the model it starts from
 INIT_MAY_DIFFER = {"dropout", "attention_dropout", "ffn_dropout", "drop_path", "max_length"}
 # and those that differ where a task puts a new head on
-NEW_HEAD_KEYS = {"head", "labels", "pool", "head_dropout"}
+NEW_HEAD_KEYS = {"head", "labels", "pool", "head_dropout", "clusters", "cluster_beam"}
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from regard.metrics.score import Comparison, Score
 from regard.models import family, preset, preset_family, preset_names, serving
 from regard.models.protocols import Model
 from regard.native import fast
+from regard.processor import DTYPES
 from regard.results import Named, key_of
 from regard.settings import fill
 from regard.tasks.frame.beams import beam_tree
@@ -590,7 +591,8 @@ class Task(Generic[C, A]):
         if threads:
             torch.set_num_threads(threads)
         try:
-            with fast(self.model, frozen=True):
+            dtype = DTYPES[getattr(settings, "dtype", "float32")]
+            with fast(self.model, frozen=True, dtype=dtype):
                 yield
         finally:
             if threads:

@@ -1,7 +1,7 @@
 """What tasks on sounds share: settings, the format of sounds, batches, running and looking."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,19 +19,17 @@ from regard.data.sound_files import BrokenSound
 from regard.data.sound_sets import SoundOptions, is_glob
 from regard.data.sounds import SoundData, Sounds, load_sounds
 from regard.data.spectrogram import SoundFormat
-from regard.data.tokenizer import Tokenizer
-from regard.errors import UsageError, log, lookup
+from regard.errors import UsageError, lookup
 from regard.layers.layout import time_grid
-from regard.metrics.baselines import Baselines
 from regard.models import family
 from regard.models.protocols import Model
-from regard.settings import fill_checked, setting
-from regard.tasks.frame.answers import Unread
+from regard.settings import setting
+from regard.tasks.frame.media import MediaCodec, MediaTask, read_file, saved_format
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.question import grid_keys, window_keys
 from regard.tasks.frame.settings import SHORT as TASK_SHORT
 from regard.tasks.frame.settings import BootstrapSettings, RunSettings, TrainSettings
-from regard.tasks.frame.task import Answer, Data, Task
+from regard.tasks.frame.task import Answer, Data
 from regard.viewer.settings import SoundLookSettings
 
 ConformerConfig, _ = family("conformer")
@@ -101,39 +99,17 @@ class SoundEvalSettings(BootstrapSettings):
 
 
 @dataclass(frozen=True)
-class SoundCodec:
+class SoundCodec(MediaCodec):
     """The format of a model's sounds, its labels or tokenizer, and what else lies beside it."""
 
+    kind = "sound"
     format: SoundFormat
-    labels: list[str] = field(default_factory=list)
-    tokenizer: Tokenizer | None = None
-    baselines: Baselines | None = None
-    more: Mapping[str, Any] = field(default_factory=dict)  # further facts of config.json
-
-    def save(self, folder: Path) -> None:
-        """Write the baselines and the tokenizer."""
-        if self.baselines is not None:
-            self.baselines.save(folder)
-        if self.tokenizer is not None:
-            self.tokenizer.save(folder / "tokenizer.json")
-
-    def facts(self) -> dict[str, Any]:
-        """Return what config.json says of it."""
-        labels = {"labels": self.labels} if self.labels else {}
-        return {**labels, "sound": asdict(self.format), **self.more}
-
-    def hashes(self) -> list[str]:
-        """Return the hash of the tokenizer, if there is one."""
-        return [] if self.tokenizer is None else [self.tokenizer.sha]
 
 
 def format_of(folder: Path, model: Model, config: Mapping[str, Any]) -> SoundFormat:
     """Check and return how sounds are brought to a model, as its folder says."""
-    where = str(folder / "config.json")
-    given = config.get("sound")
-    if not isinstance(given, dict):
-        raise UsageError(f"{where}: 'sound' is {given!r:.40}; expected rate, mels, window, hop")
-    format = fill_checked(SoundFormat, given, where)
+    expected = "rate, mels, window, hop"
+    format, where = saved_format(SoundFormat, "sound", folder, config, expected)
     if format.mels != model.config.mels:
         raise UsageError(
             f"{where}: spectrograms of {format.mels} mel filters, but the model reads "
@@ -214,15 +190,13 @@ class SoundBatches:
 A = TypeVar("A", bound=Answer)
 
 
-class SoundTask(Task[SoundCodec, A]):
+class SoundTask(MediaTask[SoundCodec, A]):
     """A task whose inputs are sounds."""
 
     unit = "sounds"
     input = "audio"
     target: str  # what is learnt of a sound: text or label
-    Train = SoundTrainSettings
-    Run = SoundRunSettings
-    Look = SoundLookSettings
+    Train, Run, Look = SoundTrainSettings, SoundRunSettings, SoundLookSettings
     short = SHORT
 
     @property
@@ -286,11 +260,6 @@ class SoundTask(Task[SoundCodec, A]):
         found = {key: self.config.get(f"read_{key}") for key in ("valid", "test", "pattern")}
         return {key: value for key, value in found.items() if isinstance(value, str)}
 
-    def check_run(self, settings: Any) -> Any:
-        """Refuse unknown names."""
-        lookup("broken", getattr(settings, "broken", "refuse"), BROKEN)
-        return settings
-
     def check_input(self, given: Any) -> Any:
         """Return a path, the bytes of a file or samples, or refuse what is none of these."""
         if isinstance(given, Tensor):
@@ -301,15 +270,7 @@ class SoundTask(Task[SoundCodec, A]):
 
     def read_sound(self, given: Any, broken: str) -> np.ndarray | str:
         """Return the samples of a sound, or what is wrong with it if such are passed over."""
-        if isinstance(given, str) and not given:
-            return "no file is named"
-        try:
-            return self.format.read(given)
-        except BrokenSound as error:
-            if broken == "refuse":
-                raise UsageError(f"{error}; or pass over such files: broken=skip") from None
-            log(str(error))
-            return str(error)
+        return read_file(given, self.format.read, BrokenSound, broken)
 
     def read_groups(self, inputs: Sequence[Any], broken: str) -> Iterator[list[np.ndarray | str]]:
         """Read sounds, as many at once as there is memory for."""
@@ -330,13 +291,13 @@ class SoundTask(Task[SoundCodec, A]):
 
     def predict(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[Any]:
         """Answer sounds, some at a time."""
+
+        def answer(sounds: list[np.ndarray], lines: list[int]) -> list[A]:
+            return self.answer_sounds(sounds, settings, lines)
+
         answers: list[Any] = []
         for group in self.read_groups(inputs, settings.broken):
-            start = first + len(answers)
-            good = [(start + n, one) for n, one in enumerate(group) if not isinstance(one, str)]
-            sounds, lines = [one for _, one in good], [line for line, _ in good]
-            rows = iter(self.answer_sounds(sounds, settings, lines) if good else [])
-            answers += [Unread(one) if isinstance(one, str) else next(rows) for one in group]
+            answers += self.answer_read(group, answer, first + len(answers))
         return answers
 
     def time_tokens(self, frames: int) -> dict[str, Any]:

@@ -10,19 +10,25 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.data.labels import label_list, saved_labels
+from regard.data.labels import label_list
 from regard.data.sound_sets import SoundOptions
 from regard.data.sounds import SoundData, Sounds
 from regard.data.spectrogram import SoundFormat
 from regard.decode.batching import in_batches
 from regard.errors import UsageError, lookup
-from regard.metrics.baselines import Baselines, block_means
-from regard.metrics.labels import one_hot
+from regard.metrics.baselines import block_means
 from regard.models import task_changes
 from regard.models.protocols import Model
 from regard.settings import setting
 from regard.tasks.frame.answers import Classified
-from regard.tasks.frame.one_label import OneLabel
+from regard.tasks.frame.one_label import (
+    OneLabel,
+    OneLabelEval,
+    OneLabelRun,
+    OneLabelTrain,
+    learn_baselines,
+    saved_labels_and_baselines,
+)
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.question import Question
 from regard.tasks.frame.settings import derived
@@ -39,39 +45,30 @@ from regard.tasks.sound.codec import (
     pad_sounds,
     with_statistics,
 )
-from regard.training.label_loss import CLASS_WEIGHTS, class_weights, imbalance_notes
-
-BASELINE = "the nearest mean spectrogram"
-BASELINE_SOUNDS = 2000  # sounds that a baseline learns from
+from regard.training.label_loss import CLASS_WEIGHTS, class_weights
 
 
 @dataclass(frozen=True)
-class TrainSounds(SoundTrainSettings):
+class TrainSounds(OneLabelTrain, SoundTrainSettings):
     """What a training of a sound classifier can be told."""
 
     columns: str | None = setting(None, "columns of a table: path and label, such as 2,1")
     names: tuple[str, ...] = setting((), "names of labels that are numbers")
     pattern: str | None = setting(None, "file names with labels, such as {label}_{speaker}_{take}")
-    label_smoothing: float = setting(0.1, "label smoothing", min=0, max=0.9)
-    class_weights: str = setting("none", "in the loss: none, or balanced for uneven labels")
 
 
 @dataclass(frozen=True)
-class RunSounds(SoundRunSettings):
+class RunSounds(OneLabelRun, SoundRunSettings):
     """How to label sounds."""
 
-    n_best: int = setting(1, "labels to return per sound, most probable first", min=1, max=100_000)
-    scores: bool = setting(True, "print the probability of each label")
-
 
 @dataclass(frozen=True)
-class EvalSounds(derived("EvalSounds", SoundEvalSettings, RunSounds)):
+class EvalSounds(derived("EvalSounds", OneLabelEval, SoundEvalSettings, RunSounds)):
     """What to judge on, and how."""
 
     data: str | None = setting(None, "a folder or table of sounds with labels")
     columns: str | None = setting(None, "columns of a table: path and label, such as 2,1")
     pattern: str | None = setting(None, "file names with labels, such as {label}_{speaker}_{take}")
-    errors: int = setting(10, "errors to show", min=0, max=100_000)
 
 
 class Batch(NamedTuple):
@@ -87,13 +84,6 @@ def vectors(sounds: Sounds, format: SoundFormat) -> np.ndarray:
     return np.stack(
         [block_means(format.log_mel(sounds.read(i)).numpy()) for i in range(len(sounds))]
     )
-
-
-def learn_baselines(train: Sounds, format: SoundFormat, labels: int) -> Baselines:
-    """Learn the nearest-mean baseline from some of the sounds."""
-    rows = np.linspace(0, len(train) - 1, min(len(train), BASELINE_SOUNDS)).astype(np.int64)
-    some = train.pick(rows)
-    return Baselines.fit(BASELINE, vectors(some, format), one_hot(some.labels.numpy(), labels))
 
 
 class ClassifySounds(OneLabel, SoundTask[Classified]):
@@ -138,13 +128,14 @@ class ClassifySounds(OneLabel, SoundTask[Classified]):
         """Take the labels and the format of the data."""
         sounds: SoundData = data.parts
         labels, train = sounds.classes, sounds.parts["train"]
-        often = np.bincount(train.labels.numpy(), minlength=len(labels))
-        data.notes.extend(imbalance_notes(often, labels, settings.class_weights))
+        cls.note_imbalance(data, settings)
         more = cls.reading(settings)
         if settings.pattern:
             more["read_pattern"] = settings.pattern
         format = with_statistics(settings.sound, train)
-        baselines = learn_baselines(train, format, len(labels))
+        baselines = learn_baselines(
+            "the nearest mean spectrogram", train, lambda some: vectors(some, format), len(labels)
+        )
         return SoundCodec(format, labels, baselines=baselines, more=more)
 
     @classmethod
@@ -203,8 +194,7 @@ class ClassifySounds(OneLabel, SoundTask[Classified]):
         """Read the labels and the format of sounds that a folder names."""
         if not getattr(model.config, "labels", 0):
             raise UsageError(f"{folder / 'config.json'}: a model without a head for labels")
-        labels = saved_labels(folder, config, model.config.labels)
-        baselines = Baselines.load(folder, len(labels))
+        labels, baselines = saved_labels_and_baselines(folder, model, config)
         return SoundCodec(format_of(folder, model, config), labels, baselines=baselines)
 
     def probabilities(self, sounds: list[np.ndarray], settings: Any) -> np.ndarray:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.data.features import Features
+from regard.data.label_clusters import save_clusters
 from regard.data.rows import RowEncoder
 from regard.data.tokenizer import Tokenizer
 from regard.errors import UsageError
@@ -33,6 +34,7 @@ class TextCodec:
     labels: list[str] = field(default_factory=list)
     baselines: Baselines | None = None
     config: Mapping[str, Any] = field(default_factory=dict)  # what config.json says further
+    clusters: list[list[str]] = field(default_factory=list)  # of the labels, if there are any
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -40,12 +42,14 @@ class TextCodec:
         return self.encoder.tokenizer
 
     def save(self, folder: Path) -> None:
-        """Write the tokenizer, features and baselines."""
+        """Write the tokenizer, features, baselines and clusters of labels."""
         self.tokenizer.save(folder / "tokenizer.json")
         if self.encoder.features is not None:
             self.encoder.features.save(folder)
         if self.baselines is not None:
             self.baselines.save(folder)
+        if self.clusters:
+            save_clusters(folder, self.clusters)
 
     def facts(self) -> dict[str, Any]:
         """Return what config.json says of it."""

@@ -1,8 +1,8 @@
 """Filling in: a masked language model predicts the words that are masked in a text."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,10 +20,11 @@ from regard.errors import UsageError
 from regard.metrics.score import Score
 from regard.models.protocols import Model
 from regard.settings import setting
+from regard.tasks.frame.answers import Filled
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.question import Question, text_keys
 from regard.tasks.frame.settings import RunSettings
-from regard.tasks.frame.task import Answer, Data, Judged, Task
+from regard.tasks.frame.task import Data, Judged, Task
 from regard.tasks.text.language_modelling import (
     LanguageCodec,
     LanguageEvalSettings,
@@ -58,38 +59,6 @@ class FillEval(LanguageEvalSettings):
     context: int | None = setting(None, "context length in tokens", min=8, max=10_000_000)
     mask_share: float = setting(0.15, "share of words to mask", above=0, max=1)
     tokens: int = setting(0, "tokens read in all; 0: as many as there are", min=0)
-
-
-@dataclass
-class Filled(Answer):
-    """A text with its masks filled in, and how likely that is; `others` are the next best."""
-
-    text: str
-    words: list[str] = field(default_factory=list)
-    probability: float = 1.0
-    guesses: list[list[tuple[str, float]]] = field(default_factory=list)  # of each mask by itself
-    others: list["Filled"] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        return self.text
-
-    def lines(self, settings: FillRun) -> Iterator[str]:
-        """Write the texts as lines, each with its probability after ` ||| ` if asked for."""
-        for answer in [self, *self.others]:
-            yield f"{answer.text} ||| {answer.probability:.6f}" if settings.scores else answer.text
-
-    def record(self, settings: FillRun) -> dict[str, Any]:
-        """Return the fields of a JSON line."""
-        masks = [
-            [{"word": word, "probability": round(p, 6)} for word, p in some]
-            for some in self.guesses
-        ]
-        n_best = [answer._fields() for answer in [self, *self.others]]
-        return {**n_best[0], "masks": masks, **({"n_best": n_best} if self.others else {})}
-
-    def _fields(self) -> dict[str, Any]:
-        fields = {"prediction": self.text, "words": self.words}
-        return {**fields, "probability": round(self.probability, 6)}
 
 
 class Candidates(NamedTuple):

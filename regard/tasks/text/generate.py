@@ -1,8 +1,8 @@
 """Generation by a language model: texts continued, conversations answered, both as they come."""
 
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, TextIO
 
@@ -27,61 +27,16 @@ from regard.decode.generate import (
     NEW_TOKENS,
     REPLACEMENT,
     Continuation,
-    GenerateOptions,
     TextGenerator,
     TextStreamer,
 )
 from regard.errors import UsageError, lookup
-from regard.settings import setting
+from regard.tasks.frame.answers import Written
 from regard.tasks.frame.question import Question, text_keys
-from regard.tasks.frame.task import Answer, OnText, Task
-from regard.tasks.text.language_modelling import LanguageCodec, span_loss
+from regard.tasks.frame.task import OnText, Task
+from regard.tasks.text.language_modelling import LanguageCodec, LanguageRun, span_loss
 
 LOOKED_AT = 24  # tokens that are generated to be looked at, unless told
-
-
-@dataclass(frozen=True)
-class LanguageRun(GenerateOptions):
-    """What a run of a language model can be told."""
-
-    echo: bool = setting(True, "begin the answer with the prompt")
-    scores: bool = setting(False, "print the score of each answer")
-    forced: bool = setting(False, "generate nothing: score the given texts")
-    chat: bool = setting(False, "answer as in a conversation")
-    template: str | None = setting(
-        None, "chat template: plain, chatml, llama2, alpaca, or own (of the checkpoint)"
-    )
-    system: str = setting("", "system message of a conversation")
-    batch_tokens: int = setting(16_384, "tokens per batch", min=1)
-    batch_rows: int = setting(64, "texts per batch", min=1)
-    threads: int | None = setting(None, "CPU threads", min=1, max=1024)
-
-
-@dataclass
-class Written(Answer):
-    """A prompt, its completion, and how likely that is; `others` are the next best."""
-
-    given: str
-    completion: str
-    score: float = 0.0
-    logprob: float = 0.0
-    others: list["Written"] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        return self.given + self.completion
-
-    def lines(self, settings: LanguageRun) -> Iterator[str]:
-        """Write the answers as lines, each with its score after ` ||| ` if that was asked for."""
-        for answer in [self, *self.others]:
-            scored = settings.scores or settings.forced
-            yield f"{answer} ||| {answer.score:.6f}" if scored else str(answer)
-
-    def record(self, settings: LanguageRun) -> dict[str, Any]:
-        """Return the fields of a JSON line."""
-        fields: dict[str, Any] = {"prediction": self.completion, "score": round(self.score, 6)}
-        if self.others:
-            fields["n_best"] = [fields.copy(), *(other.record(settings) for other in self.others)]
-        return fields
 
 
 class TextGeneration(Task[LanguageCodec, Written]):

@@ -7,8 +7,7 @@ rows, and scores. `Labeller` is all of a task but how texts become rows, logits 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from pathlib import Path
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -17,24 +16,23 @@ from torch import Tensor, nn
 from regard.attention.positions import has_table
 from regard.data.characters import Characters
 from regard.data.features import Features, feature_functions, split_words
-from regard.data.labelled import Example, Sentence, hash_items, load_labelled
-from regard.data.labels import label_list, label_table, saved_labels, with_known_labels
+from regard.data.labelled import Sentence, load_labelled
+from regard.data.labels import label_list, label_table, with_known_labels
 from regard.data.rows import Row, RowEncoder, TextBatch, TextBatches
 from regard.data.tokenize import train_tokenizer
 from regard.data.tokenizer import Tokenizer
 from regard.errors import UsageError, lookup
 from regard.metrics.baselines import Baselines
-from regard.metrics.evaluation import LabelEvaluation
-from regard.metrics.labels import LabelResults, count, log_loss, macro_f1, micro_f1, one_hot
-from regard.metrics.score import Comparison
+from regard.metrics.labels import MANY, count, log_loss, macro_f1, micro_f1, precision_at_k
 from regard.models import family, task_changes
-from regard.models.protocols import Model, TextModel
+from regard.models.protocols import TextModel
 from regard.settings import setting
 from regard.tasks.frame import settings as frame
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.settings import BootstrapSettings, TrainSettings
-from regard.tasks.frame.task import Answer, Data, Judged, Learnt, Task
-from regard.tasks.text.codec import TextCodec, check_max_length, load_encoder
+from regard.tasks.frame.task import Data, Learnt
+from regard.tasks.text.codec import TextCodec
+from regard.tasks.text.label_judge import A, LabelData, LabelJudge
 from regard.training.label_loss import CLASS_WEIGHTS, LABEL_LOSSES, LabelLoss, label_loss
 from regard.training.loop import mix
 
@@ -132,22 +130,6 @@ class LabelBatch(NamedTuple):
     words: Any = None
 
 
-@dataclass(frozen=True)
-class LabelData(Data):
-    """Examples or sentences by part, and their labels."""
-
-    labels: list[str] = field(default_factory=list)
-    multilabel: bool = False
-    left_out: int = 0  # rows with labels that the model does not know
-
-
-class Predicted(NamedTuple):
-    """The probability of each label (n, labels) of texts or words, and how many were truncated."""
-
-    probs: np.ndarray
-    truncated: int = 0
-
-
 @runtime_checkable
 class Ensemble(Protocol):
     """Encoders that are trained each by itself, and whose logits are averaged."""
@@ -157,32 +139,14 @@ class Ensemble(Protocol):
         ...
 
 
-A = TypeVar("A", bound=Answer)
-Items = Sequence[Example] | Sequence[Sentence]
-
-
-class Labeller(Task[TextCodec, A], Generic[A]):
+class Labeller(LabelJudge[A]):
     """A task that gives labels to texts or to words.
 
-    It says how files are read (`file_reader`), what config.json holds (`label_facts`), and how
-    examples become batches, logits and probabilities.
+    It says what config.json holds (`label_facts`), and how examples become batches and logits.
     """
 
     sizes, short = SIZES, SHORT
-    Result = LabelEvaluation
     baseline: ClassVar[str]  # the simplest model that learns, by its name in baselines.KINDS
-    multilabel = False
-
-    def __init__(self, model: nn.Module, codec: TextCodec, config: Mapping[str, Any] | None = None):
-        super().__init__(model, codec, config)
-        self.labels, self.tokenizer, self.encoder = codec.labels, codec.tokenizer, codec.encoder
-        self.max_length: int = self.config.get("max_length") or self.model.config.max_length
-        self.class_weights: Tensor | None = None  # in the loss, while it is trained
-
-    @classmethod
-    def file_reader(cls, settings: Any) -> Any:
-        """Return what reads a file of examples."""
-        raise NotImplementedError
 
     @classmethod
     def label_facts(cls, data: LabelData, settings: Any) -> dict[str, Any]:
@@ -191,10 +155,6 @@ class Labeller(Task[TextCodec, A], Generic[A]):
 
     def logits(self, model: TextModel, batch: LabelBatch) -> Tensor:
         """Return the logits (n, labels) of a batch by a model, or by one of an ensemble."""
-        raise NotImplementedError
-
-    def probabilities(self, items: Any, settings: Any) -> Predicted:
-        """Return the probability of each label of texts or words."""
         raise NotImplementedError
 
     # Training
@@ -355,117 +315,12 @@ class Labeller(Task[TextCodec, A], Generic[A]):
             "accuracy": 100 * float(right.mean()),
             "macro_f1": macro_f1(counts),
         }
+        if self.multilabel and len(self.labels) >= MANY:
+            each = precision_at_k(results.targets, results.probs)
+            scores |= {name: float(values.mean()) for name, values in each.items()}
         balanced = self.class_weights is not None
         return {**scores, "better": scores["macro_f1"] if balanced else micro_f1(counts)}
-
-    def baselines(self, data: Data, settings: Any, part: str = "valid") -> dict[str, Any]:
-        """Return the scores of the baselines on a part, if the model has any beside it."""
-        if self.codec.baselines is None:
-            return {}
-        units = [unit for item in data.parts[part] for unit, _ in item.units]
-        return self.codec.baselines.scores(units, label_table(data.parts[part], self.labels))
 
     def facts(self, data: Data, settings: Any) -> dict[str, Any]:
         """Return what recipe.json says beside the settings."""
         return {"labels": len(self.labels)}
-
-    # Using
-
-    @classmethod
-    def load_codec(cls, folder: Path, model: Model, config: dict[str, Any]) -> TextCodec:
-        """Read tokenizer, features, labels and baselines of a folder."""
-        changes = task_changes(config["family"], cls.name)
-        if any(getattr(model.config, key) != value for key, value in changes.items()):
-            raise UsageError(
-                f"{folder / 'config.json'}: a head of {model.config.head!r:.40}, which labels no "
-                f"{cls.unit}; train one with: regard train {cls.name} init=..."
-            )
-        labels = saved_labels(folder, config, model.config.labels)
-        encoder = load_encoder(folder, model, config)
-        return TextCodec(encoder, labels, Baselines.load(folder, len(labels)))
-
-    @property
-    def own(self) -> dict[str, Any]:
-        """Return none: nothing is decoded."""
-        return {}
-
-    def check_run(self, settings: Any) -> Any:
-        """Refuse more tokens than the model has positions for."""
-        check_max_length(settings, self.model)
-        return settings
-
-    def read_part(self, settings: Any, known: bool = True) -> LabelData:
-        """Read the part that a model is judged on, with labels that are known to it."""
-        part = settings.part
-        data = load_labelled(
-            settings.data,
-            self.file_reader(settings),
-            test=settings.test,
-            need=(part,),
-            trained=self.trained,
-        )
-        items = data.parts[part]
-        if known:
-            why, skip = "is none of the model's", settings.skip_bad
-            items = with_known_labels(items, self.labels, why, data.notes, skip_bad=skip)
-        left_out = len(data.parts[part]) - len(items)
-        return LabelData({part: items}, hash_items(items), data.notes, left_out=left_out)
-
-    def predict_examples(self, data: Data, settings: Any) -> Predicted:
-        """Return the probability of each label of the examples."""
-        return self.probabilities(data.parts[settings.part], settings)
-
-    def assign(self, probs: np.ndarray, settings: Any) -> np.ndarray:
-        """Return a table (n, labels) of the predicted labels: the likeliest of each row."""
-        return one_hot(probs.argmax(1), len(self.labels))
-
-    def results(self, items: Items, predicted: Predicted, settings: Any) -> LabelResults:
-        """Return targets, predictions and probabilities, from which all scores follow."""
-        targets, probs = label_table(items, self.labels), predicted.probs
-        sizes = [len(item.units) for item in items]
-        # the words of a sentence are resampled together
-        groups = np.repeat(np.arange(len(sizes)), sizes) if self.unit == "words" else None
-        assigned, unit = self.assign(probs, settings), self.unit
-        return LabelResults(
-            self.labels, targets, assigned, probs, self.multilabel, groups=groups, unit=unit
-        )
-
-    def score(self, data: LabelData, predictions: Predicted, settings: Any) -> Judged:
-        """Return accuracy, F1 and loss, the scores of each label, and the worst errors."""
-        items = data.parts[settings.part]
-        if predictions.truncated:
-            most = settings.max_length or self.max_length
-            data.notes.append(f"{predictions.truncated:,} texts were cut at {most} pieces")
-        results = self.results(items, predictions, settings)
-        units = [(item, n) for item in items for n in range(len(item.units))]
-        errors = results.errors(
-            settings.errors, lambda i: (units[i][0].where, units[i][0].excerpt(units[i][1]))
-        )
-        details = results.details(errors, self.baselines(data, settings, settings.part))
-        more = {"left_out": data.left_out}
-        return Judged(results.scores(settings.samples), len(units), details, more)
-
-    def check_against(self, other: Task[Any, Any]) -> None:
-        """Refuse a model of other labels."""
-        super().check_against(other)
-        assert isinstance(other, Labeller)
-        if set(other.labels) != set(self.labels) or other.multilabel != self.multilabel:
-            raise UsageError(
-                "against= names a model of other labels "
-                f"({', '.join(other.labels[:6])}); compare models of the same"
-            )
-
-    def predictions_of(self, other: Any, data: Data, settings: Any) -> Predicted:
-        """Return what another model predicts, with its labels in the order of this one."""
-        theirs = super().predictions_of(other, data, settings)
-        order = [other.labels.index(label) for label in self.labels]
-        return theirs._replace(probs=theirs.probs[:, order])
-
-    def compare(self, data: Data, ours: Any, theirs: Any, settings: Any) -> list[Comparison]:
-        """Compare by paired bootstrap resampling."""
-        results = self.results(data.parts[settings.part], ours, settings)
-        return [results.compare(self.assign(theirs.probs, settings), settings.samples)]
-
-    def made_with(self, settings: Any) -> dict[str, Any]:
-        """Return the settings that a score depends on."""
-        return {"max_length": settings.max_length or self.max_length}

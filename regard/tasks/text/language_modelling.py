@@ -18,12 +18,13 @@ from regard.data.masking import MaskedBatches, WholeWordMasking
 from regard.data.split import Split
 from regard.data.tokenizer import Tokenizer
 from regard.data.windows import CausalBatches, TokenBatch, TokenBatches, evenly_spread, spans_of
+from regard.decode.generate import GenerateOptions
 from regard.errors import UsageError
 from regard.layers.vocabulary import CappedHead
 from regard.models.protocols import Model, TextModel
 from regard.pretrained.tokenizer_folder import load_tokenizer
 from regard.settings import setting
-from regard.tasks.frame.settings import EvalSettings
+from regard.tasks.frame.settings import EvalSettings, RunSettings
 from regard.tasks.frame.task import Data
 from regard.training.loss import linear_cross_entropy, reference_cross_entropy
 
@@ -40,12 +41,27 @@ class TextFormat:
 
 
 @dataclass(frozen=True)
-class LanguageEvalSettings(TextFormat, EvalSettings):
+class LanguageRun(RunSettings, GenerateOptions):
+    """What a run of a language model can be told."""
+
+    echo: bool = setting(True, "begin the answer with the prompt")
+    scores: bool = setting(False, "print the score of each answer")
+    forced: bool = setting(False, "generate nothing: score the given texts")
+    chat: bool = setting(False, "answer as in a conversation")
+    template: str | None = setting(
+        None, "chat template: plain, chatml, llama2, alpaca, or own (of the checkpoint)"
+    )
+    system: str = setting("", "system message of a conversation")
+    batch_tokens: int = setting(16_384, "tokens per batch", min=1)
+    batch_rows: int = setting(64, "texts per batch", min=1)
+
+
+@dataclass(frozen=True)
+class LanguageEvalSettings(TextFormat, RunSettings, EvalSettings):
     """What an evaluation of a language model can be told."""
 
     data: str | None = setting(None, "test data: a folder or file of text")
     batch_tokens: int = setting(8192, "tokens per batch", min=1)
-    threads: int | None = setting(None, "CPU threads", min=1, max=1024)
 
 
 @dataclass(frozen=True)

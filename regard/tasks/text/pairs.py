@@ -1,83 +1,41 @@
-"""Tasks on pairs of texts: their settings and tokenizers, how pairs are read, and how targets that
+"""Tasks on pairs of texts: their tokenizers, how pairs are read, and how targets that
 a model writes are judged against the right ones, by BLEU or another metric and by source length.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
-from torch import nn
+import numpy as np
+import torch
+from torch import Tensor, nn
 
-from regard.data.pairs import Corpus, load_pairs
-from regard.data.parallel import SIDES, PairBatches, hash_pairs, learn_tokenizers
+from regard.data.batches import Batches
+from regard.data.pairs import Corpus, Pair, load_pairs
+from regard.data.parallel import (
+    SIDES,
+    PairBatch,
+    PairBatches,
+    hash_pairs,
+    learn_tokenizers,
+    make_batch,
+)
 from regard.data.tokenizer import Tokenizer
 from regard.decode.writer import EncoderDecoder
 from regard.errors import UsageError, log
 from regard.metrics.bleu import bleu_metric, tokenise_for
-from regard.metrics.lengths import BORDERS, add_joined, by_length
+from regard.metrics.lengths import add_joined, by_length
 from regard.metrics.score import Comparison
 from regard.metrics.text import METRICS
 from regard.models.protocols import Model
 from regard.pretrained.tokenizer_folder import load_tokenizers, save_tokenizers
-from regard.settings import setting
 from regard.tasks.frame.answers import Generated
 from regard.tasks.frame.origin import Origin
-from regard.tasks.frame.settings import SHORT, BootstrapSettings, TrainSettings
+from regard.tasks.frame.settings import SHORT
 from regard.tasks.frame.task import Data, Judged, Learnt, System, Task
-
-# what a size means for training, on top of the sizes of the model
-SIZES: dict[str, dict[str, Any]] = {
-    "tiny": {"lr": 0.003, "batch_tokens": 2048, "pieces": 6000, "steps": 12_000},
-    "small": {"lr": 0.0015, "batch_tokens": 4096, "pieces": 8000, "steps": 20_000},
-    "base": {"lr": 0.0007, "batch_tokens": 16_384, "pieces": 32_000, "steps": 100_000},
-    "big": {"lr": 0.0005, "batch_tokens": 32_768, "pieces": 32_000, "steps": 300_000},
-}
-
-
-@dataclass(frozen=True)
-class PairFormat:
-    """Where the pairs are in a file."""
-
-    source: str | None = setting(None, "source language", key="from")
-    target: str | None = setting(None, "target language", key="to")
-    columns: str | None = setting(None, "source and target columns, such as 2,1")
-    header: bool | None = setting(None, "whether a table has a header row; detected unless given")
-    skip_bad: bool = setting(False, "leave bad rows out")
-
-
-@dataclass(frozen=True)
-class PairTrainSettings(PairFormat, TrainSettings):
-    """What a training on pairs of texts can be told."""
-
-    like: str | None = setting(None, "model preset")
-    joined: int = setting(
-        0, "also learn from pairs joined to up to so many words", min=0, max=10_000
-    )
-    tokenizer: str = setting("bpe", "tokenizer: bpe or unigram")
-    pieces: int = setting(6000, "vocabulary size", min=300, max=1_000_000)
-    vocabularies: str = setting("auto", "vocabularies: joint, separate or auto")
-    bpe_dropout: float = setting(0.0, "BPE dropout", min=0, max=1)
-    batch_tokens: int = setting(2048, "tokens per batch", min=1)
-    max_length: int = setting(256, "maximum tokens of a side", min=1, max=100_000)
-    label_smoothing: float = setting(0.1, "label smoothing", min=0, max=0.9)
-    r_drop: float = setting(0.0, "weight of the R-Drop term", min=0, max=100)
-    valid_sentences: int = setting(500, "sentences to decode at a validation", min=0)
-
-
-@dataclass(frozen=True)
-class PairEvalSettings(PairFormat, BootstrapSettings):
-    """What an evaluation on pairs can be told."""
-
-    tokenise: str | None = setting(None, "sacreBLEU tokenisation")
-    lowercase: bool = setting(False, "ignore case")
-    lengths: tuple[int, ...] = setting(
-        BORDERS, "source words at which groups of BLEU by length end", min=1, max=10_000
-    )
-    joined: tuple[int, ...] = setting(
-        (), "also join sentences to so many source words", min=1, max=10_000
-    )
-    plot: str | None = setting(None, "a .png of BLEU by source length")
+from regard.tasks.text.pair_settings import SIZES
+from regard.training.loss import sequence_loss
 
 
 @dataclass(frozen=True)
@@ -120,6 +78,7 @@ class PairTask(Task[PairCodec, Generated]):
     noted: ClassVar[tuple[str, ...]] = ("from", "to")  # in config.json, beside the model
     as_given: ClassVar[Mapping[str, Any]] = {}  # settings by which a source is read as it stands
     left_out = 0  # training pairs that are too long
+    writer: EncoderDecoder  # the model, as one that reads a source, then a target
 
     @classmethod
     def encoder_decoder(cls, model: nn.Module) -> EncoderDecoder:
@@ -162,6 +121,43 @@ class PairTask(Task[PairCodec, Generated]):
         )
         self.left_out = made.left_out
         return made
+
+    def count(self, batch: PairBatch) -> tuple[int, int]:
+        """Return the target tokens that the loss counts, and all that were read."""
+        return batch.tokens, batch.read
+
+    def batch_loss(self, batch: PairBatch, smoothing: float, r_drop: float) -> Tensor:
+        """Return the summed loss of a batch."""
+        return sequence_loss(self.writer, batch, smoothing, r_drop)
+
+    def loss(self, batch: PairBatch, settings: Any) -> Tensor:
+        """Return the summed cross-entropy of the targets."""
+        return self.batch_loss(batch, settings.label_smoothing, settings.r_drop)
+
+    def valid_loss(self, pairs: Sequence[Pair], settings: Any) -> float:
+        """Return the cross-entropy a token of pairs."""
+        encoded = [
+            tokenizer.encode_batch([getattr(pair, side) for pair in pairs])
+            for side, tokenizer in zip(SIDES, self.codec.tokenizers, strict=True)
+        ]
+        most = min(4 * settings.max_length, self.writer.config.max_length - 2)
+        lengths = [np.array([min(len(row), most) + 1 for row in side]) for side in encoded]
+        plan = Batches(lengths, max(4096, settings.batch_tokens), 0)
+
+        def batch(rows: np.ndarray) -> PairBatch:
+            source, target = ([np.asarray(side[i][:most]) for i in rows] for side in encoded)
+            return make_batch(source, target, *self.codec.tokenizers, settings.device)
+
+        return self.mean_loss(batch(plan[n]) for n in range(plan.len_epoch()))
+
+    @torch.inference_mode()
+    def mean_loss(self, batches: Iterable[PairBatch]) -> float:
+        """Return the cross-entropy a token of batches, without smoothing."""
+        total = tokens = 0.0
+        for batch in batches:
+            total += float(self.batch_loss(batch, 0.0, 0.0))
+            tokens += batch.tokens
+        return total / tokens
 
     def title(self, data: Data, settings: Any) -> str:
         """Return the languages."""

@@ -21,8 +21,9 @@ from regard.models import family, task_changes
 from regard.settings import setting
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.task import Data
-from regard.tasks.text.pairs import PairCodec, PairEvalSettings, PairTrainSettings
-from regard.tasks.text.seq2seq import PairRunSettings, Seq2Seq
+from regard.tasks.text.pair_settings import PairEvalSettings, PairRunSettings, PairTrainSettings
+from regard.tasks.text.pairs import PairCodec
+from regard.tasks.text.seq2seq import Seq2Seq
 
 GPTConfig, _ = family("gpt")
 
@@ -117,10 +118,8 @@ class PrefixTranslate(Seq2Seq):
     """Translates by a decoder alone; see `regard train prefix --help`."""
 
     name = "prefix"
-    holds = "pairs of sentences"
     Train = PrefixSettings
     Eval = PrefixEvalSettings
-    generation = {"beam": 5, "length_penalty": "average", "alpha": 1.0}
     short = {**Seq2Seq.short, "depth": "model.depth", "bias": "model.block.bias"}
 
     @classmethod

@@ -4,37 +4,26 @@ It learns from pairs, writes a text sentence by sentence, and scores and aligns 
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from regard.attention.watch import watch
-from regard.data.batches import Batches
 from regard.data.pairs import Pair
-from regard.data.parallel import (
-    SIDES,
-    PairBatch,
-    make_batch,
-)
 from regard.decode.alignment import Aligner, Alignment
-from regard.decode.options import Decoding
 from regard.decode.sentences import Sentence, SentenceDecoder
 from regard.errors import UsageError
 from regard.metrics.text import METRICS
 from regard.models.folder import load_folder
-from regard.settings import setting
 from regard.tasks.frame.answers import Generated
 from regard.tasks.frame.question import Question, source_keys
 from regard.tasks.frame.recipe import save_generation
 from regard.tasks.frame.task import Data
+from regard.tasks.text.pair_settings import PairLookSettings, PairRunSettings
 from regard.tasks.text.pairs import PairCodec, PairTask
-from regard.training.loss import sequence_loss
-from regard.viewer.settings import LookSettings
 
 LONGEST_PART = 400  # tokens; a longer sentence is read in parts, as the model never saw such
 LONGEST_WHOLE = 4000  # tokens of a text that is scored or looked at, which is never cut
@@ -42,36 +31,11 @@ SCRIPTS = {"": None, "simplified": "t2s", "traditional": "s2t"}  # as OpenCC nam
 ALIGNMENTS = ("none", "pharaoh", "json")
 
 
-@dataclass(frozen=True)
-class WriteSettings(Decoding):
-    """How a target is written."""
-
-    prefix: str = setting("", "how every translation begins")
-    script: str = setting("", "Chinese script: simplified or traditional")
-    threads: int | None = setting(None, "CPU threads", min=1, max=1024)
-
-
-@dataclass(frozen=True)
-class PairRunSettings(WriteSettings):
-    """What a run can be told."""
-
-    scores: bool = setting(False, "print the score of each hypothesis")
-    alignments: str = setting("none", "word alignments: none, pharaoh or json")
-    shift: bool = setting(False, "align by the attention one step later, which reads the token")
-    forced: bool = setting(False, "score given pairs: source, TAB, target on each line")
-    split: bool = setting(True, "translate sentence by sentence")
-    batch_tokens: int = setting(4096, "tokens per batch", min=1)
-    batch_rows: int = setting(128, "sentences per batch", min=1)
-
-
-@dataclass(frozen=True)
-class PairLookSettings(LookSettings, WriteSettings):
-    """What look can be told."""
-
-
 class Seq2Seq(PairTask):
     """A task whose model reads one text and writes another."""
 
+    holds = "pairs of sentences"
+    generation = {"beam": 5, "length_penalty": "average", "alpha": 1.0}
     Run = PairRunSettings
     Look = PairLookSettings
 
@@ -103,18 +67,6 @@ class Seq2Seq(PairTask):
 
     # ---- Training
 
-    def count(self, batch: PairBatch) -> tuple[int, int]:
-        """Return the target tokens that the loss counts, and all that were read."""
-        return batch.tokens, batch.read
-
-    def batch_loss(self, batch: PairBatch, smoothing: float, r_drop: float) -> Tensor:
-        """Return the summed loss of a batch."""
-        return sequence_loss(self.writer, batch, smoothing, r_drop)
-
-    def loss(self, batch: PairBatch, settings: Any) -> Tensor:
-        """Return the summed cross-entropy of the targets."""
-        return self.batch_loss(batch, settings.label_smoothing, settings.r_drop)
-
     def decodes(self, data: Data, settings: Any) -> int:
         """Return how many sentences a validation decodes."""
         return min(settings.valid_sentences, len(data.parts.parts["valid"]))
@@ -137,31 +89,6 @@ class Seq2Seq(PairTask):
         """Return the scores of written texts; `better` is to be raised."""
         bleu = METRICS["bleu"].score(outputs, [references], self.config.get("to"))[0].value
         return {"bleu": bleu, "better": bleu}
-
-    def valid_loss(self, pairs: Sequence[Pair], settings: Any) -> float:
-        """Return the cross-entropy a token of pairs."""
-        encoded = [
-            tokenizer.encode_batch([getattr(pair, side) for pair in pairs])
-            for side, tokenizer in zip(SIDES, self.codec.tokenizers, strict=True)
-        ]
-        most = min(4 * settings.max_length, self.writer.config.max_length - 2)
-        lengths = [np.array([min(len(row), most) + 1 for row in side]) for side in encoded]
-        plan = Batches(lengths, max(4096, settings.batch_tokens), 0)
-
-        def batch(rows: np.ndarray) -> PairBatch:
-            source, target = ([np.asarray(side[i][:most]) for i in rows] for side in encoded)
-            return make_batch(source, target, *self.codec.tokenizers, settings.device)
-
-        return self.mean_loss(batch(plan[n]) for n in range(plan.len_epoch()))
-
-    @torch.inference_mode()
-    def mean_loss(self, batches: Iterable[PairBatch]) -> float:
-        """Return the cross-entropy a token of batches, without smoothing."""
-        total = tokens = 0.0
-        for batch in batches:
-            total += float(self.batch_loss(batch, 0.0, 0.0))
-            tokens += batch.tokens
-        return total / tokens
 
     def save_alignment_head(self, folder: Path, pairs: Sequence[Pair]) -> None:
         """Note in a folder which head of its model aligns some pairs best."""

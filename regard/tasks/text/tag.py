@@ -1,7 +1,6 @@
 """Tagging: one label for each word of a text."""
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,18 +18,12 @@ from regard.decode.batching import in_batches
 from regard.errors import UsageError, lookup
 from regard.models.protocols import Model, TextModel
 from regard.settings import setting
+from regard.tasks.frame.answers import TAG_FORMATS, Tagged
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.question import Question, text_keys
-from regard.tasks.frame.task import Answer
 from regard.tasks.text.codec import EncoderRun, TextCodec
-from regard.tasks.text.labelling import (
-    LabelBatch,
-    LabelData,
-    LabelEval,
-    Labeller,
-    LabelTrain,
-    Predicted,
-)
+from regard.tasks.text.label_judge import LabelData, Predicted
+from regard.tasks.text.labelling import LabelBatch, LabelEval, Labeller, LabelTrain
 from regard.training.label_loss import class_weights
 
 
@@ -64,54 +57,6 @@ class TagEval(SentenceSettings, LabelEval, TagRun):
     """What an evaluation of a tagger can be told."""
 
 
-@dataclass(frozen=True)
-class Tagged(Answer):
-    """The words of one text, their tags, and the probabilities of these."""
-
-    words: Sequence[str]
-    tags: Sequence[str]
-    probabilities: Sequence[float]
-
-    def __str__(self) -> str:
-        return " ".join(f"{word}/{tag}" for word, tag in zip(self.words, self.tags, strict=True))
-
-    def lines(self, settings: Any) -> Iterator[str]:
-        """Write the words with their tags, and the probabilities of these if asked."""
-        yield from FORMATS[settings.format](self, settings)
-
-    def record(self, settings: Any) -> dict[str, Any]:
-        """Return the fields that the prediction adds to a JSON line."""
-        fields: dict[str, Any] = {"prediction": list(self.tags), "words": list(self.words)}
-        if settings.scores:
-            fields["probabilities"] = [round(value, 6) for value in self.probabilities]
-        return fields
-
-    def rows(self, settings: Any) -> Iterator[tuple[str, ...]]:
-        """Return a word, its tag and, if asked, its probability, one after the other."""
-        for word, tag, value in zip(self.words, self.tags, self.probabilities, strict=True):
-            yield (word, tag, f"{value:.4f}") if settings.scores else (word, tag)
-
-
-def _columns(tagged: Tagged, settings: Any) -> Iterator[str]:
-    yield from ("\t".join(row) for row in tagged.rows(settings))
-    yield ""
-
-
-def _slash(tagged: Tagged, settings: Any) -> Iterator[str]:
-    yield " ".join("/".join(row) for row in tagged.rows(settings))
-
-
-def _jsonl(tagged: Tagged, settings: Any) -> Iterator[str]:
-    fields = tagged.record(settings)
-    whole = {"words": fields.pop("words"), "tags": fields.pop("prediction"), **fields}
-    yield json.dumps(whole, ensure_ascii=False)
-
-
-FORMATS: dict[str, Callable[[Tagged, Any], Iterator[str]]] = {
-    "slash": _slash,
-    "columns": _columns,
-    "jsonl": _jsonl,
-}
 SPLITS: dict[str, Callable[[str], list[str]]] = {"spaces": str.split, "raw": split_words}
 
 
@@ -231,7 +176,7 @@ class Tag(Labeller[Tagged]):
 
     def check_run(self, settings: Any) -> Any:
         """Refuse unknown names."""
-        lookup("format", settings.format, FORMATS)
+        lookup("format", settings.format, TAG_FORMATS)
         lookup("words", settings.words, SPLITS)
         return super().check_run(settings)
 

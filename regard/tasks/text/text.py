@@ -27,8 +27,14 @@ from regard.pretrained.tokenizer_folder import load_tokenizers, save_tokenizers
 from regard.settings import setting
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.task import Data, Learnt
-from regard.tasks.text.pairs import PairCodec, PairEvalSettings, PairTrainSettings
-from regard.tasks.text.seq2seq import PairLookSettings, PairRunSettings, Seq2Seq
+from regard.tasks.text.pair_settings import (
+    PairEvalSettings,
+    PairLookSettings,
+    PairRunSettings,
+    PairTrainSettings,
+)
+from regard.tasks.text.pairs import PairCodec
+from regard.tasks.text.seq2seq import Seq2Seq
 
 TransformerConfig, _ = family("transformer")
 # training objective -> what its data hold

@@ -18,8 +18,9 @@ from regard.models import family
 from regard.settings import setting
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.task import Data
-from regard.tasks.text.pairs import PairCodec, PairEvalSettings, PairTrainSettings
-from regard.tasks.text.seq2seq import PairRunSettings, Seq2Seq
+from regard.tasks.text.pair_settings import PairEvalSettings, PairRunSettings, PairTrainSettings
+from regard.tasks.text.pairs import PairCodec
+from regard.tasks.text.seq2seq import Seq2Seq
 from regard.training.loss import CHUNK, head_loss, sequence_loss, twice
 
 TransformerConfig, _ = family("transformer")
@@ -70,10 +71,8 @@ class Translate(Seq2Seq):
     """Translates texts sentence by sentence; see `regard train translate --help`."""
 
     name = "translate"
-    holds = "pairs of sentences"
     Train = TranslateSettings
     Eval = TranslateEval
-    generation = {"beam": 5, "length_penalty": "average", "alpha": 1.0}
     short = {
         **Seq2Seq.short,
         "cell": "model.block.cell",

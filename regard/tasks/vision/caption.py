@@ -1,60 +1,42 @@
 """Captioning: images with captions to a model that writes what it sees."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from regard.attention.watch import watch
 from regard.data.augment import augments
-from regard.data.captions import all_captions_of, captions_of, hashed_captions, read_captions
 from regard.data.images import ImageData, Images
-from regard.data.labelled import hash_items
 from regard.data.media import BROKEN
 from regard.data.tokenize import train_tokenizer
-from regard.data.tokenizer import words_of_pieces
-from regard.decode import search
-from regard.decode.options import Decoding, decode
-from regard.decode.search import Hypothesis
 from regard.errors import UsageError, lookup
-from regard.layers.layout import full_layout
-from regard.metrics.captions import caption_scores, compare_captions
+from regard.metrics.captions import caption_scores
 from regard.models import family, preset, serving, task_changes
-from regard.models.protocols import Model
-from regard.pretrained.tokenizer_folder import load_tokenizer
 from regard.tasks.frame.origin import Origin
-from regard.tasks.frame.question import Question, grid_keys
 from regard.tasks.frame.settings import resolve_train, size_of, with_parts
-from regard.tasks.frame.task import Data, Judged
+from regard.tasks.frame.task import Data
 from regard.tasks.frame.tune import let_learn
+from regard.tasks.vision.caption_writer import CaptionWriter
 from regard.tasks.vision.captioning import (
     FAMILY,
     Batch,
-    Caption,
     CaptionBatches,
     EvalCaption,
     LookCaption,
     RunCaption,
     TrainCaption,
     caption_loss,
-    caption_losses,
-    encode_captions,
-    loss_scores,
     tidy,
 )
 from regard.tasks.vision.photos import (
     SHORT,
     ImageCodec,
-    ImageTask,
-    check_image,
-    format_of,
-    photo_of,
     use_share,
+    with_captions,
     with_statistics,
 )
 from regard.training.loop import mix
@@ -65,7 +47,7 @@ DECODERS = {"transformer": "captioner", "recurrent": "show_attend_tell"}
 NEW = "decoder."  # how the names of weights begin that no encoder has
 
 
-class WriteCaptions(ImageTask[Caption]):
+class WriteCaptions(CaptionWriter):
     """Write what is on an image, word by word."""
 
     name, holds, dynamic = "caption", "photos and captions", True
@@ -91,20 +73,6 @@ class WriteCaptions(ImageTask[Caption]):
         "attention": "decoder.cell.attention",
         "normalise": "decoder.cell.normalise",
     }
-
-    def __init__(
-        self, model: nn.Module, codec: ImageCodec, config: Mapping[str, Any] | None = None
-    ):
-        super().__init__(model, codec, config)
-        assert codec.tokenizer is not None
-        self.tokenizer = codec.tokenizer
-        spare = range(self.tokenizer.vocab, self.model.head.out_features)
-        self.forbidden = [*self.tokenizer.never, *spare]  # tokens that no caption has
-
-    @property
-    def lowercase(self) -> bool:
-        """Tell whether captions are written in lower case."""
-        return self.config.get("lowercase") is True
 
     # Training
 
@@ -162,12 +130,7 @@ class WriteCaptions(ImageTask[Caption]):
         """Read images and captions."""
         data: ImageData = cls.load_images(settings, origin, labelled=False)
         use_share(data, settings.share)
-        given = settings.valid, settings.columns, settings.header
-        captions = read_captions(Path(str(settings.data)), *given)
-        rows = [pair for part in data.parts.values() for pair in hashed_captions(part, captions)]
-        mine = {name: captions_of(part, captions) for name, part in data.parts.items()}
-        sha = hash_items([(data.sha, ""), *rows])
-        return Data((data, mine), sha, data.notes, data.split)
+        return with_captions(data, settings)
 
     @classmethod
     def make_codec(cls, data: Data, settings: Any, learnt: Any, origin: Any) -> ImageCodec:
@@ -207,10 +170,6 @@ class WriteCaptions(ImageTask[Caption]):
             origin.initialise(model.encoder, "head.")
         let_learn(model, settings, NEW)
         return FAMILY, model
-
-    def rows(self, captions: Sequence[Sequence[str]], longest: int) -> list[list[np.ndarray]]:
-        """Cut the captions of each image into ids, at most so many."""
-        return encode_captions(captions, self.tokenizer, longest, self.lowercase)
 
     def batches(self, data: Data, settings: Any) -> CaptionBatches:
         """Return batches of images with some captions each."""
@@ -269,208 +228,3 @@ class WriteCaptions(ImageTask[Caption]):
         images, captions = data.parts
         count = sum(map(len, captions["train"]))
         return {"images": len(images.parts["train"]), "captions": count}
-
-    # Using
-
-    @classmethod
-    def load_codec(cls, folder: Path, model: Model, config: Mapping[str, Any]) -> ImageCodec:
-        """Read the format of images and the tokenizer."""
-        if not hasattr(model.config, "sight"):
-            raise UsageError(
-                f"{folder / 'config.json'}: a model of another family; expected captioner"
-            )
-        tokenizer, vocab = load_tokenizer(folder), model.config.decoder.vocab
-        if tokenizer.vocab > vocab:
-            raise UsageError(
-                f"{folder}: the tokenizer has {tokenizer.vocab} pieces, the model only {vocab}"
-            )
-        return ImageCodec(format_of(folder, model, config), tokenizer=tokenizer)
-
-    def check_run(self, settings: Any) -> Any:
-        """Refuse options of decoding that contradict each other or the model."""
-        if isinstance(settings, Decoding):
-            settings.check()
-            assert settings.max_length is not None
-            if settings.max_length > self.model.config.max_length:
-                raise UsageError(
-                    f"max_length={settings.max_length} is more than the "
-                    f"{self.model.config.max_length} pieces that the model was made for"
-                )
-        return super().check_run(settings)
-
-    def answer_pixels(self, pixels: Tensor, settings: Any, lines: Sequence[int]) -> list[Caption]:
-        """Caption bytes (n, c, h, w); lines are their numbers for random draws."""
-        images = self.format.normalise(pixels.to(self.device))
-        return [self._caption(some) for some in self.write(images, settings, lines)]
-
-    def write(
-        self, images: Tensor, settings: Any, lines: Sequence[int] = ()
-    ) -> list[list[Hypothesis]]:
-        """Write captions of normalised images."""
-        opening = self.tokenizer.encode(tidy(settings.prefix, self.lowercase))
-        return decode(
-            self.model,
-            images,
-            None,
-            settings,
-            bos=self.tokenizer.bos,
-            eos=self.tokenizer.eos,
-            prefix=[opening] * len(images) if opening else None,
-            adjust=[search.forbid(*self.forbidden)],
-            lines=list(lines) or list(range(len(images))),
-            max_length=max(settings.max_length, len(opening)),
-        )
-
-    def _caption(self, hypotheses: Sequence[Hypothesis]) -> Caption:
-        captions = [Caption(self.tokenizer.decode(h.ids), h.score) for h in hypotheses]
-        captions[0].others = captions[1:]
-        return captions[0]
-
-    def caption_part(self, images: Images, settings: Any) -> list[str]:
-        """Return the best caption of each image of a part."""
-        rows = np.split(np.arange(len(images)), range(settings.batch, len(images), settings.batch))
-        return [
-            str(caption)
-            for some in rows
-            for caption in self.answer_pixels(images.read(some), settings, some.tolist())
-        ]
-
-    def _losses(self, images: Images, rows: Any, **more: Any) -> tuple[np.ndarray, np.ndarray]:
-        return caption_losses(self.model, images, rows, self.format, self.tokenizer, **more)
-
-    # Judging
-
-    def read_test(self, settings: Any) -> Data:
-        """Read images as this model takes them, and their captions."""
-        data = self.load_test(settings, labelled=False)
-        images: Images = data.parts[settings.part]
-        captions = all_captions_of(images, settings)
-        sha = hash_items(list(zip(images.hashes, captions, strict=True)))
-        return Data((images, captions), sha, data.notes)
-
-    def predict_examples(self, data: Data, settings: Any) -> list[str]:
-        """Caption each image."""
-        return self.caption_part(data.parts[0], settings)
-
-    def predictions_of(self, other: Any, data: Data, settings: Any) -> list[str]:
-        """Return the captions of another model, which reads the images in its own format."""
-        return super().predictions_of(other, other.read_test(settings), settings)
-
-    def judge(self, data: Data, predictions: list[str], settings: Any) -> Judged:
-        """Return BLEU-1 to 4, chrF, CIDEr-D, and the loss a token of the references."""
-        images, captions = data.parts
-        scores = caption_scores(predictions, captions, settings.tokenise, settings.lowercase)
-        rows = self.rows(captions, self.model.config.max_length - 1)
-        return Judged([*scores, *loss_scores(self._losses, images, rows, settings)], len(images))
-
-    def compare(self, data: Data, ours: Any, theirs: Any, settings: Any) -> Any:
-        """Compare captions by a paired bootstrap."""
-        return compare_captions(ours, theirs, data.parts[1], settings)
-
-    def outputs(self, data: Data, predictions: list[str], settings: Any) -> list[dict[str, Any]]:
-        """Return each image with its captions and what was written."""
-        rows = zip(range(len(predictions)), data.parts[1], predictions, strict=True)
-        where = data.parts[0].where
-        return [{"image": where(i), "captions": c, "prediction": o} for i, c, o in rows]
-
-    def made_with(self, settings: Any) -> dict[str, Any]:
-        """Return how captions were written."""
-        return {name: getattr(settings, name) for name in RunCaption.__dataclass_fields__}
-
-    # Looking
-
-    @torch.inference_mode()
-    def maps(self, images: Tensor, ids: Sequence[int]) -> tuple[Any, Tensor]:
-        """Return the attention over one image while a caption is written, exactly, and logits."""
-        inputs = torch.tensor([[self.tokenizer.bos, *ids]], device=self.device)
-        with watch(self.model) as maps:
-            logits = self.model(images, inputs)
-        return maps, logits[0]
-
-    def question(self, given: Any, settings: Any, expected: Any = None) -> Question:
-        """Return an image with its caption and the log-probability of that."""
-        from regard.viewer.image import feature_grid, layouts
-        from regard.viewer.placement import token_name
-
-        pixels, _, _ = photo_of(self.format_for(settings), check_image(given))
-        images = self.format.normalise(pixels.to(self.device))
-        best = expected
-        if best is None and settings.caption is not None:
-            best = self.tokenizer.encode(tidy(str(settings.caption), self.lowercase))
-        elif best is None:
-            written = self.check({"beam": settings.beam, "n_best": settings.beam})
-            best = self.write(images, written)[0][0].ids
-        if not best or len(best) >= self.model.config.max_length:
-            raise UsageError(f"a caption of {len(best)} pieces; there is nothing to look at")
-        reads = torch.tensor([[self.tokenizer.bos, *best]], device=self.device)
-
-        @torch.inference_mode()
-        def logprobs(copies: int) -> Tensor:
-            inputs = reads.expand(copies, -1)
-            return self.model(images.expand(copies, -1, -1, -1), inputs).double().log_softmax(-1)
-
-        size = (images.shape[2], images.shape[3])
-        features = feature_grid(self.model.encoder, size)
-        crosses = [n for n, _ in self.model.named_modules() if n.endswith("cross")]
-        read = dict.fromkeys(crosses, full_layout(features, features))
-        grid, keys = grid_keys({**layouts(self.model, size), **read})
-        return Question(
-            answer=self.tokenizer.decode(best),
-            logprobs=logprobs,
-            chosen=[*best, self.tokenizer.eos],
-            names=self.tokenizer.pieces,
-            places=self.tokenizer.pieces(reads[0].tolist()),
-            tokens=[token_name(grid, cell) for cell in range(len(grid.names), len(grid))],
-            keys=keys,
-            expected=best,
-            grid=grid,
-        )
-
-    def watched(self) -> Any:
-        """Return the encoder, whose attention other views than words show."""
-        return self.model.encoder
-
-    def describe(self, pixels: Tensor, settings: Any) -> dict[str, Any]:
-        """Caption an image for its picture."""
-        written = self.check({"beam": settings.beam, "n_best": settings.beam})
-        caption = self.answer_pixels(pixels, written, [0])[0]
-        others = [(other.text, other.score) for other in caption.others]
-        return {"output": caption.text, "alternatives": others}
-
-    def explain(self, given: Any, settings: Any) -> Any:
-        """Caption an image and gather where each word looked, or how the image was seen."""
-        from regard.viewer.image import caption_views
-        from regard.viewer.picture import Picture
-        from regard.viewer.text import candidate_steps
-
-        if settings.view != "words":
-            return super().explain(given, settings)
-        written = self.check({"beam": settings.beam, "n_best": settings.beam})
-        pixels, photo, name = photo_of(self.format_for(settings), check_image(given))
-        images = self.format.normalise(pixels.to(self.device))
-        hypotheses = self.write(images, written)[0] if settings.caption is None else []
-        text = tidy(str(settings.caption), self.lowercase)
-        ids = hypotheses[0].ids if hypotheses else self.tokenizer.encode(text)
-        if not ids or len(ids) >= self.model.config.max_length:
-            raise UsageError(f"a caption of {len(ids)} pieces; there is nothing to look at")
-        maps, logits = self.maps(images, ids)
-        words, of = words_of_pieces(self.tokenizer.pieces(ids))
-        size = (images.shape[2], images.shape[3])
-        views = caption_views(self.model.encoder, maps, size, words, of)
-        return Picture(
-            title=name,
-            views=views,
-            steps=candidate_steps(
-                logits.float().softmax(-1),
-                self.tokenizer.pieces,
-                candidates=settings.candidates,
-                chosen=[*ids, self.tokenizer.eos],
-            ),
-            source=name,
-            output=self.tokenizer.decode(ids),
-            alternatives=[(self.tokenizer.decode(h.ids), h.score) for h in hypotheses[1:]],
-            note=f"beam {settings.beam}" if hypotheses else "a caption that was given",
-            opens=(views[-1].name, "mean"),
-            photo=photo,
-            query="mean",
-        )

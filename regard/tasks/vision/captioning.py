@@ -1,7 +1,7 @@
 """Captions as a captioner learns them: settings, batches of images and captions, losses."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -22,8 +22,8 @@ from regard.metrics.score import Score
 from regard.models import family
 from regard.models.protocols import TextModel
 from regard.settings import setting
+from regard.tasks.frame.answers import RankedText
 from regard.tasks.frame.settings import derived
-from regard.tasks.frame.task import Answer
 from regard.tasks.vision.photos import ImageEvalSettings, ImageRunSettings, ImageTrainSettings
 from regard.training.loss import linear_cross_entropy
 from regard.viewer.settings import ImageLookSettings
@@ -89,27 +89,8 @@ class LookCaption(ImageLookSettings):
 
 
 @dataclass
-class Caption(Answer):
+class Caption(RankedText):
     """A caption with its score; `others` are the next best."""
-
-    text: str
-    score: float = 0.0
-    others: list["Caption"] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        return self.text
-
-    def lines(self, settings: Any) -> Iterator[str]:
-        """Write the captions as lines, each with its score after ` ||| ` if asked for."""
-        for one in [self, *self.others]:
-            yield f"{one.text} ||| {one.score:.6f}" if settings.scores else one.text
-
-    def record(self, settings: Any) -> dict[str, Any]:
-        """Return the fields of a JSON line."""
-        fields: dict[str, Any] = {"prediction": self.text, "score": round(self.score, 6)}
-        if self.others:
-            fields["n_best"] = [fields.copy(), *(other.record(settings) for other in self.others)]
-        return fields
 
 
 def tidy(text: str, lowercase: bool) -> str:

@@ -12,15 +12,18 @@ from torch import Tensor
 from regard.data.augment import Augment, augments, step_rng
 from regard.data.batches import Shuffled
 from regard.data.images import ImageData, Images
-from regard.data.labels import label_list, saved_labels
+from regard.data.labels import label_list
 from regard.data.media import BROKEN
 from regard.errors import UsageError, lookup
 from regard.files import sha256
-from regard.metrics.baselines import Baselines
-from regard.metrics.labels import one_hot
 from regard.models import task_changes
 from regard.models.protocols import Model
 from regard.settings import setting
+from regard.tasks.frame.one_label import (
+    OneLabelTrain,
+    learn_baselines,
+    saved_labels_and_baselines,
+)
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.task import Data
 from regard.tasks.vision.distillation import DISTILS, Teacher, two_heads
@@ -33,20 +36,16 @@ from regard.tasks.vision.photos import (
     with_statistics,
 )
 from regard.tasks.vision.probe import evaluate_probe
-from regard.training.label_loss import CLASS_WEIGHTS, class_weights, imbalance_notes, soft_loss
-
-BASELINE_IMAGES = 2000  # images that a baseline learns from
+from regard.training.label_loss import CLASS_WEIGHTS, class_weights, soft_loss
 
 
 @dataclass(frozen=True)
-class TrainImages(ImageTrainSettings):
+class TrainImages(OneLabelTrain, ImageTrainSettings):
     """What a training of an image classifier can be told."""
 
     erase: float = setting(0.0, "share of images with a random hole", min=0, max=1)
     mixup: float = setting(0.0, "alpha of mixup; 0 disables it", min=0, max=100)
     cutmix: float = setting(0.0, "alpha of CutMix; 0 disables it", min=0, max=100)
-    label_smoothing: float = setting(0.1, "label smoothing", min=0, max=0.9)
-    class_weights: str = setting("none", "in the loss: none, or balanced for uneven labels")
     teacher: str | None = setting(None, "a trained model to distil")
     distil: str = setting("hard", "distillation: hard (its labels) or soft (its probabilities)")
     distil_weight: float = setting(0.5, "weight of the distillation loss", min=0, max=1)
@@ -102,14 +101,6 @@ class ImageBatches:
         return len(self.train) / self.shuffled.rows
 
 
-def learn_baselines(train: Images, labels: int) -> Baselines:
-    """Learn the nearest-mean baseline from some of the images."""
-    rows = np.linspace(0, len(train) - 1, min(len(train), BASELINE_IMAGES)).astype(np.int64)
-    some = train.pick(rows)
-    targets = one_hot(some.labels.numpy(), labels)
-    return Baselines.fit("the nearest mean image", shrunk(some), targets)
-
-
 class ClassifyImages(ImageLabeller):
     """Label images: the most probable of the labels that were learnt."""
 
@@ -152,9 +143,9 @@ class ClassifyImages(ImageLabeller):
         """Take the labels and the format of the data."""
         images: ImageData = data.parts
         labels, train = images.classes, images.parts["train"]
-        often = np.bincount(train.labels.numpy(), minlength=len(labels))
-        data.notes.extend(imbalance_notes(often, labels, settings.class_weights))
-        return ImageCodec(with_statistics(images), labels, learn_baselines(train, len(labels)))
+        cls.note_imbalance(data, settings)
+        baselines = learn_baselines("the nearest mean image", train, shrunk, len(labels))
+        return ImageCodec(with_statistics(images), labels, baselines)
 
     @classmethod
     def make_model(cls, data: Data, codec: ImageCodec, settings: Any, origin: Any) -> Any:
@@ -225,8 +216,7 @@ class ClassifyImages(ImageLabeller):
                 f"{folder / 'config.json'}: a model without a head, which labels no images; train "
                 "one with: regard train classify init=..."
             )
-        labels = saved_labels(folder, config, model.config.labels)
-        baselines = Baselines.load(folder, len(labels))
+        labels, baselines = saved_labels_and_baselines(folder, model, config)
         return ImageCodec(format_of(folder, model, config), labels, baselines)
 
     def evaluate(self, settings: Mapping[str, Any], **rivals: Any) -> Any:

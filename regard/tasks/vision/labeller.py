@@ -11,25 +11,21 @@ from regard.data.images import Images
 from regard.metrics.baselines import downsample
 from regard.settings import setting
 from regard.tasks.frame.answers import Classified
-from regard.tasks.frame.one_label import OneLabel
-from regard.tasks.frame.question import Question, grid_keys
+from regard.tasks.frame.one_label import OneLabel, OneLabelRun
+from regard.tasks.frame.question import Question
 from regard.tasks.frame.settings import derived
 from regard.tasks.frame.task import Data
 from regard.tasks.vision.photos import (
     ImageEvalSettings,
     ImageRunSettings,
     ImageTask,
-    check_image,
-    photo_of,
 )
 
 
 @dataclass(frozen=True)
-class RunImages(ImageRunSettings):
+class RunImages(OneLabelRun, ImageRunSettings):
     """How to label images."""
 
-    n_best: int = setting(1, "labels to return per image, most probable first", min=1, max=100_000)
-    scores: bool = setting(True, "print the probability of each label")
     mirror: bool = setting(False, "average over each image and its mirror image")
 
 
@@ -93,20 +89,12 @@ class ImageLabeller(OneLabel, ImageTask[Classified]):
 
     def question(self, given: Any, settings: Any, expected: Any = None) -> Question:
         """Return an image with its label and the log-probability of that."""
-        from regard.viewer.image import layouts
-        from regard.viewer.placement import token_name
+        images = self.normalised(given, settings)
 
-        pixels, _, _ = photo_of(self.format_for(settings), check_image(given))
-        images = self.format.normalise(pixels.to(self.device))
-        grid, keys = grid_keys(layouts(self.model, (images.shape[2], images.shape[3])))
-        cells = range(len(grid.names), len(grid))
-        return self.label_question(
-            lambda copies: self.model(images.expand(copies, -1, -1, -1)),
-            expected,
-            tokens=[token_name(grid, cell) for cell in cells],
-            keys=keys,
-            grid=grid,
-        )
+        def logits(copies: int) -> Tensor:
+            return self.model(images.expand(copies, -1, -1, -1))
+
+        return self.label_question(logits, expected, **self.image_tokens(images))
 
     def describe(self, pixels: Tensor, settings: Any) -> dict[str, Any]:
         """Label an image for its picture."""

@@ -1,7 +1,7 @@
 """What tasks on images share: their settings, the format of images, reading and looking."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,22 +11,23 @@ from PIL.Image import Image
 from torch import Tensor
 
 from regard.attention.watch import watch
+from regard.data.captions import captions_of, hashed_captions, read_captions
 from regard.data.image_files import ImageOptions
 from regard.data.image_format import BrokenImage, ImageFormat, open_image, upright
 from regard.data.images import ImageData, load_images
-from regard.data.media import BROKEN
-from regard.data.tokenizer import Tokenizer
-from regard.errors import UsageError, log, lookup
+from regard.data.labelled import hash_items
+from regard.errors import UsageError, lookup
 from regard.files import cache_folder
-from regard.metrics.baselines import Baselines
+from regard.layers.layout import Layout
 from regard.models import family
 from regard.models.protocols import Model
-from regard.settings import fill_checked, setting
-from regard.tasks.frame.answers import Unread
+from regard.settings import setting
+from regard.tasks.frame.media import MediaCodec, MediaTask, read_file, saved_format
 from regard.tasks.frame.origin import Origin
+from regard.tasks.frame.question import grid_keys
 from regard.tasks.frame.settings import SHORT as TASK_SHORT
 from regard.tasks.frame.settings import BootstrapSettings, RunSettings, TrainSettings
-from regard.tasks.frame.task import Answer, Task
+from regard.tasks.frame.task import Answer, Data
 from regard.viewer.settings import ImageLookSettings
 
 SHOWN = 512  # pixels of the longer side of a photo that is looked at
@@ -95,42 +96,24 @@ class ImageEvalSettings(ImageTable, BootstrapSettings):
 
 
 @dataclass(frozen=True)
-class ImageCodec:
+class ImageCodec(MediaCodec):
     """The format of a model's images, its labels, and what else lies beside the weights."""
 
+    kind = "image"
     format: ImageFormat
-    labels: list[str] = field(default_factory=list)
-    baselines: Baselines | None = None
-    tokenizer: Tokenizer | None = None
     pretraining: Mapping[str, Any] = field(default_factory=dict)  # what the encoder was trained by
-    more: Mapping[str, Any] = field(default_factory=dict)  # further facts of config.json
     folder: Path | None = None  # where it was loaded from
-
-    def save(self, folder: Path) -> None:
-        """Write the baselines and the tokenizer."""
-        if self.baselines is not None:
-            self.baselines.save(folder)
-        if self.tokenizer is not None:
-            self.tokenizer.save(folder / "tokenizer.json")
 
     def facts(self) -> dict[str, Any]:
         """Return what config.json says of it."""
-        labels = {"labels": self.labels} if self.labels else {}
         more = {"pretraining": dict(self.pretraining)} if self.pretraining else {}
-        return {**labels, "image": asdict(self.format), **more, **self.more}
-
-    def hashes(self) -> list[str]:
-        """Return the hash of the tokenizer, if there is one."""
-        return [] if self.tokenizer is None else [self.tokenizer.sha]
+        return {**super().facts(), **more}
 
 
 def format_of(folder: Path, model: Model, config: Mapping[str, Any]) -> ImageFormat:
     """Check and return how images are brought to a model, as its folder says."""
-    where = str(folder / "config.json")
-    given = config.get("image")
-    if not isinstance(given, dict):
-        raise UsageError(f"{where}: 'image' is {given!r:.40}; expected size, channels, mean, std")
-    format = fill_checked(ImageFormat, given, where)
+    expected = "size, channels, mean, std"
+    format, where = saved_format(ImageFormat, "image", folder, config, expected)
     if format.size is None:
         raise UsageError(f"{where}: 'image' has no size")
     if format.channels != model.config.channels:
@@ -184,6 +167,15 @@ def use_share(data: ImageData, share: float) -> None:
         data.notes.append(f"share={share}: {len(some):,} of {len(train):,} images used")
 
 
+def with_captions(data: ImageData, settings: Any) -> Data:
+    """Return the images of each part with the captions that lie beside them."""
+    given = settings.valid, settings.columns, settings.header
+    captions = read_captions(Path(str(settings.data)), *given)
+    rows = [pair for part in data.parts.values() for pair in hashed_captions(part, captions)]
+    mine = {name: captions_of(part, captions) for name, part in data.parts.items()}
+    return Data((data, mine), hash_items([(data.sha, ""), *rows]), data.notes, data.split)
+
+
 def check_image(image: Any) -> Any:
     """Return what may be an image, or refuse it."""
     if not isinstance(image, str | Path | np.ndarray | Tensor | Image):
@@ -193,15 +185,8 @@ def check_image(image: Any) -> Any:
 
 def read_image(image: Any, format: ImageFormat, broken: str) -> np.ndarray | str:
     """Return the pixels of an image, or what is wrong with it if such are passed over."""
-    if isinstance(image, str) and not image:
-        return "no file is named"
-    try:
-        return np.array(format.read(image))  # its own, as PyTorch wants it
-    except BrokenImage as error:
-        if broken == "refuse":
-            raise UsageError(f"{error}; or pass over such files: broken=skip") from None
-        log(str(error))
-        return str(error)
+    # an array of its own, as PyTorch wants it
+    return read_file(image, lambda image: np.array(format.read(image)), BrokenImage, broken)
 
 
 def photo_of(format: ImageFormat, image: Any) -> tuple[Tensor, np.ndarray, str]:
@@ -223,16 +208,14 @@ def image_options(settings: Any, labelled: bool, names: Sequence[str] = ()) -> I
     return ImageOptions(columns, tuple(names), tile, broken, labelled, header=settings.header)
 
 
-class ImageTask(Task[ImageCodec, A]):
+class ImageTask(MediaTask[ImageCodec, A]):
     """A task whose inputs are images."""
 
     holds = "images and labels"
     unit = "images"
     input = "image"
     dynamic = False
-    Train = ImageTrainSettings
-    Run = ImageRunSettings
-    Look = ImageLookSettings
+    Train, Run, Look = ImageTrainSettings, ImageRunSettings, ImageLookSettings
     short = SHORT
 
     @property
@@ -259,9 +242,10 @@ class ImageTask(Task[ImageCodec, A]):
 
     def load_test(self, settings: Any, *, labelled: bool = True, **more: Any) -> ImageData:
         """Read the part that is judged, as this model takes its images."""
+        asked: dict[str, Any] = {"need": (settings.part,), "trained": self.trained, **more}
         return load_images(
             settings.data,
-            **{"need": (settings.part,), "trained": self.trained, **more},
+            **asked,
             test=settings.test,
             valid=settings.valid,
             format=self.format_for(settings),
@@ -274,30 +258,41 @@ class ImageTask(Task[ImageCodec, A]):
         size = getattr(settings, "image", None)
         return replace(self.format, size=size) if size else self.format
 
-    def check_run(self, settings: Any) -> Any:
-        """Refuse unknown names."""
-        lookup("broken", getattr(settings, "broken", "refuse"), BROKEN)
-        return settings
-
     def check_input(self, given: Any) -> Any:
         """Return a path, an image or an array, or refuse what is none."""
         return check_image(given)
 
     def predict(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[Any]:
         """Answer images batch by batch."""
+
+        def answer(pixels: list[np.ndarray], lines: list[int]) -> list[A]:
+            return self.answer_pixels(torch.from_numpy(np.stack(pixels)), settings, lines)
+
         format, answers = self.format_for(settings), []
         for start in range(0, len(inputs), settings.batch):
             some = inputs[start : start + settings.batch]
             read = [read_image(image, format, settings.broken) for image in some]
-            good = [torch.from_numpy(pixels) for pixels in read if not isinstance(pixels, str)]
-            lines = [first + start + n for n, one in enumerate(read) if not isinstance(one, str)]
-            rows = iter(self.answer_pixels(torch.stack(good), settings, lines) if good else [])
-            answers += [Unread(one) if isinstance(one, str) else next(rows) for one in read]
+            answers += self.answer_read(read, answer, first + start)
         return answers
 
     def answer_pixels(self, pixels: Tensor, settings: Any, lines: Sequence[int]) -> list[A]:
         """Answer bytes (n, c, h, w), which are inputs of these numbers."""
         raise NotImplementedError
+
+    def normalised(self, given: Any, settings: Any) -> Tensor:
+        """Return an image as the model reads it, (1, c, h, w)."""
+        pixels, _, _ = photo_of(self.format_for(settings), check_image(given))
+        return self.format.normalise(pixels.to(self.device))
+
+    def image_tokens(self, images: Tensor, read: Mapping[str, Layout] | None = None) -> Any:
+        """Return tokens, keys and grid of a Question about images; `read` lays out more modules."""
+        from regard.viewer.image import layouts
+        from regard.viewer.placement import token_name
+
+        size = images.shape[2], images.shape[3]
+        grid, keys = grid_keys({**layouts(self.model, size), **(read or {})})
+        names = [token_name(grid, cell) for cell in range(len(grid.names), len(grid))]
+        return {"tokens": names, "keys": keys, "grid": grid}
 
     def watched(self) -> Any:
         """Return what attends to the image: the model, or a part of it."""

@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regard.data.augment import augments, step_rng
-from regard.data.captions import captions_in, captions_of, hashed_captions, read_captions
+from regard.data.augment import augments
+from regard.data.captions import captions_in, captions_of
 from regard.data.images import ImageData, Images
-from regard.data.labelled import hash_items
 from regard.data.media import BROKEN
 from regard.data.tokenize import train_tokenizer
 from regard.errors import UsageError, lookup
@@ -34,6 +33,7 @@ from regard.tasks.vision.photos import (
     check_image,
     format_of,
     use_share,
+    with_captions,
     with_statistics,
 )
 from regard.tasks.vision.pretraining import (
@@ -49,20 +49,13 @@ from regard.tasks.vision.pretraining import (
     pretrainer_config,
     pretrainer_of,
     recall_at_k,
+    repaint,
     text_rows,
     text_vectors,
+    texts_to_choose,
 )
-from regard.tasks.vision.probe import (
-    Known,
-    ProbeSettings,
-    by_neighbours,
-    evaluate_probe,
-    pooled,
-    vectors,
-)
+from regard.tasks.vision.probe import ProbeSettings, evaluate_probe, neighbour_accuracy, pooled
 from regard.training.loop import mix
-
-KNOWN, QUERIES = 5000, 1000  # images by which neighbours are judged while training
 
 
 class Pretrain(ImageTask[Any]):
@@ -135,12 +128,7 @@ class Pretrain(ImageTask[Any]):
         use_share(data, settings.share)
         if not captioned:
             return Data((data, {}), data.sha, data.notes, data.split)
-        given = settings.valid, settings.columns, settings.header
-        captions = read_captions(Path(str(settings.data)), *given)
-        rows = [pair for part in data.parts.values() for pair in hashed_captions(part, captions)]
-        mine = {name: captions_of(part, captions) for name, part in data.parts.items()}
-        sha = hash_items([(data.sha, ""), *rows])
-        return Data((data, mine), sha, data.notes, data.split)
+        return with_captions(data, settings)
 
     @classmethod
     def make_codec(cls, data: Data, settings: Any, learnt: Any, origin: Any) -> ImageCodec:
@@ -199,7 +187,7 @@ class Pretrain(ImageTask[Any]):
         scores = {"loss": self.feed.validation_loss(self.model)}
         scores["better"] = -scores["loss"]
         if images.classes:
-            scores["neighbours"] = self.neighbours(images)
+            scores["neighbours"] = neighbour_accuracy(self.model.encoder, images, self.format)
         if isinstance(self.feed, CaptionBatches):
             texts = text_vectors(self.model, self.feed.rows["valid"], self.feed.pad)
             near = image_vectors(self.model, images.parts["valid"], self.format) @ texts.mT
@@ -207,16 +195,6 @@ class Pretrain(ImageTask[Any]):
             scores["recall"] = scores["better"] = sum(recalls.values()) / len(recalls)
             scores |= recalls
         return scores
-
-    def neighbours(self, images: ImageData) -> float:
-        """Return the accuracy of the labels that nearest neighbours vote for."""
-        train, valid = images.parts["train"], images.parts["valid"]
-        every = max(1, len(train) // KNOWN)
-        known = train.pick(np.arange(0, len(train), every)[:KNOWN])
-        some = valid.pick(np.arange(min(QUERIES, len(valid))))
-        theirs, ours = (vectors(self.model.encoder, part, self.format) for part in (known, some))
-        probs = by_neighbours(Known(theirs, known.labels, len(images.classes)), ours)
-        return 100 * float((probs.argmax(1) == some.labels).float().mean())
 
     def title(self, data: Data, settings: Any) -> str:
         """Return what the model card says that the model is."""
@@ -271,11 +249,7 @@ class Pretrain(ImageTask[Any]):
         listed = [images] if self.is_one(images) else images
         pixels = [torch.from_numpy(self.format.read(image)) for image in listed]
         read = self.format.normalise(torch.stack(pixels).to(self.device))
-        height, width = whole.size(read)
-        noise = step_rng(seed, 0).random((len(read), height * width), np.float32)
-        painted, masked = whole.reconstruct(read, torch.from_numpy(noise).to(self.device))
-        shown = self.format.restore(painted).permute(0, 2, 3, 1).cpu().numpy()
-        return list(zip(shown, masked[:, 0].cpu().numpy(), strict=True))
+        return repaint(whole, read, self.format, seed)
 
     def _with_texts(self) -> tuple[Any, Any]:
         """Return the model that compares images and texts, and its tokenizer."""
@@ -298,13 +272,7 @@ class Pretrain(ImageTask[Any]):
 
     def _chooser(self, settings: Any) -> Callable[[Tensor], list[Classified]]:
         """Return what chooses among texts for images."""
-        texts = [text.strip() for text in str(settings.texts).split("|")]
-        if len(texts) < 2 or not all(texts) or len(set(texts)) < len(texts):
-            raise UsageError(
-                f"texts={settings.texts!s:.40}; expected two or more, as in texts='a dog|a cat'"
-            )
-        if settings.n_best > len(texts):
-            raise UsageError(f"n_best={settings.n_best} is more than the {len(texts)} texts")
+        texts = texts_to_choose(settings.texts, settings.n_best)
         whole, tokenizer = self._with_texts()
         rows = text_rows(texts, tokenizer, whole.config.text.max_length)
         theirs = text_vectors(whole, rows, tokenizer.pad)
@@ -338,9 +306,8 @@ class Pretrain(ImageTask[Any]):
     def describe(self, pixels: Tensor, settings: Any) -> dict[str, Any]:
         """Say how long the vector of an image is."""
         vector = pooled(self.model, self.format.normalise(pixels.to(self.device)))
-        return {
-            "note": f"a vector of {vector.shape[1]} numbers, of length {float(vector.norm()):.4g}"
-        }
+        length = f"{float(vector.norm()):.4g}"
+        return {"note": f"a vector of {vector.shape[1]} numbers, of length {length}"}
 
     # Judging: by labels that are learnt from vectors, or with texts by retrieval
 
@@ -363,9 +330,8 @@ class Pretrain(ImageTask[Any]):
         whole, tokenizer = self._with_texts()
         texts = [text for some in captions for text in some]
         rows = text_rows(texts, tokenizer, whole.config.text.max_length)
-        return (
-            image_vectors(whole, images, self.format) @ text_vectors(whole, rows, tokenizer.pad).mT
-        )
+        theirs = text_vectors(whole, rows, tokenizer.pad)
+        return image_vectors(whole, images, self.format) @ theirs.mT
 
     def score(self, data: Data, predictions: Tensor, settings: Any) -> Judged:
         """Return how often what belongs together is among the first found."""

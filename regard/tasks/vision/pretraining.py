@@ -120,6 +120,12 @@ class PretrainBatches:
         assert self.format.size is not None
         padding = self.format.size // 8 if settings.padding is None else settings.padding
         self.strengths = AugmentOptions(padding, settings.strength, settings.least)
+        self.take_captions(captions, model, codec)
+
+    def take_captions(
+        self, captions: Mapping[str, list[list[str]]], model: Pretrainer, codec: ImageCodec
+    ) -> None:
+        """Keep the captions of each part, where the model's loss takes them."""
 
     def view(self, pixels: Tensor, rng: np.random.Generator) -> Tensor:
         """Augment images at random, and normalise them."""
@@ -192,16 +198,10 @@ class NoiseBatches(PretrainBatches):
 class CaptionBatches(PretrainBatches):
     """Each image with one of its captions (CLIP, Radford et al. 2021)."""
 
-    def __init__(
-        self,
-        images: ImageData,
-        settings: Any,
-        tokens: int,
-        model: Pretrainer,
-        codec: ImageCodec,
-        captions: Mapping[str, list[list[str]]],
-    ):
-        super().__init__(images, settings, tokens, model, codec, captions)
+    def take_captions(
+        self, captions: Mapping[str, list[list[str]]], model: Pretrainer, codec: ImageCodec
+    ) -> None:
+        """Tokenise all captions once."""
         assert codec.tokenizer is not None
         self.pad, longest = codec.tokenizer.pad, model.config.text.max_length
         self.rows: dict[str, list[np.ndarray]] = {}
@@ -247,6 +247,27 @@ def image_vectors(
     parts = np.split(np.arange(len(part)), range(batch, len(part), batch))
     rows = [model.images(format.normalise(part.read(p).to(device))) for p in parts]
     return torch.cat(rows).cpu()
+
+
+def texts_to_choose(given: Any, n_best: int) -> list[str]:
+    """Return the texts to choose from that a user gave with | between, or refuse them."""
+    texts = [text.strip() for text in str(given).split("|")]
+    if len(texts) < 2 or not all(texts) or len(set(texts)) < len(texts):
+        raise UsageError(f"texts={given!s:.40}; expected two or more, as in texts='a dog|a cat'")
+    if n_best > len(texts):
+        raise UsageError(f"n_best={n_best} is more than the {len(texts)} texts")
+    return texts
+
+
+def repaint(
+    model: MaskedPretrainer, images: Tensor, format: ImageFormat, seed: int
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Mask some of normalised images, and return what a model paints and which pixels these are."""
+    height, width = model.size(images)
+    noise = step_rng(seed, 0).random((len(images), height * width), np.float32)
+    painted, masked = model.reconstruct(images, torch.from_numpy(noise).to(images.device))
+    shown = format.restore(painted).permute(0, 2, 3, 1).cpu().numpy()
+    return list(zip(shown, masked[:, 0].cpu().numpy(), strict=True))
 
 
 @torch.inference_mode()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.data.image_format import ImageFormat
-from regard.data.images import Images
+from regard.data.images import ImageData, Images
 from regard.errors import UsageError, lookup
 from regard.metrics.evaluation import Evaluation
 from regard.models.protocols import ImageEncoder
@@ -24,6 +24,7 @@ TEMPERATURE = 0.07  # of the votes of neighbours (Wu et al. 2018)
 DECAYS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # weight decays of the linear map to choose from
 FOLDS = 5  # one of so many parts is held out to choose by
 STEPS = 100
+KNOWN, QUERIES = 5000, 1000  # images by which neighbours are judged while training
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,17 @@ def by_neighbours(known: Known, queries: Tensor, neighbours: int = 20) -> Tensor
         probs = (weights[..., None] * votes[near.indices]).sum(1)
         rows.append(probs / probs.sum(-1, keepdim=True))
     return torch.cat(rows)
+
+
+def neighbour_accuracy(encoder: ImageEncoder, data: ImageData, format: ImageFormat) -> float:
+    """Return the accuracy of the labels that nearest neighbours of train vote for, in percent."""
+    train, valid = data.parts["train"], data.parts["valid"]
+    every = max(1, len(train) // KNOWN)
+    known = train.pick(np.arange(0, len(train), every)[:KNOWN])
+    some = valid.pick(np.arange(min(QUERIES, len(valid))))
+    theirs, ours = (vectors(encoder, part, format) for part in (known, some))
+    probs = by_neighbours(Known(theirs, known.labels, len(data.classes)), ours)
+    return 100 * float((probs.argmax(1) == some.labels).float().mean())
 
 
 def fit_linear(known: Known, decay: float) -> Callable[[Tensor], Tensor]:

@@ -1,0 +1,95 @@
+"""What tasks on files share, be they images or sounds: the codec, and files that are broken."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+
+from regard.data.media import BROKEN
+from regard.data.tokenizer import Tokenizer
+from regard.errors import UsageError, log, lookup
+from regard.metrics.baselines import Baselines
+from regard.settings import fill_checked
+from regard.tasks.frame.answers import Unread
+from regard.tasks.frame.task import Answer, Task
+
+
+@dataclass(frozen=True)
+class MediaCodec:
+    """The format of a model's files, its labels or tokenizer, and what else lies beside it."""
+
+    kind: ClassVar[str]  # the key of the format in config.json
+
+    format: Any
+    labels: list[str] = field(default_factory=list)
+    baselines: Baselines | None = None
+    tokenizer: Tokenizer | None = None
+    more: Mapping[str, Any] = field(default_factory=dict)  # further facts of config.json
+
+    def save(self, folder: Path) -> None:
+        """Write the baselines and the tokenizer."""
+        if self.baselines is not None:
+            self.baselines.save(folder)
+        if self.tokenizer is not None:
+            self.tokenizer.save(folder / "tokenizer.json")
+
+    def facts(self) -> dict[str, Any]:
+        """Return what config.json says of it."""
+        labels = {"labels": self.labels} if self.labels else {}
+        return {**labels, self.kind: asdict(self.format), **self.more}
+
+    def hashes(self) -> list[str]:
+        """Return the hash of the tokenizer, if there is one."""
+        return [] if self.tokenizer is None else [self.tokenizer.sha]
+
+
+F = TypeVar("F")
+C = TypeVar("C", bound=MediaCodec)
+A = TypeVar("A", bound=Answer)
+
+
+def saved_format(
+    kind: type[F], key: str, folder: Path, config: Mapping[str, Any], expected: str
+) -> tuple[F, str]:
+    """Check and return the format of files that a config.json has, and the path of that."""
+    where, given = str(folder / "config.json"), config.get(key)
+    if not isinstance(given, dict):
+        raise UsageError(f"{where}: {key!r} is {given!r:.40}; expected {expected}")
+    return fill_checked(kind, given, where), where
+
+
+def read_file(
+    given: Any, read: Callable[[Any], np.ndarray], error: type[UsageError], broken: str
+) -> np.ndarray | str:
+    """Return what is read of a file, or what is wrong with it if such are passed over."""
+    if isinstance(given, str) and not given:
+        return "no file is named"
+    try:
+        return read(given)
+    except error as mistake:
+        if broken == "refuse":
+            raise UsageError(f"{mistake}; or pass over such files: broken=skip") from None
+        log(str(mistake))
+        return str(mistake)
+
+
+class MediaTask(Task[C, A]):
+    """A task whose inputs are files, some of which may be broken."""
+
+    def check_run(self, settings: Any) -> Any:
+        """Refuse unknown names."""
+        lookup("broken", getattr(settings, "broken", "refuse"), BROKEN)
+        return settings
+
+    def answer_read(
+        self,
+        read: Sequence[np.ndarray | str],
+        answer: Callable[[list[np.ndarray], list[int]], Iterable[A]],
+        first: int,
+    ) -> list[Any]:
+        """Answer files that were read, by their numbers from `first` on, and tell of the others."""
+        good = [(first + n, one) for n, one in enumerate(read) if not isinstance(one, str)]
+        rows = iter(answer([one for _, one in good], [line for line, _ in good]) if good else [])
+        return [Unread(one) if isinstance(one, str) else next(rows) for one in read]
