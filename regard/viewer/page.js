@@ -1575,7 +1575,7 @@
       item.style.top = `${node.line * high}px`;
       box.append(item);
     });
-    const caption = make("p", { class: "soft", "aria-live": "polite" });
+    const caption = make("p", { class: "soft told", "aria-live": "polite" });
     const plainly = "Point at a token to see what became of it. "
       + (tree.end ? `The search ended as ${tree.end}.` : "");
     caption.textContent = plainly;

@@ -321,7 +321,8 @@ class TextGeneration(Task[LanguageCodec, Written]):
         for other in others:
             answer = self.written(shown, [other], settings)
             alternatives.append((str(answer), answer.score))
-        sampled = f"temperature {settings.temperature}, seed {settings.seed}"
+        how = f"temperature {settings.temperature}, seed {settings.seed}"
+        how = f"beam {settings.beam}" if settings.beam > 1 else how
         return Picture(
             title=shown or completion,
             views=text_views(maps, pieces[:-1], writes=pieces[1:]),
@@ -335,5 +336,5 @@ class TextGeneration(Task[LanguageCodec, Written]):
             source=shown,
             output=completion,
             alternatives=alternatives,
-            note="read" if settings.forced else sampled,
+            note="read" if settings.forced else how,
         )
