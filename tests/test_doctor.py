@@ -10,7 +10,7 @@ import pytest
 
 from regard.errors import UsageError
 from regard.examine.pairs import examine_pairs as examine
-from regard.examine.report import DataReport, Finding
+from regard.examine.report import DataReport, ExamineOptions, Finding
 
 DATA = Path(os.environ.get("REGARD_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
@@ -205,15 +205,17 @@ def test_labels_are_not_taken_for_translations(folder: Path) -> None:
 
 
 def test_mistakes_of_the_user_stay_mistakes(folder: Path) -> None:
-    for settings in ({"columns": "0,1"}, {"valid": "nope.tsv"}, {"source": "en", "target": "en"}):
+    for given in (ExamineOptions(columns="0,1"), ExamineOptions(valid="nope.tsv")):
         with pytest.raises(UsageError):
-            examine(folder, **settings)
+            examine(folder, given)
+    with pytest.raises(UsageError):
+        examine(folder, source="en", target="en")
     with pytest.raises(UsageError, match="no such file"):
         examine(folder / "nothing")
     (folder / "empty").mkdir()
     with pytest.raises(UsageError, match="no train, valid or test part"):
         examine(folder / "empty")
-    assert found(examine(folder, columns="a,b"), "unreadable").level == "error"
+    assert found(examine(folder, ExamineOptions(columns="a,b")), "unreadable").level == "error"
 
 
 def test_the_report_is_plain_json(folder: Path) -> None:

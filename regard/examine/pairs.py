@@ -19,6 +19,7 @@ from regard.errors import UsageError
 from regard.examine.report import (
     MARKS,
     PAIRS,
+    USUAL,
     DataReport,
     ExamineOptions,
     Hashed,
@@ -291,8 +292,8 @@ def find_odd_scripts(report: DataReport, rows: PairRows) -> None:
 
 
 def examine_pairs(
-    data: str,
-    given: ExamineOptions,
+    data: str | Path,
+    given: ExamineOptions = USUAL,
     *,
     source: str | None = None,
     target: str | None = None,
@@ -305,7 +306,7 @@ def examine_pairs(
     files = find_parts(data, source=source, target=target, **own)
     if not files:
         raise UsageError(f"{data}: no train, valid or test part in it; name a file of the folder")
-    report = DataReport(data, source, target)
+    report = DataReport(str(data), source, target)
     parts: list[PairRows] = []
     typical = None
     for name, part in files.items():
