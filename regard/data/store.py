@@ -204,18 +204,20 @@ class ImageStore:
 
 
 def build_image_store(
-    folder: str | Path, shape: tuple[int, ...], rows: Iterable[np.ndarray | str]
+    folder: str | Path, shape: tuple[int, ...], rows: Iterable[np.ndarray | str], tries: int = 100
 ) -> ImageStore:
     """Write rows of bytes and open the store they make; a text says why a row is left out.
 
     Several processes may do so at once, since what they write is the same, and others may delete
-    the folder meanwhile: then it is used from where it was written.
+    the folder meanwhile: then it is used from where it was written, and where nothing is written
+    yet, made again so many times.
     """
     folder, store = Path(folder), ImageStore(np.zeros(shape[:1] + (0,), np.uint8), [], "")
-    filled = False
+    begun = filled = False
     try:
         with replacing(folder / "rows.npy") as temporary:
             store.rows = _room(temporary, shape)
+            begun = True
             store.fill(rows)
             if isinstance(store.rows, np.memmap):
                 store.rows.flush()
@@ -224,8 +226,10 @@ def build_image_store(
         write_atomically(folder / NOTE, json.dumps(note) + "\n")
         return ImageStore.open(folder, shape)
     except UsageError as mistake:
-        if not filled or not _deleted(mistake):
+        if not _deleted(mistake) or (begun and not filled) or not tries:
             raise
+        if not begun:
+            return build_image_store(folder, shape, rows, tries - 1)
         return ImageStore(np.asarray(store.rows), store.gaps, store.why)
 
 
