@@ -14,7 +14,6 @@ from regard.insight.autoencoder import SparseAutoencoder
 from regard.training.progress import Progress
 from regard.viewer.html import image_data, text
 from regard.viewer.html import write_page as page_of
-from regard.viewer.panels import heat_map
 from regard.viewer.picture import show_token
 
 if TYPE_CHECKING:
@@ -131,10 +130,11 @@ def show(task: Any, batch: Any, x: Tensor, strength: Tensor, place: int) -> dict
             return {"image": image_data(veiled), "label": f"{float(strength[row].max()):.2f}"}
     sound = getattr(batch, "sound", None)
     if isinstance(sound, Tensor) and x.dim() == 3:
-        frames = round(inside * sound.shape[1] / x.shape[1])
-        first = max(0, min(frames - MOST_FRAMES // 2, sound.shape[1] - MOST_FRAMES))
-        shown = sound[row, first : first + MOST_FRAMES].T.flip(0)
-        pixels = heat_map((shown - shown.min()).numpy())
+        frames, length = round(inside * sound.shape[1] / x.shape[1]), int(batch.lengths[row])
+        first = max(0, min(frames - MOST_FRAMES // 2, length - MOST_FRAMES))
+        shown = sound[row, first : min(length, first + MOST_FRAMES)].T.flip(0)
+        grey = (shown - shown.min()) / (shown.max() - shown.min()).clamp(min=1e-8)
+        pixels = (255 * grey).round().byte().unsqueeze(2).expand(-1, -1, 3).numpy()
         moments = (np.arange(first, first + pixels.shape[1]) * x.shape[1]) // sound.shape[1]
         bar = strength[row][torch.from_numpy(moments.clip(max=x.shape[1] - 1))].numpy()[None]
         return {
