@@ -32,7 +32,7 @@ from regard.insight.planted import Planted, PlantedConfig, judge_features  # noq
 BATCH, WIDTH, FEATURES, K = 1024, 64, 256, 6
 KEPT = 400  # batches that are drawn beforehand; more steps read them again
 METHODS = ("matryoshka", "batch_topk", "l1")  # also: topk
-START = {"matryoshka": 0.1, "l1": 0.1}  # of ours, chosen on seed 2; theirs is 0.1
+START = {"matryoshka": 0.1, "l1": 0.1}  # of ours, chosen on seeds 2 and 3; theirs is 0.1
 LR = {"regard": 1e-2, "sae_lens": 1e-2}
 L1 = 0.65  # of sae-lens: 6.3 features fire
 

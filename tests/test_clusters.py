@@ -23,7 +23,7 @@ from regard.data.label_clusters import (
 )
 from regard.data.labelled import Example
 from regard.errors import UsageError
-from regard.layers.heads import ClusterClassify, logit_of_both
+from regard.layers.heads import Classify, ClusterClassify, logit_of_both
 from regard.metrics.labels import precision_at_k
 from regard.models import preset
 from regard.models.bert import Bert
@@ -163,6 +163,15 @@ def test_the_logit_of_a_product_is_exact_where_numbers_are_extreme():
     assert found[1] == pytest.approx(30 - np.log(2), abs=1e-9)
 
 
+@pytest.mark.parametrize("clusters", [0, 1, 4, 11])
+def test_a_model_begins_with_the_frequency_of_each_label(clusters: int):
+    targets = torch.rand(4000, 11, generator=torch.Generator().manual_seed(0)) < 0.1
+    head = head_of(clusters, clusters) if clusters else Classify(8, 11, 0.0, "mean").double()
+    head.start_at(targets)
+    probs = head(torch.zeros(1, 2, 8).double()).sigmoid()[0]
+    torch.testing.assert_close(probs, targets.double().mean(0), atol=3e-4, rtol=0)
+
+
 def test_padding_never_matters_to_a_clustered_head():
     config = replace(preset("bert", "tiny"), vocab=50, head="classify", labels=9, pool="mean")
     model = Bert(replace(config, clusters=3, cluster_beam=2)).double().eval()
@@ -209,7 +218,9 @@ def test_the_beam_is_asked_for_and_forgotten(trained: Path):
     model: Any = regard.load(trained)
     text = "some wordbv topicb noise"
     few, every = (model.run(text, cluster_beam=n).probabilities for n in (1, 6))
-    assert (few > 1e-12).sum() == EACH and (every > 1e-12).sum() == TOPICS * EACH
+    outside = 1 / (1 + np.exp(-ClusterClassify.OUTSIDE, dtype=np.float32))
+    assert (~np.isclose(few, outside, rtol=1e-3, atol=0)).sum() == EACH
+    assert (~np.isclose(every, outside, rtol=1e-3, atol=0)).sum() == TOPICS * EACH
     assert model.model.head.beam == 2
     with torch.inference_mode():
         rows = model.encoder.texts([text], 64)[0].ids

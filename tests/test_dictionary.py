@@ -102,6 +102,14 @@ def test_topk_keeps_k_and_batch_topk_k_on_average():
         assert bool((kept.sum(1) == 4).all()) is exactly
 
 
+def test_directions_start_as_long_as_asked():
+    model = SparseAutoencoder(AutoencoderConfig(16, 32, 4, start=0.1))
+    assert torch.allclose(model.encoder.norm(dim=1), torch.full((32,), 0.1))
+    assert torch.allclose(model.decoder.norm(dim=1), torch.full((32,), 0.1))
+    with pytest.raises(UsageError, match="start=0; expected a length over 0"):
+        AutoencoderConfig(16, 32, 4, start=0)
+
+
 def test_every_prefix_of_a_matryoshka_reconstructs_alone():
     model = learned("matryoshka", Planted(SMALL))
     plain = learned("batch_topk", Planted(SMALL))

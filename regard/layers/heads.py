@@ -218,6 +218,11 @@ class Classify(nn.Module):
         self.out = nn.Linear(width, labels)
         self.drop = drop
 
+    @torch.no_grad()
+    def start_at(self, targets: Tensor) -> None:
+        """Let each output begin at the log odds of its label in a table (n, labels) of targets."""
+        self.out.bias.copy_(log_odds(targets.sum(0), len(targets)))
+
     def vector(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Return the vector (b, w) of each text (b, l, w) that the linear layer reads."""
         return dropout(self.transform(self.pool(x, lengths)), self.drop, self.training)
@@ -249,6 +254,15 @@ class ClusterClassify(Classify):
         start = cluster * size + min(cluster, more)
         return slice(start, start + size + (cluster < more))
 
+    @torch.no_grad()
+    def start_at(self, targets: Tensor) -> None:
+        """Let clusters begin at their log odds, and labels at theirs among the cluster's texts."""
+        parts = [self.part(number) for number in range(self.match.out_features)]
+        texts = torch.stack([targets[:, part].any(1).sum() for part in parts])
+        self.match.bias.copy_(log_odds(texts, len(targets)))
+        for part, count in zip(parts, texts, strict=True):
+            self.out.bias[part] = log_odds(targets[:, part].sum(0), count)
+
     def all_logits(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Return the logits of all clusters, then of all labels, (b, clusters + labels)."""
         x = self.vector(x, lengths)
@@ -269,6 +283,11 @@ class ClusterClassify(Classify):
             ranked = F.linear(x[rows], self.out.weight[some], self.out.bias[some])
             logits[rows, some] = logit_of_both(matched[rows, number, None], ranked)
         return logits
+
+
+def log_odds(counts: Tensor, total: Tensor | int) -> Tensor:
+    """Return the logarithm of yes against no, of counts among a total, both raised by a half."""
+    return torch.log((counts + 0.5) / (total - counts + 0.5))
 
 
 def logit_of_both(one: Tensor, other: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from regard.data.rows import Row, TextBatch, TextBatches
 from regard.data.series_files import holds_series
 from regard.data.sound_sets import holds_sounds
 from regard.errors import UsageError, lookup
+from regard.layers.heads import Classify as ClassifyHead
 from regard.metrics.baselines import bigram_gain
 from regard.models.protocols import TextModel
 from regard.settings import setting
@@ -186,8 +187,13 @@ class Classify(TextClassifier):
     def make_model(
         cls, data: Any, codec: TextCodec, settings: Any, origin: Origin | None
     ) -> tuple[str, Any]:
-        """Build the model, with the embeddings that the settings choose."""
+        """Build the model, its outputs at the log odds of several labels, and its embeddings."""
         name, model = super().make_model(data, codec, settings, origin)
+        if data.multilabel and not (origin and origin.was(cls.name, codec.labels)):
+            targets = torch.from_numpy(label_table(data.parts["train"], codec.labels))
+            heads = [part for part in model.modules() if isinstance(part, ClassifyHead)]
+            for head in heads:  # else each label begins with half a chance, which costs many steps
+                head.start_at(targets.to(head.out.bias.device))
         if settings.embeddings != "random":
             train = data.parts["train"]
             rows = codec.encoder.texts([e.text for e in train], settings.max_length)
