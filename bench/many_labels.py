@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from apart import machine
 
 import regard
 from regard.layers.heads import Classify, ClusterClassify
@@ -90,6 +91,7 @@ def main(out: Path, values: dict[str, str]) -> None:
     torch.set_num_threads(1)
     steps, clusters = int(values.get("steps", 1000)), int(values.get("clusters", 32))
     labels = derive(Path(values.get("data", "../shared/data/multi30k")), out / "data")
+    print(machine(), flush=True)
     print(f"{labels} labels, {clusters} clusters, {steps} steps")
     settings = {"data": out / "data", "valid": 0.05, "label_smoothing": 0.0, "steps": steps}
     settings |= {"valid_every": steps, "threads": 1, "quiet": True}

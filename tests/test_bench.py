@@ -48,6 +48,8 @@ SPEEDLESS = {  # claim no speed
     "no_speech.py",
     "parity.py",
     "plain_wikitext.py",
+    "splice_words.py",
+    "stories_weights.py",
     "whisper_weights.py",
     "word_times.py",
 }

@@ -27,9 +27,9 @@ class Memory(NamedTuple):
         """Lay keys out by columns: products with a few queries at a time are far faster then."""
         return Memory(self.k.mT.contiguous().mT, self.v.contiguous())
 
-    def float(self) -> "Memory":
-        """Return both in float32, as PyTorch's products need them."""
-        return Memory(self.k.float(), self.v.float())
+    def to(self, dtype: torch.dtype) -> "Memory":
+        """Return both in a data type: PyTorch's products need that of the queries."""
+        return Memory(self.k.to(dtype), self.v.to(dtype))
 
     def keep(self, select: "RowSelect") -> "Memory":
         """Go on with some sentences only."""

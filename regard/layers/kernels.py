@@ -321,6 +321,6 @@ class DecodeKernel:
                 record_attention(layer, asks[0, n], k, layer.score, bias, mask)
                 if one is not None and memory is not None:
                     layer = block.cross
-                    k = one.float().k
+                    k = one.to(x.dtype).k
                     record_attention(layer, asks[1, n], k, layer.score, None, memory.mask)
         return y

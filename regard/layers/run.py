@@ -35,7 +35,7 @@ def run_blocks(
         y = try_kernel(stack, x, norm, at, masks, bias, caches, memory)
         if y is not None:
             return y
-    read = [()] * len(stack) if memory is None else [(one.float(),) for one in memory.layers]
+    read = [()] * len(stack) if memory is None else [(one.to(x.dtype),) for one in memory.layers]
     shared = {"bias": bias, "memory_mask": memory and memory.mask}
     with one_pass():
         each = zip(stack, read, masks, caches or [None] * len(stack), strict=True)

@@ -59,7 +59,7 @@ class TransformerDecoder(nn.ModuleList):
         if memories is None:
             memories = [block.cross.read(memory) for block in self.blocks()]
         if not reads_memory(list(self), memory):
-            memories = [one.float().by_columns() for one in memories]
+            memories = [one.to(memory.dtype).by_columns() for one in memories]
         layers = [block.attention for block in self.blocks()]
         caches = take_caches(layers, len(memory), memory)
         return State(caches, capacity, memories=memories, mask=mask)

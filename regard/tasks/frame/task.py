@@ -675,7 +675,8 @@ class Task(Generic[C, A]):
         from regard.viewer.rollout import follow
 
         asked = self.look_settings(settings)
-        with self.using(asked), tracing() if asked.beams else nullcontext() as trace:
+        beams = getattr(asked, "beams", False)
+        with self.using(asked), tracing() if beams else nullcontext() as trace:
             seen = follow(self.explain(given, asked), asked.view)
         return seen if trace is None else replace(seen, tree=beam_tree(trace, self))
 
