@@ -1,12 +1,14 @@
 """Many labels: one output for each, or clusters of them; precision and the time of a prediction.
 
     python bench/many_labels.py /tmp/many data=../shared/data/multi30k [steps=1000] [clusters=32]
+    python bench/many_labels.py --quick         times the heads alone
 
 The labels of an English caption of Multi30k are the nouns of its German translation (words with a
 capital letter, but for the first) that occur in five or more training pairs: about 2,000, three a
 text. Both models are trained on the training pairs for as many steps, and judged on the validation
 pairs, which neither has seen: where training needs to choose, it holds out a twentieth of its own.
-Times are those of one thread of the processor, so that other work on the machine matters little.
+Times are those of one thread of the processor, so that other work on the machine matters little. A
+ratio is the time of the flat head over that of clusters: above 1, clusters are faster.
 """
 
 import json
@@ -60,8 +62,8 @@ def derive(source: Path, folder: Path) -> int:
     return len(known)
 
 
-def seconds(*acts: Any) -> list[str]:
-    """Return the processor's milliseconds of each act with their 95% interval, in turn."""
+def seconds(what: str, *acts: Any) -> float:
+    """Print the processor's milliseconds of two acts, done in turn, and return their ratio."""
     taken: list[list[float]] = [[] for _ in acts]
     for act in acts:
         act()
@@ -70,28 +72,32 @@ def seconds(*acts: Any) -> list[str]:
             start = time.process_time()
             act()
             some.append(1000 * (time.process_time() - start))
-    found = [interval(some) for some in taken]
-    return [
-        f"{one.mean:.2f} ± {one.half or 0:.2f} ms (median {statistics.median(some):.2f})"
-        for one, some in zip(found, taken, strict=True)
-    ]
+    flat, clustered = (interval(some) for some in taken)
+    for name, one in (("flat", flat), ("clustered", clustered)):
+        print(f"{what}, {name}: {one.mean:.2f} ± {one.half or 0:.2f} ms")
+    return statistics.median(taken[0]) / statistics.median(taken[1])
 
 
-def heads(labels: int, clusters: int, beam: int, texts: int, width: int = 256) -> list[str]:
+def time_heads(width: int = 256, beam: int = 4) -> None:
     """Time the two heads alone, with random weights."""
-    x = torch.randn(texts, 1, width)
-    flat = Classify(width, labels, 0.0, "mean").eval()
-    some = ClusterClassify(width, labels, 0.0, "mean", clusters=clusters, beam=beam).eval()
-    with torch.inference_mode():
-        return seconds(lambda: flat(x), lambda: some(x))
+    ratios = {}
+    for labels, clusters in ((2_000, 32), (20_000, 128), (100_000, 256)):
+        flat = Classify(width, labels, 0.0, "mean").eval()
+        some = ClusterClassify(width, labels, 0.0, "mean", clusters=clusters, beam=beam).eval()
+        for texts in (1, 32):
+            x = torch.randn(texts, 1, width)
+            with torch.inference_mode():
+                acts = [lambda x=x, head=head: head(x) for head in (flat, some)]
+                what = f"head alone, {labels:,} labels, {texts} texts"
+                ratios[f"clusters_{labels}_labels_{texts}_texts"] = seconds(what, *acts)
+    for name, value in ratios.items():
+        print(f"ratio {name} {value:.3f}")
 
 
 def main(out: Path, values: dict[str, str]) -> None:
     """Train both, judge them, and measure the time of predictions."""
-    torch.set_num_threads(1)
     steps, clusters = int(values.get("steps", 1000)), int(values.get("clusters", 32))
     labels = derive(Path(values.get("data", "../shared/data/multi30k")), out / "data")
-    print(machine(), flush=True)
     print(f"{labels} labels, {clusters} clusters, {steps} steps")
     settings = {"data": out / "data", "valid": 0.05, "label_smoothing": 0.0, "steps": steps}
     settings |= {"valid_every": steps, "threads": 1, "quiet": True}
@@ -112,12 +118,12 @@ def main(out: Path, values: dict[str, str]) -> None:
     models: list[Any] = [regard.load(out / name) for name in ("flat", "clustered")]
     for count in (1, 128):
         acts = [lambda m=m, n=count: m.run(texts[:n]) for m in models]
-        print(f"{count} texts: flat, clustered", *seconds(*acts), sep="; ")
-    for many, some in ((2_000, 32), (20_000, 128), (100_000, 256)):
-        for count in (1, 32):
-            both = heads(many, some, 4, count)
-            print(f"head alone, {many} labels, {count} texts: flat, clustered", *both, sep="; ")
+        seconds(f"{count} texts", *acts)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), dict(word.split("=", 1) for word in sys.argv[2:]))
+    torch.set_num_threads(1)
+    print(machine(), flush=True)
+    if sys.argv[1:] != ["--quick"]:
+        main(Path(sys.argv[1]), dict(word.split("=", 1) for word in sys.argv[2:]))
+    time_heads()
