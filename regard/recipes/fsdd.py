@@ -1,7 +1,7 @@
 """FSDD: which digit is said, from 2,700 recordings of six speakers; the starter digits.
 
 The official test set is the first five takes of each digit and speaker. To leave a speaker out
-instead: regard train fsdd test=*_jackson_* out=runs/fsdd_jackson
+instead: regard train fsdd test=*_jackson_* normalise=utterance frequency_warp=0.2
 
 Command: regard train fsdd data=fsdd, then: regard eval runs/fsdd data=fsdd
 Takes:   about 4.3 minutes of one core (36 minutes while many others used the machine)
