@@ -17,6 +17,7 @@ from regard.viewer.overlays import as_rgb, overlay
 from regard.viewer.panels import BLUES, INK, LINE, MARGIN, SOFT, TITLE, Sheet
 from regard.viewer.picture import Effects, Picture, Table
 
+LUMINANCE = 0.299, 0.587, 0.114  # of red, green and blue (ITU-R BT.601)
 SIGNED = LinearSegmentedColormap.from_list(
     "signed", ["#7a1f12", "#d8573c", "#ffffff", "#2f5bd8", "#101f57"]
 )
@@ -129,7 +130,7 @@ def draw_table(sheet: Sheet, table: Table, left: float, down: float) -> float:
                 text = f"{value:{'+' if table.signed else ''}.{2 if most >= 0.1 else 3}f}"
             else:
                 continue
-            dark = abs(value) / most > (0.6 if table.signed else 0.45)
+            dark = np.dot(colours(norm(value))[:3], LUMINANCE) < 0.5
             look = {**small, "color": "white" if dark else INK, "ha": "center", "va": "center"}
             axes.text(column, row, text, clip_on=True, **look)
     return top + high + 0.12
