@@ -1,12 +1,17 @@
 """How far the borders of words are from the truth: sentences joined from FSDD files.
 
     python bench/word_times.py MODEL [--sentences 100] [--free]
+    python bench/word_times.py --write FOLDER [--sentences 3000]
 
 A sentence is three to seven files of one speaker, N = 0 to 4 (the official test set), which no
 model here was trained on, with pauses of 50 to 400 ms between them or with none, and with or
 without white noise 45 dB below the loudest sample. The borders of the files are the truth. The
 transcript is given (forced alignment), or with --free recognised, where only sentences count that
 are all right.
+
+With --write it joins sentences from the training files (N = 5 to 49) instead, half of them with
+pauses and half of these and the others with noise, and writes them to a folder with a table
+train.tsv, and a fiftieth of them to dev.tsv, for: regard train transcribe data=FOLDER.
 """
 
 import argparse
@@ -27,7 +32,7 @@ RATE = 16000
 
 
 def sentence(
-    rng: np.random.Generator, pauses: bool, noise: bool
+    rng: np.random.Generator, pauses: bool, noise: bool, takes: tuple[int, int] = (0, 5)
 ) -> tuple[np.ndarray, list[str], np.ndarray]:
     """Return samples, the words and their borders (n, 2) in seconds."""
     speaker = rng.choice(SPEAKERS)
@@ -40,7 +45,7 @@ def sentence(
 
     pause()
     for _ in range(rng.integers(3, 8)):
-        digit, take = rng.integers(10), rng.integers(5)
+        digit, take = rng.integers(10), rng.integers(*takes)
         file = DATA / "fsdd" / "recordings" / f"{digit}_{speaker}_{take}.flac"
         samples, rate = soundfile.read(file, dtype="float32")
         parts.append(soxr.resample(samples, rate, RATE))
@@ -54,20 +59,38 @@ def sentence(
     return whole.astype(np.float32), words, np.array(borders) / RATE
 
 
+def write(folder: Path, count: int) -> None:
+    """Write sentences of training files as a set to train on."""
+    rng = np.random.default_rng(2)
+    (folder / "audio").mkdir(parents=True, exist_ok=True)
+    rows = []
+    for n in range(count):
+        samples, words, _ = sentence(rng, n % 2 == 0, n % 4 < 2, takes=(5, 50))
+        name = f"audio/{n}.flac"
+        soundfile.write(folder / name, samples / max(1.0, np.abs(samples).max()), RATE)
+        rows.append(f"{name}\t{' '.join(words)}\n")
+    (folder / "dev.tsv").write_text("".join(rows[: count // 50]))
+    (folder / "train.tsv").write_text("".join(rows[count // 50 :]))
+
+
 def main() -> None:
     """Print the mean error of starts and ends for each kind of sentence."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model")
-    parser.add_argument("--sentences", type=int, default=100)
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("--write", type=Path)
+    parser.add_argument("--sentences", type=int)
     parser.add_argument("--free", action="store_true")
     args = parser.parse_args()
+    if args.write:
+        write(args.write, args.sentences or 3000)
+        return
     torch.set_num_threads(1)
     model = regard.load(args.model)
     for pauses in (True, False):
         for noise in (False, True):
             rng = np.random.default_rng(1)
             errors, said, timed = [], 0, 0
-            for _ in range(args.sentences):
+            for _ in range(args.sentences or 100):
                 samples, words, borders = sentence(rng, pauses, noise)
                 given = {} if args.free else {"forced": " ".join(words)}
                 found = model.run(samples, **given).words
