@@ -250,3 +250,19 @@ def test_speeds_that_are_none_are_refused():
         SoundAugment(speeds=()).check()
     with pytest.raises(UsageError, match=r"speeds=0\.1 is too small"):
         fill(SoundAugment, {"speeds": "0.1,1"})
+
+
+def test_digital_silence_around_a_sound_does_not_move_its_features():
+    format = SoundFormat(normalise="utterance")
+    samples = np.random.default_rng(0).normal(0, 0.01, 16000).astype(np.float32)
+    samples[6000:10000] *= 10
+    plain = format.spectrogram(samples)
+    before = 16000  # a multiple of the hop
+    found = format.spectrogram(np.pad(samples, (before, before)))
+    hop = format.sizes.hop
+    inside = found[before // hop : before // hop + len(plain)]
+    assert (inside - plain).abs().max() < 0.3  # 2.7 if they are counted
+    # what is silent is as the softest of the sound, not far beneath it
+    assert found[: before // hop - 5].min() > plain.min() - 0.3
+    none = format.spectrogram(np.zeros(16000, np.float32))
+    assert none.abs().max() == 0  # nothing but silence

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from regard.data.sound_files import read_sound
 from regard.errors import UsageError, lookup
 
+SOFTEST = 0.05  # share of a filter's values that are called its softest
 LEAST_STD = 1e-3  # of a filter that hardly moves, such as in silence
 
 
@@ -99,8 +100,18 @@ class SoundFormat:
 
 
 def _by_utterance(features: Tensor, format: SoundFormat) -> Tensor:
-    """Bring each filter to mean 0 and standard deviation 1 over the frames of a sound."""
-    std, mean = torch.std_mean(features, 0, correction=0)
+    """Bring each filter to mean 0 and standard deviation 1 over the frames of a sound.
+
+    Frames of digital silence, which no room is ever in, are taken for the softest of the others:
+    they would move both as no sound does.
+    """
+    silent = features.amax(1) == features.amin()
+    if silent.any() and not silent.all():
+        softest = features[~silent].quantile(SOFTEST, 0)
+        std, mean = torch.std_mean(features[~silent], 0, correction=0)
+        features = torch.where(silent[:, None], softest, features)
+    else:
+        std, mean = torch.std_mean(features, 0, correction=0)
     return (features - mean) / std.clamp_min(LEAST_STD)
 
 
