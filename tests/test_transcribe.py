@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 import regard
 from regard.cli import main
-from regard.data.sound_augment import SoundAugment
+from regard.data.sound_augment import SoundAugment, change_speed
 from regard.errors import UsageError
 from regard.tasks import task
 from regard.tasks.frame.train import rehearsing
@@ -131,6 +131,69 @@ def test_hypotheses_are_different_texts_and_the_best_comes_first(model):
     texts = [answer.text, *(other.text for other in answer.others)]
     scores = [answer.score, *(other.score for other in answer.others)]
     assert texts[0] == text and len(set(texts)) == len(texts) and scores == sorted(scores)[::-1]
+
+
+# Several speeds
+
+
+def test_a_text_has_the_mean_of_its_probabilities_at_all_speeds(model):
+    speeds = (0.9, 1.0, 1.15)
+    for seed in range(3):
+        samples, _ = utterance(seed)
+        played = [model.utterance(change_speed(samples, speed)) for speed in speeds]
+        (texts,) = model.decoder.at_speeds([played], speeds, model.check({"n_best": 3}))
+        for one in texts:
+            each = []
+            for some in played:
+                table = model.decoder.encode([some]).frames(0)[:, None]
+                sizes = torch.tensor([len(table)]), torch.tensor([len(one.ids)])
+                each.append(-F.ctc_loss(table, torch.tensor([one.ids]), *sizes, 0, "sum").item())
+            assert one.score == pytest.approx(np.logaddexp.reduce(each) - np.log(3), abs=1e-3)
+        assert len(texts) == 3 and texts == sorted(texts, key=lambda one: -one.score)
+
+
+def test_one_speed_given_twice_changes_nothing_and_a_bonus_counts_once(model):
+    for seed in range(4):
+        samples, _ = utterance(seed)
+        plain, twice = (model.run(samples, beam=5, speeds=s) for s in ((1.0,), (1.0, 1.0)))
+        assert twice.text == plain.text and twice.words == plain.words
+        assert twice.score == pytest.approx(plain.score, abs=1e-3)
+        more = model.run(samples, beam=5, speeds=(1.0, 1.0), length_bonus=0.01)
+        count = len(model.tokenizer.encode(more.text))
+        assert more.score == pytest.approx(twice.score + 0.01 * count, abs=1e-3)
+
+
+def test_words_of_a_sound_that_is_played_slower_have_the_times_of_the_sound(model):
+    rng = np.random.default_rng(5)
+    samples, letters = said("ABC DE", rng)
+    plain, slower = (model.run(samples, speeds=speed).words for speed in (1.0, 0.85))
+    assert [word.text for word in slower] == ["ABC", "DE"]
+    for one, other in zip(plain, slower, strict=True):
+        assert one.start == pytest.approx(other.start, abs=0.05)
+        assert one.end == pytest.approx(other.end, abs=0.05)
+    assert slower[-1].end == pytest.approx(letters[-1][1], abs=0.1)
+
+
+def test_a_text_that_a_speed_has_no_frames_for_is_taken_from_the_others(model):
+    samples = tones("ABCDE", np.random.default_rng(1))
+    short = samples[: int(0.05 * RATE)]
+    for given in (samples, short, np.zeros(3 * RATE, np.float32)):
+        assert np.isfinite(model.run(given, speeds=(1.0, 2.0)).score)
+    assert model.run(np.zeros(3 * RATE, np.float32), speeds=(0.9, 1.0)).text == ""
+
+
+def test_speeds_that_cannot_be_compared_are_refused(model, both):
+    samples, text = utterance(0)
+    for one, given, why in (
+        (model, {"forced": text}, "leave it out with forced="),
+        (both, {}, "add decoding=ctc"),
+        (both, {"decoding": "attention"}, "compares texts by CTC"),
+        (model, {"speeds": "0.9,3"}, "speeds"),
+        (model, {"speeds": ()}, "names none"),
+    ):
+        with pytest.raises(UsageError, match=why):
+            one.run(samples, **{"speeds": "0.9,1.0", **given})
+    assert both.run(samples, speeds="0.9,1.0", decoding="ctc").text == text
 
 
 # Long recordings, and no speech

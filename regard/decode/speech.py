@@ -1,5 +1,6 @@
 """Speech decoding: from the spectrograms of utterances to texts, by CTC, attention or both."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from regard.data.batches import pad
 from regard.data.tokenizer import Tokenizer
 from regard.decode import search
 from regard.decode.batching import in_batches
@@ -19,6 +21,7 @@ from regard.decode.search import Adjust
 from regard.decode.words import Word, words
 from regard.errors import UsageError, lookup
 from regard.settings import setting
+from regard.training.ctc_loss import ctc_losses
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,7 @@ class Recognised:
     text: str
     score: float
     words: list[Word] = field(default_factory=list)
+    prior: float = 0.0  # the part of the score that a language model and length_bonus have
 
 
 def distinct(texts: Sequence[Recognised]) -> list[Recognised]:
@@ -74,6 +78,34 @@ def distinct(texts: Sequence[Recognised]) -> list[Recognised]:
     for one in texts:
         found.setdefault(one.text, one)
     return list(found.values())
+
+
+def likely_texts(
+    tables: Sequence[Tensor], found: Sequence[Sequence[Recognised]], speeds: Sequence[float]
+) -> list[Recognised]:
+    """Return the texts found at several speeds by their mean probability over all of these.
+
+    Each speed has its log-probabilities (frames, vocab) and its texts, whose words get the times of
+    the sound at speed 1.
+    """
+    texts: list[Recognised] = []
+    for some, speed in zip(found, speeds, strict=True):
+        for one in some:
+            back = [replace(w, start=speed * w.start, end=speed * w.end) for w in one.words]
+            texts.append(replace(one, words=back))
+    texts = distinct(sorted(texts, key=lambda one: -one.score))
+    ids, lengths = pad([np.array(one.ids, dtype=np.int64) for one in texts], 0)
+    each = []
+    for table in tables:
+        logits = table.cpu().double().expand(len(texts), -1, -1)
+        frames = torch.full_like(lengths, len(table))
+        each.append(-ctc_losses(logits, frames, ids, lengths))
+    mean = torch.stack(each).logsumexp(0) - math.log(len(tables))
+    scored = [
+        replace(one, score=score + one.prior)
+        for one, score in zip(texts, mean.tolist(), strict=True)
+    ]
+    return sorted(scored, key=lambda one: -one.score)
 
 
 class Encoder(Protocol):
@@ -240,9 +272,42 @@ class SpeechDecoder:
                     eos=self.tokenizer.eos,
                 )
             level = memory.levels[row]
-            different = distinct([self.recognised(one, one.score, level) for one in some])
+            priors = [one.score - one.logprob for one in some]
+            texts = [self.recognised(one, one.score, level) for one in some]
+            pairs = zip(texts, priors, strict=True)
+            different = distinct([replace(text, prior=prior) for text, prior in pairs])
             found.append(different[: options.n_best])
         return found
+
+    def at_speeds(
+        self,
+        sounds: Sequence[Sequence[Utterance]],
+        speeds: Sequence[float],
+        options: SpeechDecoding,
+        *,
+        lm: LanguageModel | None = None,
+        frames: int = 20_000,
+    ) -> list[list[Recognised]]:
+        """Return the texts of sounds that were played at several speeds, most likely first.
+
+        A text has the mean over the speeds of its probability by CTC; those are compared that are
+        the best at some speed. The times of words are those of the sound as it is.
+        """
+        wide = replace(options, n_best=max(options.n_best, options.beam))
+
+        @torch.inference_mode()
+        def batch(some: list[Sequence[Utterance]]) -> list[list[Recognised]]:
+            memories = [self.encode(played) for played in zip(*some, strict=True)]
+            each = [self.ctc(memory, wide, lm) for memory in memories]
+            answers = []
+            for row in range(len(some)):
+                tables = [memory.frames(row) for memory in memories]
+                texts = likely_texts(tables, [found[row] for found in each], speeds)
+                answers.append(texts[: options.n_best])
+            return answers
+
+        lengths = [sum(len(one.features) for one in sound) for sound in sounds]
+        return in_batches(sounds, lengths, batch, tokens=frames)
 
     def attention(
         self,

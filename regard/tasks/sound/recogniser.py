@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.data.sound_augment import change_speed
 from regard.data.sounds import Sounds
 from regard.decode.ctc import LanguageModel
 from regard.decode.no_speech import is_speech
@@ -82,6 +83,8 @@ class SpeechRecogniser(SoundTask[Transcript]):
         self.decoder.check(settings)
         if isinstance(settings, TranscribeRun):
             lookup("format", settings.format, FORMATS)
+            if settings.speeds != (1.0,):
+                self.check_speeds(settings)
             if settings.format in ("srt", "vtt") and not self.decoder.times:
                 raise UsageError(
                     f"format={settings.format} needs the times of words, which this model cannot "
@@ -90,6 +93,17 @@ class SpeechRecogniser(SoundTask[Transcript]):
         if isinstance(settings, TranscribeEval):
             lookup("normalise", settings.normalise, NORMALISATIONS)
         return super().check_run(settings)
+
+    def check_speeds(self, settings: Any) -> None:
+        """Refuse several speeds where texts are not compared by CTC."""
+        told = f"speeds={','.join(f'{speed:g}' for speed in settings.speeds)}"
+        if not settings.speeds:
+            raise UsageError("speeds= names none; expected factors such as 0.9,1.0,1.1")
+        if settings.forced is not None:
+            raise UsageError(f"{told} is for recognising; leave it out with forced=")
+        if (settings.decoding or self.decoder.ways[0]) != "ctc":
+            has = "add decoding=ctc" if "ctc" in self.decoder.ways else "leave it out"
+            raise UsageError(f"{told} compares texts by CTC; {has}")
 
     def language_model(self, settings: Any) -> LanguageModel | None:
         """Return the language model that is asked for."""
@@ -163,10 +177,14 @@ class SpeechRecogniser(SoundTask[Transcript]):
             (n, *one) for n, samples in enumerate(sounds) for one in self.cut(samples, settings)
         ]
         pieces = [sounds[n][start:end] for n, start, end in cuts]
-        utterances = [self.utterance(piece) for piece in pieces]
         frames = max(1, round(settings.batch_seconds / self.format.hop))
-        lm = self.language_model(settings)
-        found = self.decoder(utterances, settings, lm=lm, frames=frames)
+        more: dict[str, Any] = {"lm": self.language_model(settings), "frames": frames}
+        if settings.speeds == (1.0,):
+            found = self.decoder([self.utterance(piece) for piece in pieces], settings, **more)
+        else:
+            speeds = settings.speeds
+            played = [[self.utterance(change_speed(x, speed)) for speed in speeds] for x in pieces]
+            found = self.decoder.at_speeds(played, speeds, settings, **more)
         parts: list[list[tuple[float, list[Recognised]]]] = [[] for _ in sounds]
         for (n, start, _), some in zip(cuts, found, strict=True):
             parts[n].append((start / rate, some))

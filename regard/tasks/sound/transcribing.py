@@ -65,6 +65,9 @@ class TranscribeRun(derived("TranscribeRun", SoundRunSettings, SpeechDecoding)):
     segment_seconds: float = setting(
         30.0, "longest stretch that is read at once; longer ones are cut at pauses", min=1, max=600
     )
+    speeds: tuple[float, ...] = setting(
+        (1.0,), "speeds to read a sound at; the text that is likely at all is kept", min=0.5, max=2
+    )
     scores: bool = setting(False, "print the score of each transcript")
     forced: str | bool | None = setting(
         None, "a transcript to align; true: that of each input, after a TAB"
