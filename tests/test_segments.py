@@ -4,6 +4,7 @@ import importlib
 import re
 import tracemalloc
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -177,6 +178,14 @@ def test_words_begin_and_end_where_they_are_heard(gap, early, most):
         for word, (start, end) in zip(found, one.times, strict=True):
             errors += [abs(word.start - start), abs(word.end - end)]
     assert np.mean(errors) <= most
+
+
+@pytest.mark.parametrize(("gap", "apart"), [(0.03, False), (0.09, True)])
+def test_less_than_a_pause_between_words_is_the_end_of_the_first(gap, apart):
+    for seed in range(12):
+        one = spoken(seed, (gap, gap), 0.0)
+        found = words(one.alignment, TOKENIZER, 0.04, level=loudness(one.samples, RATE))
+        assert [b.start > a.end for a, b in pairwise(found)] == [apart] * (len(found) - 1)
 
 
 @given(st.integers(0, 1000), st.booleans(), st.floats(-0.3, 0.3))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -15,16 +16,17 @@ REACH = 0.1  # seconds that a word goes on beyond its tokens where the sound is 
 # Where a word begins and ends in a known sound; found on sentences joined from FSDD's training
 # files and the spikes of three CTC models, one of which emits tokens 0.3 seconds early.
 RANGE = 80.0  # decibels beneath the loud parts, beyond which nothing is heard
-RISE, SLOPE = 1.5, 6.0  # decibels above the noise floor where sound begins, and until it is sure
+RISE, SLOPE = 1.5, 3.0  # decibels above the noise floor where sound begins, and until it is sure
 SHORTEST = 0.03  # seconds of a word
+PAUSE = 0.05  # seconds; less between two words is the end of the first
 USUAL, PER_LETTER = 0.25, 0.04  # seconds of a word, and more for each letter
 FARTHEST = 0.5  # seconds beyond which a token is no further away
 AROUND = 1.5  # seconds around its tokens in which a word is looked for
 # Costs, in frames of sound that belong to no word:
-SILENCE_INSIDE = 0.7  # of each frame
-LOUD_BOUNDARY = 6.0  # at full level
+SILENCE_INSIDE = 0.5  # of each frame
+LOUD_BOUNDARY = 12.0  # at full level
 TOKEN_OUTSIDE = 20.0  # a second, as the mean over tokens
-UNLIKELY_LENGTH = 8.0  # for a length e times too long or too short
+UNLIKELY_LENGTH = 16.0  # for a length e times too long or too short
 
 
 @dataclass(frozen=True)
@@ -191,4 +193,7 @@ def _over_sound(
         start = int(began[end - low])
         bounds.append((float(at[start]), float(at[end])))
         end = int(came[start - low])
-    return bounds[::-1]
+    bounds.reverse()
+    for n, ((begins, ends), (follows, _)) in enumerate(pairwise(bounds.copy())):
+        bounds[n] = begins, follows if follows - ends < PAUSE else ends
+    return bounds
