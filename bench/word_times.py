@@ -84,6 +84,8 @@ def main() -> None:
     if args.write:
         write(args.write, args.sentences or 3000)
         return
+    if args.model is None:
+        parser.error("give a model, or --write FOLDER")
     torch.set_num_threads(1)
     model = regard.load(args.model)
     for pauses in (True, False):

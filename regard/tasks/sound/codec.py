@@ -148,8 +148,8 @@ class SoundBatches:
     """Batch n of augmented spectrograms, a pure function of (seed, n).
 
     `make(rows, sound, lengths)` makes a batch of them; `too_short(i, frames)` tells whether
-    sound i would be of no use with so few frames, so that its speed is kept. All sounds of a
-    batch come `copies` times, one copy of each after another, masked in ways of their own.
+    sound i would be of no use with so few frames, so that its speed is kept. With two
+    `copies` all sounds of a batch come again after the last, masked in another way.
     """
 
     def __init__(
