@@ -6,7 +6,7 @@ Command: regard train an4 data=an4, then: regard eval runs/an4 data=an4 part=val
 Takes:   about 36 minutes of one core (53 minutes while others used it, too)
 Gives:   13.05% of the words of dev wrong, 7.87% of the characters, without a language model, after
          4,000 steps; 1,390,479 parameters. 10.70% with speeds=0.9,1.0,1.1 in eval; trained with
-         subsampling=2 steps=6000, 42 minutes, and so read, 10.44% in two seeds (17.23 in a third)
+         subsampling=2 steps=6000, an hour, and so read, 10.44% in two seeds (17.23 in a third)
 """
 
 TASK = "transcribe"
