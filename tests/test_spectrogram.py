@@ -156,16 +156,13 @@ def test_a_format_is_filled_from_json_and_refused_by_name():
 
 def test_what_is_augmented_follows_from_seed_and_number():
     augment, format = SoundAugment(time_warp=5, frequency_warp=0.1), SoundFormat()
-    batch = [speechlike(), speechlike(0.7)]
-    first = augment.batch(batch, format, 3, 10)
-    again = augment.batch(batch, format, 3, 10)
-    other = augment.batch(batch, format, 3, 11)
-    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-    assert not any(
-        a.shape == b.shape and torch.equal(a, b) for a, b in zip(first, other, strict=True)
+    first, again, other, beside = (
+        augment(speechlike(), format, step_rng(3, n, place))
+        for n, place in ((10, 16), (10, 16), (11, 16), (10, 17))
     )
-    alone = augment.batch(batch[:1], format, 3, 10)
-    assert torch.equal(alone[0], first[0])  # whatever lies beside it
+    assert torch.equal(first, again)
+    for one in (other, beside):
+        assert first.shape != one.shape or not torch.equal(first, one)
 
 
 @pytest.mark.parametrize("factor", [0.85, 1.0, 1.15])

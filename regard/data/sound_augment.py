@@ -1,6 +1,5 @@
 """Augmentation of sounds in training: speed and masked stretches, a pure function of (seed, n)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.data.augment import Rng, step_rng
+from regard.data.augment import Rng
 from regard.data.spectrogram import SoundFormat, htk_mel
 from regard.errors import UsageError
 
@@ -31,14 +30,6 @@ class SoundAugment:
         if not self.speeds or min(self.speeds) <= 0:
             raise UsageError(f"speeds={self.speeds}; expected factors such as 0.9,1.0,1.1")
         return self
-
-    def batch(
-        self, sounds: Sequence[np.ndarray], format: SoundFormat, seed: int, n: int
-    ) -> list[Tensor]:
-        """Return the augmented spectrograms (frames, mels) of the sounds of batch n."""
-        return [
-            self(samples, format, step_rng(seed, n, 16 + i)) for i, samples in enumerate(sounds)
-        ]
 
     def __call__(self, samples: np.ndarray, format: SoundFormat, rng: Rng) -> Tensor:
         """Return the augmented spectrogram (frames, mels) of samples (n,)."""

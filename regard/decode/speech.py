@@ -272,11 +272,11 @@ class SpeechDecoder:
                     eos=self.tokenizer.eos,
                 )
             level = memory.levels[row]
-            priors = [one.score - one.logprob for one in some]
-            texts = [self.recognised(one, one.score, level) for one in some]
-            pairs = zip(texts, priors, strict=True)
-            different = distinct([replace(text, prior=prior) for text, prior in pairs])
-            found.append(different[: options.n_best])
+            texts = [
+                replace(self.recognised(one, one.score, level), prior=one.score - one.logprob)
+                for one in some
+            ]
+            found.append(distinct(texts)[: options.n_best])
         return found
 
     def at_speeds(

@@ -66,7 +66,10 @@ class TranscribeRun(derived("TranscribeRun", SoundRunSettings, SpeechDecoding)):
         30.0, "longest stretch that is read at once; longer ones are cut at pauses", min=1, max=600
     )
     speeds: tuple[float, ...] = setting(
-        (1.0,), "speeds to read a sound at; the text that is likely at all is kept", min=0.5, max=2
+        (1.0,),
+        "read at these speeds, such as 0.9,1.0,1.1; keep the text that is likeliest over all",
+        min=0.5,
+        max=2,
     )
     scores: bool = setting(False, "print the score of each transcript")
     forced: str | bool | None = setting(
