@@ -1,5 +1,9 @@
 """Masks: a tile is a part of the whole, a span misses nothing, and & is intersection."""
 
+from collections.abc import Callable
+from itertools import combinations, product
+
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -99,6 +103,17 @@ def test_spans_spare_work():
     assert Sliding(3).span(slice(10, 20), 100) == slice(8, 22)
     assert Window(8).span(slice(10, 20), 100) == slice(8, 24)
     assert (Causal() & Sliding(3)).span(slice(10, 20), 100) == slice(8, 20)
+
+
+@pytest.mark.parametrize("kind", [Sliding, Window])
+def test_a_span_is_from_the_first_key_that_is_seen_to_the_last(kind: Callable[..., Mask]):
+    for size, q_at, k_at in product((1, 2, 3, 5), (-4, 0, 3, 7), (-5, 0, 2, 4, 9)):
+        mask = kind(size, q_at, k_at)
+        everything = mask.tile(slice(0, 8), slice(0, 10))
+        for first, last in combinations(range(9), 2):
+            seen = everything[first:last].any(0).nonzero().flatten().tolist()
+            span = mask.span(slice(first, last), 10)
+            assert list(range(10)[span]) == list(range(seen[0], seen[-1] + 1) if seen else ())
 
 
 def test_causal_goes_by_position_not_by_corner():

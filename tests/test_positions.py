@@ -183,6 +183,10 @@ SCALED = {
             "attention_factor": 1.3,
         },
     ),
+    "yarn, of rates that never turn so often": (
+        RotaryScaling("yarn", 4.0, 2**22),
+        {"factor": 4.0, "original_max_position_embeddings": 2**22},
+    ),
     "yarn, tiny": (
         RotaryScaling("yarn", 4.0, 7),
         {"factor": 4.0, "original_max_position_embeddings": 7},
@@ -210,7 +214,10 @@ def test_stretched_rotary_positions_are_those_of_public_models(case, head_width:
     torch.testing.assert_close(part.rates(head_width).float(), rates, atol=0, rtol=3e-6)
     assert part.stretch == pytest.approx(factor, abs=1e-12)
     plain = Rotary(head_width=head_width, base=base).rates(head_width).float()
-    assert (plain / rates).max() == pytest.approx(theirs["factor"], rel=1e-3)
+    most = (plain / rates).max()
+    assert 1 < most <= 1.001 * theirs["factor"]
+    if "never" not in case:  # else even the slowest is divided by less
+        assert most == pytest.approx(theirs["factor"], rel=1e-3)
 
 
 def test_stretching_reaches_the_queries():

@@ -283,6 +283,20 @@ def test_checkpoints_to_be_averaged_stay_and_are_averaged(tmp_path):
     assert (count, len(more)) == (2, 0)  # once is enough
 
 
+def test_where_weights_are_averaged_in_training_their_checkpoints_are_too(tmp_path):
+    one, published = fit(tmp_path, Points(scores=[5, 1, 2, 99]), average=2, ema=0.9)
+    one.run()
+    places = [tmp_path / "checkpoints" / f"step-{step}" for step in (8, 12)]
+    means = {}
+    for group in ("ema", "raw"):
+        read = [load_file(place / f"{group}.safetensors") for place in places]
+        means[group] = {name: sum(each[name] for each in read) / 2 for name in read[0]}
+    taken = published[-1][0]
+    for name, tensor in taken.items():
+        torch.testing.assert_close(tensor, means["ema"][name])
+    assert not all(torch.allclose(taken[name], means["raw"][name]) for name in taken)
+
+
 def test_an_average_that_is_worse_is_not_taken(tmp_path):
     one, published = fit(tmp_path, Points(scores=[5, 1, 2, -1]), average=3)
     outcome = one.run()
@@ -400,7 +414,8 @@ def test_buffers_are_kept_averaged_published_and_taken_up_again(tmp_path):
     rest, published = fit(tmp_path / "parts", steps=8, model=BatchNormed(), ema=0.9)
     rest.run()
     assert same(rest.state, whole.state) and same(rest.averaged, whole.averaged)
-    assert rest.state["seen.num_batches_tracked"] == 8
+    counted = "seen.num_batches_tracked"  # a count has no average
+    assert rest.state[counted] == rest.averaged[counted] == published[-1][0][counted] == 8
     assert not torch.equal(rest.averaged["seen.running_mean"], rest.state["seen.running_mean"])
     assert same(published[-1][0], rest.averaged)
 
