@@ -47,6 +47,7 @@ def test_the_processor_and_its_flags_are_named(bench):
 
 SPEEDLESS = {  # claim no speed
     "apart.py",
+    "en_zh_data.py",
     "eole_steps.py",
     "fuzz_folders.py",
     "no_speech.py",
