@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -214,6 +215,39 @@ def test_truncated_ids_and_wild_offsets_are_refused(tmp_path):
     np.save(tmp_path / "0.offsets.npy", np.array([0, 10**12, 5]))
     with pytest.raises(UsageError, match="offsets"):
         Store.open(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["store", "table"])
+def test_whatever_bit_is_flipped_the_rows_are_those_of_the_data(tmp_path, monkeypatch, kind):
+    monkeypatch.setenv("REGARD_CACHE", str(tmp_path))
+    images, draw = np.arange(24, dtype=np.uint8).reshape(4, 2, 3), random.Random(1)
+    folder, made = tmp_path / "images", []
+
+    def rows():
+        made.append(1)
+        return [([1, 2], [3]), ([4], [5, 6])]
+
+    def read() -> list:
+        if kind == "store":
+            store = tokenised(rows, "data")
+            return [store[column][row].tolist() for column in (0, 1) for row in (0, 1)]
+        try:
+            table = ImageStore.open(folder, images.shape)
+        except UsageError:
+            made.append(1)
+            table = build_image_store(folder, images.shape, [images[0], "gone", *images[2:]])
+        return [table.rows.tolist(), table.gaps, table.why]
+
+    whole = read()
+    paths = sorted(path for path in tmp_path.rglob("*") if path.is_file())
+    for path in 8 * paths:
+        data = bytearray(path.read_bytes())
+        place = draw.randrange(8 * len(data))
+        data[place // 8] ^= 1 << place % 8
+        path.write_bytes(data)
+        before = len(made)
+        assert read() == whole and len(made) == before + 1, (path, place)
+    assert read() == whole and len(made) == 8 * len(paths) + 1
 
 
 def _build(folder: Path, kind: str) -> None:

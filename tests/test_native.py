@@ -399,6 +399,20 @@ def copying() -> str:
 
 
 @needs
+def test_kernels_that_were_damaged_are_compiled_again(tmp_path: Path, monkeypatch):
+    for name, value in compiler(tmp_path / "own", copying()).items():
+        monkeypatch.setenv(name, value)
+    made = build.built()
+    whole, once = made.read_bytes(), calls(tmp_path / "own")
+    for turn, damaged in enumerate((whole[:5000], b"", whole[:-9] + b"?" + whole[-8:]), 2):
+        made.write_bytes(damaged)
+        made = build.built()
+        assert made.read_bytes() == whole and calls(tmp_path / "own") == turn * once
+        assert list((tmp_path / "own" / "cache").iterdir()) == [made]
+    assert build.built() == made and calls(tmp_path / "own") == turn * once
+
+
+@needs
 def test_a_cache_that_others_may_write_to_is_refused(tmp_path: Path, monkeypatch):
     for name, value in compiler(tmp_path / "own", copying()).items():
         monkeypatch.setenv(name, value)

@@ -19,7 +19,7 @@ from threading import Lock
 import torch
 
 from regard.errors import UsageError
-from regard.files import alone, cache_folder, make_folder, replacing, write_atomically
+from regard.files import alone, cache_folder, make_folder, replacing, sha256, write_atomically
 from regard.processor import cpu_description
 
 HERE = Path(__file__).resolve().parent
@@ -28,6 +28,8 @@ FLAGS = ["-O3", "-march=native", "-mprefer-vector-width=512", "-fno-math-errno"]
 FLAGS += ["-Wno-psabi", "-fopenmp", "-fPIC"]
 # A compiler that takes longer than this is given up, in seconds.
 TIMEOUT = 120
+# Letters of a library's hash by which it is named.
+HASHED = 16
 # A failure is remembered for a day, in seconds.
 REMEMBER_FAILURE = 24 * 3600
 # What a compiler says when it was the machine that failed, which is not remembered.
@@ -136,15 +138,28 @@ def built() -> Path:
     made_by = [FLAGS, compiler, age, platform.machine(), cpu_description(), torch.__version__]
     made_by += _libraries()
     key.update(repr(made_by).encode())
-    made = cache_folder() / f"native-{key.hexdigest()}.so"
-    make_folder(made.parent)
-    _check_private(made.parent)
-    if not made.exists():
-        with alone(made.with_suffix(".lock")):  # others wait and find it made, or find it failed
-            if not made.exists():
-                _compile(compiler, sources, made)
+    name = cache_folder() / f"native-{key.hexdigest()}"
+    make_folder(name.parent)
+    _check_private(name.parent)
+    made = _intact(name)
+    if made is None:
+        with alone(name.with_suffix(".lock")):  # others wait and find it made, or find it failed
+            made = _intact(name) or _compile(compiler, sources, name)
     _check_private(made)
     return made
+
+
+def _intact(name: Path) -> Path | None:
+    """Return the compiled kernels of a name, if their hash is the one that their file is named by.
+
+    Code that was cut short or changed would end the process, or compute something else. Hashing it
+    takes less than a millisecond.
+    """
+    for made in sorted(name.parent.glob(f"{name.name}-*.so")):
+        with suppress(OSError):
+            if made.stem.endswith(sha256(made)[:HASHED]):
+                return made
+    return None
 
 
 def _check_private(path: Path) -> None:
@@ -157,9 +172,9 @@ def _check_private(path: Path) -> None:
         raise UsageError(f"others may write to {path} (mode {mode}); run chmod go-w {path}")
 
 
-def _compile(compiler: str, sources: list[Path], made: Path) -> None:
+def _compile(compiler: str, sources: list[Path], name: Path) -> Path:
     """Compile the kernels, unless the same compiler failed at them not long ago."""
-    failed = made.with_suffix(".failed")
+    failed = name.with_suffix(".failed")
     with suppress(OSError):
         if abs(time.time() - failed.stat().st_mtime) < REMEMBER_FAILURE:
             raise UsageError(
@@ -169,15 +184,22 @@ def _compile(compiler: str, sources: list[Path], made: Path) -> None:
     if sys.stderr.isatty():
         print("compiling kernels for this processor, once", file=sys.stderr)
     try:
-        with tempfile.TemporaryDirectory() as place, replacing(made) as new:
+        with tempfile.TemporaryDirectory() as place:
             objects = [str(Path(place) / f"{source.stem}.o") for source in sources]
             pairs = zip(map(str, sources), objects, strict=True)
             with ThreadPoolExecutor() as pool:
                 list(pool.map(_run, ([compiler, *FLAGS, "-c", a, "-o", b] for a, b in pairs)))
             places = dict.fromkeys(f"-Wl,-rpath,{Path(path).parent}" for path in _libraries())
             linked = [*_libraries(), *places, "-Wl,--allow-shlib-undefined"]
-            _run([compiler, "-shared", *objects, *linked, "-o", str(new)])
-            new.chmod(0o700)
+            whole = Path(place) / "whole.so"
+            _run([compiler, "-shared", *objects, *linked, "-o", str(whole)])
+            for damaged in name.parent.glob(f"{name.name}-*.so"):
+                damaged.unlink(missing_ok=True)
+            made = name.with_name(f"{name.name}-{sha256(whole)[:HASHED]}.so")
+            with replacing(made) as new:
+                shutil.copyfile(whole, new)
+                new.chmod(0o700)
+            return made
     except subprocess.SubprocessError as error:
         said = getattr(error, "stderr", None) or b""
         if not any(words in said for words in TRANSIENT):

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from regard.allocator import reuse_memory
 from regard.errors import UsageError, lookup
-from regard.files import refuse, write_atomically
+from regard.files import refuse, sweep, write_atomically
 from regard.native import fast
 from regard.processor import DTYPES, check_dtype
 from regard.seeds import mix
@@ -148,8 +148,7 @@ def locked(folder: Path) -> Iterator[None]:
             raise UsageError(
                 f"{folder}: another training is writing here; choose another out="
             ) from None
-        for stale in folder.glob(".*.tmp"):  # a kill in the middle of a write leaves one
-            stale.unlink(missing_ok=True)
+        sweep(folder)
         try:
             yield
         except BaseException:
