@@ -35,6 +35,7 @@ from regard.native import fast
 from regard.tasks.text.language import LanguageModel
 from regard.tasks.text.language_modelling import LanguageCodec
 from regard.training.loop import Fit, LoopSettings, Trainable
+from regard.training.plan import Plan
 
 needs = pytest.mark.skipif(native.library() is None, reason="there is no compiler here")
 LETTERS = Characters("abcdefghijklmnopqrstuvwxyz ")
@@ -443,7 +444,7 @@ def trained(model: GPT, folder: Path) -> list[Tensor]:
     AdamW blows up: it is left out.
     """
     settings = LoopSettings(steps=3, lr=1e-3, warmup=1)
-    how = {"steps": 3, "valid_every": 3, "publish": lambda *_: None, "quiet": True}
+    how = {"plans": [Plan(3, 1, 3)], "publish": lambda *_: None, "quiet": True}
     Fit(model.train(), Letters(), settings, folder, **how).run()
     named = {name: p.detach() for name, p in model.named_parameters()}
     shifts = {

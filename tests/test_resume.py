@@ -422,17 +422,17 @@ def test_other_data_are_refused(home, reference, part):
         path.write_text(text)
 
 
-def test_minutes_become_steps_once(home, tmp_path, monkeypatch):
-    """A run of minutes, broken off and taken up again, is the run of as many steps."""
+def test_minutes_are_planned_again_and_what_was_planned_is_kept(home, tmp_path, monkeypatch):
+    """A run of minutes that was broken off is, from its first step, repeated by its recipe.json."""
     settings = {"data": home / "data", "from": "en", "to": "de", **SETTINGS, "schedule": "cosine"}
     del settings["steps"]
-    timed, counted = tmp_path / "timed", tmp_path / "counted"
+    timed, repeated = tmp_path / "timed", tmp_path / "repeated"
 
     class Broken(Exception):
         pass
 
     def broken(*arguments):
-        if arguments[4] == 1 and not measuring:
+        if arguments[4] == 3 and not measuring:
             raise Broken
         return step(*arguments)
 
@@ -450,16 +450,21 @@ def test_minutes_become_steps_once(home, tmp_path, monkeypatch):
         patch.setattr(frame_train, "measure", measure)
         with pytest.raises(Broken):
             regard.train("translate", quiet=True, out=timed, minutes=0.03, **settings)
-    recipe = json.loads((timed / "recipe.json").read_text())
-    steps = recipe["steps"]
-    assert 1 < steps <= 0.03 * 60 / recipe["seconds_a_step"]
+    begun = json.loads((timed / "recipe.json").read_text())["plans"]
     monkeypatch.delattr(frame_train, "measure")  # never again
     report = regard.train("translate", quiet=True, out=timed, minutes=0.03, **settings)
-    assert (report.step, report.steps, report.finished) == (steps, steps, True)
-    regard.train("translate", quiet=True, out=counted, steps=steps, **settings)
-    one, two = result(timed), result(counted)
-    del one["recipe"], two["recipe"]
-    assert_same(one, two)
+    recipe = json.loads((timed / "recipe.json").read_text())
+    plans = recipe["plans"]
+    assert plans[: len(begun)] == begun and len(plans) > 3
+    assert report.finished and report.step == report.steps == recipe["steps"] == plans[-1]["steps"]
+    repeated.mkdir()
+    shutil.copy(timed / "recipe.json", repeated)
+    for name in ("source_tokenizer.json", "target_tokenizer.json", "tokenizer.json"):
+        if (timed / name).exists():
+            shutil.copy(timed / name, repeated)
+    monkeypatch.setattr(loop, "plan_again", None)  # all is known
+    regard.train("translate", quiet=True, out=repeated, minutes=0.03, **settings)
+    assert_same(result(timed), result(repeated))
 
 
 def test_init_starts_from_the_weights_that_are_used(home, reference, tmp_path):

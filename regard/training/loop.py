@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -29,7 +30,7 @@ from regard.settings import setting
 from regard.training import checkpoint as keep
 from regard.training import distributed
 from regard.training.optim import OPTIMISERS, SCHEDULES, build_optimiser
-from regard.training.plan import MIN_DECODED, Cost, default_warmup
+from regard.training.plan import MIN_DECODED, Cost, Plan, plan_again
 from regard.training.progress import Progress
 from regard.weights import buffers_of, copy_stored, learned_state, stored_name
 
@@ -287,10 +288,30 @@ def one_step(
     return loss, norm, int(read), finite
 
 
+class Stopwatch:
+    """Mean seconds of what is done again and again, by name."""
+
+    def __init__(self):
+        self.times: dict[str, list[float]] = {}
+
+    def add(self, name: str, seconds: float) -> None:
+        """Count one more."""
+        self.times.setdefault(name, []).append(seconds)
+
+    def mean(self, name: str, default: float | None) -> float:
+        """Mean so far, or a default if there was none."""
+        times = self.times.get(name)
+        return sum(times) / len(times) if times else default or 0.0
+
+
 class Film(Protocol):
     """What looks on while a model learns, every so many steps."""
 
     every: int
+
+    def settle(self, steps: int) -> None:
+        """Choose `every` for a run of so many steps."""
+        ...
 
     def __call__(self, step: int) -> None:
         """Look at the model after a step."""
@@ -307,23 +328,32 @@ class Fit:
         settings: LoopSettings,
         folder: Path,
         *,
-        steps: int,
-        valid_every: int,
+        plans: Sequence[Plan],
         publish: Callable[[dict[str, Tensor], dict[str, float]], None],
+        record: Callable[[Sequence[Plan]], None] = lambda plans: None,
         quiet: bool = False,
         lost: bool = False,
         film: Film | None = None,
     ):
-        """Train `task` in a folder for so many steps; `publish` saves the best weights.
+        """Train `task` in a folder.
 
-        If the published weights are `lost`, they are published again from a checkpoint. A `film`
-        is called every so many steps with the weights as they are then, which it leaves alone.
+        Args:
+            model: what is trained
+            task: its batches, loss and evaluation
+            settings: hyperparameters
+            folder: for checkpoints and metrics
+            plans: all plans of the run so far, oldest first; each holds from its step on
+            publish: saves the best weights, with their scores
+            record: writes all plans down, before the first step of a new one
+            quiet: prints nothing
+            lost: the published weights are gone, and are published again from a checkpoint
+            film: is called every so many steps with the weights, which it leaves alone
         """
         self.lost, self.film = lost, film
         self.model, self.task, self.settings = model, task, settings
-        self.folder, self.steps, self.valid_every = Path(folder), steps, valid_every
+        self.folder, self.plans, self.record = Path(folder), list(plans), record
         self.publish, self.quiet = publish, quiet
-        self.warmup = default_warmup(steps) if settings.warmup is None else settings.warmup
+        self.clock = Stopwatch()
         self.optimiser = build_optimiser(
             model,
             name=settings.optimiser,
@@ -354,6 +384,37 @@ class Fit:
         }
         self.notes: list[str] = []
 
+    # Plans
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that holds for the next step."""
+        step = self.counters["step"]
+        return next(plan for plan in reversed(self.plans) if plan.step <= step)
+
+    def _plan_again(self, bar: Progress) -> None:
+        """Plan the rest of the run, if its time has come and that was not done before."""
+        last, step = self.plan, self.counters["step"]
+        if last is not self.plans[-1] or step != last.next_step:
+            return
+        spent, each, validation = (
+            distributed.broadcast(value)
+            for value in (
+                self.counters["seconds"],
+                self.clock.mean("step", last.seconds_a_step),
+                self.clock.mean("validation", last.seconds_a_validation),
+            )
+        )
+        plan = plan_again(self.settings, last, step, spent, Cost(each, validation=validation))
+        self.plans.append(plan)
+        self.record(self.plans)
+        self.clock = Stopwatch()
+        bar.total = plan.steps
+        if self.film is not None:
+            self.film.settle(plan.steps)
+        if not 0.8 < plan.steps / last.steps < 1.25:
+            self._note(f"planned again: {plan.steps:,} steps instead of {last.steps:,}")
+
     # Checkpoints
 
     @property
@@ -380,9 +441,12 @@ class Fit:
 
     def _to_average(self) -> list[int]:
         """Return the steps of the last validations, whose weights may be averaged at the end."""
-        last = self.counters["step"] // self.valid_every * self.valid_every
-        first = max(0, last - self.valid_every * (self.settings.average - 1))
-        return [s for s in range(first, last + 1, self.valid_every) if s and self.settings.average]
+        steps, most = range(self.counters["step"], 0, -1), self.settings.average
+        return sorted(islice((step for step in steps if self._validates(step)), most))
+
+    def _validates(self, step: int) -> bool:
+        """True if the weights are validated after so many steps, the last ones apart."""
+        return next(plan for plan in reversed(self.plans) if plan.step < step).validates(step)
 
     def restore(self) -> None:
         """Load the newest complete checkpoint, if there is any."""
@@ -441,7 +505,7 @@ class Fit:
             _tensorboard(None if ended or not main else self.folder, counters["step"]) as board,
             StopSignal() as stop,
             open(self.folder / "metrics.jsonl" if main else os.devnull, "a") as metrics,
-            Progress("train", self.steps, quiet=self.quiet, done=counters["step"]) as bar,
+            Progress("train", self.plan.steps, quiet=self.quiet, done=counters["step"]) as bar,
         ):
             self.left = bar.left
             train_mode(self.model)
@@ -449,7 +513,9 @@ class Fit:
                 self._watch()
             while not ended:
                 n = counters["step"]
-                lr = settings.lr * self.schedule(n, self.steps, self.warmup)
+                self._plan_again(bar)
+                plan = self.plan
+                lr = settings.lr * self.schedule(plan.place(n), plan.steps, plan.warmup)
                 begun = time.perf_counter()
                 before = [buffer.clone() for buffer in self.buffers]
                 loss, norm, tokens, finite = one_step(
@@ -470,7 +536,9 @@ class Fit:
                     board(f"train/{name}" if name == "loss" else name, row[name], n + 1)
                 board("tokens_per_second", speed, n + 1)
                 self._watch()
-                due = (n + 1) % self.valid_every == 0 or n + 1 == self.steps
+                self.clock.add("step", time.perf_counter() - begun)
+                due = plan.validates(n + 1) or n + 1 == plan.steps
+                begun = time.perf_counter()
                 if due and main:
                     self._validate(metrics, board)
                     counters["seconds"] = time.perf_counter() - started
@@ -482,6 +550,9 @@ class Fit:
                     os.fsync(metrics.fileno())
                     self.save()
                     saved = time.perf_counter()
+                if due:
+                    self.clock.add("validation", time.perf_counter() - begun)
+                counters["seconds"] = time.perf_counter() - started
                 if asked and not ended:
                     break
         if ended and main:
@@ -493,7 +564,7 @@ class Fit:
         step = self.counters["step"]
         if self.film is None or not distributed.is_main():
             return
-        if step % self.film.every == 0 or step == self.steps:
+        if step % self.film.every == 0 or step == self.plan.steps:
             self.model.eval()
             try:
                 self.film(step)
@@ -502,7 +573,7 @@ class Fit:
 
     def _is_over(self) -> bool:
         patience = self.settings.patience
-        over = self.counters["step"] >= self.steps
+        over = self.counters["step"] >= self.plan.steps
         return over or bool(patience and self.counters["without_gain"] >= patience)
 
     def _after(self, finite: bool, loss: float, norm: float) -> None:
@@ -564,7 +635,7 @@ class Fit:
             board(f"valid/{name}", value, step)
         if not self.quiet:
             shown = "  ".join(f"{k} {v:.4g}" for k, v in scores.items() if k != "better")
-            line = f"step {step:,} of {self.steps:,}  {shown}  {self.left()}"
+            line = f"step {step:,} of {self.plan.steps:,}  {shown}  {self.left()}"
             print(line.rstrip(), file=sys.stderr, flush=True)
         # a lower loss at the same score is the better model, but does not restart the patience
         gained = counters["best"] is None or scores["better"] > counters["best"]

@@ -74,10 +74,15 @@ def write_recipe(folder: Path, task: str, settings: Any, data: str, more: dict[s
         **more,
         "settings": flat(settings),
     }
-    write_atomically(
-        folder / "recipe.json", json.dumps(recipe, indent=2, ensure_ascii=False) + "\n"
-    )
+    update_recipe(folder, recipe)
     return recipe
+
+
+def update_recipe(folder: Path, values: Mapping[str, Any]) -> None:
+    """Write values into recipe.json, over those that are there."""
+    path = folder / "recipe.json"
+    whole = {**(read_json(path) if path.exists() else {}), **values}
+    write_atomically(path, json.dumps(whole, indent=2, ensure_ascii=False) + "\n")
 
 
 def save_generation(folder: Path, generation: Mapping[str, Any]) -> None:
