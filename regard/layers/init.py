@@ -1,18 +1,11 @@
 """Initialisations of weights by name."""
 
 from collections.abc import Callable
-from dataclasses import field
-from typing import Any
 
 from torch import nn
 
 from regard.attention.multihead import MultiHead
 from regard.layers.feedforward import FeedForward, GatedFeedForward
-
-
-def init_field(default: str) -> Any:
-    """Describe the initialisation in a config, which format 1 called `start`."""
-    return field(default=default, metadata={"was": "start"})
 
 
 def glorot(model: nn.Module) -> None:

@@ -38,7 +38,7 @@ from regard.layers.heads import (
     Transform,
     VocabularyHead,
 )
-from regard.layers.init import INITS, init_field
+from regard.layers.init import INITS
 from regard.layers.run import run_blocks
 from regard.layers.shapes import Ids, Lengths, Vectors
 from regard.models.declaration import FamilyInfo, size_table, with_changes
@@ -88,7 +88,7 @@ class BertConfig:
     transform: str = "none"
     transform_bias: bool = True
     tie: bool = True
-    init: str = init_field("normal")
+    init: str = "normal"
     members: int = size_field(1, 100)
 
 

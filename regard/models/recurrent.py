@@ -12,7 +12,7 @@ from regard.attention.masks import Mask, Padding
 from regard.errors import lookup
 from regard.layers.block import size_field
 from regard.layers.embed import ties
-from regard.layers.init import INITS, init_field
+from regard.layers.init import INITS
 from regard.layers.recurrent import (
     Cell,
     CellConfig,
@@ -38,7 +38,7 @@ class RecurrentConfig(EncoderDecoderConfig):
     tie: str = "all"
     max_length: int = size_field(1024, 10_000_000)
     head_bias: bool = False
-    init: str = init_field("scaled")
+    init: str = "scaled"
 
 
 # name -> for each network of the encoder, whether it runs backward

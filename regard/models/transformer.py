@@ -19,7 +19,7 @@ from regard.layers.block import (
     size_field,
 )
 from regard.layers.embed import Embed, ties
-from regard.layers.init import INITS, init_field
+from regard.layers.init import INITS
 from regard.layers.run import run_blocks
 from regard.layers.shapes import Ids, Lengths
 from regard.layers.vocabulary import Head
@@ -42,7 +42,7 @@ class TransformerConfig(EncoderDecoderConfig):
     embed_norm: str = "none"
     scale_head: bool = False
     head_bias: bool = False
-    init: str = init_field("scaled")
+    init: str = "scaled"
 
 
 _T5 = TransformerConfig(

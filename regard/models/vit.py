@@ -23,7 +23,7 @@ from regard.layers.block import (
 from regard.layers.depth import drop_path_schedule
 from regard.layers.grid import COMPUTED, GridPosition, build_grid_position
 from regard.layers.heads import Attentive, FirstTokens, GridMean
-from regard.layers.init import INITS, init_field
+from regard.layers.init import INITS
 from regard.layers.layout import Layout, full_layout, token_grid
 from regard.layers.patches import Convolutions, EarlyConvolutions, Patches, grid_at
 from regard.layers.run import run_blocks
@@ -52,7 +52,7 @@ class ViTConfig:
     tokens: int = field(default=1, metadata={"min": 0, "max": 2})
     pool: str = "first"
     drop_path: float = prob_field(0.0)
-    init: str = init_field("normal")
+    init: str = "normal"
     embed_norm: str = "none"
 
 

@@ -32,7 +32,7 @@ from regard.training import distributed
 from regard.training.optim import OPTIMISERS, SCHEDULES, build_optimiser
 from regard.training.plan import MIN_DECODED, Cost, Plan, plan_again
 from regard.training.progress import Progress
-from regard.weights import buffers_of, copy_stored, learned_state, stored_name
+from regard.weights import buffers_of, copy_stored, learned_state, stored_names
 
 MAX_SKIPPED = 10  # steps in a row whose loss or gradient is not finite
 MEASURING_SHARE = 0.05  # of the time, spent on timing steps
@@ -681,10 +681,8 @@ class Fit:
         sums: dict[str, Tensor] = {}
         for step in steps:
             tensors = keep.load_checkpoint(self.checkpoints / f"step-{step}")[0][group]
-            for name in self.state:
-                place = stored_name(name, tensors)
-                if place is not None:
-                    sums[name] = sums.get(name, 0.0) + tensors[place].double()
+            for name in stored_names(self.state, tensors):
+                sums[name] = sums.get(name, 0.0) + tensors[name].double()
         return {
             name: (total / len(steps)).to(self.state[name].dtype) for name, total in sums.items()
         }

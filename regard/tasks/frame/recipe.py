@@ -17,7 +17,6 @@ from regard.errors import UsageError, log
 from regard.files import read_json, write_atomically
 from regard.hashes import SUMS, damaged, listed
 from regard.layers.lora import adapters
-from regard.settings import older_names
 from regard.tasks.frame.settings import flat
 
 # settings that may differ when a run is resumed, since they do not change what it computes
@@ -36,10 +35,7 @@ def check_resume(
     if not path.exists():
         return None
     recipe = read_json(path)
-    older, before, now = older_names(type(settings)), {}, flat(settings)
-    for key, value in recipe.get("settings", {}).items():
-        head, dot, rest = key.partition(".")
-        before[older.get(head, head) + dot + rest] = value
+    before, now = recipe.get("settings", {}), flat(settings)
     for key, value in now.items():
         if key in RESUME_MAY_DIFFER or key.split(".")[-1] in RESUME_MAY_DIFFER:
             continue
