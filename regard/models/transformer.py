@@ -1,5 +1,6 @@
 """The Transformer of "Attention Is All You Need" (Vaswani et al. 2017)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,7 +20,9 @@ from regard.layers.block import (
     size_field,
 )
 from regard.layers.embed import Embed, ties
+from regard.layers.engine import Engine, Parts, engine_of
 from regard.layers.init import INITS
+from regard.layers.kernel_weights import known_functions
 from regard.layers.run import run_blocks
 from regard.layers.shapes import Ids, Lengths
 from regard.layers.vocabulary import Head
@@ -178,3 +181,21 @@ class Transformer(nn.Module):
         """Read the next tokens of all hypotheses and return the logits after each."""
         x = self.before_head(self.decoder_norm(self.decoder.step(self.target, ids, state)))
         return self.head.step_logits(x).view(*ids.shape, -1), state
+
+    def engine(self, never: Sequence[int] = (), before: Engine | None = None) -> Engine | None:
+        """What translates in C with this model, where all of it is known; never some tokens."""
+        if type(self) is not Transformer or type(self.before_head) is not nn.Identity:
+            return None
+        parts = Parts(
+            self.source,
+            self.target,
+            list(self.encoder),
+            list(self.decoder),
+            self.encoder_norm,
+            self.decoder_norm,
+            self.head,
+        )
+        return engine_of(self, parts, never, _FUNCTIONS, before)
+
+
+_FUNCTIONS = known_functions(Transformer, TransformerDecoder)

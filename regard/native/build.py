@@ -35,8 +35,13 @@ REMEMBER_FAILURE = 24 * 3600
 # What a compiler says when it was the machine that failed, which is not remembered.
 TRANSIENT = (b"No space left", b"terminated program", b"Cannot allocate memory", b"out of memory")
 
-# name of a kernel -> its arguments: an address (p), a whole number (l) or a fraction (d)
+# name of a kernel -> its arguments: an address (p), a whole number (l) or a fraction (d); what it
+# returns stands behind >
 KERNELS = {
+    "regard_checksum": "plp",
+    "regard_engine_new": "pp>p",
+    "regard_engine_free": "p",
+    "regard_translate": "pp>l",
     "regard_decode": "ppppppppppp",
     "regard_product": "lpppplll",
     "regard_argmax": "pllpp",
@@ -101,8 +106,8 @@ def _linked() -> ctypes.CDLL:
     except OSError:  # the cache may have been deleted in between
         made = ctypes.CDLL(str(built()), mode=os.RTLD_NOW)
     for name, takes in KERNELS.items():
-        kernel = getattr(made, name)
-        kernel.argtypes, kernel.restype = [TYPES[one] for one in takes], None
+        kernel, (takes, _, gives) = getattr(made, name), takes.partition(">")
+        kernel.argtypes, kernel.restype = [TYPES[one] for one in takes], TYPES.get(gives)
     return made
 
 
