@@ -11,7 +11,7 @@ from regard.attention.dropout import dropout
 from regard.attention.masks import Mask, Padding
 from regard.errors import lookup
 from regard.layers.block import size_field
-from regard.layers.embed import ties
+from regard.layers.embed import tie, ties
 from regard.layers.init import INITS
 from regard.layers.recurrent import (
     Cell,
@@ -157,7 +157,7 @@ class Recurrent(StatefulDecoder):
             block, config.target_vocab, self.encoder.out_width, config.decoder_depth
         )
         if tie_sides:
-            self.decoder.tokens = self.source
+            tie(self.decoder.tokens, self.source)
         self.head = Head(block.width, config.target_vocab, bias=config.head_bias)
         if tie_head:
             self.head.weight = self.decoder.tokens.weight

@@ -19,7 +19,7 @@ from regard.layers.block import (
     build_norm,
     size_field,
 )
-from regard.layers.embed import Embed, ties
+from regard.layers.embed import Embed, tie, ties
 from regard.layers.engine import Engine, Parts, engine_of
 from regard.layers.init import INITS
 from regard.layers.kernel_weights import known_functions
@@ -131,7 +131,7 @@ class Transformer(nn.Module):
         self.source = embed(config.source_vocab, source_position)
         self.target = embed(config.target_vocab, target_position)
         if tie_sides:
-            self.target.tokens = self.source.tokens
+            tie(self.target.tokens, self.source.tokens)
         self.encoder = nn.ModuleList(
             EncoderBlock(block, of_layer(source_position)) for _ in range(config.encoder_depth)
         )

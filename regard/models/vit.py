@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.attention.dropout import dropout
-from regard.attention.positions import ALIASES, Position
+from regard.attention.positions import ALIASES, Position, of_layer
 from regard.errors import UsageError, lookup
 from regard.layers.block import (
     BlockConfig,
@@ -205,7 +205,7 @@ class ViT(VisionModel):
         self.position = lookup("position", name, GRID_POSITIONS)(config, made_for)
         self.embed_norm = build_norm(block, config.embed_norm)
         self.blocks = nn.ModuleList(
-            build_block(block, self.position, path)
+            build_block(block, of_layer(self.position), path)
             for path in drop_path_schedule(config.drop_path, config.depth)
         )
         self.norm = build_final_norm(block)
