@@ -258,7 +258,7 @@ FAMILIES = {
     "bert": {
         "bert, words": small("bert"),
         "roberta, classify": small("roberta", head="classify", labels=5),
-        "albert, tag": small("albert", inner_width=6, head="tag", labels=5),
+        "albert, tag": small("albert", depth=3, inner_width=6, head="tag", labels=5),
         "deberta, none": small("deberta", head="none", distances=Distances(8, 4)),
         "deberta, words": small("deberta", tie=False, distances=Distances(12, 0, "none")),
         "grouped, mean": small(

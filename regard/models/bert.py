@@ -322,9 +322,9 @@ class Bert(nn.Module):
         lookup("init", config.init, INITS)(self)
         for _ in range(own, config.depth):
             with torch.device("meta"):
-                block = build()
-            tie(block, self.blocks[0])
-            self.blocks.append(block)
+                layer = build()
+            tie(layer, self.blocks[0])
+            self.blocks.append(layer)
         alone = replace(config, members=1)
         self.members = nn.ModuleList(Bert(alone) for _ in range(config.members - 1))
 
