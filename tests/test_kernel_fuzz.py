@@ -31,13 +31,13 @@ from regard.layers.feedforward import FeedForward, GatedFeedForward
 from regard.layers.norm import LayerNorm, RMSNorm
 from regard.layers.residual import PostNorm, PreNorm
 from regard.models.gpt import GPT, GPTConfig
-from regard.native import fast
+from regard.native import build, fast
 from regard.tasks.text.language import LanguageModel
 from regard.tasks.text.language_modelling import LanguageCodec
 from regard.training.loop import Fit, LoopSettings, Trainable
 from regard.training.plan import Plan
 
-needs = pytest.mark.skipif(native.library() is None, reason="there is no compiler here")
+needs = pytest.mark.skipif(bool(build.unavailable()), reason=build.unavailable())
 LETTERS = Characters("abcdefghijklmnopqrstuvwxyz ")
 KINDS = {
     "llama": {"norm": "rms", "feed_forward": "swiglu", "bias": False, "position": "rotary"},

@@ -29,7 +29,7 @@ from regard.models.gpt import GPT, GPTConfig
 from regard.native import build, fast, functions
 from regard.training.optim import build_optimiser
 
-needs = pytest.mark.skipif(native.library() is None, reason="there is no compiler here")
+needs = pytest.mark.skipif(bool(build.unavailable()), reason=build.unavailable())
 
 
 def far(x: Tensor, y: Tensor) -> float:
@@ -350,6 +350,23 @@ def test_a_compiler_whose_machine_failed_is_asked_again(tmp_path: Path, monkeypa
     for _ in range(2):
         with pytest.raises(subprocess.CalledProcessError):
             build.built()
+
+
+def test_a_compiler_that_took_too_long_is_asked_again(tmp_path: Path, monkeypatch):
+    own = tmp_path / "own"
+    for name, value in compiler(own, "exec sleep 60").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(build, "TIMEOUT", 0.2)
+    for _ in range(2):
+        with pytest.raises(subprocess.TimeoutExpired):
+            build.built()
+    assert not list((own / "cache").iterdir())
+
+
+@needs
+def test_where_there_is_a_compiler_kernels_are_on():
+    """Else all tests of kernels would be left out without a word."""
+    assert native.status().enabled, native.status()
 
 
 def reason(patch: pytest.MonkeyPatch, **environment: str) -> str:

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 import regard
-from regard import api
+from regard import api, native
 from regard.errors import UsageError
 from regard.files import sha256
 from regard.tasks.frame import train as frame_train
@@ -406,6 +406,19 @@ def test_settings_that_change_no_number_may_differ(home, reference):
     out, _ = reference
     settings = {"data": home / "data", "out": out, "from": "en", "to": "de", **SETTINGS}
     assert regard.train("translate", quiet=True, **settings | {"save_every": 9.0}).finished
+
+
+@pytest.mark.parametrize("key", ["kernels", "torch"])
+def test_what_rounds_otherwise_than_at_the_start_is_said(home, copied, capsys, key):
+    settings = {"data": home / "data", "out": copied, "from": "en", "to": "de", **SETTINGS}
+    regard.train("translate", **settings)
+    assert "rounds otherwise" not in capsys.readouterr().err
+    recipe = json.loads((copied / "recipe.json").read_text())
+    assert recipe["kernels"] == native.status().enabled
+    recipe[key] = not recipe[key] if key == "kernels" else "1.0"
+    (copied / "recipe.json").write_text(json.dumps(recipe))
+    regard.train("translate", **settings)
+    assert capsys.readouterr().err.count("rounds otherwise") == 1
 
 
 @pytest.mark.parametrize("part", ["train", "valid"])

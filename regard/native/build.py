@@ -85,10 +85,8 @@ def status() -> Status:
 @cache
 def load() -> tuple[ctypes.CDLL | None, str]:
     """Return the kernels, or why there are none; for one thread at a time."""
-    if os.environ.get("REGARD_NATIVE", "1") in ("0", ""):
-        return None, f"REGARD_NATIVE={os.environ['REGARD_NATIVE']} switches them off"
-    if not sys.platform.startswith("linux"):
-        return None, f"they are made for Linux, and this is {sys.platform}"
+    if why := unavailable():
+        return None, why
     try:
         return _linked(), ""
     except subprocess.TimeoutExpired as error:
@@ -97,6 +95,19 @@ def load() -> tuple[ctypes.CDLL | None, str]:
         return None, f"{error.cmd[0]} failed: {_first_error(error.stderr)}"
     except (OSError, AttributeError, UsageError) as error:
         return None, str(error)
+
+
+def unavailable() -> str:
+    """Why kernels are not even tried here: switched off, another system, no compiler; else ""."""
+    if os.environ.get("REGARD_NATIVE", "1") in ("0", ""):
+        return f"REGARD_NATIVE={os.environ['REGARD_NATIVE']} switches them off"
+    if not sys.platform.startswith("linux"):
+        return f"they are made for Linux, and this is {sys.platform}"
+    return "" if _compiler() else f"there is no C compiler ({', '.join(COMPILERS)}); install one"
+
+
+def _compiler() -> str | None:
+    return next(filter(None, map(shutil.which, COMPILERS)), None)
 
 
 def _linked() -> ctypes.CDLL:
@@ -132,9 +143,9 @@ def _beside_pytorch(path: str) -> tuple[bool, str]:
 
 def built() -> Path:
     """Return the compiled kernels, from the cache if they are there."""
-    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+    compiler = _compiler()
     if compiler is None:
-        raise UsageError(f"there is no C compiler ({', '.join(COMPILERS)}); install one")
+        raise UsageError(unavailable())
     sources = sorted(HERE.glob("*.c"))
     key = hashlib.blake2b(digest_size=12)
     for part in [*sources, *sorted(HERE.glob("*.h"))]:
@@ -205,8 +216,8 @@ def _compile(compiler: str, sources: list[Path], name: Path) -> Path:
                 shutil.copyfile(whole, new)
                 new.chmod(0o700)
             return made
-    except subprocess.SubprocessError as error:
-        said = getattr(error, "stderr", None) or b""
+    except subprocess.CalledProcessError as error:  # one that took too long is asked again
+        said = error.stderr or b""
         if not any(words in said for words in TRANSIENT):
             write_atomically(failed, (said.strip() or str(error).encode())[-2000:] + b"\n")
         raise

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from regard import __version__
+from regard import __version__, native
 from regard.data.split import Split
 from regard.errors import UsageError, log
 from regard.files import read_json, write_atomically
@@ -59,12 +59,25 @@ def check_resume(
     return recipe
 
 
+def other_bits(folder: Path, recipe: Mapping[str, Any]) -> list[str]:
+    """Say what rounds otherwise than when a run was begun, so that it ends with other bits."""
+    kernels, torch_now = native.status(), torch.__version__.split("+")[0]
+    notes = []
+    if recipe.get("kernels", kernels.enabled) != kernels.enabled:
+        begun = "with C kernels" if recipe["kernels"] else "without C kernels"
+        notes.append(f"{begun} ({kernels} now)")
+    if recipe.get("torch", torch_now) != torch_now:
+        notes.append(f"with PyTorch {recipe['torch']} ({torch_now} now)")
+    return [f"{folder} was begun {note}: it goes on, but rounds otherwise" for note in notes]
+
+
 def write_recipe(folder: Path, task: str, settings: Any, data: str, more: dict[str, Any]) -> dict:
     """Write recipe.json: everything that the run depends on, fully resolved."""
     recipe = {
         "regard": __version__,
         "torch": torch.__version__.split("+")[0],
         "python": platform.python_version(),
+        "kernels": native.status().enabled,
         "task": task,
         "data": data,
         **more,

@@ -26,6 +26,7 @@ from regard.tasks.frame.recipe import (
     hash_frozen,
     is_learnt,
     model_card,
+    other_bits,
     parameters,
     save_generation,
     set_aside,
@@ -192,6 +193,8 @@ def train(
         if settings.compile:
             compile_model(model, task.dynamic)
         baselines = task.baselines(data, settings)
+        for note in other_bits(folder, begun or {}):
+            log(note, quiet)
         if begun is None:
             for note in data.notes:
                 log(note, quiet)
