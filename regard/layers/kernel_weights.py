@@ -292,8 +292,8 @@ class Fingerprint:
         return [list(map(ask, some)) for ask in asked]
 
     def unhooked(self) -> bool:
-        """Tell whether there is no hook on any of the modules, or on all."""
-        return not any(self.hooks) and not has_global_hooks()
+        """Tell whether there is no hook on any of the modules."""
+        return not any(self.hooks)
 
     def same(self) -> bool:
         """Tell whether nothing but numbers has changed."""
@@ -317,17 +317,15 @@ def checked_plan(
     """Return what `make` makes of modules for a kernel, anew if more than numbers has changed.
 
     Where a model is frozen that is checked once for each text (as long as its cache, `during`,
-    lives), and then only whether somebody has added a hook.
+    lives), and then only whether somebody has added a hook or replaced a function.
     """
     scope = native.scope(modules[0])
-    if scope is None or traced():
+    if scope is None or traced() or not unpatched():
         return None
     key = (name, *map(id, modules))
     made, fingerprint = scope.plans.get(key, (None, None))
     if fingerprint is not None and scope.copies is not None and during in fingerprint.checked:
         return made if fingerprint.unhooked() else None
-    if not unpatched():
-        return None
     if fingerprint is not None and fingerprint.same():
         if during is not None:
             fingerprint.checked.add(during)
