@@ -661,3 +661,26 @@ def test_the_library_filters_as_the_command_does(png, tmp_path):
     made = regard.filter("gaussian", png, out=tmp_path / "library.png", sigma=2)
     assert main(["filter", "gaussian", str(png), f"out={tmp_path / 'command.png'}", "sigma=2"]) == 0
     assert Path(made.path).read_bytes() == (tmp_path / "command.png").read_bytes()
+
+
+def test_several_values_of_one_key_are_drawn_side_by_side(png, capsys, monkeypatch):
+    from regard.viewer import panels
+
+    drawn = []
+    plain = panels.draw_gallery
+    monkeypatch.setattr(panels, "draw_gallery", lambda *given: drawn.append(given) or plain(*given))
+    out = png.parent / "steps.png"
+    words = ["filter", "perona_malik", str(png), f"out={out}", "k=0.05"]
+    assert main([*words, "steps=10,20,30"]) == 0
+    photo, *row = [panel for row in drawn.pop()[1] for panel in row]
+    assert [panel.caption for panel in row] == ["steps=10", "steps=20", "steps=30"]
+    image = torch.from_numpy(photo.pixels.copy()).permute(2, 0, 1).float() / 255
+    for panel, steps in zip(row, (10, 20, 30), strict=True):
+        expected = (255 * FILTERS["perona_malik"](image, steps=steps, k=0.05)).round().byte()
+        assert np.array_equal(panel.pixels, expected.permute(1, 2, 0).numpy())
+    regard.filter("gaussian", png, out=out, sigma=[1, 2], weights_at="3,4")
+    assert len(drawn.pop()[1][0]) == 3
+    capsys.readouterr()
+    for bad in (["steps=10,x"], ["steps=1,2", "k=0.1,0.2"], ["steps=" + "1," * 20 + "1"]):
+        assert main([*words, *bad] if len(bad) < 2 else [*words[:-1], *bad]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
