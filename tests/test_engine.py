@@ -2,7 +2,7 @@
 
 import ctypes
 from dataclasses import replace
-from math import inf
+from math import inf, nan
 from typing import Any
 
 import numpy as np
@@ -70,7 +70,7 @@ def by_search(model: Transformer, texts: list[list[int]], limits: list[int], **o
 
 def by_engine(model: Transformer, texts: list[list[int]], limits: list[int], **options: Any):
     with native.fast(model, frozen=True):
-        engine = model.engine(NEVER)
+        engine = model.engine(NEVER, None, options.get("dtype", torch.float32))
         assert engine is not None
         beam, n_best = options.get("beam", 5), options.get("n_best", 1)
         penalty = options.get("length_penalty", "average"), options.get("alpha")
@@ -128,9 +128,14 @@ def test_every_way_to_stop_and_to_rank_is_that_of_the_search(stopping: str, leng
         )
 
 
-def test_neighbours_order_and_threads_change_no_bit():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+def test_neighbours_order_and_threads_change_no_bit(dtype):
     model, texts = build(SMALL, 1), sources(70, seed=1)
     limits = [4 + len(text) for text in texts]
+
+    def by_engine(*words):
+        return globals()["by_engine"](*words, dtype=dtype)
+
     whole = by_engine(model, texts, limits)
     assert by_engine(model, texts[::-1], limits[::-1])[::-1] == whole
     for size in (1, 7, 24):
@@ -247,11 +252,41 @@ def test_a_part_that_the_engine_does_not_know_is_left_to_the_search(changed):
         assert model.engine(NEVER) is None
 
 
-def test_numbers_that_are_not_finite_are_given_back():
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    """Rows as 127 steps of their largest number."""
+    step = x.abs().amax(-1, keepdim=True) / 127
+    return (x / step.clamp(min=1e-30)).round() * step
+
+
+class Rounded(nn.Linear):
+    def forward(self, x):
+        return F.linear(rounded(x), rounded(self.weight), self.bias)
+
+
+@pytest.mark.parametrize("name", ["plain", "odd sizes", "gated, rms, no bias", "a wide vocabulary"])
+def test_int8_is_the_product_of_rounded_rows_and_rounded_weights(name: str):
+    model, texts = build(VARIANTS[name]), sources(30)
+    limits = [8] * len(texts)
+    ours = by_engine(model, texts, limits, dtype=torch.int8, beam=1)
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.__class__ = Rounded
+    model.head.step_logits = model.head.forward
+    theirs = by_search(model, texts, limits, beam=1)
+    same = 0
+    for (one,), (other,) in zip(ours, theirs, strict=True):  # a step of rounding may go either way
+        assert one.steps[0] == pytest.approx(other.steps[0], abs=0.1)
+        same += one.ids == other.ids
+    assert same >= 20
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize("number", [inf, nan])
+def test_numbers_that_are_not_finite_are_given_back(dtype, number: float):
     model = build(SMALL)
-    model.decoder_norm.weight.data[0] = inf
+    model.decoder_norm.weight.data[0] = number
     with native.fast(model, frozen=True):
-        engine = model.engine(())
+        engine = model.engine((), None, dtype)
         options = {"stopping": "patience", "enough": 5, "bos": 1, "eos": EOS, "ends": ()}
         found = engine.translate([[4]], [3], beam=5, n_best=1, divisor=float, **options)
     assert found is None
@@ -287,6 +322,19 @@ def test_the_starter_is_translated_by_the_engine_and_says_what_the_search_says(m
     monkeypatch.setattr(Transformer, "engine", lambda *words: None)
     theirs = model.run(lines, n_best=2, scores=True)
     assert list(map(str, ours)) == list(map(str, theirs))
+
+
+def test_int8_is_chosen_by_quantise_and_refused_where_it_cannot_be(monkeypatch):
+    model = regard.load("en-zh")
+    assert str(model.run("How are you?", quantise="int8"))
+    assert model.decoder.engine.dtype == torch.int8
+    with pytest.raises(UsageError, match="unknown quantise 'int4'"):
+        model.run("How are you?", quantise="int4")
+    with pytest.raises(UsageError, match="quantise=int8 is done by the engine"):
+        model.run("How are you?", quantise="int8", temperature=1.0)
+    monkeypatch.setattr(Transformer, "engine", lambda *words: None)
+    with pytest.raises(UsageError, match="leave it out"):
+        model.run("How are you?", quantise="int8")
 
 
 def test_a_text_past_the_learned_positions_is_refused_as_ever():

@@ -18,10 +18,12 @@ from regard.decode.rules import GenerationConfig, Given
 from regard.decode.search import Hypothesis
 from regard.decode.trace import is_tracing
 from regard.decode.writer import Writer
-from regard.errors import UsageError
+from regard.errors import UsageError, lookup
 
 Ids = Sequence[int]
 MOST_HYPOTHESES = 64  # of a sentence, for an engine
+# name -> data type of the products
+QUANTISED = {"none": torch.float32, "int8": torch.int8}
 
 
 @dataclass
@@ -93,7 +95,13 @@ class SentenceDecoder:
         self, sentences: list[Sentence], options: Decoding, first: int, *, tokens: int, rows: int
     ) -> None:
         """Decode sentences in batches of so many tokens and rows; `first` seeds sampling."""
-        hypotheses = self._by_engine(sentences, options)
+        dtype = lookup("quantise", getattr(options, "quantise", "none"), QUANTISED)
+        hypotheses = self._by_engine(sentences, options, dtype)
+        if hypotheses is None and dtype != torch.float32 and any(s.ids for s in sentences):
+            raise UsageError(
+                "quantise=int8 is done by the engine in C, which does not know this model, these "
+                "options or this machine (see regard doctor); leave it out"
+            )
         if hypotheses is None:
             workers = torch.get_num_threads() if self.device.type == "cpu" else 1
             hypotheses = in_batches(
@@ -108,9 +116,12 @@ class SentenceDecoder:
             sentence.hypotheses = some
 
     def _by_engine(
-        self, sentences: list[Sentence], options: Decoding
+        self, sentences: list[Sentence], options: Decoding, dtype: torch.dtype
     ) -> list[list[Hypothesis]] | None:
-        """All hypotheses by the engine of the writer, if it has one that knows the options."""
+        """All hypotheses by the engine of the writer, if it has one that knows the options.
+
+        Its products are in `dtype`, float32 or int8.
+        """
         options.check()
         make = getattr(self.writer, "engine", None)
         search_by = {"stopping": "patience", "on": "logits", "renormalise": False}
@@ -128,7 +139,7 @@ class SentenceDecoder:
             or self.rules.changes(Given(self.rules.all_ends, [], [], []))
         ):
             return None
-        self.engine = make(self.never, self.engine)
+        self.engine = make(self.never, self.engine, dtype)
         if self.engine is None:
             return None
         divisor, stopping = (

@@ -53,7 +53,7 @@ class Parts(NamedTuple):
 
 class _Shape(ctypes.Structure):
     names = ["width", "heads", "head_width", "ffn_width", "act", "gated", "centred"]
-    names += ["readers", "writers", "target_vocab"]
+    names += ["readers", "writers", "target_vocab", "bytes"]
     _fields_ = [(name, ctypes.c_long) for name in names]
     _fields_ += [(n, ctypes.c_double) for n in ("eps", "scale", "source_scale", "target_scale")]
 
@@ -78,9 +78,10 @@ class Found(NamedTuple):
 class Engine:
     """The packed weights of a model, as long as the model is what they were packed from."""
 
-    def __init__(self, model: nn.Module, parts: Parts, never: Sequence[int]):
+    def __init__(self, model: nn.Module, parts: Parts, never: Sequence[int], dtype: torch.dtype):
         self.library = cast(ctypes.CDLL, native.kernels(model))
         self.fingerprint, self.parts, self.never = Fingerprint([model]), parts, tuple(never)
+        self.dtype = dtype
         self.blocks = [kernel_weights(b, False) for b in (*parts.encoder, *parts.decoder)]
         self.numbers = native.numbers(self._weights())
         self.checksum = self._checksum()
@@ -108,6 +109,7 @@ class Engine:
         shape.gated, shape.centred = first.weights[8] is not None, first.norm is not RMSNorm
         shape.readers, shape.writers = len(parts.encoder), len(parts.decoder)
         shape.target_vocab = parts.head.out_features
+        shape.bytes = self.dtype == torch.int8
         shape.eps, shape.scale = first.eps, first.scale
         shape.source_scale, shape.target_scale = parts.source.scale, parts.target.scale
         *weights, head, bias = self._weights()
@@ -116,12 +118,13 @@ class Engine:
         everything = native.numbers([*weights, head, forbidden])
         return self.library.regard_engine_new(ctypes.byref(shape), everything)
 
-    def holds(self, model: nn.Module, never: Sequence[int]) -> bool:
+    def holds(self, model: nn.Module, never: Sequence[int], dtype: torch.dtype) -> bool:
         """True if the model is what was packed, to the last number."""
         return (
             self.handle is not None
             and self.fingerprint.modules[0] is model
             and self.never == tuple(never)
+            and self.dtype == dtype
             and self.fingerprint.same()
             and self.checksum == self._checksum()
         )
@@ -202,11 +205,17 @@ class Engine:
 
 
 def engine_of(
-    model: nn.Module, parts: Parts, never: Sequence[int], known: Any, before: "Engine | None"
+    model: nn.Module,
+    parts: Parts,
+    never: Sequence[int],
+    dtype: torch.dtype,
+    known: Any,
+    before: "Engine | None",
 ) -> "Engine | None":
     """The engine of a model (`before`, if it still holds), where all of it is known exactly.
 
-    `known` are functions of the model's own class, as `known_functions` returned them.
+    Products are in `dtype`, float32 or int8. `known` are functions of the model's own class, as
+    `known_functions` returned them.
     """
     active = native.scope(model)
     if (
@@ -221,11 +230,11 @@ def engine_of(
         return None
     if not unchanged_functions(known) or not unchanged_functions(_FUNCTIONS):
         return None
-    if before is not None and before.holds(model, never):
+    if before is not None and before.holds(model, never, dtype):
         return before
     if not _is_known(model, parts):
         return None
-    made = Engine(model, parts, never)
+    made = Engine(model, parts, never, dtype)
     return made if made.handle else None
 
 

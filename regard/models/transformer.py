@@ -182,7 +182,12 @@ class Transformer(nn.Module):
         x = self.before_head(self.decoder_norm(self.decoder.step(self.target, ids, state)))
         return self.head.step_logits(x).view(*ids.shape, -1), state
 
-    def engine(self, never: Sequence[int] = (), before: Engine | None = None) -> Engine | None:
+    def engine(
+        self,
+        never: Sequence[int] = (),
+        before: Engine | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> Engine | None:
         """What translates in C with this model, where all of it is known; never some tokens."""
         if type(self) is not Transformer or type(self.before_head) is not nn.Identity:
             return None
@@ -195,7 +200,7 @@ class Transformer(nn.Module):
             self.decoder_norm,
             self.head,
         )
-        return engine_of(self, parts, never, _FUNCTIONS, before)
+        return engine_of(self, parts, never, dtype, _FUNCTIONS, before)
 
 
 _FUNCTIONS = known_functions(Transformer, TransformerDecoder)

@@ -14,7 +14,7 @@ enum { PATIENCE, EARLY, LENGTH, NEVER }; /* as in search.STOPPINGS */
 typedef struct {
   long width, heads, head_width, ffn_width, act, gated, centred;
   long readers, writers; /* blocks of the encoder and of the decoder */
-  long target_vocab;
+  long target_vocab, bytes; /* bytes: products are in int8 */
   double eps, scale, source_scale, target_scale;
 } Shape;
 
@@ -83,15 +83,11 @@ typedef struct {
   Sentence *live;
   float *x, *y, *wide, *logits, *top, *sum, *weights; /* scratch of all rows */
   const float **keys, **values;
+  Rounded rounded;
   Way *ways, *found;
 } Worker;
 
 /* ---- packing */
-
-static void release(Matrix *m) {
-  free(m->packed);
-  free(m->bias);
-}
 
 void regard_engine_free(Engine *e) {
   if (!e) return;
@@ -107,6 +103,10 @@ void regard_engine_free(Engine *e) {
 
 /* Numbers come in the order of regard/layers/engine.py: for each block norm, qkv, out, norm, gate, inner,
  * outer, and for the decoder's norm, cross qkv, cross out, each with its bias; both last norms; tables */
+static int lay(const Engine *e, Matrix *m, const Numbers *w, const float *bias, long first, long out, float never) {
+  return pack(m, w, bias, first, out, never) && (!e->shape.bytes || pack_bytes(m));
+}
+
 Engine *regard_engine_new(const Shape *shape, const Numbers *from) {
   Engine *e = calloc(1, sizeof(Engine));
   if (!e) return 0;
@@ -117,23 +117,23 @@ Engine *regard_engine_new(const Shape *shape, const Numbers *from) {
   for (long i = 0; fine && i < shape->readers + shape->writers; i++) {
     Block *b = e->blocks + i;
     b->norm_1 = from[0].at, b->shift_1 = from[1].at, b->norm_2 = from[6].at, b->shift_2 = from[7].at;
-    fine = pack(&b->qkv, from + 2, from[3].at, 0, 3 * hd, 0) && pack(&b->out, from + 4, from[5].at, 0, w, 0);
-    if (shape->gated) fine = fine && pack(&b->gate, from + 8, from[9].at, 0, f, 0);
-    fine = fine && pack(&b->inner, from + 10, from[11].at, 0, f, 0);
-    fine = fine && pack(&b->outer, from + 12, from[13].at, 0, w, 0);
+    fine = lay(e, &b->qkv, from + 2, from[3].at, 0, 3 * hd, 0) && lay(e, &b->out, from + 4, from[5].at, 0, w, 0);
+    if (shape->gated) fine = fine && lay(e, &b->gate, from + 8, from[9].at, 0, f, 0);
+    fine = fine && lay(e, &b->inner, from + 10, from[11].at, 0, f, 0);
+    fine = fine && lay(e, &b->outer, from + 12, from[13].at, 0, w, 0);
     from += 14;
     if (i < shape->readers) continue;
     b->norm_3 = from[0].at, b->shift_3 = from[1].at;
-    fine = fine && pack(&b->ask, from + 2, from[3].at, 0, hd, 0);
-    fine = fine && pack(&b->memory, from + 2, from[3].at, hd, 2 * hd, 0);
-    fine = fine && pack(&b->tell, from + 4, from[5].at, 0, w, 0);
+    fine = fine && lay(e, &b->ask, from + 2, from[3].at, 0, hd, 0);
+    fine = fine && lay(e, &b->memory, from + 2, from[3].at, hd, 2 * hd, 0);
+    fine = fine && lay(e, &b->tell, from + 4, from[5].at, 0, w, 0);
     from += 6;
   }
   e->reader_norm = from[0].at, e->reader_shift = from[1].at;
   e->writer_norm = from[2].at, e->writer_shift = from[3].at;
   e->source = from[4].at, e->source_row = from[4].row_step, e->source_column = from[4].column_step;
   e->target = from[5].at, e->target_row = from[5].row_step, e->target_column = from[5].column_step;
-  fine = fine && pack(&e->head, from + 6, from[7].at, 0, shape->target_vocab, -INFINITY);
+  fine = fine && lay(e, &e->head, from + 6, from[7].at, 0, shape->target_vocab, -INFINITY);
   if (!fine) return regard_engine_free(e), (Engine *)0;
   return e;
 }
@@ -215,15 +215,15 @@ static void normalise(const Shape *s, const float *x, const float *weight, const
   norm(x, weight, shift, y, 0, rows, s->width, s->centred, (float)s->eps);
 }
 
-static void feed_forward(const Worker *k, const Block *b, long rows) {
+static void feed_forward(Worker *k, const Block *b, long rows) {
   const Shape *s = &k->engine->shape;
   normalise(s, k->x, b->norm_2, b->shift_2, k->y, rows);
   if (s->gated) {
-    product(rows, k->y, &b->gate, k->wide, ACTIVATE, s->act);
-    product(rows, k->y, &b->inner, k->wide, TIMES, 0);
+    product(rows, k->y, &k->rounded, &b->gate, k->wide, ACTIVATE, s->act);
+    product(rows, k->y, &k->rounded, &b->inner, k->wide, TIMES, 0);
   } else
-    product(rows, k->y, &b->inner, k->wide, ACTIVATE, s->act);
-  product(rows, k->wide, &b->outer, k->x, ADD, 0);
+    product(rows, k->y, &k->rounded, &b->inner, k->wide, ACTIVATE, s->act);
+  product(rows, k->wide, &k->rounded, &b->outer, k->x, ADD, 0);
 }
 
 static void embed(const float *table, long row, long column, const float *at, double scale, int token, long place,
@@ -243,7 +243,7 @@ static void encode(Worker *k, Sentence *some, long count) {
   for (long n = 0; n < s->readers; n++) {
     const Block *b = e->blocks + n;
     normalise(s, k->x, b->norm_1, b->shift_1, k->y, rows);
-    product(rows, k->y, &b->qkv, k->wide, STORE, 0);
+    product(rows, k->y, &k->rounded, &b->qkv, k->wide, STORE, 0);
     const float *own = k->wide;
     for (long i = 0, row = 0; i < count; own += some[i].length * 3 * hd, i++) {
       const float **keys = k->keys, **values = k->values;
@@ -251,14 +251,14 @@ static void encode(Worker *k, Sentence *some, long count) {
       for (long j = 0; j < some[i].length; j++, row++)
         attend(s, own + j * 3 * hd, k->y + row * hd, keys, values, some[i].length, k->weights);
     }
-    product(rows, k->y, &b->out, k->x, ADD, 0);
+    product(rows, k->y, &k->rounded, &b->out, k->x, ADD, 0);
     feed_forward(k, b, rows);
   }
   normalise(s, k->x, e->reader_norm, e->reader_shift, k->y, rows);
   const float *y = k->y;
   for (long i = 0; i < count; y += some[i].length * w, i++)
     for (long n = 0; n < s->writers; n++)
-      product(some[i].length, y, &e->blocks[s->readers + n].memory, some[i].memory + n * some[i].length * 2 * hd,
+      product(some[i].length, y, &k->rounded, &e->blocks[s->readers + n].memory, some[i].memory + n * some[i].length * 2 * hd,
               STORE, 0);
 }
 
@@ -277,7 +277,7 @@ static long decode(Worker *k) {
   for (long n = 0; n < s->writers; n++) {
     const Block *b = e->blocks + s->readers + n;
     normalise(s, k->x, b->norm_1, b->shift_1, k->y, rows);
-    product(rows, k->y, &b->qkv, k->wide, STORE, 0);
+    product(rows, k->y, &k->rounded, &b->qkv, k->wide, STORE, 0);
     for (long i = 0, row = 0; i < k->count; i++) {
       Sentence *one = k->live + i;
       float *cache = one->cache + n * one->limit * k->beam * 2 * hd;
@@ -291,9 +291,9 @@ static long decode(Worker *k) {
         attend(s, own, k->y + row * hd, keys, values, one->step + 1, k->weights);
       }
     }
-    product(rows, k->y, &b->out, k->x, ADD, 0);
+    product(rows, k->y, &k->rounded, &b->out, k->x, ADD, 0);
     normalise(s, k->x, b->norm_3, b->shift_3, k->y, rows);
-    product(rows, k->y, &b->ask, k->wide, STORE, 0);
+    product(rows, k->y, &k->rounded, &b->ask, k->wide, STORE, 0);
     for (long i = 0, row = 0; i < k->count; i++) {
       Sentence *one = k->live + i;
       const float *memory = one->memory + n * one->length * 2 * hd, **keys = k->keys, **values = k->values;
@@ -301,7 +301,7 @@ static long decode(Worker *k) {
       for (long h = 0; h < one->live; h++, row++)
         attend(s, k->wide + row * hd, k->y + row * hd, keys, values, one->length, k->weights);
     }
-    product(rows, k->y, &b->tell, k->x, ADD, 0);
+    product(rows, k->y, &k->rounded, &b->tell, k->x, ADD, 0);
     feed_forward(k, b, rows);
   }
   normalise(s, k->x, e->writer_norm, e->writer_shift, k->y, rows);
@@ -337,10 +337,11 @@ static void read_vocabulary(Worker *k, long rows) {
   const Matrix *head = &k->engine->head;
   for (long i = 0; i < rows; i++) k->top[i] = -INFINITY, k->sum[i] = 0;
   for (long i = 0; i < rows * k->kept; i++) k->ways[i] = (Way){-INFINITY, 0, 0};
+  if (head->bytes) round_rows(rows, k->y, head->in, &k->rounded);
   for (long p = 0; p < head->panels; p += STRETCH / PANEL) {
     long last = p + STRETCH / PANEL < head->panels ? p + STRETCH / PANEL : head->panels;
     long count = (last - p) * PANEL, padded = (count + 4 * LANES - 1) / (4 * LANES) * (4 * LANES);
-    multiply(rows, k->y, head->in, head, p, last, k->logits, STRETCH, STORE, 0);
+    multiply(rows, k->y, &k->rounded, head, p, last, k->logits, STRETCH, STORE, 0);
     for (long i = 0; i < rows; i++) {
       for (long c = count; c < padded; c++) k->logits[i * STRETCH + c] = -INFINITY;
       read_stretch(k, i, k->logits + i * STRETCH, p * PANEL, padded);
@@ -524,17 +525,18 @@ static void *work(void *given) {
   const Shape *s = &k->engine->shape;
   long rows = k->job->rows, hd = s->heads * s->head_width, most = s->width > hd ? s->width : hd;
   long wide = s->ffn_width > 3 * hd ? s->ffn_width : 3 * hd;
-  long each = 2 * most + wide + STRETCH + 2;
+  long each = 2 * most + wide + STRETCH + 3;
   long keys = (k->job->longest > k->job->reads ? k->job->longest : k->job->reads) + 1;
   float *scratch = aligned_alloc(64, ((rows * each + keys + 2 * LANES) * 4 + 63) / 64 * 64);
   k->keys = malloc(2 * keys * sizeof(float *));
+  k->rounded.bytes = malloc(rows * ((wide > most ? wide : most) + QUAD));
   k->live = calloc(k->most, sizeof(Sentence));
   k->ways = malloc((rows + 1) * k->kept * sizeof(Way));
-  k->broken = !scratch || !k->live || !k->ways || !k->keys;
+  k->broken = !scratch || !k->live || !k->ways || !k->keys || !k->rounded.bytes;
   if (!k->broken) {
     k->x = scratch, k->y = k->x + rows * most, k->wide = k->y + rows * most;
     k->logits = k->wide + rows * wide, k->top = k->logits + rows * STRETCH, k->sum = k->top + rows;
-    k->weights = k->sum + rows, k->values = k->keys + keys;
+    k->rounded.scale = k->sum + rows, k->weights = k->sum + 2 * rows, k->values = k->keys + keys;
     k->found = k->ways + rows * k->kept;
   }
   while (!k->broken) {
@@ -561,6 +563,7 @@ static void *work(void *given) {
   free(k->live);
   free(k->ways);
   free(k->keys);
+  free(k->rounded.bytes);
   return 0;
 }
 
