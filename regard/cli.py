@@ -190,20 +190,22 @@ def print_answers(
     return number
 
 
-def calls(verb: str, *words: str, quiet: bool = False) -> Callable[[Call], None]:
+def calls(verb: str, *words: str, quiet: bool = False) -> Callable[[Call], int]:
     """Return what calls the function of a verb with its words and settings, and tells the answer.
 
-    Some functions can be `quiet`.
+    Some functions can be `quiet`. A result may have an exit code, as that of what was stopped.
     """
 
-    def act(call: Call) -> None:
+    def act(call: Call) -> int:
         import regard
 
         given = call.only(*words)
         if quiet and "quiet" in call.settings:
             raise UsageError("unknown key 'quiet'; write --quiet")
         settings = {**call.settings, "quiet": call.quiet} if quiet else call.settings
-        tell(getattr(regard, verb)(*given, **settings), call)
+        result = getattr(regard, verb)(*given, **settings)
+        tell(result, call)
+        return getattr(result, "exit_code", 0)
 
     return act
 
@@ -512,12 +514,17 @@ def front_page() -> str:
 
 
 def page(words: list[str], verb: Verb) -> str:
-    """Write the page of one verb, or of a task that is to be trained."""
+    """Write the page of one verb, or of a task or recipe that is to be trained."""
+    from regard.recipes import RECIPES
     from regard.tasks import TASKS
 
     name = words[1] if words[0] == "train" and len(words) > 1 else ""
     lines = [f"regard {words[0]}: {verb.summary}", "", f"  {verb.usage}", "", "Examples:"]
-    shown = TASKS[name].examples if name in TASKS else verb.examples
+    shown = verb.examples
+    if name in RECIPES:
+        shown = (f"regard train {name} out=runs/{name}", f"regard train {name} minutes=10")
+    elif name:
+        shown = lookup("task or recipe", name, TASKS).examples
     lines += [f"  {example}" for example in shown]
     return "\n".join(lines)
 
@@ -535,8 +542,8 @@ def keys_of(words: list[str], verb: Verb) -> type | None:
         from regard.insight.show import SHOWS
 
         return lookup("picture", name, SHOWS).settings_class()
-    if words[0] == "train" and name in TASKS:
-        return task(name).Train
+    if words[0] == "train" and name:
+        return task(trained_task(name)).Train
     if words[0] in ("run", "look", "eval") and name:
         from regard.api import model_task
 
@@ -547,10 +554,17 @@ def keys_of(words: list[str], verb: Verb) -> type | None:
 
 def short_keys(words: list[str]) -> dict[str, Any]:
     """Return the short keys of a task that is trained."""
-    from regard.tasks import TASKS, task
+    from regard.tasks import task
 
-    named = words[0] == "train" and len(words) > 1 and words[1] in TASKS
-    return dict(task(words[1]).short) if named else {}
+    named = words[0] == "train" and len(words) > 1
+    return dict(task(trained_task(words[1])).short) if named else {}
+
+
+def trained_task(name: str) -> str:
+    """The task of that name, or the one that a recipe trains."""
+    from regard.recipes import RECIPES, recipe
+
+    return recipe(name).TASK if name in RECIPES else name
 
 
 def keys(settings: type, short: dict[str, Any]) -> str:

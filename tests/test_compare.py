@@ -434,9 +434,26 @@ def test_ctrl_c_saves_says_how_to_go_on_and_loses_nothing(home, whole, tmp_path,
     assert "3 of 4 runs left" in said and f"out={out}" in said
     words = said.splitlines()[-1].split()
     assert words[:3] == ["regard", "compare", "translate"] and "position=none,rotary" in words
+    assert stopped.exit_code == 128 + signal.SIGINT
     assert cli.main([*words[1:], "--quiet"]) == 0
     assert steps.count == 16
     assert scores(out) == scores(whole)
+
+
+def test_a_comparison_on_few_texts_can_be_given_again(tmp_path, monkeypatch):
+    """Settings that follow from the data are not taken for others than those it began with."""
+    rows = [f"{'fine' if i % 2 else 'awful'} film {i}\t{i % 2}\n" for i in range(80)]
+    (tmp_path / "texts.tsv").write_text("".join(rows))
+    given = {"data": tmp_path / "texts.tsv", "dropout": [0.0, 0.1], "seeds": 1, "steps": 3}
+    given |= {"threads": 1, "quiet": True, "out": tmp_path / "lab"}
+    first = regard.compare("classify", **given)
+    recipe = json.loads((tmp_path / "lab" / "0.0" / "seed-1" / "recipe.json").read_text())
+    assert recipe["settings"]["ema"] == 0.99  # what few texts get
+    steps = Steps(monkeypatch)
+    assert scores(tmp_path / "lab") and regard.compare("classify", **given).runs == first.runs
+    assert steps.count == 0
+    with pytest.raises(UsageError, match="was begun with steps=3, not 4"):
+        regard.compare("classify", **{**given, "steps": 4})
 
 
 def test_a_run_that_diverges_is_told_and_the_others_go_on(home, tmp_path, monkeypatch):

@@ -352,7 +352,7 @@ def test_asked_to_stop_it_saves_and_says_how_to_go_on(home, reference, tmp_path,
         assert f"regard: {out}: another training is writing here; choose another out=" in said(out)
     assert process.pid is not None
     os.kill(process.pid, number)
-    assert end(process) == 0
+    assert end(process) == 128 + number
     told = said(out)
     assert f"of {STEPS}; give the same command again to go on" in told
     stopped = int((out / "last").read_text().removeprefix("step-"))

@@ -3,7 +3,9 @@
 import copy
 import json
 import math
+import os
 import shutil
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from regard.errors import UsageError
+from regard.results import exit_code
 from regard.training import checkpoint, loop
 from regard.training.loop import Fit, LoopSettings, Outcome, Trainable, measure, one_step
 from regard.training.optim import SCHEDULES, build_optimiser, newton_schulz
@@ -627,6 +630,31 @@ def test_a_timed_run_that_is_broken_off_goes_on_as_it_was_planned(tmp_path, monk
     other, _ = timed(tmp_path / "repeated", monkeypatch, MACHINES["busy for a while"], recorded)
     other.run()
     assert other.plans == recorded and same(other.state, again.state)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_stopped_before_its_first_validation_has_a_model(tmp_path, number):
+    """That of its last checkpoint, which the first validation replaces."""
+    task = Points()
+    one, published = fit(tmp_path, task, steps=20, valid_every=10)
+    batch = task.batch
+
+    def stop(n):
+        if n == 2:
+            os.kill(os.getpid(), number)
+        return batch(n)
+
+    task.batch = stop
+    outcome = one.run()
+    assert (outcome.step, outcome.finished, outcome.signal) == (3, False, number)
+    assert exit_code(outcome.signal) == 128 + number
+    ((weights, scores),) = published
+    assert scores == {} and same(weights, one.state) and not outcome.scores
+    again, more = fit(tmp_path, steps=20, valid_every=10)
+    whole, expected = fit(tmp_path / "whole", steps=20, valid_every=10)
+    assert again.run().signal is None and whole.run().finished
+    assert same(again.state, whole.state) and len(more) == len(expected)
+    assert again.counters["published"] == whole.counters["published"]
 
 
 # Checkpoints

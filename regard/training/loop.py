@@ -130,6 +130,7 @@ class Outcome:
     step: int
     finished: bool
     scores: dict[str, float] = field(default_factory=dict)
+    signal: int | None = None  # that stopped it
     notes: list[str] = field(default_factory=list)
 
 
@@ -171,7 +172,7 @@ class StopSignal:
     """Catches Ctrl-C and SIGTERM, so that the step can be finished and saved."""
 
     def __init__(self):
-        self.asked = False
+        self.asked = 0  # the number of the signal that was caught
 
     def __enter__(self) -> "StopSignal":
         self.before = {}
@@ -185,7 +186,7 @@ class StopSignal:
     def _ask(self, number, frame) -> None:
         if self.asked:
             raise KeyboardInterrupt
-        self.asked = True
+        self.asked = number
 
     def __exit__(self, *error) -> None:
         for number, handler in self.before.items():
@@ -423,8 +424,14 @@ class Fit:
         return self.folder / "checkpoints"
 
     def save(self) -> None:
-        """Write a checkpoint of everything that the next step depends on."""
+        """Write a checkpoint of everything that the next step depends on.
+
+        Before the first validation its weights are published, so that there is a model to use.
+        """
         step = self.counters["step"]
+        unscored = self.counters["best"] is None
+        if unscored:
+            self.counters["published"] = [step]
         names = keep.optimiser_names(self.optimiser, self.state)
         groups = {
             "raw": dict(self.state),
@@ -438,6 +445,8 @@ class Fit:
         averaged = {f"step-{s}" for s in self._to_average()}
         best = self.counters["best_step"]
         keep.prune(self.checkpoints, {*recent, *averaged, f"step-{best}"})
+        if unscored:
+            self.publish(self.averaged or dict(self.state), {})
 
     def _to_average(self) -> list[int]:
         """Return the steps of the last validations, whose weights may be averaged at the end."""
@@ -499,7 +508,7 @@ class Fit:
         started = time.perf_counter() - counters["seconds"]
         saved = time.perf_counter()
         main = distributed.is_main()
-        ended = self._is_over()
+        ended, asked = self._is_over(), 0
         with (
             fast(self.model),
             _tensorboard(None if ended or not main else self.folder, counters["step"]) as board,
@@ -543,7 +552,7 @@ class Fit:
                     self._validate(metrics, board)
                     counters["seconds"] = time.perf_counter() - started
                 ended = bool(distributed.broadcast(self._is_over()))
-                asked = distributed.all_reduce(stop.asked)[0] > 0
+                asked = int(distributed.all_max(stop.asked))
                 late = time.perf_counter() - saved > settings.save_every
                 if main and (due or ended or late or asked):
                     metrics.flush()
@@ -557,7 +566,8 @@ class Fit:
                     break
         if ended and main:
             self._finish()
-        return Outcome(counters["step"], ended, dict(counters["scores"]), self.notes)
+        signal = asked if asked and not ended else None
+        return Outcome(counters["step"], ended, dict(counters["scores"]), signal, self.notes)
 
     def _watch(self) -> None:
         """Let the film look at the model, if its step has come."""

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -23,14 +23,22 @@ from regard.tasks.frame.settings import flat
 # (of data, the hash of what they hold is compared)
 RESUME_MAY_DIFFER = {"data", "out", "device", "threads", "compile", "save_every", "test"}
 RESUME_MAY_DIFFER |= {"watch_every", "probes"}
+UNSCORED = "Its training has not come to a first validation, so it has no score yet."
 # files that are written at every start, whether anew or to resume
 REWRITTEN = {"config.json", "generation_config.json"}
 
 
 def check_resume(
-    folder: Path, settings: Any, data: str, split: Split | None = None
+    folder: Path,
+    settings: Any,
+    data: str,
+    split: Split | None = None,
+    only: Collection[str] | None = None,
 ) -> dict[str, Any] | None:
-    """Return the recipe of a run that was begun here, or refuse settings or data that differ."""
+    """Return the recipe of a run that was begun here, or refuse settings or data that differ.
+
+    Of the settings, `only` some are compared where others are not yet known.
+    """
     path = folder / "recipe.json"
     if not path.exists():
         return None
@@ -38,6 +46,8 @@ def check_resume(
     before, now = recipe.get("settings", {}), flat(settings)
     for key, value in now.items():
         if key in RESUME_MAY_DIFFER or key.split(".")[-1] in RESUME_MAY_DIFFER:
+            continue
+        if only is not None and key not in only:
             continue
         if key == "warmup" and value is None:  # it follows from the steps, then and now
             continue
@@ -153,7 +163,7 @@ def model_card(
 ) -> str:
     """Write the README of a trained model: what it is, how it came about, how good it is."""
     rows = [f"| {k} | {v:.4g} |" for k, v in scores.items() if k != "better"]
-    for who, row in baselines.items():
+    for who, row in baselines.items() if scores else ():
         rows += [f"| baseline, {who}: {k} | {v:.4g} |" for k, v in row.items()]
     return "\n".join(
         [
@@ -163,8 +173,7 @@ def model_card(
             f"trained by Regard {__version__} on {threads} threads. "
             "`recipe.json` holds every setting.",
             "",
-            "| on the validation part | |",
-            "|---|---|",
+            *(["| on the validation part | |", "|---|---|"] if scores else [UNSCORED, ""]),
             *rows,
             "",
         ]

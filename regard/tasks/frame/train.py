@@ -18,7 +18,7 @@ from regard.layers.lora import merged
 from regard.metrics.evaluation import WARNING, beside_baselines
 from regard.models.folder import save_config
 from regard.pretrained.tokenizer_folder import load_tokenizer
-from regard.results import Scored
+from regard.results import Scored, exit_code
 from regard.tasks.frame.film import Film
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.recipe import (
@@ -57,6 +57,12 @@ class Report(Scored):
     finished: bool
     scores: dict[str, float]  # on the validation part
     baselines: dict[str, dict[str, float]] = field(default_factory=dict)  # of trivial predictors
+    signal: int | None = None  # that stopped it
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code of a command that a signal stopped, as shells count it, or 0."""
+        return exit_code(self.signal)
 
     def named_scores(self) -> Iterable[tuple[str, float]]:
         """Return the scores on the validation part by name."""
@@ -240,7 +246,13 @@ def train(
             seal(folder)
         distributed.destroy()
     report = Report(
-        str(folder), outcome.step, fit.plan.steps, outcome.finished, outcome.scores, baselines
+        str(folder),
+        outcome.step,
+        fit.plan.steps,
+        outcome.finished,
+        outcome.scores,
+        baselines,
+        outcome.signal,
     )
     if report.finished:
         said = beside_baselines(report.scores, baselines)
