@@ -5,12 +5,13 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import redirect_stdout
 from dataclasses import dataclass, fields, is_dataclass, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 from regard import __version__
-from regard.errors import UsageError, lookup, printable
+from regard.errors import UsageError, as_json, log, lookup, printable, without_commands
 from regard.settings import describe, parse
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ def run_path(model: Any, path: str, kind: str, call: Call, number: int) -> int:
         raise UsageError(f"{path} is a folder; name files whose lines are to be read{as_text}")
     if not call.quiet:
         what = "rows" if table else "lines"
-        print(f"{path}: its {what} are answered{as_text}", file=sys.stderr, flush=True)
+        log(f"{path}: its {what} are answered{as_text}")
     if table:
         rows = sound_rows(path) if model.input == "audio" else table_rows(path)
         return print_answers(model, in_chunks(rows, CHUNK), call, number)
@@ -449,8 +450,10 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     try:
         use_utf8()
-        code = act(sys.argv[1:] if argv is None else argv)
-        sys.stdout.flush()
+        shown = Terminal(sys.stdout) if sys.stdout.isatty() else sys.stdout
+        with redirect_stdout(shown):
+            code = act(sys.argv[1:] if argv is None else argv)
+            sys.stdout.flush()
         return code
     except UsageError as mistake:
         return refuse(str(mistake))
@@ -706,7 +709,7 @@ def answers(
             told = result.record(how)
             if forced and isinstance(told["prediction"], str):  # it was given, and only judged
                 del told["prediction"]
-            yield json.dumps(beside(brought, told), ensure_ascii=False, default=str)
+            yield as_json(beside(brought, told))
         elif text or model.from_nothing:
             subtitles = getattr(how, "format", "") in ("srt", "vtt")  # of many lines
             before = f"{text}\t" if named and not subtitles else ""
@@ -736,7 +739,7 @@ def as_pair(text: str, record: dict[str, Any] | None, field: str = INPUTS[0]) ->
 def tell(result: Any, call: Call) -> None:
     """Print what a library function returned: JSON for machines, its own words for people."""
     if call.json:
-        print(json.dumps(result, ensure_ascii=False, default=as_data))
+        print(as_json(result, as_data))
     elif not call.quiet:
         print(result)
 
@@ -770,3 +773,25 @@ def use_utf8() -> None:
     for stream in (sys.stdout, sys.stderr):
         if (getattr(stream, "encoding", None) or "utf-8").lower().replace("-", "") != "utf8":
             stream.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
+
+
+class Terminal:
+    """A terminal to which labels, names of files and answers can send no commands.
+
+    What is piped to other programs stays as it is.
+    """
+
+    def __init__(self, stream: TextIO):
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        """Write a text that is shown, and not obeyed."""
+        self.stream.write(without_commands(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush the terminal."""
+        self.stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
