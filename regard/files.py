@@ -191,11 +191,14 @@ def write_atomically(path: str | Path, data: bytes | str) -> None:
 def making(folder: str | Path) -> Iterator[Path]:
     """Yield a temporary folder to fill, which is renamed to the folder on success."""
     folder = Path(folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder}: is there already and not empty; choose another out=")
     try:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise UsageError(f"{folder}: is there already and not empty; choose another out=")
         with temporary_beside(folder, Path.mkdir) as partial:
-            yield partial
+            try:
+                yield partial
+            except UsageError as error:  # tell of the place that the user knows
+                raise UsageError(str(error).replace(str(partial), str(folder))) from error
             partial.replace(folder)
             sync_folder(folder.parent)
     except OSError as error:

@@ -160,9 +160,9 @@ def locked(folder: Path) -> Iterator[None]:
 
 def _remove_if_empty(folder: Path, made: Sequence[Path]) -> None:
     """Remove the folders that a failed start has made, if nothing was written there."""
-    if folder not in made or [path.name for path in folder.iterdir()] != [".lock"]:
-        return
     with suppress(OSError):
+        if folder not in made or [path.name for path in folder.iterdir()] != [".lock"]:
+            return
         (folder / ".lock").unlink()
         for place in made:
             place.rmdir()
@@ -510,6 +510,7 @@ class Fit:
         main = distributed.is_main()
         ended, asked = self._is_over(), 0
         with (
+            _writing(self.folder),
             fast(self.model),
             _tensorboard(None if ended or not main else self.folder, counters["step"]) as board,
             StopSignal() as stop,
@@ -533,6 +534,8 @@ class Fit:
                 if not finite:  # a step that is skipped leaves nothing behind
                     for buffer, old in zip(self.buffers, before, strict=True):
                         buffer.copy_(old)
+                if main:
+                    self.folder.stat()  # nothing is written into a folder that was deleted
                 counters["step"] = n + 1
                 counters["tokens"] += tokens
                 self._after(finite, loss, norm)
@@ -710,6 +713,19 @@ class Fit:
             self.publish(self._mean(steps), self.counters["scores"])
             names = " and ".join(f"step-{step}" for step in steps)
             self._note(f"{self.folder}: published again from {self.checkpoints.name}/{names}")
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Tell in one line that a run's folder cannot be written to, or is gone."""
+    try:
+        yield
+    except OSError as error:
+        if folder.is_dir():
+            raise refuse(error, folder) from error
+        raise UsageError(
+            f"{folder}: was deleted while training; give the command again to begin anew"
+        ) from error
 
 
 def _write(file, row: dict[str, Any]) -> None:
