@@ -32,6 +32,9 @@ FUSED = {
 }
 # functions in C that take exponentials
 IN_C = {
+    "filters.c:exp_down": "the exponential of scores of filters",
+    "filters.c:bilateral_block": "the bilateral filter",
+    "filters.c:nlm_offset": "non-local means",
     "act.h:activate": "activations",
     "act.h:sigmoid": "activations",
     "argmax.c:regard_argmax": "the log-probability of a token",
@@ -168,7 +171,7 @@ def exponentials_in_c(source: str) -> set[str]:
     for line in source.splitlines():
         if header := re.match(r"[A-Za-z].*?\b(\w+)\(", line):
             inside = header[1]
-        if re.search(r"\b(exp|expf|exp2f|exp2?_lanes)\(", line):
+        if re.search(r"\b(exp|expf|exp2f|exp2?_lanes|exp_down)\(", line):
             found.add(inside)
     return found
 

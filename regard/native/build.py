@@ -42,6 +42,8 @@ KERNELS = {
     "regard_engine_new": "pp>p",
     "regard_engine_free": "p",
     "regard_translate": "pp>l",
+    "regard_bilateral": "p>l",
+    "regard_nonlocal_means": "p>l",
     "regard_decode": "ppppppppppp",
     "regard_product": "lpppplll",
     "regard_argmax": "pllpp",
