@@ -4,6 +4,7 @@ import copy
 import math
 import multiprocessing
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,10 +23,12 @@ from regard.attention.watch import watch
 from regard.decode.search import greedy
 from regard.errors import UsageError
 from regard.files import write_atomically
+from regard.layers import kernels as block_kernels
 from regard.layers import run
 from regard.layers.block import BlockConfig, EncoderBlock
 from regard.layers.run import run_blocks
 from regard.models.gpt import GPT, GPTConfig
+from regard.models.transformer import Transformer, TransformerConfig
 from regard.native import build, fast, functions
 from regard.training.optim import build_optimiser
 
@@ -466,3 +469,102 @@ def test_whoever_makes_the_cache_makes_it_private(tmp_path: Path, monkeypatch):
     finally:
         os.umask(before)
     assert (tmp_path / "new" / "cache").stat().st_mode & 0o777 == 0o700
+
+
+@needs
+@pytest.mark.parametrize("place", ["around_attention.norm.weight", "attention.qkv.weight"])
+@pytest.mark.parametrize("size", [1e6, 1e9, 1e13, 1e17])
+def test_scores_that_are_nothing_but_rounding_are_left_to_pytorch(size: float, place: str):
+    """Gradients of such are NaN in PyTorch, and finite but far from fp64 in a kernel."""
+    torch.manual_seed(3)
+    model = GPT(GPTConfig(20, 2, BlockConfig(32, 4, 64, dropout=0.0), max_length=64)).train()
+    weight = model.blocks[1].get_parameter(place)
+    with torch.no_grad():
+        weight.view(-1)[:8] = size
+    ids, found = torch.randint(0, 20, (2, 17)), []
+    for on in (True, False):
+        model.zero_grad()
+        with fast(model, on):
+            model(ids).square().mean().backward()
+        found.append([p.grad for p in model.parameters() if p.grad is not None])
+    assert all(torch.equal(a.nan_to_num(7), b.nan_to_num(7)) for a, b in zip(*found, strict=True))
+
+
+def of_any_shape(rng: random.Random) -> tuple[GPT | Transformer, Tensor]:
+    """A model of sizes that fit no vector, some matrices laid by columns, and ids to read."""
+    kv_heads, width = rng.choice([1, 2]), rng.choice([5, 8, 16, 34])
+    block = BlockConfig(
+        width=rng.choice([7, 24, 33, 64]),
+        heads=kv_heads * rng.choice([1, 2, 3]),
+        kv_heads=kv_heads,
+        head_width=2 * width,
+        ffn_width=rng.choice([9, 16, 40, 270]),
+        norm=rng.choice(["rms", "layer"]),
+        feed_forward=rng.choice(["relu", "gelu", "gelu_tanh", "swiglu"]),
+        bias=rng.random() < 0.5,
+        dropout=0.0,
+    )
+    vocab, position = rng.choice([11, 40, 300]), rng.choice(["none", "rotary", "alibi", "learned"])
+    depth, torch_seed = rng.choice([1, 3]), rng.randrange(1000)
+    torch.manual_seed(torch_seed)
+    if rng.random() < 0.5:
+        model = GPT(GPTConfig(vocab, depth, block, position=position, max_length=200))
+    else:
+        config = TransformerConfig(vocab, vocab, 1, depth, block, position=position, max_length=200)
+        model = Transformer(config)
+    for part in model.modules():
+        if isinstance(part, nn.Linear) and rng.random() < 0.6:
+            part.weight = nn.Parameter(part.weight.detach().t().contiguous().t())
+    return model.eval(), torch.randint(0, vocab, (rng.choice([1, 2, 5, 17]), 90))
+
+
+@needs
+@pytest.mark.parametrize("seed", range(16))
+def test_decoding_with_any_shape_gives_what_pytorch_gives(seed: int, monkeypatch):
+    rng = random.Random(seed)
+    model, ids = of_any_shape(rng)
+    lengths = torch.tensor([rng.randint(1, 70) for _ in ids])
+    lengths[0] = read = int(lengths.max())
+    sizes, taken, logits = rng.choices([1, 1, 2, 5], k=5), [], []
+    capacity = sum(sizes) + rng.choice([0, 70])
+    decode = block_kernels.DecodeKernel.__call__
+
+    def noted(*words):
+        taken.append(y := decode(*words))
+        return y
+
+    monkeypatch.setattr(block_kernels.DecodeKernel, "__call__", noted)
+    for on in (True, False):
+        with torch.no_grad(), fast(model, on, frozen=rng.random() < 0.5):
+            state, at = model.start(ids[:, :read], lengths, capacity=capacity), 0
+            for size in sizes:
+                logits.append(model.step(ids[:, at : at + size], state)[0])
+                at += size
+    assert any(y is not None for y in taken)
+    for one, other in zip(logits[: len(sizes)], logits[len(sizes) :], strict=True):
+        assert far(one, other) < 1e-4
+
+
+DECODE = """
+import torch
+from test_native import *
+torch.set_num_threads(2)
+model = GPT(GPTConfig(3000, 2, BlockConfig(64, 4, 128, dropout=0.0), max_length=64)).eval()
+for part in model.modules():
+    if isinstance(part, nn.Linear):
+        part.weight = nn.Parameter(part.weight.detach().t().contiguous().t())
+with torch.no_grad(), fast(model, frozen=True):
+    state = model.start(torch.ones(16, 5, dtype=torch.long), capacity=9)
+    for _ in range(3):
+        model.step(torch.ones(16, 1, dtype=torch.long), state)
+"""
+
+
+@needs
+def test_threads_with_a_small_stack_decode():
+    """With less than that NumPy, and soon Python itself, do not start."""
+    paths = f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}"
+    own = {**os.environ, "OMP_STACKSIZE": "16k", "OMP_NUM_THREADS": "2", "PYTHONPATH": paths}
+    limited = ["bash", "-c", 'ulimit -s 128; exec "$@"', "bash", sys.executable, "-c", DECODE]
+    found = subprocess.run(limited, env=own, capture_output=True, text=True)
+    assert found.returncode == 0, (found.returncode, found.stderr[-500:])

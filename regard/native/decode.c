@@ -99,6 +99,9 @@ INLINE void add_columns(long m, const float *x, const float *w, float sums[FEW][
       for (int r = 0; r < columns; r++) sums[i][j] += x[i * k + c + r] * w[r * step + j];
 }
 
+/* not on the stack, of which a thread may have little (OMP_STACKSIZE) */
+static _Thread_local float sums[FEW][MOST];
+
 static void by_columns(long m, const float *x, const float *w, const float *bias, float *y, long k,
                        long n, long step) {
 #pragma omp parallel if (n * k > 8192)
@@ -107,7 +110,6 @@ static void by_columns(long m, const float *x, const float *w, const float *bias
     long first = each * omp_get_thread_num(), last = first + each < n ? first + each : n;
     for (; first < last; first += MOST) {
       long count = last - first < MOST ? last - first : MOST, c = 0;
-      float sums[FEW][MOST];
       for (long i = 0; i < m; i++)
         for (long j = 0; j < count; j++) sums[i][j] = bias ? bias[first + j] : 0.0f;
       for (; c + 8 <= k; c += 8) add_columns(m, x, w + first + c * step, sums, k, step, count, c, 8);

@@ -119,11 +119,15 @@ INLINE long sight(const Sizes *n, long row) {
   return n->causal && row + 1 < n->k ? row + 1 : n->k;
 }
 
-/* scores of eight queries, their bias added; tells whether they were finite before */
+/* Beyond this, single precision knows scores to less than three digits after the point, so that
+ * weights and gradients are made of rounding, PyTorch's as ours: such scores are left to PyTorch. */
+#define LARGEST_SCORE 8192.0f
+
+/* scores of eight queries, their bias added; tells whether they were finite and small before */
 static int scores(const Sizes *n, const float *q, const float *turned, const float *bias,
                    float scale, float *s, long row) {
   long keys = up(n->k), seen = up(sight(n, row + 7));
-  vec sums = {0};
+  vec sums = {0}, tops = {0};
   strips(q + row * up(n->d), up(n->d), 1, turned, keys, s, keys, seen, 0, up(n->d), 0);
   for (long i = 0; i < 8; i++) {
     const float *more = bias && row + i < n->q ? bias + (row + i) * n->bias_q : 0;
@@ -131,11 +135,12 @@ static int scores(const Sizes *n, const float *q, const float *turned, const flo
       vec x = load(s + i * keys + j) * scale;
       store(s + i * keys + j, x);
       sums += x * 0.0f;
+      tops = pick(x * x > tops, x * x, tops);
     }
     if (more)
       for (long j = 0; j < sight(n, row + i); j++) s[i * keys + j] += more[j];
   }
-  return total(sums) == 0.0f;
+  return total(sums) == 0.0f && largest(tops) < LARGEST_SCORE * LARGEST_SCORE;
 }
 
 /* memory for one group of heads, forward and back */
