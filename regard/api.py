@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from regard import __version__
 from regard.data.split import Split
-from regard.errors import UsageError, nearest
+from regard.errors import UsageError, log_once, nearest
 from regard.files import read_json
 from regard.models.folder import WEIGHTS, load_folder
 from regard.recipes import RECIPES, data_folder, recipe, resolve_data
@@ -68,29 +68,45 @@ def starters() -> dict[str, Path]:
     return shipped | {name: shipped[of] for name, of in VECTORS.items() if of in shipped}
 
 
+def is_starter(name: Place) -> bool:
+    """Tell whether a name is that of a starter, and say so where a folder has the same name.
+
+    A folder that holds a model goes before a starter; any other, such as one of data, does not.
+    """
+    path = Path(name)
+    if str(name) not in starters() or not path.is_dir():
+        return str(name) in starters()
+    own = any((path / file).exists() for file in ("config.json", "recipe.json"))
+    log_once(
+        f"{name}: the model in the folder {path.resolve()}, not the starter of this name"
+        if own
+        else f"{name}: the starter, as the folder {path.resolve()} holds no model"
+    )
+    return not own
+
+
 def only_vectors(name: Place) -> bool:
     """Tell whether a name is that of a starter's vectors."""
-    return str(name) in VECTORS and not Path(name).is_dir()
+    return str(name) in VECTORS and is_starter(name)
 
 
 def find_model(name: str | Path) -> Path:
     """Return the folder of a model given by its path or a starter's name."""
-    shipped = starters()
-    if str(name) in shipped and not Path(name).is_dir():
+    path, shipped = Path(name), starters()
+    if is_starter(name):
         return shipped[str(name)]
-    path = Path(name)
-    alone = path.is_dir() and not (path / "config.json").exists()
-    if (path.suffix == ".gguf" and path.is_file()) or (alone and any(path.glob("*.gguf"))):
-        from regard.pretrained.shards import import_first
-
-        raise import_first(path)
-    if not Path(name).is_dir():
+    if not path.is_dir() and not (path.suffix == ".gguf" and path.is_file()):
         raise UsageError(
             f"no model '{name}': neither a folder nor a starter ({', '.join(shipped) or 'none'})."
             + nearest(str(name), shipped)
         )
-    check_finished(Path(name))
-    return Path(name)
+    if path.is_dir():
+        check_finished(path)
+    if not (path / "config.json").exists():
+        from regard.pretrained.shards import no_weights
+
+        raise no_weights(path)
+    return path
 
 
 def check_finished(folder: Path) -> None:
@@ -103,7 +119,7 @@ def check_finished(folder: Path) -> None:
         what = told.get("recipe") or told.get("task")
         what = f" {what}" if isinstance(what, str) and what.isidentifier() else ""
         raise UsageError(
-            f"{folder}: its training has not come to a first checkpoint, so there is no model yet; "
+            f"{folder}: its training has not come to a first validation, so there is no model yet; "
             f"give the same command again to go on: regard train{what} ... out={folder}"
         )
 
@@ -635,7 +651,7 @@ def cost(
         return cost_of(model, settings)
     if str(model) == "lectures":
         return lectures(settings)
-    known = Path(model).is_dir() or str(model) in starters()
+    known = Path(model).is_dir() or is_starter(model)
     return cost(str(model), find_model(model) if known else None, settings)
 
 
@@ -791,11 +807,11 @@ EXPORTS = {"ctranslate2": ("quantization",), "huggingface": ("dtype", "max_shard
 
 
 def export(
-    model: Place, /, *, format: str | None = None, out: Place | None = None, **settings: Any
+    model: Place, /, *, format: str = "huggingface", out: Place | None = None, **settings: Any
 ) -> Saved:
     """Write a trained model in the words of another tool.
 
-    export("runs/mine", format="huggingface", out="exported")
+    export("runs/mine", out="exported")
 
     `format` is huggingface (with dtype, and max_shard in MB) or ctranslate2 (with quantization).
     """
@@ -890,12 +906,11 @@ def models() -> Listing:
     """List the starters and the families that can be built."""
     from regard.models import MODELS, family
 
-    shipped = {
-        name: f"starter: vectors of texts by {VECTORS[name]}"
-        if name in VECTORS
-        else f"starter: {read_json(path / 'config.json').get('about', '')}"
-        for name, path in starters().items()
-    }
+    shipped = {}
+    for name, path in starters().items():
+        told = read_json(path / "config.json")
+        about = f"vectors of texts by {VECTORS[name]}" if name in VECTORS else told.get("about", "")
+        shipped[name] = f"starter: {about} (weights under {told.get('licence', 'no licence')})"
     families = {
         name: f"family: {(family(name)[1].__doc__ or '').splitlines()[0]}" for name in MODELS
     }

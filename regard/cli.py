@@ -5,13 +5,12 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import redirect_stdout
 from dataclasses import dataclass, fields, is_dataclass, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from regard import __version__
-from regard.errors import UsageError, as_json, log, lookup, printable, without_commands
+from regard.errors import UsageError, lookup, printable
 from regard.settings import describe, parse
 
 if TYPE_CHECKING:
@@ -164,7 +163,7 @@ def run_path(model: Any, path: str, kind: str, call: Call, number: int) -> int:
         raise UsageError(f"{path} is a folder; name files whose lines are to be read{as_text}")
     if not call.quiet:
         what = "rows" if table else "lines"
-        log(f"{path}: its {what} are answered{as_text}")
+        print(f"{path}: its {what} are answered{as_text}", file=sys.stderr, flush=True)
     if table:
         rows = sound_rows(path) if model.input == "audio" else table_rows(path)
         return print_answers(model, in_chunks(rows, CHUNK), call, number)
@@ -191,22 +190,20 @@ def print_answers(
     return number
 
 
-def calls(verb: str, *words: str, quiet: bool = False) -> Callable[[Call], int]:
+def calls(verb: str, *words: str, quiet: bool = False) -> Callable[[Call], None]:
     """Return what calls the function of a verb with its words and settings, and tells the answer.
 
-    Some functions can be `quiet`. A result may have an exit code, as that of what was stopped.
+    Some functions can be `quiet`.
     """
 
-    def act(call: Call) -> int:
+    def act(call: Call) -> None:
         import regard
 
         given = call.only(*words)
         if quiet and "quiet" in call.settings:
             raise UsageError("unknown key 'quiet'; write --quiet")
         settings = {**call.settings, "quiet": call.quiet} if quiet else call.settings
-        result = getattr(regard, verb)(*given, **settings)
-        tell(result, call)
-        return getattr(result, "exit_code", 0)
+        tell(getattr(regard, verb)(*given, **settings), call)
 
     return act
 
@@ -436,10 +433,10 @@ VERBS = {
     ),
     "export": Verb(
         calls("export", "MODEL"),
-        "regard export MODEL format=... [key=value...]",
+        "regard export MODEL out=FOLDER [key=value...]",
         "write a trained model for another tool",
         (
-            "regard export runs/mine format=huggingface out=exported",
+            "regard export runs/mine out=exported",
             "regard export en-zh format=ctranslate2 quantization=int8 out=exported",
         ),
     ),
@@ -450,10 +447,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     try:
         use_utf8()
-        shown = Terminal(sys.stdout) if sys.stdout.isatty() else sys.stdout
-        with redirect_stdout(shown):
-            code = act(sys.argv[1:] if argv is None else argv)
-            sys.stdout.flush()
+        code = act(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
         return code
     except UsageError as mistake:
         return refuse(str(mistake))
@@ -517,17 +512,12 @@ def front_page() -> str:
 
 
 def page(words: list[str], verb: Verb) -> str:
-    """Write the page of one verb, or of a task or recipe that is to be trained."""
-    from regard.recipes import RECIPES
+    """Write the page of one verb, or of a task that is to be trained."""
     from regard.tasks import TASKS
 
     name = words[1] if words[0] == "train" and len(words) > 1 else ""
     lines = [f"regard {words[0]}: {verb.summary}", "", f"  {verb.usage}", "", "Examples:"]
-    shown = verb.examples
-    if name in RECIPES:
-        shown = (f"regard train {name} out=runs/{name}", f"regard train {name} minutes=10")
-    elif name:
-        shown = lookup("task or recipe", name, TASKS).examples
+    shown = TASKS[name].examples if name in TASKS else verb.examples
     lines += [f"  {example}" for example in shown]
     return "\n".join(lines)
 
@@ -545,8 +535,8 @@ def keys_of(words: list[str], verb: Verb) -> type | None:
         from regard.insight.show import SHOWS
 
         return lookup("picture", name, SHOWS).settings_class()
-    if words[0] == "train" and name:
-        return task(trained_task(name)).Train
+    if words[0] == "train" and name in TASKS:
+        return task(name).Train
     if words[0] in ("run", "look", "eval") and name:
         from regard.api import model_task
 
@@ -557,17 +547,10 @@ def keys_of(words: list[str], verb: Verb) -> type | None:
 
 def short_keys(words: list[str]) -> dict[str, Any]:
     """Return the short keys of a task that is trained."""
-    from regard.tasks import task
+    from regard.tasks import TASKS, task
 
-    named = words[0] == "train" and len(words) > 1
-    return dict(task(trained_task(words[1])).short) if named else {}
-
-
-def trained_task(name: str) -> str:
-    """The task of that name, or the one that a recipe trains."""
-    from regard.recipes import RECIPES, recipe
-
-    return recipe(name).TASK if name in RECIPES else name
+    named = words[0] == "train" and len(words) > 1 and words[1] in TASKS
+    return dict(task(words[1]).short) if named else {}
 
 
 def keys(settings: type, short: dict[str, Any]) -> str:
@@ -709,7 +692,7 @@ def answers(
             told = result.record(how)
             if forced and isinstance(told["prediction"], str):  # it was given, and only judged
                 del told["prediction"]
-            yield as_json(beside(brought, told))
+            yield json.dumps(beside(brought, told), ensure_ascii=False, default=str)
         elif text or model.from_nothing:
             subtitles = getattr(how, "format", "") in ("srt", "vtt")  # of many lines
             before = f"{text}\t" if named and not subtitles else ""
@@ -739,7 +722,7 @@ def as_pair(text: str, record: dict[str, Any] | None, field: str = INPUTS[0]) ->
 def tell(result: Any, call: Call) -> None:
     """Print what a library function returned: JSON for machines, its own words for people."""
     if call.json:
-        print(as_json(result, as_data))
+        print(json.dumps(result, ensure_ascii=False, default=as_data))
     elif not call.quiet:
         print(result)
 
@@ -773,25 +756,3 @@ def use_utf8() -> None:
     for stream in (sys.stdout, sys.stderr):
         if (getattr(stream, "encoding", None) or "utf-8").lower().replace("-", "") != "utf8":
             stream.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
-
-
-class Terminal:
-    """A terminal to which labels, names of files and answers can send no commands.
-
-    What is piped to other programs stays as it is.
-    """
-
-    def __init__(self, stream: TextIO):
-        self.stream = stream
-
-    def write(self, text: str) -> int:
-        """Write a text that is shown, and not obeyed."""
-        self.stream.write(without_commands(text))
-        return len(text)
-
-    def flush(self) -> None:
-        """Flush the terminal."""
-        self.stream.flush()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)

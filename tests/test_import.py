@@ -212,7 +212,9 @@ def test_labels_and_languages_come_along(tmp_path):
         (["import", "nowhere", "out=x"], "nowhere: no such folder"),
         (["import", "."], "out is missing"),
         (["import", ".", "out=x", "size=3"], "unknown key 'size'"),
-        (["import", ".", "out=x"], "config.json: no such file"),
+        (["import", "of-onnx", "out=x"], "found model.onnx, a model of ONNX; Regard reads its own"),
+        (["run", "fairseq", "hello"], "found dict.en.txt, a model of fairseq; Regard reads its"),
+        (["import", ".", "out=x"], "no config.json, so there is no model; Regard reads"),
         (["export", "en-zh", "format=huggingface", "out=x", "dtype=int8"], "unknown dtype 'int8'"),
         (["export", "en-zh", "format=huggingface", "out=x", "bits=8"], "unknown key 'bits'"),
         (["export", "en-zh", "format=huggingface", "out=x", "max_shard=0"], "max_shard=0"),
@@ -221,12 +223,20 @@ def test_labels_and_languages_come_along(tmp_path):
 )
 def test_a_wrong_call_is_refused_in_one_line(words, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    for file in ("of-onnx/model.onnx", "fairseq/model.pt", "fairseq/dict.en.txt"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).touch()
     if words[0] == "export" and not (Path(regard.__file__).parent / "starters/en-zh").exists():
         pytest.skip("no starter en-zh")
     assert main(words) == 2
     told = capsys.readouterr().err
     assert message in told and told.count("\n") == 1
     assert not (tmp_path / "x").exists()
+
+
+def test_a_model_is_exported_as_huggingface_has_it_unless_told(tmp_path):
+    regard.export("shakespeare", out=tmp_path / "exported")
+    assert json.loads((tmp_path / "exported/config.json").read_text())["model_type"] == "gpt2"
 
 
 def test_a_length_without_a_bound_is_a_number_like_any_other(tmp_path):

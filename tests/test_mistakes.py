@@ -124,7 +124,11 @@ TABLE = {
     "no such model": (fine, ["run", "nowhere", "x"], "no model 'nowhere'"),
     "a starter misspelt": (fine, ["run", "models", "x"], "no model 'models'"),
     "a file for a model": (fine, ["run", "data/train.en", "x"], "no model 'data/train.en'"),
-    "a folder without a model": (fine, ["run", "data", "x"], "data/config.json: no such file"),
+    "a folder without a model": (
+        fine,
+        ["run", "data", "x"],
+        "data: no config.json, so there is no",
+    ),
     "config is no JSON": (put("model/config.json", "{"), RUN, "model/config.json: not JSON"),
     "config is a list": (put("model/config.json", "[1]"), RUN, "expected a JSON object"),
     "config is nested without end": (put("model/config.json", "[" * 99_999), RUN, "not JSON"),

@@ -21,7 +21,7 @@ import regard
 from regard.cli import main
 from regard.errors import UsageError
 from regard.pretrained import convert_sandbox
-from regard.pretrained.tokenizer_checks import LLAMA3_PATTERN, QWEN_PATTERN
+from regard.pretrained.tokenizer_checks import LLAMA3_PATTERN, QWEN_PATTERN, TEKKEN_PATTERN
 from regard.pretrained.tokenizer_folder import load_tokenizers
 
 SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -182,6 +182,10 @@ LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10_000.0}
 # model_type -> the class, and its odd settings
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", {**SIZES, "num_key_value_heads": 2, "rope_theta": 500.0}),
+    "llama, wide": (
+        "LlamaForCausalLM",
+        {**SIZES, "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1},
+    ),
     "llama, further": ("LlamaForCausalLM", {**SIZES, "rope_parameters": LINEAR}),
     "llama, tied": ("LlamaForCausalLM", {**SIZES, "tie_word_embeddings": True, "head_dim": 8}),
     "llama, llama3": (
@@ -235,6 +239,26 @@ def model_of(kind: str, vocab: int) -> Any:
     return enlarge(made(made.config_class(vocab_size=vocab, **settings)))
 
 
+# bytes of 256 numbers in super-blocks, where in them half floats scale the rest, and by how much
+SUPER_BLOCKS = {
+    "Q2_K": (84, (80, 82), 5e-3),
+    "Q3_K": (110, (108,), 2e-3),
+    "Q4_K": (144, (0, 2), 2e-4),
+    "Q5_K": (176, (0, 2), 2e-4),
+    "Q6_K": (210, (208,), 2e-4),
+}
+
+
+def superblocks(x: np.ndarray, way: str) -> np.ndarray:
+    """Return random weights in super-blocks, which Python can read and not write."""
+    size, scales, scale = SUPER_BLOCKS[way]
+    rows, width = x.shape
+    packed = np.random.default_rng(x.size).integers(0, 256, (rows, width // 256, size), np.uint8)
+    for place in scales:
+        packed[..., place : place + 2] = np.frombuffer(np.float16(scale).tobytes(), np.uint8)
+    return packed.reshape(rows, -1)
+
+
 def write_gguf(path: Path, model: Any, way: str = "F32", tokenizer: Any = None) -> Any:
     """Write a model as GGUF; return it with the weights that are in the file."""
     config, kind = model.config, model.config.model_type
@@ -268,7 +292,7 @@ def write_gguf(path: Path, model: Any, way: str = "F32", tokenizer: Any = None) 
             continue
         data = laid(name, x.numpy(), config, kind)
         chosen = QUANTS[way if data.ndim > 1 else "F32"]
-        packed = quantize(data, chosen)
+        packed = superblocks(data, way) if "_K" in chosen.name else quantize(data, chosen)
         writer.add_tensor(named(name), packed, raw_dtype=chosen)
         whole = gguf.quants.dequantize(packed, chosen)
         state[name] = torch.from_numpy(np.array(unlaid(name, whole, config, kind))).float()
@@ -320,7 +344,11 @@ def library() -> Any:
 
 @pytest.mark.parametrize(
     "kind, way",
-    [*((kind, "Q8_0") for kind in MODELS), *(("llama", way) for way in ("F32", "F16", "BF16"))],
+    [
+        *((kind, "Q8_0") for kind in MODELS),
+        *(("llama", way) for way in ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1")),
+        *(("llama, wide", way) for way in SUPER_BLOCKS),
+    ],
 )
 def test_gguf_is_what_was_written(tmp_path, kind, way, library):
     path = tmp_path / "model.gguf"
@@ -355,11 +383,31 @@ def test_gguf_is_what_transformers_reads(tmp_path, kind, library):
     torch.testing.assert_close(found, right, atol=2e-5 * float(right.abs().max()), rtol=0)
 
 
-@pytest.mark.parametrize("pre", ["llama-bpe", "qwen2"])
+def digits_first() -> Any:
+    """Return how SmolLM's tokenizer.json splits a text."""
+    from tokenizers import pre_tokenizers
+
+    parts = [pre_tokenizers.Digits(individual_digits=True)]
+    parts += [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
+    return pre_tokenizers.Sequence(parts)
+
+
+SPLITTERS: dict[str, str | None] = {  # by a pattern, or digits first
+    "llama-bpe": LLAMA3_PATTERN,
+    "qwen2": QWEN_PATTERN,
+    "deepseek-r1-qwen": QWEN_PATTERN,
+    "tekken": TEKKEN_PATTERN,
+    "smollm": None,
+    "refact": None,
+}
+
+
+@pytest.mark.parametrize("pre", SPLITTERS)
 def test_byte_level_tokenizers_of_gguf_split_as_their_models_do(tmp_path, pre):
-    library = byte_level(
-        ["<|endoftext|>"], split_by({"llama-bpe": LLAMA3_PATTERN, "qwen2": QWEN_PATTERN}[pre])
-    )
+    pattern = SPLITTERS[pre]
+    library = byte_level(["<|endoftext|>"], None if pattern is None else split_by(pattern))
+    if pattern is None:
+        library.pre_tokenizer = digits_first()
     path = tmp_path / "model.gguf"
     write_gguf(path, model_of("llama", 450), "F16", write_bpe(library, pre))
     regard.import_model(path, out=tmp_path / "ours")
@@ -367,10 +415,10 @@ def test_byte_level_tokenizers_of_gguf_split_as_their_models_do(tmp_path, pre):
     from tokenizers import Tokenizer, normalizers
 
     told = json.loads(library.to_str())
-    told["model"]["ignore_merges"] = pre == "llama-bpe"
+    told["model"]["ignore_merges"] = pre in ("llama-bpe", "tekken")
     library = Tokenizer.from_str(json.dumps(told))
     library.normalizer = normalizers.NFC() if pre == "qwen2" else None
-    for text in TEXTS:
+    for text in [*TEXTS, "In 1234 and 56.78, o'er ٣٤"]:
         ids = library.encode(text).ids
         assert reader.encode(text) == ids
         assert reader.decode(ids) == library.decode(ids)
@@ -449,9 +497,9 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "four bits": (
         lambda w, put: w.add_tensor(
-            "blk.9.attn_q.weight", np.zeros((4, 18), "uint8"), raw_dtype=QUANTS.Q4_0
+            "blk.9.attn_q.weight", np.zeros((4, 18), "uint8"), raw_dtype=QUANTS.IQ4_NL
         ),
-        "'blk.9.attn_q.weight' is Q4_0; only F32, F16, BF16, Q8_0 are read",
+        "'blk.9.attn_q.weight' is IQ4_NL; only F32, F16, BF16, Q8_0, Q4_0",
     ),
 }
 

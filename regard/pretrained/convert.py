@@ -24,6 +24,7 @@ from regard.pretrained.shards import (
     INDEX,
     MOST_SHARDS,
     NAME,
+    no_weights,
     read_header,
 )
 
@@ -31,6 +32,7 @@ PLAIN_BIN = re.compile(r"[\w-][\w.-]*\.bin")
 PROGRAM = Path(__file__).with_name("convert_sandbox.py")
 SLOWEST = 10 * 2**20  # bytes a second
 SPARE = 2**29  # bytes of memory
+TIMES = {"bin": 12, "gguf": 32}  # the size of a file that its reader may take, quantised or not
 SECONDS = 120
 
 
@@ -55,8 +57,7 @@ def readable(path: str | Path) -> Iterator[Path]:
             raise UsageError(f"{path}: {ggufs[0].name} and {ggufs[1].name}; import one of them")
         convert, files = _convert_gguf, ggufs
     else:
-        yield path
-        return
+        raise no_weights(path)
     with tempfile.TemporaryDirectory(prefix="regard-import-") as home:
         made = Path(home) / "folder"
         made.mkdir()
@@ -119,7 +120,7 @@ def _run_sandbox(kind: str, sources: list[Path], targets: list[Path]) -> None:
         if not source.is_file():  # a pipe or a device could be read forever
             raise UsageError(f"{source}: no such file, or none that could be read")
     sizes = [source.stat().st_size for source in sources]
-    most, seconds = 12 * max(sizes) + SPARE, SECONDS + sum(sizes) // SLOWEST
+    most, seconds = TIMES[kind] * max(sizes) + SPARE, SECONDS + sum(sizes) // SLOWEST
     words = [sys.executable, "-I", str(PROGRAM), kind, str(most), str(seconds), str(most)]
     for source, target in zip(sources, targets, strict=True):
         words += [str(source.resolve()), str(target)]

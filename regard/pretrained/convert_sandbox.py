@@ -12,7 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-KINDS = ("F32", "F16", "BF16", "Q8_0")  # of the tensors of a GGUF file
+# of the tensors of a GGUF file
+KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
+KINDS += ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 MOST_VALUES = 3_000_000  # of its metadata
 MOST_BYTES = 2**29  # of what is written at once
 

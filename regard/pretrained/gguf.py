@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,16 @@ from regard.files import read_json, write_json
 from regard.models.gpt import GPTConfig
 from regard.pretrained import sentencepiece_model as spm
 from regard.pretrained.formats import FORMATS
+from regard.pretrained.imported_tokenizer import Frame
 from regard.pretrained.shards import INDEX, Weights, read_header
 from regard.pretrained.tokenizer_checks import (
     GPT2_PATTERN,
     LLAMA3_PATTERN,
     MOST_BYTES,
     QWEN_PATTERN,
+    TEKKEN_PATTERN,
 )
+from regard.pretrained.tokenizer_folder import as_template
 from regard.pretrained.weight_names import as_rule
 
 Words = Mapping[str, Any]
@@ -206,11 +210,26 @@ def _converted(name: str, x: Tensor, kind: str, config: Words) -> tuple[str, Ten
 
 # ---- tokenizers
 
-# tokenizer.ggml.pre -> the pattern that splits a text, whether to normalize by NFC, ignore_merges
-SPLITS: dict[str, tuple[str, bool, bool]] = {
-    "gpt-2": (GPT2_PATTERN, False, False),
-    "llama-bpe": (LLAMA3_PATTERN, False, True),
-    "qwen2": (QWEN_PATTERN, True, False),
+
+@dataclass(frozen=True)
+class Splits:
+    """How a byte-level tokenizer splits a text, as llama.cpp knows it by a name."""
+
+    pattern: str = GPT2_PATTERN
+    digits: bool = False  # each alone, beforehand
+    nfc: bool = False
+    whole: bool = False  # a part that is a piece is not merged, and a text begins by a token
+
+
+_DIGITS = Splits(digits=True)
+SPLITS: dict[str, Splits] = {  # by tokenizer.ggml.pre
+    "gpt-2": Splits(),
+    **dict.fromkeys(("smollm", "starcoder", "refact"), _DIGITS),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), Splits(LLAMA3_PATTERN, whole=True)),
+    "smaug-bpe": Splits(LLAMA3_PATTERN),
+    "qwen2": Splits(QWEN_PATTERN, nfc=True),
+    "deepseek-r1-qwen": Splits(QWEN_PATTERN),
+    "tekken": Splits(TEKKEN_PATTERN, whole=True),
 }
 UNUSED = 5  # a type of pieces
 REMEDY = "put the model's tokenizer.json and tokenizer_config.json beside it and import the folder"
@@ -228,16 +247,20 @@ def _write_tokenizer(metadata: Words, folder: Path) -> None:
     file = readers[model](metadata, list(map(str, pieces)), types)
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
     roles = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
-    for role, key in roles.items():
-        number = metadata.get(f"tokenizer.ggml.{key}_token_id")
-        if isinstance(number, int) and 0 <= number < len(pieces):
-            settings[f"{role}_token"] = pieces[number]
-    for role, usual in (
-        ("bos", model == "llama" or metadata.get("tokenizer.ggml.pre") == "llama-bpe"),
-        ("eos", False),
-    ):
-        flag = metadata.get(f"tokenizer.ggml.add_{role}_token", usual)
-        settings[f"add_{role}_token"] = flag if isinstance(flag, bool) else usual
+    ids = {role: metadata.get(f"tokenizer.ggml.{key}_token_id") for role, key in roles.items()}
+    ids = {role: n for role, n in ids.items() if type(n) is int and 0 <= n < len(pieces)}
+    settings |= {f"{role}_token": pieces[number] for role, number in ids.items()}
+    splits = SPLITS.get(str(metadata.get("tokenizer.ggml.pre")), Splits())
+    usual = {"bos": model == "llama" or splits.whole, "eos": False}
+    before, after = (
+        [ids[role]]
+        if role in ids and metadata.get(f"tokenizer.ggml.add_{role}_token", flag)
+        else []
+        for role, flag in usual.items()
+    )
+    one, other = ((*before, text, *after) for text in "AB")
+    frame = Frame(one, one + other, (0,) * len(one) + (1,) * len(other))
+    file["post_processor"] = as_template(frame, pieces)
     if isinstance(template := metadata.get("tokenizer.chat_template"), str):
         settings["chat_template"] = template
     write_json(folder / "tokenizer.json", file)
@@ -249,9 +272,12 @@ def _byte_level(metadata: Words, pieces: list[str], types: list[Any]) -> dict[st
     name = metadata.get("tokenizer.ggml.pre")
     if not isinstance(name, str) or name not in SPLITS:
         raise UsageError(f"tokenizer.ggml.pre={name!s:.40} cannot be rebuilt exactly; {REMEDY}")
-    split, normalize, ignore_merges = SPLITS[name]
+    splits = SPLITS[name]
     bytes_only = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
-    cut = {"type": "Split", "pattern": {"Regex": split}, "behavior": "Isolated", "invert": False}
+    cut = [{"type": "Digits", "individual_digits": True}] * splits.digits
+    pattern = {"pattern": {"Regex": splits.pattern}, "behavior": "Isolated", "invert": False}
+    cut += [{"type": "Split"} | pattern]
+    cut += [bytes_only | {"use_regex": False}]
     return {
         "version": "1.0",
         "added_tokens": [
@@ -259,11 +285,8 @@ def _byte_level(metadata: Words, pieces: list[str], types: list[Any]) -> dict[st
             for i, (piece, kind) in enumerate(zip(pieces, types, strict=True))
             if kind in (spm.CONTROL, spm.USER)
         ],
-        "normalizer": {"type": "NFC"} if normalize else None,
-        "pre_tokenizer": {
-            "type": "Sequence",
-            "pretokenizers": [cut, bytes_only | {"use_regex": False}],
-        },
+        "normalizer": {"type": "NFC"} if splits.nfc else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": cut},
         "decoder": bytes_only | {"use_regex": True},
         "model": {
             "type": "BPE",
@@ -273,7 +296,7 @@ def _byte_level(metadata: Words, pieces: list[str], types: list[Any]) -> dict[st
                 if kind != UNUSED
             },
             "merges": metadata.get("tokenizer.ggml.merges"),
-            "ignore_merges": ignore_merges,
+            "ignore_merges": splits.whole,
         },
     }
 

@@ -36,7 +36,28 @@ SIZES = {
 FLOATS = ("F64", "F32", "F16", "BF16")
 # weights that are written in a way that can run code, or in that of another tool
 BIN, BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
-OTHERS = ("tf_model.h5", "flax_model.msgpack")
+OTHERS = {  # what other tools write -> their name, in the order in which it is looked for
+    "*.onnx": "ONNX",
+    "onnx/*.onnx": "ONNX",
+    "dict.*.txt": "fairseq",
+    "*shared_vocabulary.*": "CTranslate2",
+    "source_vocabulary.*": "CTranslate2",
+    "decoder.yml": "Marian",
+    "*.npz": "Marian",
+    "tf_model.h5": "TensorFlow",
+    "saved_model.pb": "TensorFlow",
+    "*.tflite": "TensorFlow Lite",
+    "flax_model.msgpack": "Flax",
+    "openvino_model.xml": "OpenVINO",
+    "*.mlpackage": "Core ML",
+    "*.pt": "PyTorch",
+    "*.pth": "PyTorch",
+    "*.ckpt": "PyTorch",
+}
+READS = (
+    "Regard reads its own folders, transformers' (config.json with safetensors) and, by import, "
+    f"{BIN} and GGUF"
+)
 
 
 @dataclass(frozen=True)
@@ -105,7 +126,7 @@ def open_weights(folder: str | Path) -> Weights:
     elif (folder / INDEX).exists():
         entries = _read_index(folder)
     else:
-        raise _missing(folder)
+        raise no_weights(folder)
     total = sum(entry.count for entry in entries.values())
     if total > MOST_PARAMETERS:
         raise UsageError(f"{folder}: {total:,} parameters; too many to be meant")
@@ -127,18 +148,21 @@ def import_first(path: Path) -> UsageError:
     )
 
 
-def _missing(folder: Path) -> UsageError:
-    """Say how to get at weights that are there in another form."""
-    if any((folder / name).exists() for name in (BIN, BIN_INDEX)) or [*folder.glob("*.gguf")]:
+def no_weights(folder: Path) -> UsageError:
+    """Say what there is in a folder without weights that are read, and what is read."""
+    if folder.suffix == ".gguf" or any(folder.glob("*.gguf")):
         return import_first(folder)
-    other = next((name for name in OTHERS if (folder / name).exists()), None)
-    if other is None:
+    has_config = (folder / "config.json").exists()
+    if has_config and any((folder / name).exists() for name in (BIN, BIN_INDEX)):
+        return import_first(folder)
+    found = ((path, tool) for name, tool in OTHERS.items() for path in folder.glob(name))
+    path, tool = next(found, (None, ""))
+    if path is not None:
+        shown = path.relative_to(folder)
+        return UsageError(f"{folder}: found {shown}, a model of {tool}; {READS}")
+    if has_config:
         return UsageError(f"{folder}: no weights; expected {NAME} or {INDEX} with its files")
-    return UsageError(
-        f"{folder}: only {other}, which is not read; convert it once with "
-        f"transformers: AutoModel.from_pretrained('{folder}')"
-        ".save_pretrained('NEW'), with the class that config.json names for AutoModel"
-    )
+    return UsageError(f"{folder}: no config.json, so there is no model; {READS}")
 
 
 def _read_index(folder: Path) -> dict[str, Entry]:
@@ -269,10 +293,7 @@ def write_shards(
     names = names if count > 1 else [NAME]
     for name, group in zip(names, groups, strict=True):
         with replacing(folder / name) as temporary:
-            try:
-                save_file(group, temporary, {"format": "pt"})
-            except SafetensorError as error:  # of the disk
-                raise UsageError(f"{folder / name}: {error}") from error
+            save_file(group, temporary, {"format": "pt"})
             temporary.chmod(0o644)  # the library closes it to others
     if count > 1:
         places = {key: name for name, group in zip(names, groups, strict=True) for key in group}

@@ -185,7 +185,7 @@ def _write(
     more: Mapping[str, Any] | None = None,
 ) -> None:
     """Write tokenizer.json with what stands around a text, and tokenizer_config.json."""
-    whole = {**file, "post_processor": _template(frame, pieces)}
+    whole = {**file, "post_processor": as_template(frame, pieces)}
     write_atomically(folder / "tokenizer.json", json.dumps(whole, ensure_ascii=False) + "\n")
     settings: dict[str, Any] = {f"{role}_token": name for role, name in names.items()}
     suffix = file["model"].get("end_of_word_suffix") == "</w>"
@@ -206,7 +206,7 @@ def _own_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def _template(frame: Frame, pieces: Any) -> dict[str, Any]:
+def as_template(frame: Frame, pieces: Any) -> dict[str, Any]:
     """Describe a frame as the library's template."""
 
     def part(value: int | str, kind: int) -> dict[str, Any]:
