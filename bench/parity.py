@@ -7,7 +7,7 @@ scalings, ties, special tokens and ways to generate. A random model of transform
 enlarged so that logits spread, is written as a folder, and four things are asked of that folder:
 
 - logits: the same on a batch with padding, at once and token by token;
-- texts: the same greedily and by beam, with what its generation_config.json says;
+- texts: the same greedily, by beam, and as its generation_config.json says where nothing is given;
 - export: what Regard writes again gives transformers the same logits and texts;
 - again: and Regard, too.
 
@@ -629,7 +629,13 @@ GENERATION: dict[str, list] = {
     "top_k": [5],
     "temperature": [0.7],
     "guidance_scale": [1.5],
+    "num_beams": [2, 4],
+    "max_length": [17, 24],
+    "max_new_tokens": [6],
 }
+# oddities of the words beside a model: no post-processor, and rows for which there is no piece
+WORDS: list[tuple[bool, int]] = [(True, 0), (True, 0), (False, 0), (True, 3), (False, 2)]
+OWN = 0  # beams of a text that is written as the folder says
 
 
 # ---- making a checkpoint
@@ -666,8 +672,8 @@ def tokenizer() -> Any:
     return made, {f"{role}_token": name for role, name in names.items()}
 
 
-def write_tokenizer(folder: Path, kind: str) -> None:
-    """Write the tokenizer, with what stands around a text in a format of some kind."""
+def write_tokenizer(folder: Path, kind: str, framed: bool = True) -> None:
+    """Write the tokenizer, with what stands around a text in a format of some kind or not."""
     made, names = tokenizer()
     around = {
         "both": "<s> $A </s>",
@@ -676,9 +682,10 @@ def write_tokenizer(folder: Path, kind: str) -> None:
         "language": "<s> $A",
     }[kind]
     pair = around.replace("$A", "$A </s> $B" if kind != "language" else "$A $B")
-    made.post_processor = tokenizers.processors.TemplateProcessing(
-        single=around, pair=pair, special_tokens=[("<s>", 0), ("</s>", 2)]
-    )
+    if framed:
+        made.post_processor = tokenizers.processors.TemplateProcessing(
+            single=around, pair=pair, special_tokens=[("<s>", 0), ("</s>", 2)]
+        )
     words = transformers.PreTrainedTokenizerFast(tokenizer_object=made, **names)
     words.save_pretrained(folder)
 
@@ -709,20 +716,28 @@ def make(model_type: str, number: int, folder: Path) -> tuple[str, Settings, Set
     name = case.classes[number % len(case.classes)]
     odd = draw(case.odd, 3, rng)
     generation = draw(GENERATION, 3, rng) if number % 4 else {}
-    write(model_type, name, odd, generation, folder, number)
+    words = rng.choice(WORDS)
+    write(model_type, name, odd, generation, folder, number, words)
+    generation |= {"framed": words[0], "spare": words[1]} if words != WORDS[0] else {}
     return name, odd, generation
 
 
 def write(
-    model_type: str, name: str, odd: Settings, generation: Settings, folder: Path, seed: int = 1
+    model_type: str,
+    name: str,
+    odd: Settings,
+    generation: Settings,
+    folder: Path,
+    seed: int = 1,
+    words: tuple[bool, int] = WORDS[0],
 ) -> None:
     """Write a random model of a class, with odd settings and ways to generate, as a folder."""
     case, cls = CASES[model_type], getattr(transformers, name)
     settings = case.sizes | odd
     around = "text_config." if case.kind == "both" else ""
     if case.kind != "images":
-        words = {"vocab_size": len(PIECES), **TOKENS}
-        settings = {f"{around}{key}": value for key, value in words.items()} | settings
+        sizes = {"vocab_size": len(PIECES) + words[1], **TOKENS}
+        settings = {f"{around}{key}": value for key, value in sizes.items()} | settings
     torch.manual_seed(seed)
     model = cls(cls.config_class(**nested(settings))).eval()
     case.change(model, random.Random(seed))
@@ -730,13 +745,13 @@ def write(
     model.save_pretrained(folder)
     if case.kind == "images":
         return
-    write_tokenizer(folder, case.kind)
+    write_tokenizer(folder, case.kind, words[0])
     if case.kind in ("language", "text"):
         path = folder / "generation_config.json"
-        words = json.loads(path.read_text()) if path.is_file() else {}
+        told = json.loads(path.read_text()) if path.is_file() else {}
         if case.kind == "text":
-            words["decoder_start_token_id"] = settings["decoder_start_token_id"]
-        path.write_text(json.dumps({**words, **TOKENS, **generation}))
+            told["decoder_start_token_id"] = settings["decoder_start_token_id"]
+        path.write_text(json.dumps({**told, **TOKENS, **generation}))
 
 
 # ---- what both sides say
@@ -843,26 +858,36 @@ def our_logits(case: Case, model: Any, given: Settings, base: bool) -> Iterator[
     yield torch.cat(steps, dim=1)[keep]
 
 
+def has_limit(model: Any) -> bool:
+    """Tell whether generation_config.json bounds a text."""
+    told = model.generation_config
+    return told.max_length is not None or told.max_new_tokens is not None
+
+
 @torch.no_grad()
-def their_texts(case: Case, model: Any, words: Any, beam: int) -> list[str]:
+def their_texts(case: Case, model: Any, words: Any, beam: int, limited: bool) -> list[str]:
     """Return what transformers writes, one text after the other."""
     written = []
     for text in TEXTS:
         given = words(text, return_tensors="pt", return_token_type_ids=False)
-        done = model.generate(
-            **given, num_beams=beam, do_sample=False, max_new_tokens=MOST, use_cache=False
-        )
+        how = {"num_beams": beam, "do_sample": False, "max_new_tokens": MOST}
+        if beam == OWN:
+            how = {} if limited else {"max_new_tokens": MOST}
+        done = model.generate(**given, **how, use_cache=False)
         start = given["input_ids"].shape[1] if case.kind == "language" else 1
         written.append(words.decode(done[0, start:], skip_special_tokens=True))
     return written
 
 
-def our_texts(case: Case, runner: Any, beam: int) -> list[str]:
+def our_texts(case: Case, runner: Any, beam: int, limited: bool) -> list[str]:
     """Return what Regard writes, all texts in one batch."""
+    how: Settings = {"beam": beam, "max_length": MOST}
+    if beam == OWN:
+        how = {} if limited else {"max_length": MOST}
     if case.kind == "language":
-        answers = runner.run(TEXTS, beam=beam, temperature=0, max_length=MOST, echo=False)
-        return [answer.completion for answer in answers]
-    return [str(answer) for answer in runner.run(TEXTS, beam=beam, max_length=MOST, split=False)]
+        how |= {} if beam == OWN else {"temperature": 0}
+        return [answer.completion for answer in runner.run(TEXTS, **how, echo=False)]
+    return [str(answer) for answer in runner.run(TEXTS, **how, split=False)]
 
 
 # ---- comparing
@@ -919,7 +944,7 @@ def same_as(
             outcome.wrong[stage] = off
     for beam, texts in asked["texts"].items():
         try:
-            ours = our_texts(case, runner, beam)
+            ours = our_texts(case, runner, beam, asked["limited"])
         except regard.UsageError as mistake:
             outcome.refused[f"{stage} beam={beam}"] = str(mistake)
             continue
@@ -938,11 +963,12 @@ def judge(outcome: Outcome, model_type: str, folder: Path, name: str) -> None:
     words = None if case.kind == "images" else transformers.AutoTokenizer.from_pretrained(folder)
     writes = case.kind in ("language", "text") and not is_base(name)
     texts: dict[int, list[str]] = {}
-    for beam in (1, 3) if writes else ():
+    for beam in (OWN, 1, 3) if writes else ():
         # what transformers itself refuses has no right answer
-        with contextlib.suppress(ValueError, NotImplementedError, TypeError):
-            texts[beam] = their_texts(case, theirs, words, beam)
+        with contextlib.suppress(ValueError, NotImplementedError, TypeError, IndexError):
+            texts[beam] = their_texts(case, theirs, words, beam, has_limit(theirs))
     asked: Settings = {"given": given, "texts": texts, "class": name}
+    asked["limited"] = writes and has_limit(theirs)
     if same_as(outcome, "logits", case, folder, right, asked) is None:
         return
     out = folder.with_name(f"{folder.name}-exported")
@@ -958,7 +984,7 @@ def judge(outcome: Outcome, model_type: str, folder: Path, name: str) -> None:
         outcome.wrong["export"] = off
     for beam, before in texts.items():
         reader = transformers.AutoTokenizer.from_pretrained(out)
-        after = their_texts(case, again, reader, beam)
+        after = their_texts(case, again, reader, beam, asked["limited"])
         if after != before:
             pair = next(p for p in zip(after, before, strict=True) if p[0] != p[1])
             outcome.wrong[f"export texts, beam={beam}"] = f"{pair[0]!r}, not {pair[1]!r}"

@@ -72,6 +72,28 @@ def test_what_once_was_wrong_is_equal(model_type: str, name: str, odd: dict, tmp
     assert not outcome.wrong and not outcome.refused
 
 
+@pytest.mark.parametrize("words", [(False, 0), (True, 3)], ids=["unframed", "spare rows"])
+@pytest.mark.parametrize(
+    "model_type,name",
+    [("bart", "BartForConditionalGeneration"), ("t5", "T5ForConditionalGeneration")]
+    + [("gpt2", "GPT2LMHeadModel"), ("marian", "MarianMTModel")],
+)
+def test_a_folder_gets_only_what_it_asks_for(
+    model_type: str, name: str, words: tuple[bool, int], tmp_path: Path, capsys
+):
+    outcome, folder = parity.Outcome(), tmp_path / "theirs"
+    with parity.quiet_transformers():
+        parity.write(model_type, name, {}, {}, folder, words=words)
+        parity.judge(outcome, model_type, folder, name)
+    assert not outcome.wrong and not outcome.refused
+    capsys.readouterr()
+    runner = regard.load(folder)
+    assert runner.check({}).beam == 1 and not runner.check({}).temperature
+    runner.run(["a ring", "an old hat"])
+    told = capsys.readouterr().err
+    assert told.count("otherwise than transformers: no max_length is given") == 1
+
+
 REFUSED = {
     "'attn_logit_softcapping'=50.0 is not known": ("llama", {"attn_logit_softcapping": 50.0}),
     "partial_rotary_factor=0.5": ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}),

@@ -53,6 +53,11 @@ class Tokenizer(Protocol):
         ...
 
     @property
+    def rows(self) -> int:
+        """Number of ids that may be written; a public checkpoint has some without a piece."""
+        ...
+
+    @property
     def never(self) -> tuple[int, ...]:
         """Ids that no written text holds, so that decoding forbids them."""
         ...
@@ -125,6 +130,11 @@ class OwnTokenizer:
     vocab: int
     sha: str
     text: str
+
+    @property
+    def rows(self) -> int:
+        """Number of ids that may be written: those of its pieces."""
+        return self.vocab
 
     @property
     def special_tokens(self) -> list[str]:

@@ -106,11 +106,13 @@ class TextGenerator:
             rules = {"eos_token_id": list(tokenizer.ends), **rules}
         self.rules = GenerationConfig(rules, tokenizer.eos, vocab)
         self.ends = self.rules.all_ends
-        self.never = [*range(tokenizer.vocab, vocab), *tokenizer.never]  # most have no spelling
+        self.never = [*range(tokenizer.rows, vocab), *tokenizer.never]  # most have no spelling
 
     def limit(self, prompt: Sequence[int], max_length: int | None) -> int:
         """Return how many tokens may follow a prompt, which a checkpoint's own limit counts."""
         longest = self.rules.longest
+        if max_length is None and longest is None:
+            self.rules.tell(f"no max_length is given, so up to {NEW_TOKENS} tokens follow, not 20")
         if max_length is not None or longest is None:
             return max_length or NEW_TOKENS
         if longest <= len(prompt):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.errors import UsageError
+from regard.errors import UsageError, log
 
 MOST_IDS = 100_000  # in one rule
 LONGEST = 10_000_000  # length that a rule may speak of
@@ -340,6 +340,7 @@ RULES: dict[str, Rule] = {
     "max_length": Rule(_count),
     "renormalize_logits": Rule(lambda x, vocab: x is True),
     "early_stopping": Rule(lambda x, vocab: x if x == "never" else x is True),
+    "regard_usual_limit": Rule(_flag),  # we exported it, and mean what we do without max_length
     # and these say what Whisper writes after (regard.decode.whisper)
     "forced_decoder_ids": Rule(_prompt),
     "no_timestamps_token_id": Rule(_id),
@@ -386,6 +387,14 @@ class GenerationConfig:
         self.eos = eos if eos in self.all_ends else -1  # which no token is
         self.ends = [end for end in self.all_ends if end != eos]
         self.longest: int | None = self.rules.get("max_length")
+        self.told: set[str] = set()  # what was said of how this is not as transformers does it
+
+    def tell(self, otherwise: str) -> None:
+        """Say once, of a public checkpoint, what is done otherwise than transformers does it."""
+        ours = self.rules.get("regard_usual_limit")  # a model that we exported
+        if self.foreign and not ours and otherwise not in self.told:
+            self.told.add(otherwise)
+            log(f"otherwise than transformers: {otherwise}")
 
     def beam(self) -> dict[str, Any]:
         """Return the options of beam search: stopping, on and renormalise."""

@@ -23,7 +23,7 @@ RULES = (
     *("encoder_no_repeat_ngram_size", "bad_words_ids", "min_length", "min_new_tokens"),
     *("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty"),
     *("suppress_tokens", "begin_suppress_tokens", "eos_token_id", "decoder_start_token_id"),
-    *("max_length", "renormalize_logits", "early_stopping"),
+    *("max_length", "renormalize_logits", "early_stopping", USUAL),
 )
 # and those of Whisper alone
 SOUND_RULES = (
@@ -127,10 +127,9 @@ def _read(theirs: Mapping[str, Any], task: str) -> dict[str, Any]:
         if key in theirs and theirs[key] not in same and key not in own:
             raise UsageError(f"{key}={theirs[key]!r:.40} is not supported; leave it out")
     settings: dict[str, Any] = {}
-    beams = _integer(theirs, "num_beams", 1, MOST_BEAMS)
-    if beams is not None:
-        settings["beam"] = beams
-    if samples and beams not in (None, 1):
+    beams = _integer(theirs, "num_beams", 1, MOST_BEAMS) or 1
+    settings["beam"] = beams  # what is not told is as transformers has it
+    if samples and beams > 1:
         raise UsageError(
             f"do_sample=true with num_beams={beams} is not supported; only one of them is"
         )
@@ -149,7 +148,7 @@ def _read(theirs: Mapping[str, Any], task: str) -> dict[str, Any]:
                 value = (_integer if key == "top_k" else _number)(theirs, key, 0, high)
             if value is not None and (value or key in ("temperature", "min_p")):
                 settings[key] = value
-    elif task == "language" and (theirs.get("do_sample") is False or (beams or 1) > 1):
+    elif task == "language":
         settings["temperature"] = 0.0
     rules = {key: theirs[key] for key in (*RULES, *own) if key in theirs}
     if most is not None:

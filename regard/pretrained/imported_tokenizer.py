@@ -70,6 +70,7 @@ class About:
     clean: bool = False
     names: tuple[str | None, ...] | None = None  # pieces, where they are not the library's
     numbers: tuple[int, ...] | None = None  # ids, where they are not the library's
+    rows: int = 0  # of the model, some of which may have no piece
 
 
 class ImportedTokenizer:
@@ -95,6 +96,7 @@ class ImportedTokenizer:
         else:
             self.names = list(about.names)
         self.vocab = len(self.names)
+        self.rows = max(self.vocab, about.rows)  # those without a piece spell nothing
         self._check()
         self._ids = {name: i for i, name in enumerate(self.names) if name is not None}
         roles = {role: about.specials.get(role) for role in ROLES}
@@ -275,7 +277,8 @@ class ImportedTokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Join the pieces of ids to a text, without the special tokens."""
-        pieces = [self._name(i) or "" for i in ids if i not in self._silent]
+        names = (self._name(i) for i in ids if i not in self._silent)
+        pieces = [name for name in names if name is not None]
         decoder = self.library.decoder
         if decoder is None or not pieces:
             return " ".join(pieces)
@@ -312,11 +315,11 @@ class ImportedTokenizer:
         return shown
 
     def _name(self, number: int) -> str | None:
-        if not 0 <= number < self.vocab:
+        if not 0 <= number < self.rows:
             raise UsageError(
-                f"token id {number}; expected 0 to {self.vocab - 1}, as in the tokenizer"
+                f"token id {number}; expected 0 to {self.rows - 1}, as in the tokenizer"
             )
-        return self.names[number]
+        return self.names[number] if number < self.vocab else None
 
     def _spelling(self, number: int) -> bytes:
         name = self._name(number) or ""
@@ -357,6 +360,8 @@ def _as_json(about: About) -> dict[str, Any]:
         "ends": list(about.ends),
         "clean": about.clean,
     }
+    if about.rows:
+        made["rows"] = about.rows
     if about.names is not None and about.numbers is not None:
         made |= {"names": list(about.names), "numbers": list(about.numbers)}
     return made
@@ -379,7 +384,8 @@ def _from_json(given: Mapping[str, Any]) -> About:
             raise UsageError("'names' are no list of pieces")
         names, numbers = tuple(names), _ids("numbers", given.get("numbers", []), most=MOST_PIECES)
     frame = Frame(single, pair, types)
-    return About(specials, frame, ends, given.get("clean") is True, names, numbers)
+    (rows,) = _ids("rows", [given.get("rows", 0)])
+    return About(specials, frame, ends, given.get("clean") is True, names, numbers, rows)
 
 
 def _ids(

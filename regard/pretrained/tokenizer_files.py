@@ -22,6 +22,7 @@ from regard.pretrained.imported_tokenizer import (
 from regard.pretrained.tokenizer_checks import (
     CLIP_PATTERN,
     MOST_BYTES,
+    MOST_PIECES,
     QWEN_PATTERN,
     check_added,
     check_id,
@@ -57,12 +58,23 @@ BYTE_LEVEL: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str]] = {
         ),
     ),
 }
+ENDS = ("bos", "eos")
 SENTENCEPIECE = ("spiece.model", "spm.model", "tokenizer.model", "sentencepiece.bpe.model")
 # fairseq's vocabularies: special tokens before the pieces of a SentencePiece model, of which so
 # many are then left out
 FAIRSEQ: dict[str, tuple[tuple[str, ...], int]] = {
     "xlm-roberta": (("<s>", "<pad>", "</s>", "<unk>"), 3),
     "camembert": (("<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED"), 1),
+}
+
+
+# tokenizer classes that put special tokens of their own around a text, without "Tokenizer"
+CLASSES: dict[str, Template] = {
+    **dict.fromkeys(("Albert", "Bert", "DistilBert", "Electra"), BERT_TEMPLATE),
+    **dict.fromkeys(("Deberta", "DebertaV2"), BERT_TEMPLATE),
+    **dict.fromkeys(("Bart", "Camembert", "MPNet", "Roberta", "XLMRoberta"), ROBERTA_TEMPLATE),
+    "GPTNeoX": Template(),
+    **{n: FORMATS[n.lower()].template for n in ("CLIP", "Marian", "Pegasus", "T5")},
 }
 
 
@@ -85,9 +97,32 @@ class Source:
         format = FORMATS.get(self.model_type)
         return format.template if format else Template()
 
+    @property
+    def class_template(self) -> Template | None:
+        """Return what a tokenizer class of transformers puts around a text, whatever its file says.
+
+        Others do what tokenizer.json says, and nothing more. Where no class is named it is that
+        of the model, and those of language models are such others.
+        """
+        named = self.settings.get("tokenizer_class")
+        if isinstance(named, str):
+            return CLASSES.get(named.removesuffix("Fast").removesuffix("Tokenizer"))
+        own = not self.open_ended and self.model_type != "modernbert"
+        return self.template if own or self.model_type == "gpt_neox" else None
+
+    @property
+    def open_ended(self) -> bool:
+        """Tell whether a text may go on: at most a token before it is told."""
+        return self.template in (BOS_TEMPLATE, Template())
+
     def has(self, name: str) -> bool:
         """Tell whether the folder has a file."""
         return (self.folder / name).exists()
+
+    def rows(self, key: str = "vocab_size") -> int:
+        """Return the number of the model's rows, as far as a tokenizer may have so many."""
+        rows = self.config.get(key) or self.config.get("vocab_size")
+        return min(rows, MOST_PIECES - 1) if type(rows) is int and rows > 0 else 0
 
     def flag(self, key: str, default: bool) -> bool:
         """Return a setting that is true or false."""
@@ -137,7 +172,7 @@ def read_tokenizers(folder: str | Path, config: Mapping[str, Any] | None = None)
 
 def _read_file(source: Source, path: Path) -> Pair:
     file = read_json(path, MOST_BYTES)
-    return _finish(source, checked(file), file.get("post_processor"))
+    return _finish(source, checked(file), file)
 
 
 def _read_wordpiece(source: Source, path: Path) -> Pair:
@@ -255,14 +290,15 @@ def _read_marian(source: Source, path: Path) -> Pair:
         names: list[str | None] = [None] * (max(vocab.values()) + 1)
         for piece, number in vocab.items():
             names[number] = piece
-        about = _about(source, vocab, {}, None)
-        about = replace(about, names=tuple(names), numbers=tuple(numbers))
+        about = _about(source, vocab, {})
+        rows = source.rows(f"{'' if side == 'source' else 'decoder_'}vocab_size")
+        about = replace(about, names=tuple(names), numbers=tuple(numbers), rows=rows)
         made.append(ImportedTokenizer(checked(file), about))
     return made[0], made[1]
 
 
-def _finish(source: Source, file: dict[str, Any], post_processor: Any = None) -> Pair:
-    """Add what the folder says about special tokens."""
+def _finish(source: Source, file: dict[str, Any], told: Mapping[str, Any] | None = None) -> Pair:
+    """Add what the folder says about special tokens, and its tokenizer.json if there is one."""
     vocab = file["model"]["vocab"]
     if isinstance(vocab, list):
         vocab = {piece: number for number, (piece, _) in enumerate(vocab)}
@@ -272,15 +308,15 @@ def _finish(source: Source, file: dict[str, Any], post_processor: Any = None) ->
     file["added_tokens"] = check_added(list(added.values()))
     ids = vocab | {token["content"]: token["id"] for token in file["added_tokens"]}
     _fits(source, len(ids))
-    about = _about(source, ids, file["model"], post_processor)
+    about = _about(source, ids, file["model"], told)
     both = ImportedTokenizer(file, about)
     return both, both
 
 
 def _fits(source: Source, pieces: int) -> None:
     """Refuse more pieces than the model has rows for, before time is spent on them."""
-    rows = source.config.get("vocab_size")
-    if isinstance(rows, int) and pieces > rows:
+    rows = source.rows()
+    if rows and pieces > rows:
         raise UsageError(
             f"the tokenizer has {pieces} pieces, the model only {rows}; "
             "use the tokenizer that belongs to it"
@@ -308,7 +344,10 @@ def _more_tokens(source: Source, vocab: Mapping[str, int]) -> Iterator[dict[str,
 
 
 def _about(
-    source: Source, ids: Mapping[str, int], model: Mapping[str, Any], post_processor: Any
+    source: Source,
+    ids: Mapping[str, int],
+    model: Mapping[str, Any],
+    told: Mapping[str, Any] | None = None,
 ) -> About:
     """Find the ids of special tokens, and what stands around a text."""
     pieces = max(ids.values()) + 1
@@ -328,23 +367,26 @@ def _about(
         specials["begin"] = start
     elif format and format.decoder_start in specials:
         specials["begin"] = specials[format.decoder_start]
-    if source.template == ROBERTA_TEMPLATE:
-        specials |= {"cls": specials.get("cls", _role(specials, "bos"))}
-        specials |= {"sep": specials.get("sep", _role(specials, "eos"))}
-    frame = _frame_of(post_processor, pieces)
-    begun, ended = (source.settings.get(f"add_{role}_token") for role in ("bos", "eos"))
-    if frame is None:
-        frame = _filled(source.template, specials)
-    open_ended = source.template in (BOS_TEMPLATE, Template())
-    if open_ended and (begun is not None or ended is not None):
-        before, after = ["bos"] if begun is True else [], ["eos"] if ended is True else []
+    template = source.template
+    if told is not None:
+        template = source.class_template
+    elif source.open_ended and any(f"add_{role}_token" in source.settings for role in ENDS):
+        before, after = ([role] * source.flag(f"add_{role}_token", False) for role in ENDS)
         one, other = ([*before, text, *after] for text in "AB")
         types = (0,) * len(one) + (1,) * len(other)
-        frame = _filled(Template(tuple(one), tuple(one + other), types), specials)
+        template = Template(tuple(one), tuple(one + other), types)
+    if template == ROBERTA_TEMPLATE:
+        specials |= {"cls": specials.get("cls", _role(specials, "bos"))}
+        specials |= {"sep": specials.get("sep", _role(specials, "eos"))}
+    if template is not None:
+        frame = _filled(template, specials)
+    else:
+        frame = _frame_of((told or {}).get("post_processor"), pieces) or Frame()
     ends = source.config.get("eos_token_id")
     ends = [i for i in ends if isinstance(i, int)][:MOST_FRAME] if isinstance(ends, list) else []
     clean = source.flag("clean_up_tokenization_spaces", False) and model.get("type") != "BPE"
-    return About(specials, frame, tuple(i for i in ends if 0 <= i < pieces), clean)
+    ends = tuple(i for i in ends if 0 <= i < pieces)
+    return About(specials, frame, ends, clean, rows=source.rows())
 
 
 def _role(specials: Mapping[str, int], role: str) -> int:

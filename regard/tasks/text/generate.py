@@ -267,7 +267,7 @@ class TextGeneration(Task[LanguageCodec, Written]):
     def question(self, given: Any, settings: Any, expected: Any = None) -> Question:
         """Return a prompt with its continuation, or with forced=true the next token alone."""
         _, prompt = self.prompt(given, settings)
-        vocab = self.tokenizer.vocab
+        vocab = self.tokenizer.rows
         ids = prompt[-self.window :]
         if not ids:
             raise UsageError("there is nothing to look at in an empty text")
@@ -307,7 +307,7 @@ class TextGeneration(Task[LanguageCodec, Written]):
         from regard.viewer.text import candidate_steps, text_views
 
         shown, prompt = self.prompt(given, settings)
-        vocab, ids = self.tokenizer.vocab, prompt[-self.window :]
+        vocab, ids = self.tokenizer.rows, prompt[-self.window :]
         others: list[Continuation] = []
         completion = ""
         if not settings.forced:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from regard.attention.watch import watch
 from regard.data.pairs import Pair
 from regard.decode.alignment import Aligner, Alignment
-from regard.decode.sentences import QUANTISED, Sentence, SentenceDecoder
-from regard.errors import UsageError, lookup
+from regard.decode.sentences import Sentence, SentenceDecoder
+from regard.errors import UsageError
 from regard.metrics.text import METRICS
 from regard.models.folder import load_folder
 from regard.tasks.frame.answers import Generated
@@ -116,7 +116,6 @@ class Seq2Seq(PairTask):
         alignments = getattr(settings, "alignments", "none")
         if alignments not in ALIGNMENTS:
             raise UsageError(f"alignments='{alignments}' is not one of {', '.join(ALIGNMENTS)}")
-        lookup("quantise", getattr(settings, "quantise", "none"), QUANTISED)
         if settings.script not in SCRIPTS:
             raise UsageError(f"script='{settings.script}' is not one of simplified, traditional")
         return settings
@@ -141,6 +140,9 @@ class Seq2Seq(PairTask):
         """Write the targets of texts; `first` is the number of the first, which seeds sampling."""
         if settings.forced:
             return self._scored(list(map(self._pair, inputs, range(len(inputs)))), settings)
+        most, rules = (self.positions or 0) - 1, self.decoder.rules
+        if settings.max_length == most and rules.longest is None:
+            rules.tell(f"no max_length is given, so a text has up to its {most} positions, not 20")
         texts = [
             self.decoder.cut(
                 text,
@@ -262,7 +264,7 @@ class Seq2Seq(PairTask):
         def logprobs(copies: int) -> Tensor:
             both = (torch.tensor([ids], device=self.device) for ids in (source, reads))
             logits = self.writer(*(ids.expand(copies, -1) for ids in both))
-            return logits[..., : target.vocab].double().log_softmax(-1)
+            return logits[..., : target.rows].double().log_softmax(-1)
 
         return Question(
             answer=target.decode(best),
@@ -289,7 +291,7 @@ class Seq2Seq(PairTask):
         return Picture(
             title=pair.source,
             views=text_views(maps, tokens, source=read, writes=writes),
-            steps=candidate_steps(logits.softmax(-1)[:, : target.vocab], target.pieces, **more),
+            steps=candidate_steps(logits.softmax(-1)[:, : target.rows], target.pieces, **more),
             source=pair.source,
             output=pair.target,
             note="read",
@@ -313,7 +315,7 @@ class Seq2Seq(PairTask):
             title=given,
             views=text_views(maps, tokens, source=self.codec.source.pieces(source), writes=writes),
             steps=candidate_steps(
-                logits.softmax(-1)[:, : target.vocab],
+                logits.softmax(-1)[:, : target.rows],
                 target.pieces,
                 candidates=settings.candidates,
                 chosen=chosen,
