@@ -30,6 +30,17 @@ def chat(n: int) -> list[dict[str, str]]:
     ]
 
 
+def test_a_model_learns_to_answer_within_the_context_that_it_has(tmp_path):
+    data = tmp_path / "chats.jsonl"
+    data.write_text("".join(json.dumps({"messages": chat(n)}) + "\n" for n in range(40)))
+    settings = {"data": str(data), "init": "shakespeare", "steps": 1, "quiet": True}
+    regard.train("language", out=str(tmp_path / "a"), **settings)
+    made = regard.load(tmp_path / "a", task="language")
+    assert made.window == regard.load("shakespeare", task="language").window < 128
+    with pytest.raises(regard.UsageError, match="context=128 is more than"):
+        regard.train("language", out=str(tmp_path / "b"), context=128, **settings)
+
+
 @pytest.fixture(scope="module")
 def home(tmp_path_factory) -> Path:
     home = tmp_path_factory.mktemp("chats")

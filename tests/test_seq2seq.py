@@ -465,7 +465,9 @@ def test_a_folder_writes_the_same_text_here_and_there(kind: str, make: Any, tmp_
     assert report.finished and report.scores["loss"] > 0
     if kind == "bart":
         with pytest.raises(UsageError, match="max_length=256 is more than the 40 positions"):
-            regard.train("text", **{**settings, "out": str(tmp_path / "other")})
+            regard.train("text", max_length=256, **settings | {"out": str(tmp_path / "other")})
+        report = regard.train("text", **settings | {"out": str(tmp_path / "as long as it can")})
+        assert report.finished  # by default, no more than it has learned
 
 
 def test_a_t5_learns_to_mend_with_its_own_sentinels():

@@ -25,7 +25,6 @@ from regard.data.tokenizer import Tokenizer, mask_id
 from regard.data.windows import TokenBatch, TokenBatches, spans_of
 from regard.decode.generate import NEW_TOKENS
 from regard.errors import UsageError, lookup
-from regard.metrics.baselines import FREQUENCIES, frequency_loss
 from regard.metrics.score import Score
 from regard.models import family, serving, task_changes
 from regard.models.protocols import Model
@@ -148,6 +147,8 @@ class LanguageModel(TextGeneration):
             # a table has no rows for positions that are never trained
             table = has_table(model.position)
             longest = settings.context if table else max(longest, settings.context)
+        if origin is not None and "context" not in values:  # no more than it has learned
+            settings = replace(settings, context=min(settings.context, longest))
         if settings.context > longest:
             raise UsageError(
                 f"context={settings.context} is more than the model's max_length={longest}"
@@ -216,15 +217,6 @@ class LanguageModel(TextGeneration):
         """Return the scores of the objective on the validation part."""
         objective = OBJECTIVES[settings.objective]
         return objective.validate(self.model, self.texts, self.codec, settings)
-
-    def baselines(self, data: Data, settings: Any) -> dict[str, dict[str, float]]:
-        """Loss of the frequencies of tokens on the validation part."""
-        ids = {part: self.texts.columns[part].ids for part in ("train", "valid")}
-        for part, learnt in self.texts.learnt.items():
-            ids[part] = ids[part][learnt > 0]
-        if not len(ids["valid"]):
-            return {}
-        return {FREQUENCIES: {"loss": frequency_loss(ids["train"], ids["valid"])}}
 
     def title(self, data: Data, settings: Any) -> str:
         """Return what the model card says that the model is."""

@@ -40,6 +40,7 @@ TransformerConfig, _ = family("transformer")
 # training objective -> what its data hold
 OBJECTIVES = {"pairs": "pairs of texts", **dict.fromkeys(CORRUPTIONS, "text")}
 LONGEST = 4096  # tokens that are read of an input, where positions set no bound
+FRAME = 4  # special tokens for which there is room around a text
 LONGEST_PREFIX = 1000  # characters
 PREFIX = "put before every input, such as summarize"
 SPLIT = "answer sentence by sentence"
@@ -156,6 +157,9 @@ class TextToText(Seq2Seq):
     def checked(cls, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
         """Refuse settings that do not fit each other."""
         lookup("metric", settings.metric, METRICS)
+        if origin is not None and has_table(settings.model.position) and "max_length" not in values:
+            room = max(1, settings.model.max_length - FRAME)  # no more than it has learned
+            settings = replace(settings, max_length=min(settings.max_length, room))
         if settings.vocabularies not in ("joint", "separate"):
             raise UsageError(
                 f"vocabularies='{settings.vocabularies}' is not one of joint, separate"
