@@ -1,13 +1,33 @@
 """The models that ship with the package: small, attributed, and at work."""
 
+import json
 import os
+import shutil
+import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 import regard
-from regard.api import starters
+from regard.api import find_model, models, starters
+from regard.hashes import verify
+
+# the first release of a dependency without a fault that is known (osv.dev, November 2026)
+FIXED = {
+    "torch": "2.11",
+    "pillow": "12.3",
+    "jinja2": "3.1.6",
+    "pyarrow": "23.0.1",
+    "starlette": "1.3.1",
+    "transformers": "5.0",
+    "sentencepiece": "0.2.1",
+    "opencv-python-headless": "4.12",
+    "playwright": "1.55.1",
+    "pytest": "9.0.3",
+}
 
 DATA = Path(os.environ.get("REGARD_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
@@ -21,6 +41,46 @@ def test_the_starters_are_small_and_say_whose_data_they_learnt_from():
     for folder in found.values():
         assert "trained on" in (folder / "ATTRIBUTION.md").read_text()
         assert "about" in (folder / "config.json").read_text()
+
+
+def test_the_starters_say_under_which_licence_their_weights_are_offered():
+    listed = models()
+    for name, folder in starters().items():
+        licence = json.loads((folder / "config.json").read_text())["licence"]
+        told = (folder / "ATTRIBUTION.md").read_text()
+        assert f"offered under {licence}\n" in told and f"weights under {licence})" in listed[name]
+        assert "BY-SA" not in told.partition("\nLicence:")[0] or "BY-SA" in licence
+        verify(folder)  # and the folder is sealed with it
+
+
+def test_a_folder_with_the_name_of_a_starter_is_told_of(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    data = tmp_path / "tag" / "train.tsv"
+    data.parent.mkdir()
+    data.write_text("a\tb\n")
+    assert find_model("tag") == starters()["tag"]  # a folder of data is no model
+    assert "tag: the starter, as the folder" in capsys.readouterr().err
+    shutil.copytree(starters()["tag"], tmp_path / "fill")
+    assert find_model("fill") == Path("fill")
+    assert "not the starter of this name" in capsys.readouterr().err
+    assert regard.load("fill").task == "tag"
+
+
+def test_every_dependency_is_at_a_release_without_known_faults_and_is_tried():
+    root = Path(__file__).parents[1]
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"].values()
+    asked = [Requirement(one) for one in sum(extras, project["dependencies"])]
+    pins = dict(
+        line.casefold().split("==")
+        for line in (root / "constraints.txt").read_text().splitlines()
+        if "==" in line and not line.startswith("#")
+    )
+    floors = {one.name: min(one.specifier, key=str).version for one in asked if one.specifier}
+    for name, floor in floors.items():
+        assert Version(floor) <= Version(pins.get(name.casefold(), floor))
+    for name, fixed in FIXED.items():
+        assert Version(floors[name]) >= Version(fixed), name
 
 
 @pytest.mark.skipif(not (DATA / "fashion-mnist").exists(), reason="no Fashion-MNIST here")

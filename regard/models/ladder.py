@@ -22,6 +22,7 @@ from regard.attention.positions import ALIASES
 from regard.attention.watch import watcher
 from regard.errors import UsageError, lookup
 from regard.layers.block import BlockConfig, build_attention
+from regard.layers.init import init_field
 from regard.layers.shapes import Ids, Lengths, Vectors
 from regard.models import gpt
 from regard.models.declaration import FamilyInfo
@@ -38,7 +39,7 @@ class LadderConfig(GPTConfig):
 
     position: str = "sinusoidal"
     scale_embedding: bool = True
-    init: str = "scaled"
+    init: str = init_field("scaled")
     rung: str = "gated"
     gates: int | None = field(
         default=None, metadata={"help": "of the rung gated; none: one a channel", "min": 1}
