@@ -21,8 +21,11 @@ from regard.tasks import task as task_class
 from regard.training.plan import DURATION_KEYS
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     from torch import nn
 
+    from regard import train_keys as keys
     from regard.costs.lectures import Lectures
     from regard.costs.report import Cost
     from regard.examine.doctor import Examined
@@ -234,6 +237,36 @@ def model_task(name_or_folder: str | Path) -> str:
     if not isinstance(task, str) or task not in TASKS:
         raise UsageError(f"{folder}: unknown task {task!r:.40}; choose from {', '.join(TASKS)}")
     return task
+
+
+@overload
+def train(name: "keys.Translate", /, **settings: "Unpack[keys.TranslateKeys]") -> "Report": ...
+@overload
+def train(name: "keys.Prefix", /, **settings: "Unpack[keys.PrefixKeys]") -> "Report": ...
+@overload
+def train(name: "keys.Language", /, **settings: "Unpack[keys.LanguageKeys]") -> "Report": ...
+@overload
+def train(name: "keys.Text", /, **settings: "Unpack[keys.TextKeys]") -> "Report": ...
+@overload
+def train(name: "keys.Classify", /, **settings: "Unpack[keys.ClassifyKeys]") -> "Report": ...
+@overload
+def train(name: "keys.Images", /, **settings: "Unpack[keys.ImagesKeys]") -> "Report": ...
+@overload
+def train(name: "keys.Series", /, **settings: "Unpack[keys.SeriesKeys]") -> "Report": ...
+@overload
+def train(name: "keys.Pretrain", /, **settings: "Unpack[keys.PretrainKeys]") -> "Report": ...
+@overload
+def train(name: "keys.Caption", /, **settings: "Unpack[keys.CaptionKeys]") -> "Report": ...
+@overload
+def train(name: "keys.Denoise", /, **settings: "Unpack[keys.DenoiseKeys]") -> "Report": ...
+@overload
+def train(name: "keys.Transcribe", /, **settings: "Unpack[keys.TranscribeKeys]") -> "Report": ...
+@overload
+def train(name: "keys.Sounds", /, **settings: "Unpack[keys.SoundsKeys]") -> "Report": ...
+@overload
+def train(name: "keys.Tag", /, **settings: "Unpack[keys.TagKeys]") -> "Report": ...
+@overload
+def train(name: str, /, **settings: "Unpack[keys.OtherKeys]") -> "Report": ...
 
 
 def train(

@@ -34,7 +34,7 @@ def key_of(name: str) -> str:
 
 
 class Scored(Named):
-    """A result with scores, which can be read by name in any case: result["bleu"]."""
+    """A result with scores, which are read by name: result["BLEU"], result.bleu."""
 
     def named_scores(self) -> Iterable[tuple[str, float]]:
         """Return all scores by name."""
@@ -48,8 +48,18 @@ class Scored(Named):
         scores = ", ".join(f"{key_of(name)}={value:.4g}" for name, value in self.named_scores())
         return f"{type(self).__name__}({scores})"
 
+    def __getattr__(self, name: str) -> float:
+        own = name.startswith("_") or name in Named.keys(self)  # missing while it is made
+        scores = {} if own else self._by_key()
+        if name not in scores:
+            raise AttributeError(f"{type(self).__name__} has no {name!r}")
+        return scores[name]
+
+    def _by_key(self) -> dict[str, float]:
+        return {key_of(known): value for known, value in self.named_scores()}
+
     def __getitem__(self, name: str) -> Any:
-        scores = {key_of(known): value for known, value in self.named_scores()}
+        scores = self._by_key()
         key = key_of(name) if isinstance(name, str) else name
         return scores[key] if key in scores else super().__getitem__(name)
 

@@ -4,13 +4,16 @@ import inspect
 import subprocess
 import sys
 from importlib import resources
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from typing import get_overloads
 
 import numpy as np
 import pytest
 import torch
 
 import regard
+from regard import train_keys
 from regard.attention.watch import watch
 from regard.decode.batching import in_batches
 from regard.metrics.evaluation import LabelEvaluation
@@ -195,7 +198,14 @@ reveal_type(regard.train("translate", data="pairs.tsv"))
 reveal_type(regard.evaluate("en-zh", data="pairs.tsv"))
 with regard.watch(translator) as maps:
     reveal_type(maps["encoder.0.attention"].weights())
+classifier = regard.load("runs/mine", task="classify")
+reveal_type(classifier.run("good").label)
+reveal_type(regard.evaluate("runs/mine", data="x.tsv").accuracy)
+regard.train("classify", data="x.tsv", minutes=2, label_smoothing=0.1, quiet=True)
+regard.train("trec", steps=2, lr=0.1)
 regard.train("translate", minutes="long")
+regard.train("classify", minuts=2)
+regard.train("series", bpe_dropout=0.1)
 """
 SEEN = [
     '"Generated"',
@@ -204,6 +214,8 @@ SEEN = [
     '"Report"',
     '"Evaluation"',
     '"Tensor"',
+    '"str | list[str]"',
+    '"float"',
 ]
 
 
@@ -227,4 +239,29 @@ def test_a_type_checker_sees_the_types_of_a_users_script(tmp_path: Path):
         pytest.skip("pyright cannot run here")
     seen = [line.rpartition("is ")[2] for line in made.stdout.splitlines() if "Type of" in line]
     assert seen == SEEN, made.stdout
-    assert '"minutes"' in made.stdout and made.stdout.count(" error: ") == 1
+    errors = [line for line in made.stdout.splitlines() if " error: " in line]
+    wrong = [line for line in range(SCRIPT.count("\n") - 2, SCRIPT.count("\n") + 1)]
+    assert sorted({int(line.split(":")[1]) for line in errors}) == wrong, made.stdout
+
+
+def test_the_keys_that_type_checkers_know_are_those_of_the_tasks():
+    """regard/train_keys.py is what bench/train_keys.py writes, and `train` names every task."""
+    home = Path(__file__).resolve().parent.parent
+    spec = spec_from_file_location("train_keys", home / "bench" / "train_keys.py")
+    assert spec is not None and spec.loader is not None
+    made = module_from_spec(spec)
+    spec.loader.exec_module(made)
+    assert (home / "regard" / "train_keys.py").read_text() == made.text(), "run bench/train_keys.py"
+    given = set(inspect.signature(regard.train).parameters) - {"task_or_recipe", "settings"}
+    assert train_keys.Given.__annotations__.keys() == given
+    told = [str(inspect.signature(one)) for one in get_overloads(regard.train)]
+    for name in made.trained():
+        assert any(f"keys.{name.title()}Keys" in one for one in told), name
+
+
+def test_scores_are_attributes_and_nothing_else_is():
+    report = Report("runs/mine", 10, 10, True, {"loss": 1.5, "macro_f1": 20.0, "better": 20.0})
+    assert (report.loss, report.macro_f1, report.steps) == (1.5, 20.0, 10)
+    with pytest.raises(AttributeError, match="Report has no 'accuracy'"):
+        _ = report.accuracy
+    assert not hasattr(report, "_repr_html_")

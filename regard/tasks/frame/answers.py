@@ -3,11 +3,12 @@
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 
 from regard.decode.alignment import Alignment
+from regard.errors import UsageError
 from regard.tasks.frame.task import Answer
 
 IN_RECORD = 100  # labels whose probabilities a JSON line has
@@ -85,6 +86,13 @@ class Valued(Answer):
 
     def __str__(self) -> str:
         return f"{self.value:.6g}"
+
+    @property
+    def label(self) -> NoReturn:
+        """Refused: there is none."""
+        raise UsageError("this model has a single output, so it gives no label; read value")
+
+    probability = label
 
     def record(self, settings: Any) -> dict[str, Any]:
         """Return the fields that the prediction adds to a JSON line."""
