@@ -52,7 +52,9 @@ def main(out: Path) -> None:
     english = Counter(w for pair in sentences for w in re.findall(r"[a-z']+", pair[0].lower()))
     known = {re.sub(r"[^a-z' -]", "", pair[0].lower()) for pair in sentences}
     words = dictionary(
-        Path(data_folder("cc-cedict")) / "cedict.txt.gz", english, "\n".join(p[1] for p in sentences)
+        Path(data_folder("cc-cedict")) / "cedict.txt.gz",
+        english,
+        "\n".join(p[1] for p in sentences),
     )
     words = [pair for pair in words if pair[0] not in known]
     out.mkdir(parents=True, exist_ok=True)

@@ -122,7 +122,7 @@ def check_finished(folder: Path) -> None:
         what = told.get("recipe") or told.get("task")
         what = f" {what}" if isinstance(what, str) and what.isidentifier() else ""
         raise UsageError(
-            f"{folder}: its training has not come to a first validation, so there is no model yet; "
+            f"{folder}: its training has not come to a first checkpoint, so there is no model yet; "
             f"give the same command again to go on: regard train{what} ... out={folder}"
         )
 

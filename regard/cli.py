@@ -5,12 +5,13 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import redirect_stdout
 from dataclasses import dataclass, fields, is_dataclass, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 from regard import __version__
-from regard.errors import UsageError, lookup, printable
+from regard.errors import UsageError, as_json, log, lookup, printable, without_commands
 from regard.settings import describe, parse
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ def run_path(model: Any, path: str, kind: str, call: Call, number: int) -> int:
         raise UsageError(f"{path} is a folder; name files whose lines are to be read{as_text}")
     if not call.quiet:
         what = "rows" if table else "lines"
-        print(f"{path}: its {what} are answered{as_text}", file=sys.stderr, flush=True)
+        log(f"{path}: its {what} are answered{as_text}")
     if table:
         rows = sound_rows(path) if model.input == "audio" else table_rows(path)
         return print_answers(model, in_chunks(rows, CHUNK), call, number)
@@ -190,20 +191,22 @@ def print_answers(
     return number
 
 
-def calls(verb: str, *words: str, quiet: bool = False) -> Callable[[Call], None]:
+def calls(verb: str, *words: str, quiet: bool = False) -> Callable[[Call], int]:
     """Return what calls the function of a verb with its words and settings, and tells the answer.
 
-    Some functions can be `quiet`.
+    Some functions can be `quiet`. A result may have an exit code, as that of what was stopped.
     """
 
-    def act(call: Call) -> None:
+    def act(call: Call) -> int:
         import regard
 
         given = call.only(*words)
         if quiet and "quiet" in call.settings:
             raise UsageError("unknown key 'quiet'; write --quiet")
         settings = {**call.settings, "quiet": call.quiet} if quiet else call.settings
-        tell(getattr(regard, verb)(*given, **settings), call)
+        result = getattr(regard, verb)(*given, **settings)
+        tell(result, call)
+        return getattr(result, "exit_code", 0)
 
     return act
 
@@ -447,8 +450,10 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     try:
         use_utf8()
-        code = act(sys.argv[1:] if argv is None else argv)
-        sys.stdout.flush()
+        shown = Terminal(sys.stdout) if sys.stdout.isatty() else sys.stdout
+        with redirect_stdout(shown):
+            code = act(sys.argv[1:] if argv is None else argv)
+            sys.stdout.flush()
         return code
     except UsageError as mistake:
         return refuse(str(mistake))
@@ -512,12 +517,17 @@ def front_page() -> str:
 
 
 def page(words: list[str], verb: Verb) -> str:
-    """Write the page of one verb, or of a task that is to be trained."""
+    """Write the page of one verb, or of a task or recipe that is to be trained."""
+    from regard.recipes import RECIPES
     from regard.tasks import TASKS
 
     name = words[1] if words[0] == "train" and len(words) > 1 else ""
     lines = [f"regard {words[0]}: {verb.summary}", "", f"  {verb.usage}", "", "Examples:"]
-    shown = TASKS[name].examples if name in TASKS else verb.examples
+    shown = verb.examples
+    if name in RECIPES:
+        shown = (f"regard train {name} out=runs/{name}", f"regard train {name} minutes=10")
+    elif name:
+        shown = lookup("task or recipe", name, TASKS).examples
     lines += [f"  {example}" for example in shown]
     return "\n".join(lines)
 
@@ -535,8 +545,8 @@ def keys_of(words: list[str], verb: Verb) -> type | None:
         from regard.insight.show import SHOWS
 
         return lookup("picture", name, SHOWS).settings_class()
-    if words[0] == "train" and name in TASKS:
-        return task(name).Train
+    if words[0] == "train" and name:
+        return task(trained_task(name)).Train
     if words[0] in ("run", "look", "eval") and name:
         from regard.api import model_task
 
@@ -547,10 +557,17 @@ def keys_of(words: list[str], verb: Verb) -> type | None:
 
 def short_keys(words: list[str]) -> dict[str, Any]:
     """Return the short keys of a task that is trained."""
-    from regard.tasks import TASKS, task
+    from regard.tasks import task
 
-    named = words[0] == "train" and len(words) > 1 and words[1] in TASKS
-    return dict(task(words[1]).short) if named else {}
+    named = words[0] == "train" and len(words) > 1
+    return dict(task(trained_task(words[1])).short) if named else {}
+
+
+def trained_task(name: str) -> str:
+    """The task of that name, or the one that a recipe trains."""
+    from regard.recipes import RECIPES, recipe
+
+    return recipe(name).TASK if name in RECIPES else name
 
 
 def keys(settings: type, short: dict[str, Any]) -> str:
@@ -692,7 +709,7 @@ def answers(
             told = result.record(how)
             if forced and isinstance(told["prediction"], str):  # it was given, and only judged
                 del told["prediction"]
-            yield json.dumps(beside(brought, told), ensure_ascii=False, default=str)
+            yield as_json(beside(brought, told))
         elif text or model.from_nothing:
             subtitles = getattr(how, "format", "") in ("srt", "vtt")  # of many lines
             before = f"{text}\t" if named and not subtitles else ""
@@ -722,7 +739,7 @@ def as_pair(text: str, record: dict[str, Any] | None, field: str = INPUTS[0]) ->
 def tell(result: Any, call: Call) -> None:
     """Print what a library function returned: JSON for machines, its own words for people."""
     if call.json:
-        print(json.dumps(result, ensure_ascii=False, default=as_data))
+        print(as_json(result, as_data))
     elif not call.quiet:
         print(result)
 
@@ -756,3 +773,25 @@ def use_utf8() -> None:
     for stream in (sys.stdout, sys.stderr):
         if (getattr(stream, "encoding", None) or "utf-8").lower().replace("-", "") != "utf8":
             stream.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
+
+
+class Terminal:
+    """A terminal to which labels, names of files and answers can send no commands.
+
+    What is piped to other programs stays as it is.
+    """
+
+    def __init__(self, stream: TextIO):
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        """Write a text that is shown, and not obeyed."""
+        self.stream.write(without_commands(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush the terminal."""
+        self.stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)

@@ -1,10 +1,12 @@
 """Errors of use, told in one line, and messages to stderr."""
 
+import json
+import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 MAX_LENGTH = 3000  # letters of a message
@@ -19,6 +21,23 @@ def printable(text: str) -> str:
         return text
     text = text.replace("\r\n", "\n").replace("\n", " ").replace("\t", " ")
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+# what gives commands to a terminal, or changes in which order a line is shown
+COMMANDS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def without_commands(text: str) -> str:
+    """Return a text for a terminal: escaped is only what would not be shown but obeyed."""
+    return COMMANDS.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def as_json(value: Any, default: Callable[[Any], Any] = str) -> str:
+    """Return a line of JSON as UTF-8 has it, with what a terminal would obey as \\uXXXX."""
+    line = json.dumps(value, ensure_ascii=False, default=default)
+    return COMMANDS.sub(lambda found: f"\\u{ord(found[0]):04x}", line)
 
 
 class UsageError(Exception):

@@ -1,12 +1,12 @@
 """Atomic writes, file locks, and JSON from outside."""
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
 import shutil
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from regard.errors import UsageError
 MOST_JSON = 16 << 20  # bytes of a JSON file from outside
 MOST_JSON_VALUES = 6_000_000  # which bounds what it takes in memory
 MOST_LEVELS = 100  # of nested JSON
+TEMPORARY = ".tmp"  # how what is being written is called
 
 
 def refuse(error: OSError, path: str | Path) -> UsageError:
@@ -68,23 +69,81 @@ def make_folder(folder: Path, mode: int = 0o777) -> None:
 
 
 @contextmanager
+def _locking(path: str | Path) -> Iterator[bool | None]:
+    """Lock a file or folder that nobody else has locked; None where files cannot be locked."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        yield False
+        return
+    locked: bool | None = None
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locked = os.path.samestat(os.fstat(handle), os.stat(path))
+        except (BlockingIOError, FileNotFoundError):
+            locked = False
+        except OSError:  # not supported here
+            pass
+        yield locked
+    finally:
+        os.close(handle)
+
+
+def sweep(folder: Path, beginning: str = ".") -> None:
+    """Delete the temporary files and folders of writers that were killed: nobody locks them."""
+    with suppress(OSError):
+        for path in folder.iterdir():
+            if path.name.startswith(beginning) and path.suffix == TEMPORARY:
+                with _locking(path) as locked:
+                    if locked:
+                        delete(path)
+
+
+def delete(path: Path) -> None:
+    """Delete a file or a folder with all that is in it, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def temporary_beside(path: Path, make: Callable[[Path], object]) -> Iterator[Path]:
+    """Make a temporary file or folder beside a path, locked while it is used, then delete it.
+
+    A kill leaves it behind without its lock, and the next writer of the path deletes it.
+    """
+    make_folder(path.parent)
+    sweep(path.parent, f".{path.name}.")
+    while True:
+        # two containers that share a folder may both be process 1
+        number = f"{os.getpid()}-{os.urandom(4).hex()}"
+        temporary = path.with_name(f".{path.name}.{number}{TEMPORARY}")
+        make(temporary)
+        try:
+            with _locking(temporary) as locked:
+                if locked is not False:  # else it is being swept
+                    yield temporary
+                    return
+        finally:
+            with suppress(OSError):
+                delete(temporary)
+
+
+@contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path to write to, which replaces the path on success."""
     path = Path(path)
-    # two containers that share a folder may both be process 1
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
     try:
-        make_folder(path.parent)
-        yield temporary
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        sync_folder(path.parent)
+        with temporary_beside(path, Path.touch) as temporary:
+            yield temporary
+            with open(temporary, "rb") as file:
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+            sync_folder(path.parent)
     except OSError as error:
         raise refuse(error, path) from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -102,14 +161,12 @@ def alone(path: str | Path) -> Iterator[None]:
             continue
         with file:
             try:
-                import fcntl
-
                 fcntl.flock(file, fcntl.LOCK_EX)
                 if not os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
                     continue  # a new file has taken its place
             except FileNotFoundError:
                 continue
-            except (OSError, ImportError):  # not supported here
+            except OSError:  # not supported here
                 pass
             try:
                 yield
@@ -134,22 +191,18 @@ def write_atomically(path: str | Path, data: bytes | str) -> None:
 def making(folder: str | Path) -> Iterator[Path]:
     """Yield a temporary folder to fill, which is renamed to the folder on success."""
     folder = Path(folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder}: is there already and not empty; choose another out=")
     try:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise UsageError(f"{folder}: is there already and not empty; choose another out=")
-        make_folder(folder.parent)
-        partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        with temporary_beside(folder, Path.mkdir) as partial:
+            try:
+                yield partial
+            except UsageError as error:  # tell of the place that the user knows
+                raise UsageError(str(error).replace(str(partial), str(folder))) from error
+            partial.replace(folder)
+            sync_folder(folder.parent)
     except OSError as error:
         raise refuse(error, folder) from error
-    try:
-        yield partial
-        partial.chmod(0o755)  # mkdtemp makes it private
-        partial.replace(folder)
-        sync_folder(folder.parent)
-    except OSError as error:
-        raise refuse(error, folder) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def plain_file(path: str | Path) -> None:

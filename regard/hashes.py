@@ -11,7 +11,7 @@ from regard.files import refuse, sha256, write_atomically
 
 SUMS = "SHA256SUMS"
 SUFFIXES = (".json", ".safetensors", ".jinja", ".spm")
-EXCLUDED = ("recipe.json",)  # how a model was trained; nothing is loaded from it
+EXCLUDED = ("recipe.json", "report.json")  # how it was trained and judged; nothing reads them
 WEIGHTS = ".safetensors"
 LINE = re.compile(r"([0-9a-f]{64}) [ *]([^/\0]{1,255})")
 MOST_LINES = 1000
@@ -77,6 +77,8 @@ def verify(folder: Path, name: str | None = None) -> None:
 
 def remedy(folder: Path) -> str:
     """Return how to restore a damaged folder."""
+    if (folder / "dictionary.safetensors").exists():
+        return "delete the folder and give its regard dictionary command again"
     if (folder / "checkpoints").is_dir():
         return "give its regard train command again to publish it again from its checkpoint"
     if Path(__file__).with_name("starters") in folder.resolve().parents:

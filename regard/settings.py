@@ -207,11 +207,6 @@ def fill_checked(cls: type[C], values: Mapping[str, Any], where: str) -> C:
         raise UsageError(f"{where}: {error}") from None
 
 
-def older_names(cls: type) -> dict[str, str]:
-    """Return the names that fields of a dataclass had before, and those that they have now."""
-    return {row.metadata["was"]: row.name for row in _keys(cls) if "was" in row.metadata}
-
-
 def describe(cls: type, prefix: str = "", base: Any = None) -> Iterator[Setting]:
     """List every key of a dataclass with its type, default and help."""
     for row in _keys(cls):
@@ -227,10 +222,7 @@ def describe(cls: type, prefix: str = "", base: Any = None) -> Iterator[Setting]
 def _fill(cls: type, values: Mapping[str, Any], base: Any, prefix: str, known: list[str]) -> Any:
     rows = list(_keys(cls))
     # A Python caller cannot write the keyword `from`, so the field's own name is understood too.
-    # So is the name that it had before, which saved configs and old commands have.
-    named = {row.name: row for row in rows}
-    names = {was: named[name] for was, name in older_names(cls).items()}
-    names |= {row.key: row for row in rows} | named
+    names = {row.key: row for row in rows} | {row.name: row for row in rows}
     given: dict[str, dict[str, Any]] = {}
     for key, value in values.items():
         head, _, tail = str(key).partition(".")

@@ -1,12 +1,10 @@
 """The state of a model by name: its parameters, those that are shared once, and its buffers."""
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 from torch import Tensor, nn
 
-# what the running statistics of a batch norm, then parameters, were called in format 1
-FORMAT_1 = {"running_mean": "mean", "running_var": "var"}
-COUNTER = "num_batches_tracked"  # of a batch norm, which format 1 did not have
+COUNTER = "num_batches_tracked"  # of a batch norm
 
 
 def state_of(model: nn.Module) -> dict[str, Tensor]:
@@ -32,18 +30,12 @@ def learned_state(model: nn.Module) -> dict[str, Tensor]:
     return {**learned, **buffers_of(model)}
 
 
-def stored_name(name: str, stored: Container[str]) -> str | None:
-    """Return under which name a tensor is stored; None for a counter that format 1 did not have."""
-    place, _, last = name.rpartition(".")
-    old = f"{place}.{FORMAT_1.get(last, last)}"
-    if name in stored or (old not in stored and last != COUNTER):
-        return name
-    return None if last == COUNTER else old
+def stored_names(state: Iterable[str], stored: Container[str]) -> list[str]:
+    """Names of a state to look for in a file: all, but for counters that an average leaves out."""
+    return [name for name in state if name in stored or not name.endswith(COUNTER)]
 
 
 def copy_stored(stored: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
-    """Copy stored tensors, of format 1 or 2, into those of a state."""
-    for name, tensor in state.items():
-        place = stored_name(name, stored)
-        if place is not None:
-            tensor.copy_(stored[place])
+    """Copy stored tensors into those of a state."""
+    for name in stored_names(state, stored):
+        state[name].copy_(stored[name])

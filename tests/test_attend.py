@@ -22,7 +22,7 @@ from regard.attention.dropout import add_dropped, dropout
 from regard.attention.masks import Causal, Document, Mask, Padding, Sliding, Window
 from regard.attention.multihead import Cache, MultiHead
 from regard.attention.normalisers import Sample
-from regard.attention.scores import SCORES, Bilinear
+from regard.attention.scores import HEAD_SCORES, SCORES, Bilinear, build_score
 from regard.errors import UsageError
 
 attend = jaxtyped(typechecker=beartype)(core.attend)  # shapes in signatures hold while testing
@@ -458,3 +458,12 @@ def test_dropout_keeps_the_mean_and_is_seeded():
     thinned = attend(q, k, v, dropout=0.5)
     assert not torch.equal(thinned, attend(q, k, v))
     torch.testing.assert_close(thinned, attend(q, k, v), atol=0.2, rtol=0)
+
+
+@pytest.mark.parametrize("score", [*SCORES, *HEAD_SCORES])
+def test_keys_of_another_width_than_a_score_takes_are_refused(score: str):
+    q, k = torch.randn(2, 4, 5, 8), torch.randn(2, 4, 6, 7)
+    with pytest.raises(UsageError, match="queries of width 8 and keys of width 7"):
+        attend(q, k, k, score=build_score(score, 8, 4))
+    given = torch.full((5, 6), 1 / 6)
+    assert torch.allclose(attend(q, k, k, normalise=given)[:, :, 0], k.mean(2), atol=1e-6)

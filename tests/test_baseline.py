@@ -12,7 +12,15 @@ from PIL import Image
 import regard
 from regard.errors import UsageError
 from regard.metrics import baselines as baseline
-from regard.metrics.baselines import COMMONEST, FILE, Baselines, bigram_gain, downsample
+from regard.metrics.baselines import (
+    COMMONEST,
+    FILE,
+    Baselines,
+    bigram_gain,
+    downsample,
+    frequency_loss,
+)
+from regard.metrics.evaluation import WARNING, beside_baselines
 from regard.metrics.labels import one_hot
 from regard.tasks.text.classify import Classify
 from regard.tasks.text.labelling import SHORT
@@ -226,6 +234,45 @@ def test_baselines_stand_beside_the_score(task, tmp_path, capsys):
     assert list(judged.baselines) == [COMMONEST, kind]
     assert judged.to_dict()["baselines"][kind]["accuracy"] == 100
     assert f"baseline, {kind}: accuracy 100.00, macro F1 100.00" in str(judged)
+
+
+def test_a_training_and_an_evaluation_say_whether_they_beat_their_baselines(tmp_path, capsys):
+    data = photos(tmp_path / "data")
+    settings = {**TINY, **CASES["images"][2], "quiet": False}
+    poor = regard.train("images", data=data, out=tmp_path / "poor", lr=0.0, **settings)
+    assert f"{WARNING}accuracy" in capsys.readouterr().err and WARNING in str(poor)
+    assert f"100.00 of {NEAREST}" in str(poor) and poor.baselines[NEAREST]["accuracy"] == 100
+    judged = regard.evaluate(tmp_path / "poor", data=data, part="train")
+    assert WARNING in str(judged)
+
+
+@pytest.mark.parametrize("key", ["accuracy", "loss"])
+def test_what_beats_a_baseline_does_so_in_every_score(key):
+    """Equal is no better, less of a loss is, and the best of the baselines counts."""
+    low, high = {key: 40.0}, {key: 60.0}
+    better, worse = ({key: 61.0}, {key: 59.0}) if key == "accuracy" else ({key: 39.0}, {key: 41.0})
+    both = {"one": low, "two": high}
+    best = 60.0 if key == "accuracy" else 40.0
+    assert beside_baselines(better, both).startswith("beats its baselines: ")
+    for scores in (worse, {key: best}):
+        told = beside_baselines(scores, both)
+        assert told.startswith(WARNING) and f"{best:.2f} of" in told
+    assert beside_baselines({key: 1.0}, {}) == "" == beside_baselines({"other": 1.0}, both)
+    mixed = beside_baselines({**better, "other": 1.0}, {"one": {**low, "other": 2.0}})
+    assert mixed == f"{WARNING}other 1.00, 2.00 of one"
+
+
+def test_frequencies_of_tokens_are_a_baseline_of_language(tmp_path):
+    train, test = np.array([0, 0, 0, 1]), np.array([0, 2])
+    expected = -(math.log(4 / 7) + math.log(1 / 7)) / 2
+    assert frequency_loss(train, test) == pytest.approx(expected)
+    (tmp_path / "book.txt").write_text("so it was and so it will be, said the cat. " * 200)
+    how = {"depth": 1, "width": 16, "heads": 2, "context": 32, "batch_tokens": 256, "threads": 1}
+    how |= {"data": tmp_path / "book.txt", "pieces": 300, "quiet": True}
+    poor = regard.train("language", out=tmp_path / "poor", steps=1, lr=0.0, **how)
+    assert f"{WARNING}loss" in str(poor)
+    good = regard.train("language", out=tmp_path / "good", steps=60, lr=0.02, **how)
+    assert "beats its baselines: loss" in str(good)
 
 
 def test_several_labels_have_a_baseline_beside_the_score(tmp_path):

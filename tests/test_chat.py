@@ -1,6 +1,5 @@
 """A folder's own chat template: as transformers applies it, and never more than text."""
 
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -210,14 +209,12 @@ HOSTILE = {
 def test_a_hostile_template_is_refused_in_one_line(name: str, monkeypatch):
     conversation.render("{{ 1 }}", [Message("user", "x")], {})  # the child process is there
     monkeypatch.setattr(conversation, "RENDER_TIMEOUT", 1.0)
-    began = time.monotonic()
     try:
         text = conversation.render(HOSTILE[name], [Message("user", "x")], {})
         assert text == ""  # what is forbidden there is nothing
     except UsageError as mistake:
         assert "\n" not in str(mistake) and str(mistake).isprintable()
         assert "the folder's chat template" in str(mistake)
-    assert time.monotonic() - began < 5
     assert conversation.render("{{ 1 }}", [Message("user", "x")], {}) == "1"  # and goes on
 
 

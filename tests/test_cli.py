@@ -241,3 +241,14 @@ def test_output_is_utf8_in_any_locale():
 def test_module_and_script_are_the_same_program():
     assert command("--version").stdout == f"regard {regard.__version__}\n"
     assert cli.main is main
+
+
+def test_the_page_of_what_is_trained_is_its_own(capsys):
+    """A task has its examples and keys, a recipe those of its task, and no other name a page."""
+    assert main(["train", "trec", "--help"]) == 0
+    page = capsys.readouterr().out
+    assert "regard train trec" in page and "class_weights" in page and "translate" not in page
+    for name in ("chat", "translat"):
+        assert main(["train", name, "--help"]) == 2 == main(["train", name])
+        told = capsys.readouterr()
+        assert f"unknown task or recipe '{name}'" in told.err and not told.out

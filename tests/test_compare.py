@@ -25,6 +25,7 @@ from regard import cli
 from regard.api import plan
 from regard.errors import UsageError
 from regard.lab import variants as lab
+from regard.lab import workers
 from regard.lab.extrapolate import window_loss, with_yarn
 from regard.lab.report import Compared
 from regard.lab.trends import draw_trends
@@ -433,9 +434,26 @@ def test_ctrl_c_saves_says_how_to_go_on_and_loses_nothing(home, whole, tmp_path,
     assert "3 of 4 runs left" in said and f"out={out}" in said
     words = said.splitlines()[-1].split()
     assert words[:3] == ["regard", "compare", "translate"] and "position=none,rotary" in words
+    assert stopped.exit_code == 128 + signal.SIGINT
     assert cli.main([*words[1:], "--quiet"]) == 0
     assert steps.count == 16
     assert scores(out) == scores(whole)
+
+
+def test_a_comparison_on_few_texts_can_be_given_again(tmp_path, monkeypatch):
+    """Settings that follow from the data are not taken for others than those it began with."""
+    rows = [f"{'fine' if i % 2 else 'awful'} film {i}\t{i % 2}\n" for i in range(80)]
+    (tmp_path / "texts.tsv").write_text("".join(rows))
+    given = {"data": tmp_path / "texts.tsv", "dropout": [0.0, 0.1], "seeds": 1, "steps": 3}
+    given |= {"threads": 1, "quiet": True, "out": tmp_path / "lab"}
+    first = regard.compare("classify", **given)
+    recipe = json.loads((tmp_path / "lab" / "0.0" / "seed-1" / "recipe.json").read_text())
+    assert recipe["settings"]["ema"] == 0.99  # what few texts get
+    steps = Steps(monkeypatch)
+    assert scores(tmp_path / "lab") and regard.compare("classify", **given).runs == first.runs
+    assert steps.count == 0
+    with pytest.raises(UsageError, match="was begun with steps=3, not 4"):
+        regard.compare("classify", **{**given, "steps": 4})
 
 
 def test_a_run_that_diverges_is_told_and_the_others_go_on(home, tmp_path, monkeypatch):
@@ -481,20 +499,20 @@ def test_workers_do_every_job_and_one_that_dies_takes_only_its_own():
     assert isinstance(died, RuntimeError) and "TypeError" in str(died)
 
 
-def test_ctrl_c_reaches_the_workers():
-    def ring(number, frame):
+def test_ctrl_c_reaches_the_workers(monkeypatch):
+    made: list[Worker] = []
+    give, ready = Worker.give, workers.ready
+
+    def ring(some):
+        monkeypatch.setattr(workers, "ready", ready)
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, 0.7)
-    started = time.monotonic()
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            list(work("time:sleep", [60, 60, 60], 2))
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    assert time.monotonic() - started < 30
+    monkeypatch.setattr(Worker, "give", lambda self, job: (made.append(self), give(self, job)))
+    monkeypatch.setattr(workers, "ready", ring)
+    with pytest.raises(KeyboardInterrupt):
+        list(work("time:sleep", [60, 60, 60], 2))
+    # those that had begun were ended before they were done, and the third never began
+    assert len(made) == 2 and all(one.process.returncode for one in made)
 
 
 def test_workers_do_not_outlive_who_started_them():

@@ -2,7 +2,6 @@
 
 from itertools import product
 from math import inf, isfinite
-from time import perf_counter
 
 import numpy as np
 import pytest
@@ -10,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
+from steps import count_steps
 from torch import Tensor
 
 from regard.data.characters import Characters
@@ -254,15 +254,15 @@ def test_equal_to_ctc_segmentation():
         assert [start for start, _ in ours.spans] == timings[2:-1].astype(int).tolist() == places
 
 
-def test_a_prefix_beam_is_quick():
-    log_probs = random_log_probs(250, 30, 0)
-    prefix_beam(log_probs[:10])
-    times = []
-    for _ in range(3):
-        start = perf_counter()
-        prefix_beam(log_probs, beam=8)
-        times.append(perf_counter() - start)
-    assert min(times) < 0.3
+def test_a_prefix_beam_takes_steps_for_prefixes_and_tokens_but_not_for_each_pair():
+    beam, vocab, frames = 8, 300, 60
+    log_probs = random_log_probs(frames, vocab, 0)
+    some, all_of_it = (
+        count_steps(lambda n=n: prefix_beam(log_probs[:n], beam=beam))
+        for n in (frames // 2, frames)
+    )
+    assert all_of_it < 2.2 * some  # linear in the length
+    assert all_of_it / frames < beam * vocab / 2
 
 
 # ---- a language model

@@ -1,7 +1,9 @@
 """Sparse dictionaries: the parts, planted features, resuming to the bit, steering, the page."""
 
 import json
+import random
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -148,6 +150,19 @@ SPOKEN = {"pattern": "{label}_{speaker}_{take}", "test": "*_[0-4].*", "batch_sec
 SETTINGS = {"at": "blocks.0", "width": "48", "k": 4, "batch": 32, "buffer": 200, "shown": 3}
 
 
+def flips(folder):
+    """Flip bits of each file that a dictionary is loaded from: none is used."""
+    draw = random.Random(1)
+    for name in ["dictionary.safetensors"] * 20 + ["config.json"] * 10 + ["SHA256SUMS"] * 5:
+        whole = (folder / name).read_bytes()
+        data, place = bytearray(whole), draw.randrange(8 * len(whole))
+        data[place // 8] ^= 1 << place % 8
+        (folder / name).write_bytes(data)
+        with pytest.raises(UsageError, match="delete the folder and give its regard dictionary"):
+            load_dictionary(folder)
+        (folder / name).write_bytes(whole)
+
+
 def test_a_killed_run_goes_on_to_the_same_bits(play, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "SAVE_EVERY", 5)
     given = {**SETTINGS, "data": play, "steps": 18, "examples": 2, "batch_tokens": 128}
@@ -164,11 +179,17 @@ def test_a_killed_run_goes_on_to_the_same_bits(play, tmp_path, monkeypatch):
         regard.dictionary("shakespeare", out=tmp_path / "killed", **given)
     monkeypatch.setattr(Trainer, "step", taught)
     assert list((tmp_path / "killed" / "checkpoints").glob("step-*"))
+    (tmp_path / "killed" / "checkpoints" / ".step-17.9.tmp").mkdir()
+    (tmp_path / "killed" / ".dictionary.safetensors.9-ab.tmp").write_bytes(b"half")
     again = regard.dictionary("shakespeare", out=tmp_path / "killed", **given)
+    names = {path.name for path in (tmp_path / "killed").rglob("*")} - {".lock"}
+    assert names == {path.name for path in (tmp_path / "whole").rglob("*")} - {".lock"}
     paths = [tmp_path / name / "dictionary.safetensors" for name in ("whole", "killed")]
     assert paths[0].read_bytes() == paths[1].read_bytes()
     assert again["explained_variance"] == whole["explained_variance"]
     assert whole["l0"] > 0 and whole["loss_zero"] > whole["loss"]
+    assert 1 / 1.5 < whole["l0"] / SETTINGS["k"] < 1.5, "so few steps, and as sparse as asked for"
+    assert not whole.warnings and "4.0 times the k=4 asked for" in str(replace(whole, l0=16.0))
     with pytest.raises(UsageError, match="a dictionary of another steps"):
         regard.dictionary("shakespeare", out=tmp_path / "whole", **{**given, "steps": 19})
 
@@ -179,6 +200,12 @@ def test_a_killed_run_goes_on_to_the_same_bits(play, tmp_path, monkeypatch):
     assert example["values"][example["peak"]] == 1.0
     assert "".join(example["tokens"]).strip() in TEXT.replace("\n", "")
 
+    shares = [
+        float(re.search(r"(\d+)% of the vector", one["about"])[1]) for one in data["features"]
+    ]
+    assert shares == sorted(shares, reverse=True) and shares[0] > 0
+
+    flips(tmp_path / "whole")
     model = regard.load("shakespeare")
     learned = load_dictionary(tmp_path / "whole")
     text = model.run("To be", temperature=0, max_length=8)
@@ -228,6 +255,22 @@ def test_a_dictionary_of_any_modality(name, data, at, more, real_data, tmp_path,
     examples = [example for feature in features for example in feature["examples"]]
     assert examples and all("tokens" in one or "image" in one for one in examples)
     assert ("tokens" in examples[0]) == (name == "en-zh")
+
+
+def test_words_are_shown_though_their_ids_are_all_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MOST_JUDGED", 1)
+    monkeypatch.setattr(feature_page, "BATCHES", 2)
+    words = ["dog", "cat", "tree", "house"]
+    lines = [f"the\tDET\n{one}\tNOUN\nsees\tVERB\n{two}\tNOUN\n" for one in words for two in words]
+    (tmp_path / "train.tsv").write_text("\n".join(lines * 3))
+    how = {"width": "16", "k": 2, "steps": 2, "batch": 16, "buffer": 32, "shown": 4}
+    given = {"at": "blocks.0", "data": tmp_path / "train.tsv", "out": tmp_path / "out", **how}
+    regard.dictionary("tag", **given)
+    page = (tmp_path / "out" / "features.html").read_text()
+    features = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])["features"]
+    seen = {one.strip() for f in features for e in f["examples"] for one in e["tokens"]}
+    assert seen & set(words) and "<3>" not in seen
+    assert seen <= {*words, "the", "sees", "<s>", "</s>"}
 
 
 def test_every_sound_of_a_batch_is_read(real_data):

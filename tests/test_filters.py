@@ -1,5 +1,6 @@
 """Filters: each is the weighted average that its paper says, and attention is what computes it."""
 
+import importlib
 import json
 import math
 import os
@@ -13,10 +14,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
+from regard import native
 from regard.cli import main
 from regard.errors import UsageError
 from regard.filters import FILTERS, WEIGHTS
-from regard.filters.bilateral import bilateral
+from regard.filters.bilateral import bilateral, filter_by_guide
 from regard.filters.bilateral import exact as exact_bilateral
 from regard.filters.diffusion import heat, matching_sigma, perona_malik
 from regard.filters.gaussian import gaussian
@@ -661,3 +663,81 @@ def test_the_library_filters_as_the_command_does(png, tmp_path):
     made = regard.filter("gaussian", png, out=tmp_path / "library.png", sigma=2)
     assert main(["filter", "gaussian", str(png), f"out={tmp_path / 'command.png'}", "sigma=2"]) == 0
     assert Path(made.path).read_bytes() == (tmp_path / "command.png").read_bytes()
+
+
+def test_several_values_of_one_key_are_drawn_side_by_side(png, capsys, monkeypatch):
+    from regard.viewer import panels
+
+    drawn = []
+    plain = panels.draw_gallery
+    monkeypatch.setattr(panels, "draw_gallery", lambda *given: drawn.append(given) or plain(*given))
+    out = png.parent / "steps.png"
+    words = ["filter", "perona_malik", str(png), f"out={out}", "k=0.05"]
+    assert main([*words, "steps=10,20,30"]) == 0
+    photo, *row = [panel for row in drawn.pop()[1] for panel in row]
+    assert [panel.caption for panel in row] == ["steps=10", "steps=20", "steps=30"]
+    image = torch.from_numpy(photo.pixels.copy()).permute(2, 0, 1).float() / 255
+    for panel, steps in zip(row, (10, 20, 30), strict=True):
+        expected = (255 * FILTERS["perona_malik"](image, steps=steps, k=0.05)).round().byte()
+        assert np.array_equal(panel.pixels, expected.permute(1, 2, 0).numpy())
+    regard.filter("gaussian", png, out=out, sigma=[1, 2], weights_at="3,4")
+    assert len(drawn.pop()[1][0]) == 3
+    capsys.readouterr()
+    for bad in (["steps=10,x"], ["steps=1,2", "k=0.1,0.2"], ["steps=" + "1," * 20 + "1"]):
+        assert main([*words, *bad] if len(bad) < 2 else [*words[:-1], *bad]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.skipif(not native.status().enabled, reason=str(native.status()))
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1), (1, 5, 7), (3, 40, 33), (2, 3, 17, 64), (4, 9, 130), (3, 2, 300)]
+)
+def test_kernels_filter_as_pytorch_does(shape: tuple[int, ...], monkeypatch):
+    torch.manual_seed(0)
+    x, guide = torch.rand(shape), torch.rand(1, *shape[-2:])
+
+    def all_filters() -> list[torch.Tensor]:
+        return [
+            bilateral(x, sigma_s=2.0, sigma_r=0.1),
+            bilateral(x, sigma_s=1.0, sigma_r="inf", window=5),
+            bilateral(x, sigma_s=5.0, sigma_r=0.02, window=21),
+            filter_by_guide(x, guide, 2.0, 0.1, 9),
+            nonlocal_means(x, h=0.1),
+            nonlocal_means(x, h=0.3, patch=3, window=9),
+            nonlocal_means(x, h=0.2, patch=5, window=5, noise=0.05),
+            nonlocal_means(x, h=0.1, patch=1, window=7),
+        ]
+
+    ours = all_filters()
+    calls = []
+    for name in ("bilateral", "nonlocal_means"):
+        module = importlib.import_module(f"regard.filters.{name}")
+        monkeypatch.setattr(module, f"try_{name}", lambda *words: calls.append(words))
+    for one, other in zip(ours, all_filters(), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
+    assert len(calls) == len(ours)
+
+
+@pytest.mark.skipif(not native.status().enabled, reason=str(native.status()))
+def test_a_filter_gives_the_same_bits_on_any_number_of_threads():
+    x, before = torch.rand(3, 77, 50), torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            found.append((bilateral(x), nonlocal_means(x)))
+    finally:
+        torch.set_num_threads(before)
+    assert all(a.equal(b) for one in found[1:] for a, b in zip(one, found[0], strict=True))
+
+
+def test_kernels_leave_gradients_double_and_what_is_not_finite_to_pytorch():
+    x = torch.rand(1, 12, 12)
+    with torch.enable_grad():
+        y = bilateral(x.clone().requires_grad_())
+        assert y.requires_grad
+        assert nonlocal_means(x.clone().requires_grad_(), window=5).requires_grad
+    assert bilateral(x.double()).dtype == torch.float64
+    broken = x.clone()
+    broken[0, 0, 0] = torch.nan
+    assert bilateral(broken, window=3)[0, 5:, 5:].isfinite().all()

@@ -6,12 +6,14 @@ import random
 import numpy as np
 import pytest
 import torch
+from test_look import browser  # noqa: F401
 
 import regard
 from regard.cli import main
 from regard.data.pairs import Pair
 from regard.data.parallel import make_batch
 from regard.data.tokenize import train_tokenizer
+from regard.errors import UsageError
 from regard.insight.alignments import (
     ALL,
     MEAN,
@@ -21,13 +23,14 @@ from regard.insight.alignments import (
     judge_heads,
     word_shares,
 )
-from regard.insight.heads import COLUMNS, Layer, look_at, measure_heads, name_of
+from regard.insight.heads import COLUMNS, Layer, Seen, look_at, measure_heads, name_of, save
 from regard.layers.block import BlockConfig
 from regard.metrics.alignment import score_links
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.tasks.text.pairs import PairCodec
 from regard.tasks.text.translate import Translate
 from regard.training.loss import sequence_loss
+from regard.viewer.panels import Sheet
 from regard.viewer.picture import View
 
 TEXT = [*"abcdefgh", *"abcdefgh"]  # said twice
@@ -169,6 +172,80 @@ def test_an_image_has_offsets_in_two_directions_but_no_next_token():
     assert all(np.isnan(head.scores["next"]) for head in found.heads)
     blocks = [head for head in found.heads if head.layer.startswith("blocks")]
     assert blocks and all(0 <= head.scores["positional"] <= 1 for head in blocks)
+
+
+def test_a_head_that_looks_around_its_place_in_an_image_is_a_near_one():
+    places = np.stack(np.meshgrid(np.arange(4), np.arange(4), indexing="ij"), -1).reshape(16, 2)
+    offset = places - places[:, None]
+    around = (np.abs(offset) <= 1).all(-1)
+    for weights, expected in ((around / around.sum(1, keepdims=True), 1.0), (~around, 0.0)):
+        seen = Seen(
+            np.asarray(weights, float)[None],
+            np.arange(16),
+            np.arange(16)[None],
+            np.zeros((1, 16), bool),
+            offset.astype(float),
+            words=False,
+        )
+        layer = Layer(1)
+        layer.add(seen)
+        assert layer.scores()[0]["near"] == pytest.approx(expected)
+
+
+def test_the_page_and_the_picture_of_an_image_model_show_something(tmp_path, browser):  # noqa: F811
+    model = regard.load("fashion")
+    pixels = np.random.default_rng(0).integers(0, 256, (28, 28, 3), np.uint8)
+    found = measure_heads(model, [pixels, pixels])
+    page = tmp_path / "heads.html"
+    save(found, page)
+    wrong = []
+    tab = browser.new_page()
+    tab.on("console", lambda message: wrong.append(message.text))
+    tab.on("pageerror", lambda error: wrong.append(str(error)))
+    tab.goto(page.as_uri())
+    tab.wait_for_selector("canvas")
+    tab.close()
+    assert not wrong
+    scores = [v for head in found.heads for v in head.scores.values() if not np.isnan(v)]
+    with pytest.MonkeyPatch.context() as patch:
+        sheets = []
+        plain = Sheet.png
+        patch.setattr(Sheet, "png", lambda sheet, *a: sheets.append(sheet) or plain(sheet, *a))
+        save(found, tmp_path / "heads.png")
+    texts = [text.get_text() for axes in sheets[0].figure.axes for text in axes.texts]
+    numbers = [text for text in texts if text.startswith(".") or text == "1.00"]
+    assert len(numbers) == len(scores)  # every cell says what it holds
+    assert max(scores) > 0.1
+
+
+def test_without_a_test_part_heads_are_measured_on_the_validation_part(tmp_path, capsys):
+    (tmp_path / "train.txt").write_text("To be, or not to be: that is the question.\n" * 9)
+    (tmp_path / "valid.txt").write_text("Once more unto the breach, dear friends.\n" * 9)
+    assert main(["heads", "shakespeare", f"data={tmp_path}", "examples=1", "length=32"]) == 0
+    told = capsys.readouterr()
+    assert "valid part is read instead" in told.err and told.out.startswith("layer")
+    words = ["heads", "shakespeare", f"data={tmp_path}", "part=test"]
+    assert main(words) == 2  # what was asked for is not replaced
+    assert main(["heads", "shakespeare", f"data={tmp_path / 'none'}"]) == 2
+
+
+def test_an_encoder_without_a_head_is_measured_on_texts_of_any_kind(tmp_path, capsys):
+    encoder = regard.load("fill", task="embed")
+    files = {
+        "plain.txt": "The cat sat on the mat.\nIt was a large mat, and a small cat.\n" * 9,
+        "labels.tsv": "sentence\tlabel\n" + "the cat sat on the mat\tgood\n" * 9,
+        "pairs.tsv": "sentence1\tsentence2\tscore\n" + "a cat sat\ta dog sat\t1.5\n" * 9,
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+        found = regard.heads(encoder, data=tmp_path / name, examples=2, length=16)
+        assert len(found.heads) > 1
+    beliefs = regard.misconceptions(encoder, data=tmp_path / "labels.tsv", examples=1, length=16)
+    lost = np.concatenate([*beliefs.nearest.values(), *beliefs.strongest.values()])
+    assert beliefs.unit == "cosine distance" and abs(beliefs.loss) < 1e-6
+    assert (lost > -1e-6).all() and lost.max() > 1e-6 and (lost <= 2).all()
+    with pytest.raises(UsageError, match="no answer with a probability"):
+        regard.look(encoder, "a cat", cause=True)
 
 
 def test_the_command_prints_a_table_json_and_pictures(tmp_path, capsys):

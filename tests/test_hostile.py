@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import io
 import json
 import os
 import select
@@ -18,6 +19,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from regard.cli import main
 from regard.errors import UsageError
 from regard.layers.block import BlockConfig
 from regard.models.gpt import GPT, GPTConfig
@@ -652,6 +654,30 @@ def test_only_what_can_be_seen_is_told():
     assert told == r"a\x1b[31m\ud800\u202eb  c é 漢 \x9b" and told.isprintable()
     assert str(UsageError(told)) == told  # a mistake may quote another
     assert len(str(UsageError("x" * 10**6))) < 4000
+
+
+OBEYED = "\x1b]0;x\x07\u202e\x9b"  # a window's title, a bell, from right to left, a command
+
+
+class Screen(io.StringIO):
+    """Standard output that is a terminal, or is not."""
+
+    def __init__(self, terminal: bool):
+        super().__init__()
+        self.isatty = lambda: terminal
+
+
+@pytest.mark.parametrize("how", ["terminal", "pipe", "json"])
+def test_no_label_or_name_commands_a_terminal(how, tmp_path, monkeypatch):
+    rows = [f"text {n}\t{OBEYED}{n % 2}\n" for n in range(40)]
+    (tmp_path / f"a{OBEYED}.tsv").write_text("".join([*rows, rows[0]]))
+    monkeypatch.setattr(sys, "stdout", Screen(how == "terminal"))
+    words = ["doctor", str(tmp_path / f"a{OBEYED}.tsv"), "task=classify"]
+    main([*words, *(["--json"] if how == "json" else [])])
+    told = sys.stdout.getvalue()
+    assert any(mark in told for mark in "\x1b\x07\u202e\x9b") == (how == "pipe")
+    assert (r"\u202e" in told) == (how != "pipe")
+    assert how != "json" or OBEYED in json.loads(told)["data"]
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])

@@ -1,5 +1,6 @@
 """Reading and changing what flows: nothing asked changes nothing, and a cut is a mask."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -283,3 +284,22 @@ def test_what_was_not_recorded_is_refused_with_the_nearest():
     assert len(acts) == model.config.depth and "blocks.0.out" in repr(acts)
     with pytest.raises(UsageError, match="Did you mean 'blocks.0.out'"):
         acts["block.0.out"]
+
+
+PLACES = ("encoder.0.in", "encoder.0.out", "decoder.0.cross.memory", "encoder.0.attention.heads")
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_other_threads_run_the_model_as_it_is(place: str):
+    model, inputs = build("transformer")
+    with torch.no_grad():
+        expected = model(*inputs)
+        with (
+            ThreadPoolExecutor(1) as pool,
+            regard.change(model, {place: 0.0}),
+            regard.record(model, "encoder.1.out") as acts,
+        ):
+            here = model(*inputs)
+            other = pool.submit(torch.no_grad()(model), *inputs).result()
+        assert torch.equal(other, expected) and not torch.equal(here, expected)
+    assert len(acts.calls("encoder.1.out")) == 1

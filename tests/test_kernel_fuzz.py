@@ -30,13 +30,15 @@ from regard.layers.block import BLOCKS, BlockConfig, EncoderBlock
 from regard.layers.feedforward import FeedForward, GatedFeedForward
 from regard.layers.norm import LayerNorm, RMSNorm
 from regard.layers.residual import PostNorm, PreNorm
+from regard.layers.vocabulary import Head
 from regard.models.gpt import GPT, GPTConfig
-from regard.native import fast
+from regard.native import build, fast
 from regard.tasks.text.language import LanguageModel
 from regard.tasks.text.language_modelling import LanguageCodec
 from regard.training.loop import Fit, LoopSettings, Trainable
+from regard.training.plan import Plan
 
-needs = pytest.mark.skipif(native.library() is None, reason="there is no compiler here")
+needs = pytest.mark.skipif(bool(build.unavailable()), reason=build.unavailable())
 LETTERS = Characters("abcdefghijklmnopqrstuvwxyz ")
 KINDS = {
     "llama": {"norm": "rms", "feed_forward": "swiglu", "bias": False, "position": "rotary"},
@@ -443,7 +445,7 @@ def trained(model: GPT, folder: Path) -> list[Tensor]:
     AdamW blows up: it is left out.
     """
     settings = LoopSettings(steps=3, lr=1e-3, warmup=1)
-    how = {"steps": 3, "valid_every": 3, "publish": lambda *_: None, "quiet": True}
+    how = {"plans": [Plan(3, 1, 3)], "publish": lambda *_: None, "quiet": True}
     Fit(model.train(), Letters(), settings, folder, **how).run()
     named = {name: p.detach() for name, p in model.named_parameters()}
     shifts = {
@@ -518,6 +520,27 @@ def test_what_was_changed_for_all_is_what_runs(name, kind, tmp_path):
             change(model)
 
         check(once, kind, tmp_path)
+
+
+REPLACED = {"F.linear": (F, "linear"), "Linear": (nn.Linear, "forward"), "Head": (Head, "forward")}
+
+
+@needs
+@pytest.mark.parametrize("name", REPLACED)
+def test_a_function_replaced_while_a_text_is_written_is_what_runs(name, monkeypatch):
+    """In models as they are loaded, whose matrices are laid by columns."""
+    model, ids = build("gpt2").eval(), Letters().batch(5)
+    for part in model.modules():
+        if isinstance(part, nn.Linear):
+            part.weight = nn.Parameter(part.weight.detach().t().contiguous().t())
+    logits = []
+    for on in (True, False):
+        with torch.no_grad(), fast(model, on, frozen=True), monkeypatch.context() as patch:
+            state = model.start(ids[:, :6], capacity=9)
+            model.step(ids[:, 6:7], state)
+            patch.setattr(*REPLACED[name], _more(*REPLACED[name]))
+            logits.append([model.step(ids[:, n : n + 1], state)[0] for n in (7, 8)])
+    assert far(*logits) < 1e-5
 
 
 @needs

@@ -18,6 +18,7 @@ from regard.attention.scores import Dot
 from regard.filters.bilateral import bilateral
 from regard.filters.nonlocal_means import PatchScore, nonlocal_means
 from regard.filters.pixels import pixel_coordinates
+from regard.native import build
 from regard.processor import unsupported_reason
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 4e-2}
@@ -104,8 +105,8 @@ def by_loops(ask: dict) -> Tensor:
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_every_kernel_equals_the_loop_or_passes(name: str):
-    if name == "native" and native.library() is None:
-        pytest.skip("there is no compiler here")
+    if name == "native" and build.unavailable():
+        pytest.skip(build.unavailable())
     answers, ask = 0, dict(ASKS[name])
     if unsupported_reason("bfloat16"):  # which this processor cannot compute in
         ask.setdefault("dtypes", [torch.float64, torch.float32])

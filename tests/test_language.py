@@ -702,6 +702,12 @@ def test_a_bad_conversation_is_refused(given, message):
         conversation.read_messages(given)
 
 
+def test_a_prompt_is_read_as_the_documents_of_training_begin(pieces):
+    for text in ("The dog", "", " a  b"):
+        ((ids, _),) = documents.encode_documents([text], pieces.tokenizer, "plain", 16)
+        assert pieces.encode(text) == ids[:-1] and ids[-1] == pieces.tokenizer.eos
+
+
 def test_a_conversation_that_grows_too_long_forgets_its_beginning(pieces):
     how = pieces.check({"max_length": 4})
     short = [Message("user", "dog")]

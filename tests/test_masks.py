@@ -1,10 +1,16 @@
 """Masks: a tile is a part of the whole, a span misses nothing, and & is intersection."""
 
+from collections.abc import Callable
+from itertools import combinations, product
+
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from regard.attention.attend import attend
 from regard.attention.masks import Causal, Document, Mask, Padding, Prefix, Sliding, Window
+from regard.errors import UsageError
 
 BATCH = 2
 places = st.one_of(
@@ -101,6 +107,17 @@ def test_spans_spare_work():
     assert (Causal() & Sliding(3)).span(slice(10, 20), 100) == slice(8, 20)
 
 
+@pytest.mark.parametrize("kind", [Sliding, Window])
+def test_a_span_is_from_the_first_key_that_is_seen_to_the_last(kind: Callable[..., Mask]):
+    for size, q_at, k_at in product((1, 2, 3, 5), (-4, 0, 3, 7), (-5, 0, 2, 4, 9)):
+        mask = kind(size, q_at, k_at)
+        everything = mask.tile(slice(0, 8), slice(0, 10))
+        for first, last in combinations(range(9), 2):
+            seen = everything[first:last].any(0).nonzero().flatten().tolist()
+            span = mask.span(slice(first, last), 10)
+            assert list(range(10)[span]) == list(range(seen[0], seen[-1] + 1) if seen else ())
+
+
 def test_causal_goes_by_position_not_by_corner():
     assert Causal(7).tile(slice(0, 1), slice(0, 8)).all()  # one cached query sees all before it
     assert Causal().aligned(8, 8) and Causal(2, 2).aligned(8, 8)
@@ -128,3 +145,23 @@ def test_windows_have_two_dimensions_too():
     tile = Window(2, grid, grid).tile(slice(0, 16), slice(0, 16))
     assert tile.sum(-1).eq(4).all()
     assert tile[0].nonzero().flatten().tolist() == [0, 1, 4, 5]
+
+
+@pytest.mark.parametrize("shape", [(7,), (5, 7), (2, 3, 5, 7), (3, 1, 7), (2, 1, 1, 7)])
+def test_a_boolean_tensor_is_a_mask_like_any_other(shape: tuple[int, ...]):
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 3, 5, 4), torch.randn(2, 3, 7, 4)
+    table = torch.rand(shape) < 0.6
+    seen = table & Causal(2).tile(slice(0, 5), slice(0, 7))
+    expected = attend(q, k, k, mask=seen)
+    torch.testing.assert_close(attend(q, k, k, mask=Causal(2) & table), expected)
+    torch.testing.assert_close(attend(q, k, k, mask=table & Causal(2)), expected)
+
+
+@pytest.mark.parametrize(
+    "other", [torch.ones(5, 6, dtype=torch.bool), torch.ones(5, 7), [[True]], "causal"]
+)
+def test_what_is_no_mask_for_these_scores_is_refused_by_name(other):
+    x = torch.randn(2, 3, 7, 4)
+    with pytest.raises(UsageError, match="mask .*(5, 6|torch.float32|True|causal)"):
+        attend(x[:, :, :5], x, x, mask=Causal(2) & other)

@@ -1,5 +1,6 @@
 """The questions that every model family answers."""
 
+from copy import deepcopy
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -257,7 +258,7 @@ FAMILIES = {
     "bert": {
         "bert, words": small("bert"),
         "roberta, classify": small("roberta", head="classify", labels=5),
-        "albert, tag": small("albert", inner_width=6, head="tag", labels=5),
+        "albert, tag": small("albert", depth=3, inner_width=6, head="tag", labels=5),
         "deberta, none": small("deberta", head="none", distances=Distances(8, 4)),
         "deberta, words": small("deberta", tie=False, distances=Distances(12, 0, "none")),
         "grouped, mean": small(
@@ -581,3 +582,23 @@ def test_dropout_is_for_training_only_and_seeded(model: nn.Module):
         runs.append(ask(model, texts))
     assert torch.equal(runs[0], runs[1])
     assert torch.equal(runs[0], runs[2]) == (model.config.block.dropout == 0)
+
+
+def test_a_functional_call_computes_with_its_weights_and_leaves_the_model_its_own(model: nn.Module):
+    texts = sentences(model, [6, 6])
+    texts = [texts[0], None, *texts[1:]] if isinstance(model, Conformer) else texts
+    own = state_of(model)
+    lent = {name: x + 0.1 if x.is_floating_point() else x for name, x in own.items()}
+    out = torch.func.functional_call(model, {n: lent[n] for n in own}, tuple(texts))
+    after = state_of(model)
+    assert list(after) == list(own) and all(after[name] is own[name] for name in own)
+    other = deepcopy(model)
+    for name, tensor in state_of(other).items():
+        tensor.data.copy_(lent[name])
+    torch.testing.assert_close(out, other(*texts), atol=1e-9, rtol=1e-9)
+
+
+def test_no_module_with_weights_stands_in_two_places(model: nn.Module):
+    places = model.named_modules(remove_duplicate=False)
+    owners = [module for _, module in places if [*module.parameters(recurse=False)]]
+    assert len(owners) == len(set(owners))

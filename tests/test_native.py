@@ -32,7 +32,7 @@ from regard.models.transformer import Transformer, TransformerConfig
 from regard.native import build, fast, functions
 from regard.training.optim import build_optimiser
 
-needs = pytest.mark.skipif(native.library() is None, reason="there is no compiler here")
+needs = pytest.mark.skipif(bool(build.unavailable()), reason=build.unavailable())
 
 
 def far(x: Tensor, y: Tensor) -> float:
@@ -355,6 +355,23 @@ def test_a_compiler_whose_machine_failed_is_asked_again(tmp_path: Path, monkeypa
             build.built()
 
 
+def test_a_compiler_that_took_too_long_is_asked_again(tmp_path: Path, monkeypatch):
+    own = tmp_path / "own"
+    for name, value in compiler(own, "exec sleep 60").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(build, "TIMEOUT", 0.2)
+    for _ in range(2):
+        with pytest.raises(subprocess.TimeoutExpired):
+            build.built()
+    assert not list((own / "cache").iterdir())
+
+
+@needs
+def test_where_there_is_a_compiler_kernels_are_on():
+    """Else all tests of kernels would be left out without a word."""
+    assert native.status().enabled, native.status()
+
+
 def reason(patch: pytest.MonkeyPatch, **environment: str) -> str:
     """Return why there would be no kernels with this environment."""
     for name, value in environment.items():
@@ -399,6 +416,20 @@ def test_what_is_loaded_later_does_not_take_pytorchs_products_for_its_own():
 def copying() -> str:
     """Return the script of a compiler that has compiled the kernels already."""
     return f'for last; do :; done; cp {build.built()} "$last"'
+
+
+@needs
+def test_kernels_that_were_damaged_are_compiled_again(tmp_path: Path, monkeypatch):
+    for name, value in compiler(tmp_path / "own", copying()).items():
+        monkeypatch.setenv(name, value)
+    made = build.built()
+    whole, once = made.read_bytes(), calls(tmp_path / "own")
+    for turn, damaged in enumerate((whole[:5000], b"", whole[:-9] + b"?" + whole[-8:]), 2):
+        made.write_bytes(damaged)
+        made = build.built()
+        assert made.read_bytes() == whole and calls(tmp_path / "own") == turn * once
+        assert list((tmp_path / "own" / "cache").iterdir()) == [made]
+    assert build.built() == made and calls(tmp_path / "own") == turn * once
 
 
 @needs

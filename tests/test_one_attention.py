@@ -7,7 +7,6 @@ here fails, either do that, or add the place with the reason why it is none.
 import ast
 import re
 from collections.abc import Callable
-from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -31,32 +30,11 @@ FUSED = {
     "attention/kernels.py:fused": "the implementation of the table",
     "costs/count.py:attend": "stands for that call where there are shapes but no numbers",
 }
-# files that take exponentials of tensors, of which weights could be made without a softmax
-EXPONENTIALS = {
-    "attention/normalisers.py": "probabilities of the keys, from which one is sampled",
-    "attention/positions/distance.py": "parameters that are learned as logarithms",
-    "attention/scores.py": "a temperature that is learned as a logarithm",
-    "data/augment.py": "sides drawn evenly by their logarithm",
-    "data/series_augment.py": "factors drawn evenly by their logarithm",
-    "decode/ctc.py": "probabilities of tokens in frames, summed over alignments",
-    "decode/speech.py": "posteriors of CTC, for pictures",
-    "decode/whisper.py": "probabilities of no speech, of languages and of words",
-    "filters/diffusion.py": "weights of four neighbours, one step of a diffusion",
-    "filters/gaussian.py": "weights by place alone, a convolution",
-    "filters/nonlocal_means.py": "weights by place alone, of the pixels of a patch",
-    "filters/pixels.py": "windowed filters: see regard/attention/kernels.py",
-    "filters/texture.py": "weights by place alone, of the pixels of a patch",
-    "insight/lens.py": "probabilities of tokens and labels",
-    "models/clip.py": "a temperature that is learned as a logarithm",
-    "models/contrast.py": "a temperature that is learned as a logarithm",
-    "models/ladder.py": "products of gates, as sums of logarithms, for watchers only",
-    "models/variational.py": "variances that are learned as logarithms",
-    "tasks/*": "probabilities of labels and tokens, and votes of k neighbours",
-    "training/label_loss.py": "probabilities of labels, which R-Drop compares",
-    "training/loss.py": "a running log-sum-exp",
-}
 # functions in C that take exponentials
 IN_C = {
+    "filters.c:exp_down": "the exponential of scores of filters",
+    "filters.c:bilateral_block": "the bilateral filter",
+    "filters.c:nlm_offset": "non-local means",
     "act.h:activate": "activations",
     "act.h:sigmoid": "activations",
     "argmax.c:regard_argmax": "the log-probability of a token",
@@ -68,6 +46,8 @@ IN_C = {
     "decode.c:attend": "the C kernel for decoding",
     "decode.c:read_memory": "the same for cross-attention: what its stretches gave is joined",
     "decode.c:read_stretch": "the same for a stretch of the memory",
+    "translate.c:average": "the engine's attention",
+    "translate.c:read_stretch": "the log-probabilities of tokens",
 }
 
 KERNELS = {"scaled_dot_product_attention", "flex_attention", "multi_head_attention_forward"}
@@ -185,18 +165,13 @@ def fused(source: str) -> set[str]:
     return calls(source, KERNELS)
 
 
-def exponentials(source: str) -> set[str]:
-    """Return the functions of a file that take exponentials of tensors."""
-    return calls(source, {"exp", "exp_", "exp2", "exp2_"}, but=("math", "np"))
-
-
 def exponentials_in_c(source: str) -> set[str]:
     """Return the functions of a C file that take exponentials."""
     found, inside = set(), ""
     for line in source.splitlines():
         if header := re.match(r"[A-Za-z].*?\b(\w+)\(", line):
             inside = header[1]
-        if re.search(r"\b(exp|expf|exp2f|exp2?_lanes)\(", line):
+        if re.search(r"\b(exp|expf|exp2f|exp2?_lanes|exp_down)\(", line):
             found.add(inside)
     return found
 
@@ -217,11 +192,6 @@ def test_a_softmax_is_multiplied_with_values_in_one_file():
 
 def test_fused_kernels_are_called_in_one_place():
     assert places(fused, "py") == FUSED.keys()
-
-
-def test_exponentials_are_no_attention():
-    found = {place.partition(":")[0] for place in places(exponentials, "py")}
-    assert not [one for one in found if not any(fnmatch(one, known) for known in EXPONENTIALS)]
 
 
 def test_exponentials_in_c_are_known():
@@ -262,6 +232,4 @@ def test_attention_that_is_written_elsewhere_is_found(name: str):
 def test_what_is_no_attention_is_not_found():
     assert not products("def f(x, w):\n    y = x @ w\n    return 100 * y.softmax(-1).max()")
     assert fused("x = torch.nn.functional.scaled_dot_product_attention(q, k, v)") == {"<module>"}
-    assert exponentials("def f(x):\n    return torch.exp(x) / math.exp(1)") == {"f"}
-    assert not exponentials("def f(x):\n    return math.exp(1)")
     assert exponentials_in_c("void f(int n) {\n  y = expf(x);\n}") == {"f"}

@@ -2,6 +2,7 @@
 
 import math
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from regard.attention.positions import (
     POSITIONS,
     SCALINGS,
     T5,
+    Disentangled,
     GrowingTable,
     Learned,
     Position,
@@ -28,7 +30,10 @@ from regard.attention.positions import (
     slopes,
 )
 from regard.errors import UsageError
+from regard.layers.block import BlockConfig
 from regard.layers.embed import Embed
+from regard.models.bert import Bert, BertConfig
+from regard.models.gpt import GPT, GPTConfig
 
 
 def count(n: int, start: int = 0) -> torch.Tensor:
@@ -183,6 +188,10 @@ SCALED = {
             "attention_factor": 1.3,
         },
     ),
+    "yarn, of rates that never turn so often": (
+        RotaryScaling("yarn", 4.0, 2**22),
+        {"factor": 4.0, "original_max_position_embeddings": 2**22},
+    ),
     "yarn, tiny": (
         RotaryScaling("yarn", 4.0, 7),
         {"factor": 4.0, "original_max_position_embeddings": 7},
@@ -210,7 +219,10 @@ def test_stretched_rotary_positions_are_those_of_public_models(case, head_width:
     torch.testing.assert_close(part.rates(head_width).float(), rates, atol=0, rtol=3e-6)
     assert part.stretch == pytest.approx(factor, abs=1e-12)
     plain = Rotary(head_width=head_width, base=base).rates(head_width).float()
-    assert (plain / rates).max() == pytest.approx(theirs["factor"], rel=1e-3)
+    most = (plain / rates).max()
+    assert 1 < most <= 1.001 * theirs["factor"]
+    if "never" not in case:  # else even the slowest is divided by less
+        assert most == pytest.approx(theirs["factor"], rel=1e-3)
 
 
 def test_stretching_reaches_the_queries():
@@ -343,3 +355,26 @@ def test_positions_that_count_along_a_line_say_so():
     for name in ("alibi", "t5", "kerple_log", "kerple_power", "fire"):
         with pytest.raises(UsageError, match="along one line, not 2 coordinates"):
             build_position(name, 8, 2, 4).shared(at, at)
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+def test_functional_gradients_are_those_of_autograd_and_nothing_is_left_behind(name: str):
+    torch.manual_seed(0)
+    block = BlockConfig(16, 2, 24, dropout=0.0)
+    if issubclass(POSITIONS[name], Disentangled):
+        model: torch.nn.Module = Bert(BertConfig(20, 2, replace(block, score=name), position=name))
+    else:
+        model = GPT(GPTConfig(20, 2, block, position=name, max_length=16))
+    model.double()
+    weights, ids = dict(model.named_parameters()), torch.randint(0, 20, (2, 9))
+
+    def loss(weights: dict[str, torch.Tensor]) -> torch.Tensor:
+        return torch.func.functional_call(model, weights, (ids,)).square().sum()
+
+    expected = torch.autograd.grad(model(ids).square().sum(), [*weights.values()])
+    for _ in range(2):
+        found = torch.func.grad(loss)({key: value.detach() for key, value in weights.items()})
+        torch.testing.assert_close([*found.values()], [*expected])
+    assert all(a is b for a, b in zip(model.parameters(), weights.values(), strict=True))
+    again = torch.autograd.grad(model(ids).square().sum(), [*weights.values()])
+    torch.testing.assert_close(again, expected)

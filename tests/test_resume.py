@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 import regard
-from regard import api
+from regard import api, native
 from regard.errors import UsageError
 from regard.files import sha256
 from regard.tasks.frame import train as frame_train
@@ -352,7 +352,7 @@ def test_asked_to_stop_it_saves_and_says_how_to_go_on(home, reference, tmp_path,
         assert f"regard: {out}: another training is writing here; choose another out=" in said(out)
     assert process.pid is not None
     os.kill(process.pid, number)
-    assert end(process) == 0
+    assert end(process) == 128 + number
     told = said(out)
     assert f"of {STEPS}; give the same command again to go on" in told
     stopped = int((out / "last").read_text().removeprefix("step-"))
@@ -408,6 +408,19 @@ def test_settings_that_change_no_number_may_differ(home, reference):
     assert regard.train("translate", quiet=True, **settings | {"save_every": 9.0}).finished
 
 
+@pytest.mark.parametrize("key", ["kernels", "torch"])
+def test_what_rounds_otherwise_than_at_the_start_is_said(home, copied, capsys, key):
+    settings = {"data": home / "data", "out": copied, "from": "en", "to": "de", **SETTINGS}
+    regard.train("translate", **settings)
+    assert "rounds otherwise" not in capsys.readouterr().err
+    recipe = json.loads((copied / "recipe.json").read_text())
+    assert recipe["kernels"] == native.status().enabled
+    recipe[key] = not recipe[key] if key == "kernels" else "1.0"
+    (copied / "recipe.json").write_text(json.dumps(recipe))
+    regard.train("translate", **settings)
+    assert capsys.readouterr().err.count("rounds otherwise") == 1
+
+
 @pytest.mark.parametrize("part", ["train", "valid"])
 def test_other_data_are_refused(home, reference, part):
     out, _ = reference
@@ -422,17 +435,17 @@ def test_other_data_are_refused(home, reference, part):
         path.write_text(text)
 
 
-def test_minutes_become_steps_once(home, tmp_path, monkeypatch):
-    """A run of minutes, broken off and taken up again, is the run of as many steps."""
+def test_minutes_are_planned_again_and_what_was_planned_is_kept(home, tmp_path, monkeypatch):
+    """A run of minutes that was broken off is, from its first step, repeated by its recipe.json."""
     settings = {"data": home / "data", "from": "en", "to": "de", **SETTINGS, "schedule": "cosine"}
     del settings["steps"]
-    timed, counted = tmp_path / "timed", tmp_path / "counted"
+    timed, repeated = tmp_path / "timed", tmp_path / "repeated"
 
     class Broken(Exception):
         pass
 
     def broken(*arguments):
-        if arguments[4] == 1 and not measuring:
+        if arguments[4] == 3 and not measuring:
             raise Broken
         return step(*arguments)
 
@@ -450,16 +463,21 @@ def test_minutes_become_steps_once(home, tmp_path, monkeypatch):
         patch.setattr(frame_train, "measure", measure)
         with pytest.raises(Broken):
             regard.train("translate", quiet=True, out=timed, minutes=0.03, **settings)
-    recipe = json.loads((timed / "recipe.json").read_text())
-    steps = recipe["steps"]
-    assert 1 < steps <= 0.03 * 60 / recipe["seconds_a_step"]
+    begun = json.loads((timed / "recipe.json").read_text())["plans"]
     monkeypatch.delattr(frame_train, "measure")  # never again
     report = regard.train("translate", quiet=True, out=timed, minutes=0.03, **settings)
-    assert (report.step, report.steps, report.finished) == (steps, steps, True)
-    regard.train("translate", quiet=True, out=counted, steps=steps, **settings)
-    one, two = result(timed), result(counted)
-    del one["recipe"], two["recipe"]
-    assert_same(one, two)
+    recipe = json.loads((timed / "recipe.json").read_text())
+    plans = recipe["plans"]
+    assert plans[: len(begun)] == begun and len(plans) > 3
+    assert report.finished and report.step == report.steps == recipe["steps"] == plans[-1]["steps"]
+    repeated.mkdir()
+    shutil.copy(timed / "recipe.json", repeated)
+    for name in ("source_tokenizer.json", "target_tokenizer.json", "tokenizer.json"):
+        if (timed / name).exists():
+            shutil.copy(timed / name, repeated)
+    monkeypatch.setattr(loop, "plan_again", None)  # all is known
+    regard.train("translate", quiet=True, out=repeated, minutes=0.03, **settings)
+    assert_same(result(timed), result(repeated))
 
 
 def test_init_starts_from_the_weights_that_are_used(home, reference, tmp_path):

@@ -256,6 +256,16 @@ def test_what_is_between_spaces_is_a_word():
     ]
 
 
+def test_a_token_that_is_emitted_for_long_is_in_the_middle_of_its_frames():
+    """So a word has the same times when the frames before and after its middle are as many."""
+    for reach in (0, 1, 4):
+        spans = [(5 - reach, 6 + reach), (11, 12), (20 - reach, 21 + reach)]
+        alignment = Alignment(TOKENIZER.encode("A B"), 0.0, spans, [0.9] * 3)
+        one, two = words(alignment, TOKENIZER, 0.04)
+        assert (one.start + one.end) / 2 == pytest.approx(5.5 * 0.04)
+        assert (two.start + two.end) / 2 == pytest.approx(20.5 * 0.04)
+
+
 def test_a_word_is_as_sure_as_its_least_sure_token():
     ids = TOKENIZER.encode("AB C")
     alignment = Alignment(ids, 0.0, [(0, 1), (1, 2), (2, 3), (3, 4)], [0.9, 0.4, 0.1, 0.8])

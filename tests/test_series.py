@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import random
 import zipfile
 from pathlib import Path
 
@@ -16,7 +17,13 @@ from regard.cli import main
 from regard.data.augment import step_rng
 from regard.data.series import SeriesFormat, SeriesSet, load_series, stack
 from regard.data.series_augment import SERIES_AUGMENTS, SeriesAugment, resample
-from regard.data.series_files import SeriesOptions, holds_series, read_recordings, recording
+from regard.data.series_files import (
+    SeriesOptions,
+    _array,
+    holds_series,
+    read_recordings,
+    recording,
+)
 from regard.errors import UsageError
 from regard.examine.series import examine_series
 from regard.layers.block import BlockConfig
@@ -497,6 +504,23 @@ def test_an_archive_is_read_as_it_says(name, rows, channels):
         found = read_recordings(path, SeriesOptions(), [])
         assert len(found) == number and {one.values.shape[1] for one in found} == {channels}
         assert {one.label for one in found} == set("123456789")
+
+
+def test_a_damaged_header_is_told_in_one_line():
+    draw, kinds = random.Random(1), set()
+    for version in ((1, 0), (2, 0), (3, 0)):
+        stream = io.BytesIO()
+        np.lib.format.write_array(stream, np.arange(12.0).reshape(3, 4), version=version)
+        for _ in range(400):
+            data = bytearray(stream.getvalue())
+            place = draw.randrange(130)
+            data[place] = draw.choice([data[place] ^ 1 << draw.randrange(8), *b"'(){}[],:# "])
+            try:
+                kinds.add(type(_array(bytes(data), "x.npy")))
+            except UsageError as mistake:
+                kinds.add(UsageError)
+                assert str(mistake).startswith("x.npy: ")
+    assert kinds == {np.ndarray, UsageError}
 
 
 def test_the_doctor_finds_planted_faults(tmp_path):

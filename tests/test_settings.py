@@ -1,6 +1,5 @@
 """Settings: what a word means, what a value becomes, and how a wrong one is refused."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -11,8 +10,6 @@ from hypothesis import strategies as st
 
 from regard.errors import UsageError
 from regard.settings import describe, fill, parse, setting
-from regard.tasks import task as task_class
-from regard.tasks.frame.recipe import check_resume
 
 
 @dataclass(frozen=True)
@@ -242,33 +239,3 @@ def test_another_default_in_a_subclass_keeps_help_bounds_and_key():
     rows = {row.key: row for row in describe(ShortRun)}
     assert rows["from"].help == "language in" and rows["from"].default == "en"
     assert rows["steps"].default == "3"
-
-
-@pytest.mark.parametrize(
-    "task,older,now",
-    [
-        ("caption", {"writer.kind": "recurrent"}, {"decoder": "recurrent"}),
-        ("caption", {"writer.block.width": 64}, {"decoder_width": 64}),
-        ("pretrain", {"way.mask_share": 0.5}, {"mask_share": 0.5}),
-        (
-            "pretrain",
-            {"objective": "clip", "meet_width": 32},
-            {"objective": "clip", "projection_width": 32},
-        ),
-    ],
-)
-def test_older_keys_mean_what_they_meant(task, older, now):
-    kind = task_class(task)
-    assert kind.resolve({"data": "x", **older}) == kind.resolve({"data": "x", **now})
-    assert kind.resolve({"data": "x", **now}) != kind.resolve({"data": "x"})
-
-
-def test_a_run_begun_with_an_older_key_is_compared_by_it(tmp_path):
-    settings = task_class("pretrain").resolve({"data": "x", "mask_share": 0.5})
-    held = {"settings": {"way.mask_share": 0.75}, "data": "sha"}
-    (tmp_path / "recipe.json").write_text(json.dumps(held))
-    with pytest.raises(UsageError, match=r"begun with pretrainer.mask_share=0.75, not 0.5"):
-        check_resume(tmp_path, settings, "sha")
-    held["settings"] = {"way.mask_share": 0.5}
-    (tmp_path / "recipe.json").write_text(json.dumps(held))
-    assert check_resume(tmp_path, settings, "sha") == held

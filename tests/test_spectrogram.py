@@ -86,6 +86,15 @@ def test_whisper_features_are_those_of_whisper(real_data, mels):
         assert near(format.spectrogram(padded), theirs)
 
 
+def test_the_loudest_of_a_sound_sets_whispers_floor_for_all_its_frames():
+    quiet = 1e-5 * np.random.default_rng(0).normal(size=16000).astype(np.float32)
+    format = SoundFormat(features="whisper", normalise="none")
+    alone = format.spectrogram(quiet)
+    loud = format.spectrogram(np.concatenate([speechlike(1.0), quiet]))
+    assert loud.max() - loud.min() == pytest.approx(2, abs=1e-5)  # 8 powers of ten, over 4
+    assert (loud[-90:] == loud.min()).all() and (alone.std(0) > 0).all()
+
+
 @pytest.mark.parametrize("features", FEATURES)
 def test_the_number_of_frames_is_known_beforehand(features):
     format = SoundFormat(features=features)

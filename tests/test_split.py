@@ -203,6 +203,27 @@ def test_new_rows_are_judged_whole_and_without_a_word(labeller, tmp_path: Path):
     assert found.sentences == 50 and not any("trained" in note for note in found.notes)
 
 
+@pytest.mark.parametrize("labels", ["a", "abc"])
+@pytest.mark.parametrize("shares", [{}, {"valid": None}, {"valid": 0.1, "test": 0.2}])
+@pytest.mark.parametrize("rows", [300, 6000, 40_000])
+def test_about_what_share_was_trained_on_is_true(rows, shares, labels):
+    """Of all rows, of a mixture with new ones, and of none, whatever was held out."""
+    splitter, items = RowSplitter("rows"), examples(rows, labels)
+    parts = splitter.split(items, shares, "a", []) if shares else ({"train": items}, Split())
+    train, trained = parts[0]["train"], splitter.sampled(parts[1], parts[0]["train"])
+    new = examples(3 * rows, labels, start=10**6)
+    for judged in (items, [*items, *new], [*train[: rows // 8], *new], new):
+        truth = len({*train} & {*judged}) / len(judged)
+        notes: list[str] = []
+        splitter.held_out(judged, "other", trained, "a", notes)
+        if not truth:
+            assert not notes
+            continue
+        (note,) = notes
+        told = float(note.partition("about ")[2].partition("%")[0]) / 100
+        assert told == pytest.approx(truth, rel=0.15 if rows < 10_000 else 0.3)
+
+
 def test_scores_on_training_rows_come_with_a_warning(tmp_path: Path):
     data = tmp_path / "a.tsv"
     data.write_text("".join(f"hello {i}\thallo {i}\n" for i in range(60)))

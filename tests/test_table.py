@@ -335,6 +335,10 @@ def test_data_in_memory_are_files_like_others(tmp_path: Path, monkeypatch, name,
     path = on_disk(data)
     assert examples(Path(path))[0] == ROWS
     assert on_disk(data) == path, "the same data are the same file"
+    whole = Path(path).read_bytes()
+    for damaged in (b"", whole.replace(b"a", b"b"), whole[:-5]):
+        Path(path).write_bytes(damaged)
+        assert Path(on_disk(data)).read_bytes() == whole, "what is in memory is what is read"
     parts = on_disk({"train": data, "validation": data})
     assert len(load_pairs(parts).parts["valid"]) == 4
     assert not [name for name in (tmp_path / "tables").iterdir() if name.name.startswith(".")]

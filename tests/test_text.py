@@ -15,6 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from regard.cli import main
+from regard.data import lines as lines_module
 from regard.data.lines import LONGEST_LINE, read_lines, read_stream, scan_lines
 from regard.data.pairs import Pair, PairReader, find_parts, load_pairs, read_pairs
 from regard.data.sentences import join_sentences, split_sentences
@@ -97,6 +99,23 @@ def test_bad_files_are_told_in_one_line(tmp_path: Path, name: str, data: bytes, 
     path = write(tmp_path / name, data)
     message = mistake(lambda: list(read_lines(path)))
     assert words in message and str(path) in message
+
+
+@pytest.mark.parametrize("end", [end for end in PACKERS if end])
+def test_what_no_text_is_packed_to_is_not_unpacked(tmp_path: Path, monkeypatch, end: str) -> None:
+    monkeypatch.setattr(lines_module, "LEAST_UNPACKED", 2**20)
+    bomb = write(tmp_path / f"a{end}", PACKERS[end](b"y" * 2**23))
+    told = mistake(lambda: list(scan_lines(bomb)))
+    assert f"{bomb}: {bomb.stat().st_size:,} bytes unpack to over 1 MB" in told
+    dense = write(tmp_path / f"b{end}", PACKERS[end](os.urandom(2**21).hex().encode()))
+    assert [fault and fault.kind for *_, fault in scan_lines(dense)] == ["long"]
+    assert main(["doctor", str(bomb)]) == 2
+
+
+def test_a_line_without_end_is_not_skipped(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(lines_module, "MOST_SKIPPED", 2**23)
+    path = write(tmp_path / "a", b"x\n" + b"y" * 2**24)
+    assert f"{path}:2: a line of over 8 MB" in mistake(lambda: list(scan_lines(path)))
 
 
 def test_missing_files_folders_and_locked_files(tmp_path: Path) -> None:

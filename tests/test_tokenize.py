@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from regard.data.characters import Characters
 from regard.data.tokenize import FIRST, SubwordTokenizer, train_tokenizer
 from regard.errors import UsageError
 
@@ -276,6 +277,14 @@ def test_what_the_sampler_refuses(bpe):
             bpe.sampler(p, 1, variants)
     with pytest.raises(UsageError, match="unigram"):
         train_tokenizer(TEXTS, kind="unigram", vocab=420).sampler(0.1, 1)
+
+
+def test_a_prompt_and_a_source_are_a_framed_text_without_its_end_and_without_its_begin(tokenizer):
+    for framed in (tokenizer, Characters("ab")):
+        ids = framed.encode("ab")
+        assert framed.frame(ids) == [framed.bos, *ids, framed.eos]
+        assert framed.frame(ids, "prompt") == framed.frame(ids)[:-1]
+        assert framed.frame(ids, "source") == framed.frame(ids)[1:]
 
 
 @pytest.mark.parametrize("text", ["我", "a", " ", ".", "ab 我,", "\u0301", "😀"])

@@ -3,7 +3,11 @@
 import copy
 import json
 import math
-from collections.abc import Callable, Mapping
+import os
+import shutil
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +17,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from regard.errors import UsageError
+from regard.results import exit_code
 from regard.training import checkpoint, loop
 from regard.training.loop import Fit, LoopSettings, Outcome, Trainable, measure, one_step
 from regard.training.optim import SCHEDULES, build_optimiser, newton_schulz
+from regard.training.plan import Cost, Plan, make_plan
 
 
 class Line(nn.Module):
@@ -87,8 +93,7 @@ def fit(
         task or Points(),
         how,
         folder,
-        steps=steps,
-        valid_every=valid_every,
+        plans=[Plan(steps, how.warmup or 0, valid_every)],
         publish=published,
         quiet=True,
     )
@@ -283,6 +288,20 @@ def test_checkpoints_to_be_averaged_stay_and_are_averaged(tmp_path):
     assert (count, len(more)) == (2, 0)  # once is enough
 
 
+def test_where_weights_are_averaged_in_training_their_checkpoints_are_too(tmp_path):
+    one, published = fit(tmp_path, Points(scores=[5, 1, 2, 99]), average=2, ema=0.9)
+    one.run()
+    places = [tmp_path / "checkpoints" / f"step-{step}" for step in (8, 12)]
+    means = {}
+    for group in ("ema", "raw"):
+        read = [load_file(place / f"{group}.safetensors") for place in places]
+        means[group] = {name: sum(each[name] for each in read) / 2 for name in read[0]}
+    taken = published[-1][0]
+    for name, tensor in taken.items():
+        torch.testing.assert_close(tensor, means["ema"][name])
+    assert not all(torch.allclose(taken[name], means["raw"][name]) for name in taken)
+
+
 def test_an_average_that_is_worse_is_not_taken(tmp_path):
     one, published = fit(tmp_path, Points(scores=[5, 1, 2, -1]), average=3)
     outcome = one.run()
@@ -387,7 +406,7 @@ def test_a_step_that_is_skipped_leaves_no_trace_in_buffers(tmp_path):
     one, _ = fit(tmp_path, Points(lambda n: n == 2), steps=2, model=BatchNormed())
     one.run()
     before = {name: tensor.detach().clone() for name, tensor in one.state.items()}
-    one.steps = 3
+    one.plans = [replace(one.plan, steps=3)]
     one.run()
     assert one.counters["skipped"] == 1 and same(before, one.state)
 
@@ -400,7 +419,8 @@ def test_buffers_are_kept_averaged_published_and_taken_up_again(tmp_path):
     rest, published = fit(tmp_path / "parts", steps=8, model=BatchNormed(), ema=0.9)
     rest.run()
     assert same(rest.state, whole.state) and same(rest.averaged, whole.averaged)
-    assert rest.state["seen.num_batches_tracked"] == 8
+    counted = "seen.num_batches_tracked"  # a count has no average
+    assert rest.state[counted] == rest.averaged[counted] == published[-1][0][counted] == 8
     assert not torch.equal(rest.averaged["seen.running_mean"], rest.state["seen.running_mean"])
     assert same(published[-1][0], rest.averaged)
 
@@ -509,6 +529,132 @@ def test_a_costly_validation_is_measured_on_some_rows(tmp_path, monkeypatch):
     assert task.judged == [50] and task.valid_share == 1.0
     assert cost.validation == pytest.approx(40.0, rel=0.01)
     assert cost.decoded == 400 and cost.step == pytest.approx(0.001)
+
+
+class Busy(Points):
+    """A task whose steps take as long as a machine lets them, by a clock of its own."""
+
+    def __init__(self, clock, speed):
+        super().__init__()
+        self.clock, self.speed = clock, speed
+
+    def loss(self, model, batch):
+        self.clock.now += self.speed(self.clock.now)
+        return super().loss(model, batch)
+
+    def evaluate(self, model):
+        self.clock.now += 0.5
+        return super().evaluate(model)
+
+
+MACHINES = {
+    "quicker than measured": lambda t: 0.05,
+    "slower than measured": lambda t: 0.4,
+    "busy for a while": lambda t: 0.5 if 5 < t < 15 else 0.05,
+}
+
+
+def timed(folder: Path, monkeypatch, speed, plans=None) -> tuple[Fit, Published]:
+    """Return a run of 30 s by a simulated clock, of which 0.1 s a step were measured."""
+    clock = Clock()
+    monkeypatch.setattr(loop, "time", clock)
+    one, published = fit(
+        folder, Busy(clock, speed), minutes=0.5, warmup=None, schedule="cosine", average=3
+    )
+    first = make_plan(one.settings, cost=Cost(0.1, 0.0, 0.5), seconds=30.0)
+    one.plans = list(plans or [first])
+    return one, published
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_timed_run_is_planned_again_and_repeats_to_the_bit(tmp_path, monkeypatch, name):
+    """From any checkpoint, and on a machine of any speed, by the plans that were recorded."""
+    recorded: list[Sequence[Plan]] = []
+    one, _ = timed(tmp_path / "whole", monkeypatch, MACHINES[name])
+    one.record = lambda plans: recorded.append(list(plans))
+    done = one.run()
+    assert done.finished and done.step == one.plan.steps != one.plans[0].steps
+    assert 0.85 * 30 < one.counters["seconds"] < 1.1 * 30
+    assert len(recorded) >= 9 and recorded[-1] == one.plans
+    assert [plan.step for plan in one.plans] == sorted({plan.step for plan in one.plans})
+    found = [
+        {k: v for k, v in row.items() if k in ("step", "loss", "lr")} for row in rows(one.folder)
+    ]
+    for speed in (lambda t: 0.001, lambda t: 3.0):
+        again, _ = timed(tmp_path / "again", monkeypatch, speed, one.plans)
+        assert again.run().step == done.step and again.plans == one.plans
+        assert same(again.state, one.state)
+        assert again.counters["scores"] == one.counters["scores"]
+        repeated = [
+            {k: v for k, v in row.items() if k in ("step", "loss", "lr")}
+            for row in rows(again.folder)
+        ]
+        assert repeated == found
+        for step in sorted(steps_of(again.folder))[1:]:  # and from its first checkpoint
+            shutil.rmtree(again.checkpoints / f"step-{step}")
+
+
+@pytest.mark.parametrize("at", [1, 7, 33])
+def test_a_timed_run_that_is_broken_off_goes_on_as_it_was_planned(tmp_path, monkeypatch, at):
+    """What was planned before the break stands, also if the last checkpoint is older."""
+
+    class Broken(Exception):
+        pass
+
+    recorded: list[Plan] = []
+
+    def breaks(one: Fit) -> Callable[..., Any]:
+        def record(plans: Sequence[Plan]) -> None:
+            recorded[:] = plans
+
+        one.record = record
+        return record
+
+    one, _ = timed(tmp_path, monkeypatch, MACHINES["busy for a while"])
+    breaks(one)
+    recorded[:] = one.plans
+    losses: Any = one.task.loss
+
+    def loss(model, batch):
+        if one.counters["step"] == at:
+            raise Broken
+        return losses(model, batch)
+
+    monkeypatch.setattr(one.task, "loss", loss)
+    with pytest.raises(Broken):
+        one.run()
+    before = list(recorded)
+    again, _ = timed(tmp_path, monkeypatch, MACHINES["busy for a while"], before)
+    breaks(again)
+    assert again.run().finished and recorded[: len(before)] == before
+    other, _ = timed(tmp_path / "repeated", monkeypatch, MACHINES["busy for a while"], recorded)
+    other.run()
+    assert other.plans == recorded and same(other.state, again.state)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_stopped_before_its_first_validation_has_a_model(tmp_path, number):
+    """That of its last checkpoint, which the first validation replaces."""
+    task = Points()
+    one, published = fit(tmp_path, task, steps=20, valid_every=10)
+    batch = task.batch
+
+    def stop(n):
+        if n == 2:
+            os.kill(os.getpid(), number)
+        return batch(n)
+
+    task.batch = stop
+    outcome = one.run()
+    assert (outcome.step, outcome.finished, outcome.signal) == (3, False, number)
+    assert exit_code(outcome.signal) == 128 + number
+    ((weights, scores),) = published
+    assert scores == {} and same(weights, one.state) and not outcome.scores
+    again, more = fit(tmp_path, steps=20, valid_every=10)
+    whole, expected = fit(tmp_path / "whole", steps=20, valid_every=10)
+    assert again.run().signal is None and whole.run().finished
+    assert same(again.state, whole.state) and len(more) == len(expected)
+    assert again.counters["published"] == whole.counters["published"]
 
 
 # Checkpoints

@@ -265,17 +265,6 @@ def test_batches_are_a_function_of_seed_and_number(data):
     assert one.count(one.batch(0)) == (one.batch(0).tokens, int(one.batch(0).lengths.sum()))
 
 
-def test_a_batch_for_consistency_holds_every_sound_twice(data):
-    masked = {"time_masks": 2, "frequency_masks": 2}
-    one, two = (rehearse(data, **masked, consistency=x).training.batch(3) for x in (0, 0.2))
-    count = len(one.sound)
-    assert len(two.sound) == 2 * count and two.tokens == 2 * one.tokens
-    assert two.sound[:count].equal(one.sound) and not two.sound[count:].equal(one.sound)
-    for name in ("lengths", "texts", "text_lengths"):
-        for half in getattr(two, name).chunk(2):
-            assert half.equal(getattr(one, name))
-
-
 def test_buckets_hold_about_as_many_and_none_is_longer_than_its_bucket():
     lengths = np.random.default_rng(0).integers(50, 900, 500)
     of = in_buckets(lengths, 8)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard.attention.intervene import compute_asked
 from regard.attention.kernels import Problem, attention_weights
-from regard.attention.masks import Mask, TensorMask
+from regard.attention.masks import Mask, TensorMask, boolean
 from regard.attention.normalisers import NORMALISERS, Normaliser, softmax
 from regard.attention.scores import SCORES, Score
 from regard.attention.shapes import as_bhqd, as_bhqk, heads_of, tile_of
@@ -44,6 +44,8 @@ def attend(
         score = _named_score(score, q.shape[-1])
     flat, lead = q.ndim == 4, q.shape[:-2]
     q, k, v = _check_shapes(as_bhqd(q), as_bhqd(k), as_bhqd(v))
+    if not isinstance(normalise, Tensor) and hasattr(score, "key_width"):
+        _check_widths(score, q.shape[-1], k.shape[-1])
     shape = (*lead, q.shape[-2], k.shape[-2])
     if bias is not None:
         bias = as_bhqk("bias", bias, shape).to(q.dtype)
@@ -138,14 +140,20 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tens
     return q, k, v
 
 
+def _check_widths(score: Any, queries: int, keys: int) -> None:
+    """Refuse keys that a score cannot compare with queries of a width."""
+    if keys != (expected := score.key_width(queries)):
+        raise UsageError(
+            f"queries of width {queries} and keys of width {keys} do not fit; "
+            f"{type(score).__name__} compares these with keys of width {expected}"
+        )
+
+
 def as_mask(mask: Any, shape: tuple[int, ...]) -> Mask | None:
     """Make a mask of a boolean tensor that broadcasts to the scores; refuse anything else."""
-    if mask is None or isinstance(mask, Mask):
+    if mask is None:
+        return None
+    if isinstance(mask, Mask):
+        mask.check(shape)
         return mask
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        got = f"a tensor of {mask.dtype}" if isinstance(mask, Tensor) else f"{mask!r:.60}"
-        raise UsageError(
-            f"mask is {got}; expected a mask such as Causal(), or a boolean tensor that is True "
-            "where one may look (what is added to scores goes into bias)"
-        )
-    return TensorMask(as_bhqk("mask", mask, shape))
+    return TensorMask(as_bhqk("mask", boolean(mask), shape))

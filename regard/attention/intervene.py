@@ -51,8 +51,9 @@ class Place:
         return self.name.removesuffix(f".{self.head}").removesuffix(self.kind).removesuffix(".")
 
 
-# What is asked of a module while it attends: the kind of place, and a function of what is there.
-_Asked = dict[int, list[tuple[Place, Callable[[Tensor], Tensor]]]]
+# A place and a function of what is there, and all that this context asks of modules by their ids.
+_Request = tuple[Place, Callable[[Tensor], Tensor]]
+_Asked = dict[int, list[_Request]]
 _ASKED: ContextVar[_Asked | None] = ContextVar("asked", default=None)
 
 
@@ -126,7 +127,8 @@ def compute_asked(problem: Problem) -> tuple[Problem, Tensor, Tensor | None]:
         return problem, *compute(problem)
     of_kind: dict[str, list[Callable[[Tensor], Tensor]]] = {kind: [] for kind in OF_ATTENTION}
     for place, function in asked[id(problem.module)]:
-        of_kind[place.kind].append(function)
+        if place.kind in of_kind:
+            of_kind[place.kind].append(function)
     p, mask, given = problem, problem.mask, problem.weights
     q, k = p.q, p.k
     for function in of_kind["queries"]:
@@ -194,57 +196,68 @@ def _apply(place: Place, function: Callable[[Tensor], Tensor], result: Any) -> A
     raise UsageError(f"{place.name} is {type(result).__name__}, which is no tensor")
 
 
-def _hook(place: Place, function: Callable[[Tensor], Tensor]) -> Any:
+def _in_context(request: _Request, hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Run a hook only in the context that asks for it: every thread calls the hooks of a model."""
+
+    def run(*call: Any) -> Any:
+        asked = _ASKED.get() or {}
+        return hook(*call) if request in asked.get(id(request[0].module), ()) else None
+
+    return run
+
+
+def _hook(request: _Request) -> Any:
     """Put a function where a place is, and return the handle that takes it away."""
+    place, function = request
     module = place.module
+
+    def after(_: nn.Module, args: tuple, result: Any) -> Any:
+        return _apply(place, function, result)
+
+    def before(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
+        if args:
+            return (function(args[0]), *args[1:]), kwargs
+        first = next(iter(kwargs), None)
+        if first is None:
+            raise UsageError(f"{place.name}: the module is called without an argument")
+        return args, {**kwargs, first: function(kwargs[first])}
+
+    def reading(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
+        read = args[where] if len(args) > where else kwargs.get("memory")
+        if read is None:
+            return None  # self-attention, which reads nothing else
+        if not isinstance(read, Tensor):
+            raise UsageError(
+                f"{place.name}: in decoding the memory is projected once, before it is read; "
+                "change what it is made of, such as encoder_norm.out"
+            )
+        if len(args) > where:
+            return (*args[:where], function(read), *args[where + 1 :]), kwargs
+        return args, {**kwargs, "memory": function(read)}
+
     if place.kind == "out":
-        return module.register_forward_hook(lambda _, args, result: _apply(place, function, result))
+        return module.register_forward_hook(_in_context(request, after))
     if place.kind == "in":
-
-        def before(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
-            if args:
-                return (function(args[0]), *args[1:]), kwargs
-            first = next(iter(kwargs), None)
-            if first is None:
-                raise UsageError(f"{place.name}: the module is called without an argument")
-            return args, {**kwargs, first: function(kwargs[first])}
-
-        return module.register_forward_pre_hook(before, with_kwargs=True)
+        return module.register_forward_pre_hook(_in_context(request, before), with_kwargs=True)
     if place.kind == "memory":
         names = list(signature(module.forward).parameters)
         if "memory" not in names:
             raise UsageError(f"{place.name}: this module reads no memory; name a cross-attention")
         where = names.index("memory")
-
-        def reading(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
-            read = args[where] if len(args) > where else kwargs.get("memory")
-            if read is None:
-                return args, kwargs  # self-attention, which reads nothing else
-            if not isinstance(read, Tensor):
-                raise UsageError(
-                    f"{place.name}: in decoding the memory is projected once, before it is read; "
-                    "change what it is made of, such as encoder_norm.out"
-                )
-            if len(args) > where:
-                return (*args[:where], function(read), *args[where + 1 :]), kwargs
-            return args, {**kwargs, "memory": function(read)}
-
-        return module.register_forward_pre_hook(reading, with_kwargs=True)
+        return module.register_forward_pre_hook(_in_context(request, reading), with_kwargs=True)
     # no kernel computes a whole stack in which somebody listens to a module
     return module.register_forward_hook(lambda *_: None)
 
 
 @contextmanager
-def _intervention(functions: list[tuple[Place, Callable[[Tensor], Tensor]]]) -> Iterator[None]:
+def _intervention(functions: list[_Request]) -> Iterator[None]:
     """Apply functions at their places while the block runs."""
     asked: _Asked = {key: list(value) for key, value in (_ASKED.get() or {}).items()}
     with ExitStack() as stack:
         for place, function in functions:
-            function = _in_turn(place, _at_head(place, function))
-            if place.kind in OF_ATTENTION:
-                asked.setdefault(id(place.module), []).append((place, function))
-            handle = _hook(place, function)
-            stack.callback(handle.remove)
+            request = place, _in_turn(place, _at_head(place, function))
+            asked.setdefault(id(place.module), []).append(request)
+            stack.callback(_hook(request).remove)
         token = _ASKED.set(asked)
         try:
             yield

@@ -4,10 +4,15 @@ True means that the query may see the key. Positions are an int (they count up f
 coordinates of shape (l, c) or (b, l, c); tiles broadcast to (b, h, q, k).
 """
 
+import math
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from regard.attention.once import once
+from regard.attention.shapes import as_bhqk
+from regard.errors import UsageError
 
 At = Tensor | int
 
@@ -42,8 +47,14 @@ class Mask:
         """Tell whether this is just the causal triangle from the first position on."""
         return False
 
-    def __and__(self, other: "Mask | None") -> "Mask":
-        return self if other is None else Both(self, other)
+    def check(self, shape: tuple[int, ...]) -> None:
+        """Refuse a mask that does not broadcast to scores of a shape."""
+
+    def __and__(self, other: "Mask | Tensor | None") -> "Mask":
+        """Allow what both allow; a boolean tensor broadcasts to (b, h, q, k)."""
+        if other is None:
+            return self
+        return Both(self, other if isinstance(other, Mask) else TensorMask(boolean(other)))
 
     __rand__ = __and__
 
@@ -67,12 +78,28 @@ class Mask:
         return once(make, self, ends=ends, dtype=like.dtype, device=like.device)
 
 
+def boolean(mask: Any) -> Tensor:
+    """Refuse what is no mask and no boolean tensor."""
+    if isinstance(mask, Tensor) and mask.dtype == torch.bool:
+        return mask
+    got = f"a tensor of {mask.dtype}" if isinstance(mask, Tensor) else f"{mask!r:.60}"
+    raise UsageError(
+        f"mask is {got}; expected a mask such as Causal(), or a boolean tensor that is True "
+        "where one may look (what is added to scores goes into bias)"
+    )
+
+
 class Both(Mask):
     """The intersection of two masks."""
 
     def __init__(self, one: Mask, other: Mask):
         self.one, self.other = one, other
         self.by_query = one.by_query or other.by_query
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        """Refuse either mask if it does not broadcast to scores of a shape."""
+        self.one.check(shape)
+        self.other.check(shape)
 
     def tile(self, rows: slice, columns: slice) -> Tensor:
         """Return where both allow it."""
@@ -199,8 +226,13 @@ class TensorMask(Mask):
     """A boolean tensor as a mask: it broadcasts to (b, h, q, k), True where one may look."""
 
     def __init__(self, table: Tensor):
-        self.table = table
-        self.by_query = table.shape[-2] > 1
+        self.table = table if table.ndim > 1 else table.expand(1, -1)
+        self.by_query = self.table.shape[-2] > 1
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        """Refuse a table that does not broadcast to scores of a shape."""
+        lead = shape[:-2]
+        as_bhqk("mask", self.table, (*(lead[:1] or (1,)), math.prod(lead[1:]), *shape[-2:]))
 
     def tile(self, rows: slice, columns: slice) -> Tensor:
         """Cut a part out of the table."""

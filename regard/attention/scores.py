@@ -33,6 +33,10 @@ class _Product:
     def prepare(self, q: Tensor, k: Tensor) -> Prepared:
         raise NotImplementedError
 
+    def key_width(self, width: int) -> int:
+        """Width of the keys that queries of a width are compared with."""
+        return width
+
     def __call__(self, q: Tensor, k: Tensor) -> Tensor:
         q, k, key_bias, scale = self.prepare(q, k)
         scores = (q * scale) @ k.transpose(-1, -2)
@@ -55,6 +59,7 @@ class Capped:
 
     def __init__(self, cap: float = 50.0, scale: float | None = None):
         self.cap, self.dot = cap, Dot(scale)
+        self.key_width = self.dot.key_width
 
     def __call__(self, q: Tensor, k: Tensor) -> Tensor:
         """Return all scores, (..., q, k)."""
@@ -129,6 +134,10 @@ class Bilinear(nn.Module, _Product):
         """Return q W and k."""
         return Prepared(q @ self.weight, k, None, self.weight.shape[1] ** -0.5)
 
+    def key_width(self, width: int) -> int:
+        """Width of the keys, whatever that of the queries."""
+        return self.weight.shape[1]
+
     forward = _Product.__call__
 
 
@@ -142,6 +151,10 @@ class Additive(nn.Module):
         self.key = nn.Linear(key_width or width, hidden, bias=False)
         self.vector = nn.Parameter(torch.empty(hidden))
         nn.init.uniform_(self.vector, -(hidden**-0.5), hidden**-0.5)
+
+    def key_width(self, width: int) -> int:
+        """Width of the keys, whatever that of the queries."""
+        return self.key.in_features
 
     def forward(self, q: Tensor, k: Tensor) -> Tensor:
         """Return all scores, (..., q, k)."""

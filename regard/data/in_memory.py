@@ -15,7 +15,7 @@ from typing import Any
 from regard.data.parts import PARTS
 from regard.data.table import name_labels
 from regard.errors import UsageError
-from regard.files import cache_folder, make_folder, replacing
+from regard.files import cache_folder, make_folder, refuse, replacing, temporary_beside
 
 # what rows without names are called, by how many values they have
 NAMES = {1: ("text",), 2: ("source", "target"), 3: ("sentence1", "sentence2", "score")}
@@ -32,25 +32,17 @@ def on_disk(data: Any) -> Any:
         return data
     parts = _parts(data)
     digest, home = hashlib.sha256(), cache_folder() / "tables"
-    texts = {name: _lines(rows, digest, name) for name, rows in parts.items()}
-    make_folder(home)
-    staged = home / f".{os.getpid()}.{id(data)}"
     try:
-        for name, lines in texts.items():
-            with replacing(staged / f"{name}.jsonl") as path, open(path, "w") as file:
-                file.writelines(lines)
-        folder = home / digest.hexdigest()[:32]
-        if not folder.is_dir():
-            try:
-                staged.replace(folder)
-            except OSError:  # another process was faster
-                if not folder.is_dir():
-                    raise
-    finally:
-        for name in texts:
-            (staged / f"{name}.jsonl").unlink(missing_ok=True)
-        if staged.is_dir():
-            staged.rmdir()
+        with temporary_beside(home / "staged", Path.mkdir) as staged:
+            for name, rows in parts.items():
+                with replacing(staged / f"{name}.jsonl") as path, open(path, "w") as file:
+                    file.writelines(_lines(rows, digest, name))
+            folder = home / digest.hexdigest()[:32]
+            make_folder(folder)
+            for path in staged.iterdir():  # also over what is there already: it may be damaged
+                path.replace(folder / path.name)
+    except OSError as error:
+        raise refuse(error, home) from error
     return str(folder / "train.jsonl" if list(parts) == ["train"] else folder)
 
 

@@ -6,7 +6,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from io import BufferedReader, TextIOWrapper
+from io import BufferedReader, RawIOBase, TextIOWrapper
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
@@ -15,6 +15,9 @@ from regard.files import refuse
 
 LONGEST_LINE = 1_000_000  # characters
 MOST_BYTES = 4 * LONGEST_LINE + 8  # no line of that many bytes can be shorter than the longest
+MOST_SKIPPED = 100 << 20  # bytes of one line; what has longer ones is no text
+MOST_PACKED = 100  # times the size of a packed file that it may unpack to
+LEAST_UNPACKED = 64 << 20  # bytes that any may unpack to
 
 
 # Lines
@@ -34,6 +37,30 @@ class Fault(NamedTuple):
         return f"{self.where}: {self.what}; {self.remedy}"
 
 
+class Unpacked(RawIOBase):
+    """What a packed file holds, unless it is far more than text is packed to."""
+
+    def __init__(self, unpacked: Any, packed: BinaryIO, path: Path):
+        size = os.fstat(packed.fileno()).st_size  # 0 of a pipe
+        self.unpacked, self.size, self.path, self.count = unpacked, size, path, 0
+        self.most = max(LEAST_UNPACKED, MOST_PACKED * size)
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, room: Any) -> int:
+        """Unpack some more bytes."""
+        count = self.unpacked.readinto(room)
+        self.count += count
+        if self.size and self.count > self.most:
+            raise UsageError(
+                f"{self.path}: {self.size:,} bytes unpack to over {self.most >> 20:,} MB, which no "
+                "text does; unpack it and look at it"
+            )
+        return count
+
+
 @contextmanager
 def opened(path: str | Path) -> Iterator[BinaryIO]:
     """Open a plain, gzip or xz file for reading bytes, with every failure as a UsageError."""
@@ -45,10 +72,10 @@ def opened(path: str | Path) -> Iterator[BinaryIO]:
             if start.startswith(b"\x1f\x8b"):
                 with gzip.GzipFile(fileobj=file) as unpacked:
                     # Reading lines from the buffer is several times faster than from the unpacker.
-                    yield cast(BinaryIO, BufferedReader(cast(Any, unpacked)))
+                    yield cast(BinaryIO, BufferedReader(Unpacked(unpacked, file, path)))
             elif start == b"\xfd7zXZ\x00":
                 with lzma.LZMAFile(file) as unpacked:
-                    yield cast(BinaryIO, BufferedReader(cast(Any, unpacked)))
+                    yield cast(BinaryIO, BufferedReader(Unpacked(unpacked, file, path)))
             elif path.suffix in (".gz", ".xz"):
                 raise UsageError(f"{path}: is no {path.suffix} data; rename it, or fetch it again")
             else:
@@ -152,8 +179,13 @@ def scan_stream(file: Any, name: str) -> Iterator[tuple[int, str, Fault | None]]
         ended = raw[-1] == 10
         if not ended and len(raw) == MOST_BYTES:
             # Skip to the end of the line without ever holding it whole.
+            length = len(raw)
             while (rest := readline(MOST_BYTES)) and rest[-1] != 10:
-                pass
+                length += len(rest)
+                if length > MOST_SKIPPED:
+                    raise UsageError(
+                        f"{name}:{number}: a line of over {MOST_SKIPPED >> 20} MB; expected text"
+                    )
         if number == 1:
             raw = raw.removeprefix(b"\xef\xbb\xbf")
         if ended:

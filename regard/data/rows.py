@@ -19,6 +19,7 @@ class Row(NamedTuple):
     word_ids: np.ndarray  # -1 for special tokens
     features: np.ndarray | None = None  # (tokens, kinds)
     truncated: bool = False
+    words: Sequence[str] = ()  # if their ids do not tell them
 
 
 class TextBatch(NamedTuple):
@@ -27,6 +28,7 @@ class TextBatch(NamedTuple):
     ids: Tensor
     lengths: Tensor
     features: Tensor | None
+    rows: Sequence[Row] = ()
 
     @property
     def tokens(self) -> int:
@@ -49,7 +51,7 @@ def collate(rows: Sequence[Row], padding: int, device: Any = "cpu") -> TextBatch
         for place, row in zip(table, rows, strict=True):
             place[: len(row.ids)] = row.features
         features = torch.from_numpy(table).to(device)
-    return TextBatch(ids.to(device), lengths.to(device), features)
+    return TextBatch(ids.to(device), lengths.to(device), features, rows)
 
 
 class RowEncoder:
@@ -103,7 +105,8 @@ class RowEncoder:
         word_ids = [n for n, some in enumerate(pieces) for _ in some]
         room = self.room(max_length)
         features = None if self.features is None else self.features.numbers(words)
-        return self._framed(ids[:room], word_ids[:room], features, len(ids) > room)
+        row = self._framed(ids[:room], word_ids[:room], features, len(ids) > room)
+        return row._replace(words=words) if self.alone else row
 
     def pieces(self, words: Sequence[str], key: int | None = None) -> list[list[int]]:
         """Tokenise each word by itself into one token or more."""
@@ -113,13 +116,13 @@ class RowEncoder:
             return [self.sampler.encode(word, key) for word in words]
         return self.tokenizer.encode_words(words)
 
-    def spelled(self, row: Row, words: Sequence[str]) -> list[str]:
-        """Return what to show for each token of a row of words."""
+    def spelled(self, row: Row) -> list[str]:
+        """Return what to show for each token of a row."""
         pieces = self.tokenizer.pieces(row.ids.tolist())
-        if not self.alone:
+        if not row.words:
             return pieces
         word_ids: list[int] = row.word_ids.tolist()
-        return [p if n < 0 else words[n] for p, n in zip(pieces, word_ids, strict=True)]
+        return [p if n < 0 else row.words[n] for p, n in zip(pieces, word_ids, strict=True)]
 
     def _framed(
         self,
@@ -182,7 +185,7 @@ class TextBatches:
         return row if not row.truncated else self.rows[i]
 
     def _drop(self, row: Row, rng: np.random.Generator) -> Row:
-        ids, word_ids, features, truncated = row
+        ids, word_ids, features = row.ids, row.word_ids, row.features
         if self.word_dropout:
             dropped = rng.random(int(word_ids.max(initial=-1)) + 2) < self.word_dropout
             dropped[-1] = False  # special tokens are always seen
@@ -191,4 +194,4 @@ class TextBatches:
                 features = np.where(dropped[word_ids][:, None], 0, features)
         if features is not None and self.feature_dropout:
             features = np.where(rng.random(features.shape) < self.feature_dropout, 0, features)
-        return Row(ids, word_ids, features, truncated)
+        return row._replace(ids=ids, features=features)

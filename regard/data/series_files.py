@@ -201,7 +201,9 @@ def _array(data: bytes, where: str) -> np.ndarray:
             raise UsageError(f"{where}: {shape} of {dtype} promised in {len(data):,} bytes")
         file.seek(0)
         return np.lib.format.read_array(file, allow_pickle=False)
-    except (ValueError, SyntaxError, EOFError, TypeError, OverflowError, MemoryError) as error:
+    except UsageError:
+        raise
+    except Exception as error:  # what NumPy says of a header depends on what is wrong with it
         why = " ".join(str(error).split())[:80]
         raise UsageError(f"{where}: no array that can be read ({why}); save it again") from None
 

@@ -33,23 +33,10 @@ class SoundAugment:
 
     def __call__(self, samples: np.ndarray, format: SoundFormat, rng: Rng) -> Tensor:
         """Return the augmented spectrogram (frames, mels) of samples (n,)."""
-        return self.copies(samples, format, rng, 1)[0]
-
-    def copies(
-        self, samples: np.ndarray, format: SoundFormat, rng: Rng, count: int
-    ) -> list[Tensor]:
-        """Return augmented spectrograms of the same samples, whose frames stand for the same time.
-
-        They have one speed and time warp; frequencies and masks are those of each.
-        """
         factor = self.speeds[int(rng.integers(len(self.speeds)))]
         features = format.spectrogram(change_speed(samples, factor))
         if self.time_warp:
             features = warp_time(features, rng, self.time_warp)
-        return [self._spectral(features, format, rng) for _ in range(count)]
-
-    def _spectral(self, features: Tensor, format: SoundFormat, rng: Rng) -> Tensor:
-        """Warp the frequencies of features, and mask stretches of filters and frames."""
         if self.frequency_warp:
             factor = 1 + self.frequency_warp * (2 * float(rng.random()) - 1)
             features = warp_frequencies(features, factor, format.rate)

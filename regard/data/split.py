@@ -100,7 +100,10 @@ class Split:
         return replace(self, sample=tuple(nsmallest(SAMPLED, set(keys))))
 
     def seen(self, keys: Sequence[int]) -> float:
-        """Return about what share of rows was trained on, as far as the sample tells."""
+        """Share of rows that were trained on, as far as the sample tells, of rows not held out.
+
+        The sample has the smallest hashes, and those that are held out to validate on are smaller.
+        """
         if not self.sample:
             return 0.0
         exact = len(self.sample) < SAMPLED
@@ -279,7 +282,7 @@ class RowSplitter:
     ) -> tuple[dict[str, Any], Split]:
         """Split parts off the rows of train: as a model that was trained on them, or by shares."""
         items = self.items(rows)
-        if trained is not None and trained.bounds and trained.seen(keys_of(items)) >= SEEN:
+        if trained is not None and trained.bounds and _seen(items, trained)[0] >= SEEN:
             numbers, split = _numbers_of(items, trained)
             notes.append(f"{where}: split as when the model was trained on it")
         else:
@@ -299,10 +302,10 @@ class RowSplitter:
         were, the user is warned.
         """
         items = self.items(rows)
-        count, share = len(items), trained.seen(keys_of(items))
+        count = len(items)
+        share, numbers = _seen(items, trained)
         if not share:
             return rows
-        numbers = _numbers_of(items, trained)[0] if trained.bounds else {}
         if share >= SEEN and numbers.get(part):
             if part != "train":
                 notes.append(
@@ -323,6 +326,17 @@ class RowSplitter:
     def sampled(self, split: Split, train: Any) -> Split:
         """Return the split with a sample of the rows that are trained on."""
         return split.noting(keys_of(self.items(train)))
+
+
+def _seen(items: Sequence[Any], trained: Split) -> tuple[float, dict[str, list[int]]]:
+    """About what share of items a model was trained on, and which are of each of its parts."""
+    if not trained.sample or not items:
+        return 0.0, {}
+    if not trained.bounds:
+        return trained.seen(keys_of(items)), {}
+    numbers = _numbers_of(items, trained)[0]
+    kept = [items[i] for i in numbers["train"]]
+    return trained.seen(keys_of(kept)) * len(kept) / len(items), numbers
 
 
 def _numbers_of(items: Sequence[Any], split: Split) -> tuple[dict[str, list[int]], Split]:

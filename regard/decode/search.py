@@ -67,6 +67,22 @@ def penalty(name: str, alpha: float | None = None) -> Callable:
     return lambda length: divisor(length, alpha)
 
 
+def enough_texts(
+    beam: int, n_best: int, divisor: Callable, stopping: str, patience: float = 1.0
+) -> float:
+    """Number of finished texts after which the search for a sentence ends."""
+    if stopping != "patience":
+        return beam if stopping == "early" else inf
+    # where length earns nothing, finished and open texts compare directly: no need to give up
+    return inf if divisor(2) == 1 else max(n_best, round(min(patience * beam, 1e9)))
+
+
+def hypothesis(ids: list[int], passed: list[float], score: float) -> Hypothesis:
+    """A text from its log-probability after each token."""
+    steps = [b - a for a, b in pairwise([0.0, *passed])]
+    return Hypothesis(ids, score, passed[-1], steps)
+
+
 def forbid(*ids: int) -> Callable[[Tensor, Tensor], Tensor]:
     """Never generate these tokens."""
     return lambda logits, written: logits.index_fill_(1, logits.new_tensor(ids).long(), -inf)
@@ -237,10 +253,7 @@ class _FinishedHypotheses:
         if ordered:
             self.texts = [sorted(some, key=lambda text: -text[0]) for some in self.texts]
         return [
-            [
-                Hypothesis(ids, score, passed[-1], [b - a for a, b in pairwise([0.0, *passed])])
-                for score, ids, passed in some[: self.n_best]
-            ]
+            [hypothesis(ids, passed, score) for score, ids, passed in some[: self.n_best]]
             for some in self.texts
         ]
 
@@ -371,10 +384,7 @@ def beam(
     if not patience > 0:
         raise UsageError(f"patience={patience} is not above 0")
     divisor = penalty(length_penalty, alpha)
-    # where length earns nothing, finished and open texts compare directly: no need to give up
-    enough = inf if divisor(2) == 1 else max(n_best, round(min(patience * beam, 1e9)))
-    if stopping != "patience":
-        enough = beam if stopping == "early" else inf
+    enough = enough_texts(beam, n_best, divisor, stopping, patience)
     ranked = n_best if stopping == "patience" else beam  # among whom a text must come
     kept = max(2, 2 + len(ends)) * beam
     constraints = _Constraints(source, lengths, max_length, prefix, eos)

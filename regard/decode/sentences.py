@@ -16,9 +16,14 @@ from regard.decode.batching import in_batches
 from regard.decode.options import Decoding, decode
 from regard.decode.rules import GenerationConfig, Given
 from regard.decode.search import Hypothesis
+from regard.decode.trace import is_tracing
 from regard.decode.writer import Writer
+from regard.errors import UsageError, lookup
 
 Ids = Sequence[int]
+MOST_HYPOTHESES = 64  # of a sentence, for an engine
+# name -> data type of the products
+QUANTISED = {"none": torch.float32, "int8": torch.int8}
 
 
 @dataclass
@@ -63,6 +68,7 @@ class SentenceDecoder:
         self.longest, self.device = longest, torch.device(device)
         self.rules = GenerationConfig(rules, target.eos, vocab, target.begin)
         self.begin = self.rules.begin
+        self.engine: Any = None  # of the writer, while it holds
         self.never = [*target.never, *range(target.rows, vocab)]
 
     def cut(
@@ -92,17 +98,78 @@ class SentenceDecoder:
         self, sentences: list[Sentence], options: Decoding, first: int, *, tokens: int, rows: int
     ) -> None:
         """Decode sentences in batches of so many tokens and rows; `first` seeds sampling."""
-        workers = torch.get_num_threads() if self.device.type == "cpu" else 1
-        hypotheses = in_batches(
-            sentences,
-            [len(s.ids) for s in sentences],
-            lambda some: self.batch(some, options, first),
-            tokens=tokens,
-            rows=min(rows, max(1, -(-len(sentences) // workers))),
-            workers=workers,
-        )
+        dtype = lookup("quantise", getattr(options, "quantise", "none"), QUANTISED)
+        hypotheses = self._by_engine(sentences, options, dtype)
+        if hypotheses is None and dtype != torch.float32 and any(s.ids for s in sentences):
+            raise UsageError(
+                "quantise=int8 is done by the engine in C, which does not know this model, these "
+                "options or this machine (see regard doctor); leave it out"
+            )
+        if hypotheses is None:
+            workers = torch.get_num_threads() if self.device.type == "cpu" else 1
+            hypotheses = in_batches(
+                sentences,
+                [len(s.ids) for s in sentences],
+                lambda some: self.batch(some, options, first),
+                tokens=tokens,
+                rows=min(rows, max(1, -(-len(sentences) // workers))),
+                workers=workers,
+            )
         for sentence, some in zip(sentences, hypotheses, strict=True):
             sentence.hypotheses = some
+
+    def _by_engine(
+        self, sentences: list[Sentence], options: Decoding, dtype: torch.dtype
+    ) -> list[list[Hypothesis]] | None:
+        """All hypotheses by the engine of the writer, if it has one that knows the options.
+
+        Its products are in `dtype`, float32 or int8.
+        """
+        options.check()
+        make = getattr(self.writer, "engine", None)
+        search_by = {"stopping": "patience", "on": "logits", "renormalise": False}
+        search_by |= self.rules.beam()
+        real = [s for s in sentences if s.ids]
+        if (
+            make is None
+            or not real
+            or options.sampling
+            or options.beam > MOST_HYPOTHESES
+            or is_tracing()
+            or any(s.prefix for s in real)
+            or search_by["renormalise"]
+            or (search_by["on"] == "logprobs" and self.never and options.beam > 1)
+            or self.rules.changes(Given(self.rules.all_ends, [], [], []))
+        ):
+            return None
+        self.engine = make(self.never, self.engine, dtype)
+        if self.engine is None:
+            return None
+        divisor, stopping = (
+            search.penalty(options.length_penalty, options.alpha),
+            search_by["stopping"],
+        )
+        try:
+            found = self.engine.translate(
+                [s.ids for s in real],
+                [options.max_length or search.usual_limit(len(s.ids)) for s in real],
+                beam=options.beam,
+                n_best=options.n_best,
+                divisor=divisor,
+                stopping=stopping,
+                enough=search.enough_texts(options.beam, options.n_best, divisor, stopping),
+                bos=self.begin,
+                eos=self.rules.eos,
+                ends=self.rules.ends,
+            )
+        except UsageError:  # such as a text past the learned positions, which the search refuses
+            return None
+        if found is None:
+            return None
+        texts = iter(found)
+        return [
+            [search.hypothesis(*one) for one in next(texts)] if s.ids else [] for s in sentences
+        ]
 
     def batch(self, some: list[Sentence], options: Decoding, first: int) -> list[list[Hypothesis]]:
         """Return the hypotheses of a batch of sentences; one without tokens has none."""

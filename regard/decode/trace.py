@@ -114,3 +114,8 @@ def active_trace(sentences: int = 1) -> BeamTrace | None:
             raise UsageError(f"a trace is of one sentence, not {sentences}")
         trace.branches, trace.end, trace._open = [], "", [-1]
     return trace
+
+
+def is_tracing() -> bool:
+    """True inside of `tracing`."""
+    return _active.get() is not None

@@ -1,6 +1,6 @@
 """The protocol of a model that can be decoded from: start and step."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
@@ -46,6 +46,27 @@ class Writer(Protocol[S]):
 
         The caller may overwrite the logits.
         """
+        ...
+
+
+class Engine(Protocol):
+    """What searches for the texts of many sources by itself, with the weights of a writer."""
+
+    def translate(
+        self, sources: Sequence[Sequence[int]], limits: Sequence[int], **search: Any
+    ) -> Sequence[Sequence[tuple[list[int], list[float], float]]] | None:
+        """Tokens, log-probability after each, and score of the texts of each source.
+
+        None where it cannot; then the search in Python does.
+        """
+        ...
+
+
+class HasEngine(Protocol):
+    """A writer that may have an engine, as long as nobody changes what it computes."""
+
+    def engine(self, never: Sequence[int], before: Any, dtype: Any) -> Engine | None:
+        """Its engine (`before`, if that still holds), which never writes some tokens."""
         ...
 
 

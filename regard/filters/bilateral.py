@@ -9,6 +9,7 @@ from torch import Tensor
 from regard.attention.scores import Gaussian
 from regard.errors import UsageError
 from regard.filters.gaussian import window_radius
+from regard.filters.kernels import try_bilateral
 from regard.filters.pixels import (
     AutoWindow,
     PairwiseSums,
@@ -89,8 +90,11 @@ def exact(
 
 def _in_window(image: Tensor, guide: Tensor, sigma_s: float, sigma_r: float, radius: int) -> Tensor:
     """Filter by looping over the offsets of the window, each for all pixels at once."""
-    sums = PairwiseSums(image)
     content = -1 / (2 * sigma_r**2)
+    made = try_bilateral(image, guide, radius, content, -1 / (2 * sigma_s**2))
+    if made is not None:
+        return made
+    sums = PairwiseSums(image)
     for down, right in half_window(radius, *image.shape[-2:]):
         # content times position is, in the exponent, content plus a bias
         position = image.new_tensor(-(down**2 + right**2) / (2 * sigma_s**2))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regard.attention.scores import Gaussian, Score
 from regard.errors import UsageError, lookup
+from regard.filters.kernels import try_nonlocal_means
 from regard.filters.pixels import (
     PairwiseSums,
     Pixel,
@@ -169,6 +170,13 @@ def _sum_weighted(x: Tensor, weights: list[float], dim: int) -> Tensor:
 def _in_window(image: Tensor, radius: int, patches: PatchScore) -> Tensor:
     """Filter by looping over the offsets of the window, each for all pixels at once."""
     side = patches.patch
+    if patches.patch_weights == "flat" and patches.distance == "squared":
+        content = -1 / (patches.h**2 * image.shape[1] * side**2)
+        made = try_nonlocal_means(
+            image, radius, side, content, 2 * (patches.noise / patches.h) ** 2
+        )
+        if made is not None:
+            return made
     sums, padded, margin = PairwiseSums(image), pad(image, side // 2), side - 1
     weights = PATCHES[patches.patch_weights](side).tolist()
     flat = patches.patch_weights == "flat"

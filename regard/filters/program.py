@@ -28,6 +28,7 @@ from regard.training.progress import Progress
 FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP", ".bmp": "BMP"}
 MAX_PAIRS = 2**40  # of pixels that are compared: some hours
 MAX_COPIED = 2**27  # numbers in the patches of a texture's sample
+MAX_VALUES = 12  # of one key, each drawn as a panel
 VISIBLE = 0.01  # of the largest weight: what a picture of weights must show
 
 # parameter of a filter -> its help and bounds
@@ -135,11 +136,15 @@ def filter_photo(
     name: str, photo: str | Path, given: Mapping[str, Any], *, quiet: bool = False
 ) -> Filtered:
     """Filter a photo by a name of FILTERS, or draw a comparison or a grid of it."""
-    settings: Any = fill(lookup("filter", name, SETTINGS), given)
+    kind = lookup("filter", name, SETTINGS)
+    key, values = listed_key(name, given)
+    runs: list[Any] = [fill(kind, {**given, key: value} if key else given) for value in values]
+    settings = runs[0]
     out = settings.out
     if out is None:
         raise UsageError(f"out is missing; write for example out={name}.png")
-    kinds = FORMATS if name in FILTERS and settings.weights_at is None else {".png": "PNG"}
+    alone = name in FILTERS and settings.weights_at is None and not key
+    kinds = FORMATS if alone else {".png": "PNG"}
     if out.suffix.lower() not in kinds:
         raise UsageError(
             f"out={settings.out}: unknown kind of image; end it in {' or '.join(kinds)}"
@@ -148,12 +153,33 @@ def filter_photo(
         torch.set_num_threads(settings.threads)
     image = read(photo)
     with torch.no_grad():
-        if name in FILTERS:
-            scores = {}
+        scores: Scores = {}
+        if key:
+            _draw_row(
+                name, image, {f"{key}={getattr(run, key)}": run for run in runs}, photo, quiet
+            )
+        elif name in FILTERS:
             _apply(name, image, settings, Path(photo).name, quiet)
         else:
             scores = PICTURES[name](image, settings, Path(photo).name, quiet)
     return Filtered(str(out), scores)
+
+
+def listed_key(name: str, given: Mapping[str, Any]) -> tuple[str, Sequence[Any]]:
+    """The key of a filter that has several values, such as steps=10,20,30, and these values."""
+    several = {}
+    for key, value in given.items():
+        value = value.split(",") if isinstance(value, str) else value
+        size = key in ("height", "width")  # panels are of one size
+        numeric = name in FILTERS and not size and bool(KEYS.get(key, ("", {}))[1])
+        if numeric and isinstance(value, list | tuple) and len(value) > 1:
+            several[key] = value
+    if len(several) > 1:
+        raise UsageError(f"{' and '.join(several)} have several values; only one key may")
+    key, values = next(iter(several.items()), ("", [None]))
+    if len(values) > MAX_VALUES:
+        raise UsageError(f"{key}= has {len(values)} values; give at most {MAX_VALUES}")
+    return key, values
 
 
 def read(photo: str | Path) -> Tensor:
@@ -195,23 +221,57 @@ def as_rgb(image: Tensor) -> np.ndarray:
     return as_bytes(image.expand(3, -1, -1))
 
 
-def _apply(name: str, image: Tensor, settings: Any, title: str, quiet: bool) -> None:
-    """Write the filtered photo, or a picture of the weights of one pixel."""
+def _own(settings: Any, image: Tensor) -> dict[str, Any]:
+    """The arguments of a filter among its settings."""
     common = {one.name for one in fields(FilterSettings)}
     own = {
         one.name: getattr(settings, one.name) for one in fields(settings) if one.name not in common
     }
-    if "guide" in own:
-        own["guide"] = _guide(own["guide"], image)
+    return own | ({"guide": _guide(own["guide"], image)} if "guide" in own else {})
+
+
+def _filtered(name: str, image: Tensor, own: dict[str, Any], quiet: bool) -> Tensor:
+    """Filter an image, unless that would take days."""
+    _check_cost(name, image, own)
+    if name != "texture":
+        return FILTERS[name](image, **own)
+    with Progress("texture", own["height"] * own["width"], quiet=quiet) as bar:
+        return FILTERS[name](image, **own, progress=bar.update)
+
+
+def _draw_row(
+    name: str, image: Tensor, runs: Mapping[str, Any], photo: str | Path, quiet: bool
+) -> None:
+    """Draw the photo, and beside it the output or a pixel's weights by each value of a key."""
+    from regard.viewer.panels import Panel, draw_gallery
+
+    settings, title = next(iter(runs.values())), f"{Path(photo).name}: {name}"
+    arguments = {caption: _own(run, image) for caption, run in runs.items()}
+    if settings.weights_at is None:
+        panels = [
+            Panel(as_rgb(_filtered(name, image, own, quiet)), caption)
+            for caption, own in arguments.items()
+        ]
+        if name != "texture":  # whose outputs have a size of their own
+            panels.insert(0, Panel(as_rgb(image), "the photo"))
+    else:
+        at = parse_pixel(settings.weights_at, image)
+        maps = {caption: _weights(name, image, at, own) for caption, own in arguments.items()}
+        box = crop_of(list(maps.values()), at)
+        panels = [_image_panel(image, at, box)]
+        panels += [_weights_panel(weights, box, caption) for caption, weights in maps.items()]
+        title = f"{title}, weights of pixel {at[0]},{at[1]}"
+    rows = [panels[i : i + 4] for i in range(0, len(panels), 4)]
+    write_atomically(settings.out, draw_gallery(title, rows))
+
+
+def _apply(name: str, image: Tensor, settings: Any, title: str, quiet: bool) -> None:
+    """Write the filtered photo, or a picture of the weights of one pixel."""
+    own = _own(settings, image)
     if settings.weights_at is not None:
         _draw_weights(name, image, own, settings, title)
         return
-    _check_cost(name, image, own)
-    if name == "texture":
-        with Progress("texture", own["height"] * own["width"], quiet=quiet) as bar:
-            out = FILTERS[name](image, **own, progress=bar.update)
-    else:
-        out = FILTERS[name](image, **own)
+    out = _filtered(name, image, own, quiet)
     stream = BytesIO()
     more = {"quality": 95} if settings.out.suffix.lower() not in (".png", ".bmp") else {}
     Image.fromarray(as_bytes(out)).save(stream, FORMATS[settings.out.suffix.lower()], **more)
@@ -247,16 +307,21 @@ def _check_cost(name: str, image: Tensor, own: dict[str, Any]) -> None:
         )
 
 
-def _draw_weights(name: str, image: Tensor, own: dict[str, Any], settings: Any, title: str) -> None:
-    from regard.viewer.panels import draw_gallery  # matplotlib takes a while to import
-
+def _weights(name: str, image: Tensor, at: Pixel, own: dict[str, Any]) -> Tensor:
+    """The weights of a pixel under a filter."""
     if name not in WEIGHTS:
         raise UsageError(
             f"weights_at: {name} copies single pixels; choose from {', '.join(WEIGHTS)}"
         )
-    at = parse_pixel(settings.weights_at, image)
     _check_cost(name, image, own)
-    weights = WEIGHTS[name](image, at, **own)
+    return WEIGHTS[name](image, at, **own)
+
+
+def _draw_weights(name: str, image: Tensor, own: dict[str, Any], settings: Any, title: str) -> None:
+    from regard.viewer.panels import draw_gallery  # matplotlib takes a while to import
+
+    at = parse_pixel(settings.weights_at, image)
+    weights = _weights(name, image, at, own)
     box = crop_of([weights], at)
     rows = [[_image_panel(image, at, box), _weights_panel(weights, box, f"{name}: weights")]]
     write_atomically(settings.out, draw_gallery(f"{title}: weights of pixel {at[0]},{at[1]}", rows))

@@ -159,6 +159,17 @@ class SparseAutoencoder(nn.Module):
             self.mean.copy_(x.mean(0))
         self.scale.copy_((x - self.mean).pow(2).mean().sqrt().clamp(min=1e-8))
 
+    @torch.no_grad()
+    def fit_threshold(self, x: Tensor) -> None:
+        """Take the threshold by which k features of a vector are kept, on average over vectors.
+
+        The running one lags behind by hundreds of steps, which is all of a short training.
+        """
+        if self.part.by_threshold:
+            z = self.pre((x - self.mean) / self.scale)
+            least = _kth_largest(z, int(self.config.k * len(x)), float(self.threshold))
+            self.threshold.copy_(least)
+
     def prefixes(self) -> Sequence[int]:
         """Return the numbers of features that reconstruct alone, all of them last."""
         features = self.config.features

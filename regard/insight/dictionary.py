@@ -21,8 +21,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from regard.attention.intervene import PLACES, change, record
 from regard.errors import UsageError, lookup
-from regard.files import make_folder, read_json, replacing, sha256, write_json
+from regard.files import delete, read_json, sha256, write_json
+from regard.hashes import SUMS, seal, verify
 from regard.insight.autoencoder import SPARSITIES, AutoencoderConfig, SparseAutoencoder, Trainer
+from regard.models.folder import save_weights
 from regard.results import Named
 from regard.seeds import mix
 from regard.settings import fill, setting
@@ -36,16 +38,18 @@ from regard.training.checkpoint import (
     prune,
     restore_optimiser,
     save_checkpoint,
-    save_tensors,
 )
+from regard.training.loop import locked
 from regard.training.progress import Progress
 
-CONFIG, WEIGHTS = "config.json", "dictionary.safetensors"
+CONFIG, WEIGHTS, PAGE = "config.json", "dictionary.safetensors", "features.html"
 FORMAT = 1
 MOST_ACTIVATIONS = 2**27  # numbers of a chunk, which bounds memory
 HELD_OUT = 0.05  # of the batches of an epoch, by which a dictionary is judged
 MOST_JUDGED = 16  # batches by which it is judged
 SAVE_EVERY = 300  # steps
+JUDGING = 1024  # vectors by which the threshold is set at the end
+FAR = 1.5  # times as many features as asked for, or as few
 # settings of tasks that would change what a model reads, or how its loss is counted
 PLAIN: dict[str, Any] = {
     "augment": "none",
@@ -53,6 +57,9 @@ PLAIN: dict[str, Any] = {
     "mixup": 0.0,
     "cutmix": 0.0,
     "erase": 0.0,
+    "word_dropout": 0.0,
+    "feature_dropout": 0.0,
+    "bpe_dropout": 0.0,
 }
 PLAIN_SOUND = {"speeds": "1", "time_masks": 0, "frequency_masks": 0, "time_warp": 0}
 
@@ -103,12 +110,24 @@ class Dictionary(Named):
     memory: int  # bytes that the run was bounded by, beside the model
     page: str | None = None
 
+    @property
+    def warnings(self) -> list[str]:
+        """What to know before it is used: that it is not as sparse as was asked."""
+        times = self.l0 / self.k
+        if 1 / FAR <= times <= FAR:
+            return []
+        return [
+            f"note: {self.l0:.1f} features of a vector are not zero, {times:.1f} times the k="
+            f"{self.k:g} asked for: it has not settled after {self.steps:,} steps; raise steps="
+        ]
+
     def __str__(self) -> str:
         lines = [
             f"{self.folder}: {self.features:,} features at {self.at} ({self.sparsity}, "
             f"{self.steps:,} steps)",
             f"explained variance {self.explained_variance:.3f}, L0 {self.l0:.1f}, "
             f"dead {self.dead:.1%}",
+            *self.warnings,
             f"loss {self.loss:.4f}, with the reconstruction {self.loss_reconstructed:.4f}, with "
             f"the mean {self.loss_mean:.4f}, with zeros {self.loss_zero:.4f}: "
             f"{self.loss_recovered:.1%} recovered",
@@ -234,25 +253,25 @@ def dictionary_of(
         raise UsageError("out is missing; add out=FOLDER for the dictionary")
     lookup("sparsity", asked.sparsity, SPARSITIES)
     stream = Stream(task, asked.at, {**more, "data": asked.data, "seed": asked.seed}, asked.buffer)
-    folder = Path(asked.out)
-    model = learn(stream, asked, folder, quiet=quiet)
-    judged = judge(stream, model)
-    report: dict[str, Any] = {
-        "folder": str(folder),
-        "at": stream.at,
-        "features": model.config.features,
-        "k": model.config.k,
-        "sparsity": asked.sparsity,
-        "steps": asked.steps,
-        **judged,
-        "memory": memory_of(model.config, asked),
-    }
     from regard.insight.feature_page import write_page
 
-    page = write_page(folder / "features.html", stream, model, report, asked, quiet=quiet)
-    report["page"] = str(page)
-    write_json(folder / "report.json", report)
-    return Dictionary(**report)
+    folder = Path(asked.out)
+    with locked(folder):
+        model = learn(stream, asked, folder, quiet=quiet)
+        found = Dictionary(
+            folder=str(folder),
+            at=stream.at,
+            features=model.config.features,
+            k=model.config.k,
+            sparsity=asked.sparsity,
+            steps=asked.steps,
+            **judge(stream, model),
+            memory=memory_of(model.config, asked),
+            page=str(folder / PAGE),
+        )
+        write_page(folder / PAGE, stream, model, found, asked, quiet=quiet)
+        write_json(folder / "report.json", asdict(found))
+    return found
 
 
 def memory_of(config: AutoencoderConfig, asked: DictionarySettings) -> int:
@@ -292,8 +311,8 @@ def learn(
         **{name: getattr(asked, name) for name in ("steps", "batch", "lr", "buffer", "seed")},
         "dead_after": asked.dead_after,
     }
-    make_folder(folder)
     if (folder / CONFIG).exists():
+        verify(folder)
         known = read_json(folder / CONFIG)
         now = json.loads(json.dumps(about))
         differs = [key for key in about if known.get(key) != now[key]]
@@ -301,12 +320,27 @@ def learn(
             raise UsageError(
                 f"{folder}: has a dictionary of another {', '.join(differs)}; choose another out="
             )
-    elif any(folder.iterdir()):
+    elif any(not path.name.startswith(".") for path in folder.iterdir()):
         raise UsageError(f"{folder}: is there already and not empty; choose another out=")
-    write_json(folder / CONFIG, about)
-    model = SparseAutoencoder(config, seed=mix(asked.seed, "dictionary"))
+    else:
+        write_json(folder / CONFIG, about)
     if (folder / WEIGHTS).exists():
-        return load_dictionary(folder)
+        model = load_dictionary(folder)
+    else:
+        model = SparseAutoencoder(config, seed=mix(asked.seed, "dictionary"))
+        _train(model, stream, asked, folder, quiet)
+        save_weights(folder, model.state(), name=WEIGHTS)
+    if not (folder / SUMS).exists():
+        seal(folder)
+    delete(folder / "checkpoints")
+    delete(folder / "last")
+    return model
+
+
+def _train(
+    model: SparseAutoencoder, stream: Stream, asked: DictionarySettings, folder: Path, quiet: bool
+) -> None:
+    """Train a dictionary from its last checkpoint on."""
     trainer = Trainer(model, asked.steps, asked.lr, asked.dead_after)
     names = optimiser_names(trainer.optimiser, dict(model.named_parameters()))
     step = chunk = batch = 0
@@ -327,6 +361,7 @@ def learn(
                 step += 1
                 progress.update(1, loss=loss, tokens=asked.batch)
                 if step == asked.steps:
+                    model.fit_threshold(vectors[: max(asked.batch, JUDGING)])
                     break
             if len(vectors) < asked.batch:
                 raise UsageError(f"batch={asked.batch} is more than buffer={asked.buffer}")
@@ -340,20 +375,18 @@ def learn(
                 save_checkpoint(folder / "checkpoints", step, tensors, counters)
                 prune(folder / "checkpoints", {f"step-{step}"})
                 saved = step
-    with replacing(folder / WEIGHTS) as temporary:
-        save_tensors(temporary, model.state())
-    prune(folder / "checkpoints", set())
-    return model
 
 
 def load_dictionary(folder: str | Path) -> SparseAutoencoder:
     """Load a dictionary that was learnt into a folder."""
+    verify(Path(folder))
     told = read_json(Path(folder) / CONFIG)
     if told.get("regard_dictionary") != FORMAT or not isinstance(told.get("autoencoder"), dict):
         raise UsageError(f"{folder}: no dictionary; learn one with: regard dictionary MODEL ...")
     model = SparseAutoencoder(fill(AutoencoderConfig, told["autoencoder"], where=str(folder)))
     path = Path(folder) / WEIGHTS
     try:
+        verify(Path(folder), WEIGHTS)
         model.load_state_dict(load_file(path))
     except (OSError, SafetensorError, RuntimeError) as error:
         raise UsageError(f"{path}: {str(error)[:200]}") from None

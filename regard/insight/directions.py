@@ -304,13 +304,14 @@ def find_directions(
         starts = Vectors(space.encode(held, bar.update), held.labels, data.classes)
     found = find(vectors, settings)
     generator = torch.Generator().manual_seed(settings.seed)
-    rows, numbers = [], {}
+    rows, headings, numbers = [], [], {}
     for direction in found:
         z = starts.vectors
         z = z if direction.start is None else z[starts.labels == direction.start]
         if not len(z):
             raise UsageError(f"{direction.name}: no image to move in the validation part")
-        rows += strips(direction, z[: settings.rows], space, settings)
+        rows += (strip := strips(direction, z[: settings.rows], space, settings))
+        headings += [direction.name, *[""] * (len(strip) - 1)]
         numbers[direction.name] = {"length": float(direction.vector.norm())}
         if judge is not None:
             numbers[direction.name] |= measure(
@@ -318,7 +319,8 @@ def find_directions(
             )
     title = "Directions of the latent space, by " + settings.by
     notes = notes_of(found, settings)
-    sheet = draw_plots(title, rows, notes=notes, size=(1.05, 1.05), bare=True)
+    size = 1.05, 1.05
+    sheet = draw_plots(title, rows, notes=notes, size=size, bare=True, headings=headings)
     drawing = Directions(title, numbers, notes, sheet, directions=found)
     return drawing if out is None else replace(drawing, path=str(drawing.save(out)))
 
@@ -360,8 +362,7 @@ def strips(
 
     rows = []
     for number, row in enumerate(pixels):
-        titles = [f"{float(t):+.3g}" for t in times]
-        titles = [direction.name, *titles[1:]] if not number else [""] * len(row)
+        titles = ["" if number else f"{float(t):+.3g}" for t in times]
         rows.append([Plot(paint(x), t, bare=True) for x, t in zip(row, titles, strict=True)])
     return rows
 

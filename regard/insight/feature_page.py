@@ -14,10 +14,9 @@ from regard.insight.autoencoder import SparseAutoencoder
 from regard.training.progress import Progress
 from regard.viewer.html import image_data, text
 from regard.viewer.html import write_page as page_of
-from regard.viewer.picture import show_token
 
 if TYPE_CHECKING:
-    from regard.insight.dictionary import DictionarySettings, Stream
+    from regard.insight.dictionary import Dictionary, DictionarySettings, Stream
 
 BATCHES = 24  # that examples are looked for in
 AROUND = 24  # tokens shown before and after the strongest
@@ -33,6 +32,7 @@ class Tops:
     """The strongest activations of each feature (features, examples), and where they were."""
 
     values: Tensor
+    shares: Tensor  # of the vector there (its square, about the mean) that is the feature's
     batches: Tensor
     places: Tensor  # in the flat places of a batch
     often: Tensor  # share of vectors at which each feature fires
@@ -42,7 +42,8 @@ class Tops:
 def find_tops(stream: "Stream", model: SparseAutoencoder, examples: int, quiet: bool) -> Tops:
     """Look for the strongest activations of every feature; an example is named once a feature."""
     shape = (model.config.features, examples)
-    values, where = torch.zeros(shape), torch.zeros((2, *shape), dtype=torch.int64)
+    values, shares = torch.zeros(shape), torch.zeros(shape)
+    where = torch.zeros((2, *shape), dtype=torch.int64)
     fired, count = torch.zeros(shape[0]), 0
     numbers = sorted({round(n) for n in np.linspace(0, stream.trained - 1, BATCHES)})
     with Progress("examples", len(numbers), quiet=quiet) as progress:
@@ -56,41 +57,50 @@ def find_tops(stream: "Stream", model: SparseAutoencoder, examples: int, quiet: 
             place = inside + rows.shape[1] * torch.arange(len(rows)).unsqueeze(1)
             both = torch.cat([values, best.T], 1)
             values, order = both.topk(examples, dim=1)
+            size = ((x - model.mean) / model.scale).pow(2).sum(-1).reshape(len(z), -1)
+            share = (best.pow(2) / size.gather(1, inside).clamp(min=1e-8)).clamp(max=1)
+            shares = torch.cat([shares, share.T], 1).gather(1, order)
             batch = torch.full_like(best.T, n, dtype=torch.int64)
             now = torch.stack([batch, place.T])
             where = torch.cat([where, now], 2).gather(2, order.expand(2, -1, -1))
             progress.update(1)
-    return Tops(values, where[0], where[1], fired / max(1, count))
+    return Tops(values, shares, where[0], where[1], fired / max(1, count))
 
 
 def choose(tops: Tops, shown: int) -> list[int]:
-    """Return features from the most to the least frequent, evenly, among those that fire."""
-    alive = (tops.values[:, 0] > 0).nonzero().squeeze(1)
-    order = alive[tops.often[alive].argsort(descending=True)]
-    if len(order) <= shown:
-        return order.tolist()
-    return order[torch.linspace(0, len(order) - 1, shown).round().long()].tolist()
+    """Return the features that make up most of the vectors where they are strongest.
+
+    What fires nearly everywhere is a small part of each vector, and says little of any; what fires
+    for fewer examples than are shown counts by those that there are.
+    """
+    order = tops.shares.mean(1).argsort(descending=True, stable=True)
+    return order[tops.values[order, 0] > 0][:shown].tolist()
 
 
-def tokens_of(task: Any, batch: Any, x: Tensor) -> tuple[Any, Tensor] | None:
-    """Return the tokenizer and the ids (b, l) of what flows at each place, if these are tokens."""
+def tokens_of(task: Any, batch: Any, x: Tensor, row: int) -> list[str] | None:
+    """Return the text of each place of a row of what flows, if places are tokens."""
     inner = [batch, *(getattr(batch, name, None) for name in ("texts", "source"))]
     for part in inner:
         for name in ("reads", "ids", "source", "target"):
             ids = getattr(part, name, None)
             if isinstance(ids, Tensor) and ids.shape == x.shape[:2] and not ids.is_floating_point():
+                rows = getattr(part, "rows", ())
+                if rows and rows[row].words:
+                    return [f"{token} " for token in task.encoder.spelled(rows[row])]
                 own = "source_tokenizer" if name == "source" or part is not batch else "tokenizer"
                 tokenizer = getattr(task, own, None) or getattr(task, "tokenizer", None)
-                return (tokenizer, ids) if tokenizer is not None else None
+                if tokenizer is None:
+                    return None
+                pieces = tokenizer.pieces(ids[row].tolist())
+                return [piece.replace("▁", " ").replace("\\n", "⏎") for piece in pieces]
     return None
 
 
-def text_example(tokenizer: Any, ids: Tensor, strength: Tensor, peak: int) -> dict[str, Any]:
+def text_example(tokens: list[str], strength: Tensor, peak: int) -> dict[str, Any]:
     """Return tokens around the strongest, with their strengths as shares of it."""
-    first, last = max(0, peak - AROUND), min(len(ids), peak + AROUND + 1)
+    first, last = max(0, peak - AROUND), min(len(tokens), peak + AROUND + 1)
     shares = strength[first:last] / strength[peak].clamp(min=1e-8)
-    words = [tokenizer.decode([i]) or show_token(f"<{i}>") for i in ids[first:last].tolist()]
-    words = [text(word.replace("\n", "⏎"))["text"] for word in words]
+    words = [text(token)["text"] for token in tokens[first:last]]
     values = [round(float(share), 3) for share in shares.clamp(0, 1)]
     return {"tokens": words, "values": values, "peak": peak - first}
 
@@ -118,9 +128,9 @@ def show(task: Any, batch: Any, x: Tensor, strength: Tensor, place: int) -> dict
     """Return an example as the page's script draws it; None if the input cannot be shown."""
     each = strength[0].numel()
     row, inside = place // each, place % each
-    found = tokens_of(task, batch, x) if x.dim() == 3 else None
-    if found is not None:
-        return text_example(found[0], found[1][row], strength[row], inside)
+    tokens = tokens_of(task, batch, x, row) if x.dim() == 3 else None
+    if tokens is not None:
+        return text_example(tokens, strength[row][: len(tokens)], inside)
     images = getattr(batch, "images", None)
     if isinstance(images, Tensor) and hasattr(task.model, "grid"):
         high, wide = task.model.grid(tuple(images.shape[2:]))
@@ -163,12 +173,12 @@ def write_page(
     path: Path,
     stream: "Stream",
     model: SparseAutoencoder,
-    report: dict[str, Any],
+    found: "Dictionary",
     asked: "DictionarySettings",
     *,
     quiet: bool = True,
 ) -> Path:
-    """Write the page of some features, from frequent to rare, with their strongest examples."""
+    """Write the page of the features that say most, with their strongest examples."""
     tops = find_tops(stream, model, asked.examples, quiet)
     chosen = choose(tops, asked.shown)
     if not chosen:
@@ -187,15 +197,16 @@ def write_page(
             shown = show(stream.task, batch, x, z[..., feature], place)
             if shown is not None:
                 examples[feature].append((rank, shown))
-    steered = set(chosen[:: max(1, len(chosen) // STEERED)][:STEERED]) if asked.steer else set()
+    steered = set(chosen[:STEERED]) if asked.steer else set()
     features = []
     for feature in chosen:
-        top = float(tops.values[feature, 0])
-        often = float(tops.often[feature])
+        top, often = float(tops.values[feature, 0]), float(tops.often[feature])
+        share = float(tops.shares[feature].mean())
         features.append(
             {
                 "number": feature,
-                "about": f"fires at {often:.2%} of all places, at most {top:.2f}",
+                "about": f"fires at {often:.2%} of all places, at most {top:.2f}; where it is "
+                f"strongest it makes up {share:.0%} of the vector",
                 "examples": [one for _, one in sorted(examples[feature], key=lambda row: row[0])],
                 "steering": answers_of(stream, model, feature, top, asked.steer or "")
                 if feature in steered
@@ -203,10 +214,10 @@ def write_page(
             }
         )
     about = [
-        f"{report['features']:,} features ({report['sparsity']}), {len(chosen)} of them from the "
-        f"most to the least frequent; explained variance {report['explained_variance']:.3f}, "
-        f"L0 {report['l0']:.1f}, dead {report['dead']:.1%}, loss recovered "
-        f"{report['loss_recovered']:.1%}."
+        f"{found.features:,} features ({found.sparsity}), of which these {len(chosen)} make up "
+        f"most of a vector; explained variance {found.explained_variance:.3f}, L0 {found.l0:.1f}, "
+        f"dead {found.dead:.1%}, loss recovered {found.loss_recovered:.1%}.",
+        *found.warnings,
     ]
     values = {"title": f"Features at {stream.at}", "about": about, "features": features}
     write_atomically(path, page_of(str(values["title"]), values, "features.js"))

@@ -4,6 +4,7 @@ A score is from 0 to 1, a mean over all queries it is defined for, in all exampl
 
 previous    the weight on the token just before the query's
 next        the weight on the token just after it
+near        in images, the weight on the query's place and those around it
 same        the weight on other places of the query's token, over queries whose token is elsewhere
 induction   the weight on what came after other places of the query's token, over the same queries
 sink        the weight on special tokens, and in self-attention on the first token
@@ -23,7 +24,7 @@ import numpy as np
 import torch
 
 from regard.attention.watch import watch
-from regard.errors import UsageError
+from regard.errors import UsageError, log
 from regard.files import write_atomically
 from regard.insight.alignments import (
     Aligned,
@@ -114,6 +115,14 @@ def next_token(seen: Seen) -> Tally | None:
     return _at_offset(seen, 1)
 
 
+def near(seen: Seen) -> Tally | None:
+    """Sum the weight on each query's place in an image and the eight around it."""
+    if seen.offset is None or seen.offset.shape[-1] != 2:
+        return None
+    there = (np.abs(seen.offset) <= 1).all(-1)
+    return (seen.weights * there).sum((1, 2)), int(there.any(1).sum())
+
+
 def _others(seen: Seen) -> np.ndarray | None:
     """Return which keys are the query's token at another place, (queries, keys)."""
     if seen.offset is None or not seen.words:
@@ -172,13 +181,14 @@ def diagonal(seen: Seen) -> Tally | None:
 SCORES: dict[str, Callable[[Seen], Tally | None]] = {
     "previous": previous,
     "next": next_token,
+    "near": near,
     "same": same,
     "induction": induction,
     "sink": sink,
     "alignment": diagonal,
 }
 POSITIONAL = "positional"
-COLUMNS = ("previous", "next", "same", "induction", "sink", POSITIONAL, "alignment")
+COLUMNS = ("previous", "next", "near", "same", "induction", "sink", POSITIONAL, "alignment")
 
 
 class Variance:
@@ -316,7 +326,7 @@ class MeasuredData:
     """The data over which a model is measured."""
 
     data: str | None = setting(None, "data of the model's task: a folder or a file")
-    part: str = setting("test", "the part of the data: test, valid or train")
+    part: str | None = setting(None, "test, valid or train; test unless given, or else valid")
     examples: int = setting(100, "examples to look at", min=1, max=10_000)
     length: int = setting(256, "tokens of a text, at most", min=2, max=512)
 
@@ -340,21 +350,21 @@ def measure_heads(task: Task[Any, Any], inputs: Iterable[Any], *, quiet: bool = 
     An input is what `regard.look` takes, or a Pair of a source and its target. Weights are kept
     for one input at a time.
     """
-    return _measure(task, (read_picture(task, given).views for given in inputs), quiet=quiet)
+    return _measure(task, (read_picture(task, given) for given in inputs), quiet=quiet)
 
 
 def _measure(
-    task: Task[Any, Any], seen: Iterable[Sequence[View]], count: int = 0, *, quiet: bool
+    task: Task[Any, Any], seen: Iterable[Picture], count: int = 0, *, quiet: bool
 ) -> Heads:
     layers: dict[str, Layer] = {}
     specials, first, examples = special_tokens(task), None, 0
     with Progress("heads", count, quiet=quiet or not count) as bar:
-        for views in seen:
-            first = views if first is None else first
+        for picture in seen:
+            views = [view for view in picture.views if view.kind != "rollout"]
+            first = first or replace(picture, views=views, opens=None)
             for view in views:
-                if view.kind != "rollout":
-                    layer = layers.setdefault(view.name, Layer(len(view.weights)))
-                    layer.add(look_at(view, specials))
+                layer = layers.setdefault(view.name, Layer(len(view.weights)))
+                layer.add(look_at(view, specials))
             examples += 1
             bar.update(1)
     if first is None or not layers:
@@ -364,9 +374,7 @@ def _measure(
         for layer, tally in layers.items()
         for number, scores in enumerate(tally.scores(FEWEST))
     ]
-    return Heads(
-        task.path, examples, heads, Picture("heads", [v for v in first if v.kind != "rollout"])
-    )
+    return Heads(task.path, examples, heads, first)
 
 
 def special_tokens(task: Task[Any, Any]) -> frozenset[str]:
@@ -404,8 +412,19 @@ def inputs_of(task: Task[Any, Any], settings: HeadsSettings) -> list[Any]:
     """Return the first inputs of a part of data, texts cut to the tokens that are looked at."""
     if settings.data is None:
         raise UsageError(f"data is missing; add data=FILE or data=FOLDER with {task.holds}")
-    data = task.read_part_of(settings.data, settings.part)
-    inputs = first_inputs(data.parts, settings.part, settings.examples)
+    part = settings.part or "test"
+    try:
+        data = task.read_part_of(settings.data, part)
+    except UsageError as error:
+        if settings.part is not None:
+            raise
+        part = "valid"
+        try:
+            data = task.read_part_of(settings.data, part)
+        except UsageError:
+            raise error from None
+        log(f"{error}; the valid part is read instead")
+    inputs = first_inputs(data.parts, part, settings.examples)
     return cut_inputs(task, inputs, settings.length, settings.examples)
 
 
@@ -419,7 +438,7 @@ def measured(task: Task[Any, Any], settings: HeadsSettings, *, quiet: bool = Tru
     links: list[Aligned] = []
     if settings.repeated:
         count, length = settings.examples, settings.repeated
-        seen = (repeated_views(task, length, n) for n in range(count))
+        seen = (Picture("heads", repeated_views(task, length, n)) for n in range(count))
     else:
         if settings.links:
             links = read_links(settings.links, settings.examples)
@@ -427,7 +446,7 @@ def measured(task: Task[Any, Any], settings: HeadsSettings, *, quiet: bool = Tru
         else:
             inputs = inputs_of(task, settings)
         count = len(inputs)
-        seen = (read_picture(task, given).views for given in inputs)
+        seen = (read_picture(task, given) for given in inputs)
     found = _measure(task, seen, count, quiet=quiet)
     if links:
         found = replace(found, alignments=judge_heads(task, links, quiet=quiet))

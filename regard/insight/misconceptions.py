@@ -63,6 +63,7 @@ class Misconceptions(Named):
     decoder: Sequence[str] = ()
     encoder: Sequence[str] = ()
     same_layer: float | None = None
+    unit: str = "loss"  # or the cosine distance of a text's vector from what it was
     out: str | None = None
 
     @property
@@ -82,6 +83,7 @@ class Misconceptions(Named):
             "model": self.model,
             "examples": self.examples,
             "tokens": self.tokens,
+            "unit": self.unit,
             "loss": round(self.loss, 6),
             "share": round(self.share, 6),
             "chance": round(self.chance, 6),
@@ -99,11 +101,15 @@ class Misconceptions(Named):
         agreed = np.concatenate(list(self.agreement.values()))
         near, strong = (np.concatenate(list(t.values())) for t in (self.nearest, self.strongest))
         lines = [
-            f"{self.examples} examples, {self.tokens:,} tokens of answers, loss {self.loss:.3f}",
+            f"{self.examples} examples, {self.tokens:,} tokens of answers, loss {self.loss:.3f}"
+            if self.unit == "loss"
+            else f"{self.examples} texts; what a change does is the {self.unit} by which their "
+            "vectors move",
             f"strongest key is the nearest: {100 * agreed.mean():.0f}% of queries "
             f"({100 * self.chance:.0f}% by chance); so for most queries in {100 * self.share:.0f}% "
             "of heads",
-            f"a head that looks at its nearest key alone: loss {near.mean():+.3f} on average, "
+            f"a head that looks at its nearest key alone: {self.unit} {near.mean():+.3f} on "
+            f"average, "
             f"{near.max():+.3f} at worst; at its strongest key alone: {strong.mean():+.3f}, "
             f"{strong.max():+.3f}",
         ]
@@ -121,8 +127,8 @@ class Misconceptions(Named):
         """Return what is drawn."""
         names = {
             "strongest key is the nearest one: share of queries": self.agreement,
-            "loss added if the head looks at its nearest key alone": self.nearest,
-            "loss added if the head looks at its strongest key alone": self.strongest,
+            f"{self.unit} added if the head looks at its nearest key alone": self.nearest,
+            f"{self.unit} added if the head looks at its strongest key alone": self.strongest,
         }
         found = []
         for name, rows in names.items():
@@ -138,7 +144,8 @@ class Misconceptions(Named):
         return found
 
     def __str__(self) -> str:
-        rows = [["layer", "head", "nearest is strongest", "loss: nearest", "loss: strongest"]]
+        head = ["layer", "head", "nearest is strongest"]
+        rows = [[*head, f"{self.unit}: nearest", f"{self.unit}: strongest"]]
         for layer, each in self.agreement.items():
             for head, value in enumerate(each):
                 near, strong = self.nearest[layer][head], self.strongest[layer][head]
@@ -162,7 +169,7 @@ def question_for(task: Task[Any, Any], given: Any) -> Question:
         return task.question(given.source, asked, pairs[0][1])
     if task.name == "language":
         return replace(task.question(given, task.look_settings({"forced": True})), first=0)
-    return task.question(given, task.look_settings({}))
+    return task.probe(given)
 
 
 def nearest_keys(
@@ -290,6 +297,7 @@ def measure_misconceptions(
     tokens, total, chances, swapped = 0, 0.0, [], []
     encoder: list[str] = []
     decoder: list[str] = []
+    more: dict[str, Any] = {}
     with Progress("examples", len(inputs), quiet=quiet) as progress, task.using(None):
         for given in inputs:
             question = question_for(task, given)
@@ -315,6 +323,7 @@ def measure_misconceptions(
                 for name, row in rows.items():
                     _add(sums[kind], name, np.array(row))
             tokens += len(question.chosen) - question.first
+            more["unit"] = question.unit
             total -= float(values[0])
             if reads_encoder(everything):
                 encoder, decoder, values = memory_losses(model, question, everything)
@@ -322,7 +331,6 @@ def measure_misconceptions(
             progress.update(1)
     agreement = {name: row / max(1, queries[name]) for name, row in sums["agreed"].items()}
     near, strong = ({n: row / tokens for n, row in sums[k].items()} for k in ("near", "strong"))
-    more: dict[str, Any] = {}
     if swapped:
         added = np.sum(swapped, axis=0) / tokens
         count = (len(decoder) + 1) * len(encoder)

@@ -14,9 +14,10 @@ from regard.data.tokenizer import words_of_pieces
 from regard.errors import UsageError, nearest
 from regard.viewer.drawing import Drawing, Plot, draw_plots
 from regard.viewer.fonts import cut
-from regard.viewer.plot import DOT
+from regard.viewer.plot import DOT, label_points, set_ticks
 
 MOST_TEXTS, MOST_TOKENS, MOST_WORDS = 8, 512, 80
+MOST_CURVES = 8  # words of a single text that are compared with the one asked for
 LETTERS = " .,;:!?\"'()«»“”"  # that are no part of a word
 
 
@@ -84,9 +85,12 @@ def plane(vectors: Tensor) -> Tensor:
 
 
 def compare_word(task: Any, texts: Sequence[str], word: str) -> Drawing:
-    """Draw how a word's vectors in several texts differ layer by layer, and words in a plane."""
-    if not 2 <= len(texts) <= MOST_TEXTS or not all(isinstance(text, str) for text in texts):
-        raise UsageError(f"word={word} compares texts; give 2 to {MOST_TEXTS} of them that hold it")
+    """Draw how a word's vectors in several texts differ layer by layer, and words in a plane.
+
+    In a single text it is compared with the other words of that text.
+    """
+    if not 1 <= len(texts) <= MOST_TEXTS or not all(isinstance(text, str) for text in texts):
+        raise UsageError(f"word={word} reads texts; give 1 to {MOST_TEXTS} of them that hold it")
     reads = [read_words(task, text) for text in texts]
     if sum(len(read.words) for read in reads) > MOST_WORDS:
         raise UsageError(f"word= draws at most {MOST_WORDS} words; give shorter texts")
@@ -99,6 +103,8 @@ def compare_word(task: Any, texts: Sequence[str], word: str) -> Drawing:
         pairs = zip(first[0].layers, read.layers, strict=True)
         same = [float(F.cosine_similarity(x[first[1]], y[place], dim=0)) for x, y in pairs]
         numbers[f"{word} in text 1 and {number}"] = dict(zip(names, same, strict=True))
+    if not rest:
+        numbers = others_in(first[0], first[1], names)
     numbers["different words, mean"] = dict(
         zip(names, [mean_cosine(reads, n) for n in range(depth)], strict=True)
     )
@@ -110,7 +116,7 @@ def compare_word(task: Any, texts: Sequence[str], word: str) -> Drawing:
                 range(depth), list(row.values()), dash, markersize=3, linewidth=1.3, label=name
             )
         axes.set_ylim(min(-0.05, *(min(row.values()) for row in numbers.values())), 1.05)
-        axes.set_xticks(range(depth), ["0", *(str(n) for n in range(1, depth))])
+        set_ticks(axes, range(depth), [str(n) for n in range(depth)])
         axes.legend(fontsize=6.5)
 
     def points(vectors: list[Tensor], numbered: bool):
@@ -122,28 +128,20 @@ def compare_word(task: Any, texts: Sequence[str], word: str) -> Drawing:
         ]
 
         def paint(axes: Axes) -> None:
-            drawn: set[tuple[str, ...]] = set()
+            drawn: dict[Any, tuple[float, float, str, Any]] = {}
             for place, ((x, y), (one, n, chosen)) in enumerate(zip(at, labels, strict=True)):
-                if not numbered and (one,) in drawn:
-                    continue
-                drawn.add((one,))
-                told = f"{one} ({n + 1})" if numbered else one
+                told = f"{one} ({n + 1})" if numbered and len(reads) > 1 else one
                 colour = "C3" if chosen else DOT
+                drawn.setdefault(place if numbered else one, (x, y, told, colour))
+            for x, y, _, colour in drawn.values():
                 axes.plot(x, y, "o", color=colour, markersize=4)
-                axes.annotate(
-                    told,
-                    (x, y),
-                    xytext=(3, 3 if place % 2 else -9),  # so that neighbours can be read
-                    textcoords="offset points",
-                    fontsize=7,
-                    color=colour,
-                    parse_math=False,
-                )
             axes.margins(0.18)
+            # the word itself first, while there is room
+            label_points(axes, sorted(drawn.values(), key=lambda point: point[3] == DOT))
 
         return paint
 
-    title = f"{word}, in {len(texts)} texts"
+    title = f"{word}, in {len(texts)} texts" if rest else f"{word}, and the words beside it"
     notes = tuple(f"{n}: {text}" for n, text in enumerate(texts, 1)) + (
         "A static vector is a row of the embedding matrix, the same in every text; a contextual "
         "one is what a layer makes of it. The plane is that of the two principal components.",
@@ -155,6 +153,24 @@ def compare_word(task: Any, texts: Sequence[str], word: str) -> Drawing:
     ]
     sheet = draw_plots(title, [plots], notes=notes, size=(3.3, 3.0))
     return Drawing(title, numbers, notes, sheet)
+
+
+def others_in(read: Read, place: int, names: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Cosines of a word and the others of its text at each layer, of the most alike ones at last.
+
+    A word that is there again is told apart by its number in the text.
+    """
+    table = torch.stack(
+        [F.cosine_similarity(x[place], x, dim=-1) for x in read.layers], dim=1
+    )  # (words, layers)
+    order = [n for n in table[:, -1].argsort(descending=True).tolist() if n != place]
+    again = {one for one in read.words if read.words.count(one) > 1}
+    found = {}
+    for n in sorted(order[:MOST_CURVES]):
+        one = read.words[n]
+        label = f"{read.words[place]} and {one}" + (f" (word {n + 1})" if one in again else "")
+        found[label] = dict(zip(names, table[n].tolist(), strict=True))
+    return found
 
 
 def mean_cosine(reads: Sequence[Read], layer: int) -> float:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from regard.errors import UsageError
 from regard.files import write_atomically
 from regard.metrics.interval import Difference, Interval, interval, paired
-from regard.results import Named, markdown
+from regard.results import Named, exit_code, markdown
 
 # keys that change the training data
 DATA = {"data", "valid", "init", "columns", "from", "to", "skip_bad", "share"}
@@ -52,9 +52,19 @@ class Compared(Named):
     counted: str
     command: str
     runs: list[dict[str, Any]] = field(default_factory=list)
-    stopped: bool = False
+    signal: int | None = None  # that stopped it
     judged: Any = None  # the evaluation of all models on a test part
     trends: bool = False  # whether scores were drawn by a number, time and speed
+
+    @property
+    def stopped(self) -> bool:
+        """True if a signal stopped the comparison."""
+        return self.signal is not None
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code of a command that a signal stopped, as shells count it, or 0."""
+        return exit_code(self.signal)
 
     def of(self, variant: Variant) -> list[dict[str, Any]]:
         """Return the finished runs of a variant."""

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from regard.metrics.interval import Interval
 from regard.viewer.drawing import Drawing, Plot, draw_plots
+from regard.viewer.panels import INK
+from regard.viewer.plot import label_points, set_ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -106,15 +108,16 @@ def draw_trends(made: Compared, title: str) -> Drawing | None:
     if any(speeds.values()):
 
         def fast(axes: Axes) -> None:
+            points = []
             for variant in whole:
                 score, speed = made.score(variant, made.main), speeds[variant.name]
                 if score is not None and speed:
                     label = labels[variant.name]
                     how = {"fmt": "o", "markersize": 4, "color": colours[label]}
                     axes.errorbar(speed, score.mean, score.half or 0.0, **how)
-                    where = {"xytext": (4, 4), "textcoords": "offset points", "fontsize": 6.5}
-                    axes.annotate(label, (speed, score.mean), **where, parse_math=False)
+                    points.append((speed, score.mean, label, INK))
             axes.margins(0.2)
+            label_points(axes, points, 6.5)
 
         plots.append(Plot(fast, "by speed", "examples a second", made.main))
         for variant in whole:
@@ -147,7 +150,7 @@ def _numbered(
         every = sorted({x for points in lines.values() for x, _ in points})
         if every[0] > 0 and every[-1] > 8 * every[0]:
             axes.set_xscale("log")
-        axes.set_xticks(every, [f"{x:,.6g}" for x in every])
+        set_ticks(axes, every, [f"{x:,.6g}" for x in every])
         axes.legend(fontsize=7)
 
     return Plot(paint, f"by {counted}", counted, made.main)

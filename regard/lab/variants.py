@@ -86,6 +86,12 @@ def list_keys(task: str) -> set[str]:
     return LIST_KEYS | typed | short
 
 
+def long_keys(values: Mapping[str, Any], short: Mapping[str, str | tuple[str, ...]]) -> set[str]:
+    """Keys of the settings that were given, the short ones as what they stand for."""
+    longer = [short.get(key, key) for key, value in values.items() if value is not None]
+    return {key for some in longer for key in ((some,) if isinstance(some, str) else some)}
+
+
 def grid(name: str, varied: Mapping[str, Sequence[Any]]) -> list[Variant]:
     """Return every combination of the varied settings, each with a name for its folder."""
     variants: dict[str, Variant] = {}
@@ -131,11 +137,14 @@ def check_model(config: Any) -> None:
                 model(config)
 
 
-def check_run(folder: Path, settings: Any) -> None:
-    """Refuse a folder whose run was started with other settings."""
+def check_run(folder: Path, settings: Any, given: Collection[str]) -> None:
+    """Refuse a folder whose run was started with others of the given settings.
+
+    What was not given may follow from the data, which are not read yet.
+    """
     path = folder / "recipe.json"
     if path.exists():
-        check_resume(folder, settings, read_json(path).get("data", ""))
+        check_resume(folder, settings, read_json(path).get("data", ""), only=given)
 
 
 # One run
@@ -152,7 +161,7 @@ def train_one(job: dict[str, Any]) -> dict[str, Any]:
     try:
         report = kind.train(job["values"], quiet=True, recipe=job["recipe"])
         if not report.finished:
-            return {"finished": False}
+            return {"finished": False, "signal": report.signal}
         lengths = None
         if job["lengths"]:
             from regard.lab.extrapolate import loss_by_length
@@ -204,7 +213,7 @@ def train_in_process(
         result = train_one(job)
         yield job, result
         if not result["finished"] and "failed" not in result:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(result.get("signal") or signal.SIGINT)
 
 
 @contextmanager
@@ -212,7 +221,7 @@ def sigterm_as_interrupt() -> Iterator[None]:
     """Treat SIGTERM as Ctrl-C."""
 
     def stop(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(number)
 
     try:
         before = signal.signal(signal.SIGTERM, stop)
@@ -280,9 +289,10 @@ def make_job(
     task, values, recipe = plan({**fixed, **variant.values, "seed": seed, "out": str(folder)})
     if compare.parallel > 1 and values.get("threads") is None:
         values["threads"] = max(1, torch.get_num_threads() // compare.parallel)
-    settings: Any = task_class(task).resolve(values)
+    kind = task_class(task)
+    settings: Any = kind.resolve(values)
     check_settings(settings)
-    check_run(folder, settings)
+    check_run(folder, settings, long_keys(values, kind.short))
     if compare.speed:
         Reading(variant.name, settings.model, SPEED_BATCH, {})  # refuses what it cannot make
     goes_on = task == "language" and settings.objective == "causal"
@@ -354,8 +364,8 @@ def train_all(made: Compared, jobs: Sequence[dict[str, Any]], parallel: int, qui
                 ended += bool(result["finished"] or "failed" in result)
                 left = (time.perf_counter() - started) / max(1, ended) * (len(todo) - ended)
                 log(line_of(job, result, f"{done + ended} of {len(jobs)}", left), quiet)
-    except KeyboardInterrupt:
-        made.stopped = True
+    except KeyboardInterrupt as interrupt:
+        made.signal = int(next(iter(interrupt.args), signal.SIGINT))
 
 
 def line_of(job: Mapping[str, Any], result: Mapping[str, Any], count: str, left: float) -> str:

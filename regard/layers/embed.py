@@ -29,6 +29,15 @@ def ties(config: Any) -> tuple[bool, bool]:
     return sides, head
 
 
+def tie(module: nn.Module, to: nn.Module) -> None:
+    """Give a module the parameters of another of its kind.
+
+    One module in two places would keep the weights that torch.func.functional_call lends it.
+    """
+    for part, other in zip(module.modules(), to.modules(), strict=True):
+        part._parameters.update(other._parameters)
+
+
 class Embed(nn.Module):
     """A row of the embedding matrix for each token, scaled, plus its type and its position.
 

@@ -1,8 +1,6 @@
 """Initialisations of weights by name."""
 
-from collections.abc import Callable
-from dataclasses import field
-from typing import Any
+from collections.abc import Callable, Iterator
 
 from torch import nn
 
@@ -10,19 +8,25 @@ from regard.attention.multihead import MultiHead
 from regard.layers.feedforward import FeedForward, GatedFeedForward
 
 
-def init_field(default: str) -> Any:
-    """Describe the initialisation in a config, which format 1 called `start`."""
-    return field(default=default, metadata={"was": "start"})
+def distinct_parts(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules of a model, of tables that are one and the same only the first."""
+    tables: set[int] = set()
+    for part in model.modules():
+        if isinstance(part, nn.Embedding):
+            if id(part.weight) in tables:
+                continue
+            tables.add(id(part.weight))
+        yield part
 
 
 def glorot(model: nn.Module) -> None:
     """Initialise every matrix, embeddings included, by Glorot's rule and every bias with zeros."""
-    for part in model.modules():
+    for part in distinct_parts(model):
         if isinstance(part, nn.Linear | nn.Embedding):
             nn.init.xavier_uniform_(part.weight)
         if isinstance(part, nn.Linear) and part.bias is not None:
             nn.init.zeros_(part.bias)
-    for part in model.modules():
+    for part in distinct_parts(model):
         if isinstance(part, MultiHead):
             part.reset_parameters()
 
@@ -33,14 +37,14 @@ def scaled(model: nn.Module) -> None:
     Times sqrt(width) they are then as large as sinusoids.
     """
     glorot(model)
-    for part in model.modules():
+    for part in distinct_parts(model):
         if isinstance(part, nn.Embedding):
             nn.init.normal_(part.weight, std=part.embedding_dim**-0.5)
 
 
 def normal(model: nn.Module) -> None:
     """Initialise every matrix as BERT, by a normal distribution of std 0.02, biases with zeros."""
-    for part in model.modules():
+    for part in distinct_parts(model):
         if isinstance(part, nn.Linear | nn.Embedding):
             nn.init.normal_(part.weight, std=0.02)
         if isinstance(part, nn.Linear) and part.bias is not None:
@@ -50,9 +54,9 @@ def normal(model: nn.Module) -> None:
 def gpt(model: nn.Module) -> None:
     """Initialise as BERT, but residual projections smaller by 1 / sqrt(their number) (GPT-2)."""
     normal(model)
-    last = [part.out for part in model.modules() if isinstance(part, MultiHead)]
+    last = [part.out for part in distinct_parts(model) if isinstance(part, MultiHead)]
     networks = (FeedForward, GatedFeedForward)
-    last += [part.outer for part in model.modules() if isinstance(part, networks)]
+    last += [part.outer for part in distinct_parts(model) if isinstance(part, networks)]
     for linear in last:
         nn.init.normal_(linear.weight, std=0.02 / len(last) ** 0.5)
 
@@ -60,10 +64,10 @@ def gpt(model: nn.Module) -> None:
 def t5(model: nn.Module) -> None:
     """Initialise as T5: unit variance of every output; queries smaller, as scores are unscaled."""
     normal(model)
-    for part in model.modules():
+    for part in distinct_parts(model):
         if isinstance(part, nn.Linear):
             nn.init.normal_(part.weight, std=part.in_features**-0.5)
-    for part in model.modules():
+    for part in distinct_parts(model):
         if isinstance(part, nn.Embedding):  # after the head, which may be the same matrix
             nn.init.normal_(part.weight, std=1.0)
         if isinstance(part, MultiHead):

@@ -46,11 +46,24 @@ NORMS = (LayerNorm, GainNorm, RMSNorm)
 OVERRIDES = ("forward", "_call_impl", "_compiled_call_impl", "_slow_forward")
 
 
-def _functions(owner: Any) -> list[tuple[dict[str, Any], str, Any]]:
-    """Return all functions and properties of a class or module, with where they are looked up."""
+# functions as they were: where each is looked up, its name, and what it was
+Functions = list[tuple[dict[str, Any], str, Any]]
+
+
+def known_functions(*owners: Any) -> Functions:
+    """All functions and properties of classes or modules, with where they are looked up."""
     kinds = (FunctionType, property, staticmethod, classmethod)
-    names = [name for name, value in vars(owner).items() if isinstance(value, kinds)]
-    return [(cast(dict, vars(owner)), name, vars(owner)[name]) for name in names]
+    return [
+        (cast(dict, vars(owner)), name, value)
+        for owner in owners
+        for name, value in vars(owner).items()
+        if isinstance(value, kinds)
+    ]
+
+
+def unchanged_functions(known: Functions) -> bool:
+    """True if each function is still what it was."""
+    return all(place.get(name) is value for place, name, value in known)
 
 
 _CLASSES = [
@@ -77,7 +90,7 @@ _LOOKED_UP = [
     *((KERNELS, name) for name in KERNELS),
 ]
 # everything that PyTorch would run for a known block: where it is looked up, its name, what it was
-_KNOWN = [*chain.from_iterable(map(_functions, _CLASSES))]
+_KNOWN = known_functions(*_CLASSES)
 _KNOWN += [(cast(dict, place), name, place[name]) for place, name in _LOOKED_UP]
 _PLACES = [(place, name) for place, name, _ in _KNOWN]
 _WERE = [value for *_, value in _KNOWN]
@@ -279,8 +292,8 @@ class Fingerprint:
         return [list(map(ask, some)) for ask in asked]
 
     def unhooked(self) -> bool:
-        """Tell whether there is no hook on any of the modules, or on all."""
-        return not any(self.hooks) and not has_global_hooks()
+        """Tell whether there is no hook on any of the modules."""
+        return not any(self.hooks)
 
     def same(self) -> bool:
         """Tell whether nothing but numbers has changed."""
@@ -304,17 +317,15 @@ def checked_plan(
     """Return what `make` makes of modules for a kernel, anew if more than numbers has changed.
 
     Where a model is frozen that is checked once for each text (as long as its cache, `during`,
-    lives), and then only whether somebody has added a hook.
+    lives), and then only whether somebody has added a hook or replaced a function.
     """
     scope = native.scope(modules[0])
-    if scope is None or traced():
+    if scope is None or traced() or not unpatched():
         return None
     key = (name, *map(id, modules))
     made, fingerprint = scope.plans.get(key, (None, None))
     if fingerprint is not None and scope.copies is not None and during in fingerprint.checked:
         return made if fingerprint.unhooked() else None
-    if not unpatched():
-        return None
     if fingerprint is not None and fingerprint.same():
         if during is not None:
             fingerprint.checked.add(during)

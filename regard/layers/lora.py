@@ -1,6 +1,7 @@
 """LoRA: low-rank adapters of frozen matrices."""
 
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from fnmatch import fnmatchcase
 
 from torch import Tensor, addmm, autocast, nn
@@ -35,20 +36,22 @@ class LowRank(nn.Module):
             return addmm(weight, up, down, alpha=self.scale)
 
 
-def matrices(model: nn.Module, but: str = "") -> Iterator[tuple[str, nn.Linear]]:
+def matrices(model: nn.Module, but: str = "") -> Iterator[tuple[str, list[nn.Linear]]]:
     """Yield the linear maps that can be added to, but for those whose names begin so.
 
-    One that shares its weight with another part, as a head does with embeddings, cannot be: merged,
-    the two would no longer be the same.
+    Layers that have one weight (ALBERT) come together. One that shares its weight with another kind
+    of part, as a head does with embeddings, cannot be: merged, the two would no longer be the same.
     """
-    owners: dict[int, int] = {}
+    owners: dict[int, list[nn.Module]] = {}
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
-            owners[id(parameter)] = owners.get(id(parameter), 0) + 1
+            owners.setdefault(id(parameter), []).append(module)
     for name, module in model.named_modules():
         fresh = bool(but) and name.startswith(but)
-        if isinstance(module, nn.Linear) and owners[id(module.weight)] == 1 and not fresh:
-            yield name, module
+        if isinstance(module, nn.Linear) and not fresh:
+            alike = [one for one in owners[id(module.weight)] if isinstance(one, nn.Linear)]
+            if alike == owners[id(module.weight)] and alike[0] is module:
+                yield name, alike
 
 
 def adapt(model: nn.Module, patterns: str, rank: int, alpha: float, but: str = "") -> list[str]:
@@ -66,15 +69,17 @@ def adapt(model: nn.Module, patterns: str, rank: int, alpha: float, but: str = "
             )
         chosen += [name for name in matching if name not in chosen]
     for name in chosen:
-        linear = known[name]
-        register_parametrization(linear, "weight", LowRank(linear.weight, rank, alpha))
+        low = LowRank(known[name][0].weight, rank, alpha)
+        for linear in known[name]:
+            same = deepcopy(low, {id(parameter): parameter for parameter in low.parameters()})
+            register_parametrization(linear, "weight", same)
     return chosen
 
 
 def adapters(model: nn.Module) -> list[nn.Parameter]:
     """Return what learns of the additions."""
     parts = [module for module in model.modules() if isinstance(module, LowRank)]
-    return [parameter for part in parts for parameter in part.parameters()]
+    return list(dict.fromkeys(parameter for part in parts for parameter in part.parameters()))
 
 
 def merged(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

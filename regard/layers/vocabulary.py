@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard import native
-from regard.layers.kernel_weights import kernel_can_read, unmodified
+from regard.layers.kernel_weights import kernel_can_read, unmodified, unpatched
 from regard.native import Scope, scope
 from regard.native.torch_private import traced
 
@@ -47,6 +47,7 @@ class Head(nn.Linear):
         return (
             scope(self) is not None
             and type(self) is Head
+            and Head.forward is nn.Linear.forward
             and type(x) is Tensor
             and type(weight) is nn.Parameter
             and not torch.is_grad_enabled()
@@ -54,6 +55,7 @@ class Head(nn.Linear):
             and x.device == weight.device == torch.device("cpu")
             and not traced()
             and unmodified(self)
+            and unpatched()
         )
 
     def _by_columns(self, x: Tensor, rows: int) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""Baselines of label tasks: the majority class, and a simple classifier for each kind of input."""
+"""Trivial predictors: the majority class, a simple classifier, the frequencies of tokens."""
 
 import zlib
 from collections import Counter
@@ -19,7 +19,9 @@ from regard.metrics.labels import count, macro_f1, one_hot, percent
 
 FILE = "baseline.safetensors"
 COMMONEST = "the commonest label"
+FREQUENCIES = "the frequencies of tokens"
 MAX_ROWS = 20_000  # that a baseline is fitted on, evenly spaced
+MAX_TOKENS = 2**24  # that frequencies are counted of
 MAX_WORDS = 400  # of a text
 MAX_NUMBERS = 2**20  # in a table: labels times features
 MAX_BYTES = 2**24  # of a file
@@ -216,6 +218,12 @@ def _valid_tags(tables: Arrays, labels: int) -> bool:
 
 def _valid_means(tables: Arrays, labels: int) -> bool:
     return tables["means"].ndim == 2 and len(tables["means"]) == labels
+
+
+def frequency_loss(train: np.ndarray, test: np.ndarray) -> float:
+    """Cross-entropy of tokens by their smoothed frequencies in a training text, in nats."""
+    counts = np.bincount(train[:MAX_TOKENS], minlength=int(test.max(initial=0)) + 1) + 1.0
+    return float(-np.log(counts / counts.sum())[test[:MAX_TOKENS]].mean())
 
 
 # name, which is printed -> classifier

@@ -15,10 +15,12 @@ from regard.errors import log
 from regard.files import write_atomically
 from regard.metrics.lengths import Lengths
 from regard.metrics.score import Comparison, Score
-from regard.results import Scored
+from regard.results import Scored, key_of
 
 MOST_PRINTED = 20  # labels of a confusion matrix that is printed whole
 MOST_SHOWN = 100  # characters of a text that is shown
+LOWER_IS_BETTER = ("loss", "perplexity", "bits_per_byte", "wer", "cer")
+WARNING = "warning: no better than a baseline: "
 
 
 @dataclass(frozen=True, repr=False)
@@ -35,6 +37,8 @@ class Evaluation(Scored):
     of: str = "sentences"  # what was counted
     lengths: Lengths | None = field(default=None, kw_only=True)
     notes: list[str] = field(default_factory=list, kw_only=True)  # what is to be known of the data
+    # scores of trivial predictors on the same rows
+    baselines: dict[str, dict[str, float]] = field(default_factory=dict, kw_only=True)
 
     def named_scores(self) -> Iterable[tuple[str, float]]:
         """Return the scores by name."""
@@ -49,6 +53,9 @@ class Evaluation(Scored):
                 f"{c.name}: {c.ours:.2f} against {c.theirs:.2f} of {c.against or self.against}; "
                 f"95% interval of ours {c.low:.2f} to {c.high:.2f}; p = {c.p:.4f}  {c.signature}"
             )
+        lines += [baseline_line(name, row) for name, row in self.baselines.items()]
+        ours = {key_of(name): value for name, value in self.named_scores()}
+        lines += [said] if (said := beside_baselines(ours, self.baselines)) else []
         lines += [str(self.lengths)] if self.lengths else []
         return "\n".join(lines)
 
@@ -95,7 +102,32 @@ class Misprediction:
 
 def baseline_line(name: str, row: Mapping[str, float]) -> str:
     """Write the scores of a baseline as a line."""
-    return f"baseline, {name}: accuracy {row['accuracy']:.2f}, macro F1 {row['macro_f1']:.2f}"
+    return f"baseline, {name}: " + ", ".join(f"{label_of(k)} {v:.2f}" for k, v in row.items())
+
+
+def label_of(key: str) -> str:
+    """A score's name as it is printed: macro F1 for macro_f1."""
+    return key.replace("_f1", " F1").replace("_", " ")
+
+
+def beside_baselines(
+    scores: Mapping[str, float], baselines: Mapping[str, Mapping[str, float]]
+) -> str:
+    """Sentence on whether scores beat every baseline in every score, if there are baselines."""
+    better, rest = [], []
+    for key in dict.fromkeys(key for row in baselines.values() for key in row if key in scores):
+        sign = -1 if key in LOWER_IS_BETTER else 1
+        rows = {name: row[key] for name, row in baselines.items() if key in row}
+        name = max(rows, key=lambda name: sign * rows[name])
+        beats = sign * scores[key] > sign * rows[name]
+        (better if beats else rest).append(
+            f"{label_of(key)} {scores[key]:.2f}, {rows[name]:.2f} of {name}"
+        )
+    return (
+        WARNING + "; ".join(rest)
+        if rest
+        else "beats its baselines: " * bool(better) + "; ".join(better)
+    )
 
 
 @dataclass(frozen=True, repr=False)
@@ -106,12 +138,9 @@ class LabelEvaluation(Evaluation):
     classes: list[ClassScore] = field(default_factory=list)
     confusion: list[list[int]] | None = None
     errors: list[Misprediction] = field(default_factory=list)
-    baselines: dict[str, dict[str, float]] = field(default_factory=dict)  # on the same rows
 
     def __str__(self) -> str:
-        parts = [super().__str__()]
-        parts += [baseline_line(name, row) for name, row in self.baselines.items()]
-        parts.append(self._classes())
+        parts = [super().__str__(), self._classes()]
         if self.confusion is not None:
             parts.append(self._confusion(self.confusion))
         if self.errors:

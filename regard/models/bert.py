@@ -28,7 +28,7 @@ from regard.layers.block import (
     size_field,
 )
 from regard.layers.context import windowed, within
-from regard.layers.embed import Embed
+from regard.layers.embed import Embed, tie
 from regard.layers.feedforward import FEED_FORWARDS
 from regard.layers.heads import (
     Classify,
@@ -38,7 +38,7 @@ from regard.layers.heads import (
     Transform,
     VocabularyHead,
 )
-from regard.layers.init import INITS, init_field
+from regard.layers.init import INITS
 from regard.layers.run import run_blocks
 from regard.layers.shapes import Ids, Lengths, Vectors
 from regard.models.declaration import FamilyInfo, size_table, with_changes
@@ -88,7 +88,7 @@ class BertConfig:
     transform: str = "none"
     transform_bias: bool = True
     tie: bool = True
-    init: str = init_field("normal")
+    init: str = "normal"
     members: int = size_field(1, 100)
 
 
@@ -185,19 +185,8 @@ TASKS = {"fill": {"head": "words"}, "classify": {"head": "classify"}, "tag": {"h
 INFO = FamilyInfo("text", {**TASKS, "embed": {}}, PRESETS, SIZES, resize)
 
 
-def _own(build: Callable[[], nn.Module], depth: int) -> list[nn.Module]:
-    return [build() for _ in range(depth)]
-
-
-def _shared(build: Callable[[], nn.Module], depth: int) -> list[nn.Module]:
-    return [build()] * depth
-
-
-# name -> how to make a stack: every layer has its own weights, or all are one (ALBERT)
-LAYERS: dict[str, Callable[[Callable[[], nn.Module], int], list[nn.Module]]] = {
-    "own": _own,
-    "shared": _shared,
-}
+# name -> how many layers have weights of their own: each, or the first alone (ALBERT)
+LAYERS: dict[str, Callable[[int], int]] = {"own": lambda depth: depth, "shared": lambda depth: 1}
 
 
 def _act(config: BertConfig) -> Callable:
@@ -319,9 +308,9 @@ class Bert(nn.Module):
             norm = build_norm(block, config.first_norm)
             return EncoderBlock(block, place, attention_norm=norm)
 
-        self.blocks = nn.ModuleList(lookup("layers", config.layers, LAYERS)(build, config.depth))
-        alike = len({id(block) for block in self.blocks}) < config.depth
-        if alike and (config.near_base is not None or config.first_norm != "same"):
+        own = lookup("layers", config.layers, LAYERS)(config.depth)
+        self.blocks = nn.ModuleList(build() for _ in range(own))
+        if own < config.depth and (config.near_base is not None or config.first_norm != "same"):
             raise UsageError(
                 f"layers={config.layers} are one, which near_base and first_norm tell apart; "
                 "leave them out"
@@ -331,6 +320,11 @@ class Bert(nn.Module):
         if config.tie and isinstance(self.head, VocabularyHead):
             self.head.out.weight = self.embed.tokens.weight
         lookup("init", config.init, INITS)(self)
+        for _ in range(own, config.depth):
+            with torch.device("meta"):
+                layer = build()
+            tie(layer, self.blocks[0])
+            self.blocks.append(layer)
         alone = replace(config, members=1)
         self.members = nn.ModuleList(Bert(alone) for _ in range(config.members - 1))
 

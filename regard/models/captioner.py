@@ -15,7 +15,7 @@ from regard.layers.block import (
     build_norm,
     size_field,
 )
-from regard.layers.init import INITS, init_field
+from regard.layers.init import INITS
 from regard.layers.recurrent import (
     NORMALISES,
     CellConfig,
@@ -69,7 +69,7 @@ class DecoderConfig:
     cell: CellConfig = field(default_factory=CellConfig)
     position: str = "sinusoidal"
     max_length: int = size_field(128, 1_000_000)
-    init: str = init_field("scaled")
+    init: str = "scaled"
 
 
 @dataclass(frozen=True)
@@ -129,16 +129,7 @@ def resize(config: CaptionerConfig, size: tuple[str, int, dict[str, int]]) -> Ca
     return replace(config, encoder=encoder, decoder=decoder)
 
 
-def upgrade(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a config of format 1, whose encoder had a field for every family, as one of today."""
-    encoder = config.get("encoder")
-    if not isinstance(encoder, dict) or "config" in encoder:
-        return config
-    name = encoder.get("family", "vit")
-    return {**config, "encoder": {"family": name, "config": encoder.get(str(name))}}
-
-
-INFO = FamilyInfo("image+text", {"caption": {}}, PRESETS, SIZES, resize, upgrade=upgrade)
+INFO = FamilyInfo("image+text", {"caption": {}}, PRESETS, SIZES, resize)
 
 
 # Encoders

@@ -25,7 +25,7 @@ from regard.layers.block import (
 from regard.layers.conformer import ConformerBlock
 from regard.layers.depth import drop_path_schedule
 from regard.layers.heads import Classify, NoHead, TokenClassify
-from regard.layers.init import INITS, init_field
+from regard.layers.init import INITS
 from regard.layers.layout import Layout, full_layout, time_grid
 from regard.layers.run import run_blocks
 from regard.layers.shapes import Ids, Lengths, Vectors
@@ -63,7 +63,7 @@ class ConformerConfig:
     decoder_position: str = "sinusoidal"
     max_length: int = size_field(512, 10_000_000)
     pool: str = "mean"
-    init: str = init_field("scaled")
+    init: str = "scaled"
 
 
 _CONFORMER = ConformerConfig()

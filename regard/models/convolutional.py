@@ -15,7 +15,8 @@ from regard.attention.masks import Mask, Padding
 from regard.attention.positions import Position, build_position
 from regard.errors import lookup
 from regard.layers.block import prob_field, size_field
-from regard.layers.embed import Embed, ties
+from regard.layers.embed import Embed, tie, ties
+from regard.layers.init import distinct_parts
 from regard.layers.recurrent import RecurrentState, ReinforceTape
 from regard.layers.shapes import Vectors
 from regard.layers.vocabulary import Head
@@ -197,7 +198,7 @@ class Convolutional(StatefulDecoder):
             embed(config.target_vocab, False),
         )
         if tie_sides:
-            self.target.tokens = self.source.tokens
+            tie(self.target.tokens, self.source.tokens)
         gain = 1 - block.dropout
         self.source_in, self.target_in = Normed(width, width, gain), Normed(width, width, gain)
         self.source_out, self.target_out = Normed(width, width), Normed(width, width)
@@ -206,7 +207,7 @@ class Convolutional(StatefulDecoder):
         self.head = Head(width, config.target_vocab, bias=config.head_bias)
         if tie_head:
             self.head.weight = self.target.tokens.weight
-        for part in self.modules():
+        for part in distinct_parts(self):
             if isinstance(part, nn.Embedding):
                 nn.init.normal_(part.weight, std=0.1)
 

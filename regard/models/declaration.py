@@ -42,8 +42,7 @@ class FamilyInfo:
 
     `tasks` holds for each task the config fields that the task sets, such as a head. The first of
     the presets, members of the family by name, is the usual one; `resize` gives a preset one of
-    the sizes. `pretrainers` names, by objective, what trains this image encoder alone; `upgrade`
-    makes a saved config of format 1 one of today, where a name that a field had is not enough.
+    the sizes. `pretrainers` names, by objective, what trains this image encoder alone.
     """
 
     reads: str  # text, pair, image, image+text, or sound
@@ -53,7 +52,6 @@ class FamilyInfo:
     resize: Callable[[Any, Any], Any] = with_changes
     pretrainers: Mapping[str, str] = field(default_factory=dict)
     cost_length: int = 1024  # tokens or frames that `cost` reads, unless told or fewer are taken
-    upgrade: Callable[[dict[str, Any]], dict[str, Any]] = lambda config: config
 
     def preset(self, size: str, member: str | None = None) -> Any:
         """Return the config of a member in a size; a member's name as the size is its own size."""

@@ -18,12 +18,11 @@ from torch.overrides import TorchFunctionMode
 from regard.errors import UsageError
 from regard.files import MOST_JSON, plain_file, read_json, refuse, write_atomically
 from regard.hashes import remedy, verify
-from regard.models import MODELS, PRETRAINERS, family, info, pretrainer
+from regard.models import MODELS, PRETRAINERS, family, pretrainer
 from regard.settings import fill
-from regard.weights import COUNTER, state_of, stored_name
+from regard.weights import COUNTER, state_of, stored_names
 
 FORMAT = 2
-READABLE = (1, 2)  # 1 had other names for a few words of configs and statistics of batch norms
 WEIGHTS = "model.safetensors"
 REST = "pretraining.safetensors"  # of what an image encoder was pretrained with
 ENCODER = "encoder."  # prefix of the encoder's names there
@@ -95,7 +94,7 @@ def read_config(folder: Path, config: dict[str, Any] | None = None) -> dict[str,
         raise UsageError(
             f"{path}: a public checkpoint; import it first: regard import {folder} out=runs/mine"
         )
-    if config.get("regard_format") not in READABLE:
+    if config.get("regard_format") != FORMAT:
         raise UsageError(
             f"{path}: not a Regard model (regard_format is {config.get('regard_format')!r})"
         )
@@ -106,15 +105,14 @@ def read_config(folder: Path, config: dict[str, Any] | None = None) -> dict[str,
 
 
 def model_config(config: dict[str, Any], path: Path) -> Any:
-    """Return the model's config that a config.json, of format 1 or 2, describes."""
+    """Config of the model that a config.json describes."""
     if not isinstance(config["family"], str) or config["family"] not in MODELS:
         raise UsageError(
             f"{path}: unknown family {config['family']!r}; choose from {', '.join(sorted(MODELS))}"
         )
     if not isinstance(config["model"], dict):
         raise UsageError(f"{path}: 'model' is not an object")
-    own = info(config["family"]).upgrade(config["model"])
-    return fill(family(config["family"])[0], own, where=str(path))
+    return fill(family(config["family"])[0], config["model"], where=str(path))
 
 
 def load_folder(
@@ -215,13 +213,9 @@ def _read_weights(
         if path.stat().st_size <= 8 * total + MOST_JSON:  # else it cannot fit, and is not read
             verify(folder, name)
         with safe_open(path, framework="pt", device=device) as file:
-            stored = {name: stored_name(name, set(file.keys())) for name in state}
-            places = {name: place for name, place in stored.items() if place is not None}
-            _compare(path, {places[name]: list(state[name].shape) for name in places}, file)
-            return {
-                name: _as_float(file.get_tensor(place), torch.float32)
-                for name, place in places.items()
-            }
+            names = stored_names(state, set(file.keys()))
+            _compare(path, {name: list(state[name].shape) for name in names}, file)
+            return {name: _as_float(file.get_tensor(name), torch.float32) for name in names}
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from regard.layers.block import (
 )
 from regard.layers.context import windowed, within
 from regard.layers.embed import RoundedEmbed
-from regard.layers.init import INITS, init_field
+from regard.layers.init import INITS
 from regard.layers.run import run_blocks
 from regard.layers.shapes import Ids, Lengths, Vectors
 from regard.layers.vocabulary import CappedHead, Head
@@ -55,7 +55,7 @@ class GPTConfig:
     tie: bool = True
     head_bias: bool = False
     logit_cap: float | None = field(default=None, metadata={"min": 1e-3, "max": 1e9})
-    init: str = init_field("gpt")
+    init: str = "gpt"
 
 
 def _like(config: GPTConfig, block: dict[str, Any], **changes: Any) -> GPTConfig:

@@ -22,7 +22,6 @@ from regard.attention.positions import ALIASES
 from regard.attention.watch import watcher
 from regard.errors import UsageError, lookup
 from regard.layers.block import BlockConfig, build_attention
-from regard.layers.init import init_field
 from regard.layers.shapes import Ids, Lengths, Vectors
 from regard.models import gpt
 from regard.models.declaration import FamilyInfo
@@ -39,7 +38,7 @@ class LadderConfig(GPTConfig):
 
     position: str = "sinusoidal"
     scale_embedding: bool = True
-    init: str = init_field("scaled")
+    init: str = "scaled"
     rung: str = "gated"
     gates: int | None = field(
         default=None, metadata={"help": "of the rung gated; none: one a channel", "min": 1}

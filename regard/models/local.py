@@ -37,7 +37,7 @@ class LocalConfig(ConvolutionConfig):
     widths: tuple[int, ...] = size_field((256, 512, 1024, 2048), 2**18)
     depths: tuple[int, ...] = size_field((3, 4, 6, 3), 200)
     window: int = size_field(7, 63)
-    channels_per_head: int = field(default=8, metadata={"min": 1, "max": 1024, "was": "together"})
+    channels_per_head: int = field(default=8, metadata={"min": 1, "max": 1024})
     prior_width: int = size_field(8, 4096)
     relation: str = "product"
     pool: str = "mean"

@@ -159,7 +159,7 @@ class MAE(MaskedImageModel):
         self.mask = nn.Embedding(1, block.width)
         made_for = encoder.grid((outer.image, outer.image))
         self.position = GridPosition(block.width, made_for, outer.tokens)
-        self.blocks = nn.ModuleList(build_block(block, self.position) for _ in range(config.depth))
+        self.blocks = nn.ModuleList(build_block(block) for _ in range(config.depth))
         self.norm = build_final_norm(block)
         self.paint = nn.Linear(block.width, outer.channels * outer.patch**2)
         for part in (self.enter, self.mask, self.position, self.blocks, self.paint):

@@ -18,7 +18,7 @@ from regard.layers.block import BlockConfig, build_feed_forward, build_norm, pro
 from regard.layers.depth import drop_path, drop_path_schedule
 from regard.layers.grid import GridPosition
 from regard.layers.heads import FirstTokens, GridMean
-from regard.layers.init import INITS, init_field
+from regard.layers.init import INITS
 from regard.layers.layout import Layout, full_layout, token_grid
 from regard.layers.patches import Patches
 from regard.layers.shapes import Images, Size, Vectors
@@ -55,7 +55,7 @@ class MViTConfig:
     tokens: int = field(default=0, metadata={"min": 0, "max": 1})
     pool: str = "mean"
     drop_path: float = prob_field(0.0)
-    init: str = init_field("normal")
+    init: str = "normal"
 
 
 _V2 = MViTConfig()

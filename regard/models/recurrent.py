@@ -11,8 +11,8 @@ from regard.attention.dropout import dropout
 from regard.attention.masks import Mask, Padding
 from regard.errors import lookup
 from regard.layers.block import size_field
-from regard.layers.embed import ties
-from regard.layers.init import INITS, init_field
+from regard.layers.embed import tie, ties
+from regard.layers.init import INITS
 from regard.layers.recurrent import (
     Cell,
     CellConfig,
@@ -38,7 +38,7 @@ class RecurrentConfig(EncoderDecoderConfig):
     tie: str = "all"
     max_length: int = size_field(1024, 10_000_000)
     head_bias: bool = False
-    init: str = init_field("scaled")
+    init: str = "scaled"
 
 
 # name -> for each network of the encoder, whether it runs backward
@@ -157,7 +157,7 @@ class Recurrent(StatefulDecoder):
             block, config.target_vocab, self.encoder.out_width, config.decoder_depth
         )
         if tie_sides:
-            self.decoder.tokens = self.source
+            tie(self.decoder.tokens, self.source)
         self.head = Head(block.width, config.target_vocab, bias=config.head_bias)
         if tie_head:
             self.head.weight = self.decoder.tokens.weight

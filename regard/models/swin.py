@@ -22,7 +22,7 @@ from regard.layers.block import (
 )
 from regard.layers.depth import drop_path_schedule
 from regard.layers.heads import Attentive, Max, Mean
-from regard.layers.init import INITS, init_field
+from regard.layers.init import INITS
 from regard.layers.layout import Layout, halve, token_grid
 from regard.layers.norm import LayerNorm
 from regard.layers.patches import Patches, check_images, grid_at
@@ -62,7 +62,7 @@ class SwinConfig:
     merge: str = "norm_first"
     pool: str = "mean"
     drop_path: float = prob_field(0.0)
-    init: str = init_field("normal")
+    init: str = "normal"
 
 
 _SWIN = SwinConfig()

@@ -1,5 +1,6 @@
 """The Transformer of "Attention Is All You Need" (Vaswani et al. 2017)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,8 +19,10 @@ from regard.layers.block import (
     build_norm,
     size_field,
 )
-from regard.layers.embed import Embed, ties
-from regard.layers.init import INITS, init_field
+from regard.layers.embed import Embed, tie, ties
+from regard.layers.engine import Engine, Parts, engine_of
+from regard.layers.init import INITS
+from regard.layers.kernel_weights import known_functions
 from regard.layers.run import run_blocks
 from regard.layers.shapes import Ids, Lengths
 from regard.layers.vocabulary import Head
@@ -42,7 +45,7 @@ class TransformerConfig(EncoderDecoderConfig):
     embed_norm: str = "none"
     scale_head: bool = False
     head_bias: bool = False
-    init: str = init_field("scaled")
+    init: str = "scaled"
 
 
 _T5 = TransformerConfig(
@@ -128,7 +131,7 @@ class Transformer(nn.Module):
         self.source = embed(config.source_vocab, source_position)
         self.target = embed(config.target_vocab, target_position)
         if tie_sides:
-            self.target.tokens = self.source.tokens
+            tie(self.target.tokens, self.source.tokens)
         self.encoder = nn.ModuleList(
             EncoderBlock(block, of_layer(source_position)) for _ in range(config.encoder_depth)
         )
@@ -178,3 +181,26 @@ class Transformer(nn.Module):
         """Read the next tokens of all hypotheses and return the logits after each."""
         x = self.before_head(self.decoder_norm(self.decoder.step(self.target, ids, state)))
         return self.head.step_logits(x).view(*ids.shape, -1), state
+
+    def engine(
+        self,
+        never: Sequence[int] = (),
+        before: Engine | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> Engine | None:
+        """What translates in C with this model, where all of it is known; never some tokens."""
+        if type(self) is not Transformer or type(self.before_head) is not nn.Identity:
+            return None
+        parts = Parts(
+            self.source,
+            self.target,
+            list(self.encoder),
+            list(self.decoder),
+            self.encoder_norm,
+            self.decoder_norm,
+            self.head,
+        )
+        return engine_of(self, parts, never, dtype, _FUNCTIONS, before)
+
+
+_FUNCTIONS = known_functions(Transformer, TransformerDecoder)

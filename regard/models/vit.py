@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.attention.dropout import dropout
-from regard.attention.positions import ALIASES, Position
+from regard.attention.positions import ALIASES, Position, of_layer
 from regard.errors import UsageError, lookup
 from regard.layers.block import (
     BlockConfig,
@@ -23,7 +23,7 @@ from regard.layers.block import (
 from regard.layers.depth import drop_path_schedule
 from regard.layers.grid import COMPUTED, GridPosition, build_grid_position
 from regard.layers.heads import Attentive, FirstTokens, GridMean
-from regard.layers.init import INITS, init_field
+from regard.layers.init import INITS
 from regard.layers.layout import Layout, full_layout, token_grid
 from regard.layers.patches import Convolutions, EarlyConvolutions, Patches, grid_at
 from regard.layers.run import run_blocks
@@ -52,7 +52,7 @@ class ViTConfig:
     tokens: int = field(default=1, metadata={"min": 0, "max": 2})
     pool: str = "first"
     drop_path: float = prob_field(0.0)
-    init: str = init_field("normal")
+    init: str = "normal"
     embed_norm: str = "none"
 
 
@@ -205,7 +205,7 @@ class ViT(VisionModel):
         self.position = lookup("position", name, GRID_POSITIONS)(config, made_for)
         self.embed_norm = build_norm(block, config.embed_norm)
         self.blocks = nn.ModuleList(
-            build_block(block, self.position, path)
+            build_block(block, of_layer(self.position), path)
             for path in drop_path_schedule(config.drop_path, config.depth)
         )
         self.norm = build_final_norm(block)

@@ -21,7 +21,7 @@ from regard.layers.block import (
 )
 from regard.layers.embed import Embed
 from regard.layers.half import half_asked
-from regard.layers.init import INITS, init_field
+from regard.layers.init import INITS
 from regard.layers.run import run_blocks
 from regard.layers.shapes import Ids, Lengths
 from regard.layers.subsampling import zero_padding
@@ -47,7 +47,7 @@ class WhisperConfig:
     max_frames: int = size_field(1500, 1_000_000)  # vectors of the encoder, two frames each
     max_length: int = size_field(448, 1_000_000)  # tokens of a text
     full_window: bool = True  # every sound is padded to the whole window, as Whisper was trained
-    init: str = init_field("normal")
+    init: str = "normal"
 
     labels: ClassVar[int] = 0  # it has no head for classes
     ctc: ClassVar[bool] = False  # nor one for CTC

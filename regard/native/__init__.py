@@ -128,6 +128,24 @@ def addresses(tensors: Sequence[Tensor | None]) -> ctypes.Array:
     return (ctypes.c_void_p * len(tensors))(*map(address, tensors))
 
 
+class Numbers(ctypes.Structure):
+    """Where a matrix or vector lies, and its steps in memory."""
+
+    _fields_ = [("at", ctypes.c_void_p)] + [
+        (name, ctypes.c_long) for name in ("rows", "columns", "row_step", "column_step")
+    ]
+
+
+def numbers(tensors: Sequence[Tensor | None]) -> ctypes.Array:
+    """Matrices and vectors as a kernel takes them, each of which may be missing."""
+    rows = [
+        (x.data_ptr(), *x.shape, *x.stride()) if x is not None and x.ndim == 2
+        else (address(x), 0 if x is None else len(x), 1, 1, 1)
+        for x in tensors
+    ]  # fmt: skip
+    return (Numbers * len(rows))(*rows)
+
+
 def _sizes(tensors: Sequence[Tensor]) -> ctypes.Array:
     return (ctypes.c_long * len(tensors))(*(x.numel() for x in tensors))
 

@@ -19,7 +19,7 @@ from threading import Lock
 import torch
 
 from regard.errors import UsageError
-from regard.files import alone, cache_folder, make_folder, replacing, write_atomically
+from regard.files import alone, cache_folder, make_folder, replacing, sha256, write_atomically
 from regard.processor import cpu_description
 
 HERE = Path(__file__).resolve().parent
@@ -28,13 +28,22 @@ FLAGS = ["-O3", "-march=native", "-mprefer-vector-width=512", "-fno-math-errno"]
 FLAGS += ["-Wno-psabi", "-fopenmp", "-fPIC"]
 # A compiler that takes longer than this is given up, in seconds.
 TIMEOUT = 120
+# Letters of a library's hash by which it is named.
+HASHED = 16
 # A failure is remembered for a day, in seconds.
 REMEMBER_FAILURE = 24 * 3600
 # What a compiler says when it was the machine that failed, which is not remembered.
 TRANSIENT = (b"No space left", b"terminated program", b"Cannot allocate memory", b"out of memory")
 
-# name of a kernel -> its arguments: an address (p), a whole number (l) or a fraction (d)
+# name of a kernel -> its arguments: an address (p), a whole number (l) or a fraction (d); what it
+# returns stands behind >
 KERNELS = {
+    "regard_checksum": "plp",
+    "regard_engine_new": "pp>p",
+    "regard_engine_free": "p",
+    "regard_translate": "pp>l",
+    "regard_bilateral": "p>l",
+    "regard_nonlocal_means": "p>l",
     "regard_decode": "ppppppppppp",
     "regard_product": "lpppplll",
     "regard_argmax": "pllpp",
@@ -78,10 +87,8 @@ def status() -> Status:
 @cache
 def load() -> tuple[ctypes.CDLL | None, str]:
     """Return the kernels, or why there are none; for one thread at a time."""
-    if os.environ.get("REGARD_NATIVE", "1") in ("0", ""):
-        return None, f"REGARD_NATIVE={os.environ['REGARD_NATIVE']} switches them off"
-    if not sys.platform.startswith("linux"):
-        return None, f"they are made for Linux, and this is {sys.platform}"
+    if why := unavailable():
+        return None, why
     try:
         return _linked(), ""
     except subprocess.TimeoutExpired as error:
@@ -92,6 +99,19 @@ def load() -> tuple[ctypes.CDLL | None, str]:
         return None, str(error)
 
 
+def unavailable() -> str:
+    """Why kernels are not even tried here: switched off, another system, no compiler; else ""."""
+    if os.environ.get("REGARD_NATIVE", "1") in ("0", ""):
+        return f"REGARD_NATIVE={os.environ['REGARD_NATIVE']} switches them off"
+    if not sys.platform.startswith("linux"):
+        return f"they are made for Linux, and this is {sys.platform}"
+    return "" if _compiler() else f"there is no C compiler ({', '.join(COMPILERS)}); install one"
+
+
+def _compiler() -> str | None:
+    return next(filter(None, map(shutil.which, COMPILERS)), None)
+
+
 def _linked() -> ctypes.CDLL:
     """Return the compiled kernels as a library of this process."""
     try:
@@ -99,8 +119,8 @@ def _linked() -> ctypes.CDLL:
     except OSError:  # the cache may have been deleted in between
         made = ctypes.CDLL(str(built()), mode=os.RTLD_NOW)
     for name, takes in KERNELS.items():
-        kernel = getattr(made, name)
-        kernel.argtypes, kernel.restype = [TYPES[one] for one in takes], None
+        kernel, (takes, _, gives) = getattr(made, name), takes.partition(">")
+        kernel.argtypes, kernel.restype = [TYPES[one] for one in takes], TYPES.get(gives)
     return made
 
 
@@ -125,9 +145,9 @@ def _beside_pytorch(path: str) -> tuple[bool, str]:
 
 def built() -> Path:
     """Return the compiled kernels, from the cache if they are there."""
-    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+    compiler = _compiler()
     if compiler is None:
-        raise UsageError(f"there is no C compiler ({', '.join(COMPILERS)}); install one")
+        raise UsageError(unavailable())
     sources = sorted(HERE.glob("*.c"))
     key = hashlib.blake2b(digest_size=12)
     for part in [*sources, *sorted(HERE.glob("*.h"))]:
@@ -136,15 +156,28 @@ def built() -> Path:
     made_by = [FLAGS, compiler, age, platform.machine(), cpu_description(), torch.__version__]
     made_by += _libraries()
     key.update(repr(made_by).encode())
-    made = cache_folder() / f"native-{key.hexdigest()}.so"
-    make_folder(made.parent)
-    _check_private(made.parent)
-    if not made.exists():
-        with alone(made.with_suffix(".lock")):  # others wait and find it made, or find it failed
-            if not made.exists():
-                _compile(compiler, sources, made)
+    name = cache_folder() / f"native-{key.hexdigest()}"
+    make_folder(name.parent)
+    _check_private(name.parent)
+    made = _intact(name)
+    if made is None:
+        with alone(name.with_suffix(".lock")):  # others wait and find it made, or find it failed
+            made = _intact(name) or _compile(compiler, sources, name)
     _check_private(made)
     return made
+
+
+def _intact(name: Path) -> Path | None:
+    """Return the compiled kernels of a name, if their hash is the one that their file is named by.
+
+    Code that was cut short or changed would end the process, or compute something else. Hashing it
+    takes less than a millisecond.
+    """
+    for made in sorted(name.parent.glob(f"{name.name}-*.so")):
+        with suppress(OSError):
+            if made.stem.endswith(sha256(made)[:HASHED]):
+                return made
+    return None
 
 
 def _check_private(path: Path) -> None:
@@ -157,9 +190,9 @@ def _check_private(path: Path) -> None:
         raise UsageError(f"others may write to {path} (mode {mode}); run chmod go-w {path}")
 
 
-def _compile(compiler: str, sources: list[Path], made: Path) -> None:
+def _compile(compiler: str, sources: list[Path], name: Path) -> Path:
     """Compile the kernels, unless the same compiler failed at them not long ago."""
-    failed = made.with_suffix(".failed")
+    failed = name.with_suffix(".failed")
     with suppress(OSError):
         if abs(time.time() - failed.stat().st_mtime) < REMEMBER_FAILURE:
             raise UsageError(
@@ -169,17 +202,24 @@ def _compile(compiler: str, sources: list[Path], made: Path) -> None:
     if sys.stderr.isatty():
         print("compiling kernels for this processor, once", file=sys.stderr)
     try:
-        with tempfile.TemporaryDirectory() as place, replacing(made) as new:
+        with tempfile.TemporaryDirectory() as place:
             objects = [str(Path(place) / f"{source.stem}.o") for source in sources]
             pairs = zip(map(str, sources), objects, strict=True)
             with ThreadPoolExecutor() as pool:
                 list(pool.map(_run, ([compiler, *FLAGS, "-c", a, "-o", b] for a, b in pairs)))
             places = dict.fromkeys(f"-Wl,-rpath,{Path(path).parent}" for path in _libraries())
             linked = [*_libraries(), *places, "-Wl,--allow-shlib-undefined"]
-            _run([compiler, "-shared", *objects, *linked, "-o", str(new)])
-            new.chmod(0o700)
-    except subprocess.SubprocessError as error:
-        said = getattr(error, "stderr", None) or b""
+            whole = Path(place) / "whole.so"
+            _run([compiler, "-shared", *objects, *linked, "-o", str(whole)])
+            for damaged in name.parent.glob(f"{name.name}-*.so"):
+                damaged.unlink(missing_ok=True)
+            made = name.with_name(f"{name.name}-{sha256(whole)[:HASHED]}.so")
+            with replacing(made) as new:
+                shutil.copyfile(whole, new)
+                new.chmod(0o700)
+            return made
+    except subprocess.CalledProcessError as error:  # one that took too long is asked again
+        said = error.stderr or b""
         if not any(words in said for words in TRANSIENT):
             write_atomically(failed, (said.strip() or str(error).encode())[-2000:] + b"\n")
         raise

@@ -293,7 +293,10 @@ def write_shards(
     names = names if count > 1 else [NAME]
     for name, group in zip(names, groups, strict=True):
         with replacing(folder / name) as temporary:
-            save_file(group, temporary, {"format": "pt"})
+            try:
+                save_file(group, temporary, {"format": "pt"})
+            except SafetensorError as error:  # of the disk
+                raise UsageError(f"{folder / name}: {error}") from error
             temporary.chmod(0o644)  # the library closes it to others
     if count > 1:
         places = {key: name for name, group in zip(names, groups, strict=True) for key in group}

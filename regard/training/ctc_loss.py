@@ -16,19 +16,6 @@ def ctc_loss(
     return ctc_losses(logits, lengths, targets, target_lengths, blank, "sum")
 
 
-def consistency_loss(logits: Tensor, lengths: Tensor) -> Tensor:
-    """Return how far two copies of the same sounds are from agreeing, summed over their frames.
-
-    Logits (2 b, t, vocab) have all first copies before the second. Each copy learns from what the
-    other predicts, by the Kullback-Leibler divergence (CR-CTC; Yao et al. 2024).
-    """
-    dtype = torch.promote_types(logits.dtype, torch.float32)
-    real = torch.arange(logits.shape[1], device=logits.device) < lengths.unsqueeze(-1)
-    log_probs = logits.log_softmax(-1, dtype=dtype)
-    others = log_probs.detach().roll(len(logits) // 2, 0)
-    return F.kl_div(log_probs[real], others[real], reduction="sum", log_target=True)
-
-
 def ctc_losses(
     logits: Tensor,
     lengths: Tensor,

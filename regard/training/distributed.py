@@ -29,6 +29,8 @@ from regard import native
 
 TIMEOUT = 1800  # seconds to wait for the other processes
 CACHE_LINE = 64  # bytes
+# exit codes of a process that has finished, or was asked to stop and has saved
+STOPPED = (0, 128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
 def rank() -> int:
@@ -92,7 +94,7 @@ def launch(count: int, words: list[str]) -> dict[str, Any]:
     reader.start()
     try:
         while any(child.poll() is None for child in children):
-            if ended := [child for child in children if child.poll()]:
+            if ended := [child for child in children if child.poll() not in (None, *STOPPED)]:
                 first = first or ended[0]
                 time.sleep(1)  # let the one that failed first print why
                 for child in children:
@@ -102,7 +104,7 @@ def launch(count: int, words: list[str]) -> dict[str, Any]:
         for number, handler in before.items():
             signal.signal(number, handler)
     reader.join()
-    if failed := [child.returncode for child in children if child.returncode]:
+    if failed := [child.returncode for child in children if child.returncode not in STOPPED]:
         if children[0].returncode < 0:
             errors.seek(0)
             sys.stderr.buffer.write(errors.read())
@@ -110,6 +112,8 @@ def launch(count: int, words: list[str]) -> dict[str, Any]:
             name = signal.Signals(-first.returncode).name
             print(f"regard: a process of this training was ended by {name}", file=sys.stderr)
         raise SystemExit(failed[0] if failed[0] > 0 else 128 - failed[0])
+    if not output[0].strip():  # interrupted a second time, before there was a result
+        raise SystemExit(children[0].returncode)
     return json.loads(output[0])
 
 
@@ -275,6 +279,12 @@ def all_reduce(*numbers: float) -> list[float]:
         return sums.tolist()
     shared.rows[rank()] = sums
     return shared.reduce()[0].tolist()
+
+
+def all_max(number: float) -> float:
+    """Return the largest of the numbers of all processes."""
+    size, own = world_size(), rank()
+    return max(all_reduce(*(number if n == own else 0.0 for n in range(size))))
 
 
 def broadcast(number: float) -> float:

@@ -13,25 +13,25 @@ from regard import native
 from regard.errors import lookup
 
 
-def inverse_sqrt(step: int, steps: int, warmup: int) -> float:
+def inverse_sqrt(step: float, steps: int, warmup: int) -> float:
     """Linear warm-up, then decay by the inverse square root (Vaswani et al. 2017)."""
     return min((step + 1) / max(1, warmup), math.sqrt(max(1, warmup) / (step + 1)))
 
 
-def cosine(step: int, steps: int, warmup: int) -> float:
+def cosine(step: float, steps: int, warmup: int) -> float:
     """Linear warm-up, then cosine decay to a hundredth."""
     if step < warmup:
-        return (step + 1) / warmup
+        return min(1.0, (step + 1) / warmup)
     done = min(1.0, (step - warmup) / max(1, steps - warmup))
     return 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * done))
 
 
-def constant(step: int, steps: int, warmup: int) -> float:
+def constant(step: float, steps: int, warmup: int) -> float:
     """Linear warm-up, then constant."""
     return min(1.0, (step + 1) / max(1, warmup))
 
 
-SCHEDULES: dict[str, Callable[[int, int, int], float]] = {
+SCHEDULES: dict[str, Callable[[float, int, int], float]] = {
     "inverse_sqrt": inverse_sqrt,
     "cosine": cosine,
     "constant": constant,

@@ -1,8 +1,12 @@
-"""The length of a run in steps, and what follows from it: warm-up and validation interval."""
+"""The length of a run in steps, and what follows from it: warm-up and validation interval.
+
+A run of so many minutes is planned again every tenth of the way, by what its steps have taken.
+"""
 
 import math
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, NamedTuple, Protocol
 
 from regard.errors import UsageError
 
@@ -13,8 +17,11 @@ MAX_INTERVAL = 1000  # steps between validations
 MIN_VALIDATIONS = 4  # before each of them decodes fewer rows
 MIN_DECODED = 50  # rows that a validation decodes
 VALIDATION_SHARE = 0.15  # of the time
-RESERVE = 0.05  # of the time, for the end
+RESERVE = 0.03  # of the time, for the end
 MIN_TRAINING_SHARE = 0.5  # of the time, however long all else takes
+MIN_STEPS = 100  # in which a model may learn something
+# shares of a run at which it is planned again; the first steps tell whether the measure was right
+PLANNED_AT = (0.02, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
 class Duration(Protocol):
@@ -54,15 +61,53 @@ class Budget(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run will do, settled before its first step."""
+    """What a run will do from a step on: all that its next steps depend on beside the settings."""
 
-    steps: int
+    steps: int  # of the whole run
     warmup: int
     valid_every: int
     valid_share: float = 1.0
     seconds_a_step: float | None = None
     seconds_a_validation: float | None = None
-    notes: list[str] = field(default_factory=list)
+    seconds: float | None = None  # for the whole run, if it is to fit into a time
+    most: int | None = None  # steps, whatever fits into the time
+    step: int = 0  # from which the plan holds
+    position: float = 0.0  # of that step in the learning-rate schedule, which ends at `steps`
+    validated: int = 0  # step from which `valid_every` counts
+    notes: list[str] = field(default_factory=list, compare=False)
+
+    def place(self, step: int) -> float:
+        """Position of a step in the learning-rate schedule."""
+        left = (self.steps - self.position) / (self.steps - self.step)
+        return self.position + (step - self.step) * left
+
+    def validates(self, step: int) -> bool:
+        """True if the weights are validated after so many steps, the last ones apart."""
+        return (step - self.validated) % self.valid_every == 0
+
+    @property
+    def next_step(self) -> int | None:
+        """Step before which the run is planned again, if it is."""
+        if self.seconds is None:
+            return None
+        for share in PLANNED_AT:
+            if (ahead := share * self.steps - self.position) > 0:
+                left = (self.steps - self.step) / (self.steps - self.position)
+                step = self.step + max(1, math.ceil(ahead * left))
+                return step if step < self.steps else None
+        return None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for recipe.json."""
+        values = asdict(self)
+        del values["notes"]
+        return values
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Plan":
+        """Read a plan of recipe.json, where one of before may lack some values."""
+        known = {one.name for one in fields(cls)} - {"notes"}
+        return cls(**{name: value for name, value in values.items() if name in known})
 
 
 def default_warmup(steps: int) -> int:
@@ -70,23 +115,24 @@ def default_warmup(steps: int) -> int:
     return min(MAX_WARMUP, int(WARMUP_SHARE * steps))
 
 
-def budget(seconds: float, cost: Cost, valid_every: int | None = None) -> Budget:
-    """Return how many steps fit into the time, with their validations."""
-    most = seconds * (1 - RESERVE)
+def budget(
+    seconds: float, cost: Cost, valid_every: int | None = None, *, left: float = 1.0
+) -> Budget:
+    """Steps that fit into the share of a time that is left, with their validations."""
+    most = seconds * max(0.0, left - RESERVE)
     each, share = cost.save + cost.validation, 1.0
     if valid_every:
         steps = max(1, int(most / (cost.step + each / valid_every)))
         return Budget(steps, -(-steps // valid_every))
-    room = VALIDATION_SHARE * seconds
+    room = VALIDATION_SHARE * seconds * left
     if cost.decoded > MIN_DECODED and MIN_VALIDATIONS * each > room:
         share = (room / MIN_VALIDATIONS - cost.save) / cost.validation
         share = min(1.0, max(MIN_DECODED / cost.decoded, share))
         each = cost.save + share * cost.validation
-    count = max(
-        1, min(_validations(seconds / cost.step), int(room / each) if each else VALIDATIONS)
-    )
-    left = max(most - count * each, MIN_TRAINING_SHARE * seconds)
-    return Budget(max(1, int(left / cost.step)), count, share)
+    usual = math.ceil(left * _validations(seconds / cost.step))
+    count = max(1, min(usual, int(room / each) if each else usual))
+    training = max(most - count * each, MIN_TRAINING_SHARE * seconds * left)
+    return Budget(max(1, int(training / cost.step)), count, share)
 
 
 def _validations(steps: float) -> int:
@@ -100,7 +146,7 @@ def make_plan(
     cost: Cost | None = None,
     seconds: float = 0.0,
 ) -> Plan:
-    """Turn steps, epochs (of `epoch` steps) or seconds (by `cost`) into a plan."""
+    """Turn steps, epochs (of `epoch` steps) or seconds (by `cost`) into the plan to begin with."""
     limits: dict[str, int] = {}
     notes: list[str] = []
     fits = None
@@ -133,6 +179,8 @@ def make_plan(
         if share < 1:
             rows = math.ceil(share * cost.decoded)
             notes.append(f"validations decode {rows:,} of {cost.decoded:,} rows to save time")
+    if holds == "minutes" and steps < MIN_STEPS:
+        notes.append(too_few(steps))
     warmup = settings.warmup if settings.warmup is not None else default_warmup(steps)
     if warmup >= steps > 1:
         notes.append(
@@ -146,5 +194,49 @@ def make_plan(
         share,
         cost.step if cost is not None else None,
         validation,
-        notes,
+        seconds if fits else None,
+        min((limits[key] for key in limits if key != "minutes"), default=None),
+        notes=notes,
+    )
+
+
+def plan_again(settings: Duration, last: Plan, step: int, spent: float, cost: Cost) -> Plan:
+    """Plan the rest of a run before a step, after so many seconds, by what steps have cost.
+
+    The schedule goes on where it is and ends with the new last step; if it is ahead of the share
+    of the time that was spent, it goes back to that.
+    """
+    assert last.seconds is not None
+    share = min(1.0, spent / last.seconds)
+    fits = budget(last.seconds, cost, settings.valid_every, left=1 - share)
+    steps = step + fits.steps
+    if last.most is not None and last.most <= steps:
+        steps = last.most
+        share = step / steps
+    position = min(share, last.place(step) / last.steps) * steps
+    warmup = settings.warmup
+    if warmup is None:
+        warmup = default_warmup(steps)
+    else:  # steps that the user has counted are not stretched
+        position = float(step) if step < warmup else max(warmup, position)
+    validated = step - (step - last.validated) % last.valid_every
+    return replace(
+        last,
+        steps=steps,
+        warmup=warmup,
+        valid_every=settings.valid_every or max(1, -(-(steps - validated) // fits.validations)),
+        seconds_a_step=cost.step,
+        seconds_a_validation=cost.validation,
+        step=step,
+        position=position,
+        validated=validated,
+        notes=[],
+    )
+
+
+def too_few(steps: int) -> str:
+    """Warning that a run of minutes has few steps."""
+    return (
+        f"warning: {steps:,} step{'s' * (steps != 1)} in these minutes are too few to learn much; "
+        "give more minutes= or a smaller size="
     )

@@ -41,7 +41,7 @@ class Progress:
         bar = self.bar or self._open()
         speed = f"{self.tokens / passed:,.0f} tokens/s" if self.tokens else ""
         shown = f"loss {loss:.3f}" if loss is not None else ""
-        bar.update(self.task, completed=self.done, speed=speed, loss=shown)
+        bar.update(self.task, completed=self.done, total=self.total, speed=speed, loss=shown)
 
     def left(self) -> str:
         """Return the estimated time left, at the speed so far."""

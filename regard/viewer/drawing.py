@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from html import escape
 from importlib.resources import files
 from pathlib import Path
-from textwrap import wrap
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -17,8 +16,9 @@ from matplotlib.ticker import AutoLocator
 from regard.errors import UsageError
 from regard.files import write_atomically
 from regard.results import Named
+from regard.viewer.fonts import cut
 from regard.viewer.html import HEAD, digest
-from regard.viewer.panels import INK, MARGIN, NOTE, SOFT, TITLE, Sheet
+from regard.viewer.panels import INK, MARGIN, NOTE, SOFT, TITLE, Sheet, lines_of
 from regard.viewer.plot import plain
 
 # row -> column -> number
@@ -26,7 +26,6 @@ Numbers = Mapping[str, Mapping[str, float]]
 
 # inches: before a plot for its ticks and label, above it for its title, under it
 LEFT, ABOVE, UNDER = 0.62, 0.3, 0.45
-LETTERS_PER_INCH, MOST_LETTERS = 16.0, 115  # of a line of a note
 
 PAGE = (
     HEAD
@@ -63,7 +62,9 @@ class Plot:
         axes.minorticks_off()
         if axes.images:
             axes.grid(False)
-        axes.set_title(sheet.spell(self.title), loc="left", pad=4, **sheet.style(8.5))
+        room = axes.get_position().width * sheet.width * 72 / 8.5  # not into the next plot
+        title = cut(sheet.spell(self.title), room)
+        axes.set_title(title, loc="left", pad=4, **sheet.style(8.5))
         axes.set_xlabel(sheet.spell(self.x), labelpad=2, **sheet.style(8, SOFT))
         axes.set_ylabel(sheet.spell(self.y), labelpad=2, **sheet.style(8, SOFT))
         if (legend := axes.get_legend()) is not None:
@@ -78,31 +79,37 @@ def draw_plots(
     size: tuple[float, float] = (3.0, 2.1),
     widths: Sequence[float] | None = None,
     bare: bool = False,
+    headings: Sequence[str] = (),
 ) -> Sheet:
     """Draw rows of plots of one size (width, height) in inches under a title and notes.
 
     `widths` are those of the columns where they differ; in a figure of `bare` plots there is no
-    room for ticks and labels.
+    room for ticks and labels. A row may have a heading above the titles of its plots.
     """
     count = max(map(len, rows))
     widths = widths or [size[0]] * count
     left, under = (0.12, 0.05) if bare else (LEFT, UNDER)
     width = 2 * MARGIN + sum(widths) + left * count
-    letters = min(MOST_LETTERS, int(width * LETTERS_PER_INCH))
-    lines = [line for note in notes for line in wrap(note, letters)]
-    high = ABOVE + size[1] + under
-    height = TITLE + NOTE * len(lines) + high * len(rows) + MARGIN
+    lines = lines_of(notes, width)
+    headings = [*headings, *[""] * (len(rows) - len(headings))]
+    highs = [ABOVE + size[1] + under + NOTE * bool(heading) for heading in headings]
+    height = TITLE + NOTE * len(lines) + sum(highs) + MARGIN
     texts = [title, *lines, *(t for row in rows for p in row for t in (p.title, p.x, p.y) if t)]
+    texts += filter(None, headings)
     sheet = Sheet(width, height, texts)
     sheet.write(title, MARGIN, 0.32, 11, INK, width - 2 * MARGIN)
     for number, line in enumerate(lines):
         sheet.write(line, MARGIN, 0.54 + NOTE * number, 8, SOFT)
-    for number, row in enumerate(rows):
-        down, across = TITLE + NOTE * len(lines) + high * number + ABOVE, MARGIN
+    down = TITLE + NOTE * len(lines)
+    for row, heading, high in zip(rows, headings, highs, strict=True):
+        under_it, across = down + high - under - size[1], MARGIN
+        if heading:
+            sheet.write(heading, MARGIN + left, down + 0.16, 8.5, INK, width - 2 * MARGIN - left)
         for plot, wide in zip(row, widths, strict=False):
-            axes = sheet.axes(across + left, down, wide, size[1], xticks=[], yticks=[])
+            axes = sheet.axes(across + left, under_it, wide, size[1], xticks=[], yticks=[])
             plot.draw(axes, sheet)
             across += left + wide
+        down += high
     return sheet
 
 

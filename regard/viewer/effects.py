@@ -14,7 +14,7 @@ from regard.layers.layout import TokenGrid
 from regard.viewer.fonts import text_width
 from regard.viewer.heatmaps import bare
 from regard.viewer.overlays import as_rgb, overlay
-from regard.viewer.panels import BLUES, INK, LINE, MARGIN, SOFT, TITLE, Sheet
+from regard.viewer.panels import BLUES, INK, LINE, MARGIN, SOFT, TITLE, Sheet, lines_of
 from regard.viewer.picture import Effects, Picture, Table
 
 LUMINANCE = 0.299, 0.587, 0.114  # of red, green and blue (ITU-R BT.601)
@@ -126,10 +126,11 @@ def draw_table(sheet: Sheet, table: Table, left: float, down: float) -> float:
                 continue
             if table.texts is not None:
                 text = bare(table.texts[row][column], sheet.missing)
-            elif wide / columns >= 0.34:
-                text = f"{value:{'+' if table.signed else ''}.{2 if most >= 0.1 else 3}f}"
             else:
-                continue
+                digits = 3 if most < 0.1 else 2 if most < 100 else 0
+                text = f"{value:{'+z' if table.signed else ''}.{digits}f}"
+                if text_width(text) * 6.5 / 72 > wide / columns - 0.02:
+                    continue
             dark = np.dot(colours(norm(value))[:3], LUMINANCE) < 0.5
             look = {**small, "color": "white" if dark else INK, "ha": "center", "va": "center"}
             axes.text(column, row, text, clip_on=True, **look)
@@ -148,12 +149,13 @@ def draw_tables(picture: Picture) -> Sheet:
         else:
             rows.append([each])
     notes = [line for line in (picture.output and f"→ {picture.output}", picture.note) if line]
+    across = max(6.5, max(sum(wide for _, wide, _ in row) for row in rows))
+    notes = lines_of(notes, across)
     words = [w for t in picture.tables for w in (t.name, *t.rows, *t.columns)]
     words += [w for t in picture.tables for row in t.texts or () for w in row]
-    across = max(sum(wide for _, wide, _ in row) for row in rows)
     down = TITLE + 0.2 * len(notes)
     high = down + sum(max(high for _, _, high in row) for row in rows) + MARGIN
-    sheet = Sheet(max(across, 6.5) + 2 * MARGIN, high, [picture.title, *notes, *words])
+    sheet = Sheet(across + 2 * MARGIN, high, [picture.title, *notes, *words])
     _head(sheet, picture, notes)
     for row in rows:
         at = MARGIN

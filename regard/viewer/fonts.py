@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from unicodedata import east_asian_width
 
-from matplotlib.font_manager import FontEntry, fontManager, get_font
+from matplotlib.font_manager import FontEntry, findSystemFonts, fontManager, get_font
 
 from regard.viewer.picture import language_of
 
@@ -22,10 +22,35 @@ FIRST_FONTS = {
 @cache
 def fonts_for(text: str) -> tuple[list[str], frozenset[str]]:
     """Return fonts that together hold every letter of a text, and the letters that none has."""
-    fonts = [PLAIN]
+    fonts: list[str] = [PLAIN]
     needed = {ord(letter) for letter in text if not letter.isspace()} - letters_in(_plain())
     if not needed:
         return fonts, frozenset()
+    fonts, missing = _search(text, needed)
+    if missing and add_new_fonts():
+        fonts, missing = _search(text, needed)
+    return fonts, frozenset(map(chr, missing))
+
+
+@cache
+def add_new_fonts() -> bool:
+    """Add fonts that were installed after matplotlib listed them, and tell whether there are any.
+
+    Its list is kept in a file of the user's cache, and is not made again when fonts come.
+    """
+    known = {entry.fname for entry in fontManager.ttflist}
+    before = len(fontManager.ttflist)
+    for path in set(findSystemFonts()) - known:
+        try:
+            fontManager.addfont(path)
+        except (OSError, RuntimeError):  # a kind of font that matplotlib cannot draw
+            continue
+    return len(fontManager.ttflist) > before
+
+
+def _search(text: str, needed: set[int]) -> tuple[list[str], set[int]]:
+    """Return the plain font and those that hold what it lacks, and the letters that none has."""
+    fonts, needed = [PLAIN], set(needed)
     first = [
         *FIRST_FONTS[language_of(text)],
         *(name for names in FIRST_FONTS.values() for name in names),
@@ -43,7 +68,7 @@ def fonts_for(text: str) -> tuple[list[str], frozenset[str]]:
             needed -= letters
         if not needed:
             break
-    return fonts, frozenset(map(chr, needed))
+    return fonts, needed
 
 
 def _upright(entry: FontEntry) -> bool:

@@ -54,6 +54,7 @@ class HeatMap(Panel):
     letters: float
     norm: Normalize
     numbers: bool  # in the cells
+    least: float = 0.05  # that is written in a cell
 
     @property
     def size(self) -> tuple[float, float]:
@@ -79,7 +80,7 @@ class HeatMap(Panel):
             axes.vlines(across, -0.5, len(rows) - 0.5, color=LINE, linewidth=0.5)
             axes.hlines(down, -0.5, len(columns) - 0.5, color=LINE, linewidth=0.5)
         if self.numbers:
-            for i, j in np.argwhere(self.pixels >= 0.05):
+            for i, j in np.argwhere(self.pixels >= self.least):
                 number = f"{self.pixels[i, j]:.2f}".removeprefix("0")
                 ink = "white" if self.norm(self.pixels[i, j]) > 0.4 else INK
                 middle = {"ha": "center", "va": "center", "fontsize": 0.75 * self.letters}
@@ -152,7 +153,7 @@ def draw_tables(
     _, missing = fonts_of([title, *rows, *columns, *tables])
     labels = {"rows": [bare(name, missing) for name in rows], "columns": list(columns)}
     letters, norm = 7.5, Normalize(0, 1)
-    style = {"cell": 0.27, "letters": letters, "norm": norm, "numbers": True}
+    style = {"cell": 0.27, "letters": letters, "norm": norm, "numbers": True, "least": 0.0}
     panels = [HeatMap(table, heading=name, **labels, **style) for name, table in tables.items()]
     across = max(1, min(MAX_ACROSS // 2, round(16 / len(columns))))
     maps = [panels[at : at + across] for at in range(0, len(panels), across)]

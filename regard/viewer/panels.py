@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -28,11 +29,13 @@ HEAT = LinearSegmentedColormap.from_list(
 INK, SOFT, LINE = "#1b1f27", "#5c6575", "#e3e7ee"
 FRAME = "#35f0ff"
 DPI = 130
+LONGEST_LINE = 1000  # letters of a title or a note, before it is cut to the room there is
 MAX_PIXELS = 60_000_000
 MAX_PANELS = 256  # as many as there are filters to look at
 MIN_SIDE = 240  # pixels to which the longer side of a smaller image is enlarged, at least
 # inches: around all panels, of the title, of a note under it, above and under a panel
 MARGIN, TITLE, NOTE, HEADING, CAPTION = 0.15, 0.5, 0.2, 0.22, 0.22
+LETTERS_PER_INCH, MOST_LETTERS = 16.0, 115  # of a line of a note
 MISSING = "Letters that no installed font has are shown as code points; Noto Sans CJK has most."
 
 
@@ -47,7 +50,7 @@ class Sheet:
 
     def spell(self, text: str) -> str:
         """Return a text in letters that can be seen, and that some font has."""
-        return spell(show_token(text), self.missing) if text else ""
+        return spell(show_token(text, LONGEST_LINE), self.missing) if text else ""
 
     def style(self, size: float, colour: str = INK) -> dict[str, Any]:
         """Return how a text is drawn: in fonts that have its letters, and never as a formula."""
@@ -85,7 +88,14 @@ class Sheet:
 
 def fonts_of(words: Iterable[str]) -> tuple[list[str], frozenset[str]]:
     """Return the fonts for all of some words, and the letters that none has."""
-    return fonts_for("".join(sorted(set("".join(map(show_token, words))))))
+    shown = (show_token(word, LONGEST_LINE) for word in words)
+    return fonts_for("".join(sorted(set("".join(shown)))))
+
+
+def lines_of(notes: Iterable[str], width: float) -> list[str]:
+    """Notes of 8 points as lines that fit into so many inches."""
+    most = min(MOST_LETTERS, int(width * LETTERS_PER_INCH))
+    return [line for note in notes for line in wrap(note, most)]
 
 
 @dataclass(frozen=True, eq=False)

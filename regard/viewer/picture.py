@@ -308,12 +308,12 @@ def readable(text: str, *, keep: str = " ") -> str:
     return "".join(shown)
 
 
-def show_token(token: str) -> str:
+def show_token(token: str, longest: int = LONGEST_TOKEN) -> str:
     """Write a token so that it can be seen, be it blank, a lone accent, or endless."""
     if not token.strip(" "):
         return "␣" * len(token) or "∅"
-    if len(token) > LONGEST_TOKEN:
-        token = token[: LONGEST_TOKEN - 1] + "…"
+    if len(token) > longest:
+        token = token[: longest - 1] + "…"
     if unicodedata.category(token[0]).startswith("M"):
         token = "◌" + token
     return readable(token)

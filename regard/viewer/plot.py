@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 
 from regard.errors import UsageError
@@ -113,7 +116,7 @@ def draw_curves(
             axes.plot(x * aside, one.mean, marker, **white)
     if log:
         ticks = sorted({x for points in lines.values() for x, _ in points})
-        axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
+        set_ticks(axes, ticks, [f"{x:g}" for x in ticks])
         axes.minorticks_off()
     axes.set_xlabel(sheet.spell(labels[0]), **sheet.style(9, SOFT))
     axes.set_ylabel(sheet.spell(labels[1]), **sheet.style(9, SOFT))
@@ -131,6 +134,80 @@ def draw_curves(
     for text in legend.get_texts():
         text.set_parse_math(False)
     write_atomically(path, sheet.png())
+
+
+def set_ticks(axes: Axes, places: Sequence[float], labels: Sequence[str], size: float = 8) -> None:
+    """Mark places of the x axis, and label as many of them as there is room for."""
+    across = axes.get_position().width * axes.figure.get_figwidth() * 72
+    low, high = axes.get_xlim()  # now, since whatever was drawn is reckoned with
+    at = axes.transData.transform([(x, axes.get_ylim()[0]) for x in places])[:, 0]
+    at = (at - axes.bbox.x0) / axes.bbox.width * across
+    shown, free = [], -math.inf
+    for x, label in zip(at, labels, strict=True):
+        half = text_width(label) * size / 2
+        fits = x - half > free
+        shown.append(label if fits else "")
+        free = x + half + 0.4 * size if fits else free
+    axes.set_xticks(places, shown)
+    axes.set_xlim(low, high)
+
+
+def label_points(
+    axes: Axes, points: Sequence[tuple[float, float, str, Any]], size: float = 7
+) -> None:
+    """Write the label (x, y, label, colour) of each point beside it, where nothing else stands.
+
+    The rings around a point are tried from the nearest on; a label that is far from its point gets
+    a line to it, and one that finds no room is left out. What is drawn later must not change the
+    limits of the axes.
+    """
+    axes.set(xlim=axes.get_xlim(), ylim=axes.get_ylim())
+    points_of_pixel = 72 / axes.figure.dpi
+    at = axes.transData.transform([point[:2] for point in points]) * points_of_pixel
+    inside = axes.bbox.extents * points_of_pixel
+    taken = [(x - 3, y - 3, x + 3, y + 3) for x, y in at]
+    angles = np.arange(16) * math.pi / 8 + math.pi / 4  # the upper right first
+    rings = [(reach, angle) for reach in (5, 9, 14, 20, 28, 38, 50) for angle in angles]
+    left_out = 0
+    for (x, y), (*place, label, colour) in zip(at, points, strict=True):
+        wide, high = text_width(label) * size + 1, 1.3 * size
+        for reach, angle in rings:
+            right, up = reach * math.cos(angle), reach * math.sin(angle)
+            left = x + right - (0 if right > 1 else wide if right < -1 else wide / 2)
+            low = y + up - (0 if up > 1 else high if up < -1 else high / 2)
+            box = left, low, left + wide, low + high
+            if _shared(box, inside) > wide * high - 1e-6 and not any(
+                _shared(box, other) for other in taken
+            ):
+                break
+        else:
+            left_out += 1
+            continue
+        taken.append(box)
+        axes.annotate(
+            label,
+            place,
+            xytext=(left - x, low - y),
+            va="bottom",
+            textcoords="offset points",
+            fontsize=size,
+            color=colour,
+            parse_math=False,
+            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.4, "alpha": 0.6}
+            if reach > 9
+            else None,
+        )
+    if left_out:
+        told = f"{left_out} of {len(points)} labels had no room"
+        where = {"transform": axes.transAxes, "ha": "right", "va": "bottom"}
+        axes.text(1, 1.01, told, fontsize=6, color=SOFT, **where)
+
+
+def _shared(one: Sequence[float], other: Sequence[float]) -> float:
+    """Area that two boxes (left, low, right, high) share."""
+    wide = min(one[2], other[2]) - max(one[0], other[0])
+    high = min(one[3], other[3]) - max(one[1], other[1])
+    return max(0.0, wide) * max(0.0, high)
 
 
 def plain(axes: Axes) -> None:

@@ -75,9 +75,30 @@ class PerLayer(Position):
         self.make = make
 
 
+# what a layer asks of its position; the rest is asked by the stack
+OF_LAYER = ("rotate", "query", "bias", "add_values")
+
+
+class OfStack(Position):
+    """What a layer asks of the position of its stack, whose parameters are the stack's alone.
+
+    Registered in two places, a parameter that torch.func.functional_call replaces would stay so.
+    """
+
+    def __init__(self, position: Position):
+        super().__init__()
+        self.adds_values = position.adds_values
+        for name in OF_LAYER:
+            setattr(self, name, getattr(position, name))
+
+
 def of_layer(position: Position) -> Position:
     """Return the position of the next layer: the stack's, or a fresh one."""
-    return position.make() if isinstance(position, PerLayer) else position
+    if isinstance(position, PerLayer):
+        return position.make()
+    if all(getattr(type(position), name) is getattr(Position, name) for name in OF_LAYER):
+        return Position()
+    return OfStack(position) if any(True for _ in position.parameters()) else position
 
 
 class GrowingTable:

@@ -19,16 +19,21 @@ class Film:
     """Keeps pictures of some inputs in the folder of a run, every so many steps."""
 
     def __init__(self, task: Task[Any, Any], data: Data, settings: Any, folder: Path, steps: int):
-        from regard.viewer.movie import MAX_FRAMES, MAX_PROBES
+        from regard.viewer.movie import MAX_PROBES
 
-        self.task, self.folder = task, folder
-        asked = settings.watch_every
-        self.every = asked * -(-steps // (asked * MAX_FRAMES))
+        self.task, self.folder, self.asked = task, folder, settings.watch_every
+        self.settle(steps)
         if settings.probes:
             inputs = [as_input(line) for line in probes_in(settings.probes, MAX_PROBES)]
         else:
             inputs = first_inputs(data.parts, "valid", MAX_PROBES)
         self.inputs = cut_inputs(task, inputs, TOKENS, MAX_PROBES)
+
+    def settle(self, steps: int) -> None:
+        """Choose how often pictures are taken in a run of so many steps."""
+        from regard.viewer.movie import MAX_FRAMES
+
+        self.every = self.asked * -(-steps // (self.asked * MAX_FRAMES))
 
     @torch.inference_mode()
     def __call__(self, step: int) -> None:

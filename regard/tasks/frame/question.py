@@ -38,6 +38,7 @@ class Question:
     grid: TokenGrid | None = None  # on which the tokens stand, of an image or a sound
     first: int = 0
     score: Callable[[Tensor], Tensor] | None = None  # of logprobs, if not the sum over the steps
+    unit: str = "loss"  # what is more where `score` is less
     size: int = 1  # tokens that the model reads of one copy, if more than those of the input
 
     def answers(self, copies: int) -> Tensor:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -11,37 +11,43 @@ from typing import Any
 import torch
 from torch import nn
 
-from regard import __version__
+from regard import __version__, native
 from regard.data.split import Split
 from regard.errors import UsageError, log
 from regard.files import read_json, write_atomically
 from regard.hashes import SUMS, damaged, listed
 from regard.layers.lora import adapters
-from regard.settings import older_names
 from regard.tasks.frame.settings import flat
 
 # settings that may differ when a run is resumed, since they do not change what it computes
 # (of data, the hash of what they hold is compared)
 RESUME_MAY_DIFFER = {"data", "out", "device", "threads", "compile", "save_every", "test"}
 RESUME_MAY_DIFFER |= {"watch_every", "probes"}
+UNSCORED = "Its training has not come to a first validation, so it has no score yet."
 # files that are written at every start, whether anew or to resume
 REWRITTEN = {"config.json", "generation_config.json"}
 
 
 def check_resume(
-    folder: Path, settings: Any, data: str, split: Split | None = None
+    folder: Path,
+    settings: Any,
+    data: str,
+    split: Split | None = None,
+    only: Collection[str] | None = None,
 ) -> dict[str, Any] | None:
-    """Return the recipe of a run that was begun here, or refuse settings or data that differ."""
+    """Return the recipe of a run that was begun here, or refuse settings or data that differ.
+
+    Of the settings, `only` some are compared where others are not yet known.
+    """
     path = folder / "recipe.json"
     if not path.exists():
         return None
     recipe = read_json(path)
-    older, before, now = older_names(type(settings)), {}, flat(settings)
-    for key, value in recipe.get("settings", {}).items():
-        head, dot, rest = key.partition(".")
-        before[older.get(head, head) + dot + rest] = value
+    before, now = recipe.get("settings", {}), flat(settings)
     for key, value in now.items():
         if key in RESUME_MAY_DIFFER or key.split(".")[-1] in RESUME_MAY_DIFFER:
+            continue
+        if only is not None and key not in only:
             continue
         if key == "warmup" and value is None:  # it follows from the steps, then and now
             continue
@@ -63,21 +69,39 @@ def check_resume(
     return recipe
 
 
+def other_bits(folder: Path, recipe: Mapping[str, Any]) -> list[str]:
+    """Say what rounds otherwise than when a run was begun, so that it ends with other bits."""
+    kernels, torch_now = native.status(), torch.__version__.split("+")[0]
+    notes = []
+    if recipe.get("kernels", kernels.enabled) != kernels.enabled:
+        begun = "with C kernels" if recipe["kernels"] else "without C kernels"
+        notes.append(f"{begun} ({kernels} now)")
+    if recipe.get("torch", torch_now) != torch_now:
+        notes.append(f"with PyTorch {recipe['torch']} ({torch_now} now)")
+    return [f"{folder} was begun {note}: it goes on, but rounds otherwise" for note in notes]
+
+
 def write_recipe(folder: Path, task: str, settings: Any, data: str, more: dict[str, Any]) -> dict:
     """Write recipe.json: everything that the run depends on, fully resolved."""
     recipe = {
         "regard": __version__,
         "torch": torch.__version__.split("+")[0],
         "python": platform.python_version(),
+        "kernels": native.status().enabled,
         "task": task,
         "data": data,
         **more,
         "settings": flat(settings),
     }
-    write_atomically(
-        folder / "recipe.json", json.dumps(recipe, indent=2, ensure_ascii=False) + "\n"
-    )
+    update_recipe(folder, recipe)
     return recipe
+
+
+def update_recipe(folder: Path, values: Mapping[str, Any]) -> None:
+    """Write values into recipe.json, over those that are there."""
+    path = folder / "recipe.json"
+    whole = {**(read_json(path) if path.exists() else {}), **values}
+    write_atomically(path, json.dumps(whole, indent=2, ensure_ascii=False) + "\n")
 
 
 def save_generation(folder: Path, generation: Mapping[str, Any]) -> None:
@@ -139,7 +163,7 @@ def model_card(
 ) -> str:
     """Write the README of a trained model: what it is, how it came about, how good it is."""
     rows = [f"| {k} | {v:.4g} |" for k, v in scores.items() if k != "better"]
-    for who, row in baselines.items():
+    for who, row in baselines.items() if scores else ():
         rows += [f"| baseline, {who}: {k} | {v:.4g} |" for k, v in row.items()]
     return "\n".join(
         [
@@ -149,8 +173,7 @@ def model_card(
             f"trained by Regard {__version__} on {threads} threads. "
             "`recipe.json` holds every setting.",
             "",
-            "| on the validation part | |",
-            "|---|---|",
+            *(["| on the validation part | |", "|---|---|"] if scores else [UNSCORED, ""]),
             *rows,
             "",
         ]

@@ -507,6 +507,10 @@ class Task(Generic[C, A]):
             f"{self.name} gives no probability of an answer, so its causes cannot be measured"
         )
 
+    def probe(self, given: Any) -> Question:
+        """What of an input is compared before and after a change of the model; its answer's p."""
+        return self.question(given, self.look_settings({}))
+
     # ---- Using: what the frame does
 
     @classmethod

@@ -1,11 +1,10 @@
 """A training in its folder, from the settings to the finished model: the same for every task."""
 
-import dataclasses
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,10 @@ from regard.errors import UsageError, log
 from regard.files import write_atomically
 from regard.hashes import SUMS, damaged, listed, seal, unseal
 from regard.layers.lora import merged
+from regard.metrics.evaluation import WARNING, beside_baselines
 from regard.models.folder import save_config
 from regard.pretrained.tokenizer_folder import load_tokenizer
-from regard.results import Scored
+from regard.results import Scored, exit_code
 from regard.tasks.frame.film import Film
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.recipe import (
@@ -26,18 +26,23 @@ from regard.tasks.frame.recipe import (
     hash_frozen,
     is_learnt,
     model_card,
+    other_bits,
     parameters,
     save_generation,
     set_aside,
     trainable,
+    update_recipe,
     write_recipe,
 )
 from regard.tasks.frame.task import Data, Task
 from regard.training import distributed
 from regard.training.loop import Fit, Trainable, locked, measure
-from regard.training.plan import MIN_TRAINING_SHARE, Plan, make_plan
+from regard.training.plan import MIN_STEPS, MIN_TRAINING_SHARE, Plan, make_plan, too_few
 from regard.weights import state_of
 
+# what recipe.json says of the last plan outside of the list of all
+PLANNED = ("steps", "warmup", "valid_every", "valid_share")
+PLANNED += ("seconds_a_step", "seconds_a_validation")
 # settings of tasks that say how many rows a validation decodes
 ROWS_DECODED = ("valid_sentences", "valid_images", "valid_sounds")
 
@@ -51,6 +56,13 @@ class Report(Scored):
     steps: int
     finished: bool
     scores: dict[str, float]  # on the validation part
+    baselines: dict[str, dict[str, float]] = field(default_factory=dict)  # of trivial predictors
+    signal: int | None = None  # that stopped it
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code of a command that a signal stopped, as shells count it, or 0."""
+        return exit_code(self.signal)
 
     def named_scores(self) -> Iterable[tuple[str, float]]:
         """Return the scores on the validation part by name."""
@@ -68,9 +80,9 @@ class Report(Scored):
     def __str__(self) -> str:
         scores = ", ".join(f"{k} {v:.4g}" for k, v in self.scores.items() if k != "better")
         if self.finished:
-            return f"{self.folder}: finished after {count_steps(self.step)}" + (
-                f"; {scores}" if scores else ""
-            )
+            said = beside_baselines(self.scores, self.baselines)
+            whole = [f"{self.folder}: finished after {count_steps(self.step)}", scores, said]
+            return "; ".join(part for part in whole if part)
         return (
             f"{self.folder}: stopped and saved at step {self.step:,} of {self.steps:,}; "
             "give the same command again to go on"
@@ -187,6 +199,8 @@ def train(
         if settings.compile:
             compile_model(model, task.dynamic)
         baselines = task.baselines(data, settings)
+        for note in other_bits(folder, begun or {}):
+            log(note, quiet)
         if begun is None:
             for note in data.notes:
                 log(note, quiet)
@@ -210,22 +224,19 @@ def train(
             write_atomically(folder / "README.md", card)
             seal(folder)
 
-        training.valid_share = begun.get("valid_share", 1.0)
-        if settings.warmup is None:
-            # a run of before, whose warm-up did not follow from the steps, keeps it
-            warmup = begun["warmup"] if "warmup" in begun else begun["settings"]["warmup"]
-            settings = dataclasses.replace(settings, warmup=warmup)
+        plans = plans_of(begun)
+        training.valid_share = plans[-1].valid_share
         fit = Fit(
             model,
             training,
             settings,
             folder,
-            steps=begun["steps"],
-            valid_every=begun["valid_every"],
+            plans=plans,
+            record=lambda plans: record_plans(folder, plans),
             publish=publish,
             quiet=quiet,
             lost=lost,
-            film=Film(task, data, settings, folder, begun["steps"])
+            film=Film(task, data, settings, folder, plans[-1].steps)
             if settings.watch_every and distributed.is_main()
             else None,
         )
@@ -234,7 +245,43 @@ def train(
             task.finish(folder, data, settings)
             seal(folder)
         distributed.destroy()
-    return Report(str(folder), outcome.step, begun["steps"], outcome.finished, outcome.scores)
+    report = Report(
+        str(folder),
+        outcome.step,
+        fit.plan.steps,
+        outcome.finished,
+        outcome.scores,
+        baselines,
+        outcome.signal,
+    )
+    if report.finished:
+        said = beside_baselines(report.scores, baselines)
+        warnings = [said] if said.startswith(WARNING) else []
+        if settings.minutes is not None and report.step < MIN_STEPS:
+            warnings.append(too_few(report.step))
+        for warning in warnings:
+            log(warning, quiet)
+    return report
+
+
+def planned(plans: Sequence[Plan]) -> dict[str, Any]:
+    """What recipe.json says of the plans of a run: the last one, then all of them."""
+    rows = [plan.to_json() for plan in plans]
+    return {**{key: rows[-1][key] for key in PLANNED}, "plans": rows}
+
+
+def plans_of(recipe: Mapping[str, Any]) -> list[Plan]:
+    """Read the plans of a run, of which one of before has only one."""
+    if "plans" in recipe:
+        return [Plan.from_json(row) for row in recipe["plans"]]
+    kept = {key: recipe[key] for key in PLANNED if key in recipe}
+    return [Plan.from_json({"warmup": recipe["settings"].get("warmup"), **kept})]
+
+
+def record_plans(folder: Path, plans: Sequence[Plan]) -> None:
+    """Write the plans of a run into its recipe.json."""
+    if distributed.is_main():
+        update_recipe(folder, planned(plans))
 
 
 def check_unchanged(
@@ -323,12 +370,7 @@ def _begin(
     hashes = task.codec.hashes()
     more = {
         "recipe": recipe,
-        "steps": plan.steps,
-        "warmup": plan.warmup,
-        "valid_every": plan.valid_every,
-        "valid_share": plan.valid_share,
-        "seconds_a_step": plan.seconds_a_step,
-        "seconds_a_validation": plan.seconds_a_validation,
+        **planned([plan]),
         **({"tokenizers": hashes} if hashes else {}),
         **facts,
         "baselines": baselines,

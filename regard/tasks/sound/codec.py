@@ -148,8 +148,7 @@ class SoundBatches:
     """Batch n of augmented spectrograms, a pure function of (seed, n).
 
     `make(rows, sound, lengths)` makes a batch of them; `too_short(i, frames)` tells whether
-    sound i would be of no use with so few frames, so that its speed is kept. With two
-    `copies` all sounds of a batch come again after the last, masked in another way.
+    sound i would be of no use with so few frames, so that its speed is kept.
     """
 
     def __init__(
@@ -159,31 +158,29 @@ class SoundBatches:
         settings: Any,
         make: Callable[[np.ndarray, Tensor, Tensor], Any],
         too_short: Callable[[int, int], bool] = lambda i, frames: False,
-        copies: int = 1,
     ):
         self.sounds, self.format, self.settings = sounds, format, settings
-        self.make, self.too_short, self.copies = make, too_short, copies
+        self.make, self.too_short = make, too_short
         frames = np.array([format.frames(n) for n in sounds.samples.tolist()])
         budget = max(1, round(settings.batch_seconds / format.hop))
         self.batches = Batches([in_buckets(frames, settings.buckets)], budget, settings.seed)
         self.plain = replace(settings.augment, speeds=(1.0,))
 
-    def features(self, i: int, n: int, place: int) -> list[Tensor]:
-        """Return the augmented spectrograms of sound i at a place of batch n."""
+    def features(self, i: int, n: int, place: int) -> Tensor:
+        """Augmented spectrogram of sound i at a place of batch n."""
         samples, seed = self.sounds.read(i), self.settings.seed
         for augment in (self.settings.augment, self.plain):
             rng = step_rng(seed, n, 16 + place)
-            found = augment.copies(samples, self.format, rng, self.copies)
-            if not self.too_short(i, len(found[0])):
+            features = augment(samples, self.format, rng)
+            if not self.too_short(i, len(features)):
                 break
-        return found
+        return features
 
     def __getitem__(self, n: int) -> Any:
         """Return batch n."""
         rows = self.batches[n]
-        each = [self.features(i, n, place) for place, i in enumerate(rows.tolist())]
-        features = [one for copy in zip(*each, strict=True) for one in copy]
-        return self.make(np.tile(rows, self.copies), *pad_sounds(features, self.settings.device))
+        features = [self.features(i, n, place) for place, i in enumerate(rows.tolist())]
+        return self.make(rows, *pad_sounds(features, self.settings.device))
 
     def epoch(self) -> float:
         """Return in how many batches all sounds are read once."""

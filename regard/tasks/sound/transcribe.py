@@ -63,12 +63,11 @@ class Transcribe(SpeechRecogniser):
                 f"ctc_weight={weight} leaves nothing to learn for decoder_depth={depth}; "
                 "lower it, or leave the decoder out"
             )
-        for key in ("inter_ctc", "consistency"):
-            if getattr(settings, key) and not weight:
-                raise UsageError(
-                    f"{key}={getattr(settings, key)} is a share of the CTC loss, of which "
-                    f"ctc_weight=0 leaves nothing; raise that, or leave {key} out"
-                )
+        if settings.inter_ctc and not weight:
+            raise UsageError(
+                f"inter_ctc={settings.inter_ctc} is a share of the CTC loss, of which "
+                "ctc_weight=0 leaves nothing; raise that, or leave inter_ctc out"
+            )
         model, known = settings.model, {one.name for one in fields(settings.model)}
         if origin is None and "ctc" in known:
             model = replace(model, ctc=weight > 0)
@@ -141,8 +140,7 @@ class Transcribe(SpeechRecogniser):
         def make(picked: np.ndarray, sound: Tensor, lengths: Tensor) -> Batch:
             return make_batch([rows[i] for i in picked], sound, lengths, self.tokenizer, begin)
 
-        copies = 2 if settings.consistency else 1
-        return SoundBatches(train, self.format, settings, make, too_short, copies)
+        return SoundBatches(train, self.format, settings, make, too_short)
 
     def count(self, batch: Batch) -> tuple[int, int]:
         """Return the tokens of the texts, which the loss counts, and the frames that were read."""
@@ -150,9 +148,9 @@ class Transcribe(SpeechRecogniser):
 
     def loss(self, batch: Batch, settings: Any) -> Tensor:
         """Return the summed loss of CTC and of the decoder."""
-        weights = settings.ctc_weight, settings.label_smoothing
-        more = settings.inter_ctc, settings.consistency
-        return speech_loss(self.model, batch, *weights, *more)
+        return speech_loss(
+            self.model, batch, settings.ctc_weight, settings.label_smoothing, settings.inter_ctc
+        )
 
     def decodes(self, data: Data, settings: Any) -> int:
         """Return how many sounds a validation transcribes."""

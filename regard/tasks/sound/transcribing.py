@@ -27,7 +27,7 @@ from regard.settings import setting
 from regard.tasks.frame.settings import derived
 from regard.tasks.frame.task import Answer
 from regard.tasks.sound.codec import SoundEvalSettings, SoundRunSettings, SoundTrainSettings
-from regard.training.ctc_loss import consistency_loss, ctc_loss
+from regard.training.ctc_loss import ctc_loss
 from regard.training.loss import linear_cross_entropy
 from regard.viewer.settings import SoundLookSettings
 
@@ -48,9 +48,6 @@ class TranscribeTrain(SoundTrainSettings):
     )
     inter_ctc: float = setting(
         0.0, "share of the CTC loss that the block in the middle has", min=0, max=0.9
-    )
-    consistency: float = setting(
-        0.0, "weight of agreement between two copies, masked differently, of a batch", min=0, max=10
     )
     label_smoothing: float = setting(0.1, "label smoothing of the decoder", min=0, max=0.9)
     valid_sounds: int = setting(1000, "sounds transcribed at a validation", min=1)
@@ -274,12 +271,10 @@ def speech_loss(
     ctc_weight: float,
     smoothing: float,
     inter_ctc: float = 0.0,
-    consistency: float = 0.0,
 ) -> Tensor:
     """Return weight * CTC + (1 - weight) * cross-entropy of the decoder, each summed.
 
-    With inter_ctc the block in the middle has a share of CTC (Lee and Watanabe 2021). With
-    consistency the halves of the batch are copies, and CTC has this times their disagreement more.
+    With inter_ctc the block in the middle has a share of CTC (Lee and Watanabe 2021).
     """
     if inter_ctc:
         depths = [len(model.encoder) // 2, len(model.encoder)]
@@ -291,10 +286,7 @@ def speech_loss(
     loss = memory.new_zeros(())
     if ctc_weight:
         for one, share in shares:
-            logits = model.ctc_logits(one)
-            each = ctc_loss(logits, lengths, batch.texts, batch.text_lengths)
-            if consistency:
-                each = each + consistency * consistency_loss(logits, lengths)
+            each = ctc_loss(model.ctc_logits(one), lengths, batch.texts, batch.text_lengths)
             loss = loss + ctc_weight * share * each
     if ctc_weight < 1:
         hidden = model.decode(memory, lengths, batch.reads)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.attention.watch import watch
+from regard.data.documents import hash_texts, load_texts
 from regard.data.labelled import hash_items, load_labelled
 from regard.data.rows import Row, collate
 from regard.data.scored import ScoredPairReader
@@ -22,6 +23,7 @@ from regard.models.protocols import Model
 from regard.settings import fill, setting
 from regard.tasks.frame.answers import Embedded
 from regard.tasks.frame.origin import Origin
+from regard.tasks.frame.question import Question, text_keys
 from regard.tasks.frame.settings import EvalSettings
 from regard.tasks.frame.task import Answer, Data, Judged, Task
 from regard.tasks.text.codec import EncoderRun, TextCodec, check_max_length, load_encoder
@@ -230,6 +232,50 @@ class Embed(Task[TextCodec, Embedded | Similar]):
         """Return the settings that a score depends on."""
         most = settings.max_length or self.max_length
         return {"pooling": settings.pooling, "max_length": most}
+
+    def read_part_of(self, data: str, part: str) -> Data:
+        """Read texts of any kind: a plain file, a table of texts, or pairs with scores."""
+        try:
+            texts = load_texts(data, need=(part,), trained=self.trained)
+        except UsageError as error:
+            try:
+                return super().read_part_of(data, part)
+            except UsageError:
+                raise error from None
+        return Data(texts, hash_texts(texts.parts[part]), texts.notes)
+
+    def question(self, given: Any, settings: Any, expected: Any = None) -> Question:
+        """Refuse: a vector has no probability that a cut could lower."""
+        raise UsageError(
+            "this model gives a vector, and no answer with a probability that could be lost when "
+            "something is cut; give it a head with: regard train classify init=MODEL ..., and look "
+            "at that. What attends to what: regard look without cause=, lens= and patch="
+        )
+
+    def probe(self, given: str) -> Question:
+        """A text's vector, which a change of the model moves by so much cosine distance."""
+        settings = self.look_settings({})
+        (row,) = self._rows([given], settings)
+
+        @torch.inference_mode()
+        def vectors(copies: int) -> Tensor:
+            batch = collate([row] * copies, self.tokenizer.pad, self.device)
+            hidden = self.model.hidden(**batch.inputs).float()
+            return POOLINGS[settings.pooling](hidden, batch.lengths).unsqueeze(1)
+
+        own = vectors(1).double()
+        pieces = self.tokenizer.pieces(row.ids.tolist())
+        return Question(
+            answer=given,
+            logprobs=vectors,
+            chosen=[0],
+            names=[""],
+            places=["text"],
+            tokens=pieces,
+            keys=text_keys(len(pieces)),
+            score=lambda x: F.cosine_similarity(x, own, dim=-1)[:, 0] - 1,
+            unit="cosine distance",
+        )
 
     def explain(self, given: str, settings: Any) -> Any:
         """Embed a text and return a Picture of what each layer attended to."""

@@ -25,6 +25,7 @@ from regard.data.tokenizer import Tokenizer, mask_id
 from regard.data.windows import TokenBatch, TokenBatches, spans_of
 from regard.decode.generate import NEW_TOKENS
 from regard.errors import UsageError, lookup
+from regard.metrics.baselines import FREQUENCIES, frequency_loss
 from regard.metrics.score import Score
 from regard.models import family, serving, task_changes
 from regard.models.protocols import Model
@@ -217,6 +218,15 @@ class LanguageModel(TextGeneration):
         """Return the scores of the objective on the validation part."""
         objective = OBJECTIVES[settings.objective]
         return objective.validate(self.model, self.texts, self.codec, settings)
+
+    def baselines(self, data: Data, settings: Any) -> dict[str, dict[str, float]]:
+        """Loss of the frequencies of tokens on the validation part."""
+        ids = {part: self.texts.columns[part].ids for part in ("train", "valid")}
+        for part, learnt in self.texts.learnt.items():
+            ids[part] = ids[part][learnt > 0]
+        if not len(ids["valid"]):
+            return {}
+        return {FREQUENCIES: {"loss": frequency_loss(ids["train"], ids["valid"])}}
 
     def title(self, data: Data, settings: Any) -> str:
         """Return what the model card says that the model is."""

@@ -81,6 +81,7 @@ class PairRunSettings(WriteSettings):
     shift: bool = setting(False, "align by the attention one step later, which reads the token")
     forced: bool = setting(False, "score given pairs: source, TAB, target on each line")
     split: bool = setting(True, "translate sentence by sentence")
+    quantise: str = setting("none", "products in int8, which is faster: none or int8")
     batch_tokens: int = setting(4096, "tokens per batch", min=1)
     batch_rows: int = setting(128, "sentences per batch", min=1)
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from regard.attention.watch import watch
 from regard.data.pairs import Pair
 from regard.decode.alignment import Aligner, Alignment
-from regard.decode.sentences import Sentence, SentenceDecoder
-from regard.errors import UsageError
+from regard.decode.sentences import QUANTISED, Sentence, SentenceDecoder
+from regard.errors import UsageError, lookup
 from regard.metrics.text import METRICS
 from regard.models.folder import load_folder
 from regard.tasks.frame.answers import Generated
@@ -116,6 +116,7 @@ class Seq2Seq(PairTask):
         alignments = getattr(settings, "alignments", "none")
         if alignments not in ALIGNMENTS:
             raise UsageError(f"alignments='{alignments}' is not one of {', '.join(ALIGNMENTS)}")
+        lookup("quantise", getattr(settings, "quantise", "none"), QUANTISED)
         if settings.script not in SCRIPTS:
             raise UsageError(f"script='{settings.script}' is not one of simplified, traditional")
         return settings

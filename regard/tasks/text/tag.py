@@ -273,7 +273,7 @@ class Tag(Labeller[Tagged]):
             return logits.double().log_softmax(-1).view(copies, count, -1)
 
         chosen = logprobs(1)[0].argmax(-1).tolist() if expected is None else list(expected)
-        tokens = self.encoder.spelled(window.row, words)
+        tokens = self.encoder.spelled(window.row)
         return Question(
             answer=" ".join(self.labels[n] for n in chosen),
             logprobs=logprobs,
@@ -302,7 +302,7 @@ class Tag(Labeller[Tagged]):
         text = " ".join(words)
         return Picture(
             title=text,
-            views=text_views(maps, self.encoder.spelled(window.row, words), writes=tags),
+            views=text_views(maps, self.encoder.spelled(window.row), writes=tags),
             steps=steps,
             source=text,
             output=str(shown),

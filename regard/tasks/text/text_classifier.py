@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.watch import watch
-from regard.data.features import split_words
 from regard.data.label_clusters import FILE, load_clusters
 from regard.data.labelled import Example
 from regard.data.labels import check_single_labels
@@ -203,7 +202,7 @@ class TextClassifier(Labeller[Classified | Valued]):
             given_labels = probs[:, 1] >= settings.threshold if self.multilabel else probs.argmax(1)
             chosen = given_labels.long().tolist()
         numbers = [n for n, yes in enumerate(chosen) if yes] if self.multilabel else chosen
-        tokens = self.encoder.spelled(row, split_words(given))
+        tokens = self.encoder.spelled(row)
         pool = getattr(self.model.config, "pool", "mean")
         return Question(
             answer=", ".join(self.labels[n] for n in numbers) or "no label",
@@ -227,7 +226,7 @@ class TextClassifier(Labeller[Classified | Valued]):
         with torch.inference_mode(), watch(self.model) as maps:
             logits = self.model(**batch.inputs).float()
             probs = self.objective.probs(logits)[0].cpu().numpy()
-        views = text_views(maps, self.encoder.spelled(row, split_words(given)))
+        views = text_views(maps, self.encoder.spelled(row))
         if self.regression:
             value = str(Valued(float(probs[0])))
             return Picture(title=given, views=views, source=given, output=value, note=value)

@@ -89,7 +89,7 @@ class WriteCaptions(CaptionWriter):
         """
         origin = origin or cls.origin_of(values)
         size = size_of(values)
-        keys = ("decoder", "decoder.kind", "writer.kind")  # the last is its older name
+        keys = ("decoder", "decoder.kind")
         kind = next((str(values[key]) for key in keys if key in values), "transformer")
         like = lookup("decoder", kind, DECODERS)
         decoder = preset(FAMILY, size if size in cls.sizes else "big", like).decoder

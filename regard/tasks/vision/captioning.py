@@ -52,9 +52,7 @@ class TrainCaption(ImageTrainSettings):
     encoder_rate: float = setting(1.0, "learning-rate factor of the encoder", above=0, max=1)
     valid_images: int = setting(500, "images captioned at a validation", min=0)
     batch: int = 32
-    decoder: DecoderConfig = field(  # type: ignore[valid-type]
-        default_factory=DecoderConfig, metadata={"was": "writer"}
-    )
+    decoder: DecoderConfig = field(default_factory=DecoderConfig)  # type: ignore[valid-type]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Denoising: clean images to a model that takes noise out of others."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,6 +18,7 @@ from regard.errors import UsageError, lookup
 from regard.metrics.image import psnr
 from regard.metrics.score import compare_means
 from regard.models.protocols import Model
+from regard.results import key_of
 from regard.tasks.frame.answers import Unread
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.settings import SHORT
@@ -43,6 +44,21 @@ from regard.tasks.vision.photos import check_image, read_image
 
 LEVELS = (15, 25, 50)  # standard deviations of noise, of 255, that are validated on
 SIDE = 1024  # pixels to a side that are denoised at once
+NOISY = "the noisy images"
+
+
+def _psnr_by_level(
+    photos: Sequence[Any], denoise: Callable[[Tensor, float], Tensor]
+) -> dict[str, float]:
+    """PSNR at some levels of noise, and their mean."""
+    scores = {}
+    for level in LEVELS:
+        sigma, total = level / 255, 0.0
+        for photo in photos:
+            clean = photo.clean()
+            total += float(psnr(denoise(clean + sigma * photo.noise(0), sigma), clean))
+        scores[f"psnr_{level}"] = total / len(photos)
+    return {"psnr": sum(scores.values()) / len(scores), **scores}
 
 
 class Denoise(Task[NoCodec, Any]):
@@ -112,15 +128,12 @@ class Denoise(Task[NoCodec, Any]):
 
     def validate(self, data: Data, settings: Any, share: float = 1.0) -> dict[str, float]:
         """Return the PSNR on the validation part at some levels of noise, and their mean."""
-        scores = {}
-        for level in LEVELS:
-            sigma, total = level / 255, 0.0
-            for photo in data.parts["valid"]:
-                clean = photo.clean()
-                total += float(psnr(self.clean(clean + sigma * photo.noise(0), sigma), clean))
-            scores[f"psnr_{level}"] = total / len(data.parts["valid"])
-        mean = sum(scores.values()) / len(scores)
-        return {"psnr": mean, **scores, "better": mean}
+        scores = _psnr_by_level(data.parts["valid"], self.clean)
+        return {**scores, "better": scores["psnr"]}
+
+    def baselines(self, data: Data, settings: Any) -> dict[str, dict[str, float]]:
+        """PSNR of the validation part with its noise."""
+        return {NOISY: _psnr_by_level(data.parts["valid"], lambda noisy, sigma: noisy)}
 
     def title(self, data: Data, settings: Any) -> str:
         """Return what the model card says that the model is."""
@@ -240,13 +253,18 @@ class Denoise(Task[NoCodec, Any]):
         """Return PSNR and SSIM at each level, beside those of the noisy images and of filters."""
         photos, noisy = data.parts
         clean, scores = [photo.clean() for photo in photos], []
+        baseline: dict[str, float] = {}
         for level, images in predictions.items():
             made = f"images:{len(photos)}|sigma:{level:g}|seed:{settings.seed}|noise not clipped"
             scores += image_scores(f"at {level:g}", images, clean, made + "|blind" * settings.blind)
-            scores += image_scores(f"at {level:g} of the noisy images", noisy[level], clean, made)
+            scores += image_scores(f"at {level:g} of {NOISY}", noisy[level], clean, made)
+            ours, theirs = scores[-4:-2], scores[-2:]
+            pairs = zip(ours, theirs, strict=True)
+            baseline |= {key_of(model.name): noise.value for model, noise in pairs}
             if settings.filters:
                 scores += filter_scores(settings, level, noisy[level], clean, made)
-        return Judged(scores, len(photos) * len(settings.sigma))
+        count = len(photos) * len(settings.sigma)
+        return Judged(scores, count, {"baselines": {NOISY: baseline}})
 
     def compare(self, data: Data, ours: Any, theirs: Any, settings: Any) -> Any:
         """Compare the PSNR of each level by a paired bootstrap."""

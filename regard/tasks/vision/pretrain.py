@@ -80,7 +80,6 @@ class Pretrain(ImageTask[Any]):
         "beta": "pretrainer.beta",
         "temperature": "pretrainer.temperature",
         "projection_width": "pretrainer.width",
-        "meet_width": "pretrainer.width",  # its older name
         "max_length": "pretrainer.text.max_length",
     }
 

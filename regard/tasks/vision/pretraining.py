@@ -43,9 +43,7 @@ class TrainPretrain(ImageTrainSettings):
     objective: str = setting("masked", "masked, contrastive, variational, or clip with captions")
     least: float = setting(0.2, "least share of an image that a zoom keeps", above=0, max=1)
     pieces: int = setting(4000, "vocabulary size of the captions", min=300, max=99_999)
-    pretrainer: MAEConfig = field(  # type: ignore[valid-type]
-        default_factory=MAEConfig, metadata={"was": "way"}
-    )
+    pretrainer: MAEConfig = field(default_factory=MAEConfig)  # type: ignore[valid-type]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,245 @@
+/* Rows times a matrix that was packed once: panels of SIDE vectors of columns, and TALL rows of sums
+ * in registers. A row is summed in one order, whatever stands beside it, so that its result has the
+ * same bits in every batch. A matrix may be packed in bytes: then rows are rounded to bytes, too, and
+ * the sums are whole numbers, the same on every processor. */
+#ifndef REGARD_PRODUCT
+#define REGARD_PRODUCT
+#include <stdlib.h>
+#include <string.h>
+
+#include "act.h"
+#ifdef __AVX512VNNI__
+#include <immintrin.h>
+#endif
+
+#ifdef __AVX512F__
+enum { TALL = 12, SIDE = 2 };
+#else /* half as many registers, of half the size: one vector is two of them */
+enum { TALL = 6, SIDE = 1 };
+#endif
+enum { PANEL = SIDE * LANES };
+
+/* what becomes of a product: it is stored, added to what is there, activated, or multiplies it */
+enum { STORE, ADD, ACTIVATE, TIMES };
+
+typedef struct {
+  const float *at; /* may be missing */
+  long rows, columns, row_step, column_step;
+} Numbers;
+
+typedef struct {
+  long in, out, panels;
+  float *packed, *bias; /* (panels, in, PANEL) and (panels, PANEL) */
+  /* in bytes instead: (panels, in / 4, PANEL, 4), of which each row was divided by its scale */
+  signed char *bytes;
+  float *scale;
+  int *sums; /* of the bytes of a row */
+} Matrix;
+
+/* rows that were rounded to bytes: x = scale * (byte - 128) */
+typedef struct {
+  unsigned char *bytes; /* (rows, in, up to a multiple of 4) */
+  float *scale;
+} Rounded;
+
+enum { QUAD = 4 };
+INLINE long quads(long in) { return (in + QUAD - 1) / QUAD; }
+
+/* pack rows `first` to `first + out` of weights (out, in) with their bias; `never` fills up the bias */
+static inline int pack(Matrix *m, const Numbers *w, const float *bias, long first, long out, float never) {
+  m->in = w->columns;
+  m->out = out;
+  m->panels = (out + PANEL - 1) / PANEL;
+  m->packed = aligned_alloc(64, (m->panels * m->in * PANEL + PANEL) * sizeof(float));
+  m->bias = aligned_alloc(64, (m->panels + 1) * PANEL * sizeof(float));
+  if (!m->packed || !m->bias) return 0;
+  for (long p = 0; p < m->panels; p++)
+    for (long c = 0; c < PANEL; c++) {
+      long row = p * PANEL + c;
+      m->bias[row] = row >= out ? never : bias ? bias[first + row] : 0.0f;
+      for (long k = 0; k < m->in; k++)
+        m->packed[(p * m->in + k) * PANEL + c] =
+            row < out ? w->at[(first + row) * w->row_step + k * w->column_step] : 0.0f;
+    }
+  return 1;
+}
+
+/* pack in bytes what pack() packed */
+static inline int pack_bytes(Matrix *m) {
+  long four = quads(m->in);
+  m->bytes = aligned_alloc(64, (m->panels + 1) * four * PANEL * QUAD);
+  m->scale = aligned_alloc(64, (m->panels + 1) * PANEL * sizeof(float));
+  m->sums = aligned_alloc(64, (m->panels + 1) * PANEL * sizeof(int));
+  if (!m->bytes || !m->scale || !m->sums) return 0;
+  for (long row = 0; row < m->panels * PANEL; row++) {
+    const float *w = m->packed + row / PANEL * m->in * PANEL + row % PANEL;
+    signed char *to = m->bytes + (row / PANEL * four * PANEL + row % PANEL) * QUAD;
+    float most = 0;
+    for (long k = 0; k < m->in; k++) most = fabsf(w[k * PANEL]) > most ? fabsf(w[k * PANEL]) : most;
+    m->scale[row] = most / 127.0f;
+    m->sums[row] = 0;
+    for (long k = 0; k < four * QUAD; k++) {
+      int byte = k < m->in && most > 0 ? (int)rintf(w[k * PANEL] * (127.0f / most)) : 0;
+      to[k / QUAD * PANEL * QUAD + k % QUAD] = (signed char)byte;
+      m->sums[row] += byte;
+    }
+  }
+  free(m->packed);
+  m->packed = 0;
+  return 1;
+}
+
+static inline void release(Matrix *m) {
+  free(m->packed);
+  free(m->bias);
+  free(m->bytes);
+  free(m->scale);
+  free(m->sums);
+}
+
+static inline void round_rows(long m, const float *x, long in, Rounded *to) {
+  long step = quads(in) * QUAD;
+  for (long i = 0; i < m; i++, x += in) {
+    vec large = {0}, sums = {0};
+    long k = 0;
+    for (; k + LANES <= in; k += LANES) {
+      vec size = (vec)((bits)load(x + k) & 0x7fffffffu);
+      large = pick(size > large, size, large);
+      sums += size * 0.0f;
+    }
+    float most = largest(large), wrong = total(sums); /* no number, if one of them is not finite */
+    for (; k < in; k++) most = fabsf(x[k]) > most ? fabsf(x[k]) : most, wrong += x[k] * 0.0f;
+    float by = most > 0 ? 127.0f / most : 0.0f;
+    unsigned char *row = to->bytes + i * step;
+    for (k = 0; k + LANES <= in; k += LANES) { /* rounded by their own size */
+      typedef unsigned char byte_vec __attribute__((vector_size(16), aligned(1)));
+      vec y = load(x + k) * by + (12582912.0f + 128.0f);
+      *(byte_vec *)(row + k) = __builtin_convertvector((bits)y - (bits)all(12582912.0f), byte_vec);
+    }
+    for (; k < in; k++) row[k] = (unsigned char)((int)rintf(x[k] * by) + 128);
+    for (; k < step; k++) row[k] = 128;
+    to->scale[i] = most / 127.0f + wrong;
+  }
+}
+
+INLINE void finish(int how, long act, float *y, vec sum) {
+  switch (how) {
+  case ADD: sum += load(y); break;
+  case TIMES: sum *= load(y); break;
+  case ACTIVATE: sum = activate(act, sum, 0); break;
+  }
+  store(y, sum);
+}
+
+/* m rows times a panel; `room` is how many columns of y there are from here on */
+INLINE void tile(const int m, const float *x, long x_step, const float *w, const float *bias, long in,
+                 float *y, long y_step, long room, int how, long act) {
+  vec sums[TALL][SIDE];
+#pragma GCC unroll 12
+  for (int i = 0; i < m; i++)
+#pragma GCC unroll 2
+    for (int j = 0; j < SIDE; j++) sums[i][j] = load(bias + j * LANES);
+  for (long k = 0; k < in; k++, w += PANEL) {
+    vec part[SIDE];
+#pragma GCC unroll 2
+    for (int j = 0; j < SIDE; j++) part[j] = load(w + j * LANES);
+#pragma GCC unroll 12
+    for (int i = 0; i < m; i++) {
+      float one = x[i * x_step + k];
+#pragma GCC unroll 2
+      for (int j = 0; j < SIDE; j++) sums[i][j] += one * part[j];
+    }
+  }
+  if (room >= PANEL) {
+#pragma GCC unroll 12
+    for (int i = 0; i < m; i++)
+#pragma GCC unroll 2
+      for (int j = 0; j < SIDE; j++) finish(how, act, y + i * y_step + j * LANES, sums[i][j]);
+    return;
+  }
+  for (int i = 0; i < m; i++) {
+    float part[PANEL] __attribute__((aligned(64))) = {0};
+    memcpy(part, y + i * y_step, room * sizeof(float));
+    for (int j = 0; j < SIDE; j++) finish(how, act, part + j * LANES, sums[i][j]);
+    memcpy(y + i * y_step, part, room * sizeof(float));
+  }
+}
+
+/* four bytes of a row times four of each column, added to sums */
+INLINE whole add_quad(whole sum, unsigned four, const signed char *w) {
+#ifdef __AVX512VNNI__
+  return (whole)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32((int)four), _mm512_loadu_si512(w));
+#else
+  for (int c = 0; c < LANES; c++)
+    for (int j = 0; j < QUAD; j++) sum[c] += (int)(four >> (8 * j) & 255) * w[c * QUAD + j];
+  return sum;
+#endif
+}
+
+/* the same in bytes */
+INLINE void byte_tile(const int m, const unsigned char *x, long x_step, const float *scale, const Matrix *w,
+                      long p, float *y, long y_step, long room, int how, long act) {
+  whole sums[TALL][SIDE];
+  long four = quads(w->in);
+  const signed char *panel = w->bytes + p * four * PANEL * QUAD;
+#pragma GCC unroll 12
+  for (int i = 0; i < m; i++)
+#pragma GCC unroll 2
+    for (int j = 0; j < SIDE; j++) sums[i][j] = -128 * *(const whole *)(w->sums + p * PANEL + j * LANES);
+  for (long k = 0; k < four; k++, panel += PANEL * QUAD)
+#pragma GCC unroll 12
+    for (int i = 0; i < m; i++) {
+      unsigned one;
+      memcpy(&one, x + i * x_step + k * QUAD, QUAD);
+#pragma GCC unroll 2
+      for (int j = 0; j < SIDE; j++) sums[i][j] = add_quad(sums[i][j], one, panel + j * LANES * QUAD);
+    }
+  for (int i = 0; i < m; i++) {
+    float part[PANEL] __attribute__((aligned(64))) = {0}, *to = y + i * y_step;
+    if (room < PANEL) memcpy(part, to, room * sizeof(float));
+    for (int j = 0; j < SIDE; j++) {
+      long c = p * PANEL + j * LANES;
+      vec value = __builtin_convertvector(sums[i][j], vec) * (scale[i] * load(w->scale + c)) + load(w->bias + c);
+      finish(how, act, (room < PANEL ? part : to) + j * LANES, value);
+    }
+    if (room < PANEL) memcpy(to, part, room * sizeof(float));
+  }
+}
+
+/* m rows x (m, in), or rounded ones, times panels `from` to `to` into y (m, columns of these panels) */
+static void multiply(long m, const float *x, const Rounded *rounded, const Matrix *w, long from, long to,
+                     float *y, long y_step, int how, long act) {
+  long blocks = (m + TALL - 1) / TALL, x_step = w->bytes ? quads(w->in) * QUAD : w->in;
+  for (long p = from; p < to; p++) {
+    const float *panel = w->packed + p * w->in * PANEL, *bias = w->bias + p * PANEL;
+    long room = y_step - (p - from) * PANEL, row = 0;
+    for (long b = 0; b < blocks; b++) { /* of about as many rows */
+      int some = (int)(m / blocks + (b < m % blocks));
+      const float *in = x + row * x_step, *scale = rounded->scale + row;
+      const unsigned char *bytes = rounded->bytes + row * x_step;
+      float *out = y + row * y_step + (p - from) * PANEL;
+      row += some;
+#define ROWS(n)                                                                              \
+  case n:                                                                                    \
+    if (w->bytes)                                                                            \
+      byte_tile(n, bytes, x_step, scale, w, p, out, y_step, room, how, act);                 \
+    else                                                                                     \
+      tile(n, in, x_step, panel, bias, w->in, out, y_step, room, how, act);                  \
+    break;
+      switch (some) {
+        ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6)
+#ifdef __AVX512F__
+        ROWS(7) ROWS(8) ROWS(9) ROWS(10) ROWS(11) ROWS(12)
+#endif
+      }
+#undef ROWS
+    }
+  }
+}
+
+/* the whole product; `rounded` is room for rows in bytes */
+static void product(long m, const float *x, Rounded *rounded, const Matrix *w, float *y, int how, long act) {
+  if (w->bytes) round_rows(m, x, w->in, rounded);
+  multiply(m, x, rounded, w, 0, w->panels, y, w->out, how, act);
+}
+#endif

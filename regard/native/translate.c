@@ -1,0 +1,594 @@
+/* Sentences translated by an encoder-decoder: a thread a core takes them from one queue. Each step
+ * runs all hypotheses of all its sentences as rows of one product; a finished sentence leaves, and a
+ * waiting one joins at once. regard/decode/search.py says the same in Python and is the reference;
+ * regard/layers/engine.py calls this. */
+#include <pthread.h>
+#include <stdint.h>
+
+#include "product.h"
+#include "rows.h"
+
+enum { STRETCH = 16 * PANEL }; /* columns of the vocabulary that stay in the cache */
+enum { PATIENCE, EARLY, LENGTH, NEVER }; /* as in search.STOPPINGS */
+
+typedef struct {
+  long width, heads, head_width, ffn_width, act, gated, centred;
+  long readers, writers; /* blocks of the encoder and of the decoder */
+  long target_vocab, bytes; /* bytes: products are in int8 */
+  double eps, scale, source_scale, target_scale;
+} Shape;
+
+/* norm and projections of a block; keys and values of a memory are a matrix of their own */
+typedef struct {
+  const float *norm_1, *shift_1, *norm_2, *shift_2, *norm_3, *shift_3;
+  Matrix qkv, out, gate, inner, outer, ask, memory, tell;
+} Block;
+
+typedef struct {
+  Shape shape;
+  Block *blocks; /* the encoder's, then the decoder's */
+  const float *reader_norm, *reader_shift, *writer_norm, *writer_shift;
+  const float *source, *target; /* tables of tokens */
+  long source_row, source_column, target_row, target_column;
+  Matrix head;
+} Engine;
+
+typedef struct {
+  long sentences, beam, n_best, greedy, stopping, bos, eos, threads, rows, longest, reads, ends;
+  double enough;
+  /* rows: of scratch; longest: text; reads: longest source */
+  const int *ids, *end; /* all sources one after the other; other tokens that end a text */
+  const long *first, *limit; /* where each source begins (and the last ends); most tokens of each text */
+  const double *divisor; /* by length, up to longest */
+  const float *source_at, *target_at; /* what positions add to embeddings */
+  /* for each sentence and each of n_best: tokens, how many, log-probabilities so far, how many, score */
+  int *texts;
+  long *counts, *steps;
+  float *passed;
+  double *scores;
+} Job;
+
+typedef struct {
+  double score;
+  long count, steps;
+  int *ids;
+  float *passed;
+} Text;
+
+/* a token that a hypothesis may go on with */
+typedef struct {
+  float score;
+  int parent, token;
+} Way;
+
+typedef struct {
+  long number, length, limit, step, live, done; /* live: hypotheses */
+  float *memory;       /* (blocks, length, 2 width): keys and values */
+  float *cache;        /* (blocks, limit, beam, 2 width), each written once */
+  unsigned char *path; /* (beam, limit): in which place of the beam the past of a hypothesis stood */
+  int *written;        /* (beam, limit) */
+  float *passed;       /* (beam, limit): log-probability after each token */
+  char *spare;         /* room for one of these */
+  Text *texts;
+  long finished, room;
+  double bar;
+} Sentence;
+
+typedef struct {
+  const Engine *engine;
+  const Job *job;
+  long *next; /* of the queue */
+  int broken, most; /* a number that is not finite; most sentences at once */
+  long count, beam, kept;
+  Sentence *live;
+  float *x, *y, *wide, *logits, *top, *sum, *weights; /* scratch of all rows */
+  const float **keys, **values;
+  Rounded rounded;
+  Way *ways, *found;
+} Worker;
+
+/* ---- packing */
+
+void regard_engine_free(Engine *e) {
+  if (!e) return;
+  for (long i = 0; e->blocks && i < e->shape.readers + e->shape.writers; i++) {
+    Block *b = e->blocks + i;
+    Matrix *all[] = {&b->qkv, &b->out, &b->gate, &b->inner, &b->outer, &b->ask, &b->memory, &b->tell};
+    for (long j = 0; j < 8; j++) release(all[j]);
+  }
+  free(e->blocks);
+  release(&e->head);
+  free(e);
+}
+
+/* Numbers come in the order of regard/layers/engine.py: for each block norm, qkv, out, norm, gate, inner,
+ * outer, and for the decoder's norm, cross qkv, cross out, each with its bias; both last norms; tables */
+static int lay(const Engine *e, Matrix *m, const Numbers *w, const float *bias, long first, long out, float never) {
+  return pack(m, w, bias, first, out, never) && (!e->shape.bytes || pack_bytes(m));
+}
+
+Engine *regard_engine_new(const Shape *shape, const Numbers *from) {
+  Engine *e = calloc(1, sizeof(Engine));
+  if (!e) return 0;
+  e->shape = *shape;
+  long w = shape->width, f = shape->ffn_width, hd = shape->heads * shape->head_width, fine = 1;
+  e->blocks = calloc(shape->readers + shape->writers + 1, sizeof(Block));
+  if (!e->blocks) return regard_engine_free(e), (Engine *)0;
+  for (long i = 0; fine && i < shape->readers + shape->writers; i++) {
+    Block *b = e->blocks + i;
+    b->norm_1 = from[0].at, b->shift_1 = from[1].at, b->norm_2 = from[6].at, b->shift_2 = from[7].at;
+    fine = lay(e, &b->qkv, from + 2, from[3].at, 0, 3 * hd, 0) && lay(e, &b->out, from + 4, from[5].at, 0, w, 0);
+    if (shape->gated) fine = fine && lay(e, &b->gate, from + 8, from[9].at, 0, f, 0);
+    fine = fine && lay(e, &b->inner, from + 10, from[11].at, 0, f, 0);
+    fine = fine && lay(e, &b->outer, from + 12, from[13].at, 0, w, 0);
+    from += 14;
+    if (i < shape->readers) continue;
+    b->norm_3 = from[0].at, b->shift_3 = from[1].at;
+    fine = fine && lay(e, &b->ask, from + 2, from[3].at, 0, hd, 0);
+    fine = fine && lay(e, &b->memory, from + 2, from[3].at, hd, 2 * hd, 0);
+    fine = fine && lay(e, &b->tell, from + 4, from[5].at, 0, w, 0);
+    from += 6;
+  }
+  e->reader_norm = from[0].at, e->reader_shift = from[1].at;
+  e->writer_norm = from[2].at, e->writer_shift = from[3].at;
+  e->source = from[4].at, e->source_row = from[4].row_step, e->source_column = from[4].column_step;
+  e->target = from[5].at, e->target_row = from[5].row_step, e->target_column = from[5].column_step;
+  fine = fine && lay(e, &e->head, from + 6, from[7].at, 0, shape->target_vocab, -INFINITY);
+  if (!fine) return regard_engine_free(e), (Engine *)0;
+  return e;
+}
+
+/* Two sums of all numbers, one of them of the running sums: a change of any of them, or of two places,
+ * changes these. */
+void regard_checksum(const Numbers *from, long count, uint64_t *sums) {
+  typedef uint64_t words __attribute__((vector_size(64)));
+  words a = {0}, b = {0};
+  uint64_t one = 0, two = 0;
+  for (long i = 0; i < count; i++) {
+    const char *at = (const char *)from[i].at;
+    long size = at ? from[i].rows * from[i].columns * (long)sizeof(float) : 0, n = 0;
+    for (; n + 64 <= size; n += 64) {
+      words w;
+      memcpy(&w, at + n, 64);
+      a += w;
+      b += a;
+    }
+    for (; n < size; n += 4) {
+      uint32_t w;
+      memcpy(&w, at + n, 4);
+      two += one += w;
+    }
+  }
+  for (int i = 0; i < 8; i++) two += (one += a[i]) + b[i] * (2 * i + 1);
+  sums[0] = one;
+  sums[1] = two;
+}
+
+/* ---- attention */
+
+INLINE float dot(const float *a, const float *b, long d) {
+  vec sums = {0};
+  long c = 0;
+  for (; c + LANES <= d; c += LANES) sums += load(a + c) * load(b + c);
+  float sum = total(sums);
+  for (; c < d; c++) sum += a[c] * b[c];
+  return sum;
+}
+
+/* y = the softmax of weights (count, with room for LANES more) times values */
+INLINE void average(float *weights, long count, const float *const *values, long at, long d, float *y) {
+  float most = weights[0], sum = 0;
+  for (long j = 1; j < count; j++) most = weights[j] > most ? weights[j] : most;
+  for (long j = count; j < count + LANES; j++) weights[j] = -INFINITY;
+  for (long j = 0; j < count; j += LANES) {
+    vec part = exp_lanes(load(weights + j) - most);
+    store(weights + j, part);
+    sum += total(part);
+  }
+  float share = 1.0f / sum;
+  long c = 0;
+  for (; c + LANES <= d; c += LANES) {
+    vec sums = {0};
+    for (long j = 0; j < count; j++) sums += weights[j] * load(values[j] + at + c);
+    store(y + c, sums * share);
+  }
+  for (; c < d; c++) {
+    y[c] = 0;
+    for (long j = 0; j < count; j++) y[c] += weights[j] * values[j][at + c];
+    y[c] *= share;
+  }
+}
+
+/* what queries (rows, row_step) see of `count` keys, whose values follow them, by each head */
+static void attend(const Shape *s, const float *q, float *y, const float *const *keys,
+                   const float *const *values, long count, float *weights) {
+  long d = s->head_width;
+  for (long head = 0; head < s->heads; head++) {
+    for (long j = 0; j < count; j++) weights[j] = dot(q + head * d, keys[j] + head * d, d) * (float)s->scale;
+    average(weights, count, values, head * d, d, y + head * d);
+  }
+}
+
+/* ---- one block after the other */
+
+static void normalise(const Shape *s, const float *x, const float *weight, const float *shift, float *y, long rows) {
+  norm(x, weight, shift, y, 0, rows, s->width, s->centred, (float)s->eps);
+}
+
+static void feed_forward(Worker *k, const Block *b, long rows) {
+  const Shape *s = &k->engine->shape;
+  normalise(s, k->x, b->norm_2, b->shift_2, k->y, rows);
+  if (s->gated) {
+    product(rows, k->y, &k->rounded, &b->gate, k->wide, ACTIVATE, s->act);
+    product(rows, k->y, &k->rounded, &b->inner, k->wide, TIMES, 0);
+  } else
+    product(rows, k->y, &k->rounded, &b->inner, k->wide, ACTIVATE, s->act);
+  product(rows, k->wide, &k->rounded, &b->outer, k->x, ADD, 0);
+}
+
+static void embed(const float *table, long row, long column, const float *at, double scale, int token, long place,
+                  long width, float *x) {
+  for (long c = 0; c < width; c++) x[c] = table[token * row + c * column] * (float)scale + at[place * width + c];
+}
+
+/* read new sentences into their memories, all of their tokens as rows */
+static void encode(Worker *k, Sentence *some, long count) {
+  const Engine *e = k->engine;
+  const Shape *s = &e->shape;
+  long w = s->width, hd = s->heads * s->head_width, rows = 0;
+  for (long i = 0; i < count; i++)
+    for (long j = 0; j < some[i].length; j++, rows++)
+      embed(e->source, e->source_row, e->source_column, k->job->source_at, s->source_scale,
+            k->job->ids[k->job->first[some[i].number] + j], j, w, k->x + rows * w);
+  for (long n = 0; n < s->readers; n++) {
+    const Block *b = e->blocks + n;
+    normalise(s, k->x, b->norm_1, b->shift_1, k->y, rows);
+    product(rows, k->y, &k->rounded, &b->qkv, k->wide, STORE, 0);
+    const float *own = k->wide;
+    for (long i = 0, row = 0; i < count; own += some[i].length * 3 * hd, i++) {
+      const float **keys = k->keys, **values = k->values;
+      for (long j = 0; j < some[i].length; j++) keys[j] = own + j * 3 * hd + hd, values[j] = keys[j] + hd;
+      for (long j = 0; j < some[i].length; j++, row++)
+        attend(s, own + j * 3 * hd, k->y + row * hd, keys, values, some[i].length, k->weights);
+    }
+    product(rows, k->y, &k->rounded, &b->out, k->x, ADD, 0);
+    feed_forward(k, b, rows);
+  }
+  normalise(s, k->x, e->reader_norm, e->reader_shift, k->y, rows);
+  const float *y = k->y;
+  for (long i = 0; i < count; y += some[i].length * w, i++)
+    for (long n = 0; n < s->writers; n++)
+      product(some[i].length, y, &k->rounded, &e->blocks[s->readers + n].memory, some[i].memory + n * some[i].length * 2 * hd,
+              STORE, 0);
+}
+
+/* the next token of every hypothesis through the decoder, into normalised vectors y */
+static long decode(Worker *k) {
+  const Engine *e = k->engine;
+  const Shape *s = &e->shape;
+  long w = s->width, hd = s->heads * s->head_width, rows = 0;
+  for (long i = 0; i < k->count; i++)
+    for (long h = 0; h < k->live[i].live; h++, rows++) {
+      Sentence *one = k->live + i;
+      int token = one->step ? one->written[h * one->limit + one->step - 1] : (int)k->job->bos;
+      embed(e->target, e->target_row, e->target_column, k->job->target_at, s->target_scale, token,
+            one->step, w, k->x + rows * w);
+    }
+  for (long n = 0; n < s->writers; n++) {
+    const Block *b = e->blocks + s->readers + n;
+    normalise(s, k->x, b->norm_1, b->shift_1, k->y, rows);
+    product(rows, k->y, &k->rounded, &b->qkv, k->wide, STORE, 0);
+    for (long i = 0, row = 0; i < k->count; i++) {
+      Sentence *one = k->live + i;
+      float *cache = one->cache + n * one->limit * k->beam * 2 * hd;
+      const float **keys = k->keys, **values = k->values;
+      for (long h = 0; h < one->live; h++, row++) {
+        const float *own = k->wide + row * 3 * hd;
+        memcpy(cache + (one->step * k->beam + h) * 2 * hd, own + hd, 2 * hd * sizeof(float));
+        for (long j = 0; j < one->step; j++)
+          keys[j] = cache + (j * k->beam + one->path[h * one->limit + j]) * 2 * hd, values[j] = keys[j] + hd;
+        keys[one->step] = own + hd, values[one->step] = own + 2 * hd;
+        attend(s, own, k->y + row * hd, keys, values, one->step + 1, k->weights);
+      }
+    }
+    product(rows, k->y, &k->rounded, &b->out, k->x, ADD, 0);
+    normalise(s, k->x, b->norm_3, b->shift_3, k->y, rows);
+    product(rows, k->y, &k->rounded, &b->ask, k->wide, STORE, 0);
+    for (long i = 0, row = 0; i < k->count; i++) {
+      Sentence *one = k->live + i;
+      const float *memory = one->memory + n * one->length * 2 * hd, **keys = k->keys, **values = k->values;
+      for (long j = 0; j < one->length; j++) keys[j] = memory + j * 2 * hd, values[j] = keys[j] + hd;
+      for (long h = 0; h < one->live; h++, row++)
+        attend(s, k->wide + row * hd, k->y + row * hd, keys, values, one->length, k->weights);
+    }
+    product(rows, k->y, &k->rounded, &b->tell, k->x, ADD, 0);
+    feed_forward(k, b, rows);
+  }
+  normalise(s, k->x, e->writer_norm, e->writer_shift, k->y, rows);
+  return rows;
+}
+
+/* ---- the vocabulary: maximum, sum of exponentials and best tokens of each row in one pass */
+
+static void read_stretch(Worker *k, long row, const float *logits, long first, long count) {
+  Way *best = k->ways + row * k->kept;
+  float top = k->top[row], most = top;
+  for (long c = 0; c < count; c += 4 * LANES) {
+    vec a = load(logits + c);
+    for (long j = LANES; j < 4 * LANES; j += LANES) a = pick(load(logits + c + j) > a, load(logits + c + j), a);
+    float large = largest(a);
+    most = large > most ? large : most;
+    if (!(large > best[k->kept - 1].score)) continue;
+    for (long j = c; j < c + 4 * LANES; j++)
+      if (logits[j] > best[k->kept - 1].score) {
+        long place = k->kept - 1;
+        for (; place && logits[j] > best[place - 1].score; place--) best[place] = best[place - 1];
+        best[place] = (Way){logits[j], 0, (int)(first + j)};
+      }
+  }
+  if (most == -INFINITY) return;
+  vec sums = {0};
+  for (long c = 0; c < count; c += LANES) sums += exp_lanes(load(logits + c) - most);
+  k->sum[row] = (top == -INFINITY ? 0 : k->sum[row] * expf(top - most)) + total(sums);
+  k->top[row] = most;
+}
+
+static void read_vocabulary(Worker *k, long rows) {
+  const Matrix *head = &k->engine->head;
+  for (long i = 0; i < rows; i++) k->top[i] = -INFINITY, k->sum[i] = 0;
+  for (long i = 0; i < rows * k->kept; i++) k->ways[i] = (Way){-INFINITY, 0, 0};
+  if (head->bytes) round_rows(rows, k->y, head->in, &k->rounded);
+  for (long p = 0; p < head->panels; p += STRETCH / PANEL) {
+    long last = p + STRETCH / PANEL < head->panels ? p + STRETCH / PANEL : head->panels;
+    long count = (last - p) * PANEL, padded = (count + 4 * LANES - 1) / (4 * LANES) * (4 * LANES);
+    multiply(rows, k->y, &k->rounded, head, p, last, k->logits, STRETCH, STORE, 0);
+    for (long i = 0; i < rows; i++) {
+      for (long c = count; c < padded; c++) k->logits[i * STRETCH + c] = -INFINITY;
+      read_stretch(k, i, k->logits + i * STRETCH, p * PANEL, padded);
+    }
+  }
+  for (long i = 0; i < rows; i++) {
+    float all_sum = k->top[i] + logf(k->sum[i]);
+    k->broken |= !(all_sum - all_sum == 0);
+    for (long j = 0; j < k->kept; j++) k->ways[i * k->kept + j].score -= all_sum;
+  }
+}
+
+/* ---- the search, as in search.py */
+
+static int add_text(Worker *k, Sentence *one, const Way *way) {
+  const Job *job = k->job;
+  if (one->finished == one->room) {
+    Text *more = realloc(one->texts, (2 * one->room + 8) * sizeof(Text));
+    if (!more) return 0;
+    one->texts = more;
+    one->room = 2 * one->room + 8;
+  }
+  Text *text = one->texts + one->finished;
+  text->ids = malloc((one->limit + 1) * (sizeof(int) + sizeof(float)));
+  if (!text->ids) return 0;
+  text->passed = (float *)(text->ids + one->limit + 1);
+  memcpy(text->ids, one->written + way->parent * one->limit, one->step * sizeof(int));
+  memcpy(text->passed, one->passed + way->parent * one->limit, one->step * sizeof(float));
+  text->passed[one->step] = way->score;
+  text->count = one->step;
+  if (way->token != job->eos) text->ids[text->count++] = way->token;
+  text->steps = one->step + 1;
+  text->score = (double)way->score / job->divisor[text->steps];
+  one->finished++;
+  return 1;
+}
+
+/* the score that a text must beat to be among the best so many */
+static double bar_of(const Sentence *one, long best) {
+  if (one->finished < best) return -INFINITY;
+  double bar = INFINITY;
+  for (long i = 0; i < one->finished; i++) {
+    long above = 0, same = 0;
+    for (long j = 0; j < one->finished; j++)
+      above += one->texts[j].score > one->texts[i].score, same += one->texts[j].score == one->texts[i].score;
+    if (above < best && best <= above + same) bar = one->texts[i].score;
+  }
+  return bar;
+}
+
+static int ends_text(const Job *job, int token) {
+  if (token == job->eos) return 1;
+  for (long i = 0; i < job->ends; i++)
+    if (token == job->end[i]) return 1;
+  return 0;
+}
+
+/* the best `kept` ways of all hypotheses of a sentence, best first, of which `ways` has those of each */
+static void merge(const Worker *k, const Sentence *one, const Way *ways) {
+  long at[256] = {0};
+  for (long n = 0; n < k->kept; n++) {
+    long best = 0;
+    float most = -INFINITY;
+    for (long h = 0; h < one->live; h++) {
+      if (at[h] == k->kept) continue;
+      float so_far = one->step ? one->passed[h * one->limit + one->step - 1] : 0.0f;
+      float score = so_far + ways[h * k->kept + at[h]].score;
+      if (score > most) most = score, best = h;
+    }
+    k->found[n] = (Way){most, (int)best, ways[best * k->kept + (at[best] < k->kept ? at[best] : 0)].token};
+    if (at[best] < k->kept) at[best]++;
+  }
+}
+
+/* follow the best ways of a sentence whose ways stand from here on */
+static int advance(Worker *k, Sentence *one, const Way *ways) {
+  const Job *job = k->job;
+  long step = one->step, limit = one->limit, last = limit == step + 1, added = 0, going = 0;
+  merge(k, one, ways);
+  for (long n = 0; n < k->beam; n++)
+    if (k->found[n].score != -INFINITY && (last || ends_text(job, k->found[n].token))) {
+      if (!add_text(k, one, k->found + n)) return 0;
+      added = 1;
+    }
+  if (job->greedy) one->done = added;
+  else if (added) {
+    one->bar = bar_of(one, job->stopping == PATIENCE ? job->n_best : k->beam);
+    one->done = one->finished >= job->enough;
+  }
+  Way next[k->beam];
+  for (long n = 0; n < k->kept && going < k->beam; n++)
+    if (!ends_text(job, k->found[n].token)) next[going++] = k->found[n];
+  for (long n = 0; n < k->kept && going < k->beam; n++)
+    if (ends_text(job, k->found[n].token)) next[going++] = k->found[n];
+  if (!going) return one->done = 1;
+  double now = job->divisor[step + 1], most = job->divisor[limit], reach = now;
+  if ((job->stopping == PATIENCE || job->stopping == NEVER) && most > now) reach = most;
+  one->done |= last || (!job->greedy && (double)next[0].score / reach <= one->bar);
+  if (one->done) return 1;
+  /* only the past of hypotheses moves: a byte, a token and a number a step */
+  long kinds[] = {sizeof(char), sizeof(int), sizeof(float)};
+  char *pasts[] = {(char *)one->path, (char *)one->written, (char *)one->passed};
+  for (long i = 0; i < 3; i++) {
+    long each = limit * kinds[i];
+    memcpy(one->spare, pasts[i], one->live * each);
+    for (long h = 0; h < going; h++) memcpy(pasts[i] + h * each, one->spare + next[h].parent * each, step * kinds[i]);
+  }
+  for (long h = 0; h < going; h++) {
+    one->path[h * limit + step] = (unsigned char)next[h].parent;
+    one->written[h * limit + step] = next[h].token;
+    one->passed[h * limit + step] = next[h].score;
+  }
+  one->live = going;
+  one->step++;
+  return 1;
+}
+
+/* ---- the queue */
+
+/* texts by their scores; of equal ones the first that ended stays the first */
+static void rank(Text *texts, long count) {
+  for (long i = 1; i < count; i++) {
+    Text one = texts[i];
+    long place = i;
+    for (; place && one.score > texts[place - 1].score; place--) texts[place] = texts[place - 1];
+    texts[place] = one;
+  }
+}
+
+static void leave(Worker *k, Sentence *one, int keep) {
+  const Job *job = k->job;
+  if (keep) {
+    rank(one->texts, one->finished);
+    for (long n = 0; n < job->n_best && n < one->finished; n++) {
+      long place = one->number * job->n_best + n;
+      const Text *text = one->texts + n;
+      job->counts[place] = text->count;
+      job->steps[place] = text->steps;
+      job->scores[place] = text->score;
+      memcpy(job->texts + place * job->longest, text->ids, text->count * sizeof(int));
+      memcpy(job->passed + place * job->longest, text->passed, text->steps * sizeof(float));
+    }
+  }
+  for (long n = 0; n < one->finished; n++) free(one->texts[n].ids);
+  free(one->texts);
+  free(one->memory);
+}
+
+static int join(Worker *k) {
+  const Job *job = k->job;
+  const Shape *s = &k->engine->shape;
+  long before = k->count, hd = s->heads * s->head_width, tokens = 0;
+  while (k->count < k->most) {
+    long number = __atomic_fetch_add(k->next, 1, __ATOMIC_RELAXED);
+    if (number >= job->sentences) break;
+    Sentence *one = k->live + k->count++;
+    *one = (Sentence){.number = number, .limit = job->limit[number], .live = 1, .bar = -INFINITY};
+    one->length = job->first[number + 1] - job->first[number];
+    long memory = s->writers * one->length * 2 * hd, cache = s->writers * one->limit * k->beam * 2 * hd;
+    long past = k->beam * one->limit;
+    one->memory = malloc((memory + cache + 3 * past) * 4 + past);
+    if (!one->memory) return 0;
+    one->cache = one->memory + memory;
+    one->passed = one->cache + cache;
+    one->written = (int *)(one->passed + past);
+    one->spare = (char *)(one->written + past);
+    one->path = (unsigned char *)(one->written + 2 * past);
+    tokens += one->length;
+    if (tokens + job->reads > job->rows) { /* as many rows as there is scratch for */
+      encode(k, k->live + before, k->count - before);
+      before = k->count;
+      tokens = 0;
+    }
+  }
+  if (k->count > before) encode(k, k->live + before, k->count - before);
+  return 1;
+}
+
+static void *work(void *given) {
+  Worker *k = given;
+  const Shape *s = &k->engine->shape;
+  long rows = k->job->rows, hd = s->heads * s->head_width, most = s->width > hd ? s->width : hd;
+  long wide = s->ffn_width > 3 * hd ? s->ffn_width : 3 * hd;
+  long each = 2 * most + wide + STRETCH + 3;
+  long keys = (k->job->longest > k->job->reads ? k->job->longest : k->job->reads) + 1;
+  float *scratch = aligned_alloc(64, ((rows * each + keys + 2 * LANES) * 4 + 63) / 64 * 64);
+  k->keys = malloc(2 * keys * sizeof(float *));
+  k->rounded.bytes = malloc(rows * ((wide > most ? wide : most) + QUAD));
+  k->live = calloc(k->most, sizeof(Sentence));
+  k->ways = malloc((rows + 1) * k->kept * sizeof(Way));
+  k->broken = !scratch || !k->live || !k->ways || !k->keys || !k->rounded.bytes;
+  if (!k->broken) {
+    k->x = scratch, k->y = k->x + rows * most, k->wide = k->y + rows * most;
+    k->logits = k->wide + rows * wide, k->top = k->logits + rows * STRETCH, k->sum = k->top + rows;
+    k->rounded.scale = k->sum + rows, k->weights = k->sum + 2 * rows, k->values = k->keys + keys;
+    k->found = k->ways + rows * k->kept;
+  }
+  while (!k->broken) {
+    if (!join(k)) k->broken = 1;
+    if (k->broken || !k->count) break;
+    read_vocabulary(k, decode(k));
+    const Way *ways = k->ways;
+    long left = 0;
+    for (long i = 0; i < k->count && !k->broken; i++) {
+      Sentence *one = k->live + i;
+      long live = one->live;
+      if (!advance(k, one, ways)) k->broken = 1;
+      ways += live * k->kept;
+    }
+    if (k->broken) break;
+    for (long i = 0; i < k->count; i++) {
+      if (k->live[i].done) leave(k, k->live + i, 1);
+      else k->live[left++] = k->live[i];
+    }
+    k->count = left;
+  }
+  for (long i = 0; k->live && i < k->count; i++) leave(k, k->live + i, 0);
+  free(scratch);
+  free(k->live);
+  free(k->ways);
+  free(k->keys);
+  free(k->rounded.bytes);
+  return 0;
+}
+
+/* Returns 1, or 0 where a number was not finite or memory was missing: then nothing can be used. */
+long regard_translate(const Engine *engine, const Job *job) {
+  long next = 0, threads = job->threads, fine = 1;
+  pthread_t started[threads];
+  int is_started[threads];
+  Worker workers[threads];
+  pthread_attr_t settings;
+  pthread_attr_init(&settings);
+  pthread_attr_setstacksize(&settings, 2 << 20);
+  for (long i = 0; i < threads; i++) {
+    workers[i] = (Worker){.engine = engine, .job = job, .next = &next, .beam = job->beam};
+    workers[i].kept = job->greedy ? 1 : (2 + job->ends) * job->beam;
+    workers[i].most = (int)(job->rows / job->beam);
+    long fair = (job->sentences + threads - 1) / threads;
+    if (workers[i].most > fair) workers[i].most = (int)fair;
+    is_started[i] = i && !pthread_create(started + i, &settings, work, workers + i);
+  }
+  work(workers);
+  for (long i = 1; i < threads; i++)
+    if (is_started[i]) pthread_join(started[i], 0);
+    else work(workers + i);
+  pthread_attr_destroy(&settings);
+  for (long i = 0; i < threads; i++) fine &= !workers[i].broken;
+  return fine;
+}
