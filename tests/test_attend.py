@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 import regard.attention.attend as core
 from regard.attention import kernels
-from regard.attention.dropout import add_dropped, dropout
+from regard.attention.dropout import add_dropped, dropout, dropout_mask
 from regard.attention.masks import Causal, Document, Mask, Padding, Sliding, Window
 from regard.attention.multihead import Cache, MultiHead
 from regard.attention.normalisers import Sample
@@ -440,6 +440,13 @@ def test_memory_is_linear_in_the_length():
         with Largest() as seen:
             attend(q, q, q, mask=mask).sum().backward()
         assert seen.bytes <= 4 * kernels.TILE < 4 * 4096**2
+
+
+@pytest.mark.parametrize("p", [0.001, 0.1, 0.3, 0.5, 0.999])
+def test_dropout_keeps_the_mean_whatever_share_its_bytes_can_meet(p: float):
+    share = min(255, max(1, round(256 * p))) / 256  # of 256 bytes, all of them as likely
+    values = dropout_mask(torch.empty(40_000), p).unique().tolist()
+    assert values == [0.0, pytest.approx(1 / (1 - share), rel=1e-6)]
 
 
 def test_dropout_keeps_the_mean_and_is_seeded():

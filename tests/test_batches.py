@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from steps import count_steps
 
-from regard.data.batches import Batches, pad
+from regard.data.batches import Batches, Shuffled, pad
 from regard.data.store import (
     ImageStore,
     Store,
@@ -95,6 +95,11 @@ def test_once_an_epoch_and_within_the_budget(shape, tokens, seed, max_rows):
             widest = max(int(column[row].max()) for column in columns)
             assert len(row) == 1 or len(row) * widest <= tokens
             assert len(row) <= (max_rows or len(row))
+
+
+def test_shuffled_examples_come_in_another_order_in_each_epoch_and_by_each_seed():
+    orders = {tuple(Shuffled(10, 10, seed)[epoch]) for seed in (3, 4) for epoch in range(5)}
+    assert len(orders) == 10
 
 
 def test_a_plan_takes_steps_for_batches_not_for_examples():

@@ -14,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as some
 from safetensors.torch import load_file
+from torch.nn import functional as F
 
 import regard
 from regard.cli import main
@@ -29,6 +30,7 @@ from regard.metrics.labels import (
     confusion,
     count,
     count_units,
+    log_loss,
     macro_f1,
     micro_f1,
     one_hot,
@@ -436,6 +438,15 @@ def test_scores_of_classes_equal_loops(pairs):
     accuracy = 100 * sum(a == b for a, b in pairs) / len(pairs)
     assert micro_f1(counts) == pytest.approx(accuracy)
     assert float(count_units(one_hot(wanted, 4), one_hot(found, 4)).f1()) == pytest.approx(accuracy)
+
+
+def test_the_loss_of_labels_is_pytorchs_a_row():
+    logits = torch.randn(7, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    some, one = logits.roll(1, 0) > 0, logits.roll(2, 0).argmax(1)
+    several = F.binary_cross_entropy_with_logits(logits, some.double(), reduction="sum") / 7
+    assert log_loss(some.numpy(), logits.sigmoid().numpy(), True) == pytest.approx(float(several))
+    single = float(F.cross_entropy(logits, one))
+    assert log_loss(one_hot(one, 4), logits.softmax(1).numpy(), False) == pytest.approx(single)
 
 
 def test_wilson_gives_the_intervals_of_the_textbook():

@@ -272,6 +272,11 @@ def test_draws_depend_on_seed_and_line_alone():
     assert some == [whole[i] for i in lines]
     assert whole == sample(chain, sources(40), samples=3, max_length=9, seed=4)
     assert whole != sample(chain, sources(40), samples=3, max_length=9, seed=5)
+    drawn = [
+        sample(chain, sources(40)[[7]], samples=20, max_length=9, seed=seed, lines=[line])
+        for seed, line in ((1, 12), (11, 2), (112, 0))
+    ]
+    assert drawn[0] != drawn[1] != drawn[2] != drawn[0]  # though their digits are the same
     same = sample(chain, sources(40)[[7] * 20], max_length=9, seed=4, lines=range(20))
     assert len({tuple(h.ids) for (h,) in same}) > 5
     assert len({tuple(h.ids) for texts in whole for h in texts}) > 60

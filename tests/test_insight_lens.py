@@ -26,13 +26,16 @@ def translator():
 def test_the_lens_of_the_last_layer_is_the_model():
     model = regard.load("shakespeare")
     asked = model.look_settings({"forced": True})
-    seen, _ = find_lens(model, "ROMEO: I", asked)
+    seen, (whole_picture, *_) = find_lens(model, "ROMEO: I", asked)
     question = model.question("ROMEO: I", asked)
     with torch.inference_mode():
         whole = question.logprobs(1)[0]
     assert np.allclose(seen.probabilities[-1], whole.max(-1).values.exp(), atol=1e-5)
     assert [question.spell(int(n)) for n in whole.argmax(-1)] == list(seen.guesses[-1])
     assert seen.layers == [f"blocks.{n}" for n in range(4)]
+    (table,) = whole_picture.tables  # in which the last is on top
+    assert table.rows == seen.layers[::-1] and table.texts == [*map(list, seen.guesses[::-1])]
+    assert np.array_equal(table.values, seen.probabilities[::-1])
 
 
 def test_the_class_lens_tells_a_label_after_each_layer():

@@ -18,11 +18,11 @@ from regard.cli import main
 from regard.data import conversation, documents
 from regard.data.characters import Characters
 from regard.data.conversation import Message
-from regard.data.documents import encode_running, load_texts
+from regard.data.documents import TokenisedTexts, encode_running, load_texts
 from regard.data.masking import WholeWordMasking
 from regard.data.store import Column
 from regard.data.tokenize import SubwordTokenizer, train_tokenizer
-from regard.data.windows import Crops, Packed, evenly_spread, spans_of
+from regard.data.windows import CausalBatches, Crops, Packed, evenly_spread, spans_of
 from regard.decode.generate import Continuation
 from regard.errors import UsageError
 from regard.tasks.frame.train import Training
@@ -264,6 +264,22 @@ def test_an_epoch_of_packed_documents_reads_every_token_once():
             for row, told in zip(window.ids, window.documents, strict=True):
                 assert ((of[row][1:] == of[row][:-1]) == (told[1:] == told[:-1])).all()
     assert epochs[0] != epochs[1]
+
+
+@pytest.mark.parametrize("conversations", [False, True])
+def test_a_token_is_predicted_where_it_follows_in_its_document_and_is_to_be_learnt(conversations):
+    sizes = [5, 9, 2, 7, 1, 30]
+    rows = [100 * n + np.arange(size) for n, size in enumerate(sizes)]
+    column = Column(np.concatenate(rows), np.concatenate([[0], np.cumsum(sizes)]))
+    learnt = np.random.default_rng(0).integers(0, 2, len(column.ids))
+    texts = TokenisedTexts({"train": column}, {}, False, {"train": learnt} if conversations else {})
+    wanted = {int(i) for i, one in zip(column.ids, learnt, strict=True) if one or not conversations}
+    batches = CausalBatches(texts, context=8, batch_tokens=16, seed=1, device="cpu")
+    for batch in map(batches.__getitem__, range(20)):
+        pairs = zip(batch.reads.flatten().tolist(), batch.writes.flatten().tolist(), strict=True)
+        follows = [one + 1 if one + 1 in wanted else -1 for one, _ in pairs]
+        assert batch.writes.flatten().tolist() == follows
+        assert batch.tokens == sum(one >= 0 for one in follows)
 
 
 @pytest.mark.parametrize("position", ["learned", "rotary", "alibi", "t5"])

@@ -17,6 +17,7 @@ from regard.layers.embed import Embed
 from regard.layers.feedforward import FEED_FORWARDS
 from regard.layers.heads import POOLERS, Classify
 from regard.layers.norm import NORMS, RMSNorm
+from regard.native import fast
 
 
 def numbers(*shape: int) -> Tensor:
@@ -147,6 +148,18 @@ def test_a_label_is_its_formula(kind: str, bend: Callable[[Tensor], Tensor] | No
     if bend is not None:
         pooled = bend(x[:, 0] @ w["pool.dense.weight"].T + w["pool.dense.bias"])
     close(head(x), pooled @ w["out.weight"].T + w["out.bias"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_rms_norm_is_the_same_where_weights_are_laid_out_anew(dtype):
+    torch.manual_seed(0)
+    norm = RMSNorm(24).to(dtype)
+    nn.init.normal_(norm.weight)
+    x = torch.randn(3, 5, 24, dtype=dtype)
+    x[0, 0], x[0, 1] = 0.0, 1e-4
+    with fast(norm, frozen=True), torch.no_grad():
+        for norm.eps in (1e-3, 1e-3, 0.5):
+            torch.testing.assert_close(norm(x), F.rms_norm(x, (24,), norm.weight, norm.eps))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

@@ -76,6 +76,8 @@ def test_a_tile_is_a_part_of_the_whole_and_a_span_misses_nothing(data, queries: 
     outside[..., span] = False
     assert not outside.any()
 
+    if not mask.by_query:  # then one row tells all
+        assert torch.equal(everything, everything[..., :1, :].expand_as(everything))
     if mask.aligned(queries, keys):
         assert torch.equal(everything[0, 0], torch.ones(queries, keys).tril().bool())
 

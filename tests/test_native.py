@@ -194,6 +194,42 @@ def test_a_step_in_writing_equals_reading_all(made, rows, columns, monkeypatch):
 
 
 @needs
+@torch.inference_mode()
+def test_what_stands_at_a_masked_place_never_matters_in_writing(monkeypatch):
+    model, lengths = small(position="rotary"), torch.tensor([11, 7])
+    ids, found = torch.randint(3, 97, (2, 11)), []
+    for spoilt in (0.0, torch.nan, torch.inf):
+        state = model.start(ids, lengths, capacity=20)
+        hidden = ~state.seen[:, :, :, None]
+        for cache in state.caches:
+            for part in (cache.k, cache.v):
+                part[:, :, : cache.length].masked_fill_(hidden, spoilt)
+        with fast(model), no_plain_block(monkeypatch):
+            found.append(model.step(ids.gather(1, lengths.view(-1, 1) - 1), state)[0])
+    assert hidden.any() and found[0].isfinite().all()
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+@needs
+@pytest.mark.parametrize("length", [5, 64, 65, 200])
+@torch.inference_mode()
+def test_a_memory_of_any_length_is_read_as_pytorch_reads_it(length, monkeypatch):
+    torch.manual_seed(2)
+    model = Transformer(TransformerConfig(97, 97, 1, 2, BlockConfig(48, 4, 96))).eval()
+    for p in model.parameters():
+        nn.init.normal_(p, std=0.4)  # far from looking everywhere alike
+    source, ids = torch.randint(3, 97, (2, length)), torch.randint(3, 97, (2, 6))
+    lengths = torch.tensor([length, length // 2])
+    wanted = copy.deepcopy(model).double()(source, ids, lengths)
+    with fast(model):
+        state = model.start(source, lengths, capacity=6)
+    for step in range(6):
+        with fast(model), no_plain_block(monkeypatch):
+            logits, state = model.step(ids[:, step : step + 1], state)
+        assert far(logits[:, 0], wanted[:, step]) < 1e-5
+
+
+@needs
 def test_watching_changes_no_bit_and_sees_true_weights():
     model = small(position="rotary", norm="rms", feed_forward="swiglu")
     ids = torch.randint(3, 97, (2, 6))

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import zipfile
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -397,6 +398,27 @@ def test_augmentation_is_a_function_of_seed_and_step_and_never_sees_padding():
             assert not row[n:].any(), name
         arrays = alone(torch.randn(4, 12, 5, 2), lengths, labels, step_rng(1, 1))
         assert arrays[0].shape[2:] == (5, 2) and arrays[0].isfinite().all()
+
+
+def test_what_is_drawn_of_a_series_does_not_depend_on_how_far_it_is_padded():
+    x, lengths = stack([torch.randn(n, 2) for n in (9, 4, 12, 7)])
+    wider = F.pad(x, (0, 0, 0, 50))
+    for name, n in product(("scale", "mask", "stretch", "warp"), range(20)):
+        alone = SERIES_AUGMENTS[name]
+        a, b = (alone(y, lengths, step_rng(1, n), 1.0) for y in (x, wider))
+        assert torch.equal(a[1], b[1])
+        for row, other, size in zip(a[0], b[0], a[1].tolist(), strict=True):
+            assert torch.equal(row[:size], other[:size]), name
+
+
+def test_a_mixed_series_is_as_long_as_the_longer_of_both():
+    x, lengths = stack([torch.randn(n, 2) for n in (9, 4, 12, 7)])
+    mixed, sizes, _ = SeriesAugment("none", 3, mixup=0.4)(
+        x, lengths, torch.tensor([0, 1, 2, 1]), step_rng(1, 1)
+    )
+    assert sizes.tolist() == [9, 9, 12, 12]
+    for row, size in zip(mixed, sizes.tolist(), strict=True):
+        assert row[:size].any(1).all() and not row[size:].any()
 
 
 def test_resampling_is_linear_interpolation():
