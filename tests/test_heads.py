@@ -23,7 +23,16 @@ from regard.insight.alignments import (
     judge_heads,
     word_shares,
 )
-from regard.insight.heads import COLUMNS, Layer, Seen, look_at, measure_heads, name_of, save
+from regard.insight.heads import (
+    COLUMNS,
+    Layer,
+    Seen,
+    look_at,
+    measure_heads,
+    name_of,
+    save,
+    sink,
+)
 from regard.layers.block import BlockConfig
 from regard.metrics.alignment import score_links
 from regard.models.transformer import Transformer, TransformerConfig
@@ -426,3 +435,12 @@ def test_links_of_a_file_are_judged_by_the_command(tmp_path, capsys):
     path.write_text("a b\tc\t0-0\n")
     assert main(["heads", "shakespeare", f"links={path}"]) == 2
     assert "has no cross-attention" in capsys.readouterr().err
+
+
+def test_the_first_query_which_can_only_look_at_itself_tells_nothing_of_a_sink():
+    tokens = np.array(list("abcde"), object)
+    offset = (np.arange(5) - np.arange(5)[:, None])[..., None]
+    none_special = np.zeros((1, 5), bool)
+    seen = Seen(np.eye(5)[None], tokens, tokens[None], none_special, offset)
+    sums, queries = sink(seen)
+    assert sums.tolist() == [0] and queries == 4

@@ -534,10 +534,11 @@ def test_an_image_is_changed_alike_whatever_stands_beside_it(name):
         assert torch.allclose(alone[0], whole[i], atol=1e-3)
 
 
-def test_equalising_is_what_pillow_does():
+@pytest.mark.parametrize("size", [20, 40])  # pixels for less than one, and for more
+def test_equalising_is_what_pillow_does(size):
     from PIL import ImageOps
 
-    pixels = (batch(6, 3, 20, seed=4) // 3) + 40
+    pixels = (batch(6, 3, size, seed=4) // 3) + 40
     found = equalize(pixels.float())
     for one, picture in zip(found, pixels, strict=True):
         wanted = np.asarray(ImageOps.equalize(Image.fromarray(picture.permute(1, 2, 0).numpy())))

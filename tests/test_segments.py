@@ -1,6 +1,7 @@
 """Laws of long recordings: segments hold all sound, words lie where they are heard, captions."""
 
 import importlib
+import math
 import re
 import tracemalloc
 from dataclasses import dataclass
@@ -391,3 +392,13 @@ def test_lines_are_of_like_width_and_sentences_end_a_caption():
     assert second.lines == ["Then it sleeps"]
     assert join_words(["我", "们", "ab", "好"]) == "我们 ab 好"
     assert join_words(["hello", "world"]) == "hello world"
+
+
+def test_a_short_cue_stays_a_second_unless_the_next_one_comes_before():
+    long = "A" * (WIDTH - 2)
+    for step in (0.3, 0.9, 1.5, 4.0):
+        said = [Word(f"{long} {n}", step * n, step * n + 0.2, 0.9) for n in range(5)]
+        made = cues([*said, Word("B" * 2 * WIDTH, step * 5, step * 5 + 0.2, 0.9)])
+        assert all(a.end <= b.start for a, b in pairwise(made))
+        for one, after in zip(made, [*(cue.start for cue in made[1:]), math.inf], strict=True):
+            assert one.end - one.start >= min(1000, after - one.start)

@@ -188,6 +188,17 @@ def test_warped_frequencies_are_those_of_another_pitch(factor):
     assert (edge.diff(dim=1) >= 0).all()  # filters keep their order
 
 
+@pytest.mark.parametrize("factor", [0.85, 1.0, 1.2])
+def test_frequencies_are_warped_by_the_formula_of_jaitly_and_hinton(factor):
+    mels = np.linspace(*(1127 * np.log1p(x / 700) for x in (20, 8000)), 82)[1:-1]
+    hertz, edge = 700 * np.expm1(mels / 1127), 4800 * min(factor, 1)
+    found = warp_frequencies(torch.from_numpy(mels[None]).float(), factor, 16000)[0].double()
+    came = 700 * np.expm1(found.numpy() / 1127)  # from which frequency each filter has its number
+    steep = (8000 - edge) / (8000 - edge / factor)
+    moved = np.where(came <= edge / factor, came * factor, 8000 - steep * (8000 - came))
+    assert np.allclose(moved[3:-3], hertz[3:-3], rtol=1e-4)
+
+
 @pytest.mark.parametrize("factor", [0.8, 0.9, 1.1, 1.3])
 def test_speed_changes_length_and_pitch_together(factor):
     time = np.arange(16000) / 16000

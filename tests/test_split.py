@@ -269,3 +269,23 @@ def test_of_equal_scores_the_lower_loss_is_best():
     assert not fit._is_better({"better": 79.9, "loss": 0.1})
     assert fit._is_better({"better": 80.1, "loss": 0.9})
     assert not fit._is_better({"better": 80.0})
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_label_keeps_a_row_to_learn_from_in_whatever_order_rows_come(seed: int):
+    chance = np.random.default_rng(seed)
+    labels = [chr(97 + n) for n, size in enumerate(chance.integers(2, 7, 3)) for _ in range(size)]
+    keys = chance.integers(0, 2**63, len(labels)).tolist()
+    keys, labels = keys + keys[:4], labels + ["b"] * 4  # copies with other labels
+    rows = list(zip(keys, labels, strict=True))
+    held = []
+    for some in (rows, rows[::-1]):
+        split = plan_split(*zip(*some, strict=True), {"valid": 0.45, "test": 0.45}, "x")
+        parts = split.parts(*zip(*some, strict=True))
+        assert sorted(sum(parts.values(), [])) == list(range(len(rows)))
+        held.append({part: {some[i][0] for i in numbers} for part, numbers in parts.items()})
+        if "" not in {label for borders in split.bounds.values() for label in borders}:
+            own = {key: min(one for k, one in rows if k == key) for key in keys}
+            assert {own[key] for key in held[-1]["train"]} == set(own.values())
+        assert held[-1]["train"]
+    assert held[0] == held[1]
