@@ -103,11 +103,11 @@ def run(call: Call) -> None:
         if word is not None and not kind:
             words.append((word, None))
             continue
-        if live:
+        if words and live:
             for text, _ in words:
                 model.say(text, call.completed, sys.stdout, first=number)
                 number += 1
-        else:
+        elif words:
             for line in answers(model, words, call, first=number):
                 print(line)
             number += len(words)

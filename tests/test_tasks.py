@@ -14,7 +14,9 @@ from tones import sound_folders, spoken, write_tones
 
 import regard
 from regard.cli import main
-from regard.tasks import TASKS
+from regard.errors import UsageError
+from regard.settings import describe
+from regard.tasks import TASKS, task
 from regard.tasks.frame.task import Task
 from regard.tasks.frame.train import Training
 
@@ -367,3 +369,20 @@ def test_help_of_every_verb_lists_its_keys(case, run, capsys):
             key = "piece"
         assert main([verb, str(run), "--help"]) == 0
         assert f"  {key} " in capsys.readouterr().out, verb
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in TASKS if "steps" in task(n).Train.__dataclass_fields__]
+)
+def test_a_wrong_part_is_refused_before_data_are_read_and_leaves_nothing(name: str, tmp_path: Path):
+    kind, asked = task(name), 0
+    keys = {*kind.short, *(row.key for row in describe(kind.Train))}
+    for key in ("norm", "position", "order", "feed_forward"):
+        if key not in keys:
+            continue
+        asked += 1
+        with pytest.raises(UsageError, match=f"{key}.*fo"):
+            given = {"data": str(tmp_path / "nothing"), "out": str(tmp_path / "run"), key: "fo"}
+            regard.train(name, **given)
+        assert not (tmp_path / "run").exists()
+    assert asked or name == "pretrain"

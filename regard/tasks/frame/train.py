@@ -16,7 +16,7 @@ from regard.files import write_atomically
 from regard.hashes import SUMS, damaged, listed, seal, unseal
 from regard.layers.lora import merged
 from regard.metrics.evaluation import WARNING, beside_baselines
-from regard.models.folder import save_config
+from regard.models.folder import check_buildable, save_config
 from regard.pretrained.tokenizer_folder import load_tokenizer
 from regard.results import Scored, exit_code
 from regard.tasks.frame.film import Film
@@ -171,6 +171,8 @@ def train(
     started = time.perf_counter()
     origin = kind.origin_of(values)
     settings = kind.resolve(values, origin)
+    if origin is None:
+        check_buildable(settings.model)  # a wrong name is refused before data are read
     folder = Path(settings.out or f"runs/{kind.name}")
     if settings.threads:
         torch.set_num_threads(settings.threads)
