@@ -1,6 +1,7 @@
 """The first inputs of a part of a task's data, as its `picture` takes them."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from regard.data.images import Images
@@ -85,4 +86,8 @@ def read_picture(task: Any, given: Any) -> Any:
         if hasattr(task, "pair_picture"):
             return task.pair_picture(given)
         given = given.source
-    return task.picture(given, **({"forced": True} if task.name == "language" else {}))
+    # heads are measured on what a model reads: pieces, and texts as they are
+    asked = {"forced": True} if task.name == "language" else {}
+    if any(each.name == "units" for each in fields(task.Look)):
+        asked["units"] = "pieces"
+    return task.picture(given, **asked)

@@ -681,8 +681,12 @@ class Task(Generic[C, A]):
         asked = self.look_settings(settings)
         beams = getattr(asked, "beams", False)
         with self.using(asked), tracing() if beams else nullcontext() as trace:
-            seen = follow(self.explain(given, asked), asked.view)
+            seen = self.for_reader(follow(self.explain(given, asked), asked.view), asked)
         return seen if trace is None else replace(seen, tree=beam_tree(trace, self))
+
+    def for_reader(self, picture: Any, settings: Any) -> Any:
+        """A picture as users see it, who may read other units than the model does."""
+        return picture
 
     def look_settings(self, settings: Mapping[str, Any]) -> Any:
         """Complete what a user gave to the settings of look."""
