@@ -942,7 +942,7 @@ def models() -> Listing:
     shipped = {}
     for name, path in starters().items():
         told = read_json(path / "config.json")
-        about = f"vectors of texts by {VECTORS[name]}" if name in VECTORS else told.get("about", "")
+        about = told.get("about_vectors" if name in VECTORS else "about", "")
         shipped[name] = f"starter: {about} (weights under {told.get('licence', 'no licence')})"
     families = {
         name: f"family: {(family(name)[1].__doc__ or '').splitlines()[0]}" for name in MODELS

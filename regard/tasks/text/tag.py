@@ -47,7 +47,7 @@ class TagRun(EncoderRun):
     """How to tag words."""
 
     format: str = setting("slash", "slash, columns or jsonl")
-    words: str = setting("spaces", "split at spaces, or raw: punctuation too")
+    words: str = setting("raw", "raw: punctuation is split off; spaces: tokenised already")
     scores: bool = setting(False, "print the probability of each tag")
     max_length: int | None = setting(None, "maximum tokens per window", min=8, max=100_000)
 
