@@ -10,6 +10,7 @@ from regard.data.pairs import Pair
 from regard.data.photos import Photo
 from regard.data.scored import ScoredPair
 from regard.data.series import SeriesSet
+from regard.data.sound_files import Samples
 from regard.data.sounds import Sounds
 from regard.data.tokenizer import Tokenizer
 from regard.errors import UsageError
@@ -32,7 +33,8 @@ def first_inputs(parts: Any, part: str, count: int) -> list[Any]:
     if isinstance(parts, SeriesSet):
         return parts.items[:count]
     if isinstance(parts, Sounds):
-        return [parts.read(i) for i in range(min(count, len(parts)))]
+        rate = parts.format.rate
+        return [Samples(parts.read(i), rate) for i in range(min(count, len(parts)))]
     return [_input(each) for each in parts[:count]]
 
 

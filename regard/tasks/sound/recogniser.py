@@ -274,14 +274,15 @@ class SpeechRecogniser(SoundTask[Transcript]):
     def made_with(self, settings: Any) -> dict[str, Any]:
         """Return how transcripts were decoded."""
         names = TranscribeRun.__dataclass_fields__
-        return {name: getattr(settings, name) for name in names if name != "threads"}
+        how = ("threads", "columns", "rate")  # which no score depends on
+        return {name: getattr(settings, name) for name in names if name not in how}
 
     # Looking
 
     def question(self, given: Any, settings: Any, expected: Any = None) -> Question:
         """Return a sound with its transcript and the log-probability of that, by CTC if it can."""
         model = self.model
-        samples = self.format.read(self.check_input(given))
+        samples = self.format.read(self.check_input(given, settings))
         spectrogram = self.spectrogram(samples)
         best = expected
         if best is None and settings.forced is not None:

@@ -292,7 +292,7 @@ class ClassifySounds(OneLabel, SoundTask[Classified]):
 
     def question(self, given: Any, settings: Any, expected: Any = None) -> Question:
         """Return a sound with its label and the log-probability of that."""
-        spectrogram = self.format.spectrogram(self.format.read(self.check_input(given)))
+        spectrogram = self.format.spectrogram(self.format.read(self.check_input(given, settings)))
         return self.label_question(
             lambda copies: self.model(*pad_sounds([spectrogram] * copies, self.device)),
             expected,
