@@ -482,6 +482,7 @@ def look(
     after each layer, and where two inputs part; the numbers are in `findings`. Further keys by
     task: `regard look MODEL --help`.
     """
+    from regard.tasks.frame.settings import RunSettings
     from regard.viewer import Look
 
     if str(settings.get("movie", False)).lower() in ("true", "yes", "1"):
@@ -489,9 +490,7 @@ def look(
 
     loaded: Any
     loaded = load(model, task=task) if isinstance(model, str | Path) else model
-    arrays = ("__array__", "__array_interface__")
-    if isinstance(texts, str | Path) or any(hasattr(texts, name) for name in arrays):
-        texts = [texts]
+    texts, _ = loaded.inputs_of(texts, RunSettings(settings.get("columns")))
     if word is not None:
         from regard.insight.words import compare_word
 

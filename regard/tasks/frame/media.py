@@ -8,7 +8,7 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from regard.data.media import BROKEN
+from regard.data.media import BROKEN, cell_file
 from regard.data.tokenizer import Tokenizer
 from regard.errors import UsageError, log, lookup
 from regard.metrics.baselines import Baselines
@@ -92,6 +92,10 @@ def first_files(folder: str, suffixes: Collection[str], most: int = 200) -> list
 
 class MediaTask(Task[C, A]):
     """A task whose inputs are files, some of which may be broken."""
+
+    def is_one(self, inputs: Any) -> bool:
+        """Tell whether this is one file, as datasets keeps it too, rather than several."""
+        return super().is_one(inputs) or cell_file(inputs) is not inputs
 
     def check_run(self, settings: Any) -> Any:
         """Refuse unknown names."""

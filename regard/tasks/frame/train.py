@@ -213,7 +213,8 @@ def train(
             count = f"{parameters(model):,} parameters{trainable(model)}"
             log(f"{count}; {count_steps(begun['steps'])}", quiet)
         if distributed.is_main():
-            _write_beside(task, folder, name, settings, origin, broken)
+            names = task.columns_of(settings)
+            _write_beside(task, folder, name, settings, origin, broken, names)
             if not lost:
                 seal(folder)
 
@@ -317,9 +318,11 @@ def _write_beside(
     settings: Any,
     origin: Origin | None,
     broken: Mapping[str, str],
+    columns: list[str],
 ) -> None:
     """Write config.json and the files of the codec, which must be as they were when resumed."""
     about = {**(origin.imported if origin else {}), **task.codec.facts()}
+    about |= {"columns": columns} if columns else {}
     save_config(folder, task.published(), name=name, task=task.runs_as(settings), about=about)
     task.codec.save(folder)
     if task.generation and not (folder / "generation_config.json").exists():

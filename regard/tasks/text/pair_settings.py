@@ -76,6 +76,7 @@ class WriteSettings(Decoding):
 class PairRunSettings(WriteSettings):
     """What a run can be told."""
 
+    columns: str | None = setting(None, "column of a table that is read, by name or number")
     scores: bool = setting(False, "print the score of each hypothesis")
     alignments: str = setting("none", "word alignments: none, pharaoh or json")
     units: str = setting("words", "what is aligned: words, or the tokenizer's pieces")

@@ -22,6 +22,7 @@ from regard.data.image_format import (
 )
 from regard.data.images import ImageData, load_images
 from regard.data.labelled import hash_items
+from regard.data.media import cell_file
 from regard.errors import UsageError, log, lookup
 from regard.files import cache_folder
 from regard.layers.layout import Layout
@@ -190,7 +191,8 @@ def with_captions(data: ImageData, settings: Any) -> Data:
 
 def check_image(image: Any) -> Any:
     """Return what may be an image, or refuse it."""
-    if not isinstance(image, str | Path | np.ndarray | Tensor | Image):
+    image = cell_file(image)
+    if not isinstance(image, str | Path | bytes | np.ndarray | Tensor | Image):
         raise UsageError(f"{image!r:.60} is no image; give a path, an image or an array")
     return image
 
@@ -275,7 +277,7 @@ class ImageTask(MediaTask[ImageCodec, A]):
         size = getattr(settings, "image", None)
         return replace(self.format, size=size) if size else self.format
 
-    def check_input(self, given: Any) -> Any:
+    def check_input(self, given: Any, settings: Any = None) -> Any:
         """Return a path, an image or an array, or refuse what is none."""
         return check_image(given)
 
