@@ -1,7 +1,9 @@
 """Every task answers the same questions: it trains, resumes, runs, is judged and looked at."""
 
+import importlib
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +22,8 @@ from regard.tasks import TASKS, task
 from regard.tasks.frame.task import Task
 from regard.tasks.frame.train import Training
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
+kills = importlib.import_module("kills")
 WORDS = "the a red green blue dog cat bird tree runs sleeps sees sits under near".split()  # noqa: SIM905
 COLOURS = {"red": (220, 40, 40), "blue": (40, 60, 220)}
 
@@ -242,6 +246,18 @@ def test_it_resumes_to_the_bit(case, run, home, monkeypatch):
     one, two = ((folder / "model.safetensors").read_bytes() for folder in (whole, out))
     assert one == two
     assert main([*words, f"out={out}", "lr=0.5"]) == 2  # another training
+
+
+def test_it_is_killed_and_goes_on(case, run, home):
+    name, _, _, words = case
+    out = home / name / "killed"
+    again = [*words, f"out={out}", "--quiet", "save_every=0"]
+    for nth in (3, 25):  # while it begins, and while it saves
+        assert kills.killed(lambda: main(again), nth) is None
+    assert main(again) == 0
+    assert not kills.leftovers(out)
+    one, two = ((folder / "model.safetensors").read_bytes() for folder in (run, out))
+    assert one == two
 
 
 def test_it_runs_lines_and_json(case, run, capsys):
