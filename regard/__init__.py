@@ -71,7 +71,7 @@ HOMES = {
     "POSITIONS": "regard.attention.positions",
     "NORMS": "regard.layers.norm",
     "FEED_FORWARDS": "regard.layers.feedforward",
-    "RESIDUALS": "regard.layers.block",
+    "RESIDUALS": "regard.layers.residual",
     "MODELS": "regard.models",
 }
 

@@ -482,6 +482,7 @@ def look(
     after each layer, and where two inputs part; the numbers are in `findings`. Further keys by
     task: `regard look MODEL --help`.
     """
+    from regard.tasks.frame.settings import RunSettings
     from regard.viewer import Look
 
     if str(settings.get("movie", False)).lower() in ("true", "yes", "1"):
@@ -489,9 +490,7 @@ def look(
 
     loaded: Any
     loaded = load(model, task=task) if isinstance(model, str | Path) else model
-    arrays = ("__array__", "__array_interface__")
-    if isinstance(texts, str | Path) or any(hasattr(texts, name) for name in arrays):
-        texts = [texts]
+    texts, _ = loaded.inputs_of(texts, RunSettings(settings.get("columns")))
     if word is not None:
         from regard.insight.words import compare_word
 
@@ -942,7 +941,7 @@ def models() -> Listing:
     shipped = {}
     for name, path in starters().items():
         told = read_json(path / "config.json")
-        about = f"vectors of texts by {VECTORS[name]}" if name in VECTORS else told.get("about", "")
+        about = told.get("about_vectors" if name in VECTORS else "about", "")
         shipped[name] = f"starter: {about} (weights under {told.get('licence', 'no licence')})"
     families = {
         name: f"family: {(family(name)[1].__doc__ or '').splitlines()[0]}" for name in MODELS

@@ -22,11 +22,10 @@ LETTERS = 1_000_000  # and so many letters, if that is sooner
 FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 LISTS = (".txt", ".jsonl", ".list")  # files that name images, a line each
 TABLES = (".csv", ".tsv", ".parquet", ".arrow", ".feather")  # rows of named columns
-# the field of a JSON line that is read, if it has none that the model's inputs are named by
-INPUTS = ("src", "source", "text", "input", "image", "audio", "series")
 # files that are inputs themselves -> where their suffixes are
 FILES = {"image": "regard.data.image_format", "audio": "regard.data.sound_files"}
 
+Choose = Callable[[list[str]], str]  # the column or field that is read, of all there are
 # a text (or the messages of a conversation), and the JSON line it came in, if it did
 Input = tuple[Any, dict[str, Any] | None]
 
@@ -94,7 +93,7 @@ def run(call: Call) -> None:
         if live and sys.stdin.isatty():
             return model.session(call.completed, sys.stdout)
         size = 1 if sys.stdin.isatty() else CHUNK
-        print_answers(model, chunks(sys.stdin.buffer, size, field=model.input), call)
+        print_answers(model, chunks(sys.stdin.buffer, size, column_of(model, call)), call)
         return
     number, literal = 0, len(texts) - call.literal
     words: list[Input] = []
@@ -103,11 +102,11 @@ def run(call: Call) -> None:
         if word is not None and not kind:
             words.append((word, None))
             continue
-        if live:
+        if words and live:
             for text, _ in words:
                 model.say(text, call.completed, sys.stdout, first=number)
                 number += 1
-        else:
+        elif words:
             for line in answers(model, words, call, first=number):
                 print(line)
             number += len(words)
@@ -155,8 +154,7 @@ def run_path(model: Any, path: str, kind: str, call: Call, number: int) -> int:
             parts: Any = (([(name, None) for name in part], None) for part in some)
             return print_answers(model, parts, call, number, named=True)
     if model.input == "series" and kind == "file" and suffix not in LISTS:
-        found = model.inputs_in(path)
-        series = found if len(found) > 1 else [path]
+        series = model.inputs_in(path, call.completed.columns)
         starts = range(0, len(series), CHUNK)
         parts = (([(one, None) for one in series[n : n + CHUNK]], None) for n in starts)
         return print_answers(model, parts, call, number, named=len(series) > 1)
@@ -165,11 +163,12 @@ def run_path(model: Any, path: str, kind: str, call: Call, number: int) -> int:
     if not call.quiet:
         what = "rows" if table else "lines"
         log(f"{path}: its {what} are answered{as_text}")
+    choose = column_of(model, call)
     if table:
-        rows = sound_rows(path) if model.input == "audio" else table_rows(path)
+        rows = sound_rows(path) if model.input == "audio" else table_rows(path, model, call)
         return print_answers(model, in_chunks(rows, CHUNK), call, number)
     with opened(path) as file:
-        return print_answers(model, chunks(file, CHUNK, path, model.input), call, number)
+        return print_answers(model, chunks(file, CHUNK, choose, path), call, number)
 
 
 def print_answers(
@@ -583,12 +582,11 @@ def keys(settings: type, short: dict[str, Any]) -> str:
 
 
 def chunks(
-    file: BinaryIO, size: int, name: str = "standard input", field: str = INPUTS[0]
+    file: BinaryIO, size: int, choose: Choose, name: str = "standard input"
 ) -> Iterator[tuple[list[Input], UsageError | None]]:
     """Read lines, or JSON lines, a chunk at a time; what is wrong comes after the lines before it.
 
-    The first line decides which of the two they are. An input is in `field` of a JSON line, or in
-    one of INPUTS.
+    The first line decides which of the two they are.
     """
     from regard.data.lines import read_stream
 
@@ -600,7 +598,7 @@ def chunks(
             if records is None:
                 records = is_record(line)
             where = f"{name}:{number}"
-            chunk.append(read_record(line, where, field) if records else (line, None))
+            chunk.append(read_record(line, where, choose) if records else (line, None))
             letters += len(line)
             if len(chunk) == size or letters >= LETTERS:
                 yield chunk, None
@@ -624,26 +622,34 @@ def in_chunks(rows: Iterable[Input], size: int) -> Iterator[tuple[list[Input], U
         yield chunk, mistake
 
 
-def table_rows(path: str) -> Iterator[Input]:
-    """Read the rows of a table of texts."""
-    from regard.data.table import Table
+def table_rows(path: str, model: Any, call: Call) -> Iterator[Input]:
+    """Read the rows of a table of texts, whose columns its first row names, or else numbers."""
+    from regard.data.table import Table, like_header
 
     header: list[str] | None = None
-    for row in Table(path):
+    columns, choose, table = call.completed.columns, column_of(model, call), Table(path)
+    for row in table:
         if row.fault is not None:
             raise UsageError(row.fault.message)
         if row.value is None:
             continue
         if isinstance(row.value, list) and header is None:
             header = [cell.strip() for cell in row.value]
-            if not set(header) & set(INPUTS):
+            numbered = columns and columns.split(",")[0].isdecimal()
+            known = [*model.usual_columns, *model.columns, *(columns.split(",") if columns else [])]
+            named = {*header, *map(str.casefold, header)} & {*known}
+            if not named and not numbered:
                 raise UsageError(
-                    f"{path}: no column of its first row is named {' or '.join(INPUTS)}; name "
-                    "the one to read, or give its texts as lines"
+                    f"{path}: no column of its first row is named {' or '.join(known)}; "
+                    "name the one to read with columns=, or give its texts as lines"
                 )
-            continue
+            text_of(dict.fromkeys(header, ""), path, choose)
+            at = range(len(header))
+            if not numbered or named or like_header(table.cells(), at):
+                continue
+            header = [str(n + 1) for n in at]
         cells: Any = row.value if header is None else zip(header, row.value, strict=False)
-        yield text_of(dict(cells), f"{path}:{row.number}")
+        yield text_of(dict(cells), f"{path}:{row.number}", choose)
 
 
 def sound_rows(path: str) -> Iterator[Input]:
@@ -663,7 +669,7 @@ def is_record(line: str) -> bool:
         return False
 
 
-def read_record(line: str, where: str, field: str) -> tuple[Any, dict[str, Any]]:
+def read_record(line: str, where: str, choose: Choose) -> tuple[Any, dict[str, Any]]:
     """Take the text out of a JSON line and keep the rest beside it."""
     try:
         record = json.loads(line)
@@ -671,19 +677,23 @@ def read_record(line: str, where: str, field: str) -> tuple[Any, dict[str, Any]]
         raise UsageError(f"{where}: not JSON, as the first line is ({error})") from None
     if not isinstance(record, dict):
         raise UsageError(f"{where}: {line[:40]!r} is no JSON object, as the first line is")
-    return text_of(record, where, field)
+    return text_of(record, where, choose)
 
 
-def text_of(
-    record: dict[str, Any], where: str, first: str = INPUTS[0]
-) -> tuple[Any, dict[str, Any]]:
-    """Return the text of a record, in its first field or another of INPUTS, beside all of it."""
-    for field in (first, *INPUTS):
-        if isinstance(record.get(field), str) or (field == "series" and field in record):
-            return record[field], record
-    if isinstance(record.get("messages"), list):
-        return record["messages"], record
-    raise UsageError(f"{where}: no text; name it {', '.join(INPUTS[:-1])} or {INPUTS[-1]}")
+def text_of(record: dict[str, Any], where: str, choose: Choose) -> tuple[Any, dict[str, Any]]:
+    """Return the input that a record holds, beside all of it."""
+    try:
+        name = choose(list(record))
+    except UsageError as mistake:
+        raise UsageError(f"{where}: {mistake}") from None
+    if not isinstance(record[name], str | list | dict):
+        raise UsageError(f"{where}: no text; name it src or text, or say which with columns=")
+    return record[name], record
+
+
+def column_of(model: Any, call: Call) -> Choose:
+    """Return what chooses the column of a table or the field of a JSON line that is read."""
+    return lambda names: model.column_of(names, call.completed.columns)
 
 
 def answers(
@@ -729,7 +739,7 @@ def beside(brought: dict[str, Any], told: dict[str, Any]) -> dict[str, Any]:
     return whole
 
 
-def as_pair(text: str, record: dict[str, Any] | None, field: str = INPUTS[0]) -> str:
+def as_pair(text: str, record: dict[str, Any] | None, field: str) -> str:
     """Put the two sides of a JSON line beside each other as in a line of text."""
     names = ("text", "transcript", "sentence") if field == "audio" else ("tgt", "target")
     sides = [(record or {}).get(name) for name in names]

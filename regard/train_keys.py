@@ -68,15 +68,16 @@ ClassifyOwn = TypedDict("ClassifyOwn", {
 "decoder_depth": Any, "depths": Any, "distil": Any, "distil_weight": Any, "drop_path": Any,
 "embeddings": Any, "encoding": Any, "erase": Any, "family": Any, "feature_dropout": Any,
 "feature_rows": Any, "features": Any, "feed_forward": Any, "ffn_dropout": Any, "fit": Any,
-"frequency_masks": Any, "frequency_share": Any, "frequency_warp": Any, "head_dropout": Any,
-"header": Any, "hop": Any, "image": Any, "inner_width": Any, "kernel": Any,
+"foreign": Any, "frequency_masks": Any, "frequency_share": Any, "frequency_warp": Any,
+"head_dropout": Any, "header": Any, "hop": Any, "image": Any, "inner_width": Any, "kernel": Any,
 "label_smoothing": Any, "labels": Any, "like": Any, "max_length": Any, "mels": Any,
-"members": Any, "mixup": Any, "names": Any, "normalise": Any, "order": Any, "padding": Any,
-"patch": Any, "pattern": Any, "pieces": Any, "pool": Any, "r_drop": Any, "rate": Any,
-"separator": Any, "share": Any, "skip_bad": Any, "sound": Any, "speeds": Any, "stem": Any,
-"strength": Any, "stride": Any, "subsampling": Any, "teacher": Any, "temperature": Any,
-"threshold": Any, "tile": Any, "time_masks": Any, "time_share": Any, "time_warp": Any,
-"tokenizer": Any, "valid_by": Any, "widths": Any, "window": Any, "word_dropout": Any
+"members": Any, "mixup": Any, "names": Any, "none": Any, "normalise": Any, "order": Any,
+"padding": Any, "patch": Any, "pattern": Any, "pieces": Any, "pool": Any, "r_drop": Any,
+"rate": Any, "separator": Any, "share": Any, "skip_bad": Any, "sound": Any, "speeds": Any,
+"stem": Any, "strength": Any, "stride": Any, "subsampling": Any, "teacher": Any,
+"temperature": Any, "threshold": Any, "tile": Any, "time_masks": Any, "time_share": Any,
+"time_warp": Any, "tokenizer": Any, "valid_by": Any, "widths": Any, "window": Any,
+"word_dropout": Any
 }, total=False)
 class ClassifyKeys(Given, Common, ClassifyOwn): ...
 
@@ -85,10 +86,10 @@ ImagesOwn = TypedDict("ImagesOwn", {
 "augment": Any, "background": Any, "batch": Any, "broken": Any, "channels": Any,
 "class_weights": Any, "columns": Any, "cutmix": Any, "depths": Any, "distil": Any,
 "distil_weight": Any, "drop_path": Any, "erase": Any, "family": Any, "feed_forward": Any,
-"fit": Any, "header": Any, "image": Any, "label_smoothing": Any, "like": Any, "mixup": Any,
-"names": Any, "order": Any, "padding": Any, "patch": Any, "pool": Any, "share": Any,
-"stem": Any, "strength": Any, "teacher": Any, "temperature": Any, "tile": Any, "widths": Any,
-"window": Any
+"fit": Any, "foreign": Any, "header": Any, "image": Any, "label_smoothing": Any, "like": Any,
+"mixup": Any, "names": Any, "none": Any, "order": Any, "padding": Any, "patch": Any,
+"pool": Any, "share": Any, "stem": Any, "strength": Any, "teacher": Any, "temperature": Any,
+"tile": Any, "widths": Any, "window": Any
 }, total=False)
 class ImagesKeys(Given, Common, ImagesOwn): ...
 
@@ -106,11 +107,10 @@ PretrainOwn = TypedDict("PretrainOwn", {
 "augment": Any, "background": Any, "batch": Any, "beta": Any, "broken": Any, "channels": Any,
 "columns": Any, "decoder_depth": Any, "decoder_heads": Any, "decoder_width": Any, "depths": Any,
 "drop_path": Any, "family": Any, "feed_forward": Any, "fit": Any, "header": Any, "image": Any,
-"latent": Any, "least": Any, "like": Any, "mask_share": Any, "max_length": Any,
-"meet_width": Any, "names": Any, "objective": Any, "order": Any, "padding": Any, "patch": Any,
-"pieces": Any, "pool": Any, "pretrainer": Any, "projection_width": Any, "share": Any,
-"stem": Any, "strength": Any, "target": Any, "temperature": Any, "tile": Any, "widths": Any,
-"window": Any
+"latent": Any, "least": Any, "like": Any, "mask_share": Any, "max_length": Any, "names": Any,
+"objective": Any, "order": Any, "padding": Any, "patch": Any, "pieces": Any, "pool": Any,
+"pretrainer": Any, "projection_width": Any, "share": Any, "stem": Any, "strength": Any,
+"target": Any, "temperature": Any, "tile": Any, "widths": Any, "window": Any
 }, total=False)
 class PretrainKeys(Given, Common, PretrainOwn): ...
 
@@ -138,12 +138,12 @@ class DenoiseKeys(Given, Common, DenoiseOwn): ...
 Transcribe = Literal["transcribe", "an4"]
 TranscribeOwn = TypedDict("TranscribeOwn", {
 "augment": Any, "batch_seconds": Any, "broken": Any, "buckets": Any, "columns": Any,
-"consistency": Any, "ctc_weight": Any, "decoder_depth": Any, "drop_path": Any, "family": Any,
-"features": Any, "feed_forward": Any, "frequency_masks": Any, "frequency_share": Any,
-"frequency_warp": Any, "header": Any, "hop": Any, "inter_ctc": Any, "kernel": Any,
-"label_smoothing": Any, "like": Any, "mels": Any, "normalise": Any, "order": Any, "pieces": Any,
-"rate": Any, "sound": Any, "speeds": Any, "subsampling": Any, "time_masks": Any,
-"time_share": Any, "time_warp": Any, "tokenizer": Any, "valid_sounds": Any, "window": Any
+"ctc_weight": Any, "decoder_depth": Any, "drop_path": Any, "family": Any, "features": Any,
+"feed_forward": Any, "frequency_masks": Any, "frequency_share": Any, "frequency_warp": Any,
+"header": Any, "hop": Any, "inter_ctc": Any, "kernel": Any, "label_smoothing": Any, "like": Any,
+"mels": Any, "normalise": Any, "order": Any, "pieces": Any, "rate": Any, "sound": Any,
+"speeds": Any, "subsampling": Any, "time_masks": Any, "time_share": Any, "time_warp": Any,
+"tokenizer": Any, "valid_sounds": Any, "window": Any
 }, total=False)
 class TranscribeKeys(Given, Common, TranscribeOwn): ...
 
@@ -151,11 +151,11 @@ Sounds = Literal["sounds", "fsdd"]
 SoundsOwn = TypedDict("SoundsOwn", {
 "augment": Any, "batch_seconds": Any, "broken": Any, "buckets": Any, "class_weights": Any,
 "columns": Any, "decoder_depth": Any, "drop_path": Any, "family": Any, "features": Any,
-"feed_forward": Any, "frequency_masks": Any, "frequency_share": Any, "frequency_warp": Any,
-"header": Any, "hop": Any, "kernel": Any, "label_smoothing": Any, "like": Any, "mels": Any,
-"names": Any, "normalise": Any, "order": Any, "pattern": Any, "pool": Any, "rate": Any,
-"sound": Any, "speeds": Any, "subsampling": Any, "time_masks": Any, "time_share": Any,
-"time_warp": Any, "window": Any
+"feed_forward": Any, "foreign": Any, "frequency_masks": Any, "frequency_share": Any,
+"frequency_warp": Any, "header": Any, "hop": Any, "kernel": Any, "label_smoothing": Any,
+"like": Any, "mels": Any, "names": Any, "none": Any, "normalise": Any, "order": Any,
+"pattern": Any, "pool": Any, "rate": Any, "sound": Any, "speeds": Any, "subsampling": Any,
+"time_masks": Any, "time_share": Any, "time_warp": Any, "window": Any
 }, total=False)
 class SoundsKeys(Given, Common, SoundsOwn): ...
 

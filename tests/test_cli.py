@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 import regard
 from regard import cli
 from regard.cli import VERBS, Call, Verb, chunks, main
+from regard.data.columns import INPUTS, input_column
 
 HEAVY = {"torch", "numpy", "rich", "matplotlib", "tokenizers", "sacrebleu", "asyncio"}
 
@@ -159,8 +161,11 @@ def test_a_full_disk_behind_standard_output_is_told_once(body):
     assert answer.stderr == "regard: no space left on device; make room and try again\n"
 
 
+source = partial(input_column, usual=INPUTS["src"])  # the field that is read
+
+
 def read(text: bytes, size: int = 512):
-    return list(chunks(io.BytesIO(text), size))
+    return list(chunks(io.BytesIO(text), size, source))
 
 
 def test_lines_end_only_at_newlines():
@@ -171,9 +176,13 @@ def test_lines_end_only_at_newlines():
 
 def test_reading_never_runs_ahead():
     file = io.BytesIO(b"x\n" * 10)
-    assert [(len(chunk), file.tell()) for chunk, _ in chunks(file, 4)] == [(4, 8), (4, 16), (2, 20)]
+    assert [(len(chunk), file.tell()) for chunk, _ in chunks(file, 4, source)] == [
+        (4, 8),
+        (4, 16),
+        (2, 20),
+    ]
     long = io.BytesIO((b"x" * 400_000 + b"\n") * 4)
-    assert [len(chunk) for chunk, _ in chunks(long, 512)] == [3, 1]
+    assert [len(chunk) for chunk, _ in chunks(long, 512, source)] == [3, 1]
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,6 @@ import regard
 from regard import cli
 from regard.api import plan
 from regard.errors import UsageError
-from regard.lab import variants as lab
 from regard.lab import workers
 from regard.lab.extrapolate import window_loss, with_yarn
 from regard.lab.report import Compared
@@ -33,6 +32,7 @@ from regard.lab.variants import grid, list_keys, varied_values
 from regard.lab.workers import Worker, work
 from regard.metrics.interval import critical, interval, paired, within
 from regard.models import preset
+from regard.models.folder import check_buildable
 from regard.models.gpt import GPT
 from regard.recipes import RECIPES, recipe, resolve_data
 from regard.tasks import task as task_class
@@ -246,7 +246,7 @@ def test_every_position_can_be_compared_by_the_lab(name, home):
         if position == "disentangled":  # has a score of its own
             continue
         values = {**found.SETTINGS, "data": str(home / "text.txt"), "position": position}
-        lab.check_model(task_class(found.TASK).resolve(values).model)
+        check_buildable(task_class(found.TASK).resolve(values).model)
 
 
 # What is trained

@@ -1,6 +1,7 @@
 """Every checkpoint format is one table that is read both ways."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,8 @@ import torch
 import transformers
 
 from regard.errors import UsageError
-from regard.models import family
+from regard.layers.init import INITS
+from regard.models import family, preset
 from regard.pretrained.config_keys import Key
 from regard.pretrained.format import Architecture, Format, differing
 from regard.pretrained.formats import FORMATS, find_format, fitting
@@ -93,3 +95,9 @@ def test_a_new_format_is_one_table(monkeypatch: pytest.MonkeyPatch):
     del theirs["out.weight"]
     with pytest.raises(UsageError, match="missing out.weight"):
         to_ours(toy, config, theirs)
+
+
+def test_how_weights_were_drawn_does_not_keep_a_model_from_being_exported():
+    config = preset("gpt", "gpt2")
+    other = next(name for name in INITS if name != config.init)
+    assert fitting("gpt", replace(config, init=other), "language")[0].model_type == "gpt2"

@@ -1,11 +1,15 @@
 """Views and steps of text models: every layer has the tokens of its queries and keys."""
 
+import re
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 import regard
 from regard.attention.watch import Map, Maps, watch
+from regard.data.tokenizer import words_of_pieces
 from regard.errors import UsageError
 from regard.settings import describe, fill
 from regard.viewer.picture import words_of
@@ -49,7 +53,7 @@ def test_a_pooling_layer_attends_from_the_whole_text(length):
 
 def test_views_of_a_loaded_model_are_those_of_its_picture():
     model = regard.load("en-zh")
-    picture = model.picture("How are you?")
+    picture = model.picture("How are you?", units="pieces")
     rows, columns = picture.views[-1].row_tokens, picture.views[-1].column_tokens
     writes = picture.views[-1].writes
     source = model.framed(model.source_tokenizer.encode("How are you?"))
@@ -63,7 +67,95 @@ def test_views_of_a_loaded_model_are_those_of_its_picture():
     ids = [*target, model.target_tokenizer.eos]
     pieces = model.target_tokenizer.pieces
     steps = candidate_steps(logits.softmax(-1), pieces, chosen=ids, tokens=writes)
-    assert steps == list(picture.steps)
+    assert steps == [replace(step, note="") for step in picture.steps]
+
+
+TEXT = "Unbelievably expensive frankfurters."
+
+
+def test_a_translation_is_shown_in_words_whose_pieces_are_averaged_and_summed():
+    model = regard.load("en-zh")
+    pieces, words = (
+        model.picture(TEXT, units=given, max_length=12) for given in ("pieces", "words")
+    )
+    end = model.source_tokenizer.pieces([model.source_tokenizer.eos])[0]
+    assert [*words.views[0].column_tokens] == [*TEXT.split(), end]
+    assert len(pieces.views[0].column_tokens) > len(words.views[0].column_tokens)
+    for fine, coarse in zip(pieces.views, words.views, strict=True):
+        np.testing.assert_allclose(coarse.weights.sum(-1), 1, atol=1e-5)  # a row is still a share
+        source = coarse.name.startswith("encoder")
+        _, rows = words_of_pieces(fine.row_tokens if source else fine.writes, {end})
+        if not source:
+            assert "".join(coarse.writes) == "".join(fine.writes).replace("▁", "")
+            assert [*coarse.row_tokens[1:]] == [*coarse.writes[:-1]]
+        if coarse.name.endswith("cross") or source:
+            _, columns = words_of_pieces(fine.column_tokens, {end})
+        else:
+            columns = [0, *(1 + n for n in rows[:-1])]
+        for word in range(max(rows) + 1):  # by loops, a word at a time
+            mine = fine.weights[:, [n for n, of in enumerate(rows) if of == word]].mean(1)
+            for other in range(max(columns) + 1):
+                total = mine[:, [n for n, of in enumerate(columns) if of == other]].sum(1)
+                np.testing.assert_allclose(coarse.weights[:, word, other], total, atol=1e-6)
+    assert "mean of its pieces" in words.note and "mean of its" not in pieces.note
+    for step in words.steps:  # each piece that is written has the row of its word
+        assert step.token.replace("▁", "") in words.views[-1].writes[step.row]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "words"),
+    [
+        (["▁un", "believ", "able"], ["unbelievable"]),
+        (["▁a", "▁do", "g", ".", "</s>"], ["a", "dog.", "</s>"]),
+        (["我喜欢", "猫", "。"], ["我喜欢", "猫", "。"]),
+        (["我", "用", "▁P", "ython", "▁and", "▁C", "。"], ["我", "用", "Python", "and", "C", "。"]),
+        (["a", "b"], ["a", "b"]),
+    ],
+)
+def test_pieces_are_joined_to_words_where_there_are_spaces(pieces, words):
+    found, of = words_of_pieces(pieces, {"</s>"})
+    assert found == words
+    joined = ["" for _ in words]
+    for piece, word in zip(pieces, of, strict=True):
+        joined[word] += piece.replace("▁", "")
+    assert joined == words
+
+
+def test_alignments_are_of_words_or_of_pieces():
+    model = regard.load("en-zh")
+    (words,) = model.run([TEXT], alignments="json", max_length=12)
+    (pieces,) = model.run([TEXT], alignments="json", units="pieces", max_length=12)
+    assert words.alignment.source == TEXT.split()
+    ids = model.source_tokenizer.encode(TEXT)
+    assert pieces.alignment.source == model.source_tokenizer.pieces(ids)
+    with pytest.raises(UsageError, match="unknown units 'letters'"):
+        model.picture(TEXT, units="letters")
+    assert {t for _, t in pieces.alignment.links} == {*range(len(pieces.alignment.target))}
+
+
+def test_a_step_that_took_the_less_likely_token_says_why():
+    model = regard.load("en-zh")
+    for text in ("How are you?", "I want to go home now."):
+        for step in model.picture(text).steps:
+            assert bool(step.note) == (step.candidates[0][1] > step.probability + 1e-6)
+    # a text that no search would have chosen, so that every reason can be held against scores
+    settings = model.look_settings({})
+    source = model.framed(model.source_tokenizer.encode("How are you?"))
+    ids = model.target_tokenizer.encode("我不喜欢绿茶。")
+    (poor,) = model.decoder.score([(source, ids)], settings, tokens=10**6, rows=1)
+    _, logits = model.maps(source, ids)
+    probabilities = logits.softmax(-1)
+    reasons = model._reasons(source, poor, probabilities, settings)
+    chosen = [*ids, model.target_tokenizer.eos]
+    assert [*reasons] == [n for n, i in enumerate(chosen) if probabilities[n].argmax() != i]
+    for reason in reasons.values():
+        numbers = r"log p (\S+) in all \(score (\S+)\), against (\S+) \(score (\S+)\)"
+        ours, score, other, best = map(float, re.findall(numbers, reason)[0])
+        assert ours == pytest.approx(poor.logprob, abs=0.006)
+        assert score == pytest.approx(poor.score, abs=6e-4)
+        missed, likelier = best > score, ours > other
+        assert reason.startswith("The search missed") == missed
+        assert reason.startswith("The whole text is likelier") == (likelier and not missed)
 
 
 def test_views_of_low_precision_are_made():

@@ -19,6 +19,8 @@ from regard.data.augment import step_rng
 from regard.data.series import SeriesFormat, SeriesSet, load_series, stack
 from regard.data.series_augment import SERIES_AUGMENTS, SeriesAugment, resample
 from regard.data.series_files import (
+    ROLES,
+    SeriesColumns,
     SeriesOptions,
     _array,
     holds_series,
@@ -225,6 +227,52 @@ def test_a_row_is_a_series_with_its_label_first_or_by_name(tmp_path):
     assert values(tmp_path / "c.csv", columns="kind") == values(tmp_path / "c.csv", columns="4")
 
 
+WORDS = sorted({word for words in ROLES.values() for word in words} - {"id", "time", "label"})
+
+
+@pytest.mark.parametrize("names", [["x", "y"], ["x", "y", "z"], WORDS], ids=str)
+def test_what_a_channel_is_called_never_matters(names, tmp_path):
+    rows = np.round(np.random.default_rng(0).normal(size=(6, len(names))), 3)
+
+    def table(names: list[str]) -> tuple[dict, str]:
+        lines = [",".join(["id", "time", *names, "label"])]
+        for n, row in enumerate(rows):
+            lines.append(",".join(map(str, [n // 3, n % 3, *row, "ab"[n // 3]])))
+        (tmp_path / "a.csv").write_text("\n".join(lines) + "\n")
+        notes: list[str] = []
+        found = read_recordings(tmp_path / "a.csv", SeriesOptions(), notes)
+        return {one.label: one.values.tolist() for one in found}, notes[0]
+
+    found, told = table(names)
+    assert found == table([f"c{n}" for n in range(len(names))])[0]
+    assert np.allclose(found["a"] + found["b"], rows)
+    assert "id is id, time is time, label is label" in told and f"channels are {names[0]}" in told
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("id,time,x,y\n0,0,1,1\n0,1,2,1\n", "no label; .* columns="),  # y is a channel
+        ("a,b,c,d\n1,2,3,4\n5,6,7,8\n", "is the label\\? Name it with columns="),
+        ("time,x,y,label\n0,1,2,a\n1,3,4,a\n", "time but no id"),  # its rows are steps
+    ],
+)
+def test_what_may_mean_something_else_is_asked(text, told, tmp_path):
+    (tmp_path / "a.csv").write_text(text)
+    with pytest.raises(UsageError, match=told):
+        read_recordings(tmp_path / "a.csv", SeriesOptions(), [])
+
+
+def test_columns_are_found_by_name_in_whatever_order(tmp_path):
+    lines = ['{"label": "a", "series": [1, 2]}\n', '{"series": [3], "label": "b"}\n']
+    (tmp_path / "a.jsonl").write_text("".join(lines))
+    assert values(tmp_path / "a.jsonl") == {"a 0": [[1], [2]], "b 1": [[3]]}
+    (tmp_path / "one.csv").write_text("t,left,right\n0,1,4\n")
+    (tmp_path / "two.csv").write_text("right,left,t\n8,7,0\n")
+    (tmp_path / "set.tsv").write_text("path\tlabel\none.csv\ta\ntwo.csv\tb\n")
+    assert values(tmp_path / "set.tsv") == {"a 0": [[1, 4]], "b 1": [[7, 8]]}
+
+
 def test_arrays_of_any_rank_are_read(tmp_path):
     x = np.arange(48).reshape(2, 4, 3, 2)
     found = values(write_npz(tmp_path / "a.npz", x=x, y=np.array([3, 4])))
@@ -366,7 +414,7 @@ def test_channels_are_normalised_by_train_and_what_is_missing_is_the_mean():
     arrays = [rng.normal((3, -7), (2, 0.1), (n, 2)) for n in (40, 90)]
     arrays[0][3, 0] = np.nan
     items = [recording(x, "a", str(n)) for n, x in enumerate(arrays)]
-    format = SeriesFormat.of(SeriesSet(items), "ts")
+    format = SeriesFormat.of(SeriesSet(items), SeriesColumns("ts"))
     flat = np.concatenate(arrays)
     assert np.allclose(format.mean, np.nanmean(flat, 0), rtol=1e-4)
     assert np.allclose(format.std, np.nanstd(flat, 0), rtol=1e-4)
@@ -374,7 +422,9 @@ def test_channels_are_normalised_by_train_and_what_is_missing_is_the_mean():
     assert made[0][3, 0] == 0 and torch.cat(made).std() == pytest.approx(1, rel=0.05)
     with pytest.raises(UsageError, match="expected .steps, 2 channels"):
         format.take(np.zeros((4, 3)))
-    constant = SeriesFormat.of(SeriesSet([recording(np.full((9, 1), 5.0), "a", "")]), "ts")
+    constant = SeriesFormat.of(
+        SeriesSet([recording(np.full((9, 1), 5.0), "a", "")]), SeriesColumns("ts")
+    )
     assert constant.take(np.full((3, 1), 5.0)).tolist() == [[0], [0], [0]]
 
 
@@ -498,6 +548,54 @@ def test_arrays_in_memory_of_any_rank_are_trained_on(tmp_path):
     model = regard.load(tmp_path / "run")
     assert model.model.config.chunk == (1, 1) and model.format.axes == 2
     assert [model.run(row["x"]).label for row in rows[:6]] == ["0", "1"] * 3
+
+
+@pytest.fixture(scope="module")
+def sensors(tmp_path_factory) -> Path:
+    """Train on a table of steps, of which only the channel x tells the label."""
+    home = tmp_path_factory.mktemp("sensors")
+    rng = np.random.default_rng(0)
+    lines = ["id,time,x,y,label"]
+    for n in range(40):
+        for t in range(8):
+            lines.append(
+                f"{n},{t},{2 * (n % 2) + rng.normal(0, 0.3):.3f},{rng.normal():.3f},k{n % 2}"
+            )
+    (home / "sensors.csv").write_text("\n".join(lines) + "\n")
+    words = ["train", "series", f"data={home / 'sensors.csv'}", f"out={home / 'run'}", "steps=60"]
+    assert main([*words, "lr=0.01", "depth=1", "width=16", "heads=2", "--quiet"]) == 0
+    return home / "run"
+
+
+def test_a_model_remembers_the_columns_of_its_table(sensors, tmp_path, capsys):
+    values = {"k0": (0, 1), "k1": (2, -1)}  # x tells, whatever y says
+    steps = {key: [f"{t},{x},{y}" for t in range(8)] for key, (x, y) in values.items()}
+    for key, rows in steps.items():
+        turned = [",".join(row.split(",")[::-1]) for row in rows]
+        for header, lines in (("time,x,y", rows), ("y,x,time", turned), ("Y,X,z", turned)):
+            monday = tmp_path / "monday.csv"
+            monday.write_text("\n".join([header, *lines]) + "\n")
+            assert main(["run", str(sensors), str(monday)]) == 0
+            assert capsys.readouterr().out.split("\t")[0] == key, header
+    assert main(["look", str(sensors), str(monday), f"out={tmp_path / 'a.html'}"]) == 0
+    both = [f"{key},{row}" for key, rows in steps.items() for row in rows]
+    (tmp_path / "two.csv").write_text("\n".join(["case,when,x,y", *both]) + "\n")
+    assert main(["run", str(sensors), str(tmp_path / "two.csv"), "columns=case,when,case"]) == 0
+    told = [line.split("\t")[1] for line in capsys.readouterr().out.splitlines()[-2:]]
+    assert told == ["k0", "k1"]
+    (tmp_path / "other.csv").write_text("time,a,b\n0,1,2\n")
+    assert main(["run", str(sensors), str(tmp_path / "other.csv")]) == 2
+    assert "no column 'x'" in capsys.readouterr().err
+
+
+def test_the_doctor_tells_how_a_table_is_read(sensors, tmp_path):
+    told = regard.doctor(sensors.parent / "sensors.csv")
+    assert told.task == "series" and told.report.parts["train"].channels == 2
+    assert "channels are x, y" in str(told)
+    (tmp_path / "a.csv").write_text(
+        "kind,a,b,c\n" + "".join(f"{n % 2},1,2,{n}\n" for n in range(9))
+    )
+    assert regard.doctor(tmp_path / "a.csv", columns="kind").task == "series"
 
 
 def test_texts_and_images_stay_where_they_were(tmp_path):

@@ -114,9 +114,35 @@ def test_the_starter_knows_the_parts_of_speech_of_sentences_that_it_was_not_trai
 
 
 def test_the_starter_tags_a_text_as_people_write_it():
-    (found,) = regard.load("tag").run(["I can't believe she's in Paris!"], words="raw")
+    model = regard.load("tag")
+    (found,) = model.run(["I can't believe she's in Paris!"])
     tagged = "I/PRON ca/AUX n't/PART believe/VERB she/PRON 's/AUX in/ADP Paris/PROPN !/PUNCT"
-    assert str(found) == tagged
+    assert str(found) == tagged == model.picture("I can't believe she's in Paris!").output
+    # what is tokenised already is told so, or given as words
+    words = ["The", "cat", "sleeps."]
+    assert model.run(" ".join(words), words="spaces").words == model.run([words])[0].words == words
+
+
+def test_starters_say_what_they_are_not_good_for():
+    told = regard.api.models()
+    assert all("not good for" in told[name] for name in ("embed", "fill"))
+
+
+@pytest.mark.skipif(not (DATA / "an4").exists(), reason="no AN4 here")
+def test_letters_are_read_at_three_speeds_and_a_picture_shows_what_run_writes():
+    model = regard.load("letters")
+    assert model.check({}).speeds == (0.9, 1.0, 1.1)
+    part = model.read_part_of(str(DATA / "an4"), "valid").parts.parts["valid"]
+    noise = np.random.default_rng(0).normal(0, 0.1, 16_000).astype(np.float32)
+    sounds = [*(part.read(i) for i in range(0, 60, 6)), noise]
+    said = [str(answer) for answer in model.run(sounds)]
+    assert [model.picture(sound).output for sound in sounds] == said
+    assert said[-1] == "" != said[0]
+    # one text for a sound, whatever asks: also where the likeliest at one speed is another
+    alone = [str(answer) for answer in model.run(sounds, speeds=1.0)]
+    assert alone != said
+    # aligning is done at the speed of the sound
+    assert str(model.run(sounds[0], forced=said[0])) == said[0]
 
 
 def test_the_starter_fills_in_words():

@@ -98,10 +98,10 @@ def test_every_word_has_one_tag_and_neighbours_never_matter(tagger):
     chance = random.Random(5)
     texts = [" ".join(w for w, _ in sentence(chance)) for _ in range(17)]
     texts += ["", "unheard-of Wörter ☃ here", "the dog " * 60]
-    together = tagger.run(texts)
-    small = tagger.run(texts, batch_rows=2, batch_tokens=30)
+    together = tagger.run(texts, words="spaces")
+    small = tagger.run(texts, words="spaces", batch_rows=2, batch_tokens=30)
     for text, whole, part in zip(texts, together, small, strict=True):
-        alone = tagger.run(text)
+        alone = tagger.run(text, words="spaces")
         assert list(whole.words) == text.split() and len(whole.tags) == len(whole.words)
         assert alone.tags == whole.tags == part.tags
         assert alone.probabilities == pytest.approx(whole.probabilities, abs=1e-5)

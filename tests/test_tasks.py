@@ -1,7 +1,9 @@
 """Every task answers the same questions: it trains, resumes, runs, is judged and looked at."""
 
+import importlib
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,10 +16,14 @@ from tones import sound_folders, spoken, write_tones
 
 import regard
 from regard.cli import main
-from regard.tasks import TASKS
+from regard.errors import UsageError
+from regard.settings import describe
+from regard.tasks import TASKS, task
 from regard.tasks.frame.task import Task
 from regard.tasks.frame.train import Training
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
+kills = importlib.import_module("kills")
 WORDS = "the a red green blue dog cat bird tree runs sleeps sees sits under near".split()  # noqa: SIM905
 COLOURS = {"red": (220, 40, 40), "blue": (40, 60, 220)}
 
@@ -242,6 +248,18 @@ def test_it_resumes_to_the_bit(case, run, home, monkeypatch):
     assert main([*words, f"out={out}", "lr=0.5"]) == 2  # another training
 
 
+def test_it_is_killed_and_goes_on(case, run, home):
+    name, _, _, words = case
+    out = home / name / "killed"
+    again = [*words, f"out={out}", "--quiet", "save_every=0"]
+    for nth in (3, 25):  # while it begins, and while it saves
+        assert kills.killed(lambda: main(again), nth) is None
+    assert main(again) == 0
+    assert not kills.leftovers(out)
+    one, two = ((folder / "model.safetensors").read_bytes() for folder in (run, out))
+    assert one == two
+
+
 def test_it_runs_lines_and_json(case, run, capsys):
     name, asked, data, _ = case
     given = asked.asks(data.parent)
@@ -367,3 +385,20 @@ def test_help_of_every_verb_lists_its_keys(case, run, capsys):
             key = "piece"
         assert main([verb, str(run), "--help"]) == 0
         assert f"  {key} " in capsys.readouterr().out, verb
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in TASKS if "steps" in task(n).Train.__dataclass_fields__]
+)
+def test_a_wrong_part_is_refused_before_data_are_read_and_leaves_nothing(name: str, tmp_path: Path):
+    kind, asked = task(name), 0
+    keys = {*kind.short, *(row.key for row in describe(kind.Train))}
+    for key in ("norm", "position", "order", "feed_forward"):
+        if key not in keys:
+            continue
+        asked += 1
+        with pytest.raises(UsageError, match=f"{key}.*fo"):
+            given = {"data": str(tmp_path / "nothing"), "out": str(tmp_path / "run"), key: "fo"}
+            regard.train(name, **given)
+        assert not (tmp_path / "run").exists()
+    assert asked or name == "pretrain"

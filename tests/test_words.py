@@ -81,8 +81,8 @@ def test_the_command(masked, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["path"] == str(out)
     assert "contextual" in out.read_text()
     wrong = {
+        ("look", str(masked), *(9 * TEXTS[:1]), "word=apple"): "give 1 to 8",
         ("look", str(masked), *TEXTS, "word=aple"): "Did you mean 'apple'?",
-        ("look", str(masked), TEXTS[0], "word=apple"): "give 2 to 8",
         ("look", str(masked), *TEXTS, "word=apple", "layers=1"): "unknown key 'layers'",
         ("look", "en-zh", *TEXTS, "word=apple"): "word= needs a model of texts",
         ("look", str(masked), "an apple " * 60, "an apple", "word=apple"): "at most",

@@ -27,6 +27,59 @@ ROLES = (
 )
 
 
+# the kind of an input -> usual names of the column that holds it
+INPUTS = {
+    "src": ("src", "source", "text", "input", "sentence", "question", "review", "prompt"),
+    "image": ("image", "img", "path", "file", "filename", "file_name"),
+    "audio": ("audio", "path", "file", "filename", "file_name"),
+}
+
+
+def input_column(
+    names: Sequence[str], usual: Sequence[str], asked: str | None = None, known: Sequence[str] = ()
+) -> str:
+    """Return the column that is read: as asked for, as in training, the only one, or a usual one.
+
+    `asked` is columns=, of which the first is read; `known` are those of a training.
+    """
+    if asked:
+        first = asked.split(",")[0].strip()
+        if first.isdecimal() and first not in names and 0 < int(first) <= len(names):
+            return names[int(first) - 1]
+        if first not in names:
+            raise UsageError(f"columns={asked:.60}: no such column; found {first_names(names)}")
+        return first
+    for name in (*known[:1], *(names if len(names) == 1 else ()), *usual):
+        if name in names:
+            return name
+    for name in names:
+        if name.strip().casefold() in usual:
+            return name
+    raise UsageError(f"which of the columns {first_names(names)} is read? Name it with columns=")
+
+
+def columns_read(
+    path: Path, columns: str | None = None, header: bool | None = None, **languages: str | None
+) -> tuple[str, ...]:
+    """Return the names of the columns by which a table is read, if it has names."""
+    chosen = TwoColumns(path, columns, header=header, **languages)
+    table = Table(path, encoding="auto")
+    try:
+        for row in table:
+            if row.value is not None:
+                chosen.read(table, row.value)
+                break
+    except BadRow:  # lists, such as those of words
+        pass
+    return chosen.names
+
+
+def names_in(path: Path) -> list[str]:
+    """Return the cells of the first row of a table, or the keys of its first object."""
+    first = next((row.value for row in Table(path, encoding="auto") if row.value is not None), [])
+    return [str(name).strip() for name in first]
+
+
 def find_roles(names: Sequence[str]) -> tuple[int, int] | None:
     """Find the columns with well-known names such as source and target, or text and label."""
     names = [name.strip().casefold() for name in names]
@@ -54,10 +107,12 @@ def parse_columns(columns: str | Sequence[str | int] | None) -> tuple[str, str] 
     return parts[0], parts[1]
 
 
-def column_of(name: str, names: Sequence[str], where: str) -> int:
-    """Return the place of a column given by name or number."""
-    if name.isdecimal():
+def column_of(name: str, names: Sequence[str], where: str, numbers: bool = True) -> int:
+    """Return the place of a column given by name, or by number."""
+    if numbers and name.isdecimal():
         return int(name) - 1
+    if name in names:
+        return list(names).index(name)
     known = [cell.strip().casefold() for cell in names]
     if name.casefold() in known:
         return known.index(name.casefold())
@@ -128,6 +183,7 @@ class TwoColumns:
         self.path, self.columns = path, parse_columns(columns)
         self.source, self.target, self.header = source, target, header
         self.notes: list[str] = []
+        self.names: tuple[str, ...] = ()  # of the columns, where they have some
         self._cells: tuple[int, int] | None = None
         self._keys: tuple[tuple[str, ...], tuple[str, ...]] | None = None
 
@@ -136,6 +192,7 @@ class TwoColumns:
         if isinstance(value, dict):
             if self._keys is None:
                 self._keys = self._choose_keys(value)
+                self.names = tuple(map(".".join, self._keys))
             return text_at(value, self._keys[0]), text_at(value, self._keys[1])
         if self._cells is None:
             self._cells, header = self._choose_cells(table, value)
@@ -185,7 +242,7 @@ class TwoColumns:
                 f"columns=, such as columns={names[0].strip()},{names[1].strip()}"
             )
         if header and max(at) < len(names):
-            a, b = names[at[0]].strip(), names[at[1]].strip()
+            a, b = self.names = names[at[0]].strip(), names[at[1]].strip()
             more = "" if by_names or self.header else "; give header=false if it is none"
             self.notes.append(f"{self.path}: row 1 is a header; reading columns {a} and {b}{more}")
             if language_of(a) and language_of(b):

@@ -95,6 +95,11 @@ def stop_text(template: str) -> str:
     return TEMPLATES[template].stop if template in TEMPLATES else ""
 
 
+def is_message(given: Any) -> bool:
+    """Tell whether this is meant for a message of a conversation."""
+    return isinstance(given, dict) and not given.keys().isdisjoint(Message._fields)
+
+
 def read_messages(given: Any, where: str = "messages", *, answered: bool = False) -> list[Message]:
     """Return a conversation that a user gave as dicts, or refuse it.
 

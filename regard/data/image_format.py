@@ -74,6 +74,75 @@ def _resize_then_crop(
     return image.crop((left, top, left + size, top + size))
 
 
+GROUNDS: dict[str, None] = dict.fromkeys(("any", "dark", "light"))
+EVEN, LIKE = 32, 0.7  # levels from the ground that are still ground; share of a border that is it
+NEAR = 0.2  # by how much content may be larger or smaller than it should be
+
+
+def ground_of(pixels: np.ndarray) -> float | None:
+    """Return the level of the border of an image (h, w), if nearly all of it has the same."""
+    border = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]]).astype(float)
+    level = float(np.median(border))
+    return level if (abs(border - level) < EVEN).mean() >= LIKE else None
+
+
+def content_box(pixels: np.ndarray, level: float) -> tuple[int, int, int, int] | None:
+    """Return left, top, right and bottom of what is not of the level of the ground."""
+    shown = abs(pixels.astype(float) - level) >= EVEN
+    rows, columns = np.flatnonzero(shown.any(1)), np.flatnonzero(shown.any(0))
+    if not len(rows):
+        return None
+    return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
+
+
+def measure_ground(images: np.ndarray) -> tuple[str, float]:
+    """Return the ground of nearly all images (n, h, w), dark, light or any, and their content."""
+    levels = [ground_of(pixels) for pixels in images]
+    for name, has in (("dark", lambda x: x < EVEN), ("light", lambda x: x > 255 - EVEN)):
+        if np.mean([level is not None and has(level) for level in levels]) > 0.95:
+            pairs = [
+                (x, level) for x, level in zip(images, levels, strict=True) if level is not None
+            ]
+            boxes = [(box, x) for x, level in pairs if (box := content_box(x, level))]
+            sides = [max(b[2] - b[0], b[3] - b[1]) / max(x.shape) for b, x in boxes]
+            return name, float(np.median(sides)) if sides else 1.0
+    return "any", 1.0
+
+
+def _place(pixels: np.ndarray, ground: str, content: float) -> tuple[Box | None, list[str]]:
+    """Return the square in which a grey image shows something, as large as content asks for.
+
+    There is none if the image is as it should be, has no even ground, or nothing on it. The notes
+    say what is to be done.
+    """
+    level = ground_of(pixels)
+    box = None if level is None else content_box(pixels, level)
+    if level is None or box is None:
+        return None, []
+    notes, light = [], level > 127
+    if light != (ground == "light"):
+        notes.append(
+            f"inverted: its ground is {'light' if light else 'dark'}, the model's {ground}"
+        )
+    left, top, right, bottom = box
+    side = max(right - left, bottom - top) / content
+    if len(set(pixels.shape)) > 1 or abs(side / len(pixels) - 1) > NEAR:
+        notes.append(f"cropped to what it shows ({right - left} x {bottom - top} pixels)")
+    x, y = round((left + right - side) / 2), round((top + bottom - side) / 2)
+    return ((x, y, x + round(side), y + round(side)) if notes else None), notes
+
+
+def _lay(image: Image.Image, box: Box, ground: str) -> Image.Image:
+    """Cut a square out of a grey image with an even ground and lay it on a dark or light one."""
+    pixels = np.asarray(image).astype(float)
+    level = ground_of(pixels) or 0.0
+    light = level > 127
+    shown = (level - pixels if light else pixels - level) * (255 / max(level, 255 - level))
+    # on black: what lies outside of the image is then of the ground too
+    image = Image.fromarray(shown.round().clip(0, 255).astype(np.uint8)).crop(box)  # type: ignore[arg-type]
+    return ImageOps.invert(image) if ground == "light" else image
+
+
 RESAMPLES = {
     "nearest": Image.Resampling.NEAREST,
     "bilinear": Image.Resampling.BILINEAR,
@@ -93,6 +162,9 @@ class ImageFormat:
     background: str = "white"  # what is seen through an image
     # to which an image is brought before a square of the size is cut out of its middle
     edge: int | None = field(default=None, metadata={"min": 1, "max": 4096})
+    ground: str = "any"  # behind what is shown, if it is always the same: dark or light
+    # the longer side of what is shown, by that of the image, where the ground is known
+    content: float = field(default=1.0, metadata={"above": 0, "max": 1})
     mean: tuple[float, ...] = field(default=(), metadata={"min": -1000, "max": 1000})
     std: tuple[float, ...] = field(default=(), metadata={"above": 0, "max": 1000})
 
@@ -100,6 +172,7 @@ class ImageFormat:
         """Refuse names and numbers that mean nothing."""
         lookup("fit", self.fit, FITS)
         lookup("resample", self.resample, RESAMPLES)
+        lookup("ground", self.ground, GROUNDS)
         _colour(self.background)
         if self.channels not in (None, 1, 3):
             raise UsageError(f"channels={self.channels}; expected 1 for grey or 3 for colour")
@@ -113,7 +186,8 @@ class ImageFormat:
     def key(self) -> list[Any]:
         """Return all that the pixels depend on, before they are normalised."""
         edge = [] if self.edge is None else [self.edge]
-        return [self.size, self.channels, self.fit, self.resample, self.background, *edge]
+        ground = [] if self.ground == "any" else [self.ground, self.content]
+        return [self.size, self.channels, self.fit, self.resample, self.background, *edge, *ground]
 
     def seen(self, width: int, height: int) -> Box:
         """Return left, top, right and bottom of what is seen of an image, in its pixels."""
@@ -124,19 +198,36 @@ class ImageFormat:
         left, top = (width - wide) / 2, (height - high) / 2
         return left, top, left + wide, top + high
 
-    def read(self, source: Any, name: str = "") -> np.ndarray:
-        """Return the bytes (c, h, w) of an image: a path, an open image, or an array (h, w, c)."""
-        return self.take(open_image(source, name), name or _name(source))
+    def seen_of(self, image: Image.Image) -> Box:
+        """Return what is seen of an open image that is upright, in its pixels."""
+        box = None
+        if self.ground != "any" and self.channels == 1:
+            grey = flat(image, self.background).convert("L")
+            box, _ = _place(np.asarray(grey), self.ground, self.content)
+        return self.seen(*image.size) if box is None else box
 
-    def take(self, image: Image.Image, name: str) -> np.ndarray:
+    def read(self, source: Any, name: str = "", notes: list[str] | None = None) -> np.ndarray:
+        """Return the bytes (c, h, w) of an image: a path, an open image, or an array (h, w, c).
+
+        What was done to it beyond its size is added to `notes`.
+        """
+        return self.take(open_image(source, name), name or _name(source), notes)
+
+    def take(self, image: Image.Image, name: str, notes: list[str] | None = None) -> np.ndarray:
         """Decode an image that is open, turn it upright and bring it to the format."""
-        if self.size is not None and self.edge is None and image.format in ("JPEG", "MPO"):
+        whole = self.edge is not None or self.ground != "any"  # of which a part may be cut out
+        if self.size is not None and not whole and image.format in ("JPEG", "MPO"):
             # a JPEG can be decoded at a half, a quarter or an eighth; twice the size is kept
             share = 2 * self.size / min(image.size)
             image.draft(None, (math.ceil(share * image.width), math.ceil(share * image.height)))
         image = flat(upright(decoded(image, name)), self.background)
         if self.channels is not None:
             image = image.convert("L" if self.channels == 1 else "RGB")
+        if self.ground != "any" and image.mode == "L":
+            box, done = _place(np.asarray(image), self.ground, self.content)
+            image = image if box is None else _lay(image, box, self.ground)
+            if notes is not None:
+                notes += done
         resample = RESAMPLES[self.resample]
         if self.size is not None and self.edge is not None:
             image = _resize_then_crop(image, self.edge, self.fit, self.size, resample)

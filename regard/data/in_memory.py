@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.data.parts import PARTS
-from regard.data.table import name_labels
+from regard.data.table import Row, name_labels
 from regard.errors import UsageError
 from regard.files import cache_folder, make_folder, refuse, replacing, temporary_beside
 
@@ -30,6 +30,8 @@ def on_disk(data: Any) -> Any:
     """Return the path of data; those in memory are written to the cache first."""
     if data is None or isinstance(data, str | os.PathLike):
         return data
+    if hasattr(data, "read"):
+        return _open_path(data)
     parts = _parts(data)
     digest, home = hashlib.sha256(), cache_folder() / "tables"
     try:
@@ -44,6 +46,19 @@ def on_disk(data: Any) -> Any:
     except OSError as error:
         raise refuse(error, home) from error
     return str(folder / "train.jsonl" if list(parts) == ["train"] else folder)
+
+
+def lay_in_memory(path: Path) -> bool:
+    """Tell whether a table was written here, so that its paths are the user's own."""
+    return path.absolute().is_relative_to((cache_folder() / "tables").absolute())
+
+
+def _open_path(file: Any) -> str:
+    """Return the path of an open file."""
+    path = getattr(file, "name", None)
+    if not isinstance(path, str) or not os.path.isfile(path):
+        raise UsageError(f"data= is a {type(file).__name__} without a path; give that")
+    return path
 
 
 def _parts(data: Any) -> dict[str, Any]:
@@ -77,35 +92,95 @@ def _lines(data: Any, digest: Any, name: str) -> Iterator[str]:
 
 def rows_of(data: Any) -> Iterable[Any]:
     """Return the rows of a list, frame or dataset, without importing what made it."""
-    if hasattr(data, "collect") and hasattr(data, "collect_schema"):  # lazy, of polars
-        data = data.collect()
-    if hasattr(data, "iter_rows"):  # polars
-        return data.iter_rows(named=True)
-    if hasattr(data, "to_pylist") and hasattr(data, "schema"):  # pyarrow
-        return data.to_pylist()
-    if hasattr(data, "itertuples") and hasattr(data, "columns"):  # pandas
-        names = [str(name) for name in data.columns]
-        return (dict(zip(names, row, strict=True)) for row in data.itertuples(index=False))
-    if hasattr(data, "features") and hasattr(data, "column_names"):  # datasets
-        return _dataset_rows(data)
-    if isinstance(data, Mapping):  # columns by name
-        columns = {str(key): list(values) for key, values in data.items() if _is_column(values)}
-        if len(columns) != len(data) or len({len(values) for values in columns.values()}) != 1:
+    if (rows := frame_rows(data)) is not None:
+        return rows
+    if isinstance(data, Mapping):
+        if not is_columns(data):
             raise UsageError(f"data= is a dict of no columns of one length; expected {EXPECTED}")
-        return (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
-    if isinstance(data, str | bytes) or not isinstance(data, Iterable):
+        return column_rows(data)
+    if hasattr(data, "to_pylist"):  # one column of pyarrow
+        return data.to_pylist()
+    kinds = str | bytes | set | frozenset  # of which the last two have no order
+    if isinstance(data, kinds) or not isinstance(data, Iterable) or not getattr(data, "ndim", 1):
         raise UsageError(f"data= is a {type(data).__name__}; expected {EXPECTED}")
     return data
 
 
+def frame_rows(data: Any) -> Iterable[dict[str, Any]] | None:
+    """Return the rows of a frame, Arrow table or dataset; None: it is none of these."""
+    if hasattr(data, "collect") and hasattr(data, "collect_schema"):  # lazy, of polars
+        data = data.collect()
+    if hasattr(data, "iter_rows"):  # polars
+        return data.iter_rows(named=True)
+    if hasattr(data, "schema") and hasattr(data, "read_all"):  # a stream of pyarrow
+        data = data.read_all()
+    if hasattr(data, "to_pylist") and hasattr(data, "schema"):  # pyarrow
+        _check_names(data.schema.names)
+        return data.to_pylist()
+    if hasattr(data, "itertuples") and hasattr(data, "columns"):  # pandas
+        names = _check_names([str(name) for name in data.columns])
+        return (dict(zip(names, row, strict=True)) for row in data.itertuples(index=False))
+    if hasattr(data, "features") and hasattr(data, "column_names"):  # datasets
+        return _dataset_rows(data)
+    return None
+
+
+def _check_names(names: list[str]) -> list[str]:
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"a table with two columns {name!r:.40}; rename one")
+    return names
+
+
+def is_columns(data: Mapping[Any, Any]) -> bool:
+    """Tell whether a dict holds columns of one length by their names."""
+    columns = [values for values in data.values() if _is_column(values)]
+    return 0 < len(columns) == len(data) and len({len(values) for values in columns}) == 1
+
+
+def column_rows(data: Mapping[Any, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of columns by their names."""
+    names = [str(name) for name in data]
+    return (dict(zip(names, row, strict=True)) for row in zip(*data.values(), strict=True))
+
+
 def _is_column(values: Any) -> bool:
-    return isinstance(values, Iterable) and not isinstance(values, str | bytes | Mapping)
+    kinds = str | bytes | Mapping
+    sized = hasattr(values, "__len__") and getattr(values, "ndim", 1) > 0
+    return sized and isinstance(values, Iterable) and not isinstance(values, kinds)
+
+
+class MemoryTable:
+    """Rows in memory, read as those of a file in the folder where the program runs."""
+
+    parent = Path()
+
+    def __init__(self, rows: Iterable[Mapping[str, Any]]):
+        self.rows, self.notes = list(rows), []
+
+    def __iter__(self) -> Iterator[Row]:
+        for number, row in enumerate(self.rows, 1):
+            yield Row(number, {str(key): _plain(value) for key, value in row.items()})
+
+    def where(self, number: int) -> str:
+        """Return which row it is."""
+        return f"row {number}"
+
+    def __str__(self) -> str:
+        return "the table"
+
+
+def is_missing(value: Any) -> bool:
+    """Tell whether a cell of a frame holds nothing."""
+    if isinstance(value, float):
+        return value != value
+    return value is None or type(value).__name__ in ("NAType", "NaTType")
 
 
 def _dataset_rows(data: Any) -> Iterator[dict[str, Any]]:
     """Yield the rows of a dataset, with labels by their names."""
     names = {}
-    for key, feature in data.features.items():
+    for key, feature in (data.features or {}).items():
         while hasattr(feature, "feature"):  # of a list
             feature = feature.feature
         if known := getattr(feature, "names", None):
@@ -120,7 +195,7 @@ def _with_names(row: Any, number: int) -> Mapping[str, Any]:
         return {"text": row}
     if hasattr(row, "_asdict"):
         return row._asdict()
-    if not isinstance(row, Sequence) or len(row) not in NAMES:
+    if not isinstance(row, Sequence) or isinstance(row, bytes) or len(row) not in NAMES:
         raise UsageError(
             f"row {number} of data is a {type(row).__name__}; expected a dict, or a tuple of one "
             "to three values"
@@ -141,10 +216,10 @@ def _plain(value: Any) -> Any:
         return [_plain(one) for one in value]
     if isinstance(value, bytes):
         raise TypeError("bytes")
-    if isinstance(value, Path) or hasattr(value, "isoformat"):
+    if isinstance(value, Path):
+        return str(value.absolute())
+    if hasattr(value, "isoformat"):
         return None if value != value else str(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    if type(value).__name__ in ("NAType", "NaTType"):  # pandas
-        return None
-    return value
+    return None if is_missing(value) else value

@@ -237,6 +237,13 @@ def cell_bytes(cell: Any) -> bytes | None:
     return content if isinstance(content, bytes) else None
 
 
+def cell_file(cell: Any) -> Any:
+    """Return the bytes or the path of a file that datasets keeps in a cell; else the cell."""
+    if isinstance(cell, dict) and not cell.keys().isdisjoint(("bytes", "path")):
+        return cell_bytes(cell) or cell.get("path")
+    return cell
+
+
 def in_threads(function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
     """Apply a function to all items, several at once, in order, some at a time."""
     rest = iter(items)

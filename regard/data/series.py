@@ -3,10 +3,10 @@
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -28,10 +28,10 @@ from regard.data.series_files import (
     MOST_AXES,
     MOST_CHANNELS,
     Recording,
+    SeriesColumns,
     SeriesOptions,
-    layout_of,
     part_files,
-    read_recordings,
+    read_series,
 )
 from regard.data.split import RowSplitter, shares_and_files
 from regard.data.table import is_folder
@@ -39,12 +39,14 @@ from regard.errors import UsageError
 
 
 @dataclass(frozen=True)
-class SeriesFormat:
-    """The series that a model takes: so many axes, and channels of this mean and deviation."""
+class SeriesFormat(SeriesColumns):
+    """The series that a model takes: so many axes, and channels of this mean and deviation.
+
+    Beside that, how the table that it was trained on holds them.
+    """
 
     axes: int = field(default=1, metadata={"min": 1, "max": MOST_AXES})
     channels: int = field(default=1, metadata={"min": 1, "max": MOST_CHANNELS})
-    layout: str = ""  # of the tables that it was trained on
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = field(default=(), metadata={"above": 0})
 
@@ -58,7 +60,7 @@ class SeriesFormat:
         return self
 
     @classmethod
-    def of(cls, series: "SeriesSet", layout: str) -> "SeriesFormat":
+    def of(cls, series: "SeriesSet", columns: SeriesColumns) -> "SeriesFormat":
         """Take the mean and deviation of each channel over all steps that are not missing."""
         values = [one.values for one in series.items]
         axes, channels = values[0].ndim - 1, values[0].shape[-1]
@@ -68,7 +70,11 @@ class SeriesFormat:
         mean = np.where(known, flat, 0).sum(0) / count
         std = np.sqrt((np.where(known, flat - mean, 0) ** 2).sum(0) / count)
         rounded = [[float(f"{x:.6g}") for x in row] for row in (mean, std)]
-        return cls(axes, channels, layout, tuple(rounded[0]), tuple(x or 1.0 for x in rounded[1]))
+        numbers: dict[str, Any] = {
+            "mean": tuple(rounded[0]),
+            "std": tuple(x or 1.0 for x in rounded[1]),
+        }
+        return cls(**asdict(columns), axes=axes, channels=channels, **numbers)
 
     def take(self, values: np.ndarray, where: str = "the array") -> Tensor:
         """Return a series (n1, ..., channels) normalised; what is missing is the channel's mean."""
@@ -108,10 +114,10 @@ class SeriesSet:
 
 @dataclass
 class SeriesData(Dataset[SeriesSet]):
-    """The series of each part, the names of their labels, and the layout of their tables."""
+    """The series of each part, the names of their labels, and the columns of their tables."""
 
     classes: list[str] = field(default_factory=list)
-    layout: str = ""
+    columns: SeriesColumns = field(default_factory=SeriesColumns)
 
     @property
     def sha(self) -> str:
@@ -150,10 +156,11 @@ def load_series(
     loaded = SeriesData({}, classes=list(classes or []))
 
     def read(name: str) -> SeriesSet:
-        items = read_recordings(path := files[name], options, loaded.notes)
+        items, columns = read_series(path := files[name], options, loaded.notes)
         if not loaded.classes:
             loaded.classes = class_names({item.label for item in items}, ())
-        loaded.layout = loaded.layout or layout_of(path, options.columns)
+        if name == "train" or not loaded.columns.layout:
+            loaded.columns = columns
         gaps = sum(int(np.isnan(item.values).sum()) for item in items)
         if gaps:
             what = f"{gaps:,} numbers of {path} are missing"

@@ -8,15 +8,16 @@ import math
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
-from regard.data.columns import column_of
+from regard.data.columns import column_of, first_names
+from regard.data.in_memory import MemoryTable, lay_in_memory
 from regard.data.lines import opened_text
 from regard.data.media import is_set, split_labels
 from regard.data.parts import named_files
@@ -35,11 +36,11 @@ FEWEST = 3  # columns of numbers that make a table one of series, where no name 
 FILES = (".csv", ".tsv", ".npy")  # of one series each, that a table names
 # what a column of a table is -> its usual names
 ROLES: dict[str, tuple[str, ...]] = {
-    "series": ("series", "x", "values"),
+    "series": ("series", "values", "x"),
+    "path": ("path", "file", "filename"),
     "id": ("id", "case", "case_id", "series_id", "sample_id", "recording"),
     "time": ("time", "t", "step", "timestamp", "timepoint"),
     "label": ("label", "labels", "class", "category", "target", "y"),
-    "path": ("path", "file", "filename"),
 }
 # what columns= names, by how many it names
 COLUMNS = {1: ("label",), 2: ("path", "label"), 3: ("id", "time", "label")}
@@ -61,13 +62,27 @@ class Recording:
 
 
 @dataclass(frozen=True)
+class SeriesColumns:
+    """How a table holds series, and which of its columns are what: their names, or numbers."""
+
+    layout: str = ""
+    series: str = ""
+    path: str = ""
+    id: str = ""
+    time: str = ""
+    label: str = ""
+    names: tuple[str, ...] = ()  # of the channels, where a header names them
+    steps: int = 0  # of every series, where each is a row and all are as long
+
+
+@dataclass(frozen=True)
 class SeriesOptions:
     """How files are to be taken."""
 
     columns: str | None = None  # of a table
     header: bool | None = None  # whether a table has one; told by its rows unless given
     labelled: bool = True
-    layout: str = ""  # of tables, where a model was trained on one; else their columns tell
+    trained: SeriesColumns | None = None  # of the table that a model was trained on
 
 
 def recording(values: Any, label: str, where: str) -> Recording:
@@ -99,12 +114,28 @@ def is_number(cell: str) -> bool:
         return False
 
 
-def read_recordings(path: str | Path, options: SeriesOptions, notes: list[str]) -> list[Recording]:
+def read_recordings(
+    path: str | Path | MemoryTable, options: SeriesOptions, notes: list[str]
+) -> list[Recording]:
     """Read all series of a file; what the user should know is added to the notes."""
-    read = READERS.get(stem_and_suffix(path)[1].lower(), read_table)
+    return read_series(path, options, notes)[0]
+
+
+def read_series(
+    path: str | Path | MemoryTable, options: SeriesOptions, notes: list[str]
+) -> tuple[list[Recording], SeriesColumns]:
+    """Read all series of a file, or of a table in memory, and tell how it holds them."""
+    path = Path(path) if isinstance(path, str) else path
+    suffix, table = stem_and_suffix(str(path))[1].lower(), None
+    if isinstance(path, Path) and suffix in READERS:
+        series = READERS[suffix](path, options, notes)
+    else:
+        table = SeriesTable(path, options).settled()
+        series = table.series()
+        notes.append(f"{path}: {table.described()}")
     found: list[Recording] = []
     total = 0
-    for one in read(Path(path), options, notes):
+    for one in series:
         total += one.values.size
         if total > MOST_NUMBERS:
             raise UsageError(f"{path}: over {MOST_NUMBERS:,} numbers; give fewer or shorter series")
@@ -118,7 +149,10 @@ def read_recordings(path: str | Path, options: SeriesOptions, notes: list[str]) 
             )
     if not found:
         raise UsageError(f"{path}: no series in it")
-    return found
+    lengths = {len(one.values) for one in found}
+    columns = table.columns if table else SeriesColumns(suffix)
+    alike = columns.layout == "wide" and len(lengths) == 1
+    return found, replace(columns, steps=lengths.pop() if alike else 0)
 
 
 # .ts, the format of the time series archives
@@ -268,22 +302,33 @@ def read_npy(path: Path, options: SeriesOptions, notes: list[str]) -> Iterator[R
 class SeriesTable:
     """The rows of a table of series, and which of its columns are what."""
 
-    def __init__(self, path: Path, columns: str | None = None, header: bool | None = None):
+    def __init__(self, path: Path | MemoryTable, options: SeriesOptions | None = None):
         """Read the first rows to tell whether there is a header, and the roles of columns."""
-        self.path, self.table, self.skip = path, Table(path, encoding="auto"), 0
+        self.path, self.skip = path, 0
+        self.table = path if isinstance(path, MemoryTable) else Table(path, encoding="auto")
+        self.options = options or SeriesOptions()
         first = [value for _, value in islice(self._values(), LOOKED)]
         if not first:
             raise UsageError(f"{path}: no rows in it")
-        names = list(map(str, first[0]))
-        if not isinstance(first[0], dict):
-            known = {name for some in ROLES.values() for name in some}
-            named = any(name.strip().casefold() in known for name in names)
-            cells = (cell for row in first[1:] for cell in row)
-            above = not any(map(is_number, filter(None, names))) and any(map(is_number, cells))
-            self.skip = int(named or above if header is None else header)
-        self.names = [name.strip().casefold() for name in names if self.skip or first[0] != names]
-        self.first = [_cells(value) for value in first[self.skip :]]
-        self.roles = self._roles(columns)
+        self.header: list[str] = []
+        if isinstance(first[0], dict):
+            self.header = list(dict.fromkeys(str(key) for value in first for key in value))
+        elif self._has_header(first):
+            self.header, self.skip = [name.strip() for name in first[0]], 1
+        self.names = [name.casefold() for name in self.header]
+        self.first = [self._cells(value, str(path)) for value in first[self.skip :]]
+        self.roles = self._asked(self.options.columns) if self.options.columns else self._usual()
+
+    def _has_header(self, first: list[list[str]]) -> bool:
+        """Tell whether the first row names columns: as told, by usual names, or by the others."""
+        if self.options.header is not None:
+            return self.options.header
+        trained = self.options.trained or SeriesColumns()
+        known = {name for some in ROLES.values() for name in some}
+        known |= {name.casefold() for name in trained.names}
+        cells = (cell for row in first[1:] for cell in row)
+        above = not any(map(is_number, filter(None, first[0]))) and any(map(is_number, cells))
+        return above or any(name.strip().casefold() in known for name in first[0])
 
     def _values(self) -> Iterator[tuple[int, Any]]:
         for row in self.table:
@@ -292,30 +337,79 @@ class SeriesTable:
             if row.value is not None:
                 yield row.number, row.value
 
+    def _cells(self, value: Any, where: str) -> list[Any]:
+        """Return the cells of a row in the order of the columns."""
+        if not isinstance(value, dict):
+            return value
+        if not value.keys() <= set(self.header):
+            others = ", ".join(sorted(set(value) - set(self.header)))
+            raise UsageError(f"{where}: {others:.60} unlike the rows before; give all the same")
+        return [value.get(name) for name in self.header]
+
     def __iter__(self) -> Iterator[tuple[str, list[Any]]]:
         """Yield where each row is, and its cells."""
         for number, value in islice(self._values(), self.skip, None):
-            cells, where = _cells(value), self.table.where(number)
+            where = self.table.where(number)
+            cells = self._cells(value, where)
             if len(cells) <= max(self.roles.values(), default=0):
                 raise UsageError(f"{where}: {len(cells)} columns; expected as many as before")
             yield where, cells
 
-    def _roles(self, columns: str | None) -> dict[str, int]:
-        """Return the place of each column that is asked for, or has a usual name."""
-        if not columns:
-            names = {name: n for n, name in reversed(list(enumerate(self.names)))}
-            known = {role: [names[w] for w in words if w in names] for role, words in ROLES.items()}
-            return {role: places[0] for role, places in known.items() if places}
+    # Which column is what
+
+    def _is_numeric(self, place: int) -> bool:
+        return all(is_number(text_of(row[place])) for row in self.first if place < len(row))
+
+    def _fits(self, role: str, place: int) -> bool:
+        """Tell whether a column can be what its name says."""
+        cells = [row[place] for row in self.first if place < len(row)]
+        if role == "series":
+            return all(isinstance(cell, list) for cell in cells)
+        if role == "path":
+            return all(str(cell).strip().lower().endswith(FILES) for cell in cells)
+        return True
+
+    def _usual(self) -> dict[str, int]:
+        """Return the columns of a training, or those whose names can mean nothing else.
+
+        Numbers in a column y are those of a channel where there is an x, or a row for each step.
+        """
+        trained = self.options.trained or SeriesColumns()
+        roles = {}
+        for role, words in ROLES.items():
+            own = str(getattr(trained, role)).casefold()
+            if own.isdecimal() and not self.header and role != "label":
+                roles[role] = int(own) - 1
+                continue
+            # a column that the model knows by a name is found by that alone
+            known = (own,) if own and not own.isdecimal() else words
+            taken = [name.casefold() for name in trained.names]
+            places = [self.names.index(w) for w in known if w in self.names and w not in taken]
+            fitting = [place for place in places if self._fits(role, place)]
+            if fitting:
+                roles[role] = fitting[0]
+        label = roles.get("label", -1)
+        if label >= 0 and self.names[label] == "y" and not trained.label:
+            steps = {"id", "time"} <= roles.keys() or trained.layout not in ("", "wide", "lists")
+            if (steps or "x" in self.names) and "series" not in roles and self._is_numeric(label):
+                del roles["label"]
+        return roles
+
+    def _asked(self, columns: str) -> dict[str, int]:
+        """Return the place of each column that columns= names."""
         asked = [name.strip() for name in columns.split(",")]
         if len(asked) not in COLUMNS or "0" in asked:
             raise UsageError(
                 f"columns={columns:.60}; expected the label of a table of series, path,label of "
                 "one of files, or id,time,label of one of steps"
             )
-        places = [column_of(name, self.names, str(self.path)) for name in asked]
+        places = [column_of(name, self.header, str(self.path)) for name in asked]
         if self.first and max(places) >= len(self.first[0]):
             raise UsageError(f"{self.path}: {len(self.first[0])} columns; no column {max(asked)}")
-        return dict(zip(COLUMNS[len(asked)], places, strict=True))
+        roles = dict(zip(COLUMNS[len(asked)], places, strict=True))
+        if "path" in roles and self._fits("series", roles["path"]):
+            roles["series"] = roles.pop("path")
+        return roles
 
     @property
     def layout(self) -> str:
@@ -323,42 +417,131 @@ class SeriesTable:
         rows, roles = self.first, self.roles
         if not rows:
             return ""
-        if "series" in roles and isinstance(rows[0][roles["series"]], list):
+        if "series" in roles:
             return "lists"
+        if (trained := self.options.trained) and not self.options.columns:
+            return trained.layout if trained.layout in ("wide", "long") else "steps"
         if {"id", "time"} <= roles.keys():
             return "long"
-        path, label = roles.get("path", 0), roles.get("label", 0)
-        if all(str(row[path]).strip().lower().endswith(FILES) for row in rows):
+        if self._fits("path", roles.get("path", 0)):
             return "files"
-        others = [[text_of(cell) for n, cell in enumerate(row) if n != label] for row in rows]
-        numeric = all(is_number(cell) for row in others for cell in row)
-        return "wide" if numeric and len(others[0]) >= FEWEST else ""
+        own = {roles.get("label", 0), roles.get("id")}
+        others = [n for n in range(len(rows[0])) if n not in own]
+        return "wide" if len(others) >= FEWEST and all(map(self._is_numeric, others)) else ""
 
-    def wide(self, options: SeriesOptions) -> Iterator[Recording]:
-        """Yield a series for each row; without names the first column is the label."""
-        label = self.roles.get("label", -1 if self.names and not options.labelled else 0)
+    def settled(self) -> Self:
+        """Settle what the layout needs, or refuse a table that holds no series."""
+        layout = self.layout
+        if not layout:
+            raise UsageError(
+                f"{self.path}: no table of series; expected a label and numbers in each row, "
+                "columns id, time and label, or paths and labels; or name them with columns="
+            )
+        used = {"wide": ("id", "label"), "long": ("id", "time", "label")}
+        used |= {"files": ("path", "label"), "lists": ("series", "label")}
+        if layout == "wide" and "time" in self.roles and not self.options.trained:
+            raise UsageError(
+                f"{self.path}: a column {self._name(self.roles['time']):.30} but no id; where a "
+                "row is a step add an id, where it is a series name its label with columns="
+            )
+        if layout == "wide" and "label" not in self.roles:
+            self.roles |= self._first_label()
+        if layout == "files":
+            self.roles = {"path": 0, **self.roles}
+        self.roles = {k: at for k, at in self.roles.items() if k in used.get(layout, self.roles)}
+        if layout == "steps" and len(self.roles) >= len(self.first[0]):
+            self.roles = {}  # nothing else would be a channel
+        roles: dict[str, Any] = {role: self._name(at) for role, at in self.roles.items()}
+        names = [self._name(n) for n in self.channels()] if layout in ("long", "steps") else []
+        if not self.header or len(set(map(str.casefold, names))) < len(names):
+            names = []
+        self.columns = SeriesColumns(layout, **roles, names=tuple(names))
+        return self
+
+    def series(self) -> Iterator[Recording]:
+        """Yield the series of a table that is settled."""
+        return getattr(self, self.columns.layout)()
+
+    def _name(self, place: int) -> str:
+        """Return the name of a column, or its number."""
+        return self.header[place] if self.header else str(place + 1)
+
+    def channels(self) -> list[int]:
+        """Return the columns that are channels, where each row is a step."""
+        names = self.options.trained.names if self.options.trained else ()
+        if names and self.header:
+            where = f"{self.path}: channels {first_names(names)} are read"
+            return [column_of(name, self.header, where, numbers=False) for name in names]
+        own = set(self.roles.values())
+        return [n for n in range(len(self.first[0])) if n not in own]
+
+    def described(self) -> str:
+        """Say how the table is read: which column is taken for what."""
+        known = self.columns
+        told = [f"{role} is {name:.30}" for role in ROLES if (name := getattr(known, role))]
+        told += [f"channels are {first_names(known.names)}"] if known.names else []
+        told = [f": {', '.join(told)}"] if told else []
+        return "".join([f"read as a table with {LAYOUTS[known.layout]}", *told])
+
+    def _first_label(self) -> dict[str, int]:
+        """Return whether the first column of a row for each series is its label.
+
+        It is where it holds no numbers. Without a header it is the label in training, and
+        otherwise where a row has one cell more than the series that were trained on.
+        """
+        trained, labelled = self.options.trained or SeriesColumns(), self.options.labelled
+        if not self._is_numeric(0) or (labelled and not self.header):
+            return {"label": 0}
+        if labelled:
+            raise UsageError(
+                f"{self.path}: which of its columns {first_names(self.header)} is the label? Name "
+                f"it with columns=, such as columns={self.header[-1]:.30}"
+            )
+        width = len(self.first[0])
+        if self.header or not trained.label or width == trained.steps:
+            return {}
+        if width == trained.steps + 1:
+            return {"label": 0}
+        raise UsageError(
+            f"{self.path}: whether its first column is a label is not clear; say columns=1 if it "
+            "is, or add a header row"
+        )
+
+    # How series lie in it
+
+    def wide(self) -> Iterator[Recording]:
+        """Yield a series for each row."""
+        label, own = self.roles.get("label"), set(self.roles.values())
         for where, cells in self:
-            texts = [text_of(cell) for n, cell in enumerate(cells) if n != label]
+            texts = [text_of(cell) for n, cell in enumerate(cells) if n not in own]
             while len(texts) > 1 and not texts[-1]:  # a shorter series, filled up with nothing
                 texts.pop()
-            told = "" if label < 0 else text_of(cells[label])
+            told = "" if label is None else text_of(cells[label])
             yield recording(numbers(texts, where)[:, None], told, where)
 
-    def long(self, options: SeriesOptions) -> Iterator[Recording]:
-        """Yield a series for each id, whose steps are rows, in the order of their times."""
-        own, label = set(self.roles.values()), self.roles.get("label")
+    def long(self) -> Iterator[Recording]:
+        """Yield a series for each id, whose steps are rows, in the order of their times.
+
+        Where a model is run, a table without an id is one series.
+        """
+        channels, roles = self.channels(), self.roles
         series: dict[str, list[tuple[str, str, np.ndarray, str]]] = {}
         for total, (where, cells) in enumerate(self):
-            step = numbers([text_of(c) for n, c in enumerate(cells) if n not in own], where)
+            if len(cells) <= max(channels, default=0):
+                raise UsageError(f"{where}: {len(cells)} columns; expected as many as before")
+            step = numbers([text_of(cells[n]) for n in channels], where)
             if total * len(step) > MOST_NUMBERS:
                 raise UsageError(f"{self.path}: over {MOST_NUMBERS:,} numbers; give fewer steps")
-            name, time = (text_of(cells[self.roles[role]]) for role in ("id", "time"))
-            told = "" if label is None else text_of(cells[label])
+            name, time, told = (
+                text_of(cells[roles[role]]) if role in roles else ""
+                for role in ("id", "time", "label")
+            )
             rows = series.setdefault(name, [])
-            if rows and (rows[0][1], len(rows[0][2])) != (told, len(step)):
-                what = f"label {told!r:.40} and {len(step)} channels"
-                raise UsageError(f"{where}: {what}, unlike the first step of id {name!r:.40}")
-            rows.append((time, told, step, where))
+            if rows and rows[0][1] != told:
+                raise UsageError(
+                    f"{where}: label {told!r:.40}, unlike the first step of id {name!r:.40}"
+                )
+            rows.append((time if "time" in roles else str(len(rows)), told, step, where))
         for name, rows in series.items():
             timed = all(is_number(time) and time not in MISSING for time, *_ in rows)
             rows.sort(key=lambda row: (float(row[0]), "") if timed else (0.0, row[0]))
@@ -366,18 +549,35 @@ class SeriesTable:
                 raise UsageError(f"{self.path}: a time of id {name!r:.40} is there twice; mend it")
             yield recording(np.stack([step for _, _, step, _ in rows]), rows[0][1], rows[0][3])
 
-    def files(self, options: SeriesOptions) -> Iterator[Recording]:
-        """Yield a series for each file that a row names, beside the table or below."""
-        home, path = self.path.parent.resolve(), self.roles.get("path", 0)
-        label = self.roles.get("label", 1)
+    def steps(self) -> Iterator[Recording]:
+        """Yield the one series of a table with a row for each step."""
+        channels, found = self.channels(), []
+        for where, cells in self:
+            if len(cells) != len(self.first[0]) or len(found) * len(channels) > MOST_NUMBERS:
+                raise UsageError(f"{where}: {len(cells)} columns, expected {len(self.first[0])}")
+            found.append(numbers([text_of(cells[n]) for n in channels], where))
+        yield recording(np.stack(found), "", str(self.path))
+
+    def files(self) -> Iterator[Recording]:
+        """Yield a series for each file that a row names, beside the table or below.
+
+        Their channels have the names that are in the first.
+        """
+        home, path = self.path.parent.resolve(), self.roles["path"]
+        label, asked = self.roles.get("label", 1), SeriesOptions(labelled=False)
         for where, cells in self:
             file = (home / text_of(cells[path])).resolve()
-            if not file.is_relative_to(home):
+            own = isinstance(self.path, MemoryTable) or lay_in_memory(self.path)
+            if not own and not file.is_relative_to(home):
                 raise UsageError(f"{where}: {cells[path]!r:.60} lies outside the folder {home}")
             told = text_of(cells[label]) if label < len(cells) else ""
-            yield recording(read_steps(file), told, str(file))
+            known = replace(self.columns, layout="steps", label="")
+            (one,), steps = read_series(file, replace(asked, trained=known), [])
+            if not self.columns.names:
+                self.columns = replace(self.columns, names=steps.names, time=steps.time)
+            yield replace(one, label=told)
 
-    def lists(self, options: SeriesOptions) -> Iterator[Recording]:
+    def lists(self) -> Iterator[Recording]:
         """Yield a series for each row with a list of numbers, or of lists of numbers."""
         place, label = self.roles["series"], self.roles.get("label")
         for where, cells in self:
@@ -391,60 +591,19 @@ class SeriesTable:
             yield recording(values[:, None] if values.ndim == 1 else values, told, where)
 
 
-def _cells(value: Any) -> list[Any]:
-    return list(value.values()) if isinstance(value, dict) else value
-
-
-def read_table(path: Path, options: SeriesOptions, notes: list[str]) -> Iterator[Recording]:
-    """Yield the series of a table, as its columns show that it holds them."""
-    if options.layout == "files":  # what such a model reads is a file for each series
-        return iter([recording(read_steps(path), "", str(path))])
-    table = SeriesTable(path, options.columns, options.header)
-    layout = options.layout or table.layout
-    if layout not in LAYOUTS:
-        raise UsageError(
-            f"{path}: no table of series; expected a label and numbers in each row, columns id, "
-            "time and label, or paths and labels; or name them with columns="
-        )
-    notes.append(f"{path}: read as a table with {LAYOUTS[layout]}")
-    return getattr(table, layout)(options)
-
-
-def read_steps(path: Path) -> np.ndarray:
-    """Return the series (steps, channels) of a file: a row for each step, but for its time."""
-    if path.suffix.lower() == ".npy":
-        return next(iter(read_npy(path, SeriesOptions(), []))).values
-    table = SeriesTable(path)
-    time, found = table.roles.get("time"), []
-    for where, cells in table:
-        found.append(numbers([text_of(c) for n, c in enumerate(cells) if n != time], where))
-        if len(found[-1]) != len(found[0]) or len(found) * len(found[0]) > MOST_NUMBERS:
-            raise UsageError(f"{where}: {len(found[-1])} columns, expected {len(found[0])}")
-    if not found:
-        raise UsageError(f"{path}: no steps in it")
-    return np.stack(found)
-
-
 # how a table holds series -> what is said of it
 LAYOUTS = {
     "wide": "a series in each row",
     "long": "a step of a series in each row",
     "files": "a file for each series",
     "lists": "a list of numbers for each series",
+    "steps": "a step in each row",
 }
 READERS: dict[str, Callable[[Path, SeriesOptions, list[str]], Iterable[Recording]]] = {
     "ts": read_ts,
     "npz": read_npz,
     "npy": read_npy,
 }
-
-
-def layout_of(path: Path, columns: str | None = None) -> str:
-    """Return how a file holds series: its suffix, or the layout of a table, or nothing."""
-    suffix = stem_and_suffix(path)[1].lower()
-    if suffix in READERS:
-        return suffix
-    return SeriesTable(path, columns).layout if suffix in KINDS else ""
 
 
 def part_files(folder: Path) -> dict[str, list[Path]]:
@@ -458,11 +617,16 @@ def part_files(folder: Path) -> dict[str, list[Path]]:
     return parts
 
 
-def holds_series(data: Any) -> bool:
+def holds_series(data: Any, columns: str | None = None, header: bool | None = None) -> bool:
     """Tell whether data are series of numbers: .ts or NPZ files, or tables of series."""
+    asked = SeriesOptions(columns, header)
 
-    def has_layout(path: Path) -> bool:
+    def has_series(path: Path) -> bool:
+        suffix = stem_and_suffix(path)[1].lower()
+        return suffix in READERS or (suffix in KINDS and bool(SeriesTable(path, asked).layout))
+
+    def lie_in(path: Path) -> bool:
         files = [path] if not is_folder(path) else sum(part_files(path).values(), [])
-        return path.exists() and any(layout_of(file) for file in files)
+        return path.exists() and any(map(has_series, files))
 
-    return is_set(data, has_layout)
+    return is_set(data, lie_in)

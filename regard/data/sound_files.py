@@ -39,6 +39,13 @@ BLOCK = 2**18  # samples of all channels that are decoded at once
 NO_LENGTH = 0x7FFF0000  # bytes from which on a WAV's size says that its writer did not know it
 
 
+class Samples(NamedTuple):
+    """Samples (n,) or (n, channels), and how many there are of them a second."""
+
+    array: np.ndarray
+    rate: int
+
+
 class BrokenSound(UsageError):
     """A sound that cannot be read; a set may be told to leave it out."""
 
@@ -67,17 +74,24 @@ def sound_info(source: Path | str | bytes, name: str = "") -> SoundInfo:
 
 
 def read_sound(
-    source: Path | str | bytes | np.ndarray,
+    source: Path | str | bytes | np.ndarray | Samples,
     rate: int,
     name: str = "",
     most_seconds: float = MOST_SECONDS,
 ) -> np.ndarray:
     """Return the samples (n,) of a sound as float32, mixed to mono and resampled.
 
-    It is a path, the bytes of a file, or an array of samples (n,) or (n, channels) of that rate.
+    It is a path, the bytes of a file, samples with their rate, or an array of samples (n,) or
+    (n, channels) of the rate that is asked for.
     """
     if not isinstance(source, str | os.PathLike | bytes):
-        return _from_array(np.asarray(source), name or "the array", rate, most_seconds)
+        array, own = source if isinstance(source, Samples) else (np.asarray(source), rate)
+        if not RATES[0] <= own <= RATES[1]:
+            raise UsageError(
+                f"rate={own:g}; expected {RATES[0]:,} to {RATES[1]:,} samples a second"
+            )
+        samples = _from_array(np.asarray(array), name or "the array", own, most_seconds)
+        return np.concatenate(list(_resampled(iter([samples]), own, rate)))
     name = name or _name(source)
     with open_sound(source, name) as sound:
         if sound.info.seconds > most_seconds:

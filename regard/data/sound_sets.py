@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from regard.data.columns import parse_columns, text_at
+from regard.data.in_memory import lay_in_memory
 from regard.data.lines import missing
 from regard.data.media import (
     LABELS,
@@ -360,7 +361,8 @@ def _parse_row(
     if content is not None:
         return _Row(f"{path}:{number}", *pair, content)
     name = sound.get("path") if isinstance(sound, dict) else sound
-    file = path_inside(path.parent, name)
+    own = isinstance(name, str) and os.path.isabs(name) and lay_in_memory(path)
+    file = name if own else path_inside(path.parent, name)
     return _Row(file, *pair, file)
 
 

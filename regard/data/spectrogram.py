@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.data.sound_files import read_sound
+from regard.data.sound_files import Samples, read_sound
 from regard.errors import UsageError, lookup
 
 SOFTEST = 0.05  # share of a filter's values that are called its softest
@@ -69,7 +69,7 @@ class SoundFormat:
         window, hop = (math.floor(x * self.rate + 0.5) for x in (self.window, self.hop))
         return Sizes(self.rate, window, hop, self.mels)
 
-    def read(self, source: Path | str | bytes | np.ndarray, name: str = "") -> np.ndarray:
+    def read(self, source: Path | str | bytes | np.ndarray | Samples, name: str = "") -> np.ndarray:
         """Return the samples (n,) of a sound: a path, the bytes of a file, or samples."""
         return read_sound(source, self.rate, name)
 

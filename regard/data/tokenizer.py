@@ -1,6 +1,7 @@
 """What every tokenizer can do, be it trained by Regard or brought along by a checkpoint."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, Protocol
@@ -186,15 +187,32 @@ def mask_id(tokenizer: Tokenizer) -> int:
     return tokenizer.vocab if tokenizer.mask is None else tokenizer.mask
 
 
-def words_of_pieces(pieces: Sequence[str]) -> tuple[list[str], list[int]]:
-    """Join pieces to the words between spaces; without spaces each piece is a word."""
+# letters of scripts that put no spaces between words: Thai to Khmer, kana and Han
+UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uffef"
+    "\U00020000-\U0003ffff]"
+)
+
+
+def words_of_pieces(
+    pieces: Sequence[str], alone: Collection[str] = ()
+) -> tuple[list[str], list[int]]:
+    """Join pieces to the words between spaces; in scripts without spaces each piece is a word.
+
+    Pieces that stand `alone`, such as the end of a text, are words of their own. Returned are the
+    words, and the number of the word of each piece.
+    """
     words: list[str] = []
     of: list[int] = []
-    spaced = sum(piece.startswith("▁") for piece in pieces) > 1
+    marked = any(piece.startswith("▁") for piece in pieces)
+    before = ""
     for piece in pieces:
-        if not words or not spaced or piece.startswith("▁"):
-            words.append(piece.replace("▁", " ").strip())
+        apart = not marked or piece in alone or before in alone
+        unspaced = UNSPACED.match(before[-1:]) or UNSPACED.match(piece[:1])
+        if not words or apart or unspaced or piece.startswith("▁"):
+            words.append(piece.replace("▁", " ").strip() if piece not in alone else piece)
         else:
             words[-1] += piece
         of.append(len(words) - 1)
+        before = piece
     return words, of

@@ -97,12 +97,17 @@ class Aligner:
         source: Tokenizer,
         target: Tokenizer,
         shift: int = 0,
+        pieces: bool = False,
     ) -> Alignment:
-        """Align the sentences of one text, whose words are counted through."""
+        """Align the sentences of one text, whose words (or pieces) are counted through."""
+
+        def split(names: Sequence[str]) -> tuple[list[str], list[int]]:
+            return (list(names), [*range(len(names))]) if pieces else words_of_pieces(names)
+
         whole = Alignment([], [], [])
         for ids, written in pairs:
-            a, of_a = words_of_pieces(source.pieces(ids[:-1]))
-            b, of_b = words_of_pieces(target.pieces(written))
+            a, of_a = split(source.pieces(ids[:-1]))
+            b, of_b = split(target.pieces(written))
             if a and b:
                 mass = np.zeros((len(b), len(a)))
                 places = np.array(of_b)[:, None], np.array(of_a)[None, :]

@@ -373,7 +373,7 @@ def beam(
     Other kinds of `stopping`, as transformers has them, wait for `beam` texts: early stops there,
     length goes on while the best open text, as long as it is, beats the worst of them, and never
     while it could as long as it may become. Changes are made `on` logits or on logprobs, which may
-    be renormalised. Tokens of `ends` end a text as eos does, and active in it. Inside of
+    be renormalised. Tokens of `ends` end a text as eos does, and stay in it. Inside of
     `tracing` all that is considered for one sentence is kept.
     """
     lookup("stopping", stopping, dict.fromkeys(STOPPINGS))

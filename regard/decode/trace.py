@@ -106,6 +106,16 @@ def tracing() -> Iterator[BeamTrace]:
         _active.reset(token)
 
 
+@contextmanager
+def untraced() -> Iterator[None]:
+    """Leave the searches inside out of what is traced."""
+    token = _active.set(None)
+    try:
+        yield
+    finally:
+        _active.reset(token)
+
+
 def active_trace(sentences: int = 1) -> BeamTrace | None:
     """Return the trace that a search of so many sentences fills, begun anew; None if none does."""
     trace = _active.get()

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from regard.data.image_files import holds_images
@@ -105,7 +106,8 @@ def examine(data: str, settings: DoctorSettings, quiet: bool = True) -> Examined
     languages = bool(settings.source or settings.target)
     media = ""
     if os.path.exists(data):
-        kinds = {"images": holds_images, "sounds": holds_sounds, "series": holds_series}
+        numbers = partial(holds_series, columns=settings.columns, header=settings.header)
+        kinds = {"images": holds_images, "sounds": holds_sounds, "series": numbers}
         media = next((name for name, holds in kinds.items() if holds(data)), "")
     if media and languages:
         raise UsageError(f"{data}: from= and to= are for texts, these are {media}; leave them out")

@@ -39,7 +39,7 @@ def guess_task(
         return _of_images(path, columns, header)
     if holds_sounds(data):
         return _of_sounds(path, columns, header)
-    if holds_series(data):
+    if holds_series(data, columns, header):
         return Guess("series", "series of numbers with labels")
     if languages:
         return Guess("translate", "from= and to= name two languages")

@@ -50,10 +50,14 @@ def examine_series(data: str, given: ExamineOptions = USUAL) -> DataReport:
     for name in (part for part in ("train", "valid", "test") if part in files):
         try:
             options = SeriesOptions(given.columns, given.header)
-            items = read_recordings(files[name], options, [])
+            notes: list[str] = []
+            items = read_recordings(files[name], options, notes)
         except UsageError as error:
             report.refused(files[name], error)
             continue
+        for note in notes:
+            what = note.removeprefix(f"{files[name]}: ")
+            report.add("note", "read_as", files[name], what, "nothing, or name them with columns=")
         parts[name] = items
         steps = [len(item.values) for item in items]
         classes = dict(Counter(item.label for item in items).most_common())

@@ -10,7 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,7 @@ from regard.errors import UsageError, log, lookup
 from regard.files import read_json
 from regard.lab.report import Compared, Variant, finite, run_name
 from regard.lab.workers import work
-from regard.models import MODELS, family
-from regard.models.folder import load_folder
+from regard.models.folder import check_buildable, load_folder
 from regard.native import fast
 from regard.settings import describe, fill, setting
 from regard.tasks import task as task_class
@@ -123,18 +122,7 @@ def check_settings(settings: Any) -> None:
     """Refuse wrong names that a run would notice only after reading its data."""
     kinds = {**TOKENIZERS, "characters": None}
     lookup("tokenizer", getattr(settings, "tokenizer", "characters"), kinds)
-    check_model(settings.model)
-
-
-def check_model(config: Any) -> None:
-    """Refuse a config that cannot be built, on the meta device."""
-    for name in MODELS:
-        kind, model = family(name)
-        if type(config) is kind:
-            if hasattr(config, "labels"):  # their number is known with the data
-                config = replace(config, labels=max(2, config.labels))
-            with torch.device("meta"):
-                model(config)
+    check_buildable(settings.model)
 
 
 def check_run(folder: Path, settings: Any, given: Collection[str]) -> None:

@@ -12,7 +12,7 @@ from regard.attention.masks import Mask
 from regard.attention.multihead import Memory, MultiHead, NormedMultiHead, SelfAttentionInputs
 from regard.attention.positions import Position, build_position
 from regard.attention.scores import build_score
-from regard.errors import lookup
+from regard.errors import UsageError, lookup
 from regard.layers.depth import drop_path
 from regard.layers.feedforward import FEED_FORWARDS
 from regard.layers.norm import NORMS
@@ -89,7 +89,11 @@ def build_residual(
 ) -> PreNorm | PostNorm:
     """Make the order of norm and residual that a config names, with stochastic depth `path`."""
     norm = build_norm(config) if norm is None else norm
-    return lookup("order", config.order, RESIDUALS)(norm, config.dropout, path)
+    lookup("order", config.order, BLOCKS)  # which names all of them
+    kind = RESIDUALS.get(config.order)
+    if kind is None:
+        raise UsageError(f"order={config.order} is of blocks that look only at themselves")
+    return kind(norm, config.dropout, path)
 
 
 def build_attention(

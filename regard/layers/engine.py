@@ -32,7 +32,7 @@ from regard.native.torch_private import traced
 
 # positions that add to embeddings, and do nothing else
 ADDED = (Position, Sinusoidal, Learned)
-MOST_HYPOTHESES = 64
+MOST_THREADS = 256
 # Rows of one product: enough to read every weight for many, and few enough to stay in the cache.
 ROWS = 160
 STOPPINGS = ("patience", "early", "length", "never")
@@ -162,7 +162,7 @@ class Engine:
         job = _Job(len(order), beam, n_best, beam == 1)
         job.stopping, job.enough = STOPPINGS.index(stopping), enough
         job.bos, job.eos, job.ends = bos, eos, len(ends)
-        job.threads = max(1, min(torch.get_num_threads(), len(order)))
+        job.threads = max(1, min(torch.get_num_threads(), len(order), MOST_THREADS))
         job.rows = max(ROWS, beam, reads)
         job.longest, job.reads = longest + 1, reads
         count = len(order) * n_best

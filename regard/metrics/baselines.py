@@ -172,10 +172,10 @@ def _predict_tags(words: Sequence[str], tables: Arrays, labels: int) -> np.ndarr
     return np.where(keys[place] == hashes, tables["tags"][place], tables["else"])
 
 
-def downsample(images: np.ndarray) -> np.ndarray:
+def downsample(images: np.ndarray, side: int = SIDE) -> np.ndarray:
     """Return images (n, c, h, w) averaged over blocks, as vectors (n, c * h' * w')."""
     n, c, h, w = images.shape
-    rows, columns = (np.arange(min(SIDE, side)) * side // min(SIDE, side) for side in (h, w))
+    rows, columns = (np.arange(min(side, n)) * n // min(side, n) for n in (h, w))
     values = np.add.reduceat(images.astype(np.float32), rows, axis=2)
     values = np.add.reduceat(values, columns, axis=3)
     sizes = np.diff(rows, append=h)[:, None] * np.diff(columns, append=w)

@@ -48,6 +48,18 @@ def on_meta() -> Iterator[None]:
         yield
 
 
+def check_buildable(config: Any) -> None:
+    """Refuse the config of a model that cannot be built, such as one with an unknown norm."""
+    for name in MODELS:
+        kind, model = family(name)
+        if type(config) is kind:
+            if getattr(config, "labels", None) == 1:  # their number is known with the data
+                config = dataclasses.replace(config, labels=2)
+            with on_meta():
+                model(config)
+            return
+
+
 def save_config(folder: Path, model: nn.Module, *, name: str, task: str, about: dict[str, Any]):
     """Write config.json: the family, the task, the sizes and parts, and what the task adds."""
     config = {

@@ -9,11 +9,10 @@ regard.load(...).run do.
 
 import ctypes
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,11 +21,9 @@ from regard.errors import UsageError
 from regard.native.build import Status, library, status
 from regard.native.torch_private import traced
 
-__all__ = ["Scope", "Status", "adamw", "fast", "fast_run", "kernels", "l2_norm", "library"]
+__all__ = ["Scope", "Status", "adamw", "fast", "kernels", "l2_norm", "library"]
 __all__ += ["argmax", "scope", "status"]
 
-P = ParamSpec("P")
-T = TypeVar("T")
 # tensors without behaviour of their own
 PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -73,18 +70,6 @@ def fast(
         yield
     finally:
         _SCOPE.reset(token)
-
-
-def fast_run(method: Callable[P, T]) -> Callable[P, T]:
-    """Let kernels compute for a runner's model, whose weights are frozen while it runs."""
-
-    @wraps(method)
-    def run(*words: P.args, **settings: P.kwargs) -> T:
-        runner: Any = words[0]
-        with fast(runner.model, frozen=True):
-            return method(*words, **settings)
-
-    return run
 
 
 def scope(of: object = None) -> Scope | None:

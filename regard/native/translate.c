@@ -2,11 +2,11 @@
  * runs all hypotheses of all its sentences as rows of one product; a finished sentence leaves, and a
  * waiting one joins at once. regard/decode/search.py says the same in Python and is the reference;
  * regard/layers/engine.py calls this. */
-#include <pthread.h>
 #include <stdint.h>
 
 #include "product.h"
 #include "rows.h"
+#include "threads.h"
 
 enum { STRETCH = 16 * PANEL }; /* columns of the vocabulary that stay in the cache */
 enum { PATIENCE, EARLY, LENGTH, NEVER }; /* as in search.STOPPINGS */
@@ -78,8 +78,8 @@ typedef struct {
   const Engine *engine;
   const Job *job;
   long *next; /* of the queue */
-  int broken, most; /* a number that is not finite; most sentences at once */
-  long count, beam, kept;
+  int broken; /* a number is not finite, or memory is missing */
+  long most, count, beam, kept; /* most: sentences at once */
   Sentence *live;
   float *x, *y, *wide, *logits, *top, *sum, *weights; /* scratch of all rows */
   const float **keys, **values;
@@ -520,8 +520,7 @@ static int join(Worker *k) {
   return 1;
 }
 
-static void *work(void *given) {
-  Worker *k = given;
+static void work(Worker *k) {
   const Shape *s = &k->engine->shape;
   long rows = k->job->rows, hd = s->heads * s->head_width, most = s->width > hd ? s->width : hd;
   long wide = s->ffn_width > 3 * hd ? s->ffn_width : 3 * hd;
@@ -564,31 +563,29 @@ static void *work(void *given) {
   free(k->ways);
   free(k->keys);
   free(k->rounded.bytes);
-  return 0;
+}
+
+typedef struct {
+  Worker *workers;
+} Crew;
+
+static void work_part(const void *given, long part, long parts) {
+  (void)parts;
+  work(((const Crew *)given)->workers + part);
 }
 
 /* Returns 1, or 0 where a number was not finite or memory was missing: then nothing can be used. */
 long regard_translate(const Engine *engine, const Job *job) {
-  long next = 0, threads = job->threads, fine = 1;
-  pthread_t started[threads];
-  int is_started[threads];
-  Worker workers[threads];
-  pthread_attr_t settings;
-  pthread_attr_init(&settings);
-  pthread_attr_setstacksize(&settings, 2 << 20);
+  long next = 0, threads = job->threads, fine = 1, fair = (job->sentences + threads - 1) / threads;
+  Worker *workers = calloc(threads, sizeof(Worker));
+  if (!workers) return 0;
   for (long i = 0; i < threads; i++) {
     workers[i] = (Worker){.engine = engine, .job = job, .next = &next, .beam = job->beam};
     workers[i].kept = job->greedy ? 1 : (2 + job->ends) * job->beam;
-    workers[i].most = (int)(job->rows / job->beam);
-    long fair = (job->sentences + threads - 1) / threads;
-    if (workers[i].most > fair) workers[i].most = (int)fair;
-    is_started[i] = i && !pthread_create(started + i, &settings, work, workers + i);
+    workers[i].most = job->rows / job->beam < fair ? job->rows / job->beam : fair;
   }
-  work(workers);
-  for (long i = 1; i < threads; i++)
-    if (is_started[i]) pthread_join(started[i], 0);
-    else work(workers + i);
-  pthread_attr_destroy(&settings);
+  in_parts(work_part, &(Crew){workers}, threads);
   for (long i = 0; i < threads; i++) fine &= !workers[i].broken;
+  free(workers);
   return fine;
 }

@@ -128,7 +128,7 @@ class Format:
 
 
 # What a model computes does not depend on these.
-TRAINING_ONLY = re.compile(r"start|drop_path|.*dropout")
+TRAINING_ONLY = re.compile(r"init|drop_path|.*dropout")
 
 
 def differing(ours: Any, again: Any) -> list[str]:

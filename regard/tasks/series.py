@@ -12,13 +12,13 @@ from torch import Tensor
 
 from regard.attention.watch import watch
 from regard.data.augment import augments
+from regard.data.in_memory import MemoryTable, on_disk
 from regard.data.labels import label_list
 from regard.data.lines import missing
 from regard.data.series import SeriesFormat, SeriesSet, load_series, stack
 from regard.data.series_augment import SERIES_AUGMENTS
 from regard.data.series_batches import SeriesBatch, SeriesBatches, normalised
 from regard.data.series_files import (
-    LAYOUTS,
     Recording,
     SeriesOptions,
     read_recordings,
@@ -166,7 +166,7 @@ class ClassifySeries(OneLabel):
     def make_codec(cls, data: Data, settings: Any, learnt: Any, origin: Any) -> SeriesCodec:
         """Take the labels of the data, and the mean and deviation of the channels of train."""
         train, labels = data.parts.parts["train"], data.parts.classes
-        format = SeriesFormat.of(train, data.parts.layout)
+        format = SeriesFormat.of(train, data.parts.columns)
         if origin is not None and isinstance(origin.config.get("series"), dict):
             format = format_of(origin.folder, origin.config)
         cls.note_imbalance(data, settings)
@@ -236,15 +236,25 @@ class ClassifySeries(OneLabel):
 
     def is_one(self, inputs: Any) -> bool:
         """Tell whether this is one series, a path or an array, rather than several."""
-        return isinstance(inputs, str | Path | np.ndarray | Tensor | Recording)
+        return super().is_one(inputs) or isinstance(inputs, Recording)
 
-    def inputs_in(self, path: str | Path) -> list[Recording]:
-        """Return all series of a file, with labels or without."""
-        layout = self.format.layout if self.format.layout in LAYOUTS else "files"
-        return read_recordings(path, SeriesOptions(labelled=False, layout=layout), [])
+    def inputs_in(
+        self, path: str | Path | MemoryTable, columns: str | None = None
+    ) -> list[Recording]:
+        """Return all series of a file, with labels or without, by the columns of the training."""
+        return read_recordings(path, SeriesOptions(columns, None, False, self.format), [])
 
-    def check_input(self, given: Any) -> Recording:
+    def opened(self, file: Any) -> Any:
+        """Return the path of an open file."""
+        return on_disk(file)
+
+    def inputs_of_rows(self, rows: list[Any], columns: str | None) -> list[Recording]:
+        """Return the series that the rows of a table hold."""
+        return self.inputs_in(MemoryTable(rows), columns)
+
+    def check_input(self, given: Any, settings: Any = None) -> Recording:
         """Return the series that is given: an array, a file, or one of a file as FILE:LINE."""
+        columns = getattr(settings, "columns", None)
         if isinstance(given, Recording):
             return given
         if isinstance(given, str | Path) and given:
@@ -253,7 +263,7 @@ class ClassifySeries(OneLabel):
             path = Path(named[1]) if named and within else Path(given)
             if not path.is_file():
                 raise UsageError(missing(path))
-            found = self.inputs_in(path)
+            found = self.inputs_in(path, columns)
             some = [one for one in found if not within or one.where == str(given)]
             if len(some) != 1:
                 where = found[0].where
@@ -305,7 +315,7 @@ class ClassifySeries(OneLabel):
 
     def question(self, given: Any, settings: Any, expected: Any = None) -> Question:
         """Return a series with its label and the log-probability of that."""
-        one = self.check_input(given)
+        one = self.check_input(given, settings)
         series = self.format.take(one.values, one.where)
         names = self.model.chunks.names(series.shape[:-1])
 
@@ -320,7 +330,7 @@ class ClassifySeries(OneLabel):
         from regard.viewer.picture import Picture
         from regard.viewer.text import text_views
 
-        one = self.check_input(given)
+        one = self.check_input(given, settings)
         series = self.format.take(one.values, one.where)
         with watch(self.model) as maps:
             (probs,) = self.probabilities([series], 1)

@@ -130,8 +130,10 @@ def as_data(picture: Picture, levels: int) -> dict:
                 "token": show_token(step.token),
                 "probability": number(step.probability),
                 "candidates": [[show_token(token), number(p)] for token, p in step.candidates],
+                "row": place if step.row is None else step.row,
+                "note": readable(step.note),
             }
-            for step in picture.steps
+            for place, step in enumerate(picture.steps)
         ],
         "steps_language": language_of("".join(step.token for step in picture.steps)),
         "photo": None if picture.photo is None else image_data(picture.photo, photo_side(picture)),

@@ -1450,7 +1450,7 @@
     const picture = pictures[state.picture];
     const { steps, steps_language: language } = picture;
     const fits = (view) => view.kind === "cross" && !view.placement
-      && view.rows.length >= steps.length;
+      && steps.every((step) => step.row < view.rows.length);
     let at = picture.views.length && fits(picture.views[state.view]) ? state.view : -1;
     let head = state.head;
     if (at < 0) {
@@ -1493,7 +1493,8 @@
       reveal(output, output.children[step]);
       if (!view) return;
       const k = view.columns.length;
-      const row = step === null ? null : weights.subarray(step * k, (step + 1) * k);
+      const from = step === null ? 0 : steps[step].row * k;
+      const row = step === null ? null : weights.subarray(from, from + k);
       const top = row ? Math.max(...row) : 0;
       const overall = state.scale === "row" ? top : largestOf(weights);
       [...source.children].forEach((each, j) =>
@@ -1525,12 +1526,12 @@
       class: "card", type: "button", tabindex: "-1", "data-at": String(number),
       "aria-label": `Step ${number + 1}: ` + entries
         .map(([token, p, best]) => `${plain(token)} ${percent(p)}${best ? ", chosen" : ""}`)
-        .join("; "),
+        .concat(step.note || []).join("; "),
     }, make("header", {}, make("strong", {}, written(plain(step.token), language)),
       make("span", { class: "number", text: `step ${number + 1}` })),
     bars(entries.map(([token, p, chosen]) => ({
       token, language, chosen, share: p ?? 0, value: percent(p),
-    }))));
+    }))), step.note ? make("p", { class: "why", text: step.note }) : "");
   }
 
   // ---- the tree of a beam search ----------------------------------------------------------

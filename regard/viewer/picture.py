@@ -91,6 +91,8 @@ class Step:
     token: str
     probability: float
     candidates: Sequence[tuple[str, float]] = ()
+    row: int | None = None  # of the decoder's views; its own number unless given
+    note: str = ""  # why it was taken, if not for its probability
 
 
 class TimedWord(Protocol):

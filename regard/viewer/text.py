@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from regard.attention.watch import Maps
+from regard.data.tokenizer import words_of_pieces
 from regard.viewer.picture import Step, View
 
 Names = Callable[[Sequence[int]], Sequence[str]] | Sequence[str]
@@ -43,6 +45,44 @@ def text_views(
             view = View(name, weights, tokens, tokens, "self", writes)
         views.append(view)
     return views
+
+
+def join_pieces(weights: np.ndarray, rows: Sequence[int], columns: Sequence[int]) -> np.ndarray:
+    """Weights (heads, words, words) of those of pieces, by the number of the word of each piece.
+
+    The pieces of a word share what is paid to it (a sum over columns), and each of them looks for
+    the word (a mean over rows); so a row still sums to one.
+    """
+    mean = np.zeros((max(rows) + 1, len(rows)))
+    mean[rows, np.arange(len(rows))] = 1
+    mean /= mean.sum(1, keepdims=True)
+    total = np.zeros((len(columns), max(columns) + 1))
+    total[np.arange(len(columns)), columns] = 1
+    return mean @ weights @ total
+
+
+def word_views(views: Sequence[View], alone: Collection[str]) -> tuple[list[View], list[int]]:
+    """Views of an encoder-decoder in words, and the row of each piece that is written.
+
+    A row of a decoder is the word that it writes, after the one before it; pieces that stand
+    `alone`, such as the end of a text, are words.
+    """
+    found, rows = [], []
+    for view in views:
+        columns, of_columns = words_of_pieces(view.column_tokens, alone)
+        if view.writes is None:
+            words, of_rows = words_of_pieces(view.row_tokens, alone)
+            weights = join_pieces(view.weights, of_rows, of_columns)
+            found.append(replace(view, weights=weights, row_tokens=words, column_tokens=columns))
+            continue
+        writes, rows = words_of_pieces(view.writes, alone)
+        read = [view.row_tokens[0], *writes[:-1]]
+        if [*view.column_tokens] == [*view.row_tokens]:  # the tokens that were read
+            columns, of_columns = read, [0, *(1 + word for word in rows[:-1])]
+        weights = join_pieces(view.weights, rows, of_columns)
+        tokens = {"row_tokens": read, "column_tokens": columns, "writes": writes}
+        found.append(replace(view, weights=weights, **tokens))
+    return found, rows
 
 
 def candidate_steps(

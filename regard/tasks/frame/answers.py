@@ -1,6 +1,7 @@
 """Answers of tasks: labels, tags, a number, a vector, texts, or why there is none."""
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Self
@@ -9,6 +10,7 @@ import numpy as np
 
 from regard.decode.alignment import Alignment
 from regard.errors import UsageError
+from regard.metrics.outliers import NONE
 from regard.tasks.frame.task import Answer
 
 IN_RECORD = 100  # labels whose probabilities a JSON line has
@@ -23,19 +25,26 @@ class Classified(Answer):
     chosen: Sequence[int]
     several: bool = False
     cut: bool = False
+    none: bool = False  # whether the input is none of what was learnt, whatever is likeliest
+    notes: Sequence[str] = ()  # what was done to the input
 
     def __str__(self) -> str:
-        return ",".join(self.labels[i] for i in self.chosen)
+        return NONE if self.none else ",".join(self.labels[i] for i in self.chosen)
 
     @property
     def label(self) -> str | list[str]:
         """Return the label, or all of them where there may be several."""
-        names = [self.labels[i] for i in self.chosen]
+        names = [NONE] if self.none else [self.labels[i] for i in self.chosen]
         return names if self.several else names[0]
 
     @property
     def probability(self) -> float | list[float]:
-        """Return how likely the label is, or each of them where there may be several."""
+        """Return how likely the label is, or each of them where there may be several.
+
+        That of "none of these" is not known: NaN.
+        """
+        if self.none:
+            return math.nan
         probs = [float(self.probabilities[i]) for i in self.chosen]
         return probs if self.several else probs[0]
 
@@ -52,11 +61,12 @@ class Classified(Answer):
 
     def lines(self, settings: Any) -> Iterator[str]:
         """Write the labels as lines, each with its probability if asked."""
-        rows = (
-            [[i] for i in self.ranked()[: settings.n_best]]
-            if settings.n_best > 1
-            else [self.chosen]
-        )
+        rows = [self.chosen]
+        if settings.n_best > 1:
+            rows = [[i] for i in self.ranked()[: settings.n_best]]
+        if self.none:
+            yield f"{NONE}\t" if settings.scores else NONE
+            rows = rows[:-1]
         for row in rows:
             probs = ",".join(f"{self.probabilities[i]:.4f}" for i in row)
             names = ",".join(self.labels[i] for i in row)
@@ -71,8 +81,9 @@ class Classified(Answer):
         probs = [round(float(self.probabilities[i]), 6) for i in self.chosen]
         fields = {
             "prediction": self.label,
-            "probability": probs if self.several else probs[0],
+            "probability": None if self.none else probs if self.several else probs[0],
             "probabilities": ranked,
+            **({"notes": list(self.notes)} if self.notes else {}),
         }
         return {**fields, "cut": True} if self.cut else fields
 

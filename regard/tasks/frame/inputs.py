@@ -1,6 +1,7 @@
 """The first inputs of a part of a task's data, as its `picture` takes them."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from regard.data.images import Images
@@ -9,6 +10,7 @@ from regard.data.pairs import Pair
 from regard.data.photos import Photo
 from regard.data.scored import ScoredPair
 from regard.data.series import SeriesSet
+from regard.data.sound_files import Samples
 from regard.data.sounds import Sounds
 from regard.data.tokenizer import Tokenizer
 from regard.errors import UsageError
@@ -31,7 +33,8 @@ def first_inputs(parts: Any, part: str, count: int) -> list[Any]:
     if isinstance(parts, SeriesSet):
         return parts.items[:count]
     if isinstance(parts, Sounds):
-        return [parts.read(i) for i in range(min(count, len(parts)))]
+        rate = parts.format.rate
+        return [Samples(parts.read(i), rate) for i in range(min(count, len(parts)))]
     return [_input(each) for each in parts[:count]]
 
 
@@ -85,4 +88,8 @@ def read_picture(task: Any, given: Any) -> Any:
         if hasattr(task, "pair_picture"):
             return task.pair_picture(given)
         given = given.source
-    return task.picture(given, **({"forced": True} if task.name == "language" else {}))
+    # heads are measured on what a model reads: pieces, and texts as they are
+    asked = {"forced": True} if task.name == "language" else {}
+    if any(each.name == "units" for each in fields(task.Look)):
+        asked["units"] = "pieces"
+    return task.picture(given, **asked)

@@ -1,16 +1,18 @@
 """What tasks on files share, be they images or sounds: the codec, and files that are broken."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from regard.data.media import BROKEN
+from regard.data.media import BROKEN, cell_file
 from regard.data.tokenizer import Tokenizer
 from regard.errors import UsageError, log, lookup
 from regard.metrics.baselines import Baselines
+from regard.metrics.outliers import Outliers
 from regard.settings import fill_checked
 from regard.tasks.frame.answers import Unread
 from regard.tasks.frame.task import Answer, Task
@@ -26,6 +28,7 @@ class MediaCodec:
     labels: list[str] = field(default_factory=list)
     baselines: Baselines | None = None
     tokenizer: Tokenizer | None = None
+    outliers: Outliers | None = None  # what is given no label
     more: Mapping[str, Any] = field(default_factory=dict)  # further facts of config.json
 
     def save(self, folder: Path) -> None:
@@ -34,11 +37,14 @@ class MediaCodec:
             self.baselines.save(folder)
         if self.tokenizer is not None:
             self.tokenizer.save(folder / "tokenizer.json")
+        if self.outliers is not None:
+            self.outliers.save(folder)
 
     def facts(self) -> dict[str, Any]:
         """Return what config.json says of it."""
         labels = {"labels": self.labels} if self.labels else {}
-        return {**labels, self.kind: asdict(self.format), **self.more}
+        none = {} if self.outliers is None else {"none": self.outliers.facts()}
+        return {**labels, self.kind: asdict(self.format), **none, **self.more}
 
     def hashes(self) -> list[str]:
         """Return the hash of the tokenizer, if there is one."""
@@ -75,8 +81,21 @@ def read_file(
         return str(mistake)
 
 
+def first_files(folder: str, suffixes: Collection[str], most: int = 200) -> list[Path]:
+    """Return the first files of a folder, and of those in it, that have one of these endings."""
+    found = (path for path in sorted(Path(folder).rglob("*")) if path.suffix.lower() in suffixes)
+    files = list(islice(found, most))
+    if not files:
+        raise UsageError(f"{folder}: no files that end in {', '.join(sorted(suffixes))}")
+    return files
+
+
 class MediaTask(Task[C, A]):
     """A task whose inputs are files, some of which may be broken."""
+
+    def is_one(self, inputs: Any) -> bool:
+        """Tell whether this is one file, as datasets keeps it too, rather than several."""
+        return super().is_one(inputs) or cell_file(inputs) is not inputs
 
     def check_run(self, settings: Any) -> Any:
         """Refuse unknown names."""

@@ -10,10 +10,14 @@ import torch
 from torch import Tensor
 
 from regard.data.labels import saved_labels
-from regard.errors import UsageError
+from regard.errors import UsageError, log
+from regard.files import read_json, write_json
+from regard.hashes import seal, unseal
 from regard.metrics.baselines import Baselines
 from regard.metrics.evaluation import LabelEvaluation
 from regard.metrics.labels import LabelResults, count, log_loss, macro_f1, one_hot, top_k
+from regard.metrics.outliers import Outliers
+from regard.models.folder import load_folder
 from regard.models.protocols import Model
 from regard.settings import setting
 from regard.tasks.frame.answers import Classified
@@ -22,6 +26,8 @@ from regard.tasks.frame.task import Data, Judged, Task
 from regard.training.label_loss import imbalance_notes
 
 BASELINE_EXAMPLES = 2000  # that a baseline learns from
+STRANGERS = 300  # of each kind that is made
+NONE_EXAMPLES = 3000  # of a part, that distances are measured on
 TOP = 5  # labels among which the right one should be, where there are more
 
 
@@ -31,6 +37,16 @@ class OneLabelTrain:
 
     label_smoothing: float = setting(0.1, "label smoothing", min=0, max=0.9)
     class_weights: str = setting("none", "in the loss: none, or balanced for uneven labels")
+
+
+@dataclass(frozen=True)
+class NoneTrain:
+    """What a training can be told of inputs that are to get no label."""
+
+    none: float = setting(
+        0.0, "share of the validation part that may be 'none of these'; 0 disables it", max=0.5
+    )
+    foreign: str | None = setting(None, "a folder of files that are none of these, to measure by")
 
 
 @dataclass(frozen=True)
@@ -108,6 +124,81 @@ class OneLabel(Task[Any, Classified]):
         targets = one_hot(np.asarray(part.labels), len(self.labels))
         return {} if learnt is None else learnt.scores(self.baseline_vectors(part), targets)
 
+    # None of these: tasks on files, whose codec may have a threshold
+
+    def outlier_vectors(self, inputs: Any) -> np.ndarray:
+        """Return what the distance of inputs that were read is measured by, (n, w)."""
+        raise NotImplementedError
+
+    def strangers(self, inputs: Any, rng: np.random.Generator) -> dict[str, Any]:
+        """Return inputs like these in size that are none of what was learnt, by their kind."""
+        raise NotImplementedError
+
+    def read_foreign(self, folder: str) -> Any:
+        """Read the files of a folder that are none of what was learnt."""
+        raise NotImplementedError
+
+    def label_inputs(self, inputs: Any) -> np.ndarray:
+        """Return the probability of each label (n, labels) for inputs that were read."""
+        raise NotImplementedError
+
+    def are_none(self, probs: np.ndarray, inputs: Any) -> np.ndarray:
+        """Return for each input, with its probabilities, whether it is none of these."""
+        outliers: Outliers | None = getattr(self.codec, "outliers", None)
+        if outliers is None:
+            return np.zeros(len(probs), dtype=bool)
+        return outliers.are_far(self.outlier_vectors(inputs), probs.argmax(1))
+
+    def measure_none(self, parts: Mapping[str, Any], share: float, foreign: str | None) -> Outliers:
+        """Measure from which distance on inputs are none of these; see Outliers."""
+
+        def some(part: Any) -> Any:
+            rows = np.unique(np.linspace(0, len(part) - 1, NONE_EXAMPLES).astype(np.int64))
+            return part.pick(rows)
+
+        def placed(inputs: Any) -> tuple[np.ndarray, np.ndarray]:
+            return self.outlier_vectors(inputs), self.label_inputs(inputs).argmax(1)
+
+        train, valid = some(parts["train"]), self.inputs_of(some(parts["valid"]))
+        others = self.strangers(valid, np.random.default_rng(0))
+        if foreign is not None:
+            others["foreign files"] = self.read_foreign(foreign)
+        return Outliers.measure(
+            (self.outlier_vectors(self.inputs_of(train)), np.asarray(train.labels)),
+            placed(valid),
+            {name: placed(inputs) for name, inputs in others.items()},
+            len(self.labels),
+            share,
+        )
+
+    def inputs_of(self, part: Any) -> Any:
+        """Return the inputs of a part as they are read."""
+        raise NotImplementedError
+
+    def finish(self, folder: Path, data: Data, settings: Any) -> None:
+        """Measure what is none of these by the published weights, if that is asked."""
+        if not getattr(settings, "none", 0.0):
+            return
+        published = type(self).load(folder, *load_folder(folder))
+        published.note_none(folder, data.parts.parts, settings.none, settings.foreign)
+
+    def note_none(
+        self, folder: Path, parts: Mapping[str, Any], share: float, foreign: str | None
+    ) -> Outliers:
+        """Measure what is none of these, and write it into the folder of the model."""
+        found = self.measure_none(parts, share, foreign)
+        unseal(folder)
+        found.save(folder)
+        write_json(
+            folder / "config.json", {**read_json(folder / "config.json"), "none": found.facts()}
+        )
+        seal(folder)
+        told = ", ".join(f"{name} {value:g}%" for name, value in found.measured["labelled"].items())
+        log(
+            f"none of these: {100 * share:g}% of the validation part; labelled all the same: {told}"
+        )
+        return found
+
     def baselines(self, data: Data, settings: Any) -> dict[str, dict[str, float]]:
         """Return the scores of the baselines on the validation part."""
         return self.baseline_scores(data.parts.parts["valid"])
@@ -152,6 +243,12 @@ class OneLabel(Task[Any, Classified]):
         """Return accuracy, F1 and loss, by class too, and the errors it was surest of."""
         part: LabelledPart = data.parts.parts[settings.part]
         results = self.results(part, predictions)
+        if getattr(self.codec, "outliers", None) is not None:
+            refused = int(self.none_in(part, predictions).sum())
+            data.notes.append(
+                f"run answers {refused:,} of these {len(part):,} {self.unit} by 'none of these'; "
+                "scores are of the likeliest label of all"
+            )
         scores = results.scores(settings.samples)
         if len(self.labels) > TOP:
             scores.insert(1, top_k(np.asarray(part.labels), predictions, TOP, self.unit))
@@ -178,9 +275,19 @@ class OneLabel(Task[Any, Classified]):
             for i, best in enumerate(predictions.argmax(1).tolist())
         ]
 
-    def classified(self, probs: np.ndarray) -> list[Classified]:
-        """Return the answers of probabilities (n, labels)."""
-        return [Classified(self.labels, row, [int(row.argmax())]) for row in probs]
+    def none_in(self, part: Any, probs: np.ndarray) -> np.ndarray:
+        """Return for each example of a part whether it is none of these."""
+        rows = np.split(np.arange(len(part)), range(512, len(part), 512))
+        found = [self.are_none(probs[some], self.inputs_of(part.pick(some))) for some in rows]
+        return np.concatenate(found)
+
+    def classified(self, probs: np.ndarray, inputs: Any = None) -> list[Classified]:
+        """Return the answers of probabilities (n, labels) for inputs that were read."""
+        none = self.are_none(probs, inputs).tolist()
+        return [
+            Classified(self.labels, row, [int(row.argmax())], none=far)
+            for row, far in zip(probs, none, strict=True)
+        ]
 
     def label_question(
         self, logits: Callable[[int], Tensor], expected: Any, **about: Any
@@ -195,10 +302,11 @@ class OneLabel(Task[Any, Classified]):
         told: dict[str, Any] = {"chosen": chosen, "expected": chosen, "places": ["label"], **about}
         return Question(self.labels[chosen[0]], logprobs, names=self.labels, **told)
 
-    def labelled(self, probs: np.ndarray, settings: Any) -> Mapping[str, Any]:
+    def labelled(self, probs: np.ndarray, settings: Any, inputs: Any = None) -> Mapping[str, Any]:
         """Return the fields of a picture that tell the likeliest labels (labels,)."""
         from regard.viewer.text import label_candidates
 
         best = int(probs.argmax())
         rest = label_candidates(self.labels, probs, [best], settings.candidates)
-        return {"output": self.labels[best], **rest}
+        (answer,) = self.classified(probs[None], inputs)
+        return {"output": str(answer), **rest}

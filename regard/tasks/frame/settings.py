@@ -54,6 +54,7 @@ class TrainSettings(LoopSettings):
 class RunSettings:
     """What every run can be told."""
 
+    columns: str | None = setting(None, "column of a table that is read, by name or number")
     threads: int | None = setting(None, "CPU threads", min=1, max=1024)
 
 

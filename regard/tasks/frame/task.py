@@ -18,7 +18,11 @@ import torch
 from PIL.Image import Image
 from torch import Tensor, nn
 
+from regard.data.columns import INPUTS, columns_read, input_column, names_in
+from regard.data.in_memory import frame_rows, is_columns, is_missing, rows_of
+from regard.data.parts import named_files
 from regard.data.split import Split
+from regard.data.table import is_folder
 from regard.decode.trace import tracing
 from regard.errors import UsageError, lookup
 from regard.metrics.evaluation import Evaluation, provenance, write_outputs
@@ -252,6 +256,21 @@ class Task(Generic[C, A]):
         """Return how many rows a validation decodes, of which fewer would do; 0: all are needed."""
         return 0
 
+    def columns_of(self, settings: Any) -> list[str]:
+        """Return the names of the columns that are trained on, where data are a table of names."""
+        asked = getattr(settings, "columns", None)
+        names = [name.strip() for name in str(asked).split(",")] if asked else []
+        if (names and not any(map(str.isdecimal, names))) or self.input == "audio":
+            return names if self.input != "series" else []
+        path = Path(settings.data)
+        files = named_files(path).get("train", []) if is_folder(path) else [path]
+        keys = ("source", "target", "header")
+        told = {key: getattr(settings, key, None) for key in keys}
+        try:
+            return list(columns_read(files[0], asked, **told)) if files else []
+        except (UsageError, OSError):  # no table of two columns
+            return []
+
     def title(self, data: Data, settings: Any) -> str:
         """Return what the model card says that the model is."""
         return self.name
@@ -412,10 +431,10 @@ class Task(Generic[C, A]):
         """Return settings of run, eval or look that fit the model, or refuse those that do not."""
         return settings
 
-    def check_input(self, given: Any) -> Any:
+    def check_input(self, given: Any, settings: Any = None) -> Any:
         """Return an input as `predict` takes it, or refuse it."""
         if not isinstance(given, str):
-            raise UsageError(f"{given!r:.60} is no text; give a list of texts")
+            raise UsageError(f"{given!r:.60} is no text; give a text, or a list or table of texts")
         return given
 
     def predict(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[A]:
@@ -544,15 +563,68 @@ class Task(Generic[C, A]):
         own = {key: value for key, value in self.own.items() if key in known}
         return self.check_run(fill(kind, {**own, **settings}))
 
+    @property
+    def usual_columns(self) -> tuple[str, ...]:
+        """Return usual names of the column of a table that holds inputs."""
+        language = self.config.get("from")
+        return (*([language] if language else []), *INPUTS.get(self.input, (self.input,)))
+
     def is_one(self, inputs: Any) -> bool:
         """Tell whether this is one input, rather than several."""
-        one = str if self.input == "src" else One
-        return isinstance(inputs, one) or not isinstance(inputs, Iterable)
+        if isinstance(inputs, np.ndarray) and self.input == "src":  # of texts
+            return not inputs.ndim
+        return isinstance(inputs, One) or not isinstance(inputs, Iterable)
+
+    def inputs_of(self, given: Any, settings: Any) -> tuple[list[Any], bool]:
+        """Return the inputs that were given, and whether it was one input rather than several.
+
+        Of the rows of a table (a frame, a dict of columns, records) one column is read: the one
+        that columns= names, the one that the model was trained on, or one of a usual name.
+        """
+        if hasattr(given, "read"):
+            given = self.opened(given)
+        rows = frame_rows(given)
+        if rows is None and self.is_one(given):
+            return [given], True
+        one = isinstance(given, Mapping) and not is_columns(given)  # a row
+        inputs = [given] if one else list(rows_of(given) if rows is None else rows)
+        if inputs and all(isinstance(row, Mapping) for row in inputs):
+            inputs = self.inputs_of_rows(inputs, getattr(settings, "columns", None))
+        return inputs, one
+
+    def inputs_of_rows(self, rows: list[Any], columns: str | None) -> list[Any]:
+        """Return the inputs that the rows of a table hold."""
+        name = self.column_of(list(map(str, rows[0])), columns)
+        cells = [row.get(name) for row in rows]
+        for number, cell in enumerate(cells, 1):
+            if is_missing(cell):
+                raise UsageError(f"row {number}: nothing in {name!r:.40}; fill it or leave it out")
+        lists = self.input == "src"  # of words or messages, which frames hold as arrays
+        return [c.tolist() if lists and isinstance(c, np.ndarray) else c for c in cells]
+
+    def column_of(self, names: Sequence[str], columns: str | None = None) -> str:
+        """Return the column of a table that is read, of these names."""
+        return input_column(names, self.usual_columns, columns, self.columns)
+
+    @property
+    def columns(self) -> list[str]:
+        """Return the names of the columns that the model was trained on, if it was on a table."""
+        names = self.config.get("columns")
+        known = isinstance(names, list) and all(isinstance(name, str) for name in names)
+        return names if names and known else []
+
+    def opened(self, file: Any) -> Any:
+        """Return what an open file gives: lines of text, or the bytes of an image or a sound."""
+        text = self.input == "src"
+        if isinstance(read := file.read(), str) is not text:
+            mode = "r" if text else "rb"
+            raise UsageError(f"an open file of {self.input}; open it with mode {mode!r}")
+        return read.splitlines() if text else read
 
     @overload
     def run(
         self,
-        inputs: One | list[dict[str, Any]],
+        inputs: One | tuple[Any, int] | list[dict[str, Any]],
         *,
         first: int = 0,
         on_text: OnText | None = None,
@@ -565,25 +637,28 @@ class Task(Generic[C, A]):
     def run(
         self, inputs: Any, *, first: int = 0, on_text: OnText | None = None, **settings: Any
     ) -> Any:
-        """Answer one input by one answer, or a list of inputs by a list of answers.
+        """Answer one input by one answer, or a list or table of inputs by a list of answers.
 
+        Of a table (a frame, an Arrow table, a dict of columns, records) the column that columns=
+        names is read, else the one that the model was trained on, or one of a usual name.
         Settings are those that `regard run MODEL --help` lists, such as beam=5 or n_best=3.
         `first` is the number of the first input where a long list comes in parts. `on_text` is
         given the answer to one input piece by piece, by a model that `streams`.
         """
-        one, asked = self.is_one(inputs), self.check(settings)
-        inputs = [inputs] if one else list(inputs)
+        asked = self.check(settings)
+        inputs, one = self.inputs_of(inputs, asked)
         if on_text is None:
             answers = self.answer(inputs, asked, first=first)
         elif len(inputs) == 1:
-            answers = [self.stream(self.check_input(inputs[0]), asked, on_text, first=first)]
+            given = self.check_input(inputs[0], asked)
+            answers = [self.stream(given, asked, on_text, first=first)]
         else:
             raise UsageError(f"on_text= follows one answer; give one input, not {len(inputs)}")
         return answers[0] if one else answers
 
     def answer(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[A]:
         """Answer a list of inputs in their order, by settings that `check` has completed."""
-        inputs = [self.check_input(given) for given in inputs]
+        inputs = [self.check_input(given, settings) for given in inputs]
         with self.using(settings):
             return self.predict(inputs, settings, first=first)
 
@@ -611,6 +686,8 @@ class Task(Generic[C, A]):
     ) -> Evaluation:
         """Judge the model on data, alone or against others, of these names after its own."""
         asked = self._filled(self.Eval, {**self.eval_defaults(), **settings})
+        if asked.data is not None and getattr(asked, "columns", "") is None:
+            asked = self.with_columns(asked)
         if asked.data is None:
             raise UsageError(f"data is missing; add data=FILE or data=FOLDER with {self.holds}")
         lookup("part", asked.part, PARTS)
@@ -663,6 +740,14 @@ class Task(Generic[C, A]):
             **fields,
         )
 
+    def with_columns(self, settings: Any) -> Any:
+        """Return settings of eval that name the columns of the training, if the data have these."""
+        path, part = Path(settings.data), settings.part
+        files = named_files(path).get(part, []) if is_folder(path) else [path]
+        names = names_in(files[0]) if len(self.columns) > 1 and files and files[0].exists() else []
+        known = names and set(self.columns) <= set(names)
+        return replace(settings, columns=",".join(self.columns)) if known else settings
+
     def predictions_of(self, other: "Task[Any, Any]", data: Data, settings: Any) -> Any:
         """Return what another model predicts for the same examples, in this model's terms."""
         with other.using(settings):
@@ -681,8 +766,12 @@ class Task(Generic[C, A]):
         asked = self.look_settings(settings)
         beams = getattr(asked, "beams", False)
         with self.using(asked), tracing() if beams else nullcontext() as trace:
-            seen = follow(self.explain(given, asked), asked.view)
+            seen = self.for_reader(follow(self.explain(given, asked), asked.view), asked)
         return seen if trace is None else replace(seen, tree=beam_tree(trace, self))
+
+    def for_reader(self, picture: Any, settings: Any) -> Any:
+        """A picture as users see it, who may read other units than the model does."""
+        return picture
 
     def look_settings(self, settings: Mapping[str, Any]) -> Any:
         """Complete what a user gave to the settings of look."""

@@ -16,7 +16,7 @@ from regard.files import write_atomically
 from regard.hashes import SUMS, damaged, listed, seal, unseal
 from regard.layers.lora import merged
 from regard.metrics.evaluation import WARNING, beside_baselines
-from regard.models.folder import save_config
+from regard.models.folder import check_buildable, save_config
 from regard.pretrained.tokenizer_folder import load_tokenizer
 from regard.results import Scored, exit_code
 from regard.tasks.frame.film import Film
@@ -171,6 +171,8 @@ def train(
     started = time.perf_counter()
     origin = kind.origin_of(values)
     settings = kind.resolve(values, origin)
+    if origin is None:
+        check_buildable(settings.model)  # a wrong name is refused before data are read
     folder = Path(settings.out or f"runs/{kind.name}")
     if settings.threads:
         torch.set_num_threads(settings.threads)
@@ -211,7 +213,8 @@ def train(
             count = f"{parameters(model):,} parameters{trainable(model)}"
             log(f"{count}; {count_steps(begun['steps'])}", quiet)
         if distributed.is_main():
-            _write_beside(task, folder, name, settings, origin, broken)
+            names = task.columns_of(settings)
+            _write_beside(task, folder, name, settings, origin, broken, names)
             if not lost:
                 seal(folder)
 
@@ -315,9 +318,11 @@ def _write_beside(
     settings: Any,
     origin: Origin | None,
     broken: Mapping[str, str],
+    columns: list[str],
 ) -> None:
     """Write config.json and the files of the codec, which must be as they were when resumed."""
     about = {**(origin.imported if origin else {}), **task.codec.facts()}
+    about |= {"columns": columns} if columns else {}
     save_config(folder, task.published(), name=name, task=task.runs_as(settings), about=about)
     task.codec.save(folder)
     if task.generation and not (folder / "generation_config.json").exists():

@@ -81,10 +81,10 @@ class SpeechRecogniser(SoundTask[Transcript]):
     def check_run(self, settings: Any) -> Any:
         """Refuse unknown names, and options that contradict each other or the model."""
         self.decoder.check(settings)
+        if settings.speeds != (1.0,):
+            settings = self.check_speeds(settings)
         if isinstance(settings, TranscribeRun):
             lookup("format", settings.format, FORMATS)
-            if settings.speeds != (1.0,):
-                self.check_speeds(settings)
             if settings.format in ("srt", "vtt") and not self.decoder.times:
                 raise UsageError(
                     f"format={settings.format} needs the times of words, which this model cannot "
@@ -94,16 +94,23 @@ class SpeechRecogniser(SoundTask[Transcript]):
             lookup("normalise", settings.normalise, NORMALISATIONS)
         return super().check_run(settings)
 
-    def check_speeds(self, settings: Any) -> None:
-        """Refuse several speeds where texts are not compared by CTC."""
+    def check_speeds(self, settings: Any) -> Any:
+        """Refuse several speeds where texts are not compared by CTC.
+
+        Those that are the model's own default are left out there.
+        """
         told = f"speeds={','.join(f'{speed:g}' for speed in settings.speeds)}"
         if not settings.speeds:
             raise UsageError("speeds= names none; expected factors such as 0.9,1.0,1.1")
+        by_ctc = (settings.decoding or self.decoder.ways[0]) == "ctc"
+        if settings.forced is None and by_ctc:
+            return settings
+        if list(settings.speeds) == self.own.get("speeds"):
+            return replace(settings, speeds=(1.0,))
         if settings.forced is not None:
             raise UsageError(f"{told} is for recognising; leave it out with forced=")
-        if (settings.decoding or self.decoder.ways[0]) != "ctc":
-            has = "add decoding=ctc" if "ctc" in self.decoder.ways else "leave it out"
-            raise UsageError(f"{told} compares texts by CTC; {has}")
+        has = "add decoding=ctc" if "ctc" in self.decoder.ways else "leave it out"
+        raise UsageError(f"{told} compares texts by CTC; {has}")
 
     def language_model(self, settings: Any) -> LanguageModel | None:
         """Return the language model that is asked for."""
@@ -172,6 +179,16 @@ class SpeechRecogniser(SoundTask[Transcript]):
         self, sounds: list[np.ndarray], settings: Any, lines: list[int]
     ) -> list[Transcript]:
         """Transcribe samples, each cut at its pauses and put together again."""
+        heard = self.recognise(sounds, settings)
+        return [
+            self.joined(some, len(samples) / self.format.rate)
+            for some, samples in zip(heard, sounds, strict=True)
+        ]
+
+    def recognise(
+        self, sounds: Sequence[np.ndarray], settings: Any
+    ) -> list[list[tuple[float, list[Recognised]]]]:
+        """Return the texts of the stretches of each sound, and in which second they begin."""
         rate = self.format.rate
         cuts = [
             (n, *one) for n, samples in enumerate(sounds) for one in self.cut(samples, settings)
@@ -188,10 +205,7 @@ class SpeechRecogniser(SoundTask[Transcript]):
         parts: list[list[tuple[float, list[Recognised]]]] = [[] for _ in sounds]
         for (n, start, _), some in zip(cuts, found, strict=True):
             parts[n].append((start / rate, some))
-        return [
-            self.joined(some, len(samples) / rate)
-            for some, samples in zip(parts, sounds, strict=True)
-        ]
+        return parts
 
     def joined(
         self, parts: Sequence[tuple[float, Sequence[Recognised]]], seconds: float
@@ -260,19 +274,21 @@ class SpeechRecogniser(SoundTask[Transcript]):
     def made_with(self, settings: Any) -> dict[str, Any]:
         """Return how transcripts were decoded."""
         names = TranscribeRun.__dataclass_fields__
-        return {name: getattr(settings, name) for name in names if name != "threads"}
+        how = ("threads", "columns", "rate")  # which no score depends on
+        return {name: getattr(settings, name) for name in names if name not in how}
 
     # Looking
 
     def question(self, given: Any, settings: Any, expected: Any = None) -> Question:
         """Return a sound with its transcript and the log-probability of that, by CTC if it can."""
         model = self.model
-        spectrogram, _ = utterance = self.utterance(self.format.read(self.check_input(given)))
+        samples = self.format.read(self.check_input(given, settings))
+        spectrogram = self.spectrogram(samples)
         best = expected
         if best is None and settings.forced is not None:
             best = self.ids_of(settings.forced)
         elif best is None:
-            best = self.decoder([utterance], settings, lm=self.language_model(settings))[0][0].ids
+            best = _ids(self.recognise([samples], settings)[0])
         if not best:
             raise UsageError("nothing was heard in this sound, so there is no answer to explain")
         prompt = self.decoder.prompt_of(spectrogram, settings)
@@ -311,16 +327,16 @@ class SpeechRecogniser(SoundTask[Transcript]):
         self, samples: np.ndarray, settings: Any
     ) -> tuple[dict[str, Any], Callable[[], Any]]:
         """Transcribe a sound for its picture, with the posteriors of CTC and the words' times."""
-        spectrogram, level = utterance = self.utterance(samples)
+        spectrogram, level = self.utterance(samples)
         if settings.forced is None:
-            (found,) = self.decoder([utterance], settings, lm=self.language_model(settings))
+            (heard,) = self.recognise([samples], settings)
         else:
             ids = self.ids_of(settings.forced)
-            found = [self.decoder.aligned([(0, spectrogram)], ids, level)]
-        best = found[0]
+            heard = [(0.0, [self.decoder.aligned([(0, spectrogram)], ids, level)])]
+        best, ids = self.joined(heard, len(samples) / self.format.rate), _ids(heard)
         told: dict[str, Any] = {
             "output": best.text,
-            "alternatives": [(other.text, other.score) for other in found[1:]],
+            "alternatives": [(other.text, other.score) for other in best.others],
             "recording": {"words": best.words},
         }
         model, sound = self.model, pad_sounds([spectrogram], self.device)
@@ -328,8 +344,13 @@ class SpeechRecogniser(SoundTask[Transcript]):
             told["recording"] |= self.decoder.posteriors(spectrogram)
         if not (model.config.decoder_depth and best.words):
             return told, lambda: model.encode(*sound)
-        words, of = words_of_ids(best.ids, self.tokenizer)
+        words, of = words_of_ids(ids, self.tokenizer)
         prompt = self.decoder.prompt_of(spectrogram, settings)
-        reads = torch.tensor([[*prompt, *best.ids]], device=self.device)
+        reads = torch.tensor([[*prompt, *ids]], device=self.device)
         told |= {"words": words, "word_of": of, "first": len(prompt) - 1}
         return told, lambda: model.hidden(sound[0], reads, sound[1])
+
+
+def _ids(heard: Sequence[tuple[float, Sequence[Recognised]]]) -> list[int]:
+    """Return the tokens of the best texts of stretches, one after the other."""
+    return [token for _, texts in heard for token in texts[0].ids]

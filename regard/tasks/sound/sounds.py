@@ -11,17 +11,22 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from regard.data.labels import label_list
+from regard.data.sound_kinds import SUFFIXES
 from regard.data.sound_sets import SoundOptions
 from regard.data.sounds import SoundData, Sounds
 from regard.data.spectrogram import SoundFormat
 from regard.decode.batching import in_batches
 from regard.errors import UsageError, lookup
 from regard.metrics.baselines import block_means
+from regard.metrics.outliers import Outliers
 from regard.models import task_changes
 from regard.models.protocols import Model
 from regard.settings import setting
 from regard.tasks.frame.answers import Classified
+from regard.tasks.frame.media import first_files
 from regard.tasks.frame.one_label import (
+    STRANGERS,
+    NoneTrain,
     OneLabel,
     OneLabelEval,
     OneLabelRun,
@@ -49,7 +54,7 @@ from regard.training.label_loss import CLASS_WEIGHTS, class_weights
 
 
 @dataclass(frozen=True)
-class TrainSounds(OneLabelTrain, SoundTrainSettings):
+class TrainSounds(NoneTrain, OneLabelTrain, SoundTrainSettings):
     """What a training of a sound classifier can be told."""
 
     columns: str | None = setting(None, "columns of a table: path and label, such as 2,1")
@@ -195,7 +200,9 @@ class ClassifySounds(OneLabel, SoundTask[Classified]):
         if not getattr(model.config, "labels", 0):
             raise UsageError(f"{folder / 'config.json'}: a model without a head for labels")
         labels, baselines = saved_labels_and_baselines(folder, model, config)
-        return SoundCodec(format_of(folder, model, config), labels, baselines=baselines)
+        outliers = Outliers.load(folder, config, len(labels))
+        format = format_of(folder, model, config)
+        return SoundCodec(format, labels, baselines=baselines, outliers=outliers)
 
     def probabilities(self, sounds: list[np.ndarray], settings: Any) -> np.ndarray:
         """Return the probability of each label, (n, labels), for the samples of sounds."""
@@ -221,7 +228,61 @@ class ClassifySounds(OneLabel, SoundTask[Classified]):
         self, sounds: list[np.ndarray], settings: Any, lines: list[int]
     ) -> list[Classified]:
         """Label the samples of sounds."""
-        return self.classified(self.probabilities(sounds, settings))
+        return self.classified(self.probabilities(sounds, settings), sounds)
+
+    # None of these
+
+    def inputs_of(self, part: Sounds) -> list[np.ndarray]:
+        """Return the samples of sounds."""
+        return [part.read(i) for i in range(len(part))]
+
+    def label_inputs(self, inputs: list[np.ndarray]) -> np.ndarray:
+        """Return the probability of each label for samples of sounds."""
+        return self.probabilities(inputs, self.Run())
+
+    @torch.inference_mode()
+    def outlier_vectors(self, inputs: list[np.ndarray]) -> np.ndarray:
+        """Return each filter's mean and deviation, the length, and the vector the head reads."""
+        return np.stack([self._outlier_vector(samples) for samples in inputs])
+
+    def _outlier_vector(self, samples: np.ndarray) -> np.ndarray:
+        filters, device = self.format.log_mel(samples), self.device
+        memory, lengths = self.model.encode(*pad_sounds([self.format.spectrogram(samples)], device))
+        pooled = self.model.readout.pool(memory, lengths)[0].float().cpu()
+        length = torch.tensor([float(np.log(len(filters)))])
+        deviation = filters.std(0, correction=0)
+        return torch.cat([filters.mean(0), deviation, length, pooled]).numpy()
+
+    def strangers(self, inputs: list[np.ndarray], rng: np.random.Generator) -> dict[str, Any]:
+        """Return noise, noise with the spectrum of speech, tones and silence, at any loudness."""
+        sizes = rng.choice([len(one) for one in inputs], STRANGERS)
+        gains = 10 ** rng.uniform(-3, -0.5, STRANGERS)
+
+        def pink(n: int) -> np.ndarray:
+            spectrum = np.fft.rfft(rng.normal(size=n))
+            noise = np.fft.irfft(spectrum / np.sqrt(np.arange(len(spectrum)) + 1), n)
+            return noise / max(1e-9, noise.std())
+
+        def tone(n: int) -> np.ndarray:
+            pitch = rng.uniform(50, self.format.rate / 2)
+            return np.sin(2 * np.pi * pitch * np.arange(n) / self.format.rate)
+
+        makers = {
+            "noise": lambda n: rng.normal(size=n),
+            "pink noise": pink,
+            "tones": tone,
+            "silence": np.zeros,
+        }
+        return {
+            name: [
+                np.float32(gain * make(n)) for n, gain in zip(sizes.tolist(), gains, strict=True)
+            ]
+            for name, make in makers.items()
+        }
+
+    def read_foreign(self, folder: str) -> list[np.ndarray]:
+        """Read sounds of a folder that are none of what was learnt."""
+        return [self.format.read(file) for file in first_files(folder, SUFFIXES)]
 
     def predict_examples(self, data: Data, settings: Any) -> np.ndarray:
         """Return the probability of each label for each sound."""
@@ -231,7 +292,7 @@ class ClassifySounds(OneLabel, SoundTask[Classified]):
 
     def question(self, given: Any, settings: Any, expected: Any = None) -> Question:
         """Return a sound with its label and the log-probability of that."""
-        spectrogram = self.format.spectrogram(self.format.read(self.check_input(given)))
+        spectrogram = self.format.spectrogram(self.format.read(self.check_input(given, settings)))
         return self.label_question(
             lambda copies: self.model(*pad_sounds([spectrogram] * copies, self.device)),
             expected,
@@ -245,4 +306,4 @@ class ClassifySounds(OneLabel, SoundTask[Classified]):
         sound = pad_sounds([self.format.spectrogram(samples)], self.device)
         with torch.inference_mode():
             probs = self.model(*sound).float().softmax(-1)[0].cpu().numpy()
-        return dict(self.labelled(probs, settings)), lambda: self.model(*sound)
+        return dict(self.labelled(probs, settings, [samples])), lambda: self.model(*sound)

@@ -54,10 +54,9 @@ class TranscribeTrain(SoundTrainSettings):
 
 
 @dataclass(frozen=True)
-class TranscribeRun(derived("TranscribeRun", SoundRunSettings, SpeechDecoding)):
-    """How to transcribe sounds."""
+class Listening:
+    """What of a sound is read, and at which speeds."""
 
-    format: str = setting("text", "text, json, srt or vtt")
     gate: bool = setting(True, "write nothing where there is no speech, such as in noise")
     segment_seconds: float = setting(
         30.0, "longest stretch that is read at once; longer ones are cut at pauses", min=1, max=600
@@ -68,6 +67,13 @@ class TranscribeRun(derived("TranscribeRun", SoundRunSettings, SpeechDecoding)):
         min=0.5,
         max=2,
     )
+
+
+@dataclass(frozen=True)
+class TranscribeRun(derived("TranscribeRun", SoundRunSettings, SpeechDecoding, Listening)):
+    """How to transcribe sounds."""
+
+    format: str = setting("text", "text, json, srt or vtt")
     scores: bool = setting(False, "print the score of each transcript")
     forced: str | bool | None = setting(
         None, "a transcript to align; true: that of each input, after a TAB"
@@ -84,7 +90,7 @@ class TranscribeEval(derived("TranscribeEval", SoundEvalSettings, TranscribeRun)
 
 @dataclass(frozen=True)
 class TranscribeLook(
-    derived("TranscribeLook", SoundLookSettings, SoundRunSettings, SpeechDecoding)
+    derived("TranscribeLook", SoundLookSettings, SoundRunSettings, SpeechDecoding, Listening)
 ):
     """What to see of how a transcript came about."""
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -95,7 +96,8 @@ class Classify(TextClassifier):
     @classmethod
     def instead(cls, values: Mapping[str, Any]) -> str:
         """Leave images, sounds and series of numbers to their own tasks."""
-        tests = {"images": holds_images, "sounds": holds_sounds, "series": holds_series}
+        numbers = partial(holds_series, columns=values.get("columns"))
+        tests = {"images": holds_images, "sounds": holds_sounds, "series": numbers}
         found = (name for name, holds in tests.items() if holds(values.get("data")))
         return next(found, cls.name)
 

@@ -16,10 +16,11 @@ from regard.data.conversation import (
     TEMPLATES,
     Message,
     encode_truncated,
+    is_message,
     read_messages,
     stop_text,
 )
-from regard.data.documents import encode_running
+from regard.data.documents import TEXT_KEYS, encode_running
 from regard.data.tokenizer import Tokenizer
 from regard.data.windows import spans_of
 from regard.decode import search
@@ -82,11 +83,18 @@ class TextGeneration(Task[LanguageCodec, Written]):
 
     def is_one(self, inputs: Any) -> bool:
         """Tell whether one text or one conversation was given, rather than several."""
-        talk = isinstance(inputs, list) and inputs and all(isinstance(x, dict) for x in inputs)
+        said = inputs.get("messages") if isinstance(inputs, dict) else inputs
+        talk = isinstance(said, list) and said and all(is_message(one) for one in said)
         return bool(talk) or super().is_one(inputs)
 
-    def check_input(self, given: Any) -> Any:
+    @property
+    def usual_columns(self) -> tuple[str, ...]:
+        """Return usual names of the column of a table that holds texts or conversations."""
+        return ("messages", *TEXT_KEYS, *super().usual_columns)
+
+    def check_input(self, given: Any, settings: Any = None) -> Any:
         """Return a text, or a conversation as a list of messages."""
+        given = given.get("messages") if isinstance(given, dict) else given
         return given if isinstance(given, list) else super().check_input(given)
 
     def predict(

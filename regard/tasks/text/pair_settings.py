@@ -76,8 +76,10 @@ class WriteSettings(Decoding):
 class PairRunSettings(WriteSettings):
     """What a run can be told."""
 
+    columns: str | None = setting(None, "column of a table that is read, by name or number")
     scores: bool = setting(False, "print the score of each hypothesis")
     alignments: str = setting("none", "word alignments: none, pharaoh or json")
+    units: str = setting("words", "what is aligned: words, or the tokenizer's pieces")
     shift: bool = setting(False, "align by the attention one step later, which reads the token")
     forced: bool = setting(False, "score given pairs: source, TAB, target on each line")
     split: bool = setting(True, "translate sentence by sentence")
@@ -89,3 +91,5 @@ class PairRunSettings(WriteSettings):
 @dataclass(frozen=True)
 class PairLookSettings(LookSettings, WriteSettings):
     """What look can be told."""
+
+    units: str = setting("words", "what is shown: words, or the tokenizer's pieces")

@@ -5,6 +5,7 @@ It learns from pairs, writes a text sentence by sentence, and scores and aligns 
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from regard.attention.watch import watch
 from regard.data.pairs import Pair
 from regard.decode.alignment import Aligner, Alignment
 from regard.decode.sentences import QUANTISED, Sentence, SentenceDecoder
+from regard.decode.trace import untraced
 from regard.errors import UsageError, lookup
 from regard.metrics.text import METRICS
 from regard.models.folder import load_folder
@@ -29,6 +31,8 @@ LONGEST_PART = 400  # tokens; a longer sentence is read in parts, as the model n
 LONGEST_WHOLE = 4000  # tokens of a text that is scored or looked at, which is never cut
 SCRIPTS = {"": None, "simplified": "t2s", "traditional": "s2t"}  # as OpenCC names what it does
 ALIGNMENTS = ("none", "pharaoh", "json")
+UNITS = {"words": False, "pieces": True}  # whether pieces are left as they are
+MOST_REASONS = 8  # steps of a text at which it is searched how it would have gone on otherwise
 
 
 class Seq2Seq(PairTask):
@@ -113,6 +117,7 @@ class Seq2Seq(PairTask):
     def check_run(self, settings: Any) -> Any:
         """Refuse settings that contradict each other."""
         settings.check()
+        lookup("units", getattr(settings, "units", "words"), UNITS)
         alignments = getattr(settings, "alignments", "none")
         if alignments not in ALIGNMENTS:
             raise UsageError(f"alignments='{alignments}' is not one of {', '.join(ALIGNMENTS)}")
@@ -178,7 +183,8 @@ class Seq2Seq(PairTask):
     ) -> Alignment | None:
         if settings.alignments == "none":
             return None
-        return self.aligner.align(pairs, *self.codec.tokenizers, shift=int(settings.shift))
+        more = {"shift": int(settings.shift), "pieces": UNITS[settings.units]}
+        return self.aligner.align(pairs, *self.codec.tokenizers, **more)
 
     def _in_script(self, text: str, settings: Any) -> str:
         """Write Chinese in the script that was asked for."""
@@ -312,19 +318,72 @@ class Seq2Seq(PairTask):
         tokens, writes = target.pieces([self.decoder.begin, *best]), target.pieces(chosen)
         self.aligner.settle([(source, best or chosen)])
         texts = [self._in_script(target.decode(h.ids), settings) for h in hypotheses]
+        probabilities = logits.softmax(-1)[:, : target.rows]
+        more = {"candidates": settings.candidates, "chosen": chosen, "tokens": writes}
+        steps = candidate_steps(probabilities, target.pieces, **more)
+        for place, reason in self._reasons(source, hypotheses[0], probabilities, settings).items():
+            steps[place] = replace(steps[place], note=reason)
         return Picture(
             title=given,
             views=text_views(maps, tokens, source=self.codec.source.pieces(source), writes=writes),
-            steps=candidate_steps(
-                logits.softmax(-1)[:, : target.rows],
-                target.pieces,
-                candidates=settings.candidates,
-                chosen=chosen,
-                tokens=writes,
-            ),
+            steps=steps,
             source=given,
             output=texts[0],
             alternatives=[(t, h.score) for t, h in zip(texts[1:], hypotheses[1:], strict=True)],
             note=f"beam {settings.beam}, {settings.length_penalty} length penalty",
             opens=self.aligner.head,
         )
+
+    def for_reader(self, picture: Any, settings: Any) -> Any:
+        """Join pieces to words, unless pieces are asked for."""
+        from regard.viewer.text import word_views
+
+        if UNITS[settings.units]:
+            return picture
+        sides = self.codec.tokenizers
+        alone = {piece for side in sides for piece in side.pieces(sorted(side.special_ids))}
+        alone |= {*self.codec.target.pieces([self.decoder.begin])}
+        views, rows = word_views(picture.views, alone)
+        steps = picture.steps
+        if len(rows) == len(steps):
+            steps = [replace(step, row=row) for step, row in zip(steps, rows, strict=True)]
+        told = "words: a row is the mean of its pieces' rows, a column the sum of their columns"
+        return replace(picture, views=views, steps=steps, note=f"{picture.note}; {told}")
+
+    def _reasons(
+        self, source: list[int], best: Any, probabilities: Tensor, settings: Any
+    ) -> dict[int, str]:
+        """Why a step of the best hypothesis took another token than the likeliest, by its number.
+
+        The likeliest is put in its place, and the best text that goes on from there is found by the
+        same search.
+        """
+        chosen, found = [*best.ids, self.codec.target.eos], {}
+        begun = len(self.opening(settings))  # tokens that were given
+        for place in range(begun, len(chosen)):
+            likeliest = int(probabilities[place].argmax())
+            if likeliest == chosen[place] or len(found) == MOST_REASONS:
+                continue
+            otherwise = best.ids[:place]
+            if likeliest != self.codec.target.eos:
+                sentence = Sentence(0, source, [*otherwise, likeliest], "")
+                with untraced():
+                    ((found_otherwise, *_),) = self.decoder.batch([sentence], settings, 0)
+                otherwise = found_otherwise.ids
+            pairs = [(source, best.ids), (source, otherwise)]
+            ours, other = self.decoder.score(pairs, settings, tokens=2**30, rows=2)
+            text = self._in_script(self.codec.target.decode(otherwise), settings)
+            taken, likely = (float(probabilities[place, n]) for n in (chosen[place], likeliest))
+            verdict = (
+                "The search missed a text of better score"
+                if ours.score < other.score
+                else "The whole text is likelier"
+                if ours.logprob > other.logprob
+                else "The whole text is less likely, but has the better score for its length"
+            )
+            found[place] = (
+                f"{verdict}: log p {ours.logprob:.2f} in all (score {ours.score:.3f}), against "
+                f"{other.logprob:.2f} (score {other.score:.3f}) for the best that was found with "
+                f"the likelier token here ({100 * likely:.0f}% over {100 * taken:.0f}%): {text}"
+            )
+        return found

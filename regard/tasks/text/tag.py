@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.attention.watch import watch
 from regard.data.features import split_words
-from regard.data.labelled import Sentence, SentenceFormat, SentenceReader
+from regard.data.labelled import WORD_KEYS, Sentence, SentenceFormat, SentenceReader
 from regard.data.rows import Row, TextBatch, TextBatches, collate
 from regard.data.word_windows import Window, WordPlaces, sentence_windows, word_places
 from regard.decode.batching import in_batches
@@ -47,7 +47,7 @@ class TagRun(EncoderRun):
     """How to tag words."""
 
     format: str = setting("slash", "slash, columns or jsonl")
-    words: str = setting("spaces", "split at spaces, or raw: punctuation too")
+    words: str = setting("raw", "raw: punctuation is split off; spaces: tokenised already")
     scores: bool = setting(False, "print the probability of each tag")
     max_length: int | None = setting(None, "maximum tokens per window", min=8, max=100_000)
 
@@ -180,7 +180,20 @@ class Tag(Labeller[Tagged]):
         lookup("words", settings.words, SPLITS)
         return super().check_run(settings)
 
-    def check_input(self, given: Any) -> Any:
+    @property
+    def usual_columns(self) -> tuple[str, ...]:
+        """Return usual names of the column of a table that holds words, or texts."""
+        return (*WORD_KEYS, *super().usual_columns)
+
+    def inputs_of_rows(self, rows: list[Any], columns: str | None) -> list[Any]:
+        """Return the words or texts of the rows of a table; words come in lists."""
+        cells = super().inputs_of_rows(rows, columns)
+        name = self.column_of(list(map(str, rows[0])), columns)
+        if name in WORD_KEYS and not all(isinstance(cell, list) for cell in cells):
+            raise UsageError(f"{cells[0]!r:.60} in {name} is no list of words; give a list a row")
+        return cells
+
+    def check_input(self, given: Any, settings: Any = None) -> Any:
         """Return a text or a list of words, or refuse it."""
         words = isinstance(given, list | tuple)
         if words and not all(isinstance(word, str) and word.strip() for word in given):

@@ -170,7 +170,7 @@ class Denoise(Task[NoCodec, Any]):
             raise UsageError("sigma= names no noise; expected some, such as sigma=15,25,50")
         return settings
 
-    def check_input(self, given: Any) -> Any:
+    def check_input(self, given: Any, settings: Any = None) -> Any:
         """Return a path, an image or an array, or refuse what is none."""
         return check_image(given)
 

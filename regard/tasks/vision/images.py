@@ -16,10 +16,12 @@ from regard.data.labels import label_list
 from regard.data.media import BROKEN
 from regard.errors import UsageError, lookup
 from regard.files import sha256
+from regard.metrics.outliers import Outliers
 from regard.models import task_changes
 from regard.models.protocols import Model
 from regard.settings import setting
 from regard.tasks.frame.one_label import (
+    NoneTrain,
     OneLabelTrain,
     learn_baselines,
     saved_labels_and_baselines,
@@ -40,7 +42,7 @@ from regard.training.label_loss import CLASS_WEIGHTS, class_weights, soft_loss
 
 
 @dataclass(frozen=True)
-class TrainImages(OneLabelTrain, ImageTrainSettings):
+class TrainImages(NoneTrain, OneLabelTrain, ImageTrainSettings):
     """What a training of an image classifier can be told."""
 
     erase: float = setting(0.0, "share of images with a random hole", min=0, max=1)
@@ -217,7 +219,8 @@ class ClassifyImages(ImageLabeller):
                 "one with: regard train classify init=..."
             )
         labels, baselines = saved_labels_and_baselines(folder, model, config)
-        return ImageCodec(format_of(folder, model, config), labels, baselines)
+        outliers = Outliers.load(folder, config, len(labels))
+        return ImageCodec(format_of(folder, model, config), labels, baselines, outliers=outliers)
 
     def evaluate(self, settings: Mapping[str, Any], **rivals: Any) -> Any:
         """Judge the labels of a test set, or with probe= what the model's vectors are worth."""

@@ -7,11 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.data.image_format import SUFFIXES
 from regard.data.images import Images
 from regard.metrics.baselines import downsample
 from regard.settings import setting
 from regard.tasks.frame.answers import Classified
-from regard.tasks.frame.one_label import OneLabel, OneLabelRun
+from regard.tasks.frame.media import first_files
+from regard.tasks.frame.one_label import STRANGERS, OneLabel, OneLabelRun
 from regard.tasks.frame.question import Question
 from regard.tasks.frame.settings import derived
 from regard.tasks.frame.task import Data
@@ -20,6 +22,8 @@ from regard.tasks.vision.photos import (
     ImageRunSettings,
     ImageTask,
 )
+
+FEW = 8  # pixels of the sides of an image by which its distance is measured
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,48 @@ class ImageLabeller(OneLabel, ImageTask[Classified]):
 
     def answer_pixels(self, pixels: Tensor, settings: Any, lines: Any) -> list[Classified]:
         """Label bytes (n, c, h, w)."""
-        return self.classified(self.probabilities(pixels, settings.mirror))
+        return self.classified(self.probabilities(pixels, settings.mirror), pixels)
+
+    # None of these
+
+    def inputs_of(self, part: Images) -> Tensor:
+        """Return the bytes (n, c, h, w) of images."""
+        return part.read(np.arange(len(part)))
+
+    def label_inputs(self, inputs: Tensor) -> np.ndarray:
+        """Return the probability of each label for bytes (n, c, h, w)."""
+        return np.concatenate([self.probabilities(some) for some in inputs.split(256)])
+
+    @torch.inference_mode()
+    def outlier_vectors(self, inputs: Tensor) -> np.ndarray:
+        """Return images shrunk to a few pixels beside the vectors that the head reads."""
+        heads = [
+            self.model.pool(self.model.features(self.format.normalise(some.to(self.device))))
+            for some in inputs.split(256)
+        ]
+        few = downsample(inputs.numpy(), FEW)
+        return np.concatenate([few, torch.cat(heads).float().cpu().numpy()], 1)
+
+    def strangers(self, inputs: Tensor, rng: np.random.Generator) -> dict[str, Any]:
+        """Return noise, noise with the spectrum of photos, and images of one level."""
+        shape = (STRANGERS, *inputs.shape[1:])
+        pink = rng.normal(size=shape)
+        rows, columns = (np.fft.fftfreq(n)[:, None] for n in shape[2:])
+        slope = np.hypot(rows, columns.T).clip(min=1 / max(shape[2:]))
+        pink = np.fft.ifft2(np.fft.fft2(pink) / slope).real
+        low, high = (f(pink, axis=(1, 2, 3), keepdims=True) for f in (np.min, np.max))
+        levels = np.linspace(0, 255, STRANGERS)[:, None, None, None]
+        found = {
+            "noise": rng.integers(0, 256, shape),
+            "smooth noise": 255 * (pink - low) / (high - low),
+            "one level": np.broadcast_to(levels, shape),
+        }
+        return {name: torch.from_numpy(x.astype(np.uint8)) for name, x in found.items()}
+
+    def read_foreign(self, folder: str) -> Tensor:
+        """Read images of a folder that are none of what was learnt."""
+        files = first_files(folder, SUFFIXES)
+        return torch.from_numpy(np.stack([self.format.read(file) for file in files]))
 
     def read_test(self, settings: Any) -> Data:
         """Read the part that is judged."""
@@ -99,4 +144,4 @@ class ImageLabeller(OneLabel, ImageTask[Classified]):
     def describe(self, pixels: Tensor, settings: Any) -> dict[str, Any]:
         """Label an image for its picture."""
         (probs,) = self.probabilities(pixels)
-        return dict(self.labelled(probs, settings))
+        return dict(self.labelled(probs, settings, pixels))

@@ -13,10 +13,17 @@ from torch import Tensor
 from regard.attention.watch import watch
 from regard.data.captions import captions_of, hashed_captions, read_captions
 from regard.data.image_files import ImageOptions
-from regard.data.image_format import BrokenImage, ImageFormat, open_image, upright
+from regard.data.image_format import (
+    BrokenImage,
+    ImageFormat,
+    measure_ground,
+    open_image,
+    upright,
+)
 from regard.data.images import ImageData, load_images
 from regard.data.labelled import hash_items
-from regard.errors import UsageError, lookup
+from regard.data.media import cell_file
+from regard.errors import UsageError, log, lookup
 from regard.files import cache_folder
 from regard.layers.layout import Layout
 from regard.models import family
@@ -155,8 +162,14 @@ def with_statistics(data: ImageData) -> ImageFormat:
     """Return the format of images with the mean and deviation of their channels."""
     if data.format.mean:
         return data.format
-    mean, std = data.parts["train"].channel_stats()
-    return replace(data.format, mean=mean, std=std)
+    train = data.parts["train"]
+    mean, std = train.channel_stats()
+    format = replace(data.format, mean=mean, std=std)
+    if format.channels != 1:
+        return format
+    some = train.read(np.unique(np.linspace(0, len(train) - 1, 1000).astype(np.int64)))
+    ground, content = measure_ground(some[:, 0].numpy())
+    return replace(format, ground=ground, content=round(content, 3))
 
 
 def use_share(data: ImageData, share: float) -> None:
@@ -178,15 +191,21 @@ def with_captions(data: ImageData, settings: Any) -> Data:
 
 def check_image(image: Any) -> Any:
     """Return what may be an image, or refuse it."""
-    if not isinstance(image, str | Path | np.ndarray | Tensor | Image):
+    image = cell_file(image)
+    if not isinstance(image, str | Path | bytes | np.ndarray | Tensor | Image):
         raise UsageError(f"{image!r:.60} is no image; give a path, an image or an array")
     return image
 
 
-def read_image(image: Any, format: ImageFormat, broken: str) -> np.ndarray | str:
+def read_image(
+    image: Any, format: ImageFormat, broken: str, notes: list[str] | None = None
+) -> np.ndarray | str:
     """Return the pixels of an image, or what is wrong with it if such are passed over."""
-    # an array of its own, as PyTorch wants it
-    return read_file(image, lambda image: np.array(format.read(image)), BrokenImage, broken)
+
+    def read(image: Any) -> np.ndarray:  # an array of its own, as PyTorch wants it
+        return np.array(format.read(image, notes=notes))
+
+    return read_file(image, read, BrokenImage, broken)
 
 
 def photo_of(format: ImageFormat, image: Any) -> tuple[Tensor, np.ndarray, str]:
@@ -258,7 +277,7 @@ class ImageTask(MediaTask[ImageCodec, A]):
         size = getattr(settings, "image", None)
         return replace(self.format, size=size) if size else self.format
 
-    def check_input(self, given: Any) -> Any:
+    def check_input(self, given: Any, settings: Any = None) -> Any:
         """Return a path, an image or an array, or refuse what is none."""
         return check_image(given)
 
@@ -271,9 +290,24 @@ class ImageTask(MediaTask[ImageCodec, A]):
         format, answers = self.format_for(settings), []
         for start in range(0, len(inputs), settings.batch):
             some = inputs[start : start + settings.batch]
-            read = [read_image(image, format, settings.broken) for image in some]
-            answers += self.answer_read(read, answer, first + start)
+            notes: list[list[str]] = [[] for _ in some]
+            read = [
+                read_image(image, format, settings.broken, told)
+                for image, told in zip(some, notes, strict=True)
+            ]
+            answers += self.noted(self.answer_read(read, answer, first + start), notes)
         return answers
+
+    def noted(self, answers: list[Any], notes: Sequence[Sequence[str]]) -> list[Any]:
+        """Return answers with what was done to their images, and log how many these are."""
+        prepared = [n for n, told in enumerate(notes) if told]
+        if prepared:
+            many = f"{len(prepared):,} of {len(notes):,} images" if len(notes) > 1 else "the image"
+            log(f"{many} prepared as the training images were: {'; '.join(notes[prepared[0]])}")
+        return [
+            replace(one, notes=tuple(told)) if told and hasattr(one, "notes") else one
+            for one, told in zip(answers, notes, strict=True)
+        ]
 
     def answer_pixels(self, pixels: Tensor, settings: Any, lines: Sequence[int]) -> list[A]:
         """Answer bytes (n, c, h, w), which are inputs of these numbers."""
@@ -310,11 +344,14 @@ class ImageTask(MediaTask[ImageCodec, A]):
         view = lookup("view", settings.view, VIEWS)
         format = self.format_for(settings)
         assert format.size is not None
-        wide, high = upright(open_image(check_image(given))).size
-        query = parse_query_point(settings.at, (wide, high), format.seen(wide, high))
+        whole = upright(open_image(check_image(given)))
+        query = parse_query_point(settings.at, whole.size, format.seen_of(whole))
         pixels, photo, name = photo_of(format, given)
         with watch(self.watched()) as maps:
             told = self.describe(pixels, settings)
-        told = {"title": name, "source": name, **told}
+        notes: list[str] = []
+        format.read(given, notes=notes)
+        note = "; ".join([*notes, *([told["note"]] if told.get("note") else [])])
+        told = {"title": name, "source": name, **told, "note": note}
         size = format.size, format.size
         return image_picture(view, self.watched(), maps, size, photo, query, **told)
