@@ -159,19 +159,19 @@ class OneLabel(Task[Any, Classified]):
         def placed(inputs: Any) -> tuple[np.ndarray, np.ndarray]:
             return self.outlier_vectors(inputs), self.label_inputs(inputs).argmax(1)
 
-        train, valid = some(parts["train"]), self.inputs_of(some(parts["valid"]))
+        train, valid = some(parts["train"]), self.part_inputs(some(parts["valid"]))
         others = self.strangers(valid, np.random.default_rng(0))
         if foreign is not None:
             others["foreign files"] = self.read_foreign(foreign)
         return Outliers.measure(
-            (self.outlier_vectors(self.inputs_of(train)), np.asarray(train.labels)),
+            (self.outlier_vectors(self.part_inputs(train)), np.asarray(train.labels)),
             placed(valid),
             {name: placed(inputs) for name, inputs in others.items()},
             len(self.labels),
             share,
         )
 
-    def inputs_of(self, part: Any) -> Any:
+    def part_inputs(self, part: Any) -> Any:
         """Return the inputs of a part as they are read."""
         raise NotImplementedError
 
@@ -278,7 +278,7 @@ class OneLabel(Task[Any, Classified]):
     def none_in(self, part: Any, probs: np.ndarray) -> np.ndarray:
         """Return for each example of a part whether it is none of these."""
         rows = np.split(np.arange(len(part)), range(512, len(part), 512))
-        found = [self.are_none(probs[some], self.inputs_of(part.pick(some))) for some in rows]
+        found = [self.are_none(probs[some], self.part_inputs(part.pick(some))) for some in rows]
         return np.concatenate(found)
 
     def classified(self, probs: np.ndarray, inputs: Any = None) -> list[Classified]:

@@ -232,7 +232,7 @@ class ClassifySounds(OneLabel, SoundTask[Classified]):
 
     # None of these
 
-    def inputs_of(self, part: Sounds) -> list[np.ndarray]:
+    def part_inputs(self, part: Sounds) -> list[np.ndarray]:
         """Return the samples of sounds."""
         return [part.read(i) for i in range(len(part))]
 

@@ -80,7 +80,7 @@ class ImageLabeller(OneLabel, ImageTask[Classified]):
 
     # None of these
 
-    def inputs_of(self, part: Images) -> Tensor:
+    def part_inputs(self, part: Images) -> Tensor:
         """Return the bytes (n, c, h, w) of images."""
         return part.read(np.arange(len(part)))
 
