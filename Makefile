@@ -1,10 +1,10 @@
-# make demo | test | check: each sets up .venv first if it is missing or out of date.
+# make demo | test | check | docs: each sets up .venv first if it is missing or out of date.
 PYTHON ?= python3
 BIN = .venv/bin
 READY = .venv/.regard-ready
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test check setup
+.PHONY: demo test check docs setup
 setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
@@ -28,3 +28,6 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+docs: $(READY)
+	$(BIN)/python docs/reference.py

@@ -162,7 +162,6 @@ class Additive(nn.Module):
         return torch.tanh(pre) @ self.vector
 
 
-# name -> how to make one for a head of a given width
 SCORES = {
     "dot": lambda width: Dot(),
     "product": lambda width: Dot(1.0),  # T5, whose weights begin small instead
@@ -174,6 +173,7 @@ SCORES = {
     "bilinear": Bilinear,
     "additive": Additive,
 }
+"""Scores by name: each value builds one for a head of a given width."""
 
 # name -> how to make one for a number of heads, each of which learns something of its own
 HEAD_SCORES = {"cosine_learned": LearnedCosine}

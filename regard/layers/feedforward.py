@@ -55,7 +55,6 @@ def gelu_quick(x: Tensor) -> Tensor:
     return x * torch.sigmoid(1.702 * x)
 
 
-# name -> (class, activation)
 FEED_FORWARDS: dict[str, tuple[type[nn.Module], Callable]] = {
     "relu": (FeedForward, F.relu),
     "gelu": (FeedForward, F.gelu),
@@ -66,3 +65,4 @@ FEED_FORWARDS: dict[str, tuple[type[nn.Module], Callable]] = {
     "geglu": (GatedFeedForward, F.gelu),
     "geglu_tanh": (GatedFeedForward, gelu_tanh),
 }
+"""Feed-forward networks by name: class and activation."""

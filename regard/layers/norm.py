@@ -96,3 +96,4 @@ NORMS: dict[str, type[nn.Module]] = {
     "rms_plus1": GemmaNorm,
     "lecture": LectureNorm,
 }
+"""Norms by name; add your own under a new one."""

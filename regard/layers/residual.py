@@ -94,3 +94,4 @@ RESIDUALS: dict[str, type[PreNorm] | type[PostNorm]] = {
     "sandwich": SandwichNorm,
     "scaled": ScaledPreNorm,
 }
+"""Orders of norm and residual by name; add your own under a new one."""

@@ -9,8 +9,6 @@ from regard.errors import UsageError, lookup
 if TYPE_CHECKING:
     from regard.models.declaration import FamilyInfo
 
-# name -> where its config class and model class are; imported only when asked for. The module
-# declares the family as INFO. Among families that serve a task the first is the usual one.
 MODELS: dict[str, tuple[str, str, str]] = {
     "transformer": ("regard.models.transformer", "TransformerConfig", "Transformer"),
     "recurrent": ("regard.models.recurrent", "RecurrentConfig", "Recurrent"),
@@ -30,6 +28,10 @@ MODELS: dict[str, tuple[str, str, str]] = {
     "whisper": ("regard.models.whisper", "WhisperConfig", "Whisper"),
     "denoiser": ("regard.models.denoiser", "DenoiserConfig", "Denoiser"),
 }
+"""Families by name: module, config class and model class, imported only when asked for.
+
+The module declares the family as INFO. The first family that serves a task is the default.
+"""
 
 
 def family(name: str) -> tuple[type, type]:

@@ -69,6 +69,7 @@ POSITIONS: dict[str, type[Position]] = {
     "disentangled": Disentangled,
     "learned_t5": LearnedT5,
 }
+"""Positions by name; add your own under a new one."""
 ALIASES = {
     "nope": "none",
     "sin": "sinusoidal",
