@@ -4,17 +4,23 @@ What a line prints stands after `# ->` beside it, with ... for what depends on t
 line in a loop prints has ` / ` between.
 """
 
+import ast
 import builtins
 import doctest
+import importlib.util
+import inspect
 import re
 import shlex
 import sys
 from functools import cache
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 import pytest
 
+import regard
 from regard.api import task_of
 from regard.cli import VERBS, keys_of, short_keys
 from regard.filters.program import SETTINGS as FILTERS
@@ -95,6 +101,69 @@ def test_links_lead_somewhere():
     for page in [HOME / "README.md", *(HOME / "docs").glob("*.md")]:
         for link in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
             assert (page.parent / link).exists(), f"{page.name} links to {link}"
+
+
+def test_the_readme_links_every_page():
+    linked = set(re.findall(r"\]\((docs/\w+\.md)", (HOME / "README.md").read_text()))
+    assert linked == {f"docs/{page.name}" for page in (HOME / "docs").glob("*.md")}
+
+
+def test_the_library_page_names_every_public_name():
+    text = (HOME / "docs" / "library.md").read_text()
+    assert [name for name in regard.__all__ if not re.search(rf"`{name}\b", text)] == []
+
+
+def test_the_tree_of_the_design_is_that_of_the_package():
+    page = (HOME / "docs" / "design.md").read_text()
+    tree = page.split("```\nregard/\n")[1].split("```")[0]
+    told = set(re.findall(r"^  (\w+(?:/|\.py)) ", tree, re.MULTILINE))
+    modules = {
+        name + ("/" if package else ".py") for _, name, package in iter_modules(regard.__path__)
+    }
+    assert told == modules - {"__main__.py"} | {"starters/"}
+
+
+# API reference
+
+
+def documented_constants(module: str) -> dict[str, str]:
+    """Constants of a module with the string below each of them, as pdoc reads it."""
+    body = ast.parse(inspect.getsource(import_module(module))).body
+    found = {}
+    for line, below in zip(body, body[1:], strict=False):
+        targets = line.targets if isinstance(line, ast.Assign) else [getattr(line, "target", None)]
+        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+            found |= {t.id: str(below.value.value) for t in targets if isinstance(t, ast.Name)}
+    return found
+
+
+@pytest.mark.parametrize("name", regard.__all__)
+def test_every_public_name_has_a_docstring(name: str):
+    value = getattr(regard, name)
+    if inspect.isroutine(value) or inspect.isclass(value):
+        text = value.__doc__
+    else:
+        text = documented_constants(regard.HOMES[name]).get(name)
+    assert text and text.strip()
+
+
+def test_the_reference_is_built_with_every_page_in_its_index(tmp_path: Path):
+    pytest.importorskip("pdoc")
+    spec = importlib.util.spec_from_file_location("reference", HOME / "docs" / "reference.py")
+    assert spec is not None and spec.loader is not None
+    reference = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(reference)
+    reference.build(tmp_path / "out", ["regard.attention.attend"])
+    page = (tmp_path / "out" / "regard" / "attention" / "attend.html").read_text()
+    assert "an average of the values for" in page
+    index = (tmp_path / "out" / "index.html").read_text()
+    links = [link for link in re.findall(r'href="([^"]+)"', index) if not link.startswith("regard")]
+    assert len(links) == len(ALL)
+    for link in links:
+        text = (tmp_path / "out" / link).read_text()
+        for other in re.findall(r'(?:href|src)="(?!https?:|#|\.\./regard)([^"#]+)', text):
+            known = ((tmp_path / "out" / link).parent / other).exists()
+            assert known or other.endswith(".py"), f"{link}: {other}"
 
 
 # Commands
