@@ -1,6 +1,7 @@
 """The engine in C finds what the search in Python finds, and notices whatever a user changes."""
 
 import ctypes
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from math import inf, nan
 from typing import Any
@@ -178,6 +179,7 @@ OTHERS = {
     "class": lambda m: setattr(m.encoder[0].feed_forward.inner, "__class__", Louder),
     "float64": lambda m: m.double(),
     "training": lambda m: m.train(),
+    "dropout of embeddings": lambda m: m.source.train(),
     "an own position": lambda m: setattr(m.source, "position", Twice()),
 }
 
@@ -290,6 +292,31 @@ def test_numbers_that_are_not_finite_are_given_back(dtype, number: float):
         options = {"stopping": "patience", "enough": 5, "bos": 1, "eos": EOS, "ends": ()}
         found = engine.translate([[4]], [3], beam=5, n_best=1, divisor=float, **options)
     assert found is None
+
+
+@pytest.mark.parametrize("given", [[3, 29], [-1], [2**40]])
+def test_a_token_that_the_model_does_not_have_is_left_to_the_search(given: list[int]):
+    model = build(SMALL)
+    with native.fast(model, frozen=True):
+        options = {"stopping": "patience", "enough": 5, "bos": 1, "eos": EOS, "ends": ()}
+        found = model.engine(()).translate([given], [3], beam=5, n_best=1, divisor=float, **options)
+    assert found is None
+
+
+def test_a_very_long_limit_is_no_reason_to_fail():
+    model = regard.load("en-zh")
+    usual, long = (model.run(["How are you?"] * 40, max_length=n) for n in (30, 10_000))
+    assert list(map(str, usual)) == list(map(str, long))
+
+
+def test_threads_that_run_one_model_in_two_ways_do_not_mix_them():
+    model = regard.load("en-zh")
+    lines = ["How are you?", "Where is the station?", "He went home."] * 4
+    expected = {kind: list(map(str, model.run(lines, quantise=kind))) for kind in ("none", "int8")}
+    with ThreadPoolExecutor(4) as pool:
+        kinds = ["none", "int8"] * 8
+        found = pool.map(lambda kind: list(map(str, model.run(lines, quantise=kind))), kinds)
+    assert list(found) == [expected[kind] for kind in kinds]
 
 
 def test_the_checksum_notices_any_flipped_bit_and_any_swap():

@@ -142,15 +142,15 @@ class SentenceDecoder:
             or self.rules.changes(Given(self.rules.all_ends, [], [], []))
         ):
             return None
-        self.engine = make(self.never, self.engine, dtype)
-        if self.engine is None:
+        self.engine = engine = make(self.never, self.engine, dtype)
+        if engine is None:
             return None
         divisor, stopping = (
             search.penalty(options.length_penalty, options.alpha),
             search_by["stopping"],
         )
         try:
-            found = self.engine.translate(
+            found = engine.translate(
                 [s.ids for s in real],
                 [options.max_length or search.usual_limit(len(s.ids)) for s in real],
                 beam=options.beam,

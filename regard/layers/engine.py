@@ -157,6 +157,9 @@ class Engine:
             eos: the token that ends a text and is not part of it
             ends: tokens that end a text and are part of it
         """
+        known = self.parts.source.tokens.num_embeddings, self.parts.target.tokens.num_embeddings
+        if not 0 <= bos < known[1] or not all(0 <= x < known[0] for ids in sources for x in ids):
+            return None
         order = sorted(range(len(sources)), key=lambda i: -len(sources[i]))
         reads, longest = len(sources[order[0]]), max(limits)
         job = _Job(len(order), beam, n_best, beam == 1)
@@ -241,6 +244,8 @@ def engine_of(
 def _is_known(model: nn.Module, parts: Parts) -> bool:
     """True if every part is of a class that the engine knows, and nobody changed how it runs."""
     if not all(map(unmodified, model.modules())) or not parts.encoder or not parts.decoder:
+        return False
+    if any(module.training for module in model.modules()):
         return False
     blocks = [kernel_weights(block, False) for block in (*parts.encoder, *parts.decoder)]
     first = blocks[0]

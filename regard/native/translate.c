@@ -576,13 +576,18 @@ static void work_part(const void *given, long part, long parts) {
 
 /* Returns 1, or 0 where a number was not finite or memory was missing: then nothing can be used. */
 long regard_translate(const Engine *engine, const Job *job) {
-  long next = 0, threads = job->threads, fine = 1, fair = (job->sentences + threads - 1) / threads;
+  long next = 0, threads = job->threads, fine = 1, most = (job->sentences + threads - 1) / threads;
+  const Shape *s = &engine->shape;
+  /* no more sentences at once than there is scratch for, or than these many bytes hold */
+  double room = 1 << 28, each = 8.0 * s->writers * s->heads * s->head_width * (job->longest * job->beam + job->reads);
+  if (most > job->rows / job->beam) most = job->rows / job->beam;
+  if (most > 1 && most * each > room) most = each < room ? (long)(room / each) : 1;
   Worker *workers = calloc(threads, sizeof(Worker));
   if (!workers) return 0;
   for (long i = 0; i < threads; i++) {
     workers[i] = (Worker){.engine = engine, .job = job, .next = &next, .beam = job->beam};
     workers[i].kept = job->greedy ? 1 : (2 + job->ends) * job->beam;
-    workers[i].most = job->rows / job->beam < fair ? job->rows / job->beam : fair;
+    workers[i].most = most;
   }
   in_parts(work_part, &(Crew){workers}, threads);
   for (long i = 0; i < threads; i++) fine &= !workers[i].broken;
