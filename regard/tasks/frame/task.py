@@ -191,6 +191,7 @@ class Task(Generic[C, A]):
         self.codec, self.config = codec, dict(config or {})
         self.device = next(model.parameters()).device
         self.path = ""  # as it was loaded by
+        self.folder: Path | None = None  # that it was loaded from
         self.family = str(self.config.get("family", ""))
         self.trained: Split | None = None  # what it was trained on, and what was held out
         self._defaults: tuple[dict[str, Any], Any] | None = None  # of runs: as given, completed
@@ -294,6 +295,10 @@ class Task(Generic[C, A]):
     def runs_as(self, settings: Any) -> str:
         """Return the task that the trained model is run by."""
         return self.name
+
+    def trained_as(self) -> tuple["Task[Any, Any]", dict[str, Any]]:
+        """The task whose batches and loss the model is trained by, and the settings that say so."""
+        return self, {}
 
     def publish(self, folder: Path, weights: dict[str, Tensor]) -> None:
         """Write all weights into a folder."""
@@ -541,6 +546,7 @@ class Task(Generic[C, A]):
             loaded.check({})
         except UsageError as error:
             raise UsageError(f"{folder / 'generation_config.json'}: {error}") from None
+        loaded.folder = folder
         return loaded
 
     @property

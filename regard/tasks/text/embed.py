@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from regard.attention.watch import watch
 from regard.data.documents import hash_texts, load_texts
 from regard.data.labelled import hash_items, load_labelled
-from regard.data.rows import Row, collate
+from regard.data.rows import Row, TextBatch, TextBatches, collate
 from regard.data.scored import ScoredPairReader
 from regard.decode.batching import in_batches
 from regard.errors import UsageError, log, lookup
@@ -63,6 +63,16 @@ class EmbedEval(EvalSettings, EmbedRun):
     columns: str | None = setting(None, "columns of a table: both texts and the score: 6,7,5")
     header: bool | None = setting(None, "whether a table has a header row; detected unless given")
     skip_bad: bool = setting(False, "skip bad rows")
+
+
+@dataclass(frozen=True)
+class ShiftSettings(EmbedRun):
+    """Which texts are embedded while something in the model is replaced."""
+
+    data: str | None = setting(None, "texts: a folder or a file")
+    init: str | None = setting(None, "the model")
+    header: bool | None = setting(None, "whether a table has a header row; detected unless given")
+    seed: int = setting(1, "of batches", min=0)
 
 
 @dataclass(frozen=True)
@@ -180,9 +190,17 @@ class Embed(Task[TextCodec, Embedded | Similar]):
     @torch.inference_mode()
     def _forward(self, rows: list[Row], settings: Any) -> np.ndarray:
         batch = collate(rows, self.tokenizer.pad, self.device)
-        hidden = self.model.hidden(**batch.inputs).float()
-        pooled = POOLINGS[settings.pooling](hidden, batch.lengths)
+        pooled = self.pooled(batch, settings)
         return (F.normalize(pooled, dim=-1) if settings.normalise else pooled).cpu().numpy()
+
+    def pooled(self, batch: TextBatch, settings: Any) -> Tensor:
+        """Vectors of texts, of whatever length."""
+        hidden = self.model.hidden(**batch.inputs).float()
+        return POOLINGS[settings.pooling](hidden, batch.lengths)
+
+    def trained_as(self) -> tuple[Task[Any, Any], dict[str, Any]]:
+        """The shift of vectors as a loss, since there is no training."""
+        return VectorShift(self.model, self.codec, self.config), self.own
 
     def similarities(
         self, pairs: Sequence[tuple[str, str]], settings: Any
@@ -260,8 +278,7 @@ class Embed(Task[TextCodec, Embedded | Similar]):
         @torch.inference_mode()
         def vectors(copies: int) -> Tensor:
             batch = collate([row] * copies, self.tokenizer.pad, self.device)
-            hidden = self.model.hidden(**batch.inputs).float()
-            return POOLINGS[settings.pooling](hidden, batch.lengths).unsqueeze(1)
+            return self.pooled(batch, settings).unsqueeze(1)
 
         own = vectors(1).double()
         pieces = self.tokenizer.pieces(row.ids.tolist())
@@ -294,6 +311,66 @@ class Embed(Task[TextCodec, Embedded | Similar]):
             output=f"{begin} ...",
             note=f"{len(vector)} numbers, the {settings.pooling} of {len(pieces)} tokens",
         )
+
+
+class ShiftBatch(NamedTuple):
+    """Texts, and their vectors as the model is."""
+
+    texts: TextBatch
+    vectors: Tensor
+
+
+class VectorShift(Embed):
+    """Embedding with a loss: the cosine distance of each text's vector from what it was.
+
+    It is 0 for the model as it is, and tells what a change of what flows in it costs.
+    """
+
+    holds, Train = "texts", ShiftSettings
+
+    @classmethod
+    def resolve(cls, values: Mapping[str, Any], origin: Origin | None = None) -> Any:
+        """Complete what a user gave."""
+        return fill(cls.Train, values)
+
+    @classmethod
+    def read(cls, settings: Any, origin: Origin | None) -> Data:
+        """Read texts: the lines of a running text, or the rows of a table."""
+        read = load_texts(
+            settings.data, key=settings.columns, header=settings.header, need=("train",)
+        )
+        texts = read.parts["train"]
+        if read.running:
+            texts = [line for text in texts for line in text.splitlines()]
+        texts = [text for text in texts if text.strip()]
+        return Data(texts, hash_texts(texts), read.notes, read.split)
+
+    def batches(self, data: Data, settings: Any) -> TextBatches:
+        """Return texts with their vectors."""
+
+        @torch.no_grad()
+        def make(_: Any, rows: list[Row], texts: TextBatch) -> ShiftBatch:
+            return ShiftBatch(texts, self.pooled(texts, settings))
+
+        self.check_run(settings)
+        return TextBatches(
+            self._rows(data.parts, settings),
+            self.encoder,
+            make,
+            tokens=settings.batch_tokens,
+            seed=settings.seed,
+            max_rows=settings.batch_rows,
+            device=self.device,
+        )
+
+    def count(self, batch: ShiftBatch) -> tuple[int, int]:
+        """Return the number of texts, and of their tokens."""
+        return len(batch.vectors), batch.texts.tokens
+
+    def loss(self, batch: ShiftBatch, settings: Any) -> Tensor:
+        """Return the summed cosine distance of the vectors from what they were."""
+        now = self.pooled(batch.texts, settings).double()
+        return (1 - F.cosine_similarity(now, batch.vectors.double(), dim=-1)).sum()
 
 
 def _sides(text: str, number: int) -> tuple[str, str]:

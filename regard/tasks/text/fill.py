@@ -130,6 +130,13 @@ class Fill(Task[LanguageCodec, Filled]):
             )
         return settings
 
+    def trained_as(self) -> tuple[Task[Any, Any], dict[str, Any]]:
+        """Language modelling of masked words."""
+        from regard.tasks.text.language import LanguageModel
+
+        told = {"objective": "masked", "context": self.longest}
+        return LanguageModel(self.model, self.codec, self.config), told
+
     # ---- Filling in
 
     def predict(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[Filled]:
@@ -274,7 +281,7 @@ class Fill(Task[LanguageCodec, Filled]):
             return flat.view(copies, len(text.places), -1)
 
         chosen = logprobs(1)[0].argmax(-1).tolist() if expected is None else list(expected)
-        tokens = self._names(text.ids.tolist())
+        tokens = self.pieces(text.ids.tolist())
         return Question(
             answer=" ".join(self.gaps.word(token) for token in chosen),
             logprobs=logprobs,
@@ -287,7 +294,7 @@ class Fill(Task[LanguageCodec, Filled]):
             reads=list(text.places),
         )
 
-    def _names(self, ids: Sequence[int]) -> list[str]:
+    def pieces(self, ids: Sequence[int]) -> list[str]:
         """Return tokens as they are shown."""
         pieces, mask = self.gaps.pieces, self.gaps.mask
         return [self.gaps.mask_token if i == mask else pieces[i] for i in ids]
@@ -305,7 +312,7 @@ class Fill(Task[LanguageCodec, Filled]):
         count = min(settings.candidates, int(self.allowed.sum()))
         return Picture(
             title=given,
-            views=text_views(maps, self._names(text.ids.tolist())),
+            views=text_views(maps, self.pieces(text.ids.tolist())),
             steps=candidate_steps(logprobs.exp(), self.gaps.pieces, candidates=count),
             source=given,
             output=answer.text,
