@@ -436,6 +436,23 @@ def test_texture_goes_on_with_a_pattern():
     )
 
 
+def test_of_a_neighbourhood_what_is_near_counts_most():
+    """By a Gaussian of a width of side / 6.4, as Efros and Leung have it."""
+    differ = 0
+    for seed in range(12):
+        sample = random(1, 7, 60, seed=seed)  # a patch can lie in the middle row only
+        *known, new = texture(sample, height=1, width=4, patch=7, tolerance=0, seed=seed)[0, 0]
+        squares = [
+            torch.stack([(known[3 - i] - sample[0, 3, x - i]) ** 2 for i in (1, 2, 3)])
+            for x in range(3, 57)
+        ]
+        near = torch.exp(-((torch.arange(1, 4).double() / (7 / 6.4)) ** 2) / 2)
+        weighted, flat = ((torch.stack(squares) * by).sum(1).argmin() for by in (near, near**0))
+        assert new == sample[0, 3, 3 + weighted]
+        differ += int(weighted != flat)
+    assert differ > 2, "or nothing was told"
+
+
 # Theirs
 
 

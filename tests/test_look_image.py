@@ -429,6 +429,24 @@ def test_the_heat_lies_where_the_weight_is():
     assert (y // side, x // side) == (2, 5)
 
 
+@pytest.mark.parametrize(("cells", "size"), [((2, 8), (64, 64)), ((4, 2), (40, 60))])
+def test_every_cell_is_drawn_over_its_share_of_the_photo(cells, size):
+    from regard.viewer.overlays import overlay
+
+    (high, wide), rest = cells, 0.1  # of a photo whose last tenth no cell covers
+    grid = TokenGrid((), high, wide, (1 - rest) / high, (1 - rest) / wide)
+    photo = np.zeros((*size, 3), np.uint8)
+    dark = overlay(photo, np.zeros(cells), grid)
+    for row, column in np.ndindex(*cells):
+        weights = np.zeros(cells)
+        weights[row, column] = 1.0
+        lit = np.argwhere((overlay(photo, weights, grid) != dark).any(2))
+        for axis, (place, count) in enumerate(((row, high), (column, wide))):
+            ends = (1 - rest) * place / count, (1 - rest) * (place + 1) / count
+            seen = lit[:, axis].min(), lit[:, axis].max() + 1
+            assert np.allclose(np.array(seen) / dark.shape[axis], ends, atol=1 / dark.shape[axis])
+
+
 def test_filters_are_shown_as_they_lie_in_a_patch():
     model = make("vit")
     with torch.no_grad():

@@ -17,7 +17,9 @@ FLAGS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g"
 TESTS = {
     "test_native.py": "not compiler and not compiled",
     "test_kernel_autograd.py": "finite or unpacked or behind",
-    "test_kernel_fuzz.py": "nothing or take_what",
+    "test_kernel_fuzz.py": "nothing or take_what or written",
+    "test_engine.py": "test",
+    "test_filters.py": "kernels",
 }
 RUN = """
 import sys

@@ -15,7 +15,8 @@ import regard
 from regard.api import find_model, models, starters
 from regard.hashes import verify
 
-# the first release of a dependency without a fault that is known (osv.dev, November 2026)
+# the first release of a dependency without a fault that is known: those of torch, pillow, pyarrow
+# and starlette as osv.dev has them (November 2026); those of the others were not looked up there
 FIXED = {
     "torch": "2.11",
     "pillow": "12.3",
