@@ -342,8 +342,10 @@ def test_what_order_is_worth_is_seen_in_naive_bayes():
 def test_defaults_follow_the_texts():
     def of(texts=BAGS, right=RIGHT["bag"], **values):
         given = {"data": "x", **values}
-        found = few_text_settings(given, SHORT, len(texts), lambda: bigram_gain(texts, right, 2))
-        assert not found.keys() & values.keys()
+        why, found = few_text_settings(
+            given, SHORT, len(texts), lambda: bigram_gain(texts, right, 2)
+        )
+        assert not found.keys() & values.keys() and bool(why) == bool(found)
         return found
 
     assert of() == BAG_OF_WORDS and of(ORDERS, RIGHT["order"]) == WORD_ORDER
@@ -353,7 +355,9 @@ def test_defaults_follow_the_texts():
     assert "epochs" not in of(steps=10)
     assert of(minutes=2) == BAG_OF_WORDS
     assert not {"tokenizer", "embeddings"} & set(of(pieces=300))
-    assert "dropout" not in few_text_settings({"model.block.dropout": 0.5}, SHORT, 9, lambda: 0.0)
+    assert (
+        "dropout" not in few_text_settings({"model.block.dropout": 0.5}, SHORT, 9, lambda: 0.0)[1]
+    )
     settings = Classify.resolve({**of(), "data": "x"})
     assert settings.epochs == BAG_OF_WORDS["epochs"] and settings.steps is None
 

@@ -14,6 +14,8 @@ from regard.cli import main
 from regard.errors import UsageError
 from regard.examine import doctor, forecast
 from regard.examine.guess import guess_task
+from regard.models import preset
+from regard.tasks.text.classify import Classify, ClassifyTrain
 from regard.training.loop import one_step
 
 UPOS = ("NOUN", "VERB")
@@ -177,3 +179,50 @@ def test_the_forecast_is_for_all_rows(task, end, tmp_path: Path, monkeypatch):
     part = regard.doctor(str(path), task=task).report.parts["train"]
     total = len(text.encode()) if task == "language" else 1000
     assert part.total == pytest.approx(total, rel=0.02)
+
+
+def put_reviews(path: Path, count: int) -> Path:
+    words = np.random.default_rng(0).choice(WORDS, (count, 6))
+    rows = (
+        f"{' '.join(row)} {('bad', 'good')[i % 2]} {i}\t{i % 2}\n" for i, row in enumerate(words)
+    )
+    path.write_text("".join(rows))
+    return path
+
+
+@pytest.mark.parametrize("given", [{}, {"size": "small"}, {"valid": "held.tsv"}])
+def test_the_model_of_few_texts_is_forecast_and_told(tmp_path: Path, given, capsys):
+    """The doctor forecasts the model that is trained, and everything says what was chosen."""
+    data, out = put_reviews(tmp_path / "t.tsv", 1500), tmp_path / "run"
+    put_reviews(tmp_path / "held.tsv", 40)
+    given = {k: str(tmp_path / v) if k == "valid" else v for k, v in given.items()}
+    expected = regard.doctor(str(data), task="classify", **given).forecast
+    regard.train("classify", data=data, out=out, minutes=0.01, threads=1, **given)
+    recipe = json.loads((out / "recipe.json").read_text())
+    assert expected.parameters == recipe["parameters"]
+    chosen = recipe["chosen"]["settings"]
+    assert chosen["tokenizer"] == recipe["settings"]["tokenizer"] == "unigram"
+    assert ("depth" in chosen) == ("size" not in given)
+    told = capsys.readouterr().err, (out / "README.md").read_text(), str(expected)
+    for text in told:
+        assert "few texts (1," in text and "few=false" in text
+        assert all(f"{key}={value}" in text for key, value in chosen.items())
+
+
+def test_few_can_be_switched_off(tmp_path: Path, capsys):
+    data = put_reviews(tmp_path / "t.tsv", 300)
+    how = {"data": data, "steps": 1, "threads": 1}
+    regard.train("classify", few=False, out=tmp_path / "a", **how)
+    assert "few" not in capsys.readouterr().err
+    recipe = json.loads((tmp_path / "a" / "recipe.json").read_text())
+    assert "chosen" not in recipe and recipe["settings"]["embeddings"] == "random"
+    whole = ClassifyTrain()  # as size=tiny says
+    assert recipe["settings"]["tokenizer"] == whole.tokenizer
+    assert recipe["settings"]["model.depth"] == preset("bert", "tiny").depth
+
+
+def test_many_texts_are_forecast_by_a_sample_with_the_model_of_many(tmp_path: Path, monkeypatch):
+    data = put_reviews(tmp_path / "t.tsv", 1500)
+    monkeypatch.setattr(Classify, "few_rows", 500)  # so that these are many
+    found = regard.doctor(str(data), task="classify").forecast
+    assert not found.chosen and found.parameters > 200_000

@@ -12,7 +12,9 @@ import pytest
 
 import regard
 from regard.cli import main
-from regard.tasks import TASKS, Entry
+from regard.examine.doctor import examiner_of
+from regard.tasks import TASKS, Entry, task
+from regard.tasks.frame.task import Task
 
 HERE = Path(__file__).parent
 EXAMPLES = ("regard train count data=texts.tsv", "regard train count data=texts.tsv steps=10")
@@ -91,6 +93,25 @@ def test_it_resumes_to_the_bit_after_a_kill(texts, tmp_path):
         assert run.wait() == 0
     both = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("a", "b")]
     assert both[0] == both[1]
+
+
+def test_the_doctor_examines_its_data_and_forecasts_it(texts, tmp_path, capsys):
+    assert main(["doctor", str(texts), "task=count", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["task"] == found["forecast"]["task"] == "count" and found["healthy"]
+    assert found["parts"]["train"]["rows"] == 300 and not found["parts"]["train"]["labels"]
+    (tmp_path / "bad.tsv").write_text("aab\t2\nab\n")
+    assert main(["doctor", str(tmp_path / "bad.tsv"), "task=count"]) == 1
+    assert main(["doctor", str(texts), "task=fill"]) == 2
+    assert "task=fill is not trained" in capsys.readouterr().err
+
+
+def test_every_task_that_is_trained_is_known_to_the_doctor():
+    for name in TASKS:
+        kind = task(name)
+        trained = kind.read.__func__ is not Task.read.__func__
+        assert (kind.target is not None) == trained, name
+        assert not trained or callable(examiner_of(kind))
 
 
 def test_help_lists_its_keys_and_examples_and_mistakes_are_one_line(texts, tmp_path, capsys):

@@ -30,7 +30,7 @@ class CountTrain(TrainSettings):
 
 
 class Count(Task[TextCodec, Valued]):
-    name, holds, better = "count", "texts and numbers", "-error"
+    name, holds, target, better = "count", "texts and numbers", "number", "-error"
     Train, Run = CountTrain, EncoderRun
     sizes = {"tiny": {"lr": 0.003, "steps": 40}}
     families = classmethod(lambda cls: ("bert",))

@@ -1,6 +1,7 @@
 """A look over data before they are trained on: for which task they are, and what it would take."""
 
 import os
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -20,6 +21,9 @@ from regard.examine.series import examine_series
 from regard.examine.sounds import examine_sounds
 from regard.native import Status, status
 from regard.settings import setting
+from regard.tasks import task as task_class
+from regard.tasks import task_for
+from regard.tasks.frame.task import Task
 
 MOST = 10_000  # rows of a part that are looked at, unless all are asked for
 MOST_SENTENCES = 3000  # with a tag for each word
@@ -39,7 +43,7 @@ class DoctorSettings:
     valid: str | None = setting(None, "validation part: a file, or a share of train")
     test: str | None = setting(None, "test part: a file, or a share of train")
     pattern: str | None = setting(None, "sounds: file names with labels, as in training")
-    size: str = setting("tiny", "model size to forecast")
+    size: str | None = setting(None, "model size to forecast; that of a training unless given")
     full: bool = setting(False, "look at all rows, however long it takes")
 
 
@@ -63,46 +67,71 @@ class Examined:
         return {"task": self.task, **self.report.to_dict(), **more}
 
 
-# task -> what it is trained on
-HOLDS = {
-    **dict.fromkeys(("translate", "prefix", "text"), "pairs"),
-    **dict.fromkeys(("classify", "tag"), "rows"),
-    "language": "texts",
-    "series": "series",
-    **dict.fromkeys(("images", "caption", "pretrain", "denoise"), "images"),
-    **dict.fromkeys(("transcribe", "sounds"), "sounds"),
+# Data by what a task reads (`input`) and what it learns of that (`target`)
+
+
+def _examine_examples(
+    data: str, settings: DoctorSettings, given: ExamineOptions, labelled: bool = True
+) -> DataReport:
+    format = ExampleFormat(given.columns, skip_bad=True, header=given.header)
+    return examine_rows(data, given, ExampleReader(format, given.most), labelled=labelled)
+
+
+def _examine_tags(data: str, settings: DoctorSettings, given: ExamineOptions) -> DataReport:
+    columns = given.columns
+    column = columns if columns and "," not in columns else None
+    format = SentenceFormat(column, skip_bad=True, columns=None if column else columns)
+    return examine_rows(data, given, SentenceReader(format, given.most and MOST_SENTENCES))
+
+
+def _examine_pairs(data: str, settings: DoctorSettings, given: ExamineOptions) -> DataReport:
+    return examine_pairs(data, given, source=settings.source, target=settings.target)
+
+
+def _examine_images(
+    data: str, settings: DoctorSettings, given: ExamineOptions, labelled: bool = False
+) -> DataReport:
+    given = replace(given, most=given.most and MOST_FILES)
+    return examine_images(data, given, labelled=labelled)
+
+
+def _examine_sounds(
+    data: str, settings: DoctorSettings, given: ExamineOptions, target: str
+) -> DataReport:
+    given = replace(given, most=given.most and MOST_FILES)
+    return examine_sounds(data, given, target=target, pattern=settings.pattern)
+
+
+Examiner = Callable[[str, DoctorSettings, ExamineOptions], DataReport]
+EXAMINERS: dict[tuple[str, str], Examiner] = {
+    ("src", "text"): _examine_pairs,
+    ("src", "label"): _examine_examples,
+    ("src", "number"): partial(_examine_examples, labelled=False),
+    ("src", "tags"): _examine_tags,
+    ("src", ""): lambda data, settings, given: examine_texts(data, given),
+    ("image", "label"): partial(_examine_images, labelled=True),
+    ("image", "text"): _examine_images,
+    ("image", ""): _examine_images,
+    ("audio", "label"): partial(_examine_sounds, target="label"),
+    ("audio", "text"): partial(_examine_sounds, target="text"),
+    ("series", "label"): lambda data, settings, given: examine_series(data, given),
 }
 
 
-def look_over(task: str, data: str, settings: DoctorSettings, quiet: bool) -> DataReport:
-    """Look over data as a task reads them."""
-    columns, most = settings.columns, None if settings.full else MOST
-    parts = {"valid": settings.valid, "test": settings.test}
-    given = ExamineOptions(columns, settings.header, **parts, most=most, quiet=quiet)
-    if task == "tag":
-        column = columns if columns and "," not in columns else None
-        format = SentenceFormat(column, skip_bad=True, columns=None if column else columns)
-        tags = SentenceReader(format, most and MOST_SENTENCES)
-        return examine_rows(data, given, tags)
-    if task == "classify":
-        labels = ExampleFormat(columns, skip_bad=True, header=settings.header)
-        return examine_rows(data, given, ExampleReader(labels, most))
-    if HOLDS[task] == "pairs":
-        return examine_pairs(data, given, source=settings.source, target=settings.target)
-    if HOLDS[task] == "texts":
-        return examine_texts(data, given)
-    if HOLDS[task] == "series":
-        return examine_series(data, given)
-    given = replace(given, most=most and MOST_FILES)
-    if HOLDS[task] == "sounds":
-        target = "text" if task == "transcribe" else "label"
-        return examine_sounds(data, given, target=target, pattern=settings.pattern)
-    return examine_images(data, given, labelled=task == "images")
+def examiner_of(kind: type[Task[Any, Any]]) -> Examiner:
+    """Look up what examines the data of a task, or refuse one that is not trained on such data."""
+    if kind.target is None or (kind.input, kind.target) not in EXAMINERS:
+        raise UsageError(
+            f"task={kind.name} is not trained on data that can be examined; give one that is, "
+            "such as task=classify"
+        )
+    return EXAMINERS[kind.input, kind.target]
 
 
 def examine(data: str, settings: DoctorSettings, quiet: bool = True) -> Examined:
     """Look over data for a task, told or guessed, and forecast its training."""
-    lookup("size", settings.size, dict.fromkeys(SIZES))
+    if settings.size is not None:
+        lookup("size", settings.size, dict.fromkeys(SIZES))
     languages = bool(settings.source or settings.target)
     media = ""
     if os.path.exists(data):
@@ -111,23 +140,23 @@ def examine(data: str, settings: DoctorSettings, quiet: bool = True) -> Examined
         media = next((name for name, holds in kinds.items() if holds(data)), "")
     if media and languages:
         raise UsageError(f"{data}: from= and to= are for texts, these are {media}; leave them out")
-    task = media if settings.task == "classify" and media else settings.task
-    if task is None:
-        given = {"columns": settings.columns, "header": settings.header}
-        guess = guess_task(data, languages=languages, **given)
+    told = {"columns": settings.columns, "header": settings.header}
+    if settings.task is None:
+        guess = guess_task(data, languages=languages, **told)
     else:
-        lookup("task", task, HOLDS)
-        guess = Guess(task, "")
-    task = guess.task
-    report = look_over(task, data, settings, quiet)
+        guess = Guess(task_for(settings.task, {"data": data, **told}), "")
+    task, kind = guess.task, task_class(guess.task)
+    told |= {"valid": settings.valid, "test": settings.test}
+    given = ExamineOptions(**told, most=None if settings.full else MOST, quiet=quiet)
+    report = examiner_of(kind)(data, settings, given)
     if guess.why:
         report.taken = f"taken for {task}: {guess.why}; choose with task="
     forecast = None
     if "train" in report.parts and report.healthy:
-        captions = (data, settings.columns, settings.header)
+        values = {"data": data, "size": settings.size, **told}
         total = report.parts["train"].total
         try:
-            forecast = forecast_training(task, settings.size, report.sample, total, captions)
+            forecast = forecast_training(kind, values, report.sample, total)
         except UsageError as refused:
             what, _, remedy = str(refused).partition("; ")
             what = f"training refuses: {what}"

@@ -5,9 +5,9 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ from regard.data.captions import captions_in
 from regard.data.image_files import ImageFiles
 from regard.data.sound_sets import SoundFiles
 from regard.examine.report import plural
-from regard.tasks import task as task_class
 from regard.tasks.frame.recipe import parameters
+from regard.tasks.frame.task import Task
 from regard.tasks.frame.train import Rehearsed, rehearsing
 from regard.training.loop import one_step
 
@@ -42,6 +42,7 @@ class Forecast:
     minutes_an_epoch: float
     memory_mb: float
     threads: int
+    chosen: str = ""  # by the data, and why
 
     def __str__(self) -> str:
         digits = 1 if self.a_second < 10 else 0
@@ -49,28 +50,34 @@ class Forecast:
             f"forecast for {self.task} size={self.size}: about {self.parameters:,} parameters, "
             f"{self.a_second:,.{digits}f} {self.of}/s on {plural(self.threads, 'thread')}, "
             f"{self.minutes_an_epoch:.1f} minutes an epoch, {self.memory_mb:,.0f} MB of memory"
+            + (f"\n  {self.chosen}" if self.chosen else "")
         )
 
 
 def forecast_training(
-    task: str, size: str, sample: Any, total: int, captions: tuple[Any, ...] = ()
+    kind: type[Task[Any, Any]], values: Mapping[str, Any], sample: Any, total: int
 ) -> Forecast | None:
     """Measure some steps of a training on a sample of data of which there are `total` rows.
 
-    `captions` say where those of images are: data, columns and header.
+    `values` are settings of the training that say where the data are and how they are read. Where
+    these settle which model is trained, all of them are read instead of the sample.
     """
     kinds = {ImageFiles: "images", SoundFiles: "sounds"}
     of = kinds.get(type(sample), "tokens")
     with tempfile.TemporaryDirectory() as folder:
-        data, rows = _write_sample(Path(folder), task, sample, captions)
+        if total <= 2 * kind.few_rows:  # before a validation part is split off
+            rows, given = total, {key: value for key, value in values.items() if value is not None}
+        else:
+            data, rows = _write_sample(Path(folder), kind, sample, values)
+            given = {"data": data} | ({"size": values["size"]} if values["size"] else {})
+            given |= {"few": False} if kind.few_rows else {}
+            broken = any(field.name == "broken" for field in fields(kind.Train))
+            given |= {"broken": "skip"} if broken else {}
         if not rows:
             return None
-        values = {"data": data, "size": size, "out": f"{folder}/run", "steps": 1}
-        broken = ("images", "pretrain", "denoise", "transcribe", "sounds")
-        values |= {"broken": "skip"} if task in broken else {}
         token = rehearsing.set(True)
         try:
-            rehearsed: Rehearsed = task_class(task).train(values, quiet=True)
+            rehearsed: Rehearsed = kind.train({**given, "out": f"{folder}/run"}, quiet=True)
         finally:
             rehearsing.reset(token)
         seconds, read, saved = _measure_steps(rehearsed)
@@ -80,14 +87,15 @@ def forecast_training(
     # weights, gradient, two moments and an average; what a batch leaves for the backward pass
     memory = 4 * 5 * count + saved
     return Forecast(
-        task,
-        size,
+        kind.name,
+        rehearsed.settings.size,
         count,
         round(read / seconds, 1),
         of,
         round(epoch * max(1.0, total / rows) * seconds / 60, 3),
         round(memory / 2**20 + 300, 1),
         torch.get_num_threads(),
+        str(rehearsed.choice or ""),
     )
 
 
@@ -95,20 +103,20 @@ def forecast_training(
 
 
 def _write_sample(
-    folder: Path, task: str, sample: Any, captions: tuple[Any, ...]
+    folder: Path, kind: type[Task[Any, Any]], sample: Any, values: Mapping[str, Any]
 ) -> tuple[str, int]:
     """Write a sample as data, and return where it is and how many rows it has."""
     if isinstance(sample, str):
         (folder / "sample.txt").write_text(sample)
         return str(folder / "sample.txt"), len(sample)
-    if isinstance(sample, ImageFiles) and task != "caption":
+    if isinstance(sample, ImageFiles) and kind.target != "text":
         _write_images(folder / "images", sample)
         return str(folder / "images"), len(sample)
     if isinstance(sample, SoundFiles):
         return str(_write_sounds(folder, sample)), len(sample)
     if isinstance(sample, ImageFiles):
-        data, columns, header = captions
-        known = captions_in(Path(data), "train", columns, header, most=len(sample))
+        how = (values["columns"], values["header"], len(sample))
+        known = captions_in(Path(values["data"]), "train", *how)
         sample = [
             {"image": os.path.abspath(image), "caption": texts[0]} for image, texts in known.items()
         ]

@@ -60,8 +60,13 @@ class RowCounts:
         )
 
 
-def examine_rows(data: str, given: ExamineOptions, reader: Any) -> DataReport:
-    """Look over texts with labels or words with tags, as a reader that drops bad rows has them."""
+def examine_rows(
+    data: str, given: ExamineOptions, reader: Any, *, labelled: bool = True
+) -> DataReport:
+    """Look over texts with labels or words with tags, as a reader that drops bad rows has them.
+
+    Unless `labelled`, the other column holds numbers.
+    """
     shares, own = shares_and_files(given.valid, given.test)
     files = labelled_files(data, **own)
     if not files:
@@ -83,14 +88,14 @@ def examine_rows(data: str, given: ExamineOptions, reader: Any) -> DataReport:
         whole = not reader.most or len(items) < reader.most
         last_line = int(items[-1].where.rpartition(":")[2])
         total = len(items) if whole else rows_about(path, len(items), last_line)
-        labels = dict(Counter(label for item in items for label in item[1]).most_common())
+        counts = Counter(label for item in items if labelled for label in item[1])
         report.parts[name] = RowCounts(
-            len(items), reader.of, total, bad, sum(sizes), max(sizes), labels
+            len(items), reader.of, total, bad, sum(sizes), max(sizes), dict(counts.most_common())
         )
         parts[name] = items
     hashed = [_hashed(name, items) for name, items in parts.items()]
     labels = {name: [(i.where, i[1]) for i in items] for name, items in parts.items()}
-    compare_parts(report, hashed, ROWS, labels, FEW, "one_label")
+    compare_parts(report, hashed, ROWS, labels if labelled else None, FEW, "one_label")
     if "train" in parts:
         report.sample = [_as_row(item) for item in parts["train"][:SAMPLE]]
     return report.close((*files, *shares))

@@ -48,7 +48,7 @@ from regard.tasks.frame.settings import (
     TrainSettings,
     derived,
 )
-from regard.tasks.frame.task import Data
+from regard.tasks.frame.task import Choice, Data
 from regard.training.label_loss import CLASS_WEIGHTS, class_weights, soft_loss
 
 SeriesConfig, _ = family("series")
@@ -151,16 +151,21 @@ class ClassifySeries(OneLabel):
         return Data(data, data.sha, data.notes, data.split)
 
     @classmethod
-    def suited(cls, settings: Any, values: Mapping[str, Any], data: Data) -> Any:
+    def defaults_for_data(
+        cls, settings: Any, values: Mapping[str, Any], data: Data
+    ) -> tuple[Any, Choice | None]:
         """Cut series into chunks by how long they are, unless told or already trained."""
         if values.get("init") or {"chunk", "model.chunk"} & values.keys():
-            return settings
+            return settings, None
         shapes = [item.values.shape[:-1] for item in data.parts.parts["train"].items]
         sides = [max(shape[axis] for shape in shapes) for axis in range(len(shapes[0]))]
         most = max(1, int(TOKENS ** (1 / len(sides))))
         chunk = tuple(-(-side // most) for side in sides)
         longest = max(sides[0], settings.model.max_length)
-        return replace(settings, model=replace(settings.model, chunk=chunk, max_length=longest))
+        settings = replace(settings, model=replace(settings.model, chunk=chunk, max_length=longest))
+        given = {"chunk": ",".join(map(str, chunk)), "max_length": longest}
+        why = f"series of up to {' x '.join(map(str, sides))} steps"
+        return settings, Choice(why, given, "give chunk= to choose")
 
     @classmethod
     def make_codec(cls, data: Data, settings: Any, learnt: Any, origin: Any) -> SeriesCodec:

@@ -100,7 +100,7 @@ class OneLabel(Task[Any, Classified]):
     what the nearest-mean baseline reads of it (`baseline_vectors`).
     """
 
-    Result = LabelEvaluation
+    target, Result = "label", LabelEvaluation
 
     @property
     def labels(self) -> list[str]:

@@ -160,8 +160,12 @@ def model_card(
     count: int,
     threads: int,
     baselines: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
+    chosen: str = "",
 ) -> str:
-    """Write the README of a trained model: what it is, how it came about, how good it is."""
+    """Write the README of a trained model: what it is, how it came about, how good it is.
+
+    `chosen` says which settings follow from the data.
+    """
     rows = [f"| {k} | {v:.4g} |" for k, v in scores.items() if k != "better"]
     for who, row in baselines.items() if scores else ():
         rows += [f"| baseline, {who}: {k} | {v:.4g} |" for k, v in row.items()]
@@ -173,6 +177,7 @@ def model_card(
             f"trained by Regard {__version__} on {threads} threads. "
             "`recipe.json` holds every setting.",
             "",
+            *([f"{chosen[0].upper()}{chosen[1:]}.", ""] if chosen else []),
             *(["| on the validation part | |", "|---|---|"] if scores else [UNSCORED, ""]),
             *rows,
             "",

@@ -141,6 +141,18 @@ class System(NamedTuple):
     predictions: Any
 
 
+class Choice(NamedTuple):
+    """Settings that follow from the data where the user gave none, why, and how to choose."""
+
+    why: str
+    settings: Mapping[str, Any]
+    remedy: str
+
+    def __str__(self) -> str:
+        words = " ".join(f"{key}={value}" for key, value in self.settings.items())
+        return f"chosen for {self.why}: {words}; {self.remedy}"
+
+
 class Learnt(Protocol):
     """Settles what a run learns from its data beside the weights, such as a tokenizer."""
 
@@ -163,6 +175,10 @@ class Task(Generic[C, A]):
     unit: ClassVar[str] = "texts"  # what an evaluation counts
     better: ClassVar[str] = "-loss"  # the score that a validation raises, or with - lowers
     input: ClassVar[str] = "src"  # the name of an input in JSON; image or audio where it is one
+    # what is learnt of an input: text, label, tags, number, or "" for nothing beside it;
+    # None: it has no training of its own
+    target: ClassVar[str | None] = None
+    few_rows: ClassVar[int] = 0  # rows up to which few=true chooses a model by the data
     from_nothing: ClassVar[bool] = False  # whether an empty text has an answer
     streams: ClassVar[bool] = False  # whether an answer can be shown while it is generated
     dynamic: bool = True  # whether batches differ in shape, for compile=true
@@ -214,9 +230,11 @@ class Task(Generic[C, A]):
         raise UsageError(f"{cls.name} has no training of its own")
 
     @classmethod
-    def suited(cls, settings: Any, values: Mapping[str, Any], data: Data) -> Any:
-        """Return settings whose defaults follow the data, where the user said nothing."""
-        return settings
+    def defaults_for_data(
+        cls, settings: Any, values: Mapping[str, Any], data: Data
+    ) -> tuple[Any, Choice | None]:
+        """Settings whose defaults follow the data where the user gave none, and what was chosen."""
+        return settings, None
 
     @classmethod
     def make_codec(cls, data: Data, settings: Any, learnt: Learnt, origin: Origin | None) -> C:

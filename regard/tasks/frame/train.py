@@ -34,7 +34,7 @@ from regard.tasks.frame.recipe import (
     update_recipe,
     write_recipe,
 )
-from regard.tasks.frame.task import Data, Task
+from regard.tasks.frame.task import Choice, Data, Task
 from regard.training import distributed
 from regard.training.loop import Fit, Trainable, locked, measure
 from regard.training.plan import MIN_STEPS, MIN_TRAINING_SHARE, Plan, make_plan, too_few
@@ -155,6 +155,7 @@ class Rehearsed:
     settings: Any
     model: nn.Module
     training: Training
+    choice: Choice | None = None  # by the data, where the user gave no settings
 
 
 rehearsing: ContextVar[bool] = ContextVar("rehearsing", default=False)
@@ -183,9 +184,9 @@ def train(
     distributed.init()
     quiet = quiet or not distributed.is_main()
     with locked(folder) if distributed.is_main() else nullcontext():
-        data = kind.read(settings, origin)
+        data, choice = kind.read(settings, origin), None
         if recipe is None:
-            settings = kind.suited(settings, values, data)
+            settings, choice = kind.defaults_for_data(settings, values, data)
         begun = check_resume(folder, settings, data.sha, data.split)
         broken = set_aside(folder, quiet) if begun and distributed.is_main() else {}
         lost = not (folder / SUMS).exists() or any(name.endswith(".safetensors") for name in broken)
@@ -195,8 +196,8 @@ def train(
         task = kind(model, codec, {"family": name, **codec.facts()})
         training = Training(task, data, settings)
         if rehearsing.get():
-            return Rehearsed(settings, model, training)
-        facts = task.facts(data, settings)
+            return Rehearsed(settings, model, training, choice)
+        facts = task.facts(data, settings) | ({"chosen": choice._asdict()} if choice else {})
         check_unchanged(folder, begun, {"kept": hash_frozen(model), **facts}, settings)
         if settings.compile:
             compile_model(model, task.dynamic)
@@ -204,7 +205,7 @@ def train(
         for note in other_bits(folder, begun or {}):
             log(note, quiet)
         if begun is None:
-            for note in data.notes:
+            for note in [*data.notes, *([str(choice)] if choice else [])]:
                 log(note, quiet)
             plan = _plan(values, settings, training, model, folder, started)
             for note in plan.notes:
@@ -223,7 +224,8 @@ def train(
             unseal(folder)
             task.publish(folder, merged(model, whole))
             title, threads = task.title(data, settings), torch.get_num_threads()
-            card = model_card(kind.name, title, scores, parameters(model), threads, baselines)
+            told = (kind.name, title, scores, parameters(model), threads, baselines)
+            card = model_card(*told, chosen=str(choice or ""))
             write_atomically(folder / "README.md", card)
             seal(folder)
 

@@ -211,7 +211,6 @@ class SoundTask(MediaTask[SoundCodec, A]):
 
     unit = "sounds"
     input = "audio"
-    target: str  # what is learnt of a sound: text or label
     Train, Run, Look = SoundTrainSettings, SoundRunSettings, SoundLookSettings
     short = SHORT
 

@@ -94,7 +94,7 @@ def vectors(sounds: Sounds, format: SoundFormat) -> np.ndarray:
 class ClassifySounds(OneLabel, SoundTask[Classified]):
     """Label sounds: the most probable of the labels that were learnt."""
 
-    name, holds, target = "sounds", "sounds and labels", "label"
+    name, holds = "sounds", "sounds and labels"
     Train, Run, Eval = TrainSounds, RunSounds, EvalSounds
     better = "accuracy"
     short = {**SHORT, "pool": "model.pool"}

@@ -23,12 +23,12 @@ from regard.metrics.baselines import bigram_gain
 from regard.models.protocols import TextModel
 from regard.settings import setting
 from regard.tasks.frame.origin import Origin
-from regard.tasks.frame.task import Learnt
+from regard.tasks.frame.task import Choice, Learnt
 from regard.tasks.text.codec import EncoderRun, TextCodec
 from regard.tasks.text.label_judge import LabelData
 from regard.tasks.text.labelling import SHORT, LabelBatch, LabelEval, LabelTrain
 from regard.tasks.text.text_classifier import TextClassifier, clusters_of
-from regard.training.few_texts import EMBEDDINGS, few_text_settings
+from regard.training.few_texts import EMBEDDINGS, FEW, few_text_settings
 from regard.training.label_loss import (
     LABEL_LOSSES,
     LabelLoss,
@@ -55,6 +55,7 @@ class ClassifyTrain(ExampleSettings, LabelTrain):
     valid_by: str = setting("text", "split off text, or whole where texts are parts of others")
     threshold: float = setting(0.5, "probability threshold of multi-label texts", min=0, max=1)
     embeddings: str = setting("random", "initial embeddings: random, or naive_bayes for few texts")
+    few: bool = setting(True, "choose another model where texts are few; false: as size= says")
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,8 @@ class ClassifyEval(ExampleSettings, LabelEval, ClassifyRun):
 class Classify(TextClassifier):
     """Labels whole texts."""
 
-    name, holds, unit = "classify", "texts and labels", "texts"
+    name, holds, unit, target = "classify", "texts and labels", "texts", "label"
+    few_rows = FEW
     baseline = "naive Bayes"
     Train, Run, Eval = ClassifyTrain, ClassifyRun, ClassifyEval
     short = {**SHORT, "clusters": "model.clusters", "cluster_beam": "model.cluster_beam"}
@@ -147,18 +149,23 @@ class Classify(TextClassifier):
         return data
 
     @classmethod
-    def suited(cls, settings: Any, values: Mapping[str, Any], data: Any) -> Any:
-        """Return settings that suit few texts, where the user said nothing."""
-        if data.multilabel:
-            return settings
+    def defaults_for_data(
+        cls, settings: Any, values: Mapping[str, Any], data: Any
+    ) -> tuple[Any, Choice | None]:
+        """Settings that suit few texts where the user gave none, unless few=false."""
+        if data.multilabel or not settings.few:
+            return settings, None
         train, size = data.parts["train"], len(data.labels)
 
         def gain() -> float:
             numbers = label_table(train, data.labels).argmax(1)
             return bigram_gain([example.text for example in train], numbers, size)
 
-        few = few_text_settings(values, SHORT, len(train), gain)
-        return cls.resolve({**values, **few}) if few else settings
+        why, few = few_text_settings(values, SHORT, len(train), gain)
+        if not few:
+            return settings, None
+        choice = Choice(why, few, f"few=false keeps what size={settings.size} has")
+        return cls.resolve({**values, **few}), choice
 
     @classmethod
     def label_facts(cls, data: LabelData, settings: Any) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def size_row(lr: float, context: int, batch_tokens: int, pieces: int, steps: int
 class LanguageModel(TextGeneration):
     """Continues texts token by token; trained with objective=masked it is run by `fill`."""
 
-    name, holds, unit = "language", "text", "characters"
+    name, holds, unit, target = "language", "text", "characters", ""
     Train, Eval = LanguageTrain, LanguageEval
     generation: Mapping[str, Any] = {"temperature": 0.8, "top_p": 0.95, "max_length": NEW_TOKENS}
     sizes = {

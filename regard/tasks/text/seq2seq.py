@@ -38,7 +38,7 @@ MOST_REASONS = 8  # steps of a text at which it is searched how it would have go
 class Seq2Seq(PairTask):
     """A task whose model reads one text and writes another."""
 
-    holds = "pairs of sentences"
+    holds, target = "pairs of sentences", "text"
     generation = {"beam": 5, "length_penalty": "average", "alpha": 1.0}
     Run = PairRunSettings
     Look = PairLookSettings

@@ -77,7 +77,7 @@ JOINS: dict[str, Callable[[Tensor, WordPlaces], Tensor]] = {"first": _first, "me
 class Tag(Labeller[Tagged]):
     """Labels each word of a text."""
 
-    name, holds, unit = "tag", "words and tags", "words"
+    name, holds, unit, target = "tag", "words and tags", "words", "tags"
     baseline = "the commonest tag of each word"
     Train, Run, Eval = TagTrain, TagRun, TagEval
 

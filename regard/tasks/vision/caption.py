@@ -50,7 +50,7 @@ NEW = "decoder."  # how the names of weights begin that no encoder has
 class WriteCaptions(CaptionWriter):
     """Write what is on an image, word by word."""
 
-    name, holds, dynamic = "caption", "photos and captions", True
+    name, holds, target, dynamic = "caption", "photos and captions", "text", True
     Train, Run, Eval, Look = TrainCaption, RunCaption, EvalCaption, LookCaption
     generation = {"beam": 5, "length_penalty": "average", "alpha": 1.0}
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {

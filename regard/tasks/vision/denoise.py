@@ -65,6 +65,7 @@ class Denoise(Task[NoCodec, Any]):
     """Take the noise out of images, grey or channel by channel."""
 
     name, holds, unit, input, dynamic = "denoise", "clean images", "images", "image", False
+    target = ""
     Train, Run, Eval, Look = TrainDenoise, RunDenoise, EvalDenoise, LookDenoise
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"lr": 0.004, "batch": 8, "steps": 4000},

@@ -61,7 +61,7 @@ from regard.training.loop import mix
 class Pretrain(ImageTask[Any]):
     """An encoder that turns images into vectors, trained without labels."""
 
-    name, holds = "pretrain", "images"
+    name, holds, target = "pretrain", "images", ""
     Train, Run, Eval, Look = TrainPretrain, RunPretrain, ProbeSettings, LookPretrain
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"lr": 0.002, "steps": 6000},
