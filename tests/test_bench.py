@@ -49,13 +49,19 @@ SPEEDLESS = {  # claim no speed
     "apart.py",
     "en_zh_data.py",
     "eole_steps.py",
+    "everyday.py",
     "fuzz_folders.py",
+    "house.py",
+    "kills.py",
+    "licence.py",
     "no_speech.py",
+    "none_of_these.py",
     "parity.py",
     "plain_wikitext.py",
     "planted.py",
     "splice_words.py",
     "stories_weights.py",
+    "train_keys.py",
     "whisper_weights.py",
     "word_times.py",
 }
@@ -65,3 +71,21 @@ SPEEDS = sorted({path.name for path in BENCH.glob("*.py")} - SPEEDLESS)
 @pytest.mark.parametrize("script", SPEEDS)
 def test_every_benchmark_of_speed_names_the_machine(script):
     assert "print(machine()" in (BENCH / script).read_text(encoding="utf-8")
+
+
+def test_the_house_is_counted_by_meaning_not_by_lines(bench, tmp_path, monkeypatch):
+    house = bench("house")
+    package = tmp_path / "regard"
+    (package / "examine").mkdir(parents=True)
+    (package / "a.py").write_text('"""Doc."""\nMOST = 1\n\n\ndef f(data: Any):\n    """Doc."""\n')
+    (package / "b.py").write_text("from regard.a import MOST\nMOST, _LOW = 2, 3\nMOST = 4\n")
+    (package / "c.py").write_text("from regard.b import MOST\nfrom regard.a import f\n_LOW = 1\n")
+    (package / "examine" / "d.py").write_text('"""image"""\nkind = "image"\n')
+    (package / "examine" / "images.py").write_text('kind = "image"\n')
+    monkeypatch.setattr(house, "ROOT", tmp_path)
+    monkeypatch.setattr(house, "PACKAGE", package)
+    monkeypatch.setattr(house, "ASK_THE_MODALITY", ("examine",))
+    assert house.statements([package / "a.py"]) == 2
+    assert house.typed_any() == 1
+    assert house.modality_files() == {"examine/d.py": 1}
+    assert house.two_meanings() == ({"MOST"}, {"MOST"})

@@ -1,0 +1,254 @@
+"""Measure how the package is built: its size, its depth, and what a reader must know at once.
+
+python bench/house.py [--json]
+
+Each row has the figure now and the bar. An entry is a call of a function from another file.
+"""
+
+import ast
+import contextlib
+import io
+import json
+import re
+import sys
+import tempfile
+import wave
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from inspect import CO_GENERATOR
+from pathlib import Path
+from types import FrameType, FunctionType
+from typing import Any, NamedTuple
+
+from regard.cli import main
+from regard.settings import describe
+from regard.tasks import TASKS, task
+from regard.tasks.frame.task import Task
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "regard"
+MODALITIES = {"image", "images", "audio", "sound", "sounds", "series"}
+# where nobody needs to know a modality by its name, but for files that are named after one
+ASK_THE_MODALITY = ("cli.py", "api.py", "examine", "costs", "insight", "lab", "tasks/frame")
+ANY = {"settings", "config", "data", "given"}
+
+
+class Measure(NamedTuple):
+    """A row of the table."""
+
+    what: str
+    now: str
+    bar: str
+
+
+def files(*under: str) -> list[Path]:
+    """All Python files of the package, or of some of its files and folders."""
+    found = [PACKAGE / name for name in under or ("",)]
+    every = (p for each in found for p in ([each] if each.is_file() else each.rglob("*.py")))
+    return sorted(every)
+
+
+def tree(path: Path) -> ast.Module:
+    """Parse a file."""
+    return ast.parse(path.read_text())
+
+
+def docstrings(module: ast.Module) -> set[ast.AST]:
+    """The statements that are docstrings, and the strings in them."""
+    found: set[ast.AST] = set()
+    for node in ast.walk(module):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0] if node.body else None
+            if ast.get_docstring(node, clean=False) is not None and isinstance(first, ast.Expr):
+                found |= {first, first.value}
+    return found
+
+
+def statements(paths: list[Path]) -> int:
+    """Number of statements without docstrings."""
+    count = 0
+    for module in map(tree, paths):
+        left_out = docstrings(module)
+        count += sum(isinstance(n, ast.stmt) and n not in left_out for n in ast.walk(module))
+    return count
+
+
+def own_classes() -> dict[str, int]:
+    """Number of classes of the package that the model of each task inherits from, and itself."""
+    return {
+        name: sum(each.__module__.startswith("regard") for each in task(name).__mro__)
+        for name in TASKS
+    }
+
+
+def hooks() -> dict[str, int]:
+    """Public methods of Task that tasks override, and how many tasks have such a one."""
+    kinds = FunctionType | classmethod | staticmethod | property
+    public = {name: value for name, value in vars(Task).items() if not name.startswith("_")}
+    methods = [name for name, value in public.items() if isinstance(value, kinds)]
+    own = {name: _resolved(Task, name) for name in methods}
+    counts = {
+        name: sum(_resolved(task(each), name) is not own[name] for each in TASKS)
+        for name in methods
+    }
+    return {name: count for name, count in counts.items() if count}
+
+
+def _resolved(cls: type, name: str) -> Any:
+    return next(vars(each)[name] for each in cls.__mro__ if name in vars(each))
+
+
+def entries(run: Callable[[], Any], until: str = "") -> dict[str, int]:
+    """How often each file of tasks/ is entered while something runs, until a function is called."""
+    folder, counts, seen = f"{PACKAGE}/tasks/", defaultdict[str, int](int), set[FrameType]()
+
+    def note(frame: FrameType, event: str, argument: Any) -> None:
+        code = frame.f_code
+        if event != "call" or code.co_name == "<module>":
+            return
+        if until and code.co_name == until:
+            sys.setprofile(None)
+        if not code.co_filename.startswith(folder) or frame in seen:
+            return
+        if code.co_flags & CO_GENERATOR:
+            seen.add(frame)  # it is called once more whenever it goes on
+        caller = frame.f_back
+        if caller is None or caller.f_code.co_filename != code.co_filename:
+            counts[code.co_filename.removeprefix(folder)] += 1
+
+    sys.setprofile(note)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return dict(counts)
+
+
+def quietly(*words: str) -> str:
+    """Run a command, and return what it prints."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+        code = main(list(words))
+    assert code == 0, (words, code)
+    return out.getvalue()
+
+
+def walks() -> Iterator[tuple[str, dict[str, int]]]:
+    """What a training of translate enters before its first step, and a transcription in all."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        rows = (f"a dog {i} sees {i % 7} cats\tein Hund {i} sieht {i % 7}\n" for i in range(60))
+        (folder / "pairs.tsv").write_text("".join(rows))
+        with wave.open(str(folder / "file.wav"), "wb") as sound:
+            sound.setnchannels(1), sound.setsampwidth(2), sound.setframerate(16_000)
+            sound.writeframes(bytes(2 * 16_000))
+        train = ("train", "translate", f"data={folder}/pairs.tsv", "steps=1", "threads=1")
+        run = ("run", "letters", f"{folder}/file.wav")
+        quietly(*train, f"out={folder}/warm"), quietly(*run)  # imports are not counted
+        yield "train translate", entries(lambda: quietly(*train, f"out={folder}/a"), "one_step")
+        yield "run letters", entries(lambda: quietly(*run))
+
+
+def modality_files() -> dict[str, int]:
+    """How often files that should ask a modality have the name of one as a string."""
+    counts = {}
+    for path in files(*ASK_THE_MODALITY):
+        module = tree(path)
+        left_out = docstrings(module)
+        count = sum(
+            isinstance(n, ast.Constant) and n.value in MODALITIES and n not in left_out
+            for n in ast.walk(module)
+            if isinstance(getattr(n, "value", None), str)
+        )
+        if count and path.stem not in MODALITIES:
+            counts[str(path.relative_to(PACKAGE))] = count
+    return counts
+
+
+def typed_any() -> int:
+    """Number of arguments and fields called settings, config, data or given that are Any."""
+    count = 0
+    for node in (n for path in files() for n in ast.walk(tree(path))):
+        name = node.arg if isinstance(node, ast.arg) else ""
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            name = node.target.id
+        hint = getattr(node, "annotation", None)
+        count += name in ANY and isinstance(hint, ast.Name) and hint.id == "Any"
+    return count
+
+
+def wrong_defaults() -> dict[str, list[str]]:
+    """Keys of each task's page whose default is not what a run gets."""
+    found = {}
+    for name in TASKS:
+        kind = task(name)
+        if kind.target is None:
+            continue
+        settings = kind.resolve({"data": "x"})
+        real = {row.key: row.default or "none" for row in describe(kind.Train, base=settings)}
+        shown = {}
+        for line in quietly("train", name, "--help").splitlines():
+            if row := re.fullmatch(r"\s+(\S+)\s.*\((?:[^()]*, )?([^()]*)\)", line):
+                shown.setdefault(row[1], row[2])
+        wrong = [key for key in real.keys() & shown.keys() if shown[key] != real[key]]
+        if wrong := sorted(set(wrong) - {"data"}):
+            found[name] = wrong
+    return found
+
+
+def two_meanings() -> tuple[set[str], set[str]]:
+    """Classes and public constants of several homes, and those imported from several."""
+    defined, imported = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)
+    for path in files():
+        module = tree(path)
+        home = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for node in module.body:
+            targets = getattr(node, "targets", [getattr(node, "target", None)])
+            names = [t.id for t in targets if isinstance(t, ast.Name) and t.id.isupper()]
+            names += [node.name] if isinstance(node, ast.ClassDef) else []
+            for name in names:
+                defined[name].add(home)
+        for node in ast.walk(module):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("regard"):
+                for each in node.names:
+                    imported[each.name].add(str(node.module))
+    twice = {n for n, homes in defined.items() if len(homes) > 1 and not n.startswith("_")}
+    return twice, {name for name in twice if len(imported[name] & defined[name]) > 1}
+
+
+def measures() -> Iterator[Measure]:
+    """All rows."""
+    gallery = files("gallery") if (PACKAGE / "gallery").is_dir() else []
+    whole = statements([path for path in files() if path not in gallery])
+    apart = f" and {statements(gallery):,} of gallery" if gallery else ""
+    yield Measure("statements in regard/", f"{whole:,}{apart}", "33,000")
+    depths = own_classes()
+    deepest = max(depths, key=lambda name: depths[name])
+    yield Measure("own classes of what load returns", f"{depths[deepest]} ({deepest})", "2")
+    counts = hooks()
+    single = sum(count == 1 for count in counts.values())
+    yield Measure("methods a task may implement", f"{len(counts)}, {single} for one task", "20, 0")
+    bars = {"train translate": "5, 15", "run letters": "3, 8"}
+    for what, found in walks():
+        now = f"{len(found)}, {sum(found.values())}"
+        yield Measure(f"files of tasks/ and entries, {what}", now, bars[what])
+    named = modality_files()
+    now = f"{len(named)} files, {sum(named.values())} times"
+    yield Measure("modality names outside modality files", now, "0")
+    yield Measure("settings, config, data, given: Any", f"{typed_any():,}", "120")
+    wrong = sum(map(len, wrong_defaults().values()))
+    yield Measure("shown defaults that are not those of a run", str(wrong), "0")
+    twice, imported = two_meanings()
+    now = f"{len(twice)}, {len(imported)} imported from two homes"
+    yield Measure("classes and constants with two meanings", now, "10")
+    lines = sum(len(p.read_text().splitlines()) for p in (ROOT / "tests").rglob("*.py"))
+    yield Measure("lines of tests/", f"{lines:,}", "36,000")
+
+
+if __name__ == "__main__":
+    rows = list(measures())
+    if "--json" in sys.argv:
+        print(json.dumps([row._asdict() for row in rows], indent=2))
+    else:
+        head = [Measure("", "now", "bar"), Measure("---", "---", "---")]
+        print("\n".join(f"| {' | '.join(row)} |" for row in [*head, *rows]))
