@@ -41,7 +41,7 @@ from regard.data.media import (
 )
 from regard.data.pairs import PairReader
 from regard.data.parts import PARTS, part_named
-from regard.data.sound_kinds import begins_as_sound
+from regard.data.sound_streams import begins_as_sound
 from regard.data.table import BadRow, Table, is_saved
 from regard.errors import UsageError
 

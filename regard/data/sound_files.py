@@ -1,11 +1,11 @@
-"""Sound files to samples: looked at by their first bytes, decoded in blocks, mixed and resampled.
+"""Sound files to samples: known by their first bytes, decoded by libsndfile, mixed and resampled.
 
-The decoders of libsndfile have had faults that a file can use, and opening already parses; so WAV
-is read here, and libsndfile is only given what begins as FLAC, Ogg (Vorbis, Opus) or MP3.
+libsndfile passes over what is damaged or missing, and a sound would be shorter than its transcript
+without a word; so what it does not tell is looked for here.
 """
 
 import os
-import struct
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -19,8 +19,16 @@ import soundfile
 import soxr
 
 from regard.data.lines import missing
-from regard.data.sound_kinds import HEAD, SUFFIXES, after_id3, kind_of_sound
-from regard.data.sound_streams import Damage, check_mp3, check_ogg, hear_errors
+from regard.data.sound_streams import (
+    HEAD,
+    SUFFIXES,
+    Damage,
+    after_id3,
+    check_mp3,
+    check_ogg,
+    hear_errors,
+    kind_of_sound,
+)
 from regard.errors import UsageError
 from regard.files import refuse
 
@@ -29,14 +37,19 @@ __all__ = ["SUFFIXES", "BrokenSound", "SoundInfo", "open_sound", "read_sound", "
 EXPECTED = "expected WAV (PCM or float), FLAC, Ogg (Vorbis or Opus) or MP3"
 MOST_SECONDS = 3600.0  # of one sound: at 16 kHz, 230 MB
 MOST_BYTES = 2**32  # of one file, of which only a block is in memory
-MOST_CODED = 2**29  # of an Ogg or MP3, which is walked from end to end
+MOST_CODED = 2**28  # of an Ogg or MP3, of which an hour has 230 MB at the most
 NOT_SAID = 2**63 - 1  # frames, as libsndfile says that a header does not tell
 MOST_CHANNELS = 32
 RATES = (1000, 384_000)  # samples a second, least and most
 MOST_LEVEL = 100.0  # of a float sample, where full scale is 1
-MOST_CHUNKS = 1000  # of a WAV
 BLOCK = 2**18  # samples of all channels that are decoded at once
 NO_LENGTH = 0x7FFF0000  # bytes from which on a WAV's size says that its writer did not know it
+WIDTHS = {"PCM_U8": 1, "PCM_16": 2, "PCM_24": 3, "PCM_32": 4, "FLOAT": 4, "DOUBLE": 8}  # of a WAV
+# what libsndfile logs of a WAV: bytes of a frame, and of all samples
+LOGGED = [
+    re.compile(rf"^ *{key} *: (\d+)\b", re.MULTILINE)
+    for key in ("Block Align", "(?:data|Data size)")
+]
 
 
 class Samples(NamedTuple):
@@ -167,36 +180,49 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:,.0f} minutes" if seconds >= 120 else f"{seconds:.2f} seconds"
 
 
-# Which kind of file it is
+# Files
 
 
 @contextmanager
 def open_sound(source: Path | str | bytes, name: str = "") -> Iterator[Sound]:
     """Open a sound by its header; what is none, or out of bounds, is refused."""
-    name = name or _name(source)
+    name, kind = name or _name(source), "sound"
     try:
         with _opened(source, name) as file:
-            size = file.seek(0, os.SEEK_END)
-            if not 0 < size <= MOST_BYTES:
-                raise BrokenSound(f"{name}: {'over 4 GB' if size else 'empty'}; {EXPECTED}")
-            start = after_id3(_at(file, 0, 10))
-            kind = kind_of_sound(_at(file, start, HEAD))
-            if kind is None or (start and kind not in ("mp3", "flac")):
-                raise BrokenSound(f"{name}: no sound that is known by its first bytes; {EXPECTED}")
-            if kind == "wav":
-                opened = nullcontext(_open_wav(file, size, name))
-            else:
-                opened = _open_coded(file, start, size, kind, name)
-            with opened as sound:
-                yield _bounded(sound, name)
+            kind = _kind(file, name)
+            if kind in CHECKS:  # in memory, since it is looked at from end to end
+                content = file.read(MOST_CODED + 1)
+                if len(content) > MOST_CODED:
+                    raise BrokenSound(f"{name}: over {MOST_CODED >> 20} MB of {kind}; cut it")
+                file = _Stream(CHECKS[kind](content))
+            stream: Any = file if isinstance(file, BytesIO) else file.fileno()
+            hearing = hear_errors() if kind == "mp3" else nullcontext()
+            with hearing, soundfile.SoundFile(stream, closefd=False) as coded:
+                yield Sound(_header(coded, kind, name), partial(_blocks, coded))
     except OSError as error:
         raise BrokenSound(str(refuse(error, name))) from None
+    except (soundfile.SoundFileError, Damage) as error:
+        reason = " ".join(str(error).split(": ", 1)[-1].split()).rstrip(".")[:80]
+        raise BrokenSound(
+            f"{name}: a broken {kind} file ({reason}); copy or convert it again"
+        ) from None
+
+
+CHECKS = {"ogg": check_ogg, "mp3": partial(check_mp3, most_seconds=MOST_SECONDS)}
+
+
+class _Stream(BytesIO):
+    """Bytes in which a place before the first is the first: libsndfile follows lying headers."""
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        """Go to a place from the start, from here or from the end."""
+        return super().seek(offset if whence else max(0, offset), whence)
 
 
 @contextmanager
 def _opened(source: Path | str | bytes, name: str) -> Iterator[BinaryIO]:
     if isinstance(source, bytes):
-        yield BytesIO(source)
+        yield _Stream(source)
         return
     path = Path(source)
     if not path.is_file():
@@ -207,174 +233,53 @@ def _opened(source: Path | str | bytes, name: str) -> Iterator[BinaryIO]:
         yield file
 
 
-def _at(file: BinaryIO, place: int, size: int) -> bytes:
-    file.seek(place)
-    return file.read(size)
+def _kind(file: BinaryIO, name: str) -> str:
+    """Kind of a sound by its first bytes, or a refusal."""
+    size = file.seek(0, os.SEEK_END)
+    if not 0 < size <= MOST_BYTES:
+        raise BrokenSound(f"{name}: {'over 4 GB' if size else 'empty'}; {EXPECTED}")
+    file.seek(0)
+    file.seek(start := after_id3(file.read(10)))
+    kind = kind_of_sound(file.read(HEAD))
+    if kind is None or (start and kind not in ("mp3", "flac")):
+        raise BrokenSound(f"{name}: no sound that is known by its first bytes; {EXPECTED}")
+    file.seek(0)
+    return kind
 
 
-def _bounded(sound: Sound, name: str) -> Sound:
-    """Refuse a sound whose header has numbers that mean nothing."""
-    rate, channels = sound.info.rate, sound.info.channels
+def _header(coded: soundfile.SoundFile, kind: str, name: str) -> SoundInfo:
+    """Header of an open sound, unless its numbers mean nothing."""
+    rate, channels = coded.samplerate, coded.channels
     if not RATES[0] <= rate <= RATES[1]:
         raise BrokenSound(f"{name}: {rate} Hz; expected {RATES[0]} to {RATES[1]}")
     if not 1 <= channels <= MOST_CHANNELS:
         raise BrokenSound(f"{name}: {channels} channels; expected 1 to {MOST_CHANNELS}")
-    return sound
+    if coded.frames == NOT_SAID:
+        raise Damage("it does not say how long it is")
+    if kind == "wav":
+        _check_wav(coded, name)
+    return SoundInfo(rate, channels, coded.frames / rate, kind)
 
 
-# WAV
-
-PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE
-# what follows the tag in the subformat of an extensible one
-SUBFORMAT = bytes.fromhex("0000 0000 1000 8000 00aa 0038 9b71")
-TAGS = {2: "ADPCM", 6: "A-law", 7: "mu-law", 0x11: "IMA ADPCM", 0x31: "GSM 6.10", 0x55: "MP3"}
-
-
-def _open_wav(file: BinaryIO, size: int, name: str) -> Sound:
-    """Walk over the chunks of a WAV to its format and its data."""
-    place, header, wide = 12, b"", 0
-    for _ in range(MOST_CHUNKS):
-        head = _at(file, place, 8)
-        if len(head) < 8:
-            what = "no data chunk" if header else "no fmt chunk"
-            raise BrokenSound(f"{name}: a WAV with {what}, or cut short; copy it again")
-        (length,) = struct.unpack("<I", head[4:])
-        place += 8
-        if head[:4] == b"data":
-            break
-        if head[:4] == b"ds64":  # of RF64, whose data may be over 4 GB
-            wide = int.from_bytes(_at(file, place + 8, 8), "little")
-        if head[:4] == b"fmt ":
-            header = _at(file, place, min(length, 40))
-        place += length + length % 2
-    else:
-        raise BrokenSound(f"{name}: a WAV of over {MOST_CHUNKS} chunks without data; copy it again")
-    channels, rate, width, kind = _wav_format(header, name)
-    if length == 2**32 - 1 and wide:
-        length = wide
-    there = size - place
-    if there < length < NO_LENGTH:
-        raise BrokenSound(
-            f"{name}: cut short: its header says {length:,} bytes of samples, there are {there:,}; "
-            "copy it again"
-        )
-    frames = min(length, there) // (width * channels)
-    info = SoundInfo(rate, channels, frames / max(1, rate), "wav")
-    return Sound(info, partial(_wav_blocks, file, place, frames, channels, width, kind))
+def _check_wav(coded: soundfile.SoundFile, name: str) -> None:
+    """Refuse a WAV that libsndfile would misread or cut without a word, by what it logs."""
+    if coded.subtype not in WIDTHS:
+        raise BrokenSound(f"{name}: a WAV of {coded.subtype}; expected PCM or float, so convert it")
+    frame = coded.channels * WIDTHS[coded.subtype]
+    aligns, lengths = ([int(n) for n in found.findall(coded.extra_info)] for found in LOGGED)
+    if not lengths:
+        raise Damage("too many chunks before its samples")
+    if set(aligns) != {frame}:
+        raise Damage(f"{coded.subtype} in {max(aligns, default=0)} bytes, expected {frame}")
+    if coded.frames * frame + frame <= max(lengths) < NO_LENGTH:
+        raise Damage(f"cut short, it says {max(lengths):,} bytes of samples")
 
 
-def _wav_format(header: bytes, name: str) -> tuple[int, int, int, str]:
-    """Return channels, rate, bytes a sample and the kind of number, or refuse what is not PCM."""
-    if len(header) < 16:
-        raise BrokenSound(f"{name}: a WAV without a whole fmt chunk before its data; copy it again")
-    tag, channels, rate, _, align, bits = struct.unpack("<HHIIHH", header[:16])
-    if tag == EXTENSIBLE and header[26:] == SUBFORMAT:
-        (tag,) = struct.unpack("<H", header[24:26])
-    if tag not in (PCM, FLOAT):
-        what = TAGS.get(tag, f"format {tag:#06x}")
-        raise BrokenSound(f"{name}: a WAV of {what}; expected PCM or float, so convert it")
-    width = align // max(1, channels)
-    kind = "f" if tag == FLOAT else "i"
-    known = width in ((4, 8) if tag == FLOAT else (1, 2, 3, 4))
-    if not known or width * channels != align or not 8 * width - 8 < bits <= 8 * width:
-        raise BrokenSound(
-            f"{name}: a WAV of {bits} bits in {align} bytes for {channels} channels; expected "
-            "8, 16, 24 or 32 bits of PCM, or 32 or 64 of float"
-        )
-    return channels, rate, width, kind
-
-
-def _wav_blocks(
-    file: BinaryIO, place: int, frames: int, channels: int, width: int, kind: str
-) -> Iterator[np.ndarray]:
-    step = max(1, BLOCK // channels)
-    file.seek(place)
-    for start in range(0, frames, step):
-        raw = file.read(min(step, frames - start) * channels * width)
-        raw = raw[: len(raw) - len(raw) % (channels * width)]  # should it have shrunk meanwhile
-        yield _numbers(raw, width, kind).reshape(-1, channels)
-
-
-def _numbers(raw: bytes, width: int, kind: str) -> np.ndarray:
-    """Return samples as float32, where full scale is 1."""
-    if kind == "f":
-        with np.errstate(over="ignore"):  # what is too large is refused as infinite
-            return np.frombuffer(raw, f"<f{width}").astype(np.float32)
-    if width == 1:
-        return (np.frombuffer(raw, np.uint8).astype(np.float32) - 128) / 128
-    if width == 3:  # as the upper three bytes of four
-        four = np.zeros((len(raw) // 3, 4), np.uint8)
-        four[:, 1:] = np.frombuffer(raw, np.uint8).reshape(-1, 3)
-        return four.view("<i4")[:, 0].astype(np.float32) / 2**31
-    return np.frombuffer(raw, f"<i{width}").astype(np.float32) / 2 ** (8 * width - 1)
-
-
-# What libsndfile decodes
-
-
-class _Tail:
-    """A file from a place on, perhaps behind some bytes; libsndfile sees no tag before it."""
-
-    def __init__(self, file: BinaryIO, start: int, size: int, before: bytes = b""):
-        self.file, self.start, self.before = file, start, before
-        self.place, self.size = 0, len(before) + size - start
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Go to a place from the start, from here or from the end."""
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self.place, os.SEEK_END: self.size}
-        self.place = max(0, base[whence] + offset)
-        return self.place
-
-    def tell(self) -> int:
-        """Return the place."""
-        return self.place
-
-    def read(self, size: int) -> bytes:
-        """Return at most so many bytes more."""
-        data = self.before[self.place : self.place + size]
-        place = self.place + len(data) - len(self.before)
-        data += _at(self.file, self.start + place, size - len(data)) if len(data) < size else b""
-        self.place += len(data)
-        return data
-
-    def write(self, data: bytes) -> int:
-        """Refuse: nothing is written to what is read."""
-        raise OSError("read only")
-
-
-@contextmanager
-def _open_coded(file: BinaryIO, start: int, size: int, kind: str, name: str) -> Iterator[Sound]:
-    """Open a FLAC, Ogg or MP3 whose first bytes were looked at."""
-    if kind != "flac" and size > MOST_CODED:
-        raise BrokenSound(f"{name}: over {MOST_CODED >> 20} MB of {kind}; cut it")
-    before = b""
-    try:
-        if kind == "ogg":
-            check_ogg(file, size)
-        if kind == "mp3":
-            before = check_mp3(file, start, size, MOST_SECONDS)
-        tail: Any = _Tail(file, start, size, before)
-        with hear_errors() if kind == "mp3" else nullcontext(), soundfile.SoundFile(tail) as coded:
-            if coded.frames == NOT_SAID:
-                raise Damage("it does not say how long it is")
-            seconds = coded.frames / coded.samplerate
-            info = SoundInfo(coded.samplerate, coded.channels, seconds, kind)
-            yield Sound(info, partial(_coded_blocks, coded, name))
-    except (soundfile.SoundFileError, Damage) as error:
-        reason = " ".join(str(error).split(": ", 1)[-1].split()).rstrip(".")[:80]
-        raise BrokenSound(
-            f"{name}: a broken {kind} file ({reason}); copy or convert it again"
-        ) from None
-
-
-def _coded_blocks(coded: soundfile.SoundFile, name: str) -> Iterator[np.ndarray]:
+def _blocks(coded: soundfile.SoundFile) -> Iterator[np.ndarray]:
     """Yield what is decoded, and refuse if it is less than the header says."""
     block, total = np.empty((max(1, BLOCK // coded.channels), coded.channels), np.float32), 0
     while frames := coded.buffer_read_into(block, "float32"):
         total += frames
         yield block[:frames]
     if total < coded.frames:
-        raise BrokenSound(
-            f"{name}: cut short: its header says {coded.frames:,} samples, there are {total:,}; "
-            "copy it again"
-        )
+        raise Damage(f"cut short, {total:,} of {coded.frames:,} samples")

@@ -28,7 +28,7 @@ from regard.data.media import (
     split_labels,
 )
 from regard.data.sound_files import SUFFIXES, BrokenSound, SoundInfo, read_sound, sound_info
-from regard.data.sound_kinds import begins_as_sound
+from regard.data.sound_streams import begins_as_sound
 from regard.data.table import BadRow, Fault, RowFaults, Table, Value, is_saved
 from regard.errors import UsageError
 

@@ -1,4 +1,4 @@
-"""Ogg and MP3 walked from end to end, so that damaged files are refused and not read in part.
+"""Which kind of sound a file is by its first bytes; Ogg and MP3 walked from end to end.
 
 Their decoders pass over what they cannot read: a sound would be shorter than its transcript, and
 nobody would know.
@@ -9,10 +9,10 @@ import re
 import struct
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import RLock
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 MP3_BITS = (32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
 MP3_LOW_BITS = (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
@@ -23,33 +23,76 @@ class Damage(Exception):
     """What is wrong with a stream."""
 
 
+SUFFIXES = {".wav", ".flac", ".ogg", ".opus", ".mp3"}
+HEAD = 4096  # bytes that tell
+
+
+def kind_of_sound(head: bytes) -> str | None:
+    """Return wav, flac, ogg or mp3 by the first bytes of a file behind its ID3 tag, or None."""
+    return next((kind for kind, fits in KINDS.items() if fits(head)), None)
+
+
+def after_id3(head: bytes) -> int:
+    """Return where a file begins behind the ID3v2 tag that MP3 and some FLAC have, if any."""
+    if len(head) < 10 or head[:3] != b"ID3" or max(head[6:10]) > 127:
+        return 0
+    length = sum(byte << 7 * (3 - i) for i, byte in enumerate(head[6:10]))
+    return 10 + length + 10 * bool(head[5] & 0x10)  # a footer repeats the header
+
+
+def begins_as_sound(content: bytes) -> bool:
+    """Tell whether the bytes of a file are those of a sound."""
+    start = after_id3(content)
+    return kind_of_sound(content[start : start + HEAD]) is not None
+
+
+def _is_ogg(head: bytes) -> bool:
+    """Tell whether the first packet of an Ogg stream is that of a decoder we use."""
+    if head[:5] != b"OggS\0" or len(head) < 28 or not head[5] & 2:
+        return False
+    packet = head[27 + head[26] :]
+    return packet.startswith((b"\x01vorbis", b"OpusHead"))
+
+
+def _is_mp3(head: bytes) -> bool:
+    """Tell whether bytes begin with a frame of MPEG layer III, and another follows."""
+    frame = mp3_frame(head)
+    if frame is None:
+        return False
+    return len(head) < frame.length + 4 or mp3_frame(head[frame.length :]) is not None
+
+
+# kind -> whether the first bytes of a file are of it
+KINDS: dict[str, Callable[[bytes], bool]] = {
+    "wav": lambda head: head[:4] in (b"RIFF", b"RF64", b"BW64") and head[8:12] == b"WAVE",
+    "flac": lambda head: head[:5] in (b"fLaC\0", b"fLaC\x80"),  # its STREAMINFO is first
+    "ogg": _is_ogg,
+    "mp3": _is_mp3,
+}
+
+
 # Ogg (RFC 3533)
 
 
-def check_ogg(file: BinaryIO, size: int) -> None:
-    """Refuse an Ogg file that is not one stream of whole pages, each as its checksum says."""
-    place, serial, number, ended = 0, b"", 0, False
-    while place < size:
-        file.seek(place)
-        head = file.read(27)
-        if head[:4] != b"OggS":
-            if ended:
-                return  # what follows the end is of no concern
-            raise Damage(f"no page at byte {place:,}")
-        table = file.read(head[26]) if len(head) == 27 else b""
-        body = file.read(sum(table))
-        if len(head) < 27 or len(table) < head[26] or len(body) < sum(table):
+def check_ogg(content: bytes) -> bytes:
+    """Refuse an Ogg that is not one stream of whole pages up to the last, else return it."""
+    place, number, last = 0, 0, 0
+    while content[place : place + 4] == b"OggS":
+        head = content[place : place + 27].ljust(27, b"\0")
+        end = place + 27 + head[26] + sum(content[place + 27 : place + 27 + head[26]])
+        page = content[place:end]
+        if end > len(content):
             raise Damage("cut short in a page")
-        if ended or (number and head[14:18] != serial):
+        if last or head[14:18] != content[14:18]:
             raise Damage("several streams in it, expected one")
-        sums = head[:22] + bytes(4) + head[26:] + table + body
-        if ogg_checksum(sums) != int.from_bytes(head[22:26], "little"):
+        if ogg_checksum(page[:22] + bytes(4) + page[26:]) != int.from_bytes(head[22:26], "little"):
             raise Damage(f"page {number:,} is not as its checksum says")
         if int.from_bytes(head[18:22], "little") != number:
             raise Damage(f"page {number:,} is missing")
-        serial, ended = head[14:18], bool(head[5] & 4)
-        number += 1
-        place += len(head) + len(table) + len(body)
+        place, number, last = end, number + 1, head[5] & 4
+    if not last:
+        raise Damage(f"cut short, no page at byte {place:,}")
+    return content
 
 
 def ogg_checksum(data: bytes) -> int:
@@ -86,78 +129,40 @@ def mp3_frame(head: bytes) -> Frame | None:
     return Frame(length, rate, samples, 1 if head[3] >> 6 == 3 else 2)
 
 
-def check_mp3(file: BinaryIO, start: int, size: int, most_seconds: float) -> bytes:
-    """Refuse an MP3 that is not whole frames of one kind, as many as its first one may say.
-
-    Return a frame that says it, if the first does not: else libsndfile estimates the length by the
-    first frames, and reads no further. Of more than `most_seconds`, the rest is not looked at.
-    """
-    frames, samples = 0, 0
-    for frames, frame in enumerate(_mp3_frames(file, start, size), 1):  # noqa: B007
-        samples += frame.samples
-        if samples > most_seconds * frame.rate:
-            break
-    else:
-        if frames < 2:
-            raise Damage("a single frame, expected several")
-        said = _xing_frames(file, start)
-        if said is not None and said != frames - 1:
-            raise Damage(f"its header says {said:,} frames, there are {frames - 1:,}")
-        if said is not None:
-            return b""
-    file.seek(start)
-    return _xing_frame(file.read(4), frames)
-
-
-def _mp3_frames(file: BinaryIO, place: int, size: int) -> Iterator[Frame]:
-    kind = None
-    while place < size:
-        file.seek(place)
-        frame = mp3_frame(head := file.read(4))
-        if frame is None:
-            if head.startswith((b"TAG", b"APET")) or _only_zeros(file, place):
-                return  # what some programs put behind the sound
-            raise Damage(f"no frame at byte {place:,}")
-        if kind not in (None, frame[1:]):
-            raise Damage(f"another rate or number of channels at byte {place:,}")
-        kind = frame[1:]
-        place += frame.length
-        if place > size:
-            raise Damage("cut short in a frame")
-        yield frame
-
-
-def _only_zeros(file: BinaryIO, place: int) -> bool:
-    file.seek(place)
-    return not any(any(block) for block in iter(lambda: file.read(2**16), b""))
-
-
 # samples and channels of a frame -> bytes of side information before its sound
 SIDE = {(1152, 2): 32, (1152, 1): 17, (576, 2): 17, (576, 1): 9}
 
 
-def _xing_frames(file: BinaryIO, start: int) -> int | None:
-    """Return how many frames follow the first one, if that is the header of Xing and LAME."""
-    file.seek(start)
-    head = file.read(64)
-    frame = mp3_frame(head)
-    assert frame is not None
-    tag = head[4 + SIDE[frame.samples, frame.channels] :]
-    if tag[:4] not in (b"Xing", b"Info") or not tag[7] & 1:
-        return None
-    return int.from_bytes(tag[8:12], "big")
+def check_mp3(content: bytes, most_seconds: float) -> bytes:
+    """Refuse an MP3 that is not whole frames of one kind, as many as its first one may say.
 
-
-def _xing_frame(head: bytes, frames: int) -> bytes:
-    """Make a frame without sound that says how many follow."""
-    for bits in range(1, 15):  # the smallest that it fits in
-        head = bytes([head[0], head[1] | 1, bits << 4 | head[2] & 0x0C, head[3]])
-        frame = mp3_frame(head)
-        assert frame is not None
-        body = bytes(SIDE[frame.samples, frame.channels]) + b"Xing" + struct.pack(">II", 1, frames)
-        if len(head + body) <= frame.length:
-            return (head + body).ljust(frame.length, b"\0")
-    raise Damage("frames too small")
+    Return it with a frame that says it, if the first does not: else libsndfile estimates the length
+    by the first frames, and reads no further. Of more than `most_seconds`, the rest is not checked.
+    """
+    start = place = after_id3(content)
+    head, frames = content[start : start + 4], 0
+    first = mp3_frame(head)
+    assert first is not None
+    while (frame := mp3_frame(content[place : place + 4])) and (
+        frames * first.samples <= most_seconds * first.rate
+    ):
+        if frame[1:] != first[1:]:
+            raise Damage(f"another rate or number of channels at byte {place:,}")
+        place, frames = place + frame.length, frames + 1
+    side = bytes(SIDE[first.samples, first.channels])
+    if frame is None:
+        tag, rest = content[start + 4 + len(side) : start + 16 + len(side)], content[place:]
+        if place > len(content):
+            raise Damage("cut short in a frame")
+        if not rest.startswith((b"TAG", b"APET")) and rest.strip(b"\0"):  # behind the sound
+            raise Damage(f"no frame at byte {place:,}")
+        if tag[:4] in (b"Xing", b"Info") and tag[7] & 1:
+            if (said := int.from_bytes(tag[8:], "big")) != frames - 1:
+                raise Damage(f"its header says {said:,} frames, there are {frames - 1:,}")
+            return content[start:]
+    head = bytes([head[0], head[1] | 1, 0xE0 | head[2] & 0x0C, head[3]])  # of most bits
+    said = head + side + b"Xing" + struct.pack(">II", 1, frames)
+    return said.ljust(mp3_frame(head).length, b"\0") + content[start:]  # type: ignore[union-attr]
 
 
 STDERR = 2

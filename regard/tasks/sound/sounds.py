@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from regard.data.labels import label_list
-from regard.data.sound_kinds import SUFFIXES
 from regard.data.sound_sets import SoundOptions
+from regard.data.sound_streams import SUFFIXES
 from regard.data.sounds import SoundData, Sounds
 from regard.data.spectrogram import SoundFormat
 from regard.decode.batching import in_batches
