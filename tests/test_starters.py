@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import tomllib
 from pathlib import Path
@@ -22,7 +23,6 @@ FIXED = {
     "pillow": "12.3",
     "jinja2": "3.1.6",
     "pyarrow": "23.0.1",
-    "starlette": "1.3.1",
     "transformers": "5.0",
     "sentencepiece": "0.2.1",
     "opencv-python-headless": "4.12",
@@ -82,6 +82,19 @@ def test_every_dependency_is_at_a_release_without_known_faults_and_is_tried():
         assert Version(floor) <= Version(pins.get(name.casefold(), floor))
     for name, fixed in FIXED.items():
         assert Version(floors[name]) >= Version(fixed), name
+
+
+def test_every_dependency_but_those_of_tests_is_imported_by_the_package():
+    root = Path(__file__).parents[1]
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    extras = [asked for name, asked in project["optional-dependencies"].items() if name != "dev"]
+    text = "\n".join(path.read_text() for path in (root / "regard").rglob("*.py"))
+    modules = {
+        name.casefold() for name in re.findall(r"(?:import|from) (?:torch\.utils\.)?(\w+)", text)
+    }
+    names = {"pillow": "pil"}
+    asked = [Requirement(one).name.casefold() for one in sum(extras, project["dependencies"])]
+    assert [name for name in asked if names.get(name, name) not in modules] == []
 
 
 @pytest.mark.skipif(not (DATA / "fashion-mnist").exists(), reason="no Fashion-MNIST here")

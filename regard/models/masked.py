@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -27,13 +26,14 @@ from regard.models.vit import ViT
 
 def patchify(images: Images, unit: int) -> Float[Tensor, "b u p"]:
     """Cut images into squares, row by row; the pixels of each row by row, channels last."""
-    return rearrange(images, "b c (y p) (x q) -> b (y x) (p q c)", p=unit, q=unit)
+    squares = images.unfold(2, unit, unit).unfold(3, unit, unit)  # b c y x p q
+    return squares.permute(0, 2, 3, 4, 5, 1).flatten(3).flatten(1, 2)
 
 
 def unpatchify(units: Float[Tensor, "b u p"], unit: int, columns: int) -> Images:
     """Join squares to images that are so many of them wide."""
-    shape = "b (y x) (p q c) -> b c (y p) (x q)"
-    return rearrange(units, shape, p=unit, q=unit, x=columns)
+    squares = units.unflatten(2, (unit, unit, -1)).unflatten(1, (-1, columns))  # b y x p q c
+    return squares.permute(0, 5, 1, 3, 2, 4).flatten(4).flatten(2, 3)
 
 
 class Target(NamedTuple):
