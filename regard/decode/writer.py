@@ -62,14 +62,6 @@ class Engine(Protocol):
         ...
 
 
-class HasEngine(Protocol):
-    """A writer that may have an engine, as long as nobody changes what it computes."""
-
-    def engine(self, never: Sequence[int], before: Any, dtype: Any) -> Engine | None:
-        """Its engine (`before`, if that still holds), which never writes some tokens."""
-        ...
-
-
 class EncoderDecoder(Writer[Any], Protocol):
     """A writer that also reads whole targets at once, as in training."""
 
