@@ -68,7 +68,7 @@ def test_what_is_not_said_is_no_setting(monkeypatch):
 def test_all_that_load_returns_is_of_one_kind_and_says_what_it_is(translator):
     assert all(issubclass(task_class(task), Task) for task in TASKS)
     told = repr(translator)
-    for word in ("Translate(", "en-zh", "translate", "transformer", "en to zh", "2,349,568"):
+    for word in ("Translate(", "en-zh", "translate", "transformer", "en to zh", "5,925,504"):
         assert word in told
     assert "labels=10" in repr(regard.load("fashion"))
 
