@@ -425,22 +425,6 @@ def test_buffers_are_kept_averaged_published_and_taken_up_again(tmp_path):
     assert same(published[-1][0], rest.averaged)
 
 
-def test_checkpoints_of_format_1_whose_statistics_were_parameters_are_taken_up(tmp_path):
-    one, _ = fit(tmp_path, steps=4, model=BatchNormed(), ema=0.9)
-    one.run()
-    kept = {name: tensor.detach().clone() for name, tensor in one.state.items()}
-    place = tmp_path / "checkpoints" / "step-4"
-    groups, counters = checkpoint.load_checkpoint(place)
-    for name in ("raw", "ema"):
-        del groups[name]["seen.num_batches_tracked"]
-        groups[name] = {key.replace("running_", ""): x for key, x in groups[name].items()}
-    checkpoint.save_checkpoint(place.parent, 4, groups, counters)
-    again, _ = fit(tmp_path, steps=4, model=BatchNormed(), ema=0.9)
-    again.restore()
-    del kept["seen.num_batches_tracked"], again.state["seen.num_batches_tracked"]
-    assert same(kept, again.state)
-
-
 def test_ten_in_a_row_stop_the_run(tmp_path):
     one, _ = fit(tmp_path, Points(lambda n: n >= 6), steps=50)
     with pytest.raises(UsageError, match="10 steps in a row.*not finite.*lr=0.05") as mistake:

@@ -53,8 +53,9 @@ def check_buildable(config: Any) -> None:
     for name in MODELS:
         kind, model = family(name)
         if type(config) is kind:
-            if getattr(config, "labels", None) == 1:  # their number is known with the data
-                config = dataclasses.replace(config, labels=2)
+            if labels := getattr(config, "labels", 0):  # their number is known with the data
+                enough = max(2, labels, getattr(config, "clusters", 0))
+                config = dataclasses.replace(config, labels=enough)
             with on_meta():
                 model(config)
             return
