@@ -776,9 +776,12 @@ def _take_over(folder: Path, out: Place) -> Saved:
     from regard.hashes import seal
     from regard.models.folder import save_config, save_parts, save_weights
     from regard.pretrained.folder import is_foreign, write_json
+    from regard.pretrained.shards import no_weights
     from regard.pretrained.tokenizer_folder import save_tokenizers
     from regard.weights import state_of
 
+    if not (Path(folder) / "config.json").exists():
+        raise no_weights(Path(folder))
     if not is_foreign(folder):
         read_json(Path(folder) / "config.json")
         raise UsageError(f"{folder}: its config.json names no model_type; expected that of others")

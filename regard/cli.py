@@ -154,7 +154,8 @@ def run_path(model: Any, path: str, kind: str, call: Call, number: int) -> int:
             parts: Any = (([(name, None) for name in part], None) for part in some)
             return print_answers(model, parts, call, number, named=True)
     if model.input == "series" and kind == "file" and suffix not in LISTS:
-        series = model.inputs_in(path, call.completed.columns)
+        found = model.inputs_in(path, call.completed.columns)
+        series = found if len(found) > 1 else [path]
         starts = range(0, len(series), CHUNK)
         parts = (([(one, None) for one in series[n : n + CHUNK]], None) for n in starts)
         return print_answers(model, parts, call, number, named=len(series) > 1)

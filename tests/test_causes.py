@@ -272,5 +272,5 @@ def test_what_is_wrong_is_one_line(words, message, capsys):
 def test_what_has_no_probability_is_refused():
     from regard.tasks.text.embed import Embed
 
-    with pytest.raises(UsageError, match="no probability"):
+    with pytest.raises(UsageError, match="probability"):
         Embed.question(Embed.__new__(Embed), "x", None)

@@ -214,7 +214,7 @@ def test_what_is_not_known_exactly_has_no_engine(how: str):
         assert model.engine(NEVER, first) is None and model.engine(NEVER) is None
 
 
-def test_a_replaced_function_a_subclass_and_a_watcher_have_no_engine(monkeypatch):
+def test_a_replaced_function_and_a_subclass_have_no_engine(monkeypatch):
     class Mine(Transformer):
         pass
 
@@ -224,8 +224,6 @@ def test_a_replaced_function_a_subclass_and_a_watcher_have_no_engine(monkeypatch
         assert own.engine(NEVER) is None
     model = build(SMALL)
     with native.fast(model, frozen=True):
-        with regard.watch(model):
-            assert model.engine(NEVER) is None
         with monkeypatch.context() as patch:
             patch.setattr(F, "linear", lambda *words: F.linear(*words))
             assert model.engine(NEVER) is None
@@ -362,6 +360,14 @@ def test_int8_is_chosen_by_quantise_and_refused_where_it_cannot_be(monkeypatch):
     monkeypatch.setattr(Transformer, "engine", lambda *words: None)
     with pytest.raises(UsageError, match="leave it out"):
         model.run("How are you?", quantise="int8")
+
+
+def test_watching_changes_no_bit_of_an_answer_and_sees_every_step():
+    model = regard.load("en-zh")
+    alone = model.run(["How are you?", "He went home."], n_best=2, scores=True)
+    with regard.watch(model) as maps:
+        assert model.run(["How are you?", "He went home."], n_best=2, scores=True) == alone
+    assert len(maps.calls("decoder.0.cross")) > 3
 
 
 def test_a_text_past_the_learned_positions_is_refused_as_ever():

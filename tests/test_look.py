@@ -313,7 +313,9 @@ def test_letters_without_a_font_are_spelled_out(monkeypatch):
 
     only = [entry for entry in fonts.fontManager.ttflist if entry.name == fonts.PLAIN]
     monkeypatch.setattr(fonts.fontManager, "ttflist", only)
+    monkeypatch.setattr(fonts, "findSystemFonts", list)
     fonts.fonts_for.cache_clear()
+    fonts.add_new_fonts.cache_clear()
     chosen, missing = fonts.fonts_for("How 你好")
     assert chosen == [fonts.PLAIN] and missing == {"你", "好"}
     assert fonts.spell("你好 you", missing) == "[U+4F60 U+597D] you"

@@ -57,7 +57,7 @@ def test_a_table_is_answered_row_by_row_beside_its_columns(tmp_path, capsys):
     assert [row["prediction"] for row in told] == [str(answer) for answer in answers]
     (tmp_path / "in.tsv").write_text("Yes.\tJa.\n")
     assert main(["run", "en-zh", str(tmp_path / "in.tsv")]) == 2
-    assert "no column of its first row is named src or" in capsys.readouterr().err
+    assert "name the one to read with columns=" in capsys.readouterr().err
 
 
 def test_a_folder_of_texts_is_refused_with_the_remedy(tmp_path, capsys):

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.attention.watch import watcher
 from regard.data.batches import pad
 from regard.data.sentences import join_sentences, split_sentences
 from regard.data.tokenizer import Tokenizer
@@ -105,9 +106,10 @@ class SentenceDecoder:
                 "quantise=int8 is done by the engine in C, which does not know this model, these "
                 "options or this machine (see regard doctor); leave it out"
             )
-        if hypotheses is None:
+        if hypotheses is None or watcher() is not None:
+            # who watches sees the search in Python, and gets the answer that is given unwatched
             workers = torch.get_num_threads() if self.device.type == "cpu" else 1
-            hypotheses = in_batches(
+            searched = in_batches(
                 sentences,
                 [len(s.ids) for s in sentences],
                 lambda some: self.batch(some, options, first),
@@ -115,6 +117,7 @@ class SentenceDecoder:
                 rows=min(rows, max(1, -(-len(sentences) // workers))),
                 workers=workers,
             )
+            hypotheses = searched if hypotheses is None else hypotheses
         for sentence, some in zip(sentences, hypotheses, strict=True):
             sentence.hypotheses = some
 

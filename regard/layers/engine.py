@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from regard import native
 from regard.attention.intervene import intervening
 from regard.attention.positions import Learned, Position, Sinusoidal
-from regard.attention.watch import watcher
 from regard.layers.embed import Embed
 from regard.layers.kernel_weights import (
     BlockWeights,
@@ -229,7 +228,7 @@ def engine_of(
         or native.library() is None
     ):
         return None
-    if watcher() is not None or intervening() or not unpatched():
+    if intervening() or not unpatched():
         return None
     if not unchanged_functions(known) or not unchanged_functions(_FUNCTIONS):
         return None
