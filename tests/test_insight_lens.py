@@ -125,7 +125,7 @@ def test_misconceptions_are_told_and_drawn(tmp_path, capsys):
     assert main(words) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["examples"] == 2 and 0 <= told["share"] <= 1
-    assert len(told["memory"]) == 5 and len(told["memory"][0]) == 4
+    assert len(told["memory"]) == 4 and len(told["memory"][0]) == 5
     assert png.read_bytes()[:4] == b"\x89PNG"
     assert main(["misconceptions", "en-zh"]) == 2
     assert "data is missing" in capsys.readouterr().err
