@@ -748,6 +748,18 @@ def test_a_filter_gives_the_same_bits_on_any_number_of_threads():
     assert all(a.equal(b) for one in found[1:] for a, b in zip(one, found[0], strict=True))
 
 
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_is_filtered_alike_with_and_without_kernels(number, monkeypatch):
+    x = random(1, 12, 12, dtype=torch.float32)
+    x[0, 4, 5] = number
+    found = []
+    for _ in range(2):
+        found.append((bilateral(x, window=3), nonlocal_means(x, window=3, patch=3)))
+        monkeypatch.setattr(native, "library", lambda: None)
+    for with_kernels, without in zip(*found, strict=True):
+        torch.testing.assert_close(with_kernels, without, atol=1e-5, rtol=0, equal_nan=True)
+
+
 def test_kernels_leave_gradients_double_and_what_is_not_finite_to_pytorch():
     x = torch.rand(1, 12, 12)
     with torch.enable_grad():
