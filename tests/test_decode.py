@@ -11,9 +11,10 @@ from hypothesis import settings as effort
 from hypothesis import strategies as st
 from torch import Tensor
 
+from regard.decode import rules as decoding_rules
 from regard.decode.batching import in_batches
 from regard.decode.options import Decoding, decode
-from regard.decode.rules import Given, Rules, checked
+from regard.decode.rules import DecodingStep, Given, Rules, checked
 from regard.decode.search import (
     EOS,
     PENALTIES,
@@ -534,3 +535,22 @@ def test_the_first_of_the_largest_is_taken(rows, vocab):
     torch.manual_seed(rows)
     x = torch.randint(0, 5, (rows, vocab)).float()
     assert _argmax(x).tolist() == [row.index(max(row)) for row in x.tolist()]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "theirs", "more"),
+    [
+        ("repetition_penalty", 1.7, "RepetitionPenaltyLogitsProcessor", ()),
+        ("no_repeat_ngram_size", 2, "NoRepeatNGramLogitsProcessor", ()),
+        ("min_length", 4, "MinLengthLogitsProcessor", (2,)),
+        ("min_length", 5, "MinLengthLogitsProcessor", (2,)),
+    ],
+)
+def test_a_rule_changes_scores_as_transformers_does(name, value, theirs, more):
+    processors = pytest.importorskip("transformers.generation.logits_process")
+    before, written = [[5, 3], [3, 3]], torch.tensor([[4, 3], [7, 7]])
+    scores = torch.randn(2, 9, generator=torch.Generator().manual_seed(1))
+    whole = torch.cat([torch.tensor(before), written], 1)
+    wanted = getattr(processors, theirs)(value, *more)(whole, scores.clone())
+    now = DecodingStep(Given([2], before), [0, 1], written)
+    assert torch.equal(getattr(decoding_rules, name)(value)(scores.clone(), now), wanted)

@@ -106,6 +106,13 @@ def test_topk_keeps_k_and_batch_topk_k_on_average():
         assert bool((kept.sum(1) == 4).all()) is exactly
 
 
+def test_without_a_feature_there_is_the_mean():
+    x = 5 + 3 * torch.randn(200, 16, generator=torch.Generator().manual_seed(1))
+    model = SparseAutoencoder(AutoencoderConfig(16, 32, 4))
+    model.fit_scale(x)
+    assert torch.allclose(model.decode(torch.zeros(1, 32))[0], x.mean(0), atol=1e-4)
+
+
 def test_directions_start_as_long_as_asked():
     model = SparseAutoencoder(AutoencoderConfig(16, 32, 4, start=0.1))
     assert torch.allclose(model.encoder.norm(dim=1), torch.full((32,), 0.1))
