@@ -360,9 +360,9 @@ def _parse_row(
     content = cell_bytes(sound)
     if content is not None:
         return _Row(f"{path}:{number}", *pair, content)
-    name = sound.get("path") if isinstance(sound, dict) else sound
+    name: Any = sound.get("path") if isinstance(sound, dict) else sound
     own = isinstance(name, str) and os.path.isabs(name) and lay_in_memory(path)
-    file = name if own else path_inside(path.parent, name)
+    file: str = name if own else path_inside(path.parent, name)
     return _Row(file, *pair, file)
 
 

@@ -119,7 +119,7 @@ def near(seen: Seen) -> Tally | None:
     """Sum the weight on each query's place in an image and the eight around it."""
     if seen.offset is None or seen.offset.shape[-1] != 2:
         return None
-    there = (np.abs(seen.offset) <= 1).all(-1)
+    there = np.asarray((np.abs(seen.offset) <= 1).all(-1))
     return (seen.weights * there).sum((1, 2)), int(there.any(1).sum())
 
 

@@ -138,7 +138,7 @@ def draw_curves(
 
 def set_ticks(axes: Axes, places: Sequence[float], labels: Sequence[str], size: float = 8) -> None:
     """Mark places of the x axis, and label as many of them as there is room for."""
-    across = axes.get_position().width * axes.figure.get_figwidth() * 72
+    across = axes.bbox.width * 72 / axes.figure.dpi
     low, high = axes.get_xlim()  # now, since whatever was drawn is reckoned with
     at = axes.transData.transform([(x, axes.get_ylim()[0]) for x in places])[:, 0]
     at = (at - axes.bbox.x0) / axes.bbox.width * across
@@ -164,7 +164,7 @@ def label_points(
     axes.set(xlim=axes.get_xlim(), ylim=axes.get_ylim())
     points_of_pixel = 72 / axes.figure.dpi
     at = axes.transData.transform([point[:2] for point in points]) * points_of_pixel
-    inside = axes.bbox.extents * points_of_pixel
+    inside = [float(x) * points_of_pixel for x in axes.bbox.extents]
     taken = [(x - 3, y - 3, x + 3, y + 3) for x, y in at]
     angles = np.arange(16) * math.pi / 8 + math.pi / 4  # the upper right first
     rings = [(reach, angle) for reach in (5, 9, 14, 20, 28, 38, 50) for angle in angles]
@@ -186,7 +186,7 @@ def label_points(
         taken.append(box)
         axes.annotate(
             label,
-            place,
+            (place[0], place[1]),
             xytext=(left - x, low - y),
             va="bottom",
             textcoords="offset points",

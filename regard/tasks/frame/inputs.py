@@ -89,7 +89,7 @@ def read_picture(task: Any, given: Any) -> Any:
             return task.pair_picture(given)
         given = given.source
     # heads are measured on what a model reads: pieces, and texts as they are
-    asked = {"forced": True} if task.name == "language" else {}
+    asked: dict[str, Any] = {"forced": True} if task.name == "language" else {}
     if any(each.name == "units" for each in fields(task.Look)):
         asked["units"] = "pieces"
     return task.picture(given, **asked)

@@ -224,7 +224,9 @@ class SoundTask(MediaTask[SoundCodec, A]):
     @classmethod
     def options(cls, settings: Any) -> SoundOptions:
         """Return how the files of a set are taken."""
-        return SoundOptions(cls.target, settings.columns, settings.header, broken=settings.broken)
+        return SoundOptions(
+            cls.target or "none", settings.columns, settings.header, broken=settings.broken
+        )
 
     @classmethod
     def checked(cls, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
