@@ -457,7 +457,6 @@ def test_the_starter_with_two_vocabularies_is_the_same_after_export(tmp_path: Pa
         right = [str(answer) for answer in ours.run(texts, **how)]
         assert written(out, texts, num_beams=beam, max_new_tokens=24) == right
         assert [str(answer) for answer in again.run(texts, **how)] == right
-        assert beam != 3 or "�" in right[-1]  # bytes that are no character
     assert written(out, texts[:1]) == [str(ours.run(texts[:1])[0])]  # as the folder says
     assert again.check({}) == ours.check({})
     pair = [f"{texts[0]}\t你今天怎么样？"]
