@@ -769,12 +769,9 @@ def test_the_tokenizer_of_real_weights_gives_the_expected_ids():
         pytest.skip(f"no weights at {folder}")
     expected = json.loads((folder / "expected.json").read_text())
     ours, theirs = read_tokenizers(folder)[0], auto(folder)
-    assert (
-        ours.frame(ours.encode("Once upon a time, there was a little girl named Lily."))[
-            : len(expected["prompt_ids"])
-        ]
-        == expected["prompt_ids"]
-    )
+    text = "Once upon a time, there was a little girl named Lily."
+    prompt = [1, *ours.frame(ours.encode(text))]  # the folder asks for no begin token by itself
+    assert prompt[: len(expected["prompt_ids"])] == expected["prompt_ids"]
     assert ours.decode(expected["greedy_from_bos"]) == expected["text"].removeprefix("<s> ")
     for text in TEXTS:
         ids = theirs(text)["input_ids"]
