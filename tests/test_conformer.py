@@ -15,7 +15,7 @@ from regard.attention.positions.relative import XL, shifted
 from regard.errors import UsageError
 from regard.layers.block import BlockConfig
 from regard.layers.conformer import ConformerBlock, ConvolutionModule, Depthwise
-from regard.layers.run import run_blocks
+from regard.layers.fast.run import run_blocks
 from regard.layers.subsampling import Subsampling
 from regard.models import preset
 from regard.models.conformer import Conformer, ConformerConfig

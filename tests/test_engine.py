@@ -18,7 +18,7 @@ from regard.data.batches import pad
 from regard.decode import search
 from regard.errors import UsageError
 from regard.layers.block import BlockConfig
-from regard.layers.engine import STOPPINGS
+from regard.layers.fast.engine import STOPPINGS
 from regard.models.transformer import Transformer, TransformerConfig
 
 pytestmark = pytest.mark.skipif(not native.status().enabled, reason=str(native.status()))

@@ -18,7 +18,7 @@ from regard.attention.masks import Causal, Padding
 from regard.attention.multihead import MultiHead
 from regard.errors import UsageError
 from regard.layers.block import BlockConfig, EncoderBlock
-from regard.layers.run import run_blocks
+from regard.layers.fast.run import run_blocks
 from regard.native import fast
 
 

@@ -25,8 +25,8 @@ from regard.attention.positions import Position, Rotary
 from regard.attention.scores import Cosine, Dot
 from regard.data.characters import Characters
 from regard.layers import feedforward, lora
-from regard.layers import kernels as block_kernels
 from regard.layers.block import BLOCKS, BlockConfig, EncoderBlock
+from regard.layers.fast import kernels as block_kernels
 from regard.layers.feedforward import FeedForward, GatedFeedForward
 from regard.layers.norm import LayerNorm, RMSNorm
 from regard.layers.residual import PostNorm, PreNorm

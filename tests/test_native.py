@@ -23,10 +23,10 @@ from regard.attention.watch import watch
 from regard.decode.search import greedy
 from regard.errors import UsageError
 from regard.files import write_atomically
-from regard.layers import kernels as block_kernels
-from regard.layers import run
 from regard.layers.block import BlockConfig, EncoderBlock
-from regard.layers.run import run_blocks
+from regard.layers.fast import kernels as block_kernels
+from regard.layers.fast import run
+from regard.layers.fast.run import run_blocks
 from regard.models.gpt import GPT, GPTConfig
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.native import build, fast, functions

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard import native
-from regard.layers.kernel_weights import kernel_can_read, unmodified, unpatched
+from regard.layers.fast.kernel_weights import kernel_can_read, unmodified, unpatched
 from regard.native import Scope, scope
 from regard.native.torch_private import traced
 

@@ -29,6 +29,7 @@ from regard.layers.block import (
 )
 from regard.layers.context import windowed, within
 from regard.layers.embed import Embed, tie
+from regard.layers.fast.run import run_blocks
 from regard.layers.feedforward import FEED_FORWARDS
 from regard.layers.heads import (
     Classify,
@@ -39,7 +40,6 @@ from regard.layers.heads import (
     VocabularyHead,
 )
 from regard.layers.init import INITS
-from regard.layers.run import run_blocks
 from regard.layers.shapes import Ids, Lengths, Vectors
 from regard.models.declaration import FamilyInfo, size_table, with_changes
 

@@ -13,7 +13,6 @@ from regard.attention.dropout import dropout
 from regard.attention.masks import Padding
 from regard.attention.positions import Position, of_layer
 from regard.errors import UsageError, lookup
-from regard.layers.alone import computed_alone, each_alone
 from regard.layers.block import (
     BlockConfig,
     EncoderBlock,
@@ -24,10 +23,11 @@ from regard.layers.block import (
 )
 from regard.layers.conformer import ConformerBlock
 from regard.layers.depth import drop_path_schedule
+from regard.layers.fast.alone import computed_alone, each_alone
+from regard.layers.fast.run import run_blocks
 from regard.layers.heads import Classify, NoHead, TokenClassify
 from regard.layers.init import INITS
 from regard.layers.layout import Layout, full_layout, time_grid
-from regard.layers.run import run_blocks
 from regard.layers.shapes import Ids, Lengths, Vectors
 from regard.layers.subsampling import Subsampling, zero_padding
 from regard.layers.vocabulary import Head

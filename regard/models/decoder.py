@@ -12,9 +12,9 @@ from regard.attention.once import one_pass
 from regard.attention.positions import Position, of_layer
 from regard.layers.block import BlockConfig, DecoderBlock, block_position, build_final_norm
 from regard.layers.embed import Embed
-from regard.layers.half import half_memories
-from regard.layers.kernels import CrossMemory, reads_memory
-from regard.layers.run import run_blocks
+from regard.layers.fast.half import half_memories
+from regard.layers.fast.kernels import CrossMemory, reads_memory
+from regard.layers.fast.run import run_blocks
 from regard.layers.shapes import Ids, Vectors
 from regard.layers.vocabulary import Head
 from regard.models.state import State, take_caches

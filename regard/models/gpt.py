@@ -24,8 +24,8 @@ from regard.layers.block import (
 )
 from regard.layers.context import windowed, within
 from regard.layers.embed import RoundedEmbed
+from regard.layers.fast.run import run_blocks
 from regard.layers.init import INITS
-from regard.layers.run import run_blocks
 from regard.layers.shapes import Ids, Lengths, Vectors
 from regard.layers.vocabulary import CappedHead, Head
 from regard.models.declaration import FamilyInfo

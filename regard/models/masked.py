@@ -15,10 +15,10 @@ from torch.nn import functional as F
 
 from regard.errors import UsageError, lookup
 from regard.layers.block import BlockConfig, build_block, build_final_norm, size_field
+from regard.layers.fast.run import run_blocks
 from regard.layers.grid import GridPosition
 from regard.layers.init import INITS
 from regard.layers.patches import grid_at
-from regard.layers.run import run_blocks
 from regard.layers.shapes import Images, Size, Vectors
 from regard.models.swin import Swin
 from regard.models.vit import ViT

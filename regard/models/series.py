@@ -22,10 +22,10 @@ from regard.layers.block import (
 )
 from regard.layers.chunks import Chunks, chunk_at
 from regard.layers.depth import drop_path_schedule
+from regard.layers.fast.run import run_blocks
 from regard.layers.grid import build_grid_position
 from regard.layers.heads import Classify
 from regard.layers.init import INITS
-from regard.layers.run import run_blocks
 from regard.layers.shapes import Lengths, Vectors
 from regard.models.declaration import FamilyInfo, size_table
 

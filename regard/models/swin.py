@@ -21,12 +21,12 @@ from regard.layers.block import (
     size_field,
 )
 from regard.layers.depth import drop_path_schedule
+from regard.layers.fast.run import run_blocks
 from regard.layers.heads import Attentive, Max, Mean
 from regard.layers.init import INITS
 from regard.layers.layout import Layout, halve, token_grid
 from regard.layers.norm import LayerNorm
 from regard.layers.patches import Patches, check_images, grid_at
-from regard.layers.run import run_blocks
 from regard.layers.shapes import Images, Size
 from regard.layers.windows import WINDOW_POSITIONS, Windows
 from regard.models.declaration import FamilyInfo, size_table

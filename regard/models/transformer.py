@@ -20,10 +20,10 @@ from regard.layers.block import (
     size_field,
 )
 from regard.layers.embed import Embed, tie, ties
-from regard.layers.engine import Engine, Parts, engine_of
+from regard.layers.fast.engine import Engine, Parts, engine_of
+from regard.layers.fast.kernel_weights import known_functions
+from regard.layers.fast.run import run_blocks
 from regard.layers.init import INITS
-from regard.layers.kernel_weights import known_functions
-from regard.layers.run import run_blocks
 from regard.layers.shapes import Ids, Lengths
 from regard.layers.vocabulary import Head
 from regard.models.declaration import EncoderDecoderConfig, FamilyInfo, size_table

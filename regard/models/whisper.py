@@ -11,7 +11,6 @@ from torch.nn import functional as F
 from regard.attention.dropout import dropout
 from regard.attention.masks import Padding
 from regard.errors import UsageError, lookup
-from regard.layers.alone import each_alone
 from regard.layers.block import (
     BlockConfig,
     EncoderBlock,
@@ -20,9 +19,10 @@ from regard.layers.block import (
     size_field,
 )
 from regard.layers.embed import Embed
-from regard.layers.half import half_asked
+from regard.layers.fast.alone import each_alone
+from regard.layers.fast.half import half_asked
+from regard.layers.fast.run import run_blocks
 from regard.layers.init import INITS
-from regard.layers.run import run_blocks
 from regard.layers.shapes import Ids, Lengths
 from regard.layers.subsampling import zero_padding
 from regard.layers.vocabulary import Head

@@ -1,4 +1,4 @@
-/* Decoding: the next tokens of each text through a stack of blocks, which regard/layers/kernels.py
+/* Decoding: the next tokens of each text through a stack of blocks, which regard/layers/fast/kernels.py
  * describes. Blocks may have cross-attention to a memory. Products of many rows, and those with a
  * matrix that is laid by rows, are the matrix library's. */
 #include <omp.h>

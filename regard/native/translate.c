@@ -1,7 +1,7 @@
 /* Sentences translated by an encoder-decoder: a thread a core takes them from one queue. Each step
  * runs all hypotheses of all its sentences as rows of one product; a finished sentence leaves, and a
  * waiting one joins at once. regard/decode/search.py says the same in Python and is the reference;
- * regard/layers/engine.py calls this. */
+ * regard/layers/fast/engine.py calls this. */
 #include <stdint.h>
 
 #include "product.h"
@@ -101,7 +101,7 @@ void regard_engine_free(Engine *e) {
   free(e);
 }
 
-/* Numbers come in the order of regard/layers/engine.py: for each block norm, qkv, out, norm, gate, inner,
+/* Numbers come in the order of regard/layers/fast/engine.py: for each block norm, qkv, out, norm, gate, inner,
  * outer, and for the decoder's norm, cross qkv, cross out, each with its bias; both last norms; tables */
 static int lay(const Engine *e, Matrix *m, const Numbers *w, const float *bias, long first, long out, float never) {
   return pack(m, w, bias, first, out, never) && (!e->shape.bytes || pack_bytes(m));

@@ -17,8 +17,8 @@ from regard.attention.attend import record_attention
 from regard.attention.masks import Mask
 from regard.attention.multihead import Cache, Memory
 from regard.attention.watch import watcher
-from regard.layers.half import try_half
-from regard.layers.kernel_weights import (
+from regard.layers.fast.half import try_half
+from regard.layers.fast.kernel_weights import (
     BlockWeights,
     checked_plan,
     kernel_can_read,

@@ -9,7 +9,7 @@ from regard import native
 from regard.attention.masks import Mask
 from regard.attention.multihead import Cache
 from regard.attention.once import one_pass
-from regard.layers.kernels import CrossMemory, try_kernel
+from regard.layers.fast.kernels import CrossMemory, try_kernel
 
 
 def run_blocks(

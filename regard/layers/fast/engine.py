@@ -14,7 +14,7 @@ from regard import native
 from regard.attention.intervene import intervening
 from regard.attention.positions import Learned, Position, Sinusoidal
 from regard.layers.embed import Embed
-from regard.layers.kernel_weights import (
+from regard.layers.fast.kernel_weights import (
     BlockWeights,
     Fingerprint,
     kernel_can_read,

@@ -17,8 +17,8 @@ from regard.attention.kernels import Problem, compute
 from regard.attention.masks import Mask, Padding
 from regard.attention.multihead import Memory
 from regard.attention.watch import watcher
-from regard.layers.alone import each_alone
-from regard.layers.kernel_weights import checked_plan, kernel_weights
+from regard.layers.fast.alone import each_alone
+from regard.layers.fast.kernel_weights import checked_plan, kernel_weights
 from regard.native.functions import WEIGHTS
 
 CROSS = slice(16, 18)  # where the first matrix of cross-attention stands among a block's weights
