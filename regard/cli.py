@@ -575,7 +575,7 @@ def keys(settings: type, short: dict[str, Any]) -> str:
     rows = list(describe(settings))
     width = max(len(row.key) for row in rows)
     lines = ["Settings (type, default):"]
-    for key, kind, default, help in rows:
+    for key, kind, default, help, *_ in rows:
         lines.append(f"  {key:<{width}}  {help + ' ' if help else ''}({kind}, {default or 'none'})")
     for key, long in short.items():
         lines.append(f"  {key:<{width}}  short for {long}")

@@ -3,17 +3,19 @@
 import math
 import re
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from dataclasses import field as dataclass_field
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from regard.errors import UsageError
+from regard.errors import UsageError, lookup
 
 C = TypeVar("C")
+Choices = Iterable[str] | Callable[[], Iterable[str]]  # a table, or what returns it when asked
 
 SETTING = re.compile(r"([A-Za-z_][A-Za-z0-9_.]*)=(.*)", re.DOTALL)
 OPTION = re.compile(r"--([A-Za-z_][A-Za-z0-9_.-]*)(?:=(.*))?", re.DOTALL)
@@ -118,6 +120,12 @@ class Setting(NamedTuple):
     type: str
     default: str
     help: str
+    group: str
+    choices: Choices
+
+    def names(self) -> list[str]:
+        """Names that its value can be, if it is one of a table's."""
+        return list(_names(self.choices))
 
 
 def setting(
@@ -129,12 +137,26 @@ def setting(
     above: float | None = None,
     below: float | None = None,
     key: str | None = None,
+    choices: Choices | None = None,
+    joined_by: str | None = None,
+    group: str | None = None,
 ) -> Any:
-    """Declare a field of a settings class: default, help and bounds; `key` if not its name.
+    """Declare a field of a settings class.
 
-    A subclass that only changes the default (`lr: float = 0.1`) keeps help, bounds and key.
+    A subclass that only changes the default (`lr: float = 0.1`) keeps all the rest.
+
+    Args:
+        default: Value that is not given.
+        help: One line for the help page.
+        min, max, above, below: Bounds of a number, or of each number of a list.
+        key: Name that users write, if not that of the field.
+        choices: Names that a text can be: the table that has them, which may grow, or a function
+            that returns it, called when a value is given.
+        joined_by: Sign between several of the choices in one text, such as +.
+        group: Heading on the help page; else `GROUP` of the class that declares the field.
     """
     given = {"min": min, "max": max, "above": above, "below": below, "key": key}
+    given |= {"choices": choices, "joined_by": joined_by, "group": group}
     metadata = {name: value for name, value in given.items() if value is not None}
     return dataclass_field(default=default, metadata={"help": help, **metadata})
 
@@ -213,14 +235,16 @@ def describe(cls: type, prefix: str = "", base: Any = None) -> Iterator[Setting]
         key, default = prefix + row.key, row.default(base)
         if inner := _nested(row.hint):
             within = default if isinstance(default, inner) else None
-            yield from describe(inner, key + ".", within)
+            rows = describe(inner, key + ".", within)
+            yield from (each._replace(group=row.metadata.get("group", row.key)) for each in rows)
         else:
             shown = "" if default is MISSING else _show(default)
-            yield Setting(key, _type_name(row.hint), shown, row.metadata.get("help", ""))
+            told = (row.metadata.get("help", ""), row.group, row.metadata.get("choices", ()))
+            yield Setting(key, _type_name(row.hint), shown, *told)
 
 
 def _fill(cls: type, values: Mapping[str, Any], base: Any, prefix: str, known: list[str]) -> Any:
-    rows = list(_keys(cls))
+    rows = _keys(cls)
     # A Python caller cannot write the keyword `from`, so the field's own name is understood too.
     names = {row.key: row for row in rows} | {row.name: row for row in rows}
     given: dict[str, dict[str, Any]] = {}
@@ -302,7 +326,16 @@ def _convert(hint: Any, value: Any, key: str, metadata: Mapping[str, Any]) -> An
     for number in numbers:
         if isinstance(number, int | float) and not isinstance(number, bool):
             _check_bounds(number, key, metadata)
+        elif isinstance(number, str) and "choices" in metadata:
+            names = dict.fromkeys(_names(metadata["choices"]))
+            sign = metadata.get("joined_by")
+            for name in map(str.strip, number.split(sign)) if sign else (number,):
+                lookup(key.rpartition(".")[2], name, names)
     return result
+
+
+def _names(choices: Choices) -> Iterable[str]:
+    return choices() if callable(choices) else choices
 
 
 def _check_bounds(number: float, key: str, metadata: Mapping[str, Any]) -> None:
@@ -465,6 +498,7 @@ class _Key(NamedTuple):
     hint: Any
     metadata: Mapping[str, Any]
     field: Field[Any]
+    group: str
 
     def default(self, base: Any) -> Any:
         """Return its value in `base`, or its own default, or MISSING."""
@@ -474,15 +508,23 @@ class _Key(NamedTuple):
         return self.field.default if factory is MISSING else factory()
 
 
-def _keys(cls: type) -> Iterator[_Key]:
-    hints = get_type_hints(cls)
+@cache
+def _keys(cls: type) -> list[_Key]:
+    keys, hints = [], get_type_hints(cls)
     for field in fields(cls):
         if field.init:
-            bases = (vars(base).get("__dataclass_fields__", {}) for base in cls.__mro__)
-            declared = (base[field.name].metadata for base in bases if field.name in base)
-            metadata = next(filter(None, declared), {})
             name = field.name
-            yield _Key(metadata.get("key", name), name, hints[name], metadata, field)
+            bases = [base for base in cls.__mro__ if name in _fields(base)]
+            declared = [_fields(base)[name].metadata for base in bases]
+            metadata = next(filter(None, declared), {})
+            groups = [*(each.get("group") for each in declared), vars(bases[-1]).get("GROUP")]
+            group = next(filter(None, groups), "")
+            keys.append(_Key(metadata.get("key", name), name, hints[name], metadata, field, group))
+    return keys
+
+
+def _fields(cls: type) -> Mapping[str, Field[Any]]:
+    return getattr(cls, "__dataclass_fields__", {})
 
 
 def _show(value: Any) -> str:

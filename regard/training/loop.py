@@ -42,16 +42,20 @@ MEASURING_SHARE = 0.05  # of the time, spent on timing steps
 class LoopSettings:
     """Hyperparameters of the training loop, whatever is trained."""
 
-    steps: int | None = setting(None, "optimiser steps", min=1)
-    epochs: float | None = setting(None, "passes over the training data", above=0, max=1e6)
-    minutes: float | None = setting(None, "time budget, validation included", min=0.01)
+    GROUP = "optimiser"
+
+    steps: int | None = setting(None, "optimiser steps", min=1, group="length")
+    epochs: float | None = setting(
+        None, "passes over the training data", above=0, max=1e6, group="length"
+    )
+    minutes: float | None = setting(
+        None, "time budget, validation included", min=0.01, group="length"
+    )
     seed: int = setting(1, "random seed", min=0, max=2**62)
-    optimiser: str = setting("adamw", "optimiser: adamw or muon")
+    optimiser: str = setting("adamw", "optimiser", choices=OPTIMISERS)
     lr: float = setting(1e-3, "peak learning rate", min=0, max=100)
     warmup: int | None = setting(None, "warm-up steps; a tenth of all unless given", min=0)
-    schedule: str = setting(
-        "inverse_sqrt", "learning-rate schedule: inverse_sqrt, cosine or constant"
-    )
+    schedule: str = setting("inverse_sqrt", "learning-rate schedule", choices=SCHEDULES)
     weight_decay: float = setting(0.01, "weight decay", min=0, max=10)
     layer_decay: float = setting(1.0, "layer-wise learning-rate decay", above=0, max=1)
     beta2: float = setting(0.98, "AdamW beta2", min=0, max=0.99999)
@@ -59,22 +63,20 @@ class LoopSettings:
     accumulate: int = setting(1, "gradient accumulation steps", min=1)
     ema: float = setting(0.0, "EMA decay; 0 disables it", min=0, max=0.99999)
     average: int = setting(0, "last checkpoints to average; 0 disables it", min=0, max=100)
-    valid_every: int | None = setting(None, "steps between validations", min=1)
-    save_every: float = setting(120.0, "seconds between checkpoints", min=0)
+    valid_every: int | None = setting(None, "steps between validations", min=1, group="length")
+    save_every: float = setting(120.0, "seconds between checkpoints", min=0, group="files")
     patience: int = setting(
-        0, "early stopping: validations without improvement; 0 disables it", min=0
+        0, "early stopping: validations without improvement; 0 disables it", min=0, group="length"
     )
-    device: str = setting("cpu", "device: cpu, cuda, cuda:1, mps")
-    dtype: str = setting("float32", "data type: float32, or bfloat16 by autocast")
-    processes: int = setting(1, "data-parallel processes", min=1, max=64)
-    threads: int | None = setting(None, "CPU threads", min=1, max=1024)
-    compile: bool = setting(False, "compile the model with torch.compile")
+    device: str = setting("cpu", "device: cpu, cuda, cuda:1, mps", group="machine")
+    dtype: str = setting("float32", "data type: float32, or bfloat16 by autocast", group="machine")
+    processes: int = setting(1, "data-parallel processes", min=1, max=64, group="machine")
+    threads: int | None = setting(None, "CPU threads", min=1, max=1024, group="machine")
+    compile: bool = setting(False, "compile the model with torch.compile", group="machine")
 
 
 def check(settings: LoopSettings) -> None:
     """Refuse unknown names and devices before anything is written."""
-    lookup("optimiser", settings.optimiser, OPTIMISERS)
-    lookup("schedule", settings.schedule, SCHEDULES)
     if settings.dtype == "float16":
         raise UsageError(
             "dtype=float16: its gradients need loss scaling, which is not done here; "
