@@ -1,4 +1,4 @@
-"""Fit the weights of regard/decode/no_speech.py, and count what the gate lets through.
+"""Fit the weights of regard/decode/speech/no_speech.py, and count what the gate lets through.
 
     python bench/no_speech.py fit            prints MEAN, SCALE and WEIGHTS
     python bench/no_speech.py check          false alarms on generated sounds, losses of AN4 dev
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import soundfile
 
-from regard.decode import no_speech
+from regard.decode.speech import no_speech
 
 RATE = no_speech.RATE
 DATA = Path(os.environ.get("REGARD_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))

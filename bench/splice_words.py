@@ -20,7 +20,7 @@ import numpy as np
 import soundfile
 
 import regard
-from regard.decode.words import Word
+from regard.decode.speech.words import Word
 from regard.files import write_atomically
 
 RATE = 16000

@@ -132,7 +132,7 @@ def recordings(data: Path, home: Path, minutes: float) -> dict[str, Any]:
     import numpy as np
 
     from regard.data.sound_files import read_sound
-    from regard.decode.segments import cut_at_pauses
+    from regard.decode.speech.segments import cut_at_pauses
 
     rate, rng = 16_000, np.random.default_rng(1)
     lines = (data / "an4" / "train.tsv").read_text().splitlines()

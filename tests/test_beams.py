@@ -9,8 +9,8 @@ import torch
 
 import regard
 from regard.cli import main
-from regard.decode.ctc import prefix_beam
 from regard.decode.sentences import Sentence
+from regard.decode.speech.ctc import prefix_beam
 from regard.decode.trace import FATES, tracing
 from regard.errors import UsageError
 from regard.viewer.beams import place_nodes

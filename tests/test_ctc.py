@@ -14,10 +14,10 @@ from torch import Tensor
 
 from regard.data.characters import Characters
 from regard.data.tokenize import train_tokenizer
-from regard.decode.ctc import CTCPrefixScore, LanguageModel, greedy, prefix_beam
-from regard.decode.ctc_align import align, alignable, not_alignable, required_frames
 from regard.decode.options import Decoding, decode
 from regard.decode.search import EOS, beam, forbid, stop_repetition
+from regard.decode.speech.ctc import CTCPrefixScore, LanguageModel, greedy, prefix_beam
+from regard.decode.speech.ctc_align import align, alignable, not_alignable, required_frames
 from regard.errors import UsageError
 from regard.layers.block import BlockConfig
 from regard.models.gpt import GPT, GPTConfig
@@ -198,7 +198,7 @@ def test_a_long_alignment_goes_in_blocks_and_is_the_same(monkeypatch, frames):
     for text in ([], [1], [1, 2, 2, 3], [3] * 5):
         if alignable(frames, text):
             whole = align(log_probs, text)
-            monkeypatch.setattr("regard.decode.ctc_align.MOST_MOVES", 1)
+            monkeypatch.setattr("regard.decode.speech.ctc_align.MOST_MOVES", 1)
             assert align(log_probs, text) == whole
             monkeypatch.undo()
 

@@ -9,8 +9,8 @@ import pytest
 
 from regard import processor
 from regard.cli import main
-from regard.decode.speech import SpeechDecoding
-from regard.decode.whisper import WhisperDecoder
+from regard.decode.speech.options import WhisperDecoding
+from regard.decode.speech.whisper import WhisperDecoder
 from regard.errors import UsageError
 from regard.training.loop import LoopSettings, check
 
@@ -63,9 +63,9 @@ def test_whisper_in_it_is_refused_in_one_line(monkeypatch):
     let_child(monkeypatch, KILLED)
     decoder = object.__new__(WhisperDecoder)  # which asks before it looks at its model
     with pytest.raises(UsageError, match=r"^dtype=bfloat16: this processor cannot.*SIGILL"):
-        decoder.check(SpeechDecoding(dtype="bfloat16"))
+        decoder.check(WhisperDecoding(dtype="bfloat16"))
     with pytest.raises(UsageError, match="unknown dtype 'int4'; choose from bfloat16, float32"):
-        decoder.check(SpeechDecoding(dtype="int4"))
+        decoder.check(WhisperDecoding(dtype="int4"))
 
 
 def test_a_child_that_hangs_is_given_up_and_asked_again(monkeypatch, tmp_path):

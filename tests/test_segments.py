@@ -17,11 +17,18 @@ from hypothesis import strategies as st
 
 from regard.data.characters import Characters
 from regard.data.tokenize import train_tokenizer
-from regard.decode.ctc_align import Alignment
-from regard.decode.no_speech import is_speech, speech_score
-from regard.decode.segments import HOP, SILENCE, cut_at_pauses, loudness, smooth, sound_threshold
-from regard.decode.subtitles import WIDTH, cues, join_words, srt, vtt
-from regard.decode.words import Word, word_tokens, words
+from regard.decode.speech.ctc_align import Alignment
+from regard.decode.speech.no_speech import is_speech, speech_score
+from regard.decode.speech.segments import (
+    HOP,
+    SILENCE,
+    cut_at_pauses,
+    loudness,
+    smooth,
+    sound_threshold,
+)
+from regard.decode.speech.subtitles import WIDTH, cues, join_words, srt, vtt
+from regard.decode.speech.words import Word, word_tokens, words
 from regard.errors import UsageError
 
 RATE = 8000

@@ -18,8 +18,8 @@ from torch.nn import functional as F
 import regard
 from regard.cli import main
 from regard.data.sound_augment import SoundAugment, change_speed
-from regard.decode.speech import Recognised, likely_texts
-from regard.decode.words import Word
+from regard.decode.speech.decoder import Recognised, likely_texts
+from regard.decode.speech.words import Word
 from regard.errors import UsageError
 from regard.tasks import task
 from regard.tasks.frame.train import rehearsing

@@ -341,7 +341,7 @@ RULES: dict[str, Rule] = {
     "renormalize_logits": Rule(lambda x, vocab: x is True),
     "early_stopping": Rule(lambda x, vocab: x if x == "never" else x is True),
     "regard_usual_limit": Rule(_flag),  # we exported it, and mean what we do without max_length
-    # and these say what Whisper writes after (regard.decode.whisper)
+    # and these say what Whisper writes after (regard.decode.speech.whisper)
     "forced_decoder_ids": Rule(_prompt),
     "no_timestamps_token_id": Rule(_id),
     "prev_sot_token_id": Rule(_id),

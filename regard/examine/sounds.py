@@ -12,7 +12,7 @@ from regard.data.sound_files import BrokenSound
 from regard.data.sound_sets import SoundFiles, SoundOptions, find_sound_parts
 from regard.data.spectrogram import SoundFormat
 from regard.data.split import hash_text
-from regard.decode.ctc_align import alignable
+from regard.decode.speech.ctc_align import alignable
 from regard.errors import UsageError
 from regard.examine.report import (
     MEANT,

@@ -11,7 +11,7 @@ def ctc_loss(
     """Return the sum of -log p(target) of logits (b, t, vocab), in float32 at least.
 
     Only the first `lengths` frames and `target_lengths` tokens of each are read. It is infinite for
-    a pair that cannot be aligned: `decode.ctc_align.not_alignable` finds these beforehand.
+    a pair that cannot be aligned: `decode.speech.ctc_align.not_alignable` finds these beforehand.
     """
     return ctc_losses(logits, lengths, targets, target_lengths, blank, "sum")
 

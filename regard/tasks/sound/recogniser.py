@@ -11,12 +11,12 @@ from torch import Tensor
 
 from regard.data.sound_augment import change_speed
 from regard.data.sounds import Sounds
-from regard.decode.ctc import LanguageModel
-from regard.decode.no_speech import is_speech
-from regard.decode.segments import Segment, cut_at_pauses, loudness
-from regard.decode.speech import Recognised, SpeechDecoder, Utterance
-from regard.decode.subtitles import join_words
-from regard.decode.whisper import WhisperDecoder
+from regard.decode.speech.ctc import LanguageModel
+from regard.decode.speech.decoder import Recognised, SpeechDecoder, Utterance
+from regard.decode.speech.no_speech import is_speech
+from regard.decode.speech.segments import Segment, cut_at_pauses, loudness
+from regard.decode.speech.subtitles import join_words
+from regard.decode.speech.whisper import WhisperDecoder
 from regard.errors import UsageError, lookup
 from regard.metrics.speech import NORMALISATIONS, compare_transcripts, transcript_scores
 from regard.models.protocols import Model

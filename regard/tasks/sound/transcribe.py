@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.data.sounds import Sounds
-from regard.decode.ctc_align import required_frames
+from regard.decode.speech.ctc_align import required_frames
 from regard.errors import UsageError
 from regard.metrics.speech import transcript_errors
 from regard.models import task_changes

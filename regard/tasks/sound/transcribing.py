@@ -14,12 +14,12 @@ from regard.data.characters import Characters
 from regard.data.sounds import Sounds
 from regard.data.tokenize import train_tokenizer
 from regard.data.tokenizer import Tokenizer
-from regard.decode.ctc import LanguageModel
-from regard.decode.ctc_align import not_alignable, required_frames
-from regard.decode.no_speech import is_speech
-from regard.decode.speech import SpeechDecoding
-from regard.decode.subtitles import srt, vtt
-from regard.decode.words import Word, word_tokens
+from regard.decode.speech.ctc import LanguageModel
+from regard.decode.speech.ctc_align import not_alignable, required_frames
+from regard.decode.speech.no_speech import is_speech
+from regard.decode.speech.options import WhisperDecoding
+from regard.decode.speech.subtitles import srt, vtt
+from regard.decode.speech.words import Word, word_tokens
 from regard.errors import UsageError
 from regard.models.folder import load_folder
 from regard.pretrained.tokenizer_folder import load_tokenizer
@@ -70,7 +70,7 @@ class Listening:
 
 
 @dataclass(frozen=True)
-class TranscribeRun(derived("TranscribeRun", SoundRunSettings, SpeechDecoding, Listening)):
+class TranscribeRun(derived("TranscribeRun", SoundRunSettings, WhisperDecoding, Listening)):
     """How to transcribe sounds."""
 
     format: str = setting("text", "text, json, srt or vtt")
@@ -90,7 +90,7 @@ class TranscribeEval(derived("TranscribeEval", SoundEvalSettings, TranscribeRun)
 
 @dataclass(frozen=True)
 class TranscribeLook(
-    derived("TranscribeLook", SoundLookSettings, SoundRunSettings, SpeechDecoding, Listening)
+    derived("TranscribeLook", SoundLookSettings, SoundRunSettings, WhisperDecoding, Listening)
 ):
     """What to see of how a transcript came about."""
 

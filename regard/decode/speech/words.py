@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from regard.data.tokenizer import Tokenizer
-from regard.decode.segments import HOP, SILENCE, smooth
+from regard.decode.speech.segments import HOP, SILENCE, smooth
 
 SPACE = "▁"  # how a tokenizer's pieces show a space
 REACH = 0.1  # seconds that a word goes on beyond its tokens where the sound is not known
@@ -110,7 +110,7 @@ def words(
     ]
     bounds = _halfway(times)
     if level is not None:
-        bounds = _over_sound(level, times, [len(text) for text, _ in found], bounds)
+        bounds = align_words_to_energy(level, times, [len(text) for text, _ in found], bounds)
     return [
         Word(text, offset + start, offset + end, min(timed.confidences[n] for n in some))
         for (text, some), (start, end) in zip(found, bounds, strict=True)
@@ -127,22 +127,56 @@ def _halfway(times: Sequence[np.ndarray]) -> list[tuple[float, float]]:
     return list(zip(low.tolist(), np.maximum(high, low).tolist(), strict=True))
 
 
-def _over_sound(
+@dataclass(frozen=True)
+class _Boundaries:
+    """Places where a word may begin or end, in seconds, and what that costs; each is (n,)."""
+
+    at: np.ndarray
+    loudness: np.ndarray  # cost of a boundary at the place
+    sound: np.ndarray  # cost of all sound before the place, were it outside of words
+    silence: np.ndarray  # cost of all silence before the place, were it inside of words
+
+
+class _WordEnds(NamedTuple):
+    """The cheapest way to lay words up to one, for each boundary from `first` on as its end."""
+
+    first: int
+    costs: np.ndarray
+    starts: np.ndarray  # boundary where the word begins, for each of its ends
+    previous: np.ndarray  # boundary where the word before ends, for each beginning from `first` on
+
+
+def align_words_to_energy(
     level: np.ndarray,
     times: Sequence[np.ndarray],
     letters: Sequence[int],
     usual: list[tuple[float, float]],
 ) -> list[tuple[float, float]]:
-    """Return where each word begins and ends: the best way to deal the sound out to the words.
+    """Beginning and end of each word, such that words cover the sound at the lowest cost.
 
     Sound outside of words costs, and so do silence inside, a boundary where it is loud, tokens that
     lie outside of their word, and a length that is unlikely for so many letters. Words begin and
     end where the sound rises, falls or is softest for a moment, or where they usually would; the
-    best way is found by dynamic programming over such places within a few seconds of each word's
-    tokens. If there is none, words are where they usually would be.
+    best way is found by dynamic programming over such boundaries within a few seconds of each
+    word's tokens. If there is none, words are where they usually would be.
     """
     if len(level) == 0 or level.max() <= SILENCE:
         return usual
+    boundaries = _find_boundaries(level, usual)
+    nothing = np.zeros(1, dtype=np.int64)
+    ends = _WordEnds(0, np.zeros(1), nothing, nothing)
+    words: list[_WordEnds] = []
+    for tokens, count in zip(times, letters, strict=True):
+        ends = _add_word(boundaries, ends, tokens, count)
+        words.append(ends)
+    total = ends.costs - boundaries.sound[ends.first : ends.first + len(ends.costs)]
+    if not np.isfinite(total.min()):
+        return usual
+    return _join_close(_trace_back(boundaries, words, ends.first + int(total.argmin())))
+
+
+def _find_boundaries(level: np.ndarray, usual: list[tuple[float, float]]) -> _Boundaries:
+    """Boundaries at the edges and dips of the sound, and where words usually begin and end."""
     top = float(np.percentile(level, 95))
     floor = max(float(np.percentile(level, 5)), top - RANGE)
     heard = np.clip((level - floor - RISE) / SLOPE, 0.0, 1.0)
@@ -150,50 +184,64 @@ def _over_sound(
     edges = np.flatnonzero(np.diff(heard > 0, prepend=False, append=False))
     around = np.pad(loud, 1, mode="edge")
     dips = np.flatnonzero((loud <= around[:-2]) & (loud < around[2:]))
-    also = np.clip(np.rint(np.array(usual).ravel() / HOP), 0, len(level)).astype(np.int64)
-    places = np.unique(np.concatenate([[0, len(level)], edges, dips, also]))
-    at = places * HOP
+    expected = np.clip(np.rint(np.array(usual).ravel() / HOP), 0, len(level)).astype(np.int64)
+    places = np.unique(np.concatenate([[0, len(level)], edges, dips, expected]))
     near = np.concatenate([[0.0, 0.0], loud, [0.0, 0.0]])
     softest = np.stack([near[n : n + len(level) + 1] for n in range(4)]).min(0)
-    boundary = LOUD_BOUNDARY * softest[places]
-    outside = np.concatenate([[0.0], np.cumsum(heard)])[places]
-    inside = SILENCE_INSIDE * np.concatenate([[0.0], np.cumsum(1 - heard)])[places]
+    return _Boundaries(
+        at=places * HOP,
+        loudness=LOUD_BOUNDARY * softest[places],
+        sound=np.concatenate([[0.0], np.cumsum(heard)])[places],
+        silence=SILENCE_INSIDE * np.concatenate([[0.0], np.cumsum(1 - heard)])[places],
+    )
 
-    # cost of all words so far, the last of which ends at one of these places
-    first, best = 0, np.zeros(1)
-    steps = []
-    for some, count in zip(times, letters, strict=True):
-        low = max(first, int(np.searchsorted(at, some.min() - AROUND)))
-        high = max(low + 1, int(np.searchsorted(at, some.max() + AROUND, "right")))
-        here = slice(low, high)
-        waiting = np.full(high - first, np.inf)
-        waiting[: len(best)] = best[: high - first]
-        waiting -= outside[first:high]
-        lowest = np.minimum.accumulate(waiting)
-        came = np.maximum.accumulate(np.where(waiting <= lowest, np.arange(first, high), 0))
-        early = np.clip(at[here, None] - some, 0.0, FARTHEST).mean(1)
-        late = np.clip(some - at[here, None], 0.0, FARTHEST).mean(1)
-        begin = lowest[low - first :] + outside[here] + boundary[here] - inside[here]
-        begin += TOKEN_OUTSIDE * early
-        seconds = at[here] - at[here, None]
-        possible = seconds > SHORTEST
-        logs = np.log(np.where(possible, seconds, 1.0)) - np.log(USUAL + PER_LETTER * count)
-        costs = np.where(possible, begin[:, None] + UNLIKELY_LENGTH * logs**2, np.inf)
-        began = costs.argmin(0)
-        best = costs[began, np.arange(high - low)] + inside[here] + boundary[here]
-        best += TOKEN_OUTSIDE * late
-        steps.append((low, low + began, came[low - first :]))
-        first = low
-    total = best - outside[first : first + len(best)]
-    if not np.isfinite(total.min()):
-        return usual
-    end = first + int(total.argmin())
+
+def _add_word(
+    boundaries: _Boundaries, before: _WordEnds, tokens: np.ndarray, letters: int
+) -> _WordEnds:
+    """The cheapest ways to lay one more word, with tokens at these seconds, after those before."""
+    at, first = boundaries.at, before.first
+    low = max(first, int(np.searchsorted(at, tokens.min() - AROUND)))
+    high = max(low + 1, int(np.searchsorted(at, tokens.max() + AROUND, "right")))
+    here = slice(low, high)
+    # the cheapest end of the word before, for each place where this one may begin
+    waiting = np.full(high - first, np.inf)
+    waiting[: len(before.costs)] = before.costs[: high - first]
+    waiting -= boundaries.sound[first:high]
+    lowest = np.minimum.accumulate(waiting)
+    previous = np.maximum.accumulate(np.where(waiting <= lowest, np.arange(first, high), 0))
+    # to begin, to be so long, and to end
+    loudness, silence = boundaries.loudness[here], boundaries.silence[here]
+    early = np.clip(at[here, None] - tokens, 0.0, FARTHEST).mean(1)
+    late = np.clip(tokens - at[here, None], 0.0, FARTHEST).mean(1)
+    begin = lowest[low - first :] + boundaries.sound[here] + loudness - silence
+    begin += TOKEN_OUTSIDE * early
+    seconds = at[here] - at[here, None]
+    possible = seconds > SHORTEST
+    logs = np.log(np.where(possible, seconds, 1.0)) - np.log(USUAL + PER_LETTER * letters)
+    costs = np.where(possible, begin[:, None] + UNLIKELY_LENGTH * logs**2, np.inf)
+    starts = costs.argmin(0)
+    best = costs[starts, np.arange(high - low)] + silence + loudness
+    best += TOKEN_OUTSIDE * late
+    return _WordEnds(low, best, low + starts, previous[low - first :])
+
+
+def _trace_back(
+    boundaries: _Boundaries, words: Sequence[_WordEnds], end: int
+) -> list[tuple[float, float]]:
+    """Beginning and end of each word, of which the last ends at a given boundary."""
     bounds: list[tuple[float, float]] = []
-    for low, began, came in reversed(steps):
-        start = int(began[end - low])
-        bounds.append((float(at[start]), float(at[end])))
-        end = int(came[start - low])
-    bounds.reverse()
-    for n, ((begins, ends), (follows, _)) in enumerate(pairwise(bounds.copy())):
-        bounds[n] = begins, follows if follows - ends < PAUSE else ends
-    return bounds
+    for word in reversed(words):
+        start = int(word.starts[end - word.first])
+        bounds.append((float(boundaries.at[start]), float(boundaries.at[end])))
+        end = int(word.previous[start - word.first])
+    return bounds[::-1]
+
+
+def _join_close(bounds: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Let a word reach the next one where the pause between them is short."""
+    joined = [
+        (start, after if after - end < PAUSE else end)
+        for (start, end), (after, _) in pairwise(bounds)
+    ]
+    return [*joined, *bounds[-1:]]

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -14,44 +14,16 @@ from regard.data.batches import pad
 from regard.data.tokenizer import Tokenizer
 from regard.decode import search
 from regard.decode.batching import in_batches
-from regard.decode.ctc import CTCPrefixScore, LanguageModel, greedy, prefix_beam
-from regard.decode.ctc_align import Alignment, align, alignable
-from regard.decode.options import Decoding, decode
+from regard.decode.options import decode
 from regard.decode.search import Adjust
-from regard.decode.words import Word, words
+from regard.decode.speech.ctc import CTCPrefixScore, LanguageModel, greedy, prefix_beam
+from regard.decode.speech.ctc_align import Alignment, align, alignable
+from regard.decode.speech.options import SpeechDecoding, whisper_only
+from regard.decode.speech.words import Word, words
 from regard.errors import UsageError, lookup
-from regard.settings import setting
 from regard.training.ctc_loss import ctc_losses
 
-
-@dataclass(frozen=True)
-class SpeechDecoding(Decoding):
-    """How speech is decoded: by the CTC head, by the attention decoder, or by both."""
-
-    decoding: str | None = setting(None, "ctc, attention or joint; all the model has unless told")
-    beam: int = setting(8, "beam size; 1 is greedy", min=1, max=1000)
-    ctc_weight: float = setting(0.3, "weight of CTC in joint decoding", min=0, max=1)
-    lm: str | None = setting(None, "a language model of ours, for shallow fusion")
-    lm_weight: float = setting(0.3, "weight of the language model", min=0, max=100)
-    length_bonus: float = setting(0.0, "added to the score for each token", min=-100, max=100)
-    language: str = setting("", "Whisper: language that is spoken, such as en; else detected")
-    translate: bool = setting(False, "Whisper: write English, whatever language is spoken")
-    windows: str = setting(
-        "pauses", "Whisper: cut long sounds at pauses, or after the timestamps that it writes"
-    )
-    no_speech: float = setting(
-        0.6, "Whisper: probability of no speech at which improbable text is dropped", min=0, max=1
-    )
-    fallback: bool = setting(True, "Whisper: sample again what is improbable or repeats itself")
-    words: bool = setting(True, "Whisper: find the times of words")
-    dtype: str = setting(
-        "float32", "Whisper: of its encoder; bfloat16 is faster, about 1% of words differ"
-    )
-
-
-# how Whisper follows a long sound -> whether it writes timestamps
-WINDOWS = {"pauses": False, "timestamps": True}
-WHISPER_ONLY = ("language", "translate", "windows", "no_speech", "fallback", "words", "dtype")
+Options = TypeVar("Options", bound=SpeechDecoding)
 
 
 class Utterance(NamedTuple):
@@ -151,7 +123,7 @@ def fuse(lm: LanguageModel | None, weight: float, bonus: float, eos: int) -> Adj
 
 
 @dataclass
-class Memory:
+class EncodedBatch:
     """The encoded sounds of a batch, and with a CTC head its log-probabilities of each."""
 
     vectors: Tensor
@@ -165,7 +137,7 @@ class Memory:
         return self.log_probs[row, : int(self.lengths[row])]
 
 
-class SpeechDecoder:
+class SpeechDecoder(Generic[Options]):
     """Decodes with a speech model and its tokenizer.
 
     A frame of the encoder is so many `seconds` long; it tells of what began `delay` seconds before.
@@ -193,7 +165,7 @@ class SpeechDecoder:
         """Return the tokens that a text is written after."""
         return [self.tokenizer.begin]
 
-    def prompt_of(self, features: Tensor, options: SpeechDecoding) -> list[int]:
+    def prompt_of(self, features: Tensor, options: Options) -> list[int]:
         """Return the tokens that the text of a spectrogram (t, mels) is written after."""
         return self.begin
 
@@ -202,7 +174,7 @@ class SpeechDecoder:
         """Tell whether words have times, by alignment to the frames of CTC."""
         return "ctc" in self.ways
 
-    def check(self, options: SpeechDecoding) -> None:
+    def check(self, options: Options) -> None:
         """Refuse options that contradict each other or the model."""
         options.check()
         way = options.decoding
@@ -211,16 +183,15 @@ class SpeechDecoder:
             raise UsageError(
                 f"decoding={way}: this model has no {lacks}; choose {' or '.join(self.ways)}"
             )
-        for name in WHISPER_ONLY:
-            if (value := getattr(options, name)) != getattr(SpeechDecoding, name):
-                raise UsageError(f"{name}={value} is for Whisper; leave it out with this model")
+        for name, value in whisper_only(options).items():
+            raise UsageError(f"{name}={value} is for Whisper; leave it out with this model")
         if options.sampling and (way or self.ways[0]) != "attention":
             raise UsageError("sampling is for decoding=attention; leave temperature= and such out")
 
     def __call__(
         self,
         utterances: Sequence[Utterance],
-        options: SpeechDecoding,
+        options: Options,
         *,
         lm: LanguageModel | None = None,
         frames: int = 20_000,
@@ -235,7 +206,7 @@ class SpeechDecoder:
         lengths = [len(one.features) for one in utterances]
         return in_batches(utterances, lengths, batch, tokens=frames)
 
-    def encode(self, utterances: Sequence[Utterance]) -> Memory:
+    def encode(self, utterances: Sequence[Utterance]) -> EncodedBatch:
         """Encode spectrograms; what no text holds has no probability."""
         features = [one.features for one in utterances]
         lengths = torch.tensor([len(one) for one in features], device=self.device)
@@ -243,17 +214,17 @@ class SpeechDecoder:
         vectors, lengths = self.model.encode(sound, lengths)
         levels = [one.level for one in utterances]
         if not self.model.config.ctc:
-            return Memory(vectors, lengths, None, levels)
+            return EncodedBatch(vectors, lengths, None, levels)
         logits = self.model.ctc_logits(vectors).float()
         columns = logits.new_tensor([one for one in self.never if one]).long()  # but for blank
         columns = torch.cat([columns, columns.new_tensor([self.tokenizer.eos])])
         logits = logits.index_fill(2, columns, -torch.inf)
-        return Memory(vectors, lengths, logits.log_softmax(2), levels)
+        return EncodedBatch(vectors, lengths, logits.log_softmax(2), levels)
 
     # Ways to decode
 
     def ctc(
-        self, memory: Memory, options: SpeechDecoding, lm: LanguageModel | None
+        self, memory: EncodedBatch, options: SpeechDecoding, lm: LanguageModel | None
     ) -> list[list[Recognised]]:
         """Decode by CTC alone: the best path, or a beam over prefixes."""
         found = []
@@ -311,7 +282,7 @@ class SpeechDecoder:
 
     def attention(
         self,
-        memory: Memory,
+        memory: EncodedBatch,
         options: SpeechDecoding,
         lm: LanguageModel | None,
         adjust: Sequence[Adjust] = (),
@@ -339,7 +310,7 @@ class SpeechDecoder:
         ]
 
     def joint(
-        self, memory: Memory, options: SpeechDecoding, lm: LanguageModel | None
+        self, memory: EncodedBatch, options: SpeechDecoding, lm: LanguageModel | None
     ) -> list[list[Recognised]]:
         """Decode by the attention decoder and CTC together (Watanabe et al. 2017)."""
         assert memory.log_probs is not None
@@ -357,7 +328,7 @@ class SpeechDecoder:
         found = words(timed, self.tokenizer, self.seconds, level=level, delay=self.delay)
         return Recognised(timed.ids, self.tokenizer.decode(timed.ids).strip(), score, found)
 
-    def timed(self, memory: Memory, row: int, ids: list[int], score: float) -> Recognised:
+    def timed(self, memory: EncodedBatch, row: int, ids: list[int], score: float) -> Recognised:
         """Align a text that the decoder wrote; what CTC cannot align is replaced by its own."""
         if memory.log_probs is None:
             return Recognised(ids, self.tokenizer.decode(ids).strip(), score)
@@ -399,7 +370,7 @@ class SpeechDecoder:
 
 # name -> how a batch is decoded
 Way = Callable[
-    [SpeechDecoder, Memory, SpeechDecoding, LanguageModel | None], list[list[Recognised]]
+    [SpeechDecoder[Any], EncodedBatch, SpeechDecoding, LanguageModel | None], list[list[Recognised]]
 ]
 WAYS: dict[str, Way] = {
     "ctc": SpeechDecoder.ctc,

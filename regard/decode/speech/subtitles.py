@@ -5,7 +5,7 @@ from math import isfinite
 from typing import NamedTuple
 from unicodedata import east_asian_width
 
-from regard.decode.words import Word, unspaced
+from regard.decode.speech.words import Word, unspaced
 from regard.errors import UsageError
 
 LINES, WIDTH = 2, 42  # of a cue; the width of a character of Chinese or Japanese counts double

@@ -20,20 +20,19 @@ from regard.attention.watch import watch
 from regard.data.languages import language_of
 from regard.data.tokenizer import Tokenizer
 from regard.decode.batching import in_batches
-from regard.decode.ctc import LanguageModel
 from regard.decode.options import decode
 from regard.decode.rules import GenerationConfig, Given
 from regard.decode.search import Hypothesis, forbid
-from regard.decode.speech import (
-    WINDOWS,
+from regard.decode.speech.ctc import LanguageModel
+from regard.decode.speech.decoder import (
     OverMemory,
     Recognised,
     SpeechDecoder,
-    SpeechDecoding,
     Utterance,
     distinct,
 )
-from regard.decode.words import Word, word_tokens
+from regard.decode.speech.options import WINDOWS, WhisperDecoding
+from regard.decode.speech.words import Word, word_tokens
 from regard.errors import UsageError, lookup
 from regard.processor import check_dtype
 
@@ -134,7 +133,7 @@ class PromptedWriter(OverMemory):
         return logits, state
 
 
-class WhisperDecoder(SpeechDecoder):
+class WhisperDecoder(SpeechDecoder[WhisperDecoding]):
     """Decodes with a Whisper model by the rules of its checkpoint's generation_config.json.
 
     `rules` are None for a model of our own; `seconds` are those of a vector of the memory.
@@ -169,7 +168,7 @@ class WhisperDecoder(SpeechDecoder):
     @property
     def begin(self) -> list[int]:
         """Return the tokens that a text without timestamps is written after, to be trained so."""
-        prompt = self.prompt(SpeechDecoding(), timestamps=False)
+        prompt = self.prompt(WhisperDecoding(), timestamps=False)
         if None in prompt:
             raise UsageError(
                 "a model of several languages learns one; name it as 'language' in "
@@ -178,7 +177,7 @@ class WhisperDecoder(SpeechDecoder):
         return [token for token in prompt if token is not None]
 
     @torch.inference_mode()
-    def prompt_of(self, features: Tensor, options: SpeechDecoding) -> list[int]:
+    def prompt_of(self, features: Tensor, options: WhisperDecoding) -> list[int]:
         """Return the prompt of a window (t, mels), with the language that is heard in it."""
         memory, lengths = self.model.encode(features.unsqueeze(0).to(self.device))
         return self.prompts(memory, lengths, options, timestamps=False)[0].tolist()
@@ -188,7 +187,7 @@ class WhisperDecoder(SpeechDecoder):
         """Tell that words have times, by cross-attention."""
         return True
 
-    def check(self, options: SpeechDecoding) -> None:
+    def check(self, options: WhisperDecoding) -> None:
         """Refuse options that contradict each other or the model."""
         options.check()
         lookup("windows", options.windows, WINDOWS)
@@ -213,7 +212,7 @@ class WhisperDecoder(SpeechDecoder):
             raise UsageError(f"language={name!r:.40} is not one that the model knows ({known})")
         return self.languages[code]
 
-    def prompt(self, options: SpeechDecoding, timestamps: bool) -> list[int | None]:
+    def prompt(self, options: WhisperDecoding, timestamps: bool) -> list[int | None]:
         """Return the tokens that a text is written after; None is the language, to be detected."""
         told = self.rules
         made: list[int | None] = [self.config.begin]
@@ -242,7 +241,7 @@ class WhisperDecoder(SpeechDecoder):
         return made
 
     def prompts(
-        self, memory: Tensor, lengths: Tensor, options: SpeechDecoding, timestamps: bool
+        self, memory: Tensor, lengths: Tensor, options: WhisperDecoding, timestamps: bool
     ) -> Tensor:
         """Return the prompt of each window (b, l), with the language that is heard in it."""
         prompt = self.prompt(options, timestamps)
@@ -262,7 +261,7 @@ class WhisperDecoder(SpeechDecoder):
         self,
         memory: Tensor,
         lengths: Tensor,
-        options: SpeechDecoding,
+        options: WhisperDecoding,
         timestamps: bool = False,
         lines: Sequence[int] = (),
     ) -> list[Written]:
@@ -287,7 +286,7 @@ class WhisperDecoder(SpeechDecoder):
         memory: Tensor,
         lengths: Tensor,
         prompts: Tensor,
-        options: SpeechDecoding,
+        options: WhisperDecoding,
         timestamps: bool,
         lines: list[int],
     ) -> list[Written]:
@@ -336,7 +335,7 @@ class WhisperDecoder(SpeechDecoder):
         """Return the text of tokens, without timestamps."""
         return self.tokenizer.decode(self.text_ids(ids))
 
-    def silent(self, written: Written, options: SpeechDecoding) -> bool:
+    def silent(self, written: Written, options: WhisperDecoding) -> bool:
         """Tell whether a window holds no speech: likely none, and what was written improbable."""
         return written.no_speech > options.no_speech and written.score <= IMPROBABLE
 
@@ -344,7 +343,7 @@ class WhisperDecoder(SpeechDecoder):
         """Tell whether the best text repeats itself."""
         return compression_ratio(self.text(written.texts[0].ids)) > REPETITIVE
 
-    def failed(self, written: Written, options: SpeechDecoding) -> bool:
+    def failed(self, written: Written, options: WhisperDecoding) -> bool:
         """Tell whether a window is to be tried again."""
         improbable = written.score < IMPROBABLE and not self.silent(written, options)
         return improbable or self.repetitive(written)
@@ -361,7 +360,7 @@ class WhisperDecoder(SpeechDecoder):
     def __call__(
         self,
         utterances: Sequence[Utterance],
-        options: SpeechDecoding,
+        options: WhisperDecoding,
         *,
         lm: LanguageModel | None = None,
         frames: int = 20_000,
@@ -395,7 +394,7 @@ class WhisperDecoder(SpeechDecoder):
         return [[self._joined(some)] for some in parts]
 
     def windows(
-        self, windows: list[Window], options: SpeechDecoding, timestamps: bool
+        self, windows: list[Window], options: WhisperDecoding, timestamps: bool
     ) -> list[Written]:
         """Write windows, in batches that share the work of the threads."""
         config = self.model.config
@@ -413,7 +412,7 @@ class WhisperDecoder(SpeechDecoder):
 
     @torch.inference_mode()
     def _batch(
-        self, numbered: list[tuple[int, Window]], options: SpeechDecoding, timestamps: bool
+        self, numbered: list[tuple[int, Window]], options: WhisperDecoding, timestamps: bool
     ) -> list[Written]:
         """Encode windows, write their texts and find the times of words."""
         windows = [window for _, window in numbered]
@@ -433,7 +432,7 @@ class WhisperDecoder(SpeechDecoder):
 
     # Texts
 
-    def recognised_window(self, written: Written, options: SpeechDecoding) -> list[Recognised]:
+    def recognised_window(self, written: Written, options: WhisperDecoding) -> list[Recognised]:
         """Return the texts of a window without timestamps; none where there is no speech."""
         if self.silent(written, options):
             return [Recognised([], "", 0.0)]
@@ -443,7 +442,7 @@ class WhisperDecoder(SpeechDecoder):
         return distinct([best, *rest])
 
     def segments(
-        self, window: Window, written: Written, options: SpeechDecoding
+        self, window: Window, written: Written, options: WhisperDecoding
     ) -> tuple[list[Recognised], int]:
         """Return the texts between the timestamps of a window, and how far it was read."""
         size, best = len(window.features), written.texts[0]
@@ -501,7 +500,7 @@ class WhisperDecoder(SpeechDecoder):
 
     # Times of words
 
-    def _plain_prompt(self, language: int | None, options: SpeechDecoding) -> list[int]:
+    def _plain_prompt(self, language: int | None, options: WhisperDecoding) -> list[int]:
         """Return what stands before a text that is aligned: a prompt without timestamps."""
         prompt = self.prompt(options, timestamps=False)
         filled = [language if token is None else token for token in prompt]
@@ -558,7 +557,7 @@ class WhisperDecoder(SpeechDecoder):
             )
         first, features = stretches[0]
         memory, lengths = self.model.encode(features.unsqueeze(0).to(self.device))
-        options = SpeechDecoding()
+        options = WhisperDecoding()
         prompt = self.prompts(memory, lengths, options, timestamps=False)
         reads = torch.cat([prompt, prompt.new_tensor([[*ids]])], 1)
         logits = self.model.head(self.model.decode(memory, lengths, reads))[

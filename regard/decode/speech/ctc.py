@@ -16,9 +16,9 @@ from torch.nn import functional as F
 from regard.data.batches import pad
 from regard.data.characters import Characters
 from regard.data.tokenizer import Tokenizer
-from regard.decode.ctc_align import BLANK, Alignment, align, checked
 from regard.decode.rules import ByRow
 from regard.decode.search import EOS, LONGEST
+from regard.decode.speech.ctc_align import BLANK, Alignment, align, checked
 from regard.decode.trace import Branch, active_trace
 from regard.decode.writer import Writer
 from regard.errors import UsageError

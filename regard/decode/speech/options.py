@@ -1,0 +1,49 @@
+"""Options of speech decoding, and those that Whisper alone has."""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from regard.decode.options import Decoding
+from regard.settings import setting
+
+# how Whisper follows a long sound -> whether it writes timestamps
+WINDOWS = {"pauses": False, "timestamps": True}
+
+
+@dataclass(frozen=True)
+class SpeechDecoding(Decoding):
+    """How speech is decoded: by the CTC head, by the attention decoder, or by both."""
+
+    decoding: str | None = setting(None, "ctc, attention or joint; all the model has unless told")
+    beam: int = setting(8, "beam size; 1 is greedy", min=1, max=1000)
+    ctc_weight: float = setting(0.3, "weight of CTC in joint decoding", min=0, max=1)
+    lm: str | None = setting(None, "a language model of ours, for shallow fusion")
+    lm_weight: float = setting(0.3, "weight of the language model", min=0, max=100)
+    length_bonus: float = setting(0.0, "added to the score for each token", min=-100, max=100)
+
+
+@dataclass(frozen=True)
+class WhisperDecoding(SpeechDecoding):
+    """How Whisper decodes speech: in which language, window by window, and again if need be."""
+
+    language: str = setting("", "Whisper: language that is spoken, such as en; else detected")
+    translate: bool = setting(False, "Whisper: write English, whatever language is spoken")
+    windows: str = setting(
+        "pauses", "Whisper: cut long sounds at pauses, or after the timestamps that it writes"
+    )
+    no_speech: float = setting(
+        0.6, "Whisper: probability of no speech at which improbable text is dropped", min=0, max=1
+    )
+    fallback: bool = setting(True, "Whisper: sample again what is improbable or repeats itself")
+    words: bool = setting(True, "Whisper: find the times of words")
+    dtype: str = setting(
+        "float32", "Whisper: of its encoder; bfloat16 is faster, about 1% of words differ"
+    )
+
+
+def whisper_only(options: SpeechDecoding) -> dict[str, Any]:
+    """Options of Whisper alone that have other values than usual, by name."""
+    shared = {one.name for one in fields(SpeechDecoding)}
+    own = [one for one in fields(WhisperDecoding) if one.name not in shared]
+    values = {one.name: getattr(options, one.name, one.default) for one in own}
+    return {one.name: values[one.name] for one in own if values[one.name] != one.default}
