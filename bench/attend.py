@@ -68,8 +68,8 @@ def compare_times(repeats: int) -> None:
     import torch
     from torch.nn.functional import scaled_dot_product_attention
 
-    from regard.allocator import reuse_memory
     from regard.attention.attend import attend
+    from regard.native.allocator import reuse_memory
 
     torch.set_num_threads(THREADS)
     reuse_memory()  # else both wait for fresh pages, now one more, now the other

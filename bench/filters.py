@@ -27,9 +27,9 @@ import torch  # noqa: E402
 from apart import in_turn, machine, takes  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from regard.allocator import reuse_memory  # noqa: E402
 from regard.filters import bilateral, nonlocal_means  # noqa: E402
 from regard.metrics.image import noisy  # noqa: E402
+from regard.native.allocator import reuse_memory  # noqa: E402
 
 THREADS = 2
 SIGMA_S, SIGMA_R, NEAR = 3.0, 0.1, 19

@@ -25,10 +25,10 @@ from apart import machine  # noqa: E402
 from skimage import filters, restoration  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from regard.allocator import reuse_memory  # noqa: E402
 from regard.data.image_format import ImageFormat  # noqa: E402
 from regard.filters import FILTERS  # noqa: E402
 from regard.metrics.image import noisy, psnr, ssim  # noqa: E402
+from regard.native.allocator import reuse_memory  # noqa: E402
 
 TRIED = (0, 2, 4, 6)  # images on which the whole grid is tried: some of the small ones
 JUDGED = 3  # settings that are judged on all images

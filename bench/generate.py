@@ -31,9 +31,9 @@ from transformers import (  # noqa: E402
     LlamaForCausalLM,
 )
 
-from regard.allocator import reuse_memory  # noqa: E402
 from regard.decode.search import greedy  # noqa: E402
 from regard.native import fast  # noqa: E402
+from regard.native.allocator import reuse_memory  # noqa: E402
 from regard.pretrained.folder import import_folder  # noqa: E402
 
 PROMPT = 16  # tokens, the shortest

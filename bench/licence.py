@@ -13,7 +13,7 @@ from pathlib import Path
 
 from regard.api import starters_home
 from regard.files import write_atomically, write_json
-from regard.hashes import seal
+from regard.files.hashes import seal
 
 # starter -> SPDX name of the licence
 LICENCES = {

@@ -18,7 +18,7 @@ import regard
 from regard.api import find_model
 from regard.data.image_format import measure_ground
 from regard.files import read_json, write_json
-from regard.hashes import seal
+from regard.files.hashes import seal
 
 
 def note_ground(folder: Path, train: Any) -> None:

@@ -29,7 +29,6 @@ from apart import Peer, in_turn, machine  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from regard.allocator import reuse_memory  # noqa: E402
 from regard.attention.masks import Padding  # noqa: E402
 from regard.attention.positions import XL  # noqa: E402
 from regard.layers.block import BlockConfig  # noqa: E402
@@ -37,6 +36,7 @@ from regard.layers.conformer import ConformerBlock  # noqa: E402
 from regard.layers.fast.alone import each_alone  # noqa: E402
 from regard.layers.fast.run import run_blocks  # noqa: E402
 from regard.native import fast  # noqa: E402
+from regard.native.allocator import reuse_memory  # noqa: E402
 
 WIDTH, HEADS, KERNEL, VOCAB, TOKENS = 144, 4, 31, 32, 40
 FRAMES = 200  # of 40 ms

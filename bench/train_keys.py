@@ -1,4 +1,4 @@
-"""Write regard/train_keys.py: the keys of `train` for each task, by which type checkers find typos.
+"""Write regard/tasks/train_keys.py: keys of `train` by task, for type checkers to find typos.
 
 python bench/train_keys.py
 """
@@ -66,4 +66,4 @@ def _typed(name: str, keys: set[str]) -> str:
 
 
 if __name__ == "__main__":
-    (Path(__file__).parent.parent / "regard" / "train_keys.py").write_text(text())
+    (Path(__file__).parent.parent / "regard" / "tasks" / "train_keys.py").write_text(text())

@@ -138,11 +138,11 @@ def gpt2() -> Step:
 def regard() -> Step:
     """Train as the loop of `regard train language` does."""
     from regard import native
-    from regard.allocator import reuse_memory
     from regard.data.characters import Characters
     from regard.data.documents import load_texts
     from regard.models import family
     from regard.native import fast
+    from regard.native.allocator import reuse_memory
     from regard.tasks.frame.task import Data
     from regard.tasks.frame.train import Training
     from regard.tasks.text.language import LanguageModel

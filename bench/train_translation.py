@@ -37,7 +37,6 @@ sys.path.insert(0, str(HERE.parent))
 import torch  # noqa: E402
 from apart import machine  # noqa: E402
 
-from regard.allocator import reuse_memory  # noqa: E402
 from regard.data.batches import Batches  # noqa: E402
 from regard.data.pairs import load_pairs  # noqa: E402
 from regard.data.parallel import PairBatch, make_batch  # noqa: E402
@@ -45,6 +44,7 @@ from regard.data.tokenize import SubwordTokenizer, train_tokenizer  # noqa: E402
 from regard.layers.block import BlockConfig  # noqa: E402
 from regard.models.transformer import Transformer, TransformerConfig  # noqa: E402
 from regard.native import fast  # noqa: E402
+from regard.native.allocator import reuse_memory  # noqa: E402
 from regard.training import distributed  # noqa: E402
 from regard.training.loop import LoopSettings, Trainable, one_step  # noqa: E402
 from regard.training.loss import sequence_loss  # noqa: E402

@@ -29,15 +29,15 @@ from apart import Peer, in_turn, machine, takes  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from regard.allocator import reuse_memory  # noqa: E402
 from regard.attention.multihead import MultiHead  # noqa: E402
 from regard.costs.report import forward as counted  # noqa: E402
+from regard.files.weights import state_of  # noqa: E402
 from regard.layers.windows import Windows  # noqa: E402
 from regard.models import family, preset  # noqa: E402
 from regard.models.folder import assign_weights  # noqa: E402
 from regard.models.local import LocalRelation  # noqa: E402
 from regard.native import fast  # noqa: E402
-from regard.weights import state_of  # noqa: E402
+from regard.native.allocator import reuse_memory  # noqa: E402
 
 SIZE, LABELS = 224, 1000
 

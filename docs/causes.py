@@ -17,7 +17,7 @@ from PIL import Image
 import regard
 from regard.insight.causes import find_causes
 from regard.metrics.interval import interval
-from regard.results import markdown
+from regard.metrics.results import markdown
 from regard.viewer.plot import draw_scores
 
 MAPS = ("last layer", "all layers", "rollout")

@@ -13,9 +13,9 @@ from regard import __version__
 from regard.data.split import Split
 from regard.errors import UsageError, log_once, nearest
 from regard.files import read_json
+from regard.metrics.results import Named
 from regard.models.folder import WEIGHTS, load_folder
 from regard.recipes import RECIPES, data_folder, recipe, resolve_data
-from regard.results import Named
 from regard.tasks import TASKS, task_for
 from regard.tasks import task as task_class
 from regard.training.plan import DURATION_KEYS
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from regard import train_keys as keys
     from regard.costs.lectures import Lectures
     from regard.costs.report import Cost
     from regard.examine.doctor import Examined
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from regard.insight.misconceptions import Misconceptions
     from regard.lab.report import Compared
     from regard.metrics.evaluation import Evaluation
+    from regard.tasks import train_keys as keys
     from regard.tasks.frame.task import Task
     from regard.tasks.frame.train import Report
     from regard.tasks.series import ClassifySeries
@@ -773,12 +773,12 @@ def import_model(folder: Place, /, *, out: Place | None = None, **settings: Any)
 def _take_over(folder: Path, out: Place) -> Saved:
     """Write a folder with config.json and safetensors as one of Regard's."""
     from regard.files import making, write_atomically
-    from regard.hashes import seal
+    from regard.files.hashes import seal
+    from regard.files.weights import state_of
     from regard.models.folder import save_config, save_parts, save_weights
     from regard.pretrained.folder import is_foreign, write_json
     from regard.pretrained.shards import no_weights
     from regard.pretrained.tokenizer_folder import save_tokenizers
-    from regard.weights import state_of
 
     if not (Path(folder) / "config.json").exists():
         raise no_weights(Path(folder))

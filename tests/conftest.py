@@ -35,7 +35,7 @@ def real_data() -> Path:
 @pytest.fixture(scope="session")
 def bfloat16() -> None:
     """Skip where the processor cannot compute in bfloat16, whatever it announces."""
-    from regard.processor import unsupported_reason
+    from regard.native.processor import unsupported_reason
 
     if why := unsupported_reason("bfloat16"):
         pytest.skip(f"this processor cannot compute in bfloat16: {why}")

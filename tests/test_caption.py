@@ -23,6 +23,7 @@ from regard.cli import main
 from regard.data.captions import captions_in
 from regard.data.image_format import ImageFormat
 from regard.errors import UsageError
+from regard.files.weights import state_of
 from regard.layers.block import BlockConfig
 from regard.layers.recurrent import CellConfig
 from regard.metrics.captions import caption_scores, cider, references_of
@@ -37,7 +38,6 @@ from regard.models.vit import ViTConfig
 from regard.tasks.vision.caption import WriteCaptions
 from regard.tasks.vision.captioning import Batch, CaptionBatches, caption_loss, derangement
 from regard.training.optim import build_optimiser
-from regard.weights import state_of
 
 # ---- the model --------------------------------------------------------------------------------
 

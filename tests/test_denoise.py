@@ -18,6 +18,7 @@ from regard.attention.watch import watch
 from regard.cli import main
 from regard.data.photos import Photo, load_photos, noise_of
 from regard.errors import UsageError
+from regard.files.weights import state_of
 from regard.layers.block import BlockConfig
 from regard.metrics.image import psnr
 from regard.models.denoiser import Denoiser, DenoiserConfig, mirrored, noise_level
@@ -25,7 +26,6 @@ from regard.models.folder import load_folder, save_config, save_weights
 from regard.recipes import RECIPES, recipe
 from regard.tasks.vision.denoise import Crops, Denoise
 from regard.viewer.placement import token_weights
-from regard.weights import state_of
 
 BLOCK = BlockConfig(16, 2, 24, dropout=0.0)
 SMALL = DenoiserConfig(image=16, depth=2, every=1, block=BLOCK, window=4)

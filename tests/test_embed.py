@@ -15,13 +15,13 @@ import regard
 from regard.cli import main
 from regard.data.scored import ScoredPairReader
 from regard.errors import UsageError
+from regard.files.weights import state_of
 from regard.metrics.correlation import pearson, ranks, spearman
 from regard.models import preset
 from regard.models.bert import Bert
 from regard.models.folder import save_config, save_weights
 from regard.models.gpt import GPT
 from regard.tasks.text.embed import POOLINGS
-from regard.weights import state_of
 
 WORDS = ["a", "an", "apple", "the", "dog", "cat", "runs", "sleeps", "on", "mat", "and", "watch"]
 WORDS += ["orange", ".", ",", "red"]

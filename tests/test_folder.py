@@ -16,11 +16,11 @@ import regard
 from regard.data.tokenize import train_tokenizer
 from regard.errors import UsageError
 from regard.files import read_json
+from regard.files.weights import state_of
 from regard.layers.block import BlockConfig
 from regard.models.folder import load_folder, save_config, save_weights
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.pretrained.tokenizer_folder import load_tokenizers, save_tokenizers
-from regard.weights import state_of
 
 LINES = ["a dog runs in the house", "the cat sits under the tree"] * 5
 

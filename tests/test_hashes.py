@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 import regard
-from regard import hashes
 from regard.api import starters
 from regard.errors import UsageError
-from regard.files import sha256, write_atomically
-from regard.hashes import SUMS, seal, verify
+from regard.files import hashes, sha256, write_atomically
+from regard.files.hashes import SUMS, seal, verify
 
 SETTINGS = {"steps": 4, "valid_every": 2, "width": 16, "heads": 2, "depth": 1, "ffn_width": 32}
 
@@ -234,7 +233,7 @@ def test_hostile_lists(tmp_path):
 
 def test_a_running_model_is_never_found_damaged_while_another_is_published(tmp_path):
     """Whoever loads a folder while a training publishes into it sees one of the two."""
-    from regard.hashes import unseal
+    from regard.files.hashes import unseal
 
     (tmp_path / "model.safetensors").write_bytes(b"0" * 10**5)
     (tmp_path / "config.json").write_text("{}")

@@ -13,12 +13,12 @@ import regard
 from regard.data.tokenize import train_tokenizer
 from regard.errors import UsageError
 from regard.files import sha256, write_atomically
+from regard.files.weights import state_of
 from regard.layers.block import BlockConfig
 from regard.metrics.bleu import bleu_scores, compare_bleu, tokenise_for
 from regard.models.folder import save_config, save_weights
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.pretrained.tokenizer_folder import save_tokenizers
-from regard.weights import state_of
 
 ENGLISH = ["The dog runs, and the cat sits.", "A man in a red hat!", "Two women (old) talk."]
 GUESSES = ["The dog runs and the cat sits.", "A man in a Red hat!", "Two old women talk."]

@@ -19,7 +19,7 @@ from regard.filters.bilateral import bilateral
 from regard.filters.nonlocal_means import PatchScore, nonlocal_means
 from regard.filters.pixels import pixel_coordinates
 from regard.native import build
-from regard.processor import unsupported_reason
+from regard.native.processor import unsupported_reason
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 4e-2}
 FUSED = ["dot", "product", "disentangled", "cosine", "gaussian", "bilinear"]

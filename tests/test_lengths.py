@@ -19,6 +19,7 @@ from regard.costs.model import build
 from regard.data.pairs import Corpus, Pair
 from regard.data.tokenize import train_tokenizer
 from regard.errors import UsageError
+from regard.files.weights import state_of
 from regard.layers.block import BlockConfig
 from regard.metrics.bleu import bleu_metric
 from regard.metrics.interval import Interval
@@ -41,7 +42,6 @@ from regard.pretrained.tokenizer_folder import save_tokenizers
 from regard.tasks import task
 from regard.tasks.frame.answers import Generated
 from regard.tasks.text.translate import Translate
-from regard.weights import state_of
 
 WORDS = ["a", "man", "in", "red", "sits", "on", "the", "wet", "grass", "and", "two", "old", "books"]
 

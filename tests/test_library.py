@@ -13,12 +13,11 @@ import pytest
 import torch
 
 import regard
-from regard import train_keys
 from regard.attention.watch import watch
 from regard.decode.batching import in_batches
 from regard.metrics.evaluation import LabelEvaluation
 from regard.metrics.score import Score
-from regard.tasks import TASKS
+from regard.tasks import TASKS, train_keys
 from regard.tasks import task as task_class
 from regard.tasks.frame.task import Task
 from regard.tasks.frame.train import Report
@@ -245,13 +244,15 @@ def test_a_type_checker_sees_the_types_of_a_users_script(tmp_path: Path):
 
 
 def test_the_keys_that_type_checkers_know_are_those_of_the_tasks():
-    """regard/train_keys.py is what bench/train_keys.py writes, and `train` names every task."""
+    """tasks/train_keys.py is what bench/train_keys.py writes, and `train` names every task."""
     home = Path(__file__).resolve().parent.parent
     spec = spec_from_file_location("train_keys", home / "bench" / "train_keys.py")
     assert spec is not None and spec.loader is not None
     made = module_from_spec(spec)
     spec.loader.exec_module(made)
-    assert (home / "regard" / "train_keys.py").read_text() == made.text(), "run bench/train_keys.py"
+    assert (home / "regard" / "tasks" / "train_keys.py").read_text() == made.text(), (
+        "run bench/train_keys.py"
+    )
     given = set(inspect.signature(regard.train).parameters) - {"task_or_recipe", "settings"}
     assert train_keys.Given.__annotations__.keys() == given
     told = [str(inspect.signature(one)) for one in get_overloads(regard.train)]

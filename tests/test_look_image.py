@@ -19,6 +19,7 @@ from regard.attention.watch import watch
 from regard.cli import main
 from regard.data.image_format import ImageFormat
 from regard.errors import UsageError
+from regard.files.weights import state_of
 from regard.layers.layout import TokenGrid
 from regard.models import family, preset, pretrainer
 from regard.models.folder import save_config, save_weights
@@ -42,7 +43,6 @@ from regard.viewer.placement import (
     token_at,
     token_weights,
 )
-from regard.weights import state_of
 
 # name -> family, row, what is changed of its tiny size
 KINDS = {

@@ -19,6 +19,7 @@ import regard.models.ladder as ladder
 import regard.models.state as states
 from regard.attention.positions import Distances
 from regard.attention.watch import watch
+from regard.files.weights import state_of
 from regard.layers.block import BlockConfig
 from regard.models import MODELS, family
 from regard.models.bert import PRESETS, Bert, BertConfig
@@ -29,7 +30,6 @@ from regard.models.gpt import GPT, GPTConfig
 from regard.models.ladder import RUNGS, LadderConfig
 from regard.models.recurrent import Recurrent, RecurrentConfig
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.weights import state_of
 
 BLOCK = BlockConfig(width=16, heads=4, ffn_width=24, dropout=0.0)
 SMALL = TransformerConfig(23, 23, 2, 2, BLOCK, max_length=32)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from regard import processor
 from regard.cli import main
 from regard.decode.speech.options import WhisperDecoding
 from regard.decode.speech.whisper import WhisperDecoder
 from regard.errors import UsageError
+from regard.native import processor
 from regard.training.loop import LoopSettings, check
 
 KILLED = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
@@ -120,7 +120,7 @@ def test_tests_are_skipped_with_their_reason(tmp_path):
     """The suite passes on a processor that announces what it forbids."""
     here = Path(__file__).parent
     (tmp_path / "conftest.py").write_text(
-        (here / "conftest.py").read_text() + "\nimport sys\nfrom regard import processor\n"
+        (here / "conftest.py").read_text() + "\nimport sys\nfrom regard.native import processor\n"
         f"processor.CHILD = [sys.executable, '-c', {KILLED!r}]\n"
     )
     (tmp_path / "test_it.py").write_text(

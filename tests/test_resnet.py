@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from regard.attention.watch import watch
 from regard.errors import UsageError
+from regard.files.weights import buffers_of, float_state, state_of
 from regard.models import preset
 from regard.models.resnet import PRESETS, GridAttention, Residual, ResNet
 from regard.pretrained.folder import export_weights, import_folder
@@ -18,7 +19,6 @@ from regard.pretrained.format import differing
 from regard.pretrained.formats import find_format, fitting
 from regard.training.loop import train_mode
 from regard.training.optim import build_optimiser
-from regard.weights import buffers_of, float_state, state_of
 
 KINDS: dict[str, dict] = {
     "basic": {"layer_type": "basic", "hidden_sizes": [16, 24], "depths": [2, 1]},

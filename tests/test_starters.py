@@ -14,7 +14,7 @@ from packaging.version import Version
 
 import regard
 from regard.api import find_model, models, starters
-from regard.hashes import verify
+from regard.files.hashes import verify
 
 # the first release of a dependency without a fault that is known: those of torch, pillow, pyarrow
 # and starlette as osv.dev has them (November 2026); those of the others were not looked up there

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from regard.errors import UsageError
-from regard.results import exit_code
+from regard.metrics.results import exit_code
 from regard.training import checkpoint, loop
 from regard.training.loop import Fit, LoopSettings, Outcome, Trainable, measure, one_step
 from regard.training.optim import SCHEDULES, build_optimiser, newton_schulz

@@ -16,13 +16,13 @@ import regard.models.local as local
 import regard.models.mvit as mvit
 from regard.attention.watch import watch
 from regard.errors import UsageError
+from regard.files.weights import state_of
 from regard.layers.block import BlockConfig
 from regard.models import MODELS, family, preset
 from regard.models.folder import load_folder, save_config, save_weights
 from regard.models.resnet import ResNetConfig
 from regard.models.swin import SwinConfig
 from regard.models.vit import ViTConfig
-from regard.weights import state_of
 
 BLOCK = BlockConfig(16, 2, 24, feed_forward="gelu", dropout=0.0)
 VIT = ViTConfig(labels=5, image=12, patch=4, depth=2, block=BLOCK)

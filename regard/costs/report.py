@@ -15,8 +15,8 @@ from regard.costs.count import Counted, count, pretend
 from regard.costs.machine import Machine, machine
 from regard.costs.model import Reading, build, described, named
 from regard.errors import UsageError
+from regard.metrics.results import Named
 from regard.models.folder import on_meta
-from regard.results import Named
 from regard.settings import fill, setting
 
 FLOAT = 4  # bytes of a number

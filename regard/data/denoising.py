@@ -10,10 +10,10 @@ from regard.data.batches import Batches
 from regard.data.corrupt import corrupt_spans, cut_texts, infill, permute_parts
 from regard.data.documents import Texts
 from regard.data.parallel import PairBatch, make_batch
+from regard.data.seeds import mix
 from regard.data.store import Store, tokenised
 from regard.data.tokenizer import Tokenizer
 from regard.errors import UsageError
-from regard.seeds import mix
 
 SENTINEL = "<extra_id_{}>"  # how T5's tokenizers name their sentinels
 SENTINELS = 100

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from regard.data.batches import Batches, pad
 from regard.data.pairs import Corpus, Pair
+from regard.data.seeds import mix
 from regard.data.store import tokenised
 from regard.data.tokenize import train_tokenizer
 from regard.data.tokenizer import Tokenizer
 from regard.errors import UsageError
-from regard.seeds import mix
 
 SIDES = ("source", "target")
 SOME = 2000  # pairs whose letters are compared

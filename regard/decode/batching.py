@@ -7,10 +7,10 @@ from typing import TypeVar
 
 import torch
 
-from regard.allocator import reuse_memory
 from regard.attention.intervene import intervening
 from regard.attention.watch import watcher
 from regard.errors import UsageError
+from regard.native.allocator import reuse_memory
 
 T = TypeVar("T")
 U = TypeVar("U")

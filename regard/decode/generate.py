@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from regard.data.batches import pad
+from regard.data.seeds import mix
 from regard.data.tokenizer import Tokenizer
 from regard.decode import search
 from regard.decode.batching import in_batches
@@ -15,7 +16,6 @@ from regard.decode.options import Decoding, decode
 from regard.decode.rules import GenerationConfig, Given
 from regard.decode.writer import Writer
 from regard.errors import UsageError
-from regard.seeds import mix
 from regard.settings import setting
 
 REPLACEMENT = "\ufffd"  # what a character that is not complete decodes to

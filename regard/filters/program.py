@@ -21,7 +21,7 @@ from regard.files import write_atomically
 from regard.filters import FILTERS, WEIGHTS
 from regard.filters.pixels import Pixel, check_pixel
 from regard.metrics.image import noisy, psnr, ssim
-from regard.results import Named
+from regard.metrics.results import Named
 from regard.settings import fill, setting
 from regard.training.progress import Progress
 

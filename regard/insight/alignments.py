@@ -16,7 +16,7 @@ from regard.data.table import Table
 from regard.data.tokenizer import Tokenizer
 from regard.errors import UsageError
 from regard.metrics.alignment import Link, parse_links, score_links
-from regard.results import Named
+from regard.metrics.results import Named
 from regard.tasks.frame.task import Task
 from regard.tasks.text.seq2seq import Seq2Seq
 from regard.training.progress import Progress

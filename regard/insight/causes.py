@@ -19,7 +19,7 @@ from regard.errors import UsageError, lookup
 from regard.layers.heads import GridMean, Max, Mean
 from regard.layers.layout import TokenGrid
 from regard.metrics.correlation import spearman
-from regard.results import Named, markdown
+from regard.metrics.results import Named, markdown
 from regard.tasks.frame.question import Question
 from regard.tasks.frame.task import Task
 from regard.training.progress import Progress

@@ -20,13 +20,13 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from regard.attention.intervene import PLACES, change, record
+from regard.data.seeds import mix
 from regard.errors import UsageError, lookup
 from regard.files import delete, read_json, sha256, write_json
-from regard.hashes import SUMS, seal, verify
+from regard.files.hashes import SUMS, seal, verify
 from regard.insight.autoencoder import SPARSITIES, AutoencoderConfig, SparseAutoencoder, Trainer
+from regard.metrics.results import Named
 from regard.models.folder import save_weights
-from regard.results import Named
-from regard.seeds import mix
 from regard.settings import fill, setting
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.task import Task

@@ -33,7 +33,7 @@ from regard.insight.alignments import (
     read_links,
     running_text,
 )
-from regard.results import Named
+from regard.metrics.results import Named
 from regard.settings import setting
 from regard.tasks.frame.inputs import cut_inputs, first_inputs, read_picture
 from regard.tasks.frame.task import Task

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from regard.attention.intervene import change, record
 from regard.errors import UsageError
 from regard.insight.causes import Attending, attending, loaded, per_copy
-from regard.results import Named, markdown
+from regard.metrics.results import Named, markdown
 from regard.tasks.frame.question import Question
 from regard.tasks.frame.task import Task
 from regard.viewer.picture import Picture, Table

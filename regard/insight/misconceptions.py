@@ -21,7 +21,7 @@ from regard.errors import UsageError
 from regard.insight.causes import Attending, Cuts, attending, measure, per_copy
 from regard.insight.heads import HeadsSettings, MeasuredData, inputs_of
 from regard.insight.lens import residual_stream
-from regard.results import Named, markdown
+from regard.metrics.results import Named, markdown
 from regard.settings import setting
 from regard.tasks.frame.question import Question
 from regard.tasks.frame.task import Task

@@ -16,7 +16,7 @@ from regard.attention.intervene import Change
 from regard.errors import UsageError
 from regard.insight.causes import loaded, measure, per_copy
 from regard.insight.lens import residual_stream
-from regard.results import Named, markdown
+from regard.metrics.results import Named, markdown
 from regard.tasks.frame.question import Question
 from regard.tasks.frame.task import Task
 from regard.viewer.picture import Picture, Table, View, show_token

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.data.seeds import mix
 from regard.insight.autoencoder import SparseAutoencoder
-from regard.results import Named
-from regard.seeds import mix
+from regard.metrics.results import Named
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from regard.data.seeds import mix
 from regard.errors import UsageError
-from regard.results import Named, markdown
-from regard.seeds import mix
+from regard.metrics.results import Named, markdown
 from regard.settings import fill, setting
 from regard.training.progress import Progress
 

@@ -14,7 +14,7 @@ from safetensors.numpy import save
 from regard.data.features import split_words
 from regard.errors import UsageError
 from regard.files import write_atomically
-from regard.hashes import verify
+from regard.files.hashes import verify
 from regard.metrics.labels import count, macro_f1, one_hot, percent
 
 FILE = "baseline.safetensors"

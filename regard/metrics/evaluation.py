@@ -14,8 +14,8 @@ from regard import __version__
 from regard.errors import log
 from regard.files import write_atomically
 from regard.metrics.lengths import Lengths
+from regard.metrics.results import Scored, key_of
 from regard.metrics.score import Comparison, Score
-from regard.results import Scored, key_of
 
 MOST_PRINTED = 20  # labels of a confusion matrix that is printed whole
 MOST_SHOWN = 100  # characters of a text that is shown

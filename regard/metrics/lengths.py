@@ -15,7 +15,7 @@ from regard.data.sentences import join_sentences
 from regard.data.tokenize import SPACELESS
 from regard.errors import UsageError
 from regard.metrics.interval import Interval
-from regard.results import markdown
+from regard.metrics.results import markdown
 
 WORD = re.compile(rf"[{SPACELESS}]|[^\s{SPACELESS}]+")
 BORDERS = (10, 20, 30, 40, 50, 60)

@@ -11,7 +11,7 @@ from safetensors.numpy import load, save
 
 from regard.errors import UsageError
 from regard.files import write_atomically
-from regard.hashes import verify
+from regard.files.hashes import verify
 
 FILE = "outliers.safetensors"
 NONE = "none of these"

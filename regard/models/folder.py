@@ -17,10 +17,10 @@ from torch.overrides import TorchFunctionMode
 
 from regard.errors import UsageError
 from regard.files import MOST_JSON, plain_file, read_json, refuse, write_atomically
-from regard.hashes import remedy, verify
+from regard.files.hashes import remedy, verify
+from regard.files.weights import COUNTER, state_of, stored_names
 from regard.models import MODELS, PRETRAINERS, family, pretrainer
 from regard.settings import fill
-from regard.weights import COUNTER, state_of, stored_names
 
 FORMAT = 2
 WEIGHTS = "model.safetensors"

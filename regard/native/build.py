@@ -20,7 +20,7 @@ import torch
 
 from regard.errors import UsageError
 from regard.files import alone, cache_folder, make_folder, replacing, sha256, write_atomically
-from regard.processor import cpu_description
+from regard.native.processor import cpu_description
 
 HERE = Path(__file__).resolve().parent
 COMPILERS = ("gcc", "cc", "clang")

@@ -11,6 +11,7 @@ from torch import nn
 
 from regard.errors import UsageError, lookup
 from regard.files import errors_in, read_json, write_json
+from regard.files.weights import float_state
 from regard.models.bert import BertConfig
 from regard.models.folder import FORMAT, STRANGE, assign_weights, build_on_meta
 from regard.models.protocols import Model
@@ -35,7 +36,6 @@ from regard.pretrained.shards import open_weights, write_shards
 from regard.pretrained.task_config import read_task_config, write_task_config
 from regard.pretrained.tokenizer_folder import load_tokenizers
 from regard.pretrained.weight_conversion import compare, convert, to_theirs
-from regard.weights import float_state
 
 # how an image encoder without a head makes one vector of many, which their config does not say
 POOL, POOLS = "regard_pool", {"first": "first", "mean": "mean"}

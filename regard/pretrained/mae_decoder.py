@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from regard.errors import UsageError
 from regard.files import errors_in
+from regard.files.weights import float_state
 from regard.models.folder import build_rest
 from regard.models.masked import MAEConfig
 from regard.models.vit import ViTConfig
@@ -26,7 +27,6 @@ from regard.pretrained.formats.vision import VIT_BLOCK, VIT_MAE
 from regard.pretrained.shards import open_weights
 from regard.pretrained.weight_conversion import compare, convert, to_theirs
 from regard.pretrained.weight_names import Rule, within
-from regard.weights import float_state
 
 ARCHITECTURE = "ViTMAEForPreTraining"
 KEYS = (

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from regard.errors import UsageError
+from regard.files.weights import float_state
 from regard.models import family
 from regard.models.folder import on_meta
 from regard.pretrained.format import Format
 from regard.pretrained.weight_names import CHANGES, Rule, WeightNames, as_rule
-from regard.weights import float_state
 
 
 def to_ours(

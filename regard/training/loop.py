@@ -20,19 +20,19 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from regard.allocator import reuse_memory
+from regard.data.seeds import mix
 from regard.errors import UsageError, lookup
 from regard.files import refuse, sweep, write_atomically
+from regard.files.weights import buffers_of, copy_stored, learned_state, stored_names
 from regard.native import fast
-from regard.processor import DTYPES, check_dtype
-from regard.seeds import mix
+from regard.native.allocator import reuse_memory
+from regard.native.processor import DTYPES, check_dtype
 from regard.settings import setting
 from regard.training import checkpoint as keep
 from regard.training import distributed
 from regard.training.optim import OPTIMISERS, SCHEDULES, build_optimiser
 from regard.training.plan import MIN_DECODED, Cost, Plan, plan_again
 from regard.training.progress import Progress
-from regard.weights import buffers_of, copy_stored, learned_state, stored_names
 
 MAX_SKIPPED = 10  # steps in a row whose loss or gradient is not finite
 MEASURING_SHARE = 0.05  # of the time, spent on timing steps

@@ -15,7 +15,7 @@ from matplotlib.ticker import AutoLocator
 
 from regard.errors import UsageError
 from regard.files import write_atomically
-from regard.results import Named
+from regard.metrics.results import Named
 from regard.viewer.fonts import cut
 from regard.viewer.html import HEAD, digest
 from regard.viewer.panels import INK, MARGIN, NOTE, SOFT, TITLE, Sheet, lines_of

@@ -34,7 +34,7 @@ from regard.decode.speech.decoder import (
 from regard.decode.speech.options import WINDOWS, WhisperDecoding
 from regard.decode.speech.words import Word, word_tokens
 from regard.errors import UsageError, lookup
-from regard.processor import check_dtype
+from regard.native.processor import check_dtype
 
 MOST_WINDOWS = 16  # that are decoded at once
 MOST_BYTES = 2**30  # of the keys and values of their memories

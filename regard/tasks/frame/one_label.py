@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.data.labels import saved_labels
 from regard.errors import UsageError, log
 from regard.files import read_json, write_json
-from regard.hashes import seal, unseal
+from regard.files.hashes import seal, unseal
 from regard.metrics.baselines import Baselines
 from regard.metrics.evaluation import LabelEvaluation
 from regard.metrics.labels import LabelResults, count, log_loss, macro_f1, one_hot, top_k

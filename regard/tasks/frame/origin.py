@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from regard.errors import UsageError
+from regard.files.weights import state_of
 from regard.models.folder import load_folder
 from regard.pretrained.folder import import_folder, read_any_config
 from regard.pretrained.tokenizer_folder import load_tokenizers
 from regard.tasks.frame.settings import flat
 from regard.tasks.frame.tune import HEAD
-from regard.weights import state_of
 
 # fields of a config that may differ from those of the model it starts from
 INIT_MAY_DIFFER = {"dropout", "attention_dropout", "ffn_dropout", "drop_path", "max_length"}

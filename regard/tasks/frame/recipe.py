@@ -15,7 +15,7 @@ from regard import __version__, native
 from regard.data.split import Split
 from regard.errors import UsageError, log
 from regard.files import read_json, write_atomically
-from regard.hashes import SUMS, damaged, listed
+from regard.files.hashes import SUMS, damaged, listed
 from regard.layers.lora import adapters
 from regard.tasks.frame.settings import flat
 

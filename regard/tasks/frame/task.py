@@ -26,12 +26,12 @@ from regard.data.table import is_folder
 from regard.decode.trace import tracing
 from regard.errors import UsageError, lookup
 from regard.metrics.evaluation import Evaluation, provenance, write_outputs
+from regard.metrics.results import Named, key_of
 from regard.metrics.score import Comparison, Score
 from regard.models import family, preset, preset_family, preset_names, serving
 from regard.models.protocols import Model
 from regard.native import fast
-from regard.processor import DTYPES
-from regard.results import Named, key_of
+from regard.native.processor import DTYPES
 from regard.settings import fill
 from regard.tasks.frame.beams import beam_tree
 from regard.tasks.frame.origin import Origin

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from regard.errors import UsageError, log
 from regard.files import write_atomically
-from regard.hashes import SUMS, damaged, listed, seal, unseal
+from regard.files.hashes import SUMS, damaged, listed, seal, unseal
+from regard.files.weights import state_of
 from regard.layers.lora import merged
 from regard.metrics.evaluation import WARNING, beside_baselines
+from regard.metrics.results import Scored, exit_code
 from regard.models.folder import check_buildable, save_config
 from regard.pretrained.tokenizer_folder import load_tokenizer
-from regard.results import Scored, exit_code
 from regard.tasks.frame.film import Film
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.recipe import (
@@ -38,7 +39,6 @@ from regard.tasks.frame.task import Choice, Data, Task
 from regard.training import distributed
 from regard.training.loop import Fit, Trainable, locked, measure
 from regard.training.plan import MIN_STEPS, MIN_TRAINING_SHARE, Plan, make_plan, too_few
-from regard.weights import state_of
 
 # what recipe.json says of the last plan outside of the list of all
 PLANNED = ("steps", "warmup", "valid_every", "valid_share")

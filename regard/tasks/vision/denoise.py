@@ -16,9 +16,9 @@ from regard.data.media import BROKEN
 from regard.data.photos import load_photos
 from regard.errors import UsageError, lookup
 from regard.metrics.image import psnr
+from regard.metrics.results import key_of
 from regard.metrics.score import compare_means
 from regard.models.protocols import Model
-from regard.results import key_of
 from regard.tasks.frame.answers import Unread
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.settings import SHORT

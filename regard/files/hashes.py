@@ -81,7 +81,7 @@ def remedy(folder: Path) -> str:
         return "delete the folder and give its regard dictionary command again"
     if (folder / "checkpoints").is_dir():
         return "give its regard train command again to publish it again from its checkpoint"
-    if Path(__file__).with_name("starters") in folder.resolve().parents:
+    if Path(__file__).parents[1] / "starters" in folder.resolve().parents:
         return "install Regard again"
     return "copy it again from where it came"
 
