@@ -3,68 +3,57 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from regard.verbs import VERBS
+
 if TYPE_CHECKING:
     from regard.api import (
-        compare,
-        cost,
-        dictionary,
-        directions,
-        doctor,
-        evaluate,
-        export,
-        filter,
-        heads,
-        import_model,
-        load,
-        look,
-        misconceptions,
-        show,
-        train,
+        compare as compare,
+        cost as cost,
+        dictionary as dictionary,
+        directions as directions,
+        doctor as doctor,
+        evaluate as evaluate,
+        export as export,
+        filter as filter,
+        heads as heads,
+        import_model as import_model,
+        list_models as list_models,
+        list_recipes as list_recipes,
+        load as load,
+        look as look,
+        misconceptions as misconceptions,
+        show as show,
+        train as train,
     )
-    from regard.attention.attend import attend
-    from regard.attention.intervene import change, cut, record
-    from regard.attention.positions import POSITIONS
-    from regard.attention.scores import SCORES
-    from regard.attention.watch import watch
-    from regard.errors import UsageError
-    from regard.insight.causes import causes
-    from regard.insight.lens import lens
-    from regard.insight.patching import patch
-    from regard.insight.superposition import superposition
-    from regard.layers.feedforward import FEED_FORWARDS
-    from regard.layers.norm import NORMS
-    from regard.layers.residual import RESIDUALS
-    from regard.models import MODELS
-    from regard.native import fast
+    from regard.attention.attend import attend as attend
+    from regard.attention.intervene import change as change, cut as cut, record as record
+    from regard.attention.positions import POSITIONS as POSITIONS
+    from regard.attention.scores import SCORES as SCORES
+    from regard.attention.watch import watch as watch
+    from regard.errors import UsageError as UsageError
+    from regard.insight.causes import causes as causes
+    from regard.insight.lens import lens as lens
+    from regard.insight.patching import patch as patch
+    from regard.insight.superposition import superposition as superposition
+    from regard.layers.feedforward import FEED_FORWARDS as FEED_FORWARDS
+    from regard.layers.norm import NORMS as NORMS
+    from regard.layers.residual import RESIDUALS as RESIDUALS
+    from regard.models import MODELS as MODELS
+    from regard.native import fast as fast
 
 __version__ = "0.1.0"
 
-# Where each name lives; torch is imported only when one of them is asked for.
+# Where each name that is no verb lives; torch is imported only when one of them is asked for.
 HOMES = {
     "load": "regard.api",
-    "compare": "regard.api",
-    "evaluate": "regard.api",
-    "export": "regard.api",
-    "filter": "regard.api",
-    "heads": "regard.api",
-    "import_model": "regard.api",
-    "doctor": "regard.api",
-    "cost": "regard.api",
-    "look": "regard.api",
-    "misconceptions": "regard.api",
-    "causes": "regard.insight.causes",
-    "lens": "regard.insight.lens",
-    "patch": "regard.insight.patching",
-    "show": "regard.api",
-    "directions": "regard.api",
-    "train": "regard.api",
     "attend": "regard.attention.attend",
     "watch": "regard.attention.watch",
     "record": "regard.attention.intervene",
     "change": "regard.attention.intervene",
     "cut": "regard.attention.intervene",
-    "dictionary": "regard.api",
-    "superposition": "regard.insight.superposition",
+    "causes": "regard.insight.causes",
+    "lens": "regard.insight.lens",
+    "patch": "regard.insight.patching",
     "fast": "regard.native",
     "UsageError": "regard.errors",
     "SCORES": "regard.attention.scores",
@@ -74,41 +63,9 @@ HOMES = {
     "RESIDUALS": "regard.layers.residual",
     "MODELS": "regard.models",
 }
+HOMES |= dict(verb.exported for verb in VERBS.values() if not verb.terminal)
 
-__all__ = [
-    "FEED_FORWARDS",
-    "MODELS",
-    "NORMS",
-    "POSITIONS",
-    "RESIDUALS",
-    "SCORES",
-    "UsageError",
-    "attend",
-    "causes",
-    "change",
-    "compare",
-    "cost",
-    "cut",
-    "dictionary",
-    "directions",
-    "doctor",
-    "evaluate",
-    "export",
-    "fast",
-    "filter",
-    "heads",
-    "import_model",
-    "lens",
-    "load",
-    "look",
-    "misconceptions",
-    "patch",
-    "record",
-    "show",
-    "superposition",
-    "train",
-    "watch",
-]
+__all__ = sorted(HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

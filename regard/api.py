@@ -239,6 +239,24 @@ def model_task(name_or_folder: str | Path) -> str:
     return task
 
 
+def settings_of(part: str, name: str | None) -> type:
+    """Settings class of the task at hand: that of a task, a recipe, a starter or a folder.
+
+    Args:
+        part: Train, Run, Eval or Look.
+        name: what is trained or run; without one, settings of translation.
+    """
+    name = name or "translate"
+    task = task_of(name) if part == "Train" or name in TASKS else model_task(name)
+    return getattr(task_class(task), part)
+
+
+train_settings = partial(settings_of, "Train")
+run_settings = partial(settings_of, "Run")
+eval_settings = partial(settings_of, "Eval")
+look_settings = partial(settings_of, "Look")
+
+
 @overload
 def train(name: "keys.Translate", /, **settings: "Unpack[keys.TranslateKeys]") -> "Report": ...
 @overload
@@ -487,7 +505,8 @@ def look(
 
     if str(settings.get("movie", False)).lower() in ("true", "yes", "1"):
         return _movie(model, texts, out, settings)
-
+    if isinstance(texts, list | tuple) and not texts:
+        raise UsageError('TEXT is missing; write for example: regard look en-zh "How are you?"')
     loaded: Any
     loaded = load(model, task=task) if isinstance(model, str | Path) else model
     texts, _ = loaded.inputs_of(texts, RunSettings(settings.get("columns")))
@@ -703,16 +722,22 @@ def filter(
     return filter_photo(name, photo, settings, quiet=quiet)
 
 
-def show(name: str, /, *, out: Place | None = None, **settings: Any) -> "Drawing":
-    """Draw a picture of the lectures by its name: `regard show` lists them.
+def show(
+    name: str | None = None, /, *, out: Place | None = None, **settings: Any
+) -> "Drawing | Listing":
+    """Draw a picture of the lectures by its name; without a name, list them all.
 
     show("receptive_fields", out="fields.png")
 
     It is shown inline in a notebook, or saved to `out`, a .png or .html; its `numbers` are those
     behind it. The keys of a picture: `regard show NAME --help`.
     """
-    from regard.insight.show import show
+    from regard.insight.show import SHOWS, show
 
+    if name is None:
+        if settings or out is not None:
+            raise UsageError("NAME is missing; `regard show` lists the pictures")
+        return Listing({name: one.summary for name, one in SHOWS.items()})
     return show(name, settings, out=out, load=load)
 
 
@@ -759,9 +784,10 @@ def import_model(folder: Place, /, *, out: Place | None = None, **settings: Any)
     file; both are read by a process of their own with little memory and time.
     """
     from regard.pretrained.convert import readable
+    from regard.pretrained.import_export import ImportSettings
+    from regard.settings import fill
 
-    if settings:
-        raise UsageError(f"unknown key '{min(settings)}'; known is out")
+    fill(ImportSettings, settings | given(out=out))
     if out is None:
         raise UsageError("out is missing; add out=FOLDER for the imported model")
     if not Path(folder).exists():
@@ -937,7 +963,7 @@ class Promises(Listing):
         return "\n".join([*lines, "", "regard train NAME [data=...] follows one; --json tells all"])
 
 
-def models() -> Listing:
+def list_models() -> Listing:
     """List the starters and the families that can be built."""
     from regard.models import MODELS, family
 
@@ -952,6 +978,6 @@ def models() -> Listing:
     return Listing({**shipped, **families})
 
 
-def recipes() -> Promises:
+def list_recipes() -> Promises:
     """List the recipes with what they promise."""
     return Promises({name: " ".join((recipe(name).__doc__ or "").split()) for name in RECIPES})

@@ -1,5 +1,6 @@
 """The command line: quick to answer, plain in its refusals, quiet when it is stopped."""
 
+import ast
 import inspect
 import io
 import os
@@ -7,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+from dataclasses import is_dataclass
 from functools import partial
 from pathlib import Path
 
@@ -14,8 +16,10 @@ import pytest
 
 import regard
 from regard import cli
-from regard.cli import VERBS, Call, Verb, chunks, main
+from regard.answering import chunks
+from regard.cli import main
 from regard.data.columns import INPUTS, input_column
+from regard.verbs import TABLE, VERBS, Call, Verb, resolve
 
 HEAVY = {"torch", "numpy", "rich", "matplotlib", "tokenizers", "sacrebleu", "asyncio"}
 
@@ -41,6 +45,47 @@ def test_help_imports_nothing_heavy(words):
     code = f"import sys; from regard.cli import main; main({words}); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not HEAVY & set(done.stdout.splitlines()[-1].split())
+
+
+def test_the_front_page_lists_verbs_in_groups(capsys):
+    assert main(["--help"]) == 0
+    page = capsys.readouterr().out
+    found = {}
+    for block in page.split("\n\n"):
+        heading, *lines = block.splitlines()
+        if heading[:1].isupper() and heading.endswith(":"):
+            found[heading] = [line.split()[0] for line in lines]
+    del found["Examples:"]
+    assert found["Use:"] == ["run", "train", "eval", "look", "compare"]
+    assert [*found] == ["Use:", "Tools:", "Insight:", "Gallery:"]
+    assert [name for names in found.values() for name in names] == [verb.name for verb in TABLE]
+
+
+def exported_to_type_checkers() -> dict[str, str]:
+    """Names that regard/__init__.py imports as themselves for type checkers, with their modules."""
+    tree = ast.parse(Path(regard.__file__).read_text())
+    blocks = [node for node in tree.body if isinstance(node, ast.If)]
+    imports = [line for block in blocks for line in block.body if isinstance(line, ast.ImportFrom)]
+    for name in (name for line in imports for name in line.names):
+        assert name.asname == name.name
+    return {name.name: str(line.module) for line in imports for name in line.names}
+
+
+def test_what_the_library_exports_is_what_type_checkers_see():
+    assert exported_to_type_checkers() == regard.HOMES
+    assert regard.__all__ == sorted(regard.HOMES)
+    for verb in TABLE:
+        name, module = verb.exported
+        assert verb.terminal or regard.HOMES[name] == module
+
+
+@pytest.mark.parametrize("verb", TABLE, ids=lambda verb: verb.name)
+def test_a_verb_has_settings_if_its_function_takes_keys(verb: Verb):
+    function = resolve(verb.function)
+    kinds = {one.kind for one in inspect.signature(function).parameters.values()}
+    assert bool(verb.settings) == (verb.terminal or inspect.Parameter.VAR_KEYWORD in kinds)
+    if verb.settings and verb.name != "show":
+        assert is_dataclass(verb.settings_class())
 
 
 @pytest.mark.parametrize("name", VERBS)
@@ -69,6 +114,8 @@ def test_version_comes_from_one_place(capsys):
         (["look", "en-zh"], "TEXT is missing"),
         (["doctor"], "DATA is missing"),
         (["models", "en-zh"], "unexpected word 'en-zh'"),
+        (["recipes", "size=tiny"], "unknown key 'size'; there is nothing to set"),
+        (["train", "translate", "quiet=true"], "unknown key 'quiet'; write --quiet"),
         (["run", "en-zh", "beam=1", "beam=2"], "beam is given twice"),
         (["run", "en-zh", "--beam"], "--beam has no value"),
         (["run", "en-zh", "caf\udce9"], "is not UTF-8"),
@@ -84,7 +131,9 @@ def test_a_wrong_call_is_refused_in_one_line(words, message, capsys):
 
 
 def act_as(monkeypatch, act):
-    monkeypatch.setitem(VERBS, "act", Verb(act, "", "", ("", "")))
+    monkeypatch.setattr(cli, "act_of_test", act, raising=False)
+    verb = Verb("act", "regard.cli:act_of_test", (), "", "", ("", ""), terminal=True)
+    monkeypatch.setitem(VERBS, "act", verb)
     return main(["act"])
 
 
@@ -128,7 +177,7 @@ import sys
 from regard import cli
 def act(call):
     {body}
-cli.VERBS["act"] = cli.Verb(act, "", "", ("", ""))
+cli.VERBS["act"] = cli.Verb("act", "__main__:act", (), "", "", ("", ""), terminal=True)
 sys.exit(cli.main(["act"]))
 """
     return [sys.executable, "-c", code]
@@ -230,7 +279,7 @@ def test_the_package_is_imported_in_milliseconds_and_without_torch():
 def test_a_verb_of_the_library_is_a_function_with_a_signature_and_a_docstring(name):
     function = getattr(regard, name)
     assert inspect.isfunction(function)
-    assert inspect.signature(function).parameters
+    assert name.startswith("list_") or inspect.signature(function).parameters
     assert inspect.getdoc(function)
 
 

@@ -22,13 +22,12 @@ import pytest
 
 import regard
 from regard.api import task_of
-from regard.cli import VERBS, keys_of, short_keys
-from regard.filters.program import SETTINGS as FILTERS
-from regard.insight.show import SHOWS
+from regard.cli import short_keys
 from regard.lab.variants import CompareSettings
 from regard.recipes import RECIPES
 from regard.settings import describe, parse
 from regard.tasks import TASKS
+from regard.verbs import VERBS
 
 HOME = Path(__file__).resolve().parents[1]
 ALL = [HOME / "README.md", *sorted((HOME / "docs").glob("*.md"))]
@@ -186,9 +185,9 @@ def keys_of_tasks(kind: str) -> set[str]:
     """Return the keys that some task takes for a verb."""
     known: set[str] = set()
     for task in TASKS:
-        words = [kind, task]
-        known |= {row.key for row in describe(keys_of(words, VERBS[kind]))}
-        known |= set(short_keys(words))
+        settings = VERBS[kind].settings_class(task)
+        assert settings is not None
+        known |= {row.key for row in describe(settings)} | set(short_keys([kind, task]))
     return known
 
 
@@ -196,8 +195,6 @@ EXTRA = {
     "run": {"task"},
     "eval": {"task", "against"},
     "look": {"task", "out", "layers", "heads", "candidates", "word"},
-    "import": {"out"},
-    "export": {"out", "format", "quantization", "dtype", "max_shard"},
     "doctor": {"task"},
     "cost": {"type"},
     "show": {"out"},
@@ -228,12 +225,7 @@ def test_commands_of_a_page_are_ones(page: Path):
             known |= {row.key for row in describe(CompareSettings)}
         elif words[0] in ("run", "eval", "look"):
             known |= keys_of_tasks(words[0])
-        elif words[0] == "filter":
-            known |= {row.key for row in describe(FILTERS[plain[0]])}
-        elif words[0] == "show" and plain:
-            known |= {row.key for row in describe(SHOWS[plain[0]].settings_class())}
-        elif verb.settings:
-            module = __import__(verb.settings[0], fromlist=[verb.settings[1]])
-            known |= {row.key for row in describe(getattr(module, verb.settings[1]))}
+        elif words[0] != "train" and (keys := verb.settings_class(*plain[:1])):
+            known |= {row.key for row in describe(keys)}
         for key in settings:
             assert key in known or key.startswith("model."), f"{page.name}: {key}= in {told}"

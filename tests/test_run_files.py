@@ -8,7 +8,8 @@ import pytest
 from PIL import Image
 
 import regard
-from regard.cli import beside, main
+from regard.answering import merge_record
+from regard.cli import main
 from regard.lab.variants import load_results
 
 
@@ -87,7 +88,7 @@ def test_a_folder_of_photos_is_answered_by_name(photos, capsys):
 
 def test_nothing_that_was_brought_is_written_over():
     brought = {"text": "x", "label": "gold", "score": 5, "prediction": "old", "words": ["x"]}
-    whole = beside(brought, {"prediction": "new", "score": 0.5, "words": ["x"], "more": 1})
+    whole = merge_record(brought, {"prediction": "new", "score": 0.5, "words": ["x"], "more": 1})
     assert brought.items() <= whole.items()
     assert whole["prediction_prediction"] == "new" and whole["prediction_score"] == 0.5
     assert whole["more"] == 1 and "prediction_words" not in whole

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 import regard
-from regard.api import find_model, models, starters
+from regard.api import find_model, list_models, starters
 from regard.files.hashes import verify
 
 # the first release of a dependency without a fault that is known: those of torch, pillow, pyarrow
@@ -45,7 +45,7 @@ def test_the_starters_are_small_and_say_whose_data_they_learnt_from():
 
 
 def test_the_starters_say_under_which_licence_their_weights_are_offered():
-    listed = models()
+    listed = list_models()
     for name, folder in starters().items():
         licence = json.loads((folder / "config.json").read_text())["licence"]
         told = (folder / "ATTRIBUTION.md").read_text()
@@ -138,7 +138,7 @@ def test_the_starter_tags_a_text_as_people_write_it():
 
 
 def test_starters_say_what_they_are_not_good_for():
-    told = regard.api.models()
+    told = list_models()
     assert all("not good for" in told[name] for name in ("embed", "fill"))
 
 

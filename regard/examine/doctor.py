@@ -56,6 +56,11 @@ class Examined:
     task: str = ""
     kernels: Status = field(default_factory=lambda: status())
 
+    @property
+    def exit_code(self) -> int:
+        """Exit code of the command: 1 if training would refuse the data."""
+        return 0 if self.report.healthy else 1
+
     def __str__(self) -> str:
         forecast = [str(self.forecast)] if self.forecast else []
         return "\n".join([*self.report.lines(), *forecast, str(self.kernels)])

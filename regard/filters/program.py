@@ -111,6 +111,11 @@ SETTINGS: dict[str, type] = {
 }
 
 
+def settings_class(name: str | None) -> type:
+    """Settings class of a filter, or without a name the keys that all have."""
+    return FilterSettings if name is None else lookup("filter", name, SETTINGS)
+
+
 Scores = Mapping[str, tuple[float, float]]  # PSNR and SSIM by the name of a filter
 
 

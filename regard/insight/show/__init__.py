@@ -74,6 +74,11 @@ SHOWS: dict[str, Show] = {
 }
 
 
+def settings_class(name: str | None) -> type | None:
+    """Settings class of a picture."""
+    return lookup("picture", name, SHOWS).settings_class() if name else None
+
+
 def show(
     name: str,
     given: Mapping[str, Any],

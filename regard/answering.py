@@ -1,0 +1,307 @@
+"""Answers of `regard run`: to words, lines of files or of standard input, images and sounds."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from regard.errors import UsageError, as_json, log
+from regard.verbs import Call
+
+if TYPE_CHECKING:
+    from regard.tasks.frame.task import Task
+
+CHUNK = 512  # lines read before they are answered, which bounds memory for input of any length
+LETTERS = 1_000_000  # and so many letters, if that is sooner
+LISTS = (".txt", ".jsonl", ".list")  # files that name images, a line each
+TABLES = (".csv", ".tsv", ".parquet", ".arrow", ".feather")  # rows of named columns
+# files that are inputs themselves -> where their suffixes are
+FILES = {"image": "regard.data.image_format", "audio": "regard.data.sound_files"}
+
+Choose = Callable[[list[str]], str]  # the column or field that is read, of all there are
+# a text (or the messages of a conversation), and the JSON line it came in, if it did
+Input = tuple[Any, dict[str, Any] | None]
+
+
+def run(call: Call) -> None:
+    """Answer texts given as words, lines of files or of standard input, or images, in order."""
+    import regard
+
+    name, texts = call.take(("MODEL", "TEXT..."))
+    model = regard.load(name, task=call.settings.pop("task", None))
+    try:
+        # completed once: a wrong setting is refused before the first line is read
+        call = replace(call, completed=model.check(call.settings))
+    except UsageError as mistake:
+        hint = " (text that holds a = goes after --)" if "unknown key" in str(mistake) else ""
+        raise UsageError(f"{mistake}{hint}") from None
+    streams = model.streams
+    live = streams and sys.stdout.isatty() and not call.json  # token by token
+    if not texts:
+        if live and sys.stdin.isatty():
+            return model.session(call.completed, sys.stdout)
+        size = 1 if sys.stdin.isatty() else CHUNK
+        print_answers(model, chunks(sys.stdin.buffer, size, column_of(model, call)), call)
+        return
+    number, literal = 0, len(texts) - call.literal
+    words: list[Input] = []
+    for place, word in enumerate([*texts, None]):
+        kind = "" if word is None or place >= literal else kind_of(word)
+        if word is not None and not kind:
+            words.append((word, None))
+            continue
+        if words and live:
+            for text, _ in words:
+                model.say(text, call.completed, sys.stdout, first=number)
+                number += 1
+        elif words:
+            for line in answers(model, words, call, first=number):
+                print(line)
+            number += len(words)
+        words = []
+        if word is not None:
+            number = run_path(model, word, kind, call, number)
+
+
+def kind_of(word: str) -> str:
+    """Tell whether a word names a file or a folder: file, folder, or nothing of the kind."""
+    try:
+        return "folder" if os.path.isdir(word) else "file" if os.path.exists(word) else ""
+    except (OSError, ValueError):  # longer than any path, or none at all
+        return ""
+
+
+def run_path(model: Any, path: str, kind: str, call: Call, number: int) -> int:
+    """Answer the lines of a file, an image, a sound, or those of a folder; return the next number.
+
+    A table of sounds names them from its own folder on.
+    """
+    from regard.data.lines import opened
+
+    as_text = "; to answer the word itself, write it after --"
+    suffix = os.path.splitext(path)[1].lower()
+    table = suffix in TABLES or (suffix == ".jsonl" and model.input == "audio")
+    if model.input in FILES:
+        if kind == "file" and suffix not in LISTS and not (table and model.input == "audio"):
+            for line in answers(model, [(path, None)], call, first=number):
+                print(line)
+            return number + 1
+        if kind == "folder":
+            suffixes = import_module(FILES[model.input]).SUFFIXES
+            found = sorted(
+                os.path.join(folder, name)
+                for folder, _, names in os.walk(path)
+                for name in names
+                if os.path.splitext(name)[1].lower() in suffixes and not name.startswith(".")
+            )
+            if not found:
+                ends = ", ".join(sorted(suffixes))
+                what = {"image": "image", "audio": "sound"}[model.input]
+                raise UsageError(f"{path}: no {what} in this folder; expected files in {ends}")
+            some = [found[start : start + CHUNK] for start in range(0, len(found), CHUNK)]
+            parts: Any = (([(name, None) for name in part], None) for part in some)
+            return print_answers(model, parts, call, number, named=True)
+    if model.input == "series" and kind == "file" and suffix not in LISTS:
+        found = model.inputs_in(path, call.completed.columns)
+        series = found if len(found) > 1 else [path]
+        starts = range(0, len(series), CHUNK)
+        parts = (([(one, None) for one in series[n : n + CHUNK]], None) for n in starts)
+        return print_answers(model, parts, call, number, named=len(series) > 1)
+    if kind == "folder":
+        raise UsageError(f"{path} is a folder; name files whose lines are to be read{as_text}")
+    if not call.quiet:
+        what = "rows" if table else "lines"
+        log(f"{path}: its {what} are answered{as_text}")
+    choose = column_of(model, call)
+    if table:
+        rows = sound_rows(path) if model.input == "audio" else table_rows(path, model, call)
+        return print_answers(model, in_chunks(rows, CHUNK), call, number)
+    with opened(path) as file:
+        return print_answers(model, chunks(file, CHUNK, choose, path), call, number)
+
+
+def print_answers(
+    model: "Task[Any, Any]",
+    parts: Iterable[tuple[list[Input], UsageError | None]],
+    call: Call,
+    number: int = 0,
+    *,
+    named: bool = False,
+) -> int:
+    """Print one line for one line of each part, the first of this number; return the next."""
+    for chunk, mistake in parts:
+        for line in answers(model, chunk, call, first=number, named=named):
+            print(line.replace("\n", " "))
+        sys.stdout.flush()
+        number += len(chunk)
+        if mistake:
+            raise mistake
+    return number
+
+
+def chunks(
+    file: BinaryIO, size: int, choose: Choose, name: str = "standard input"
+) -> Iterator[tuple[list[Input], UsageError | None]]:
+    """Read lines, or JSON lines, a chunk at a time; what is wrong comes after the lines before it.
+
+    The first line decides which of the two they are.
+    """
+    from regard.data.lines import read_stream
+
+    chunk: list[Input] = []
+    records: bool | None = None
+    letters = 0
+    try:
+        for number, line in read_stream(file, name):
+            if records is None:
+                records = is_record(line)
+            where = f"{name}:{number}"
+            chunk.append(read_record(line, where, choose) if records else (line, None))
+            letters += len(line)
+            if len(chunk) == size or letters >= LETTERS:
+                yield chunk, None
+                chunk, letters = [], 0
+        yield chunk, None
+    except UsageError as mistake:
+        yield chunk, mistake
+
+
+def in_chunks(rows: Iterable[Input], size: int) -> Iterator[tuple[list[Input], UsageError | None]]:
+    """Return inputs a chunk at a time; what is wrong comes after those before it."""
+    chunk: list[Input] = []
+    try:
+        for row in rows:
+            chunk.append(row)
+            if len(chunk) == size:
+                yield chunk, None
+                chunk = []
+        yield chunk, None
+    except UsageError as mistake:
+        yield chunk, mistake
+
+
+def table_rows(path: str, model: Any, call: Call) -> Iterator[Input]:
+    """Read the rows of a table of texts, whose columns its first row names, or else numbers."""
+    from regard.data.table import Table, like_header
+
+    header: list[str] | None = None
+    columns, choose, table = call.completed.columns, column_of(model, call), Table(path)
+    for row in table:
+        if row.fault is not None:
+            raise UsageError(row.fault.message)
+        if row.value is None:
+            continue
+        if isinstance(row.value, list) and header is None:
+            header = [cell.strip() for cell in row.value]
+            numbered = columns and columns.split(",")[0].isdecimal()
+            known = [*model.usual_columns, *model.columns, *(columns.split(",") if columns else [])]
+            named = {*header, *map(str.casefold, header)} & {*known}
+            if not named and not numbered:
+                raise UsageError(
+                    f"{path}: no column of its first row is named {' or '.join(known)}; "
+                    "name the one to read with columns=, or give its texts as lines"
+                )
+            text_of(dict.fromkeys(header, ""), path, choose)
+            at = range(len(header))
+            if not numbered or named or like_header(table.cells(), at):
+                continue
+            header = [str(n + 1) for n in at]
+        cells: Any = row.value if header is None else zip(header, row.value, strict=False)
+        yield text_of(dict(cells), f"{path}:{row.number}", choose)
+
+
+def sound_rows(path: str) -> Iterator[Input]:
+    """Read the rows of a table of sounds."""
+    from pathlib import Path
+
+    from regard.data.sound_sets import listed_sounds
+
+    yield from listed_sounds(Path(path))
+
+
+def is_record(line: str) -> bool:
+    """Tell whether a line is a JSON object."""
+    try:
+        return line.lstrip().startswith("{") and isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+def read_record(line: str, where: str, choose: Choose) -> tuple[Any, dict[str, Any]]:
+    """Take the text out of a JSON line and keep the rest beside it."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where}: not JSON, as the first line is ({error})") from None
+    if not isinstance(record, dict):
+        raise UsageError(f"{where}: {line[:40]!r} is no JSON object, as the first line is")
+    return text_of(record, where, choose)
+
+
+def text_of(record: dict[str, Any], where: str, choose: Choose) -> tuple[Any, dict[str, Any]]:
+    """Return the input that a record holds, beside all of it."""
+    try:
+        name = choose(list(record))
+    except UsageError as mistake:
+        raise UsageError(f"{where}: {mistake}") from None
+    if not isinstance(record[name], str | list | dict):
+        raise UsageError(f"{where}: no text; name it src or text, or say which with columns=")
+    return record[name], record
+
+
+def column_of(model: Any, call: Call) -> Choose:
+    """Return what chooses the column of a table or the field of a JSON line that is read."""
+    return lambda names: model.column_of(names, call.completed.columns)
+
+
+def answers(
+    model: "Task[Any, Any]",
+    chunk: list[Input],
+    call: Call,
+    *,
+    first: int = 0,
+    named: bool = False,
+) -> Iterator[str]:
+    """Answer inputs, of which the first has this number: lines for lines, JSON for JSON.
+
+    Those that are named have the name of the input and a TAB before them.
+    """
+    how = call.completed or model.check(call.settings)
+    forced, n_best = getattr(how, "forced", False), getattr(how, "n_best", 1)
+    pairs = str(forced).lower() == "true"
+    texts = [as_pair(text, record, model.input) if pairs else text for text, record in chunk]
+    results = model.answer(texts, how, first=first)
+    for (text, record), result in zip(chunk, results, strict=True):
+        if record is not None or call.json:
+            brought = record or {model.input: text}
+            told = result.record(how)
+            if forced and isinstance(told["prediction"], str):  # it was given, and only judged
+                del told["prediction"]
+            yield as_json(merge_record(brought, told))
+        elif text or model.from_nothing:
+            subtitles = getattr(how, "format", "") in ("srt", "vtt")  # of many lines
+            before = f"{text}\t" if named and not subtitles else ""
+            yield from (before + line for line in result.lines(how))
+        else:
+            yield from [""] * n_best
+
+
+def merge_record(brought: dict[str, Any], told: dict[str, Any]) -> dict[str, Any]:
+    """Add the fields of an answer to those of its JSON line, none of which is written over."""
+    whole = dict(brought)
+    for key, value in told.items():
+        if key in brought and brought[key] == value:
+            continue
+        names = (key, f"prediction_{key}", *(f"prediction_{key}_{n}" for n in range(2, 100)))
+        whole[next(name for name in names if name not in whole)] = value
+    return whole
+
+
+def as_pair(text: str, record: dict[str, Any] | None, field: str) -> str:
+    """Put the two sides of a JSON line beside each other as in a line of text."""
+    names = ("text", "transcript", "sentence") if field == "audio" else ("tgt", "target")
+    sides = [(record or {}).get(name) for name in names]
+    return next((f"{text}\t{side}" for side in sides if isinstance(side, str)), text)

@@ -1,0 +1,311 @@
+"""The verbs, one row each: what the command line does, and under which name `regard` exports it."""
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from regard.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One word of the command line with the page that explains it.
+
+    Args:
+        name: the word.
+        function: "module:function" that it calls, imported when it is called. The function takes
+            the plain words and the settings as arguments, and what it returns is printed.
+        words: plain words that it takes, in capitals: [WORD] may be left out, WORD... repeated.
+        keys: keys that the line of usage shows.
+        summary: line of the front page.
+        examples: two commands.
+        group: heading under which the front page lists it.
+        settings: "module:class" of its keys, or a function that returns the class by the first
+            word, or by None. A verb without has nothing to set.
+        terminal: whether it belongs to the command line alone: its function takes the `Call`.
+    """
+
+    name: str
+    function: str
+    words: tuple[str, ...]
+    keys: str
+    summary: str
+    examples: tuple[str, str]
+    group: str = "tools"
+    settings: str = ""
+    terminal: bool = False
+
+    @property
+    def exported(self) -> tuple[str, str]:
+        """Name under which `regard` exports its function, and the module that defines it."""
+        module, _, name = self.function.partition(":")
+        return name, module
+
+    @property
+    def usage(self) -> str:
+        """Line of usage."""
+        return " ".join(filter(None, ("regard", self.name, *self.words, self.keys)))
+
+    def settings_class(self, word: str | None = None) -> type | None:
+        """Class of its settings, as the first word asks for them."""
+        if not self.settings:
+            return None
+        found = resolve(self.settings)
+        return found if isinstance(found, type) else found(word)
+
+
+@dataclass(frozen=True)
+class Call:
+    """What the user asked of a verb."""
+
+    words: list[str]
+    settings: dict[str, Any]
+    json: bool = False
+    quiet: bool = False
+    literal: int = 0  # how many of the last words stood after --
+    completed: Any = None  # the settings of a run, completed by the model
+
+    def take(self, names: tuple[str, ...]) -> list[Any]:
+        """Arguments that the plain words are for a verb that takes words of these names."""
+        names, repeated = (names[:-1], True) if names and "..." in names[-1] else (names, False)
+        required = [name for name in names if not name.startswith("[")]
+        if len(self.words) < len(required):
+            missing = required[len(self.words)].replace("|", " or ")
+            raise UsageError(f"{missing} is missing; add it, or see --help for examples")
+        if len(self.words) > len(names) and not repeated:
+            extra = self.words[len(names)]
+            raise UsageError(f"unexpected word '{extra}'; settings are written key=value")
+        taken: list[Any] = self.words[: len(names)]
+        return [*taken, self.words[len(names) :]] if repeated else taken
+
+
+def resolve(name: str) -> Any:
+    """What "module:name" names."""
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+TABLE = (
+    Verb(
+        "run",
+        "regard.answering:run",
+        ("MODEL", "[TEXT|FILE|PHOTO|SOUND|FOLDER...]"),
+        "[key=value...]",
+        "answer texts, lines of files or of standard input, photos or sounds",
+        (
+            'regard run en-zh "How are you?"',
+            "regard run runs/mine beam=5 scores=true < test.en > test.de",
+        ),
+        "use",
+        "regard.api:run_settings",
+        terminal=True,
+    ),
+    Verb(
+        "train",
+        "regard.api:train",
+        ("TASK|RECIPE",),
+        "[key=value...]",
+        "train a task on your own data, or repeat a published recipe",
+        (
+            "regard train translate data=folder from=en to=de minutes=25 out=runs/mine",
+            "regard train multi30k_en_de data=multi30k out=runs/multi30k",
+        ),
+        "use",
+        "regard.api:train_settings",
+    ),
+    Verb(
+        "eval",
+        "regard.api:evaluate",
+        ("MODEL",),
+        "data=... [key=value...]",
+        "judge a model on a test set, alone or against another",
+        (
+            "regard eval runs/mine data=folder",
+            "regard eval runs/mine data=folder against=runs/other",
+        ),
+        "use",
+        "regard.api:eval_settings",
+    ),
+    Verb(
+        "look",
+        "regard.api:look",
+        ("MODEL", "TEXT|PHOTO|SOUND..."),
+        "[word=...] [key=value...]",
+        "see where a model looks, as a picture or as a page to explore",
+        (
+            'regard look en-zh "How are you?" out=attention.html',
+            "regard look runs/photos photo.jpg at=120,80 layers=2 heads=0,3 out=attention.png",
+        ),
+        "use",
+        "regard.api:look_settings",
+    ),
+    Verb(
+        "compare",
+        "regard.api:compare",
+        ("TASK|RECIPE",),
+        "key=A,B,C [key=value...]",
+        "train variants with several seeds, and see which is better and how surely",
+        (
+            "regard compare wikitext2_lab position=none,learned,rotary,alibi seeds=3 parallel=2",
+            "regard compare translate data=folder from=en to=de norm=layer,rms lr=0.001,0.003",
+        ),
+        "use",
+        "regard.lab.variants:CompareSettings",
+    ),
+    Verb(
+        "doctor",
+        "regard.api:doctor",
+        ("DATA",),
+        "[key=value...]",
+        "examine data before training: its faults, and what time and memory it will take",
+        (
+            "regard doctor folder from=en to=de",
+            "regard doctor reviews.csv task=classify columns=body,team",
+        ),
+        settings="regard.examine.doctor:DoctorSettings",
+    ),
+    Verb(
+        "cost",
+        "regard.api:cost",
+        ("MODEL",),
+        "[image=...] [length=...] [batch=...] [key=value...]",
+        "what a model takes: multiply-adds, memory, attention matrices, time, and how they grow",
+        (
+            "regard cost vit_b16 image=384 batch=8",
+            "regard cost gpt size=base length=1024 model.position=rotary",
+        ),
+        settings="regard.costs.report:CostSettings",
+    ),
+    Verb(
+        "import",
+        "regard.api:import_model",
+        ("FOLDER",),
+        "out=...",
+        "take over a public checkpoint: a folder of Hugging Face's kind, with safetensors",
+        (
+            "regard import bert-base-uncased out=runs/bert",
+            "regard import ../downloads/opus-mt-en-de out=runs/en-de",
+        ),
+        settings="regard.pretrained.import_export:ImportSettings",
+    ),
+    Verb(
+        "export",
+        "regard.api:export",
+        ("MODEL",),
+        "out=FOLDER [key=value...]",
+        "write a trained model for another tool",
+        (
+            "regard export runs/mine out=exported",
+            "regard export en-zh format=ctranslate2 quantization=int8 out=exported",
+        ),
+        settings="regard.pretrained.import_export:ExportSettings",
+    ),
+    Verb(
+        "filter",
+        "regard.api:filter",
+        ("FILTER", "PHOTO"),
+        "out=... [key=value...]",
+        "smooth a photo by a weighted average: gaussian, bilateral, nonlocal_means, ...",
+        (
+            "regard filter nonlocal_means photo.png out=smooth.png h=0.1 window=21",
+            "regard filter compare photo.png sigma=25 weights_at=120,80 out=compare.png",
+        ),
+        settings="regard.filters.program:settings_class",
+    ),
+    Verb(
+        "models",
+        "regard.api:list_models",
+        (),
+        "",
+        "list the models that ship with Regard and the families it can build",
+        ("regard models", "regard models --json"),
+    ),
+    Verb(
+        "recipes",
+        "regard.api:list_recipes",
+        (),
+        "",
+        "list the published recipes with what they promise",
+        ("regard recipes", "regard recipes --json"),
+    ),
+    Verb(
+        "heads",
+        "regard.api:heads",
+        ("MODEL",),
+        "data=... [key=value...]",
+        "what each attention head does, by scores: previous token, induction, alignment, ...",
+        (
+            "regard heads en-zh data=tatoeba-en-zh examples=200 out=heads.png",
+            "regard heads shakespeare repeated=30",
+        ),
+        "insight",
+        "regard.insight.heads:HeadsSettings",
+    ),
+    Verb(
+        "dictionary",
+        "regard.api:dictionary",
+        ("MODEL",),
+        "at=... data=... out=... [key=value...]",
+        "learn a sparse dictionary of features at a place of a model, and see their examples",
+        (
+            "regard dictionary shakespeare at=blocks.3 data=play.txt out=runs/features",
+            "regard dictionary runs/photos at=blocks.2 data=photos width=8x k=16 out=runs/features",
+        ),
+        "insight",
+        "regard.insight.dictionary:DictionarySettings",
+    ),
+    Verb(
+        "directions",
+        "regard.api:directions",
+        ("MODEL",),
+        "data=... [out=...] [key=value...]",
+        "move images along directions of a latent space, and see what changes",
+        (
+            "regard directions runs/clothes data=fashion-mnist judge=fashion out=strips.png",
+            "regard directions runs/clothes data=fashion-mnist by=components out=strips.html",
+        ),
+        "insight",
+        "regard.insight.directions:DirectionSettings",
+    ),
+    Verb(
+        "misconceptions",
+        "regard.api:misconceptions",
+        ("MODEL",),
+        "data=... [key=value...]",
+        "two beliefs about attention, measured: nearest neighbours, and layer i reads layer i",
+        (
+            "regard misconceptions en-zh data=tatoeba-en-zh examples=100 out=beliefs.png",
+            "regard misconceptions fashion data=fashion-mnist examples=20",
+        ),
+        "gallery",
+        "regard.insight.misconceptions:MisconceptionSettings",
+    ),
+    Verb(
+        "superposition",
+        "regard.insight.superposition:superposition",
+        (),
+        "[n=...] [m=...] [sparsity=...] [out=...]",
+        "more features than dimensions: train toy models and see their polygons and phases",
+        (
+            "regard superposition n=5 m=2 sparsity=0,0.9,0.99 out=pentagon.png",
+            "regard superposition view=phase out=phase.png",
+        ),
+        "gallery",
+        "regard.insight.superposition:SuperpositionSettings",
+    ),
+    Verb(
+        "show",
+        "regard.api:show",
+        ("[NAME]",),
+        "[out=...] [key=value...]",
+        "draw a picture of the lectures: receptive fields, softmax, diffusion, ...",
+        (
+            "regard show receptive_fields out=fields.png",
+            "regard show scaling keys=128 out=scaling.html",
+        ),
+        "gallery",
+        "regard.insight.show:settings_class",
+    ),
+)
+
+VERBS = {verb.name: verb for verb in TABLE}
