@@ -19,6 +19,7 @@ from regard.api import find_model
 from regard.data.image_format import measure_ground
 from regard.files import read_json, write_json
 from regard.files.hashes import seal
+from regard.modalities.image import IMAGE
 
 
 def note_ground(folder: Path, train: Any) -> None:
@@ -48,7 +49,7 @@ def main() -> None:
     model: Any = regard.load(args.model)
     if args.write:
         train = part(model, "train")
-        if model.input == "image" and model.format.channels == 1:
+        if model.inputs is IMAGE and model.format.channels == 1:
             note_ground(folder, train)
             model = regard.load(args.model)
         parts = {"train": train, "valid": part(model, "valid")}

@@ -5,7 +5,6 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from regard.errors import UsageError, as_json, log
@@ -16,10 +15,6 @@ if TYPE_CHECKING:
 
 CHUNK = 512  # lines read before they are answered, which bounds memory for input of any length
 LETTERS = 1_000_000  # and so many letters, if that is sooner
-LISTS = (".txt", ".jsonl", ".list")  # files that name images, a line each
-TABLES = (".csv", ".tsv", ".parquet", ".arrow", ".feather")  # rows of named columns
-# files that are inputs themselves -> where their suffixes are
-FILES = {"image": "regard.data.image_format", "audio": "regard.data.sound_files"}
 
 Choose = Callable[[list[str]], str]  # the column or field that is read, of all there are
 # a text (or the messages of a conversation), and the JSON line it came in, if it did
@@ -74,53 +69,28 @@ def kind_of(word: str) -> str:
         return ""
 
 
-def run_path(model: Any, path: str, kind: str, call: Call, number: int) -> int:
-    """Answer the lines of a file, an image, a sound, or those of a folder; return the next number.
-
-    A table of sounds names them from its own folder on.
-    """
+def run_path(model: "Task[Any, Any]", path: str, kind: str, call: Call, number: int) -> int:
+    """Answer the inputs that a file or folder holds, or its lines; return the next number."""
     from regard.data.lines import opened
+    from regard.modalities.base import TABLES
 
     as_text = "; to answer the word itself, write it after --"
-    suffix = os.path.splitext(path)[1].lower()
-    table = suffix in TABLES or (suffix == ".jsonl" and model.input == "audio")
-    if model.input in FILES:
-        if kind == "file" and suffix not in LISTS and not (table and model.input == "audio"):
-            for line in answers(model, [(path, None)], call, first=number):
-                print(line)
-            return number + 1
-        if kind == "folder":
-            suffixes = import_module(FILES[model.input]).SUFFIXES
-            found = sorted(
-                os.path.join(folder, name)
-                for folder, _, names in os.walk(path)
-                for name in names
-                if os.path.splitext(name)[1].lower() in suffixes and not name.startswith(".")
-            )
-            if not found:
-                ends = ", ".join(sorted(suffixes))
-                what = {"image": "image", "audio": "sound"}[model.input]
-                raise UsageError(f"{path}: no {what} in this folder; expected files in {ends}")
-            some = [found[start : start + CHUNK] for start in range(0, len(found), CHUNK)]
-            parts: Any = (([(name, None) for name in part], None) for part in some)
-            return print_answers(model, parts, call, number, named=True)
-    if model.input == "series" and kind == "file" and suffix not in LISTS:
-        found = model.inputs_in(path, call.completed.columns)
-        series = found if len(found) > 1 else [path]
-        starts = range(0, len(series), CHUNK)
-        parts = (([(one, None) for one in series[n : n + CHUNK]], None) for n in starts)
-        return print_answers(model, parts, call, number, named=len(series) > 1)
+    table = os.path.splitext(path)[1].lower() in TABLES
+    found = model.inputs_at(path, call.completed)
+    if found is not None and not found.rows:
+        parts = in_chunks(found.inputs, CHUNK)
+        many = found.several
+        return print_answers(model, parts, call, number, named=many, whole=not many)
     if kind == "folder":
         raise UsageError(f"{path} is a folder; name files whose lines are to be read{as_text}")
     if not call.quiet:
-        what = "rows" if table else "lines"
+        what = "rows" if table or found else "lines"
         log(f"{path}: its {what} are answered{as_text}")
-    choose = column_of(model, call)
-    if table:
-        rows = sound_rows(path) if model.input == "audio" else table_rows(path, model, call)
+    if found or table:
+        rows = found.inputs if found else table_rows(path, model, call)
         return print_answers(model, in_chunks(rows, CHUNK), call, number)
     with opened(path) as file:
-        return print_answers(model, chunks(file, CHUNK, choose, path), call, number)
+        return print_answers(model, chunks(file, CHUNK, column_of(model, call), path), call, number)
 
 
 def print_answers(
@@ -130,11 +100,15 @@ def print_answers(
     number: int = 0,
     *,
     named: bool = False,
+    whole: bool = False,
 ) -> int:
-    """Print one line for one line of each part, the first of this number; return the next."""
+    """Print one line for one line of each part, the first of this number; return the next.
+
+    An answer that is shown `whole` may have several lines.
+    """
     for chunk, mistake in parts:
         for line in answers(model, chunk, call, first=number, named=named):
-            print(line.replace("\n", " "))
+            print(line if whole else line.replace("\n", " "))
         sys.stdout.flush()
         number += len(chunk)
         if mistake:
@@ -213,15 +187,6 @@ def table_rows(path: str, model: Any, call: Call) -> Iterator[Input]:
         yield text_of(dict(cells), f"{path}:{row.number}", choose)
 
 
-def sound_rows(path: str) -> Iterator[Input]:
-    """Read the rows of a table of sounds."""
-    from pathlib import Path
-
-    from regard.data.sound_sets import listed_sounds
-
-    yield from listed_sounds(Path(path))
-
-
 def is_record(line: str) -> bool:
     """Tell whether a line is a JSON object."""
     try:
@@ -272,11 +237,12 @@ def answers(
     how = call.completed or model.check(call.settings)
     forced, n_best = getattr(how, "forced", False), getattr(how, "n_best", 1)
     pairs = str(forced).lower() == "true"
-    texts = [as_pair(text, record, model.input) if pairs else text for text, record in chunk]
+    names = model.inputs.targets
+    texts = [as_pair(text, record, names) if pairs else text for text, record in chunk]
     results = model.answer(texts, how, first=first)
     for (text, record), result in zip(chunk, results, strict=True):
         if record is not None or call.json:
-            brought = record or {model.input: text}
+            brought = record or {model.inputs.key: text}
             told = result.record(how)
             if forced and isinstance(told["prediction"], str):  # it was given, and only judged
                 del told["prediction"]
@@ -300,8 +266,7 @@ def merge_record(brought: dict[str, Any], told: dict[str, Any]) -> dict[str, Any
     return whole
 
 
-def as_pair(text: str, record: dict[str, Any] | None, field: str) -> str:
+def as_pair(text: str, record: dict[str, Any] | None, names: Iterable[str]) -> str:
     """Put the two sides of a JSON line beside each other as in a line of text."""
-    names = ("text", "transcript", "sentence") if field == "audio" else ("tgt", "target")
     sides = [(record or {}).get(name) for name in names]
     return next((f"{text}\t{side}" for side in sides if isinstance(side, str)), text)

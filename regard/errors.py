@@ -49,6 +49,10 @@ class UsageError(Exception):
         super().__init__(line if len(line) <= MAX_LENGTH else f"{line[:2000]} ... {line[-900:]}")
 
 
+class BrokenInput(UsageError):
+    """An input that cannot be read; whoever reads many may be told to leave it out."""
+
+
 def nearest(name: str, names: Iterable[str]) -> str:
     """Return the sentence that suggests the nearest of the names, or nothing."""
     close = get_close_matches(name.lower(), list(names), n=1, cutoff=0.6)

@@ -18,7 +18,8 @@ import regard
 from regard import cli
 from regard.answering import chunks
 from regard.cli import main
-from regard.data.columns import INPUTS, input_column
+from regard.data.columns import input_column
+from regard.modalities.text import TEXT
 from regard.verbs import TABLE, VERBS, Call, Verb, resolve
 
 HEAVY = {"torch", "numpy", "rich", "matplotlib", "tokenizers", "sacrebleu", "asyncio"}
@@ -210,7 +211,7 @@ def test_a_full_disk_behind_standard_output_is_told_once(body):
     assert answer.stderr == "regard: no space left on device; make room and try again\n"
 
 
-source = partial(input_column, usual=INPUTS["src"])  # the field that is read
+source = partial(input_column, usual=TEXT.columns)  # the field that is read
 
 
 def read(text: bytes, size: int = 512):

@@ -100,10 +100,11 @@ def test_a_resumed_run_keeps_the_same_pictures(text, filmed, monkeypatch):
 def test_there_are_never_more_pictures_than_a_page_can_play(text):
     from types import SimpleNamespace
 
+    from regard.modalities.image import IMAGE
     from regard.tasks.frame.film import Film
 
     class Reads:
-        name = "images"
+        name, inputs = "images", IMAGE
 
     data = SimpleNamespace(parts={"valid": []})
     for steps, asked in ((100_000, 1), (12, 5), (201, 1)):

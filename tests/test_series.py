@@ -32,6 +32,7 @@ from regard.examine.series import examine_series
 from regard.layers.block import BlockConfig
 from regard.layers.chunks import Chunks, chunk_at
 from regard.layers.patches import Patches, grid_at
+from regard.modalities.series import SERIES
 from regard.models.series import Series, SeriesConfig
 from regard.models.vit import ViT, ViTConfig
 
@@ -504,7 +505,7 @@ def test_it_runs_files_rows_and_arrays(run, tmp_path, capsys):
     assert main(["run", str(run), str(path)]) == 0
     lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     assert len(lines) == 40 and lines[2][0] == f"{path}:9"
-    found = model.inputs_in(path)
+    found = SERIES.recordings(path)
     together = model.run(found)
     for (where, label, _), one, answer in zip(lines, found, together, strict=True):
         assert where == one.where and label == answer.label
@@ -532,7 +533,7 @@ def test_it_runs_files_rows_and_arrays(run, tmp_path, capsys):
 def test_attention_is_shown_over_chunks_of_steps(run, tmp_path):
     model = regard.load(run)
     picture = model.picture(f"{run.parent / 'test.ts'}:9")
-    steps = len(model.inputs_in(run.parent / "test.ts")[2].values)
+    steps = len(SERIES.recordings(run.parent / "test.ts")[2].values)
     view = picture.views[0]
     assert view.row_tokens[0] == "0-3" and len(view.row_tokens) == -(-steps // 4)
     assert view.row_tokens[-1].split("-")[-1] == str(steps - 1)

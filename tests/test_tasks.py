@@ -270,7 +270,7 @@ def test_it_runs_lines_and_json(case, run, capsys):
     assert printed == "".join(f"{line}\n" for line in answer.lines(model.check({})))
     assert main(["run", str(run), "--json", given]) == 0
     row = json.loads(capsys.readouterr().out)
-    assert row[model.input] == given and len(row) > 1
+    assert row[model.inputs.key] == given and len(row) > 1
     (again,) = model.run([given])
     assert str(again) == str(answer)
     assert model.run([]) == []

@@ -27,14 +27,6 @@ ROLES = (
 )
 
 
-# the kind of an input -> usual names of the column that holds it
-INPUTS = {
-    "src": ("src", "source", "text", "input", "sentence", "question", "review", "prompt"),
-    "image": ("image", "img", "path", "file", "filename", "file_name"),
-    "audio": ("audio", "path", "file", "filename", "file_name"),
-}
-
-
 def input_column(
     names: Sequence[str], usual: Sequence[str], asked: str | None = None, known: Sequence[str] = ()
 ) -> str:

@@ -16,7 +16,7 @@ from PIL import Image, ImageColor, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from regard.data.lines import missing
-from regard.errors import UsageError, lookup
+from regard.errors import BrokenInput, UsageError, lookup
 from regard.files import refuse
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
@@ -31,7 +31,7 @@ Box = tuple[float, float, float, float]  # left, top, right and bottom
 Colour = tuple[int, int, int]
 
 
-class BrokenImage(UsageError):
+class BrokenImage(BrokenInput):
     """An image that cannot be read; a set may be told to leave it out."""
 
 

@@ -56,6 +56,10 @@ class Images(MediaRows):
 
         return torch.from_numpy(np.stack(list(in_threads(one, rows.tolist()))))
 
+    def inputs(self, count: int) -> list[np.ndarray]:
+        """Return the first images (h, w, c)."""
+        return [image.permute(1, 2, 0).numpy() for image in self.read(range(min(count, len(self))))]
+
     def part(self, share: float) -> "Images":
         """Return a share of the images of every class, by hash: a smaller share is within it."""
         if share >= 1:

@@ -36,6 +36,11 @@ class Example(NamedTuple):
     where: str
 
     @property
+    def input(self) -> str:
+        """Return what a model reads."""
+        return self.text
+
+    @property
     def source(self) -> str:
         """Return the text by whose hash rows are split."""
         return self.text
@@ -68,6 +73,11 @@ class Sentence(NamedTuple):
     words: tuple[str, ...]
     tags: tuple[str, ...]
     where: str
+
+    @property
+    def input(self) -> list[str]:
+        """Return what a model reads."""
+        return list(self.words)
 
     @property
     def source(self) -> str:

@@ -28,6 +28,11 @@ class Photo(NamedTuple):
     hash: str
     pixels: Tensor
 
+    @property
+    def input(self) -> np.ndarray:
+        """Return it as an array (h, w, c)."""
+        return self.pixels.permute(1, 2, 0).numpy()
+
     def clean(self) -> Tensor:
         """Return it with numbers from 0 to 1."""
         return self.pixels.float() / 255

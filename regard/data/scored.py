@@ -21,6 +21,11 @@ class ScoredPair(NamedTuple):
     where: str
 
     @property
+    def input(self) -> str:
+        """Return what a model reads: one of the texts."""
+        return self.texts[0]
+
+    @property
     def source(self) -> str:
         """Return what it is told apart by where a validation part is split off."""
         return "\t".join(self.texts)

@@ -101,6 +101,10 @@ class SeriesSet:
         """Return some of the series."""
         return SeriesSet([self.items[row] for row in rows], self.classes)
 
+    def inputs(self, count: int) -> list[Recording]:
+        """Return the first series."""
+        return self.items[:count]
+
     def where(self, i: int) -> str:
         """Return the file of a series, and its place in it."""
         return self.items[i].where

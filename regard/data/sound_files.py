@@ -29,7 +29,7 @@ from regard.data.sound_streams import (
     hear_errors,
     kind_of_sound,
 )
-from regard.errors import UsageError
+from regard.errors import BrokenInput, UsageError
 from regard.files import refuse
 
 __all__ = ["SUFFIXES", "BrokenSound", "SoundInfo", "open_sound", "read_sound", "sound_info"]
@@ -59,7 +59,7 @@ class Samples(NamedTuple):
     rate: int
 
 
-class BrokenSound(UsageError):
+class BrokenSound(BrokenInput):
     """A sound that cannot be read; a set may be told to leave it out."""
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from regard.data.media import BROKEN, label_numbers
 from regard.data.media_sets import MediaRows, MediaSet, load_media, rounded_stats
 from regard.data.parts import PartsAsked
+from regard.data.sound_files import Samples
 from regard.data.sound_sets import (
     TARGETS,
     SoundFiles,
@@ -46,6 +47,10 @@ class Sounds(MediaRows):
         row = int(self.rows[i])
         samples = self.decoded.get(row)
         return self.files.read(row, self.format.rate) if samples is None else samples
+
+    def inputs(self, count: int) -> list[Samples]:
+        """Return the first sounds with their rate."""
+        return [Samples(self.read(i), self.format.rate) for i in range(min(count, len(self)))]
 
     @property
     def texts(self) -> list[str]:

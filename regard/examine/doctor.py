@@ -125,12 +125,12 @@ EXAMINERS: dict[tuple[str, str], Examiner] = {
 
 def examiner_of(kind: type[Task[Any, Any]]) -> Examiner:
     """Look up what examines the data of a task, or refuse one that is not trained on such data."""
-    if kind.target is None or (kind.input, kind.target) not in EXAMINERS:
+    if kind.target is None or (kind.inputs.key, kind.target) not in EXAMINERS:
         raise UsageError(
             f"task={kind.name} is not trained on data that can be examined; give one that is, "
             "such as task=classify"
         )
-    return EXAMINERS[kind.input, kind.target]
+    return EXAMINERS[kind.inputs.key, kind.target]
 
 
 def examine(data: str, settings: DoctorSettings, quiet: bool = True) -> Examined:

@@ -424,7 +424,7 @@ def inputs_of(task: Task[Any, Any], settings: HeadsSettings) -> list[Any]:
         except UsageError:
             raise error from None
         log(f"{error}; the valid part is read instead")
-    inputs = first_inputs(data.parts, part, settings.examples)
+    inputs = first_inputs(task, data.parts, part, settings.examples)
     return cut_inputs(task, inputs, settings.length, settings.examples)
 
 

@@ -1,6 +1,5 @@
 """Classification of series: series of numbers with labels to a model that labels series."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,21 +11,15 @@ from torch import Tensor
 
 from regard.attention.watch import watch
 from regard.data.augment import augments
-from regard.data.in_memory import MemoryTable, on_disk
 from regard.data.labels import label_list
-from regard.data.lines import missing
 from regard.data.series import SeriesFormat, SeriesSet, load_series, stack
 from regard.data.series_augment import SERIES_AUGMENTS
 from regard.data.series_batches import SeriesBatch, SeriesBatches, normalised
-from regard.data.series_files import (
-    Recording,
-    SeriesOptions,
-    read_recordings,
-    recording,
-)
+from regard.data.series_files import SeriesOptions
 from regard.errors import UsageError, lookup
 from regard.metrics.baselines import Baselines, block_means
 from regard.metrics.labels import one_hot
+from regard.modalities.series import SERIES
 from regard.models import family, task_changes
 from regard.models.protocols import Model
 from regard.settings import setting
@@ -108,7 +101,7 @@ def mean_vectors(part: SeriesSet, format: SeriesFormat) -> np.ndarray:
 class ClassifySeries(OneLabel):
     """Label series of numbers: the most probable of the labels that were learnt."""
 
-    name, holds, unit, input = "series", "series of numbers and labels", "series", "series"
+    name, holds, unit, inputs = "series", "series of numbers and labels", "series", SERIES
     Train, Run, Eval = TrainSeries, RunSeries, EvalSeries
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"lr": 0.002, "batch": 32, "steps": 1000},
@@ -239,47 +232,6 @@ class ClassifySeries(OneLabel):
             )
         return SeriesCodec(format, labels, baselines)
 
-    def is_one(self, inputs: Any) -> bool:
-        """Tell whether this is one series, a path or an array, rather than several."""
-        return super().is_one(inputs) or isinstance(inputs, Recording)
-
-    def inputs_in(
-        self, path: str | Path | MemoryTable, columns: str | None = None
-    ) -> list[Recording]:
-        """Return all series of a file, with labels or without, by the columns of the training."""
-        return read_recordings(path, SeriesOptions(columns, None, False, self.format), [])
-
-    def opened(self, file: Any) -> Any:
-        """Return the path of an open file."""
-        return on_disk(file)
-
-    def inputs_of_rows(self, rows: list[Any], columns: str | None) -> list[Recording]:
-        """Return the series that the rows of a table hold."""
-        return self.inputs_in(MemoryTable(rows), columns)
-
-    def check_input(self, given: Any, settings: Any = None) -> Recording:
-        """Return the series that is given: an array, a file, or one of a file as FILE:LINE."""
-        columns = getattr(settings, "columns", None)
-        if isinstance(given, Recording):
-            return given
-        if isinstance(given, str | Path) and given:
-            named = re.fullmatch(r"(.+):\d+", str(given))
-            within = bool(named) and not Path(given).exists()
-            path = Path(named[1]) if named and within else Path(given)
-            if not path.is_file():
-                raise UsageError(missing(path))
-            found = self.inputs_in(path, columns)
-            some = [one for one in found if not within or one.where == str(given)]
-            if len(some) != 1:
-                where = found[0].where
-                raise UsageError(f"{given}: {len(some)} series; name one of them, such as {where}")
-            return some[0]
-        try:
-            values = np.asarray(given, dtype=np.float64)
-        except (ValueError, TypeError):
-            raise UsageError(f"{given!r:.60} is no series; give a path or an array") from None
-        return recording(values[:, None] if values.ndim == 1 else values, "", "the series")
-
     @torch.inference_mode()
     def probabilities(self, series: Sequence[Tensor], batch: int) -> np.ndarray:
         """Return the probability of each label, (n, labels), of normalised series."""
@@ -293,7 +245,7 @@ class ClassifySeries(OneLabel):
 
     def predict(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[Classified]:
         """Label series."""
-        series = [self.format.take(one.values, one.where) for one in inputs]
+        series = [SERIES.decode(one, self.format) for one in inputs]
         return self.classified(self.probabilities(series, settings.batch))
 
     def read_test(self, settings: Any) -> Data:
@@ -321,7 +273,7 @@ class ClassifySeries(OneLabel):
     def question(self, given: Any, settings: Any, expected: Any = None) -> Question:
         """Return a series with its label and the log-probability of that."""
         one = self.check_input(given, settings)
-        series = self.format.take(one.values, one.where)
+        series = SERIES.decode(one, self.format)
         names = self.model.chunks.names(series.shape[:-1])
 
         def logits(copies: int) -> Tensor:
@@ -336,7 +288,7 @@ class ClassifySeries(OneLabel):
         from regard.viewer.text import text_views
 
         one = self.check_input(given, settings)
-        series = self.format.take(one.values, one.where)
+        series = SERIES.decode(one, self.format)
         with watch(self.model) as maps:
             (probs,) = self.probabilities([series], 1)
         names = self.model.chunks.names(series.shape[:-1])

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from regard.errors import UsageError
+from regard.modalities.image import IMAGE
 from regard.settings import setting
 from regard.viewer.drawing import Drawing
 from regard.viewer.image import filters
@@ -24,7 +25,7 @@ class FilterPictureSettings:
 def draw(settings: FilterPictureSettings, load: Callable[[str], Any]) -> Drawing:
     """Draw the filters of the first layer, the strongest first."""
     task = load(settings.model)
-    if getattr(task, "input", "") != "image":
+    if task.inputs is not IMAGE:
         raise UsageError(
             f"model={settings.model} does not read images, so its first layer is no picture; "
             "choose one that does, such as fashion"

@@ -4,21 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from regard.data.images import Images
-from regard.data.labelled import Sentence
 from regard.data.pairs import Pair
-from regard.data.photos import Photo
-from regard.data.scored import ScoredPair
-from regard.data.series import SeriesSet
-from regard.data.sound_files import Samples
-from regard.data.sounds import Sounds
 from regard.data.tokenizer import Tokenizer
 from regard.errors import UsageError
 
 LETTERS = 50  # of a token, at most, where a long text is cut into windows
 
 
-def first_inputs(parts: Any, part: str, count: int) -> list[Any]:
+def first_inputs(task: Any, parts: Any, part: str, count: int) -> list[Any]:
     """Return the first so many inputs of what a task has read: texts, pairs, images, sounds."""
     parts = parts[0] if isinstance(parts, tuple) else parts
     parts = getattr(parts, "parts", parts)
@@ -26,27 +19,7 @@ def first_inputs(parts: Any, part: str, count: int) -> list[Any]:
         if part not in parts and len(parts) != 1:
             raise UsageError(f"no part '{part}' in the data; there are {', '.join(parts)}")
         parts = parts[part] if part in parts else next(iter(parts.values()))
-    if isinstance(parts, Images):
-        return [
-            image.permute(1, 2, 0).numpy() for image in parts.read(range(min(count, len(parts))))
-        ]
-    if isinstance(parts, SeriesSet):
-        return parts.items[:count]
-    if isinstance(parts, Sounds):
-        rate = parts.format.rate
-        return [Samples(parts.read(i), rate) for i in range(min(count, len(parts)))]
-    return [_input(each) for each in parts[:count]]
-
-
-def _input(example: Any) -> Any:
-    """Return what of an example is read: a text, words, a pair, an image."""
-    if isinstance(example, Sentence):
-        return list(example.words)
-    if isinstance(example, Photo):
-        return example.pixels.permute(1, 2, 0).numpy()
-    if isinstance(example, ScoredPair):
-        return example.texts[0]
-    return example if isinstance(example, str | Pair) else example.source
+    return task.inputs.first_inputs(parts, count)
 
 
 def cut_inputs(task: Any, inputs: list[Any], length: int, count: int) -> list[Any]:

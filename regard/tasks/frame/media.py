@@ -8,9 +8,9 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from regard.data.media import BROKEN, cell_file
+from regard.data.media import BROKEN
 from regard.data.tokenizer import Tokenizer
-from regard.errors import UsageError, log, lookup
+from regard.errors import UsageError, lookup
 from regard.metrics.baselines import Baselines
 from regard.metrics.outliers import Outliers
 from regard.settings import fill_checked
@@ -66,21 +66,6 @@ def saved_format(
     return fill_checked(kind, given, where), where
 
 
-def read_file(
-    given: Any, read: Callable[[Any], np.ndarray], error: type[UsageError], broken: str
-) -> np.ndarray | str:
-    """Return what is read of a file, or what is wrong with it if such are passed over."""
-    if isinstance(given, str) and not given:
-        return "no file is named"
-    try:
-        return read(given)
-    except error as mistake:
-        if broken == "refuse":
-            raise UsageError(f"{mistake}; or pass over such files: broken=skip") from None
-        log(str(mistake))
-        return str(mistake)
-
-
 def first_files(folder: str, suffixes: Collection[str], most: int = 200) -> list[Path]:
     """Return the first files of a folder, and of those in it, that have one of these endings."""
     found = (path for path in sorted(Path(folder).rglob("*")) if path.suffix.lower() in suffixes)
@@ -92,10 +77,6 @@ def first_files(folder: str, suffixes: Collection[str], most: int = 200) -> list
 
 class MediaTask(Task[C, A]):
     """A task whose inputs are files, some of which may be broken."""
-
-    def is_one(self, inputs: Any) -> bool:
-        """Tell whether this is one file, as datasets keeps it too, rather than several."""
-        return super().is_one(inputs) or cell_file(inputs) is not inputs
 
     def check_run(self, settings: Any) -> Any:
         """Refuse unknown names."""

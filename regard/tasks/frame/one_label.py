@@ -223,7 +223,7 @@ class OneLabel(Task[Any, Classified]):
     def check_against(self, other: Any) -> None:
         """Refuse a model of other labels, or of other examples."""
         labels = getattr(other, "labels", [])
-        alike = isinstance(other, OneLabel) and other.input == self.input
+        alike = isinstance(other, OneLabel) and other.inputs is self.inputs
         if not alike or set(labels) != set(self.labels):
             raise UsageError(
                 f"against= names a model of other labels ({', '.join(labels[:6])}); "
@@ -267,7 +267,7 @@ class OneLabel(Task[Any, Classified]):
         numbers = np.asarray(part.labels).tolist()
         return [
             {
-                self.input: part.where(i),
+                self.inputs.key: part.where(i),
                 "label": self.labels[numbers[i]],
                 "prediction": self.labels[best],
                 "probability": float(predictions[i, best]),

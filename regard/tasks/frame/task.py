@@ -10,16 +10,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self, TextIO, TypeVar, overload
 
-import numpy as np
 import torch
-from PIL.Image import Image
 from torch import Tensor, nn
 
-from regard.data.columns import INPUTS, columns_read, input_column, names_in
-from regard.data.in_memory import frame_rows, is_columns, is_missing, rows_of
+from regard.data.columns import input_column, names_in
+from regard.data.in_memory import frame_rows, is_columns, rows_of
 from regard.data.parts import named_files
 from regard.data.split import Split
 from regard.data.table import is_folder
@@ -28,6 +27,8 @@ from regard.errors import UsageError, lookup
 from regard.metrics.evaluation import Evaluation, provenance, write_outputs
 from regard.metrics.results import Named, key_of
 from regard.metrics.score import Comparison, Score
+from regard.modalities.base import Found, Modality, One
+from regard.modalities.text import TEXT
 from regard.models import family, preset, preset_family, preset_names, serving
 from regard.models.protocols import Model
 from regard.native import fast
@@ -53,7 +54,6 @@ from regard.training.loop import mix
 from regard.viewer.settings import LookSettings
 
 OnText = Callable[[str], None]  # is given a text piece by piece while it is generated
-One = str | Path | bytes | Image | np.ndarray | Tensor  # one text, image or sound, and no list
 PARTS = {"test": 0, "valid": 0, "train": 0}
 
 
@@ -174,7 +174,7 @@ class Task(Generic[C, A]):
     holds: ClassVar[str]  # what its data hold, such as "texts and labels"
     unit: ClassVar[str] = "texts"  # what an evaluation counts
     better: ClassVar[str] = "-loss"  # the score that a validation raises, or with - lowers
-    input: ClassVar[str] = "src"  # the name of an input in JSON; image or audio where it is one
+    inputs: ClassVar[Modality[Any]] = TEXT
     # what is learnt of an input: text, label, tags, number, or "" for nothing beside it;
     # None: it has no training of its own
     target: ClassVar[str | None] = None
@@ -216,6 +216,11 @@ class Task(Generic[C, A]):
     def task(self) -> str:
         """Return the name of the task."""
         return self.name
+
+    @property
+    def format(self) -> Any:
+        """How inputs are brought to the model, where their modality has a format."""
+        return getattr(self.codec, "format", None)
 
     # ---- Training: what a task says
 
@@ -277,18 +282,7 @@ class Task(Generic[C, A]):
 
     def columns_of(self, settings: Any) -> list[str]:
         """Return the names of the columns that are trained on, where data are a table of names."""
-        asked = getattr(settings, "columns", None)
-        names = [name.strip() for name in str(asked).split(",")] if asked else []
-        if (names and not any(map(str.isdecimal, names))) or self.input == "audio":
-            return names if self.input != "series" else []
-        path = Path(settings.data)
-        files = named_files(path).get("train", []) if is_folder(path) else [path]
-        keys = ("source", "target", "header")
-        told = {key: getattr(settings, key, None) for key in keys}
-        try:
-            return list(columns_read(files[0], asked, **told)) if files else []
-        except (UsageError, OSError):  # no table of two columns
-            return []
+        return self.inputs.columns_of(settings)
 
     def title(self, data: Data, settings: Any) -> str:
         """Return what the model card says that the model is."""
@@ -456,9 +450,7 @@ class Task(Generic[C, A]):
 
     def check_input(self, given: Any, settings: Any = None) -> Any:
         """Return an input as `predict` takes it, or refuse it."""
-        if not isinstance(given, str):
-            raise UsageError(f"{given!r:.60} is no text; give a text, or a list or table of texts")
-        return given
+        return self.inputs.check(given, settings, self.format)
 
     def predict(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[A]:
         """Predict for a list of inputs, in their order; `first` is the number of the first."""
@@ -591,13 +583,7 @@ class Task(Generic[C, A]):
     def usual_columns(self) -> tuple[str, ...]:
         """Return usual names of the column of a table that holds inputs."""
         language = self.config.get("from")
-        return (*([language] if language else []), *INPUTS.get(self.input, (self.input,)))
-
-    def is_one(self, inputs: Any) -> bool:
-        """Tell whether this is one input, rather than several."""
-        if isinstance(inputs, np.ndarray) and self.input == "src":  # of texts
-            return not inputs.ndim
-        return isinstance(inputs, One) or not isinstance(inputs, Iterable)
+        return (*([language] if language else []), *self.inputs.columns)
 
     def inputs_of(self, given: Any, settings: Any) -> tuple[list[Any], bool]:
         """Return the inputs that were given, and whether it was one input rather than several.
@@ -606,25 +592,21 @@ class Task(Generic[C, A]):
         that columns= names, the one that the model was trained on, or one of a usual name.
         """
         if hasattr(given, "read"):
-            given = self.opened(given)
+            given = self.inputs.opened(given)
         rows = frame_rows(given)
-        if rows is None and self.is_one(given):
+        if rows is None and self.inputs.is_one(given):
             return [given], True
         one = isinstance(given, Mapping) and not is_columns(given)  # a row
         inputs = [given] if one else list(rows_of(given) if rows is None else rows)
         if inputs and all(isinstance(row, Mapping) for row in inputs):
-            inputs = self.inputs_of_rows(inputs, getattr(settings, "columns", None))
+            columns = getattr(settings, "columns", None)
+            choose = partial(self.column_of, columns=columns)
+            inputs = self.inputs.rows(inputs, choose, self.format, columns)
         return inputs, one
 
-    def inputs_of_rows(self, rows: list[Any], columns: str | None) -> list[Any]:
-        """Return the inputs that the rows of a table hold."""
-        name = self.column_of(list(map(str, rows[0])), columns)
-        cells = [row.get(name) for row in rows]
-        for number, cell in enumerate(cells, 1):
-            if is_missing(cell):
-                raise UsageError(f"row {number}: nothing in {name!r:.40}; fill it or leave it out")
-        lists = self.input == "src"  # of words or messages, which frames hold as arrays
-        return [c.tolist() if lists and isinstance(c, np.ndarray) else c for c in cells]
+    def inputs_at(self, path: str, settings: Any) -> Found | None:
+        """Return the inputs that a file or folder is; None where they are its lines or rows."""
+        return self.inputs.found(path, self.format, getattr(settings, "columns", None))
 
     def column_of(self, names: Sequence[str], columns: str | None = None) -> str:
         """Return the column of a table that is read, of these names."""
@@ -636,14 +618,6 @@ class Task(Generic[C, A]):
         names = self.config.get("columns")
         known = isinstance(names, list) and all(isinstance(name, str) for name in names)
         return names if names and known else []
-
-    def opened(self, file: Any) -> Any:
-        """Return what an open file gives: lines of text, or the bytes of an image or a sound."""
-        text = self.input == "src"
-        if isinstance(read := file.read(), str) is not text:
-            mode = "r" if text else "rb"
-            raise UsageError(f"an open file of {self.input}; open it with mode {mode!r}")
-        return read.splitlines() if text else read
 
     @overload
     def run(

@@ -13,18 +13,18 @@ from torch.nn.utils.rnn import pad_sequence
 from regard.attention.watch import watch
 from regard.data.augment import step_rng
 from regard.data.batches import Batches
-from regard.data.media import BROKEN, cell_file
+from regard.data.media import BROKEN
 from regard.data.sound_augment import SoundAugment
-from regard.data.sound_files import BrokenSound, Samples
 from regard.data.sound_sets import SoundOptions, is_glob
 from regard.data.sounds import SoundData, Sounds, load_sounds
 from regard.data.spectrogram import SoundFormat
-from regard.errors import UsageError, log, lookup
+from regard.errors import UsageError, lookup
 from regard.layers.layout import time_grid
+from regard.modalities.sound import SOUND
 from regard.models import family
 from regard.models.protocols import Model
 from regard.settings import setting
-from regard.tasks.frame.media import MediaCodec, MediaTask, read_file, saved_format
+from regard.tasks.frame.media import MediaCodec, MediaTask, saved_format
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.question import grid_keys, window_keys
 from regard.tasks.frame.settings import SHORT as TASK_SHORT
@@ -193,24 +193,11 @@ class SoundBatches:
 A = TypeVar("A", bound=Answer)
 
 
-def with_rate(given: Any) -> Samples | None:
-    """Return samples that came with their rate: (array, rate), or as datasets has them."""
-    if isinstance(given, Mapping) and {"array", "sampling_rate"} <= given.keys():
-        given = given["array"], given["sampling_rate"]
-    if not isinstance(given, tuple) or len(given) != 2:
-        return None
-    array, rate = given if hasattr(given[0], "__array__") and np.ndim(given[0]) else given[::-1]
-    if isinstance(array, list):
-        array = np.asarray(array, np.float64)
-    number = isinstance(rate, int | float | np.number) and rate == int(rate)
-    return Samples(array, int(rate)) if number and np.ndim(array) else None
-
-
 class SoundTask(MediaTask[SoundCodec, A]):
     """A task whose inputs are sounds."""
 
     unit = "sounds"
-    input = "audio"
+    inputs = SOUND
     Train, Run, Look = SoundTrainSettings, SoundRunSettings, SoundLookSettings
     short = SHORT
 
@@ -277,43 +264,12 @@ class SoundTask(MediaTask[SoundCodec, A]):
         found = {key: self.config.get(f"read_{key}") for key in ("valid", "test", "pattern")}
         return {key: value for key, value in found.items() if isinstance(value, str)}
 
-    def is_one(self, inputs: Any) -> bool:
-        """Tell whether this is one sound, samples with their rate too, rather than several."""
-        return super().is_one(inputs) or with_rate(inputs) is not None
-
-    def check_input(self, given: Any, settings: Any = None) -> Any:
-        """Return a path, the bytes of a file or samples, or refuse what is none of these.
-
-        Samples come with their rate, or have the one that rate= says, or else the model's.
-        """
-        array, rate = with_rate(given) or (given, getattr(settings, "rate", None))
-        if isinstance(array, Tensor):
-            array = array.detach().cpu().numpy()
-        if isinstance(array, np.ndarray):
-            if rate is None:
-                log(
-                    f"an array of samples is taken for {self.format.rate:,} a second, as the model "
-                    "hears; if it has others, give rate= or (array, rate)"
-                )
-            return Samples(array, rate or self.format.rate)
-        given = cell_file(given)
-        if not isinstance(given, str | Path | bytes):
-            raise UsageError(
-                f"{given!r:.60} is no sound; give a path, or samples with their rate as "
-                "(array, rate)"
-            )
-        return given
-
-    def read_sound(self, given: Any, broken: str) -> np.ndarray | str:
-        """Return the samples of a sound, or what is wrong with it if such are passed over."""
-        return read_file(given, self.format.read, BrokenSound, broken)
-
     def read_groups(self, inputs: Sequence[Any], broken: str) -> Iterator[list[np.ndarray | str]]:
         """Read sounds, as many at once as there is memory for."""
         group: list[np.ndarray | str] = []
         seconds = 0.0
         for given in inputs:
-            group.append(self.read_sound(given, broken))
+            group.append(SOUND.read(given, self.format, broken))
             seconds += len(group[-1]) / self.format.rate
             if seconds >= GROUP_SECONDS:
                 yield group

@@ -16,11 +16,10 @@ from regard.data.conversation import (
     TEMPLATES,
     Message,
     encode_truncated,
-    is_message,
     read_messages,
     stop_text,
 )
-from regard.data.documents import TEXT_KEYS, encode_running
+from regard.data.documents import encode_running
 from regard.data.tokenizer import Tokenizer
 from regard.data.windows import spans_of
 from regard.decode import search
@@ -32,6 +31,7 @@ from regard.decode.generate import (
     TextStreamer,
 )
 from regard.errors import UsageError, lookup
+from regard.modalities.text import CONVERSATIONS, TEXT
 from regard.tasks.frame.answers import Written
 from regard.tasks.frame.question import Question, text_keys
 from regard.tasks.frame.task import OnText, Task
@@ -43,6 +43,7 @@ LOOKED_AT = 24  # tokens that are generated to be looked at, unless told
 class TextGeneration(Task[LanguageCodec, Written]):
     """A task whose model continues a text token by token."""
 
+    inputs = CONVERSATIONS
     from_nothing = True
     streams = True
     Run = LanguageRun
@@ -81,22 +82,6 @@ class TextGeneration(Task[LanguageCodec, Written]):
         lookup("template", template, {**TEMPLATES, **own})
         return replace(settings, template=template)
 
-    def is_one(self, inputs: Any) -> bool:
-        """Tell whether one text or one conversation was given, rather than several."""
-        said = inputs.get("messages") if isinstance(inputs, dict) else inputs
-        talk = isinstance(said, list) and said and all(is_message(one) for one in said)
-        return bool(talk) or super().is_one(inputs)
-
-    @property
-    def usual_columns(self) -> tuple[str, ...]:
-        """Return usual names of the column of a table that holds texts or conversations."""
-        return ("messages", *TEXT_KEYS, *super().usual_columns)
-
-    def check_input(self, given: Any, settings: Any = None) -> Any:
-        """Return a text, or a conversation as a list of messages."""
-        given = given.get("messages") if isinstance(given, dict) else given
-        return given if isinstance(given, list) else super().check_input(given)
-
     def predict(
         self,
         inputs: list[Any],
@@ -111,7 +96,7 @@ class TextGeneration(Task[LanguageCodec, Written]):
         to a single text piece by piece as it is generated.
         """
         if settings.forced:
-            return [self.score_text(Task.check_input(self, text), settings) for text in inputs]
+            return [self.score_text(TEXT.check(text), settings) for text in inputs]
         if any(isinstance(text, list) for text in inputs):
             settings = replace(settings, chat=True)
         prompts = [self.prompt(given, settings) for given in inputs]

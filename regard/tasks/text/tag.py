@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from regard.attention.watch import watch
 from regard.data.features import split_words
-from regard.data.labelled import WORD_KEYS, Sentence, SentenceFormat, SentenceReader
+from regard.data.labelled import Sentence, SentenceFormat, SentenceReader
 from regard.data.rows import Row, TextBatch, TextBatches, collate
 from regard.data.word_windows import Window, WordPlaces, sentence_windows, word_places
 from regard.decode.batching import in_batches
 from regard.errors import UsageError, lookup
+from regard.modalities.text import WORDS
 from regard.models.protocols import Model, TextModel
 from regard.settings import setting
 from regard.tasks.frame.answers import TAG_FORMATS, Tagged
@@ -78,6 +79,7 @@ class Tag(Labeller[Tagged]):
     """Labels each word of a text."""
 
     name, holds, unit, target = "tag", "words and tags", "words", "tags"
+    inputs = WORDS
     baseline = "the commonest tag of each word"
     Train, Run, Eval = TagTrain, TagRun, TagEval
 
@@ -179,28 +181,6 @@ class Tag(Labeller[Tagged]):
         lookup("format", settings.format, TAG_FORMATS)
         lookup("words", settings.words, SPLITS)
         return super().check_run(settings)
-
-    @property
-    def usual_columns(self) -> tuple[str, ...]:
-        """Return usual names of the column of a table that holds words, or texts."""
-        return (*WORD_KEYS, *super().usual_columns)
-
-    def inputs_of_rows(self, rows: list[Any], columns: str | None) -> list[Any]:
-        """Return the words or texts of the rows of a table; words come in lists."""
-        cells = super().inputs_of_rows(rows, columns)
-        name = self.column_of(list(map(str, rows[0])), columns)
-        if name in WORD_KEYS and not all(isinstance(cell, list) for cell in cells):
-            raise UsageError(f"{cells[0]!r:.60} in {name} is no list of words; give a list a row")
-        return cells
-
-    def check_input(self, given: Any, settings: Any = None) -> Any:
-        """Return a text or a list of words, or refuse it."""
-        words = isinstance(given, list | tuple)
-        if words and not all(isinstance(word, str) and word.strip() for word in given):
-            words = False
-        if not words and not isinstance(given, str):
-            raise UsageError(f"{given!r:.60} is neither text nor words; give a list of either")
-        return given
 
     def probabilities(self, items: Sequence[Sentence], settings: Any) -> Predicted:
         """Return the probability of each tag of all words."""

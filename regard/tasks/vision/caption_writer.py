@@ -19,6 +19,7 @@ from regard.decode.search import Hypothesis
 from regard.errors import UsageError
 from regard.layers.layout import full_layout
 from regard.metrics.captions import caption_scores, compare_captions
+from regard.modalities.image import IMAGE
 from regard.models.protocols import Model
 from regard.pretrained.tokenizer_folder import load_tokenizer
 from regard.tasks.frame.question import Question
@@ -34,7 +35,6 @@ from regard.tasks.vision.captioning import (
 from regard.tasks.vision.photos import (
     ImageCodec,
     ImageTask,
-    check_image,
     format_of,
     photo_of,
 )
@@ -234,7 +234,7 @@ class CaptionWriter(ImageTask[Caption]):
 
         if settings.view != "words":
             return super().explain(given, settings)
-        pixels, photo, name = photo_of(self.format_for(settings), check_image(given))
+        pixels, photo, name = photo_of(self.format_for(settings), IMAGE.check(given))
         images = self.format.normalise(pixels.to(self.device))
         ids, hypotheses = self._looked_at(images, settings)
         maps, logits = self.maps(images, ids)

@@ -18,6 +18,7 @@ from regard.errors import UsageError, lookup
 from regard.metrics.image import psnr
 from regard.metrics.results import key_of
 from regard.metrics.score import compare_means
+from regard.modalities.image import IMAGE
 from regard.models.protocols import Model
 from regard.tasks.frame.answers import Unread
 from regard.tasks.frame.origin import Origin
@@ -40,7 +41,6 @@ from regard.tasks.vision.noise import (
     with_noise,
     write_image,
 )
-from regard.tasks.vision.photos import check_image, read_image
 
 LEVELS = (15, 25, 50)  # standard deviations of noise, of 255, that are validated on
 SIDE = 1024  # pixels to a side that are denoised at once
@@ -64,7 +64,7 @@ def _psnr_by_level(
 class Denoise(Task[NoCodec, Any]):
     """Take the noise out of images, grey or channel by channel."""
 
-    name, holds, unit, input, dynamic = "denoise", "clean images", "images", "image", False
+    name, holds, unit, inputs, dynamic = "denoise", "clean images", "images", IMAGE, False
     target = ""
     Train, Run, Eval, Look = TrainDenoise, RunDenoise, EvalDenoise, LookDenoise
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -171,10 +171,6 @@ class Denoise(Task[NoCodec, Any]):
             raise UsageError("sigma= names no noise; expected some, such as sigma=15,25,50")
         return settings
 
-    def check_input(self, given: Any, settings: Any = None) -> Any:
-        """Return a path, an image or an array, or refuse what is none."""
-        return check_image(given)
-
     @torch.inference_mode()
     def level(self, image: Tensor) -> float:
         """Estimate the standard deviation of the noise of an image (c, h, w) from 0 to 1."""
@@ -207,7 +203,7 @@ class Denoise(Task[NoCodec, Any]):
         return [self._one(image, n, settings) for n, image in enumerate(inputs, first)]
 
     def _one(self, image: Any, number: int, settings: Any) -> Denoised | Unread:
-        read = read_image(image, ImageFormat(), settings.broken)
+        read = IMAGE.read(image, ImageFormat(), settings.broken)
         if isinstance(read, str):
             return Unread(read)
         clean = torch.from_numpy(read).float() / 255
@@ -301,7 +297,7 @@ class Denoise(Task[NoCodec, Any]):
 
         views = {name: VIEWS[name] for name in ("attention", "rollout")}
         view = lookup("view", settings.view, views)
-        clean = torch.tensor(ImageFormat(channels=1).read(check_image(given))).float() / 255
+        clean = torch.tensor(ImageFormat(channels=1).read(IMAGE.check(given))).float() / 255
         noisy, sigma = with_noise(clean, settings)
         sigma = self.level(noisy) if sigma is None else sigma
         x, y = _pixel(settings.at, clean.shape[2], clean.shape[1])

@@ -7,14 +7,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from PIL.Image import Image
 from torch import Tensor
 
 from regard.attention.watch import watch
 from regard.data.captions import captions_of, hashed_captions, read_captions
 from regard.data.image_files import ImageOptions
 from regard.data.image_format import (
-    BrokenImage,
     ImageFormat,
     measure_ground,
     open_image,
@@ -22,14 +20,14 @@ from regard.data.image_format import (
 )
 from regard.data.images import ImageData, load_images
 from regard.data.labelled import hash_items
-from regard.data.media import cell_file
 from regard.errors import UsageError, log, lookup
 from regard.files import cache_folder
 from regard.layers.layout import Layout
+from regard.modalities.image import IMAGE
 from regard.models import family
 from regard.models.protocols import Model
 from regard.settings import setting
-from regard.tasks.frame.media import MediaCodec, MediaTask, read_file, saved_format
+from regard.tasks.frame.media import MediaCodec, MediaTask, saved_format
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.question import grid_keys
 from regard.tasks.frame.settings import SHORT as TASK_SHORT
@@ -189,25 +187,6 @@ def with_captions(data: ImageData, settings: Any) -> Data:
     return Data((data, mine), hash_items([(data.sha, ""), *rows]), data.notes, data.split)
 
 
-def check_image(image: Any) -> Any:
-    """Return what may be an image, or refuse it."""
-    image = cell_file(image)
-    if not isinstance(image, str | Path | bytes | np.ndarray | Tensor | Image):
-        raise UsageError(f"{image!r:.60} is no image; give a path, an image or an array")
-    return image
-
-
-def read_image(
-    image: Any, format: ImageFormat, broken: str, notes: list[str] | None = None
-) -> np.ndarray | str:
-    """Return the pixels of an image, or what is wrong with it if such are passed over."""
-
-    def read(image: Any) -> np.ndarray:  # an array of its own, as PyTorch wants it
-        return np.array(format.read(image, notes=notes))
-
-    return read_file(image, read, BrokenImage, broken)
-
-
 def photo_of(format: ImageFormat, image: Any) -> tuple[Tensor, np.ndarray, str]:
     """Return what a model sees of an image (1, c, h, w), that as sharp as it is, and its name."""
     assert format.size is not None
@@ -232,7 +211,7 @@ class ImageTask(MediaTask[ImageCodec, A]):
 
     holds = "images and labels"
     unit = "images"
-    input = "image"
+    inputs = IMAGE
     dynamic = False
     Train, Run, Look = ImageTrainSettings, ImageRunSettings, ImageLookSettings
     short = SHORT
@@ -277,10 +256,6 @@ class ImageTask(MediaTask[ImageCodec, A]):
         size = getattr(settings, "image", None)
         return replace(self.format, size=size) if size else self.format
 
-    def check_input(self, given: Any, settings: Any = None) -> Any:
-        """Return a path, an image or an array, or refuse what is none."""
-        return check_image(given)
-
     def predict(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[Any]:
         """Answer images batch by batch."""
 
@@ -292,7 +267,7 @@ class ImageTask(MediaTask[ImageCodec, A]):
             some = inputs[start : start + settings.batch]
             notes: list[list[str]] = [[] for _ in some]
             read = [
-                read_image(image, format, settings.broken, told)
+                IMAGE.read(image, format, settings.broken, told)
                 for image, told in zip(some, notes, strict=True)
             ]
             answers += self.noted(self.answer_read(read, answer, first + start), notes)
@@ -315,7 +290,7 @@ class ImageTask(MediaTask[ImageCodec, A]):
 
     def normalised(self, given: Any, settings: Any) -> Tensor:
         """Return an image as the model reads it, (1, c, h, w)."""
-        pixels, _, _ = photo_of(self.format_for(settings), check_image(given))
+        pixels, _, _ = photo_of(self.format_for(settings), IMAGE.check(given))
         return self.format.normalise(pixels.to(self.device))
 
     def image_tokens(self, images: Tensor, read: Mapping[str, Layout] | None = None) -> Any:
@@ -344,7 +319,7 @@ class ImageTask(MediaTask[ImageCodec, A]):
         view = lookup("view", settings.view, VIEWS)
         format = self.format_for(settings)
         assert format.size is not None
-        whole = upright(open_image(check_image(given)))
+        whole = upright(open_image(IMAGE.check(given)))
         query = parse_query_point(settings.at, whole.size, format.seen_of(whole))
         pixels, photo, name = photo_of(format, given)
         with watch(self.watched()) as maps:

@@ -16,6 +16,7 @@ from regard.data.media import BROKEN
 from regard.data.tokenize import train_tokenizer
 from regard.errors import UsageError, lookup
 from regard.metrics.score import Score
+from regard.modalities.image import IMAGE
 from regard.models import family, pretrainer, task_changes
 from regard.models.folder import load_rest, save_parts
 from regard.models.protocols import Model
@@ -30,7 +31,6 @@ from regard.tasks.vision.photos import (
     SHORT,
     ImageCodec,
     ImageTask,
-    check_image,
     format_of,
     use_share,
     with_captions,
@@ -245,7 +245,7 @@ class Pretrain(ImageTask[Any]):
         whole = self.whole()
         if not hasattr(whole, "reconstruct"):
             raise UsageError(f"an encoder trained by {self.trained_by} paints nothing")
-        listed = [images] if self.is_one(images) else images
+        listed = [images] if IMAGE.is_one(images) else images
         pixels = [torch.from_numpy(self.format.read(image)) for image in listed]
         read = self.format.normalise(torch.stack(pixels).to(self.device))
         return repaint(whole, read, self.format, seed)
@@ -290,7 +290,7 @@ class Pretrain(ImageTask[Any]):
         lookup("view", settings.view, {**VIEWS, "rebuilt": reconstruction})
         if settings.view != "rebuilt":
             return super().explain(given, settings)
-        ((painted, hidden),) = self.paint([check_image(given)], seed=settings.seed)
+        ((painted, hidden),) = self.paint([IMAGE.check(given)], seed=settings.seed)
         height, width = hidden.shape
         original = self.format.read(given)[:, :height, :width]
         sides = original, np.where(hidden, np.uint8(127), original), painted.transpose(2, 0, 1)
