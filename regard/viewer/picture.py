@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
@@ -217,6 +217,7 @@ class Picture:
     effects: Effects | None = None  # what the output depends on, drawn in a PNG
     tables: Sequence[Table] = ()  # drawn in a PNG
     tree: Tree | None = None  # what was considered on the way to the output
+    units: Callable[["Picture"], "Picture"] | None = None  # in which it is shown to a reader
 
 
 def words_of(choice: Choice) -> list[str]:

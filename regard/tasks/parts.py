@@ -1,0 +1,521 @@
+"""A task as a row of parts: its inputs, how a model learns it, answers, is judged and explained.
+
+A `Task` is data. What it does is done by its parts: an `Objective` reads data, makes the codec and
+the model and gives the `Lesson` that the training loop follows; a `Predictor`, bound to a model,
+answers inputs and explains its answers; a `Judge` scores predictions on a test set. The frame
+(`prepare`, `runner`) does the rest: folders, resuming, settings, threads, kernels, JSON.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TextIO, TypeVar
+
+from torch import Tensor, nn
+
+from regard.data.parts import Dataset
+from regard.data.split import Split
+from regard.errors import UsageError, lookup
+from regard.metrics.evaluation import Evaluation
+from regard.metrics.score import Comparison, Score
+from regard.models import family, preset, preset_family, preset_names, serving
+from regard.models.protocols import Model
+from regard.results import Named, key_of
+from regard.tasks.frame.origin import Origin
+from regard.tasks.frame.question import Question
+from regard.tasks.frame.settings import (
+    SHORT,
+    EvalSettings,
+    RunSettings,
+    TrainSettings,
+    derived,
+    resolve_train,
+    size_of,
+    with_parts,
+)
+from regard.viewer.settings import LookSettings
+
+if TYPE_CHECKING:
+    from regard.modalities.base import Modality
+    from regard.tasks.runner import Runner
+    from regard.viewer.picture import Picture
+
+OnText = Callable[[str], None]  # is given a text piece by piece while it is generated
+NOT_DECODING = ("alignment_head", "rules")  # keys of generation_config.json that are no settings
+
+
+class Answer(Named):
+    """The prediction for one input; str() is what `regard run` prints, fields are read by name."""
+
+    def lines(self, settings: Any) -> Iterator[str]:
+        """Lines that `regard run` prints."""
+        yield str(self)
+
+    def record(self, settings: Any) -> dict[str, Any]:
+        """Fields that the prediction adds to a JSON line."""
+        raise NotImplementedError
+
+
+class Codec(Protocol):
+    """What lies beside the weights and turns inputs into tensors: tokenizers, labels, formats."""
+
+    def save(self, folder: Path) -> None:
+        """Write its files, but for what config.json holds."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """What config.json says of it."""
+        ...
+
+    def hashes(self) -> list[str]:
+        """Hashes of its tokenizers, which scores and recipes name."""
+        ...
+
+
+class NoCodec:
+    """The codec of a model with nothing beside its weights."""
+
+    def save(self, folder: Path) -> None:
+        """Write nothing."""
+
+    def facts(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def hashes(self) -> list[str]:
+        """None."""
+        return []
+
+
+class Learnt(Protocol):
+    """Settles what a run learns from its data beside the weights, such as a tokenizer."""
+
+    def __call__(self, learn: Any, *, load: Any = ..., save: Any = ..., init: bool = True) -> Any:
+        """What the run has, or the model it starts from, or else what `learn` makes."""
+        ...
+
+
+class Batches(Protocol):
+    """Batch n of a training, a pure function of (seed, n)."""
+
+    def __getitem__(self, n: int) -> Any:
+        """Batch n."""
+        ...
+
+    def epoch(self) -> float:
+        """Number of batches in which everything is read once."""
+        ...
+
+
+class Choice(NamedTuple):
+    """Settings that follow from the data where the user gave none, why, and how to choose."""
+
+    why: str
+    settings: Mapping[str, Any]
+    remedy: str
+
+    def __str__(self) -> str:
+        words = " ".join(f"{key}={value}" for key, value in self.settings.items())
+        return f"chosen for {self.why}: {words}; {self.remedy}"
+
+
+@dataclass(frozen=True)
+class ScoredPredictions:
+    """The scores of predictions, how many were judged, and further fields of the evaluation."""
+
+    scores: list[Score]
+    count: int
+    fields: dict[str, Any] = field(default_factory=dict)
+    made_with: dict[str, Any] = field(default_factory=dict)  # what else the scores depend on
+
+
+class System(NamedTuple):
+    """A model that is judged, by which settings, and what it predicted."""
+
+    name: str
+    runner: "Runner[Any]"
+    settings: Any
+    predictions: Any
+    given: Mapping[str, Any]  # settings that the user gave
+
+
+@dataclass
+class Lesson:
+    """What the training loop follows: batches, their loss, and what is noted about the run.
+
+    Args:
+        batches: batch n is a pure function of (seed, n).
+        count: of a batch, the units that its loss is divided by, and the tokens that it has.
+        loss: the summed loss of a batch.
+        validate: scores on a share of the validation part, of which `better` is to be raised.
+        title: what the model card says that the model is.
+        facts: what recipe.json says beside the settings.
+        baselines: scores of trivial predictors on the validation part, by their names.
+        decoded: rows that a validation decodes and of which fewer would do; 0: all are needed.
+        lr_scales: learning-rate multipliers by the beginning of a parameter's name.
+        published: the part of the model that the folder is of, if not all.
+        publish: writes weights that are not written as a whole.
+        generation: how the model decodes by default, for generation_config.json.
+        runs_as: the task that the trained model is run by, if another.
+        finish: what remains to be done with the published folder.
+        dynamic: whether batches differ in shape, for compile=true.
+    """
+
+    batches: Batches
+    count: Callable[[Any], tuple[int, int]]
+    loss: Callable[[Any], Tensor]
+    validate: Callable[[float], dict[str, float]]
+    title: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    baselines: Callable[[], dict[str, dict[str, float]]] = dict
+    decoded: int = 0
+    lr_scales: Mapping[str, float] = field(default_factory=dict)
+    published: nn.Module | None = None
+    publish: Callable[[Path, dict[str, Tensor]], None] | None = None
+    generation: Mapping[str, Any] = field(default_factory=dict)
+    runs_as: str = ""
+    finish: Callable[[Path], None] = lambda folder: None
+    dynamic: bool = True
+
+
+class Objective:
+    """How a model learns a task: data, codec, model and lesson.
+
+    A task gives a class with its own `Settings`; the methods with a body have the usual answer.
+    """
+
+    Settings: ClassVar[type[TrainSettings]]
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # what a size means for training
+    short: ClassVar[Mapping[str, str | tuple[str, ...]]] = SHORT  # short keys of the model's config
+
+    def families(self, task: "Task", values: Mapping[str, Any]) -> tuple[str, ...]:
+        """Families that such settings can train, the usual one first."""
+        return serving(task.name)
+
+    def shape(
+        self, task: "Task", name: str, values: Mapping[str, Any], origin: Origin | None
+    ) -> Any:
+        """Config of a family before the user's keys: of the model to start from, or of the size."""
+        return usual_shape(name, values, origin)
+
+    def check(self, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
+        """Settings that fit each other, or a refusal of those that do not."""
+        return settings
+
+    def read(self, settings: Any, origin: Origin | None) -> Dataset[Any]:
+        """Parts to train and to validate on."""
+        raise NotImplementedError
+
+    def suit(
+        self, settings: Any, values: Mapping[str, Any], data: Dataset[Any]
+    ) -> tuple[Any, Choice | None]:
+        """Settings whose defaults follow the data where the user gave none, and what was chosen."""
+        return settings, None
+
+    def codec(
+        self, data: Dataset[Any], settings: Any, learnt: Learnt, origin: Origin | None
+    ) -> Codec:
+        """What lies beside the weights; what is learnt of the data is settled by `learnt`."""
+        raise NotImplementedError
+
+    def model(
+        self, data: Dataset[Any], codec: Any, settings: Any, origin: Origin | None
+    ) -> tuple[str, nn.Module]:
+        """Family and model that the settings describe."""
+        raise NotImplementedError
+
+    def lesson(self, runner: "Runner[Any]", data: Dataset[Any], settings: Any) -> Lesson:
+        """Batches and loss by which the model of a runner learns the data."""
+        raise NotImplementedError
+
+
+A = TypeVar("A", bound=Answer)
+
+
+class Predictor(Generic[A]):
+    """Answers inputs by a model, and tells how an answer came about.
+
+    Args:
+        model: the model; what is asked of it is a protocol of regard.models.
+        codec: what lies beside its weights.
+        config: what its config.json says.
+    """
+
+    Settings: ClassVar[type[RunSettings]] = RunSettings
+    Look: ClassVar[type] = LookSettings  # completed by Settings
+    from_nothing: ClassVar[bool] = False  # whether an empty text has an answer
+
+    def __init__(self, model: nn.Module, codec: Any, config: Mapping[str, Any]):
+        self.model: Any = model
+        self.codec, self.config = codec, config
+        self.device = next(model.parameters()).device
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The model's own defaults of a run, as generation_config.json has them."""
+        told = self.config.get("generation", {})
+        return {key: value for key, value in told.items() if key not in NOT_DECODING}
+
+    def check(self, settings: Any) -> Any:
+        """Settings of run, eval or look that fit the model, or a refusal."""
+        return settings
+
+    def predict(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[A]:
+        """Answers to inputs in their order; `first` is the number of the first."""
+        raise NotImplementedError
+
+    def answer_logprobs(self, given: Any, settings: Any, expected: Any = None) -> Question:
+        """An input with the model's answer and its log-probability.
+
+        `expected` is the answer to another input, whose log-probability is then asked for.
+        """
+        raise UsageError("this model gives no probability of an answer, so it has no causes")
+
+    def explain(self, given: Any, settings: Any) -> "Picture":
+        """A picture of where the model looked while it answered one input."""
+        raise NotImplementedError
+
+
+class Streaming(Protocol):
+    """What a predictor can do beside, that shows an answer while it is generated."""
+
+    def stream(self, given: Any, settings: Any, on_text: OnText, *, first: int = 0) -> Any:
+        """Answer one input, and pass its text on piece by piece."""
+        ...
+
+    def session(self, runner: "Runner[Any]", settings: Any, out: TextIO) -> None:
+        """Answer what is typed at a terminal until that ends."""
+        ...
+
+
+class Judge:
+    """How predictions on a test set are scored, and compared with those of another model."""
+
+    Settings: ClassVar[type[EvalSettings]] = EvalSettings
+    Result: ClassVar[type[Evaluation]] = Evaluation
+    several: ClassVar[bool] = False  # whether a model is judged against more than one at once
+
+    def rival(
+        self, runner: "Runner[Any]", other: "Runner[Any]", settings: Any, given: Mapping[str, Any]
+    ) -> Any:
+        """Settings by which another model predicts, or a refusal if both cannot be compared."""
+        if other.name != runner.name:
+            raise UsageError(
+                f"against= names a model for {other.name}; expected one for {runner.name}"
+            )
+        return settings
+
+    def check(self, settings: Any, given: Mapping[str, Any]) -> None:
+        """Refuse settings, of which the user gave some, before anything is read."""
+
+    def read(self, runner: "Runner[Any]", settings: Any) -> Dataset[Any]:
+        """The part that a model is judged on."""
+        raise NotImplementedError
+
+    def predict(
+        self,
+        runner: "Runner[Any]",
+        data: Dataset[Any],
+        settings: Any,
+        like: "Runner[Any] | None" = None,
+    ) -> Any:
+        """Predictions of a model for the examples of a part, in the terms of another if given."""
+        raise NotImplementedError
+
+    def score(
+        self,
+        runner: "Runner[Any]",
+        data: Dataset[Any],
+        predictions: Any,
+        settings: Any,
+        systems: Sequence[System] = (),
+    ) -> ScoredPredictions:
+        """Scores of predictions; `systems` are all models that are judged, this one first."""
+        raise NotImplementedError
+
+    def compare(
+        self, runner: "Runner[Any]", data: Dataset[Any], theirs: System, ours: Any, settings: Any
+    ) -> list[Comparison] | None:
+        """Comparison with another model by a paired test; None: the scores are told."""
+        return None
+
+    def outputs(
+        self, runner: "Runner[Any]", data: Dataset[Any], predictions: Any, settings: Any
+    ) -> list[dict[str, Any]]:
+        """Predictions as rows of the file that outputs= names."""
+        raise NotImplementedError
+
+
+def validation(
+    runner: "Runner[Any]", data: Dataset[Any], better: str
+) -> Callable[[float], dict[str, float]]:
+    """Scores on the validation part by predict and score; `better` names the one to raise.
+
+    With - before it, it is the one to lower.
+    """
+
+    def validate(share: float) -> dict[str, float]:
+        judge, asked = runner.task.judge, runner.task.Eval(part="valid")
+        predictions = judge.predict(runner, data, asked)
+        scores = judge.score(runner, data, predictions, asked).scores
+        named = {key_of(score.name): score.value for score in scores}
+        name = better.removeprefix("-")
+        return {**named, "better": -named[name] if better != name else named[name]}
+
+    return validate
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a model is for, as a row of parts.
+
+    Args:
+        name: the word for it on the command line.
+        holds: what its data hold, such as "texts and labels".
+        inputs: the modality of one input.
+        predictor: the class that answers inputs with a model.
+        judge: how its predictions are judged.
+        load_codec: reads what lies beside the weights of a folder, and checks that it fits.
+        objective: how it is learnt; None: it is only run.
+        target: what is learnt of an input: text, label, tags, number, or "" for nothing beside it.
+        unit: what an evaluation counts.
+        learnt_by: the task, and its settings, that trains models which this one only runs.
+        few_rows: rows up to which few=true chooses a model by the data.
+        instead: another task to train by such settings, such as images where data are images.
+    """
+
+    name: str
+    holds: str
+    inputs: "Modality[Any]"
+    predictor: type[Predictor[Any]]
+    judge: Judge
+    load_codec: Callable[[Path, Model, dict[str, Any]], Any]
+    objective: Objective | None = None
+    target: str | None = None
+    unit: str = "texts"
+    learnt_by: tuple[str, Mapping[str, Any]] | None = None
+    few_rows: int = 0
+    instead: Callable[[Mapping[str, Any]], str | None] = lambda values: None
+
+    # Settings of the verbs
+
+    @property
+    def Train(self) -> type[TrainSettings]:
+        """Settings of a training."""
+        return self.learning.Settings
+
+    @property
+    def Run(self) -> type[RunSettings]:
+        """Settings of a run."""
+        return self.predictor.Settings
+
+    @cached_property
+    def Eval(self) -> Any:
+        """Settings of an evaluation: what is judged, and how the model is run."""
+        return derived(f"{self.name}_eval", self.judge.Settings, self.Run)
+
+    @cached_property
+    def Look(self) -> Any:
+        """Settings of look: what is drawn, and how the model is run."""
+        return derived(f"{self.name}_look", self.predictor.Look, self.Run)
+
+    @property
+    def short(self) -> Mapping[str, str | tuple[str, ...]]:
+        """Short keys for fields of the model's config."""
+        return self.learning.short
+
+    @property
+    def sizes(self) -> Mapping[str, Mapping[str, Any]]:
+        """What each size means for training."""
+        return self.learning.sizes
+
+    @property
+    def learning(self) -> Objective:
+        """How it is learnt, or a refusal if it is only run."""
+        if self.objective is None:
+            raise UsageError(f"{self.name} has no training of its own")
+        return self.objective
+
+    # Training
+
+    def origin_of(self, values: Mapping[str, Any]) -> Origin | None:
+        """The model that `init` names, if it names one."""
+        if not values.get("init"):
+            return None
+        if values.get("like"):
+            raise UsageError(
+                f"like={values['like']} is for a new model; the one in init= has its parts already"
+            )
+        return Origin.load(values["init"])
+
+    def family_of(self, values: Mapping[str, Any], origin: Origin | None) -> str:
+        """Family to build: that of `init`, as `family=` or `like=` says, or the usual one."""
+        like, asked = values.get("like"), values.get("family")
+        known = self.learning.families(self, values)
+        if asked is None and origin is not None:
+            asked = origin.family if origin.family in known else None
+        if asked is None and like:
+            asked = preset_family(str(like), known)
+            if asked is None:
+                lookup("preset", str(like), {p: f for f in known for p in preset_names(f)})
+        asked = str(asked or known[0])
+        lookup("family", asked, dict.fromkeys(known))
+        return asked
+
+    def resolve(self, values: Mapping[str, Any], origin: Origin | None = None) -> Any:
+        """Settings of a training, completed from what a user gave."""
+        objective = self.learning
+        origin = origin or self.origin_of(values)
+        name = self.family_of(values, origin)
+        kind = with_parts(self.Train, model=family(name)[0])
+        given = dict(values)
+        if "family" in self.Train.__dataclass_fields__:
+            given["family"] = name
+        settings = resolve_train(
+            kind,
+            given,
+            config=objective.shape(self, name, values, origin),
+            sizes=self.sizes,
+            short=self.short,
+            holds=self.holds,
+        )
+        return objective.check(settings, values, origin)
+
+    def train(
+        self, values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None = None
+    ) -> Any:
+        """Train a model in a folder, or resume the run that was begun there."""
+        from regard.tasks.prepare import train
+
+        return train(self, values, quiet=quiet, recipe=recipe)
+
+    # Using
+
+    def bind(self, model: nn.Module, codec: Any, config: Mapping[str, Any]) -> "Runner[Any]":
+        """The task with a model."""
+        from regard.tasks.runner import Runner
+
+        return Runner(self, model, codec, config)
+
+    def load(self, folder: Path, model: Any, config: dict[str, Any]) -> "Runner[Any]":
+        """A loaded model with what lies beside it, ready to run."""
+        codec = self.load_codec(folder, model, config)
+        try:
+            runner = self.bind(model, codec, config)
+            runner.check({})
+        except UsageError as error:
+            raise UsageError(f"{folder / 'generation_config.json'}: {error}") from None
+        runner.folder = folder
+        return runner
+
+
+def usual_shape(
+    name: str, values: Mapping[str, Any], origin: Origin | None, like: str | None = None
+) -> Any:
+    """Config of a family: that of the model to start from, or else one of the size asked for."""
+    if origin is None:
+        return preset(name, size_of(values), values.get("like") or like)
+    if origin.family != name:
+        raise UsageError(f"init={origin.folder} is of family {origin.family}; expected {name}")
+    return origin.model.config
