@@ -138,15 +138,10 @@ def gpt2() -> Step:
 def regard() -> Step:
     """Train as the loop of `regard train language` does."""
     from regard import native
-    from regard.data.characters import Characters
-    from regard.data.documents import load_texts
-    from regard.models import family
     from regard.native import fast
     from regard.native.allocator import reuse_memory
-    from regard.tasks.frame.task import Data
-    from regard.tasks.frame.train import Training
-    from regard.tasks.text.language import LanguageModel
-    from regard.tasks.text.language_modelling import LanguageCodec
+    from regard.tasks import task
+    from regard.tasks.prepare import prepare
     from regard.training import distributed
     from regard.training.loop import one_step
     from regard.training.optim import build_optimiser
@@ -155,33 +150,25 @@ def regard() -> Step:
     start = time.perf_counter()
     native.library()
     COMPILING.append(time.perf_counter() - start)
-    settings = LanguageModel.resolve(
-        {
-            "data": str(DATA / "tinyshakespeare"),
-            "tokenizer": "characters",
-            "size": "tiny",
-            "width": WIDTH,
-            "heads": HEADS,
-            "depth": DEPTH,
-            "ffn_width": 4 * WIDTH,
-            "dropout": 0.0,
-            "feed_forward": "gelu",
-            "context": CONTEXT,
-            "batch_tokens": ROWS * CONTEXT // distributed.world_size(),
-            "clip": CLIP,
-            "lr": RATE,
-            "steps": 1,
-        }
-    )
-    texts = load_texts(str(settings.data))
-    tokenizer = Characters.learn(texts.parts["train"])
-    _, model_class = family("gpt")
-    import dataclasses
-
-    torch.manual_seed(1)
-    model = model_class(dataclasses.replace(settings.model, vocab=tokenizer.vocab)).train()
-    task = LanguageModel(model, LanguageCodec(tokenizer, texts.running, settings.context))
-    training = Training(task, Data(texts, texts.sha, []), settings)
+    values = {
+        "data": str(DATA / "tinyshakespeare"),
+        "tokenizer": "characters",
+        "size": "tiny",
+        "width": WIDTH,
+        "heads": HEADS,
+        "depth": DEPTH,
+        "ffn_width": 4 * WIDTH,
+        "dropout": 0.0,
+        "feed_forward": "gelu",
+        "context": CONTEXT,
+        "batch_tokens": ROWS * CONTEXT // distributed.world_size(),
+        "clip": CLIP,
+        "lr": RATE,
+        "steps": 1,
+    }
+    with tempfile.TemporaryDirectory() as out:
+        run = prepare(task("language"), {**values, "out": out})
+    settings, training, model = run.settings, run.training, run.runner.model.train()
     optimiser = build_optimiser(model, lr=RATE)
     reuse_memory()  # as the loop does before its first step
     count = 0

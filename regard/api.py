@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from regard.metrics.evaluation import Evaluation
     from regard.tasks import train_keys as keys
     from regard.tasks.frame.task import Task
-    from regard.tasks.frame.train import Report
+    from regard.tasks.prepare import Report
     from regard.tasks.series import ClassifySeries
     from regard.tasks.sound.sounds import ClassifySounds
     from regard.tasks.sound.transcribe import Transcribe

@@ -27,7 +27,7 @@ from regard.layers.heads import Classify, ClusterClassify, logit_of_both
 from regard.metrics.labels import precision_at_k
 from regard.models import preset
 from regard.models.bert import Bert
-from regard.tasks.frame.train import Training
+from regard.tasks.prepare import Training
 from regard.tasks.text import classify
 from regard.training.label_loss import clustered
 

@@ -13,7 +13,7 @@ from regard.errors import UsageError
 from regard.settings import ALIASES, describe
 from regard.tasks import TASKS
 from regard.tasks import task as task_class
-from regard.tasks.frame.train import Report
+from regard.tasks.prepare import Report
 from regard.training import progress
 from regard.training.loop import locked
 

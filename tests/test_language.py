@@ -5,6 +5,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -25,7 +26,8 @@ from regard.data.tokenize import SubwordTokenizer, train_tokenizer
 from regard.data.windows import CausalBatches, Crops, Packed, evenly_spread, spans_of
 from regard.decode.generate import Continuation
 from regard.errors import UsageError
-from regard.tasks.frame.train import Training
+from regard.tasks import task
+from regard.tasks.prepare import PreparedRun, prepare
 from regard.tasks.text.language import LanguageModel
 from regard.tasks.text.prefix import PrefixLM, PrefixTranslate
 
@@ -89,13 +91,11 @@ def bytewise(home) -> LanguageModel:
     return regard.load(trained(home, "bytes", **settings))
 
 
-def training_of(home, data="text.txt", **changes) -> Training:
+def training_of(home, data="text.txt", **changes) -> PreparedRun:
     """A training as `regard train language` begins it."""
-    settings = LanguageModel.resolve({"data": str(home / data), **SMALL, **changes})
-    read = LanguageModel.read(settings, None)
-    codec = LanguageModel.make_codec(read, settings, lambda learn: learn(), None)
-    _, model = LanguageModel.make_model(read, codec, settings, None)
-    return Training(LanguageModel(model, codec), read, settings)
+    values = {"data": str(home / data), **SMALL, **changes}
+    with TemporaryDirectory() as out:
+        return prepare(task("language"), {**values, "out": out})
 
 
 # Texts
@@ -217,12 +217,12 @@ def test_characters_that_were_tampered_with_are_refused(tmp_path, told):
 def test_batch_n_is_a_pure_function_of_seed_and_n(home, objective, data):
     one, two = (training_of(home, data, objective=objective) for _ in range(2))
     other = training_of(home, data, objective=objective, seed=2)
-    forward = [one.batch(n) for n in range(40)]
-    backward = [two.batch(n) for n in reversed(range(40))][::-1]
+    forward = [one.training.batch(n) for n in range(40)]
+    backward = [two.training.batch(n) for n in reversed(range(40))][::-1]
     for a, b in zip(forward, backward, strict=True):
         assert torch.equal(a.reads, b.reads) and torch.equal(a.writes, b.writes)
     assert not torch.equal(forward[0].reads, forward[1].reads)
-    assert not torch.equal(forward[0].reads, other.batch(0).reads)
+    assert not torch.equal(forward[0].reads, other.training.batch(0).reads)
 
 
 def test_a_crop_is_a_stretch_of_the_text_and_what_comes_next(home):
@@ -230,11 +230,11 @@ def test_a_crop_is_a_stretch_of_the_text_and_what_comes_next(home):
     text = load_texts(home / "text.txt").parts["train"][0]
     starts = set()
     for n in range(20):
-        batch = training.batch(n)
-        assert batch.reads.shape == (4, 16) and training.count(batch) == (64, 64)
+        batch = training.training.batch(n)
+        assert batch.reads.shape == (4, 16) and training.training.count(batch) == (64, 64)
         for reads, writes in zip(batch.reads.tolist(), batch.writes.tolist(), strict=True):
             assert reads[1:] == writes[:-1]
-            shown = training.task.tokenizer.decode([*reads, writes[-1]])
+            shown = training.runner.codec.tokenizer.decode([*reads, writes[-1]])
             assert shown in text
             starts.add(shown)
     assert len(starts) > 40
@@ -287,8 +287,8 @@ def test_a_token_is_predicted_where_it_follows_in_its_document_and_is_to_be_lear
 def test_packing_changes_nothing(home, position):
     """The loss of packed documents is the sum of what each would have alone."""
     training = training_of(home, "rows.jsonl", pieces=300, position=position, dropout=0)
-    model = training.task.model.double().eval()
-    batch = training.batch(3)
+    model = training.runner.model.double().eval()
+    batch = training.training.batch(3)
     assert batch.documents is not None and int(batch.documents.max()) >= 1
     alone = 0.0
     for row in range(len(batch.reads)):
@@ -297,7 +297,7 @@ def test_packing_changes_nothing(home, position):
             reads, writes = batch.reads[row][own], batch.writes[row][own]
             logits = model(reads[None])[0]
             alone += float(F.cross_entropy(logits, writes, ignore_index=-1, reduction="sum"))
-    assert float(training.loss(model, batch)) == pytest.approx(alone, rel=1e-10)
+    assert float(training.training.loss(model, batch)) == pytest.approx(alone, rel=1e-10)
     assert batch.tokens == int((batch.writes >= 0).sum())
 
 
@@ -321,7 +321,7 @@ def plain_loss_of(model, ids, context):
 @torch.inference_mode()
 def test_validation_loss_equals_a_plain_loop(home, data):
     training = training_of(home, data, tokenizer="characters", dropout=0)
-    codec, model = training.task.codec, training.task.model.double().eval()
+    codec, model = training.runner.codec, training.runner.model.double().eval()
     texts = load_texts(home / data).parts["valid"]
     sums = []
     for text in texts:
@@ -329,7 +329,7 @@ def test_validation_loss_equals_a_plain_loop(home, data):
         ids = ids if codec.running else [1, *ids, 2]
         sums.append(plain_loss_of(model, ids, 16))
     total, count = map(sum, zip(*sums, strict=True))
-    scores = training.evaluate(model)
+    scores = training.training.evaluate(model)
     assert scores["loss"] == pytest.approx(total / count, rel=1e-10)
     assert scores["perplexity"] == pytest.approx(math.exp(total / count), rel=1e-10)
     size = sum(len(text.encode()) for text in texts)

@@ -20,7 +20,7 @@ from regard.metrics.score import Score
 from regard.tasks import TASKS, train_keys
 from regard.tasks import task as task_class
 from regard.tasks.frame.task import Task
-from regard.tasks.frame.train import Report
+from regard.tasks.prepare import Report
 
 DOORS = ("train", "evaluate", "look", "compare", "cost", "filter", "doctor", "load", "export")
 

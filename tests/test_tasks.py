@@ -20,7 +20,7 @@ from regard.errors import UsageError
 from regard.settings import describe
 from regard.tasks import TASKS, task
 from regard.tasks.frame.task import Task
-from regard.tasks.frame.train import Training
+from regard.tasks.prepare import Training
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
 kills = importlib.import_module("kills")

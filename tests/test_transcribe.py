@@ -22,7 +22,7 @@ from regard.decode.speech.decoder import Recognised, likely_texts
 from regard.decode.speech.words import Word
 from regard.errors import UsageError
 from regard.tasks import task
-from regard.tasks.frame.train import rehearsing
+from regard.tasks.prepare import PreparedRun, prepare
 from regard.tasks.sound.codec import in_buckets, pad_sounds
 from regard.tasks.sound.transcribing import make_batch, speech_loss
 
@@ -241,15 +241,15 @@ def test_words_are_written_as_subtitles(model, home):
 # Training
 
 
-def rehearse(data: Path, **settings: Any) -> Any:
-    """Return all that a training would begin with."""
-    token = rehearsing.set(True)
+def rehearse(data: Path, **settings: Any) -> PreparedRun:
+    """All that a training would begin with."""
+    values = {**SMALL, "data": str(data), "steps": 1, **settings}
+    out = data.parent / "none"
+    out.mkdir(exist_ok=True)
     try:
-        values = {**SMALL, "data": str(data), "steps": 1, **settings}
-        return task("transcribe").train({**values, "out": str(data.parent / "none")}, quiet=True)
+        return prepare(task("transcribe"), {**values, "out": str(out)})
     finally:
-        rehearsing.reset(token)
-        shutil.rmtree(data.parent / "none", ignore_errors=True)
+        shutil.rmtree(out, ignore_errors=True)
 
 
 def test_batches_are_a_function_of_seed_and_number(data):
@@ -312,16 +312,17 @@ def test_pairs_that_ctc_cannot_align_are_named_before_training(tmp_path):
     message = str(caught.value)
     assert message.startswith("2 of 30 sounds of the train part are too short")
     assert "4.wav" in message and "broken=skip" in message and "subsampling=2" in message
-    made = rehearse(data, valid=str(data), broken="skip").training
-    assert len(made.batches.sounds) == 28 and "left out" in made.data.notes[-2]
-    losses = [made.loss(made.task.model, made.batch(n)).item() for n in range(4)]
-    assert np.isfinite(losses).all() and np.isfinite(made.evaluate(made.task.model)["loss"])
+    made = rehearse(data, valid=str(data), broken="skip")
+    batches, lesson = made.lesson.batches, made.lesson
+    assert len(batches.sounds) == 28 and "left out" in made.data.notes[-2]
+    losses = [lesson.loss(batches[n]).item() for n in range(4)]
+    assert np.isfinite(losses).all() and np.isfinite(lesson.validate(1.0)["loss"])
 
 
 def test_speed_never_makes_a_sound_too_short_for_its_text(tmp_path):
     data = spoken(tmp_path, 30)
     made = rehearse(data, speeds="1.9", valid="0.2")
-    batches, out = made.training.batches, made.model.out_lengths
+    batches, out = made.lesson.batches, made.runner.model.out_lengths
     kept = 0
     batches.too_short = lambda i, frames: frames < len(batches.sounds.read(i)) / RATE / 0.012
     for n in range(3):

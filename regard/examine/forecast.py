@@ -23,7 +23,7 @@ from regard.data.sound_sets import SoundFiles
 from regard.examine.report import plural
 from regard.tasks.frame.recipe import parameters
 from regard.tasks.frame.task import Task
-from regard.tasks.frame.train import Rehearsed, rehearsing
+from regard.tasks.prepare import PreparedRun, prepare
 from regard.training.loop import one_step
 
 STEPS = 3  # that are measured, besides the first, which counts only where it takes all the time
@@ -75,27 +75,25 @@ def forecast_training(
             given |= {"broken": "skip"} if broken else {}
         if not rows:
             return None
-        token = rehearsing.set(True)
-        try:
-            rehearsed: Rehearsed = kind.train({**given, "out": f"{folder}/run"}, quiet=True)
-        finally:
-            rehearsing.reset(token)
-        seconds, read, saved = _measure_steps(rehearsed)
-        epoch = rehearsed.training.epoch()
-    count = parameters(rehearsed.model)
+        out = Path(folder) / "run"
+        out.mkdir()
+        run = prepare(kind, {**given, "out": str(out)})
+        seconds, read, saved = _measure_steps(run)
+        epoch = run.training.epoch()
+    count = parameters(run.runner.model)
     read = rows / epoch if of != "tokens" else read
     # weights, gradient, two moments and an average; what a batch leaves for the backward pass
     memory = 4 * 5 * count + saved
     return Forecast(
         kind.name,
-        rehearsed.settings.size,
+        run.settings.size,
         count,
         round(read / seconds, 1),
         of,
         round(epoch * max(1.0, total / rows) * seconds / 60, 3),
         round(memory / 2**20 + 300, 1),
         torch.get_num_threads(),
-        str(rehearsed.choice or ""),
+        str(run.choice or ""),
     )
 
 
@@ -198,12 +196,12 @@ def _counting_saved(model: nn.Module, sizes: dict[int, int]) -> Iterator[None]:
         yield
 
 
-def _measure_steps(rehearsed: Rehearsed) -> tuple[float, float, int]:
+def _measure_steps(run: PreparedRun) -> tuple[float, float, int]:
     """Return the seconds of a step, the tokens that it reads, and the bytes kept for backward.
 
     Time and tokens are the median of some steps, without the first.
     """
-    model, training, saved = rehearsed.model, rehearsed.training, dict[int, int]()
+    model, training, saved = run.runner.model, run.training, dict[int, int]()
     model.train()
     optimiser = PlainAdam(model)
     times, reads = [], []
@@ -211,9 +209,7 @@ def _measure_steps(rehearsed: Rehearsed) -> tuple[float, float, int]:
     while len(times) <= STEPS and (not times or time.perf_counter() - started < SECONDS):
         begun, first = time.perf_counter(), not times
         with _counting_saved(model, saved if first else {}):
-            _, _, read, _ = one_step(
-                model, training, rehearsed.settings, optimiser, len(times), 1e-4
-            )
+            _, _, read, _ = one_step(model, training, run.settings, optimiser, len(times), 1e-4)
         times.append(time.perf_counter() - begun)
         reads.append(read)
     some = slice(min(1, len(times) - 1), None)

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, 
 from torch import Tensor, nn
 
 from regard.data.parts import Dataset
-from regard.data.split import Split
 from regard.errors import UsageError, lookup
 from regard.metrics.evaluation import Evaluation
+from regard.metrics.results import Named, key_of
 from regard.metrics.score import Comparison, Score
 from regard.models import family, preset, preset_family, preset_names, serving
 from regard.models.protocols import Model
-from regard.results import Named, key_of
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.question import Question
 from regard.tasks.frame.settings import (

@@ -22,7 +22,7 @@ from regard.decode.trace import tracing
 from regard.errors import UsageError, lookup
 from regard.metrics.evaluation import Evaluation, provenance, write_outputs
 from regard.native import fast
-from regard.processor import DTYPES
+from regard.native.processor import DTYPES
 from regard.settings import fill
 from regard.tasks.frame.beams import beam_tree
 from regard.tasks.frame.question import Question

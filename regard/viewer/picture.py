@@ -217,7 +217,7 @@ class Picture:
     effects: Effects | None = None  # what the output depends on, drawn in a PNG
     tables: Sequence[Table] = ()  # drawn in a PNG
     tree: Tree | None = None  # what was considered on the way to the output
-    units: Callable[["Picture"], "Picture"] | None = None  # in which it is shown to a reader
+    units: Callable[[Picture], Picture] | None = None  # in which it is shown to a reader
 
 
 def words_of(choice: Choice) -> list[str]:

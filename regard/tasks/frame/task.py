@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self, TextIO, TypeVar, overload
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TextIO, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from regard.data.table import is_folder
 from regard.decode.trace import tracing
 from regard.errors import UsageError, lookup
 from regard.metrics.evaluation import Evaluation, provenance, write_outputs
-from regard.metrics.results import Named, key_of
+from regard.metrics.results import key_of
 from regard.metrics.score import Comparison, Score
 from regard.modalities.base import Found, Modality, One
 from regard.modalities.text import TEXT
@@ -50,66 +50,19 @@ from regard.tasks.frame.settings import (
     with_parts,
 )
 from regard.tasks.frame.tune import let_learn
+from regard.tasks.parts import (  # noqa: F401
+    Answer,
+    Batches,
+    Choice,
+    Codec,
+    Learnt,
+    NoCodec,
+)
 from regard.training.loop import mix
 from regard.viewer.settings import LookSettings
 
 OnText = Callable[[str], None]  # is given a text piece by piece while it is generated
 PARTS = {"test": 0, "valid": 0, "train": 0}
-
-
-class Answer(Named):
-    """The prediction for one input; str() is what `regard run` prints, fields are read by name."""
-
-    def lines(self, settings: Any) -> Iterator[str]:
-        """Write the prediction as the lines that `regard run` prints."""
-        yield str(self)
-
-    def record(self, settings: Any) -> dict[str, Any]:
-        """Return the fields that the prediction adds to a JSON line."""
-        raise NotImplementedError
-
-
-class Codec(Protocol):
-    """What lies beside the weights and turns inputs into tensors: tokenizers, labels, formats."""
-
-    def save(self, folder: Path) -> None:
-        """Write its files, but for what config.json holds."""
-        ...
-
-    def facts(self) -> dict[str, Any]:
-        """Return what config.json says of it."""
-        ...
-
-    def hashes(self) -> list[str]:
-        """Return the hashes of its tokenizers, which scores and recipes name."""
-        ...
-
-
-class NoCodec:
-    """The codec of a model with nothing beside its weights."""
-
-    def save(self, folder: Path) -> None:
-        """Write nothing."""
-
-    def facts(self) -> dict[str, Any]:
-        """Return nothing."""
-        return {}
-
-    def hashes(self) -> list[str]:
-        """Return nothing."""
-        return []
-
-
-class Batches(Protocol):
-    """Batch n of a training, a pure function of (seed, n)."""
-
-    def __getitem__(self, n: int) -> Any:
-        """Return batch n."""
-        ...
-
-    def epoch(self) -> float:
-        """Return in how many batches everything is read once."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -139,26 +92,6 @@ class System(NamedTuple):
     task: "Task[Any, Any]"
     settings: Any
     predictions: Any
-
-
-class Choice(NamedTuple):
-    """Settings that follow from the data where the user gave none, why, and how to choose."""
-
-    why: str
-    settings: Mapping[str, Any]
-    remedy: str
-
-    def __str__(self) -> str:
-        words = " ".join(f"{key}={value}" for key, value in self.settings.items())
-        return f"chosen for {self.why}: {words}; {self.remedy}"
-
-
-class Learnt(Protocol):
-    """Settles what a run learns from its data beside the weights, such as a tokenizer."""
-
-    def __call__(self, learn: Any, *, load: Any = ..., save: Any = ..., init: bool = True) -> Any:
-        """Return what the run has, or the model it starts from, or else what `learn` makes."""
-        ...
 
 
 S = TypeVar("S", bound=TrainSettings)
@@ -433,9 +366,9 @@ class Task(Generic[C, A]):
         cls, values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None = None
     ) -> Any:
         """Train a model in a folder, or resume the run that was begun there."""
-        from regard.tasks.frame.train import train
+        from regard.tasks.prepare import train
 
-        return train(cls, values, quiet=quiet, recipe=recipe)
+        return train(cls, values, quiet=quiet, recipe=recipe)  # type: ignore[arg-type]
 
     # ---- Using: what a task says
 
