@@ -22,7 +22,6 @@ from regard.data.image_files import ImageFiles
 from regard.data.sound_sets import SoundFiles
 from regard.examine.report import plural
 from regard.tasks.frame.recipe import parameters
-from regard.tasks.frame.task import Task
 from regard.tasks.prepare import PreparedRun, prepare
 from regard.training.loop import one_step
 
@@ -55,7 +54,7 @@ class Forecast:
 
 
 def forecast_training(
-    kind: type[Task[Any, Any]], values: Mapping[str, Any], sample: Any, total: int
+    kind: Any, values: Mapping[str, Any], sample: Any, total: int
 ) -> Forecast | None:
     """Measure some steps of a training on a sample of data of which there are `total` rows.
 
@@ -101,7 +100,7 @@ def forecast_training(
 
 
 def _write_sample(
-    folder: Path, kind: type[Task[Any, Any]], sample: Any, values: Mapping[str, Any]
+    folder: Path, kind: Any, sample: Any, values: Mapping[str, Any]
 ) -> tuple[str, int]:
     """Write a sample as data, and return where it is and how many rows it has."""
     if isinstance(sample, str):
