@@ -20,7 +20,7 @@ import regard
 from regard import api, native
 from regard.errors import UsageError
 from regard.files import sha256
-from regard.tasks.frame import train as frame_train
+from regard.tasks import prepare as frame_train
 from regard.tasks.frame.recipe import RESUME_MAY_DIFFER
 from regard.tasks.text.translate import TranslateSettings
 from regard.training import checkpoint, loop
