@@ -23,8 +23,8 @@ from regard.metrics.baselines import (
 from regard.metrics.evaluation import WARNING, beside_baselines
 from regard.metrics.labels import one_hot
 from regard.tasks.text.classify import Classify
+from regard.tasks.text.few_texts import BAG_OF_WORDS, WORD_ORDER, few_text_settings
 from regard.tasks.text.labelling import SHORT
-from regard.training.few_texts import BAG_OF_WORDS, WORD_ORDER, few_text_settings
 from regard.training.label_loss import (
     LABEL_LOSSES,
     class_weights,

@@ -37,6 +37,7 @@ from regard.metrics.labels import (
 )
 from regard.models import preset
 from regard.models.bert import Bert
+from regard.models.ensemble import members_of
 from regard.tasks import task as task_class
 from regard.tasks.text.classify import Classify
 from regard.tasks.text.codec import TextCodec
@@ -160,14 +161,16 @@ def test_members_learn_each_by_itself_and_say_their_mean(data, tmp_path):
     model = regard.load(tmp_path / "three").model
     ids, lengths = torch.randint(5, 90, (4, 6)), torch.tensor([6, 6, 3, 1])
     with torch.no_grad():
-        said = [one.head(one.hidden(ids, lengths), lengths) for one in model.everyone()]
+        said = [one.head(one.hidden(ids, lengths), lengths) for one in members_of(model)]
         torch.testing.assert_close(model(ids, lengths), sum(said) / 3)
     assert not torch.allclose(said[0], said[1]) and not torch.allclose(said[1], said[2])
     names = [v.name for v in regard.load(tmp_path / "three").picture("a red dog").views]
     assert names == [f"{m}blocks.0.attention" for m in ("", "members.0.", "members.1.")]
     with pytest.raises(UsageError, match="members=2 label whole texts"):
         task_class("tag").resolve({"data": "x", "members": 2})
-    with pytest.raises(UsageError, match="members=3: it is one encoder; train with members=1"):
+    with pytest.raises(
+        UsageError, match="members=3: .*train with members=1"
+    ):
         regard.export(out, format="huggingface", out=str(tmp_path / "theirs"))
 
 

@@ -1,8 +1,8 @@
 """Bidirectional text encoders: BERT and what followed it, up to ModernBERT."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int, Num
@@ -42,6 +42,7 @@ from regard.layers.heads import (
 from regard.layers.init import INITS
 from regard.layers.shapes import Ids, Lengths, Vectors
 from regard.models.declaration import FamilyInfo, size_table, with_changes
+from regard.models.ensemble import Ensemble, mean_of_members
 
 
 @dataclass(frozen=True)
@@ -263,8 +264,7 @@ class Bert(nn.Module):
 
     The head is a named part: none gives the vectors (b, l, w) themselves, words the logits of the
     words (b, l, vocab), classify those of a label for the text (b, labels), tag those of a label
-    for each token (b, l, labels). Other members are encoders beside it, an ensemble; the output is
-    the mean of all.
+    for each token (b, l, labels). With other members it is the first of an ensemble.
     """
 
     def __init__(self, config: BertConfig):
@@ -325,8 +325,7 @@ class Bert(nn.Module):
                 layer = build()
             tie(layer, self.blocks[0])
             self.blocks.append(layer)
-        alone = replace(config, members=1)
-        self.members = nn.ModuleList(Bert(alone) for _ in range(config.members - 1))
+        self.members = Ensemble(Bert, config)
 
     def hidden(
         self,
@@ -362,9 +361,6 @@ class Bert(nn.Module):
         self, ids: Ids, lengths: Lengths | None = None, **rest: Any
     ) -> Float[Tensor, "b ..."]:
         """Return the output of the head, the mean over the members; takes what `hidden` takes."""
-        outputs = [one.head(one.hidden(ids, lengths, **rest), lengths) for one in self.everyone()]
-        return outputs[0] if len(outputs) == 1 else torch.stack(outputs).mean(0)
-
-    def everyone(self) -> list["Bert"]:
-        """Return this encoder and the members beside it."""
-        return [self, *cast("Iterable[Bert]", self.members)]
+        return mean_of_members(
+            self, lambda member: member.head(member.hidden(ids, lengths, **rest), lengths)
+        )

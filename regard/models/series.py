@@ -1,10 +1,7 @@
 """An encoder of series of numbers, and of arrays of any rank: chunks, blocks, a pool and a head."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
-from typing import cast
+from dataclasses import dataclass, field
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -28,6 +25,7 @@ from regard.layers.heads import Classify
 from regard.layers.init import INITS
 from regard.layers.shapes import Lengths, Vectors
 from regard.models.declaration import FamilyInfo, size_table
+from regard.models.ensemble import Ensemble, mean_of_members
 
 
 @dataclass(frozen=True)
@@ -82,8 +80,7 @@ class Series(nn.Module):
     """An encoder of series of numbers: self-attention between all chunks of one, and a head.
 
     What is true of series (time, channels) is true of any array (n1, ..., nr, channels); the first
-    axis alone may be of different lengths. Other members are encoders beside it, an ensemble; the
-    output is the mean of all.
+    axis alone may be of different lengths. With other members it is the first of an ensemble.
     """
 
     def __init__(self, config: SeriesConfig):
@@ -101,8 +98,7 @@ class Series(nn.Module):
         self.norm = build_final_norm(block)
         self.head = Classify(block.width, config.labels, config.head_dropout, config.pool)
         lookup("init", config.init, INITS)(self)
-        alone = replace(config, members=1)
-        self.members = nn.ModuleList(Series(alone) for _ in range(config.members - 1))
+        self.members = Ensemble(Series, config)
 
     def hidden(
         self, x: Float[Tensor, "b n *rest c"], lengths: Lengths | None = None
@@ -118,15 +114,8 @@ class Series(nn.Module):
         bias = self.position.shared(at, at, mask)
         return run_blocks(self.blocks, tokens, norm=self.norm, at=at, mask=mask, bias=bias), counts
 
-    def each(
-        self, x: Float[Tensor, "b n *rest c"], lengths: Lengths | None = None
-    ) -> Float[Tensor, "members b labels"]:
-        """Return the logits of the labels, by this encoder and by the members beside it."""
-        everyone = [self, *cast("Iterable[Series]", self.members)]
-        return torch.stack([one.head(*one.hidden(x, lengths)) for one in everyone])
-
     def forward(
         self, x: Float[Tensor, "b n *rest c"], lengths: Lengths | None = None
     ) -> Float[Tensor, "b labels"]:
         """Return the logits of the labels of arrays (b, n1, ..., nr, c) of these lengths."""
-        return self.each(x, lengths).mean(0)
+        return mean_of_members(self, lambda member: member.head(*member.hidden(x, lengths)))

@@ -13,6 +13,7 @@ from regard.errors import UsageError, lookup
 from regard.files import errors_in, read_json, write_json
 from regard.files.weights import float_state
 from regard.models.bert import BertConfig
+from regard.models.ensemble import members_of
 from regard.models.folder import FORMAT, STRANGE, assign_weights, build_on_meta
 from regard.models.protocols import Model
 from regard.models.vit import ViTConfig
@@ -186,6 +187,8 @@ def export_weights(
     theirs holds both.
     """
     kind = lookup("dtype", dtype, DTYPES)
+    if (members := len(members_of(model))) > 1:
+        raise UsageError(f"members={members}: public formats hold one model; train with members=1")
     task = str(config["task"])
     if whole is not None and (both := export_with_decoder(whole, model.config)):
         (theirs, tensors), format, named = both, find_format("vit_mae"), MAE

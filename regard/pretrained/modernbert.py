@@ -30,7 +30,6 @@ def modernbert_config(config: BertConfig) -> BertConfig | None:
         (config.transform, "none"),
         (config.first_norm, "same"),
         (config.layers, "own"),
-        (config.members, 1),
         (config.window, None),
         (block.order, "pre"),
         (block.norm, "layer"),

@@ -21,6 +21,7 @@ from regard.metrics.baselines import Baselines, block_means
 from regard.metrics.labels import one_hot
 from regard.modalities.series import SERIES
 from regard.models import family, task_changes
+from regard.models.ensemble import each_member
 from regard.models.protocols import Model
 from regard.settings import setting
 from regard.tasks.frame.answers import Classified
@@ -201,7 +202,8 @@ class ClassifySeries(OneLabel):
     def loss(self, batch: SeriesBatch, settings: Any) -> Tensor:
         """Return the summed cross-entropy of the labels, the mean over an ensemble."""
         weights = None if self.weights is None else self.weights.to(batch.targets.device)
-        logits = self.model.each(batch.series, batch.lengths)
+        inputs = batch.series, batch.lengths
+        logits = each_member(self.model, lambda member: member.head(*member.hidden(*inputs)))
         return soft_loss(logits, batch.targets, weights) / len(logits)
 
     def validate(self, data: Data, settings: Any, share: float = 1.0) -> dict[str, float]:

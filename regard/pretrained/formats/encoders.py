@@ -163,15 +163,6 @@ def canonical(config: BertConfig) -> BertConfig:
     return replace(config, window_layers=layers, near_base=base)
 
 
-def _refuse_members(config: BertConfig) -> dict[str, Any]:
-    if config.members > 1:
-        raise UsageError(f"members={config.members}: it is one encoder; train with members=1")
-    return {}
-
-
-ONE_MEMBER = KeyGroup(lambda theirs: {}, _refuse_members)
-
-
 def _format(
     model_type: str,
     architectures: Mapping[str, Architecture],
@@ -187,7 +178,7 @@ def _format(
         model_type,
         "bert",
         architectures,
-        (*keys, ONE_MEMBER),
+        keys,
         weights,
         tied=TIED,
         older=OLDER,
@@ -243,7 +234,7 @@ XLM_ROBERTA, CAMEMBERT = (
         ROBERTA,
         model_type=model_type,
         architectures=_architectures(name, ROBERTA_WORDS, ROBERTA_CLASSIFIER),
-        keys=_bert_keys(30522, TYPES, HEAD_DROPOUT, AFTER_PADDING, ONE_MEMBER),
+        keys=_bert_keys(30522, TYPES, HEAD_DROPOUT, AFTER_PADDING),
     )
     for model_type, name in (("xlm-roberta", "XLMRoberta"), ("camembert", "Camembert"))
 )

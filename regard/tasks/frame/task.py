@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from regard.data.columns import input_column, names_in
 from regard.data.in_memory import frame_rows, is_columns, rows_of
 from regard.data.parts import named_files
+from regard.data.seeds import mix
 from regard.data.split import Split
 from regard.data.table import is_folder
 from regard.decode.trace import tracing
@@ -58,7 +59,6 @@ from regard.tasks.parts import (  # noqa: F401
     Learnt,
     NoCodec,
 )
-from regard.training.loop import mix
 from regard.viewer.settings import LookSettings
 
 OnText = Callable[[str], None]  # is given a text piece by piece while it is generated

@@ -25,10 +25,10 @@ from regard.settings import setting
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.task import Choice, Learnt
 from regard.tasks.text.codec import EncoderRun, TextCodec
+from regard.tasks.text.few_texts import EMBEDDINGS, FEW, few_text_settings
 from regard.tasks.text.label_judge import LabelData
 from regard.tasks.text.labelling import SHORT, LabelBatch, LabelEval, LabelTrain
 from regard.tasks.text.text_classifier import TextClassifier, clusters_of
-from regard.training.few_texts import EMBEDDINGS, FEW, few_text_settings
 from regard.training.label_loss import (
     LABEL_LOSSES,
     LabelLoss,

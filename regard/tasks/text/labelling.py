@@ -7,11 +7,11 @@ rows, and scores. `Labeller` is all of a task but how texts become rows, logits 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.attention.positions import has_table
 from regard.data.characters import Characters
@@ -19,12 +19,14 @@ from regard.data.features import Features, feature_functions, split_words
 from regard.data.labelled import Sentence, load_labelled
 from regard.data.labels import label_list, label_table, with_known_labels
 from regard.data.rows import Row, RowEncoder, TextBatch, TextBatches
+from regard.data.seeds import mix
 from regard.data.tokenize import train_tokenizer
 from regard.data.tokenizer import Tokenizer
 from regard.errors import UsageError, lookup
 from regard.metrics.baselines import Baselines
 from regard.metrics.labels import MANY, count, log_loss, macro_f1, micro_f1, precision_at_k
 from regard.models import family, task_changes
+from regard.models.ensemble import members_of
 from regard.models.protocols import TextModel
 from regard.settings import setting
 from regard.tasks.frame import settings as frame
@@ -34,7 +36,6 @@ from regard.tasks.frame.task import Data, Learnt
 from regard.tasks.text.codec import TextCodec
 from regard.tasks.text.label_judge import A, LabelData, LabelJudge
 from regard.training.label_loss import CLASS_WEIGHTS, LABEL_LOSSES, LabelLoss, label_loss
-from regard.training.loop import mix
 
 BertConfig, _ = family("bert")
 
@@ -128,15 +129,6 @@ class LabelBatch(NamedTuple):
     texts: TextBatch
     targets: Tensor
     words: Any = None
-
-
-@runtime_checkable
-class Ensemble(Protocol):
-    """Encoders that are trained each by itself, and whose logits are averaged."""
-
-    def everyone(self) -> Sequence[nn.Module]:
-        """Return all of them."""
-        ...
 
 
 class Labeller(LabelJudge[A]):
@@ -289,8 +281,6 @@ class Labeller(LabelJudge[A]):
 
     def loss(self, batch: LabelBatch, settings: Any) -> Tensor:
         """Return the summed loss of the labels, the mean over an ensemble."""
-        ensemble = isinstance(self.model, Ensemble)
-        models: list[Any] = list(self.model.everyone()) if ensemble else [self.model]
         losses = [
             label_loss(
                 self.objective,
@@ -300,7 +290,7 @@ class Labeller(LabelJudge[A]):
                 settings.r_drop,
                 self.class_weights,
             )
-            for model in models
+            for model in members_of(self.model)
         ]
         return torch.stack(losses).mean()
 

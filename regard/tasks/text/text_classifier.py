@@ -20,6 +20,7 @@ from regard.decode.batching import in_batches
 from regard.errors import UsageError, log
 from regard.metrics.correlation import value_scores
 from regard.metrics.evaluation import Evaluation
+from regard.models.ensemble import members_of
 from regard.models.protocols import Model
 from regard.tasks.frame.answers import Classified, Valued
 from regard.tasks.frame.question import Question, text_keys
@@ -81,7 +82,7 @@ class TextClassifier(Labeller[Classified | Valued]):
     @contextmanager
     def using(self, settings: Any) -> Iterator[None]:
         """Rank the labels of as many clusters as are asked for."""
-        heads = [one.head for one in self.model.everyone()] if self.clusters else []
+        heads = [one.head for one in members_of(self.model)] if self.clusters else []
         usual = [head.beam for head in heads]
         for head in heads:
             head.beam = settings.cluster_beam or head.beam

@@ -12,6 +12,7 @@ from torch import Tensor
 from regard.data.augment import augments
 from regard.data.images import ImageData, Images
 from regard.data.media import BROKEN
+from regard.data.seeds import mix
 from regard.data.tokenize import train_tokenizer
 from regard.errors import UsageError, lookup
 from regard.metrics.captions import caption_scores
@@ -39,7 +40,6 @@ from regard.tasks.vision.photos import (
     with_captions,
     with_statistics,
 )
-from regard.training.loop import mix
 
 CaptionerConfig, Captioner = family(FAMILY)
 # kind of decoder -> the preset of the family that has it

@@ -13,6 +13,7 @@ from regard.data.augment import augments
 from regard.data.captions import captions_in, captions_of
 from regard.data.images import ImageData, Images
 from regard.data.media import BROKEN
+from regard.data.seeds import mix
 from regard.data.tokenize import train_tokenizer
 from regard.errors import UsageError, lookup
 from regard.metrics.score import Score
@@ -55,7 +56,6 @@ from regard.tasks.vision.pretraining import (
     texts_to_choose,
 )
 from regard.tasks.vision.probe import ProbeSettings, evaluate_probe, neighbour_accuracy, pooled
-from regard.training.loop import mix
 
 
 class Pretrain(ImageTask[Any]):

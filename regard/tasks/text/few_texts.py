@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from regard.training.loop import mix
+from regard.data.seeds import mix
+from regard.models.ensemble import members_of
 
 NOISE, HEAD_SCALE = 0.3, 3.0  # of embeddings that begin as naive Bayes, and of the head above them
 
@@ -81,7 +82,7 @@ def begin_as_naive_bayes(
     logs = np.log(counts / counts.sum(0))
     logs = np.clip(logs - logs.mean(1, keepdims=True), -3, 3)
     with torch.no_grad():
-        for one in model.everyone():
+        for one in members_of(model):
             table, head = one.embed.tokens.weight, one.head.out.weight
             width = table.shape[1]
             if labels > width // 2 or head.shape[1] != width:
