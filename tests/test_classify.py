@@ -168,9 +168,7 @@ def test_members_learn_each_by_itself_and_say_their_mean(data, tmp_path):
     assert names == [f"{m}blocks.0.attention" for m in ("", "members.0.", "members.1.")]
     with pytest.raises(UsageError, match="members=2 label whole texts"):
         task_class("tag").resolve({"data": "x", "members": 2})
-    with pytest.raises(
-        UsageError, match="members=3: .*train with members=1"
-    ):
+    with pytest.raises(UsageError, match="members=3: .*train with members=1"):
         regard.export(out, format="huggingface", out=str(tmp_path / "theirs"))
 
 
