@@ -63,7 +63,7 @@ def lookup(kind: str, name: str, table: Mapping[str, T]) -> T:
     """Look a name up in a table, or refuse it with the nearest match."""
     if name in table:
         return table[name]
-    names = sorted(table)
+    names = sorted(filter(None, table))
     raise UsageError(
         f"unknown {kind} '{name!s:.60}'; choose from {', '.join(names)}.{nearest(str(name), names)}"
     )

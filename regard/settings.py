@@ -8,6 +8,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from dataclasses import field as dataclass_field
 from difflib import get_close_matches
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -15,7 +16,8 @@ from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origi
 from regard.errors import UsageError, lookup
 
 C = TypeVar("C")
-Choices = Iterable[str] | Callable[[], Iterable[str]]  # a table, or what returns it when asked
+# a table, what returns it when asked, or where it is, as "module:TABLE"
+Choices = Iterable[str] | Callable[[], Iterable[str]] | str
 
 SETTING = re.compile(r"([A-Za-z_][A-Za-z0-9_.]*)=(.*)", re.DOTALL)
 OPTION = re.compile(r"--([A-Za-z_][A-Za-z0-9_.-]*)(?:=(.*))?", re.DOTALL)
@@ -151,7 +153,7 @@ def setting(
         min, max, above, below: Bounds of a number, or of each number of a list.
         key: Name that users write, if not that of the field.
         choices: Names that a text can be: the table that has them, which may grow, or a function
-            that returns it, called when a value is given.
+            that returns it, or "module:TABLE", which is imported when a value is given.
         joined_by: Sign between several of the choices in one text, such as +.
         group: Heading on the help page; else `GROUP` of the class that declares the field.
     """
@@ -335,6 +337,9 @@ def _convert(hint: Any, value: Any, key: str, metadata: Mapping[str, Any]) -> An
 
 
 def _names(choices: Choices) -> Iterable[str]:
+    if isinstance(choices, str):
+        module, _, table = choices.partition(":")
+        return getattr(import_module(module), table)
     return choices() if callable(choices) else choices
 
 

@@ -64,7 +64,7 @@ def test_settings_of_a_score_stand_in_its_signature():
 
 
 def test_wrong_ways_to_judge():
-    with pytest.raises(UsageError, match="tokenise='14a' is not one of"):
+    with pytest.raises(UsageError, match="unknown tokenise '14a'; choose from"):
         bleu_scores(GUESSES, [ENGLISH], tokenise="14a")
     with pytest.raises(UsageError, match="nothing to score"):
         bleu_scores([], [[]])

@@ -824,7 +824,7 @@ def test_the_source_is_read_both_ways_and_the_target_one_way(prefixed):
 
 
 def test_a_decoder_alone_has_one_vocabulary(home, prefixed, tmp_path):
-    with pytest.raises(UsageError, match="vocabularies=separate; one stack reads both"):
+    with pytest.raises(UsageError, match="unknown vocabularies 'separate'; choose from joint"):
         regard.train(
             "prefix", data=str(home / "pairs"), out=str(tmp_path / "x"), vocabularies="separate"
         )

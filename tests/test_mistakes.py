@@ -173,7 +173,7 @@ TABLE = {
     "more answers than hypotheses": (fine, [*RUN, "beam=2", "n_best=3"], "n_best"),
     "no length": (fine, [*RUN, "max_length=0"], "max_length=0 is too small"),
     "scores perhaps": (fine, [*RUN, "scores=perhaps"], "scores='perhaps' is not true or false"),
-    "alignments of a pyramid": (fine, [*RUN, "alignments=cheops"], "alignments='cheops' is not"),
+    "alignments of a pyramid": (fine, [*RUN, "alignments=cheops"], "unknown alignments 'cheops'"),
     "unknown penalty": (fine, [*RUN, "length_penalty=gmnt"], "Did you mean 'gnmt'?"),
     "penalty without end": (fine, [*RUN, "alpha=inf"], "alpha='inf' is not a finite number"),
     # what to train on
@@ -247,7 +247,7 @@ TABLE = {
         "test",
     ),
     "judged on an unknown part": (fine, [*EVAL, "part=tset"], "tset"),
-    "judged by an unknown measure": (fine, [*EVAL, "tokenise=14a"], "tokenise='14a' is not one of"),
+    "judged by an unknown measure": (fine, [*EVAL, "tokenise=14a"], "unknown tokenise '14a'"),
     "judged against nobody": (fine, [*EVAL, "against=nobody"], "no model 'nobody'"),
     "judged with an unknown key": (fine, [*EVAL, "baem=3"], "unknown key 'baem'; did you mean"),
     "judged by name twice": (fine, [*EVAL, "model=other"], "unknown key 'model'"),

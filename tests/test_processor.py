@@ -112,7 +112,7 @@ def test_products_that_are_wrong_are_noticed(monkeypatch):
 
 
 def test_float16_is_refused():
-    with pytest.raises(UsageError, match="loss scaling.*choose bfloat16 or float32"):
+    with pytest.raises(UsageError, match="unknown dtype .float16.; choose from bfloat16, float32"):
         check(LoopSettings(dtype="float16"))
 
 

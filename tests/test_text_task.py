@@ -408,7 +408,7 @@ def test_plain_text_is_mended(folder: Path, tmp_path: Path, objective: str, like
         ({"share": 0}, "share=0.0 is too small"),
         ({"share": 1}, "share=1.0 is too large"),
         ({"mean_span": 0.5}, "mean_span=0.5 is too small"),
-        ({"vocabularies": "auto"}, "vocabularies='auto'"),
+        ({"vocabularies": "auto"}, "unknown vocabularies 'auto'"),
         ({"objective": "noise", "bpe_dropout": 0.1}, "without bpe_dropout"),
     ],
 )

@@ -281,8 +281,8 @@ def test_a_chinese_answer_in_either_script():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"script": "cursive"}, "script='cursive' is not one of simplified, traditional"),
-        ({"alignments": "yes"}, "alignments='yes' is not one of none, pharaoh, json"),
+        ({"script": "cursive"}, "unknown script 'cursive'; choose from simplified, traditional"),
+        ({"alignments": "yes"}, "unknown alignments 'yes'; choose from json, none, pharaoh"),
         ({"n_best": 6}, "n_best=6 is more than beam=5"),
         ({"length_penalty": "avrage"}, "Did you mean 'average'"),
         ({"top_p": 0.0}, "top_p=0.0"),

@@ -205,6 +205,11 @@ class BpeDropout:
             ids[at : at + 2] = [best[1]]
 
 
+def with_characters() -> tuple[str, ...]:
+    """Names of the tokenizers, and that of single characters, which learn nothing."""
+    return ("characters", *TOKENIZERS)
+
+
 def train_tokenizer(
     texts: Iterable[str], *, kind: str = "bpe", vocab: int = 8000, min_frequency: int = 2
 ) -> SubwordTokenizer:

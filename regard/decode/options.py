@@ -9,7 +9,7 @@ from torch import Tensor
 from regard.decode import search
 from regard.decode.search import BOS, EOS, Adjust, Hypothesis, Limit, OnToken
 from regard.decode.writer import Writer
-from regard.errors import UsageError, lookup
+from regard.errors import UsageError
 from regard.settings import setting
 
 
@@ -20,9 +20,11 @@ class Decoding:
     Settings of a task inherit these fields; a task with other defaults states these anew.
     """
 
+    GROUP = "decoding"
+
     beam: int = setting(5, "beam size; 1 is greedy", min=1, max=1000)
     n_best: int = setting(1, "hypotheses to return per input", min=1, max=1000)
-    length_penalty: str = setting("average", "length penalty: average, gnmt or none")
+    length_penalty: str = setting("average", "length penalty", choices=search.PENALTIES)
     alpha: float | None = setting(None, "exponent of the length penalty", min=-10, max=10)
     max_length: int | None = setting(None, "maximum number of tokens", min=1, max=10_000)
     temperature: float | None = setting(None, "sample, at this temperature", min=0, max=100)
@@ -40,7 +42,6 @@ class Decoding:
 
     def check(self) -> None:
         """Refuse options that contradict each other."""
-        lookup("length_penalty", self.length_penalty, search.PENALTIES)
         if self.n_best > self.beam and not self.sampling:
             raise UsageError(
                 f"n_best={self.n_best} is more than beam={self.beam}; widen the beam, or sample "

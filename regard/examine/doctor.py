@@ -10,7 +10,7 @@ from regard.data.image_files import holds_images
 from regard.data.labelled import ExampleFormat, ExampleReader, SentenceFormat, SentenceReader
 from regard.data.series_files import holds_series
 from regard.data.sound_sets import holds_sounds
-from regard.errors import UsageError, lookup
+from regard.errors import UsageError
 from regard.examine.forecast import Forecast, forecast_training
 from regard.examine.guess import Guess, guess_task
 from regard.examine.images import examine_images
@@ -21,8 +21,8 @@ from regard.examine.series import examine_series
 from regard.examine.sounds import examine_sounds
 from regard.native import Status, status
 from regard.settings import setting
+from regard.tasks import TASKS, task_for
 from regard.tasks import task as task_class
-from regard.tasks import task_for
 from regard.tasks.frame.task import Task
 
 MOST = 10_000  # rows of a part that are looked at, unless all are asked for
@@ -35,15 +35,19 @@ SIZES = ("tiny", "small", "base", "big")
 class DoctorSettings:
     """What to examine."""
 
-    task: str | None = setting(None, "task that the data are for; guessed unless told")
-    source: str | None = field(default=None, metadata={"key": "from", "help": "source language"})
-    target: str | None = field(default=None, metadata={"key": "to", "help": "target language"})
+    task: str | None = setting(
+        None, "task that the data are for; guessed unless told", choices=TASKS
+    )
+    source: str | None = setting(None, "source language", key="from")
+    target: str | None = setting(None, "target language", key="to")
     columns: str | None = setting(None, "columns by name or number, as in training")
     header: bool | None = setting(None, "whether a table has a header row; detected unless given")
     valid: str | None = setting(None, "validation part: a file, or a share of train")
     test: str | None = setting(None, "test part: a file, or a share of train")
     pattern: str | None = setting(None, "sounds: file names with labels, as in training")
-    size: str | None = setting(None, "model size to forecast; that of a training unless given")
+    size: str | None = setting(
+        None, "model size to forecast; that of a training unless given", choices=SIZES
+    )
     full: bool = setting(False, "look at all rows, however long it takes")
 
 
@@ -135,8 +139,6 @@ def examiner_of(kind: type[Task[Any, Any]]) -> Examiner:
 
 def examine(data: str, settings: DoctorSettings, quiet: bool = True) -> Examined:
     """Look over data for a task, told or guessed, and forecast its training."""
-    if settings.size is not None:
-        lookup("size", settings.size, dict.fromkeys(SIZES))
     languages = bool(settings.source or settings.target)
     media = ""
     if os.path.exists(data):

@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from regard.attention.intervene import PLACES, change, record
 from regard.data.seeds import mix
-from regard.errors import UsageError, lookup
+from regard.errors import UsageError
 from regard.files import delete, read_json, sha256, write_json
 from regard.files.hashes import SUMS, seal, verify
 from regard.insight.autoencoder import SPARSITIES, AutoencoderConfig, SparseAutoencoder, Trainer
@@ -76,7 +76,7 @@ class DictionarySettings:
     out: str | None = setting(None, "folder of the dictionary")
     width: str = setting("8x", "features: a number, or so many times the width of the vectors")
     k: float = setting(32.0, "features of a vector that are not zero", above=0, max=10_000)
-    sparsity: str = setting("matryoshka", "topk, batch_topk, matryoshka or l1")
+    sparsity: str = setting("matryoshka", "sparsity", choices=SPARSITIES)
     steps: int = setting(2000, "steps of training", min=1, max=10**7)
     batch: int = setting(1024, "vectors of a step", min=1, max=2**16)
     lr: float = setting(3e-3, "learning rate", above=0, max=1)
@@ -249,7 +249,6 @@ def dictionary_of(
         raise UsageError(f"data is missing; add data=FILE or data=FOLDER with {holds}")
     if asked.out is None:
         raise UsageError("out is missing; add out=FOLDER for the dictionary")
-    lookup("sparsity", asked.sparsity, SPARSITIES)
     stream = Stream(task, asked.at, {**more, "data": asked.data, "seed": asked.seed}, asked.buffer)
     from regard.insight.feature_page import write_page
 

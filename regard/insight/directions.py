@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from regard.data.image_files import ImageOptions
 from regard.data.images import ImageData, Images, load_images
-from regard.errors import UsageError, lookup, nearest
+from regard.errors import UsageError, nearest
 from regard.files import cache_folder
 from regard.models.variational import VAE
 from regard.settings import fill, setting
@@ -36,7 +36,7 @@ class DirectionSettings:
     """Settings of directions in a latent space."""
 
     data: str | None = setting(None, "images in folders of their labels, or a table of them")
-    by: str = setting("labels", "how directions are found: labels or components")
+    by: str = setting("labels", "how directions are found", choices=lambda: DIRECTIONS)
     start: str | None = setting(
         None, "the label of the images that are moved; else the labels most alike", key="from"
     )
@@ -278,7 +278,7 @@ def find_directions(
     part.
     """
     settings = fill(DirectionSettings, given)
-    find = lookup("way to find directions", settings.by, DIRECTIONS)
+    find = DIRECTIONS[settings.by]
     if out is not None and Path(out).suffix.lower() not in (".png", ".html", ".htm"):
         raise UsageError(f"out={out}: unknown kind of file; end it in .png or .html")
     if settings.data is None:

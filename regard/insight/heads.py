@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from regard.attention.watch import watch
+from regard.data.parts import PARTS
 from regard.errors import UsageError, log
 from regard.files import write_atomically
 from regard.insight.alignments import (
@@ -326,7 +327,9 @@ class MeasuredData:
     """The data over which a model is measured."""
 
     data: str | None = setting(None, "data of the model's task: a folder or a file")
-    part: str | None = setting(None, "test, valid or train; test unless given, or else valid")
+    part: str | None = setting(
+        None, "the part of the data; test unless given, or else valid", choices=PARTS
+    )
     examples: int = setting(100, "examples to look at", min=1, max=10_000)
     length: int = setting(256, "tokens of a text, at most", min=2, max=512)
 

@@ -18,8 +18,7 @@ import torch
 
 from regard.costs.machine import least
 from regard.costs.model import Reading
-from regard.data.tokenize import TOKENIZERS
-from regard.errors import UsageError, log, lookup
+from regard.errors import UsageError, log
 from regard.files import read_json
 from regard.lab.report import Compared, Variant, finite, run_name
 from regard.lab.workers import work
@@ -55,7 +54,11 @@ class CompareSettings:
     speed: bool = setting(
         False, "measure how many examples a second a model reads, to draw its score against that"
     )
-    counted: str = setting("all", "tokens that count at a test length: all, or last (quarter)")
+    counted: str = setting(
+        "all",
+        "tokens that count at a test length: all, or the last quarter",
+        choices=("all", "last"),
+    )
     out: str | None = setting(None, "output folder of all runs")
 
 
@@ -120,8 +123,6 @@ def seeds_of(settings: CompareSettings, seed: list[Any], own: Mapping[str, Any])
 
 def check_settings(settings: Any) -> None:
     """Refuse wrong names that a run would notice only after reading its data."""
-    kinds = {**TOKENIZERS, "characters": None}
-    lookup("tokenizer", getattr(settings, "tokenizer", "characters"), kinds)
     check_buildable(settings.model)
 
 

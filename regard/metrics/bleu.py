@@ -6,7 +6,7 @@ from typing import Any
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
-from regard.errors import UsageError
+from regard.errors import UsageError, lookup
 from regard.metrics.score import Comparison, Score
 
 # languages written without spaces between words -> sacreBLEU's tokenizer
@@ -32,10 +32,7 @@ def bleu_metric(
     or short sentences: the order is that of the longest n-gram that any output has.
     """
     tokenise = tokenise or tokenise_for(language)
-    if tokenise not in BLEU.TOKENIZERS:
-        raise UsageError(
-            f"tokenise='{tokenise}' is not one of {', '.join(sorted(BLEU.TOKENIZERS))}"
-        )
+    lookup("tokenise", tokenise, dict.fromkeys(BLEU.TOKENIZERS))
     return BLEU(
         lowercase=lowercase,
         tokenize=tokenise,

@@ -16,7 +16,7 @@ from regard.data.series import SeriesFormat, SeriesSet, load_series, stack
 from regard.data.series_augment import SERIES_AUGMENTS
 from regard.data.series_batches import SeriesBatch, SeriesBatches, normalised
 from regard.data.series_files import SeriesOptions
-from regard.errors import UsageError, lookup
+from regard.errors import UsageError
 from regard.metrics.baselines import Baselines, block_means
 from regard.metrics.labels import one_hot
 from regard.modalities.series import SERIES
@@ -43,7 +43,7 @@ from regard.tasks.frame.settings import (
     derived,
 )
 from regard.tasks.frame.task import Choice, Data
-from regard.training.label_loss import CLASS_WEIGHTS, class_weights, soft_loss
+from regard.training.label_loss import class_weights, soft_loss
 
 SeriesConfig, _ = family("series")
 TOKENS = 128  # that a series is cut into, unless chunk= says
@@ -64,9 +64,14 @@ class TrainSeries(SeriesTable, OneLabelTrain, TrainSettings):
     schedule: str = "cosine"
     weight_decay: float = 0.05
     ema: float = 0.99
-    family: str = setting("series", "model family: series")
+    family: str = setting("series", "model family")
     batch: int = setting(32, "series per batch", min=1, max=100_000)
-    augment: str = setting("jitter+scale+mask", "none, or such as jitter+scale+warp+stretch+mask")
+    augment: str = setting(
+        "jitter+scale+mask",
+        "augmentation",
+        choices=lambda: ("none", *SERIES_AUGMENTS),
+        joined_by="+",
+    )
     strength: float = setting(1.0, "magnitude of augmentation", min=0, max=10)
     mixup: float = setting(0.0, "alpha of mixup; 0 disables it", min=0, max=100)
     model: SeriesConfig = field(default_factory=SeriesConfig)  # type: ignore[valid-type]
@@ -130,9 +135,8 @@ class ClassifySeries(OneLabel):
 
     @classmethod
     def checked(cls, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
-        """Refuse unknown names."""
+        """Refuse an augmentation that is named twice."""
         augments(settings.augment, SERIES_AUGMENTS)
-        lookup("class_weights", settings.class_weights, CLASS_WEIGHTS)
         return settings
 
     @classmethod

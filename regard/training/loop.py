@@ -69,19 +69,16 @@ class LoopSettings:
         0, "early stopping: validations without improvement; 0 disables it", min=0, group="length"
     )
     device: str = setting("cpu", "device: cpu, cuda, cuda:1, mps", group="machine")
-    dtype: str = setting("float32", "data type: float32, or bfloat16 by autocast", group="machine")
+    dtype: str = setting(
+        "float32", "data type; bfloat16 by autocast", choices=DTYPES, group="machine"
+    )
     processes: int = setting(1, "data-parallel processes", min=1, max=64, group="machine")
     threads: int | None = setting(None, "CPU threads", min=1, max=1024, group="machine")
     compile: bool = setting(False, "compile the model with torch.compile", group="machine")
 
 
 def check(settings: LoopSettings) -> None:
-    """Refuse unknown names and devices before anything is written."""
-    if settings.dtype == "float16":
-        raise UsageError(
-            "dtype=float16: its gradients need loss scaling, which is not done here; "
-            "choose bfloat16 or float32"
-        )
+    """Refuse devices that cannot be used, and two lengths, before anything is written."""
     if settings.steps is not None and settings.epochs is not None:
         raise UsageError(
             f"steps={settings.steps} and epochs={settings.epochs:g} both say how long; keep one"

@@ -1,6 +1,7 @@
 """The keys of `regard look`."""
 
 from dataclasses import dataclass
+from importlib import import_module
 
 from regard.settings import setting
 
@@ -21,7 +22,11 @@ class LookSettings:
     )
     candidates: int = setting(5, "candidates to show with their probability", min=1, max=100_000)
     beams: bool = setting(False, "show the tree of hypotheses of the beam search")
-    view: str = setting("attention", "attention, rollout (up to each layer) or flow")
+    view: str = setting(
+        "attention",
+        "attention as it is, or followed up to each layer (rollout) or through all (flow)",
+        choices=lambda: ("attention", *import_module("regard.viewer.rollout").FOLLOWED),
+    )
     cause: str = setting(
         "none", "cut what the answer depends on: true, or some of tokens, heads and edges"
     )
@@ -35,7 +40,11 @@ class LookSettings:
 class ImageLookSettings(LookSettings):
     """What is drawn of how a model attends over an image."""
 
-    view: str = setting("attention", "attention, rollout (up to each layer), flow or filters")
+    view: str = setting(
+        "attention",
+        "what of the attention, or the first filters",
+        choices="regard.viewer.image:VIEWS",
+    )
     at: str = setting(
         "class", "the query: class (token), mean (of all places), or a pixel x,y of the photo"
     )
@@ -47,6 +56,6 @@ class ImageLookSettings(LookSettings):
 class SoundLookSettings(LookSettings):
     """What is drawn of how a model attends over the spectrogram of a sound."""
 
-    view: str = setting("attention", "attention (of encoder and decoder), rollout or flow")
+    view: str = setting("attention", "what of the attention", choices="regard.viewer.sound:VIEWS")
     at: str = setting("mean", "the query: mean (of all moments), or a moment in seconds")
     threads: int | None = setting(None, "CPU threads", min=1, max=1024)

@@ -20,7 +20,7 @@ from regard.decode.speech.ctc import CTCPrefixScore, LanguageModel, greedy, pref
 from regard.decode.speech.ctc_align import Alignment, align, alignable
 from regard.decode.speech.options import SpeechDecoding, whisper_only
 from regard.decode.speech.words import Word, words
-from regard.errors import UsageError, lookup
+from regard.errors import UsageError
 from regard.training.ctc_loss import ctc_losses
 
 Options = TypeVar("Options", bound=SpeechDecoding)
@@ -178,7 +178,7 @@ class SpeechDecoder(Generic[Options]):
         """Refuse options that contradict each other or the model."""
         options.check()
         way = options.decoding
-        if way is not None and lookup("decoding", way, WAYS) and way not in self.ways:
+        if way is not None and way not in self.ways:
             lacks = "decoder" if "ctc" in self.ways else "CTC head"
             raise UsageError(
                 f"decoding={way}: this model has no {lacks}; choose {' or '.join(self.ways)}"

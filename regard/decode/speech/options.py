@@ -14,7 +14,11 @@ WINDOWS = {"pauses": False, "timestamps": True}
 class SpeechDecoding(Decoding):
     """How speech is decoded: by the CTC head, by the attention decoder, or by both."""
 
-    decoding: str | None = setting(None, "ctc, attention or joint; all the model has unless told")
+    decoding: str | None = setting(
+        None,
+        "by which head; all the model has unless told",
+        choices="regard.decode.speech.decoder:WAYS",
+    )
     beam: int = setting(8, "beam size; 1 is greedy", min=1, max=1000)
     ctc_weight: float = setting(0.3, "weight of CTC in joint decoding", min=0, max=1)
     lm: str | None = setting(None, "a language model of ours, for shallow fusion")

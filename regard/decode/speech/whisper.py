@@ -190,7 +190,6 @@ class WhisperDecoder(SpeechDecoder[WhisperDecoding]):
     def check(self, options: WhisperDecoding) -> None:
         """Refuse options that contradict each other or the model."""
         options.check()
-        lookup("windows", options.windows, WINDOWS)
         check_dtype(options.dtype)
         if options.decoding not in (None, "attention"):
             raise UsageError(

@@ -8,9 +8,8 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from regard.data.media import BROKEN
 from regard.data.tokenizer import Tokenizer
-from regard.errors import UsageError, lookup
+from regard.errors import UsageError
 from regard.metrics.baselines import Baselines
 from regard.metrics.outliers import Outliers
 from regard.settings import fill_checked
@@ -77,11 +76,6 @@ def first_files(folder: str, suffixes: Collection[str], most: int = 200) -> list
 
 class MediaTask(Task[C, A]):
     """A task whose inputs are files, some of which may be broken."""
-
-    def check_run(self, settings: Any) -> Any:
-        """Refuse unknown names."""
-        lookup("broken", getattr(settings, "broken", "refuse"), BROKEN)
-        return settings
 
     def answer_read(
         self,

@@ -23,7 +23,7 @@ from regard.settings import setting
 from regard.tasks.frame.answers import Classified
 from regard.tasks.frame.question import Question
 from regard.tasks.frame.task import Data, Judged, Task
-from regard.training.label_loss import imbalance_notes
+from regard.training.label_loss import CLASS_WEIGHTS, imbalance_notes
 
 BASELINE_EXAMPLES = 2000  # that a baseline learns from
 STRANGERS = 300  # of each kind that is made
@@ -36,7 +36,7 @@ class OneLabelTrain:
     """What a training by labels can be told."""
 
     label_smoothing: float = setting(0.1, "label smoothing", min=0, max=0.9)
-    class_weights: str = setting("none", "in the loss: none, or balanced for uneven labels")
+    class_weights: str = setting("none", "class weights in the loss", choices=CLASS_WEIGHTS)
 
 
 @dataclass(frozen=True)

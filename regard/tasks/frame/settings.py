@@ -6,9 +6,10 @@ from dataclasses import dataclass, field, make_dataclass
 from functools import cache
 from typing import Any, TypeVar
 
+from regard.data.parts import PARTS
 from regard.errors import UsageError, lookup
 from regard.settings import describe, fill, setting
-from regard.tasks.frame.tune import check_tune, usual_rate
+from regard.tasks.frame.tune import TUNES, check_tune, usual_rate
 from regard.training.loop import LoopSettings, check
 from regard.training.plan import DURATION_KEYS
 
@@ -43,11 +44,11 @@ class TrainSettings(LoopSettings):
         "inputs for these pictures, a line each; the first to validate on unless given",
     )
     init: str | None = setting(None, "a trained model to start from")
-    tune: str = setting("all", "which weights to train with init=: all, head or lora")
+    tune: str = setting("all", "which weights to train with init=", choices=TUNES)
     lora_rank: int = setting(8, "LoRA rank", min=1, max=4096)
     lora_alpha: float = setting(16.0, "LoRA scaling (alpha)", above=0, max=1e6)
     lora_on: str = setting("*.qkv", "matrices that LoRA adapts, such as *.qkv")
-    size: str = setting("tiny", "model size: tiny, small, base or big")
+    size: str = setting("tiny", "model size")
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class EvalSettings:
     """What every evaluation can be told, beside how the model is run."""
 
     data: str | None = setting(None, "test data: a folder or a file")
-    part: str = setting("test", "the part of the data: test, valid or train")
+    part: str = setting("test", "the part of the data", choices=PARTS)
     test: str | None = setting(None, "which test file of the folder")
     outputs: str | None = setting(None, "a file for the predictions; .jsonl has more fields")
 

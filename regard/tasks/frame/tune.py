@@ -52,7 +52,6 @@ def usual_rate(values: Mapping[str, Any], width: int) -> float:
 
 def check_tune(settings: Any, values: Mapping[str, Any]) -> None:
     """Refuse ways to tune that the settings give no meaning to."""
-    lookup("tune", settings.tune, TUNES)
     if settings.tune != "all" and not settings.init:
         raise UsageError(
             f"tune={settings.tune} keeps most of a model as it is; name a trained one with init="
@@ -64,7 +63,7 @@ def check_tune(settings: Any, values: Mapping[str, Any]) -> None:
 
 def let_learn(model: nn.Module, settings: Any, fresh: str = "") -> None:
     """Let only that learn which the settings choose; weights whose names begin fresh are new."""
-    learning = {id(p) for p in lookup("tune", settings.tune, TUNES).choose(model, settings, fresh)}
+    learning = {id(p) for p in TUNES[settings.tune].choose(model, settings, fresh)}
     for parameter in model.parameters():
         parameter.requires_grad_(id(parameter) in learning)
     if not learning:

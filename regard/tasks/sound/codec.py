@@ -18,7 +18,7 @@ from regard.data.sound_augment import SoundAugment
 from regard.data.sound_sets import SoundOptions, is_glob
 from regard.data.sounds import SoundData, Sounds, load_sounds
 from regard.data.spectrogram import SoundFormat
-from regard.errors import UsageError, lookup
+from regard.errors import UsageError
 from regard.layers.layout import time_grid
 from regard.modalities.sound import SOUND
 from regard.models import family
@@ -67,11 +67,11 @@ class SoundTrainSettings(TrainSettings):
     ema: float = 0.999
     valid: str | None = setting(None, "a file, a share such as 0.1, or names such as *_[0-4].*")
     test: str | None = setting(None, "test data: a file, a share, or names to hold out")
-    family: str = setting("conformer", "model family: conformer")
-    like: str | None = setting(None, "a preset of the family, such as speech_transformer")
+    family: str = setting("conformer", "model family")
+    like: str | None = setting(None, "model preset")
     columns: str | None = setting(None, "columns of a table: path and text, such as 2,1")
     header: bool | None = setting(None, "whether a table has a header row; guessed unless told")
-    broken: str = setting("refuse", "sounds that cannot be used: refuse or skip")
+    broken: str = setting("refuse", "sounds that cannot be used", choices=BROKEN)
     batch_seconds: float = setting(100.0, "seconds of sound per batch", above=0, max=1e7)
     buckets: int = setting(10, "groups of like length that batches are of", min=1, max=10_000)
     sound: SoundFormat = field(default_factory=SoundFormat)
@@ -84,7 +84,7 @@ class SoundRunSettings(RunSettings):
     """How to read sounds."""
 
     rate: int | None = setting(None, "samples a second of arrays; the model's unless given", min=1)
-    broken: str = setting("refuse", "files that cannot be read: refuse or skip")
+    broken: str = setting("refuse", "files that cannot be read", choices=BROKEN)
     batch_seconds: float = setting(200.0, "seconds of sound per batch", above=0, max=1e7)
 
 
@@ -218,7 +218,6 @@ class SoundTask(MediaTask[SoundCodec, A]):
     @classmethod
     def checked(cls, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
         """Refuse formats and augmentations that mean nothing; a model has the format of init."""
-        lookup("broken", settings.broken, BROKEN)
         settings.augment.check()
         if origin is not None and isinstance(origin.config.get("sound"), dict):
             format = format_of(origin.folder, origin.model, origin.config)
@@ -321,9 +320,8 @@ class SoundTask(MediaTask[SoundCodec, A]):
     def explain(self, given: Any, settings: Any) -> Any:
         """Watch the model while it answers a sound, and gather where it looked."""
         from regard.viewer.picture import Recording
-        from regard.viewer.sound import VIEWS, parse_moment, sound_picture
+        from regard.viewer.sound import parse_moment, sound_picture
 
-        lookup("view", settings.view, VIEWS)
         samples = self.format.read(self.check_input(given, settings))
         name = Path(given).name if isinstance(given, str | Path) else "sound"
         if len(samples) > LOOK_SECONDS * self.format.rate:

@@ -17,8 +17,8 @@ from regard.decode.speech.no_speech import is_speech
 from regard.decode.speech.segments import Segment, cut_at_pauses, loudness
 from regard.decode.speech.subtitles import join_words
 from regard.decode.speech.whisper import WhisperDecoder
-from regard.errors import UsageError, lookup
-from regard.metrics.speech import NORMALISATIONS, compare_transcripts, transcript_scores
+from regard.errors import UsageError
+from regard.metrics.speech import compare_transcripts, transcript_scores
 from regard.models.protocols import Model
 from regard.pretrained.tokenizer_folder import load_tokenizer
 from regard.tasks.frame.answers import Unread
@@ -26,7 +26,6 @@ from regard.tasks.frame.question import Question
 from regard.tasks.frame.task import Data, Judged
 from regard.tasks.sound.codec import SoundCodec, SoundTask, format_of, pad_sounds
 from regard.tasks.sound.transcribing import (
-    FORMATS,
     TranscribeEval,
     TranscribeLook,
     TranscribeRun,
@@ -83,15 +82,12 @@ class SpeechRecogniser(SoundTask[Transcript]):
         self.decoder.check(settings)
         if settings.speeds != (1.0,):
             settings = self.check_speeds(settings)
-        if isinstance(settings, TranscribeRun):
-            lookup("format", settings.format, FORMATS)
-            if settings.format in ("srt", "vtt") and not self.decoder.times:
-                raise UsageError(
-                    f"format={settings.format} needs the times of words, which this model cannot "
-                    "tell: it has no CTC head; choose text"
-                )
-        if isinstance(settings, TranscribeEval):
-            lookup("normalise", settings.normalise, NORMALISATIONS)
+        format = getattr(settings, "format", "text")
+        if format in ("srt", "vtt") and not self.decoder.times:
+            raise UsageError(
+                f"format={format} needs the times of words, which this model cannot "
+                "tell: it has no CTC head; choose text"
+            )
         return super().check_run(settings)
 
     def check_speeds(self, settings: Any) -> Any:

@@ -16,7 +16,7 @@ from regard.data.sound_streams import SUFFIXES
 from regard.data.sounds import SoundData, Sounds
 from regard.data.spectrogram import SoundFormat
 from regard.decode.batching import in_batches
-from regard.errors import UsageError, lookup
+from regard.errors import UsageError
 from regard.metrics.baselines import block_means
 from regard.metrics.outliers import Outliers
 from regard.models import task_changes
@@ -50,7 +50,7 @@ from regard.tasks.sound.codec import (
     pad_sounds,
     with_statistics,
 )
-from regard.training.label_loss import CLASS_WEIGHTS, class_weights
+from regard.training.label_loss import class_weights
 
 
 @dataclass(frozen=True)
@@ -113,12 +113,6 @@ class ClassifySounds(OneLabel, SoundTask[Classified]):
         """Return how the files of a set are taken."""
         names = getattr(settings, "names", ())
         return replace(super().options(settings), pattern=settings.pattern, names=names)
-
-    @classmethod
-    def checked(cls, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
-        """Refuse unknown names."""
-        lookup("class_weights", settings.class_weights, CLASS_WEIGHTS)
-        return super().checked(settings, values, origin)
 
     @classmethod
     def read(cls, settings: Any, origin: Origin | None) -> Data:

@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.data.batches import pad
 from regard.data.characters import Characters
 from regard.data.sounds import Sounds
-from regard.data.tokenize import train_tokenizer
+from regard.data.tokenize import train_tokenizer, with_characters
 from regard.data.tokenizer import Tokenizer
 from regard.decode.speech.ctc import LanguageModel
 from regard.decode.speech.ctc_align import not_alignable, required_frames
@@ -21,6 +21,7 @@ from regard.decode.speech.options import WhisperDecoding
 from regard.decode.speech.subtitles import srt, vtt
 from regard.decode.speech.words import Word, word_tokens
 from regard.errors import UsageError
+from regard.metrics.speech import NORMALISATIONS
 from regard.models.folder import load_folder
 from regard.pretrained.tokenizer_folder import load_tokenizer
 from regard.settings import setting
@@ -41,7 +42,7 @@ CTC_WEIGHT = 0.3  # beside a decoder, unless told (Watanabe et al. 2017)
 class TranscribeTrain(SoundTrainSettings):
     """What a training of a speech recogniser can be told."""
 
-    tokenizer: str = setting("characters", "tokenizer: characters, bpe or unigram")
+    tokenizer: str = setting("characters", "tokenizer", choices=with_characters)
     pieces: int = setting(1000, "vocabulary size of bpe and unigram", min=300, max=99_999)
     ctc_weight: float | None = setting(
         None, "weight of CTC in the loss; the decoder has the rest", min=0, max=1
@@ -73,7 +74,7 @@ class Listening:
 class TranscribeRun(derived("TranscribeRun", SoundRunSettings, WhisperDecoding, Listening)):
     """How to transcribe sounds."""
 
-    format: str = setting("text", "text, json, srt or vtt")
+    format: str = setting("text", "format of the answers", choices=lambda: FORMATS)
     scores: bool = setting(False, "print the score of each transcript")
     forced: str | bool | None = setting(
         None, "a transcript to align; true: that of each input, after a TAB"
@@ -85,7 +86,9 @@ class TranscribeEval(derived("TranscribeEval", SoundEvalSettings, TranscribeRun)
     """What to judge transcripts on, and how."""
 
     data: str | None = setting(None, "a folder or table of sounds and transcripts")
-    normalise: str = setting("words", "before comparing: words (no case or signs), lowercase, none")
+    normalise: str = setting(
+        "words", "before comparing: words has no case or signs", choices=NORMALISATIONS
+    )
 
 
 @dataclass(frozen=True)

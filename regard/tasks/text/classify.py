@@ -12,12 +12,13 @@ from torch import Tensor
 
 from regard.data.image_files import holds_images
 from regard.data.label_clusters import cluster_labels, load_clusters, save_clusters
-from regard.data.labelled import ExampleFormat, ExampleReader
+from regard.data.labelled import FINENESS, ExampleFormat, ExampleReader
 from regard.data.labels import check_single_labels, label_table
 from regard.data.rows import Row, TextBatch, TextBatches
 from regard.data.series_files import holds_series
 from regard.data.sound_sets import holds_sounds
-from regard.errors import UsageError, lookup
+from regard.data.split import SPLITS
+from regard.errors import UsageError
 from regard.layers.heads import Classify as ClassifyHead
 from regard.metrics.baselines import bigram_gain
 from regard.models.protocols import TextModel
@@ -51,10 +52,12 @@ class ExampleSettings:
 class ClassifyTrain(ExampleSettings, LabelTrain):
     """What a training of a classifier can be told."""
 
-    labels: str = setting("coarse", "coarse or fine, for labels such as NUM:date")
-    valid_by: str = setting("text", "split off text, or whole where texts are parts of others")
+    labels: str = setting("coarse", "of labels such as NUM:date", choices=FINENESS)
+    valid_by: str = setting(
+        "text", "what is split off: whole where texts are parts of others", choices=SPLITS
+    )
     threshold: float = setting(0.5, "probability threshold of multi-label texts", min=0, max=1)
-    embeddings: str = setting("random", "initial embeddings: random, or naive_bayes for few texts")
+    embeddings: str = setting("random", "initial embeddings", choices=EMBEDDINGS)
     few: bool = setting(True, "choose another model where texts are few; false: as size= says")
 
 
@@ -74,7 +77,7 @@ class ClassifyRun(EncoderRun):
 class ClassifyEval(ExampleSettings, LabelEval, ClassifyRun):
     """What an evaluation of a classifier can be told."""
 
-    labels: str | None = setting(None, "coarse or fine, for labels such as NUM:date")
+    labels: str | None = setting(None, "of labels such as NUM:date", choices=FINENESS)
 
 
 class Classify(TextClassifier):
@@ -112,7 +115,6 @@ class Classify(TextClassifier):
             raise UsageError(
                 f"cluster_beam={beam} is more than clusters={clusters}; lower it or raise those"
             )
-        lookup("embeddings", settings.embeddings, EMBEDDINGS)
         usual = settings.family == cls.families()[0] and not (settings.init or settings.like)
         if settings.embeddings != "random" and not usual:
             raise UsageError(

@@ -46,7 +46,7 @@ POOLINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 class EmbedRun(EncoderRun):
     """How to embed texts."""
 
-    pooling: str = setting("mean", "pooling of the tokens' vectors: mean, first, last or max")
+    pooling: str = setting("mean", "pooling of the tokens' vectors", choices=POOLINGS)
     normalise: bool = setting(True, "normalise vectors to length 1")
     similarity: bool = setting(False, "cosine similarity of two texts, with a TAB between them")
 

@@ -15,14 +15,15 @@ from torch import Tensor
 
 from regard.attention.positions import has_table
 from regard.data.characters import Characters
-from regard.data.features import Features, feature_functions, split_words
+from regard.data.features import FEATURES, Features, feature_functions, split_words
 from regard.data.labelled import Sentence, load_labelled
 from regard.data.labels import label_list, label_table, with_known_labels
+from regard.data.lines import ENCODINGS
 from regard.data.rows import Row, RowEncoder, TextBatch, TextBatches
 from regard.data.seeds import mix
-from regard.data.tokenize import train_tokenizer
+from regard.data.tokenize import train_tokenizer, with_characters
 from regard.data.tokenizer import Tokenizer
-from regard.errors import UsageError, lookup
+from regard.errors import UsageError
 from regard.metrics.baselines import Baselines
 from regard.metrics.labels import MANY, count, log_loss, macro_f1, micro_f1, precision_at_k
 from regard.models import family, task_changes
@@ -68,7 +69,7 @@ WORDS = "words"  # the tokenizer that knows words by their features alone
 class LabelFormat:
     """How files of texts or words with labels are read."""
 
-    encoding: str = setting("auto", "character encoding: auto, utf-8 or latin1")
+    encoding: str = setting("auto", "character encoding", choices=lambda: ("auto", *ENCODINGS))
     skip_bad: bool = setting(False, "skip bad rows")
 
 
@@ -80,12 +81,18 @@ class LabelTrain(LabelFormat, TrainSettings):
     weight_decay: float = 0.05
     ema: float = 0.995
     family: str = setting("bert", "model family")
-    like: str | None = setting(None, "a published model to build: bert, roberta, modernbert, ...")
-    tokenizer: str = setting("bpe", "bpe, unigram, characters, or words (by their features alone)")
+    like: str | None = setting(None, "model preset")
+    tokenizer: str = setting(
+        "bpe",
+        "tokenizer; words knows these by their features alone",
+        choices=lambda: (WORDS, *with_characters()),
+    )
     pieces: int = setting(4000, "vocabulary size", min=300, max=1_000_000)
     bpe_dropout: float = setting(0.0, "BPE dropout", min=0, max=1)
     word_dropout: float = setting(0.0, "probability that a word is masked", min=0, max=1)
-    features: str = setting("none", "features of words: none, or such as affixes+bigrams")
+    features: str = setting(
+        "none", "features of words", choices=lambda: ("none", *FEATURES), joined_by="+"
+    )
     feature_rows: int = setting(20_000, "maximum number of features", min=1, max=99_999)
     feature_dropout: float = setting(0.0, "probability that a feature is dropped", min=0, max=1)
     batch_tokens: int = setting(1024, "tokens per batch", min=1)
@@ -93,7 +100,7 @@ class LabelTrain(LabelFormat, TrainSettings):
     max_length: int = setting(256, "maximum tokens per text or window", min=8, max=100_000)
     label_smoothing: float = setting(0.1, "label smoothing", min=0, max=0.9)
     r_drop: float = setting(0.0, "weight of the R-Drop term", min=0, max=100)
-    class_weights: str = setting("none", "class weights in the loss: none or balanced")
+    class_weights: str = setting("none", "class weights in the loss", choices=CLASS_WEIGHTS)
     model: BertConfig = field(default_factory=BertConfig)  # type: ignore[valid-type]
 
 
@@ -190,7 +197,6 @@ class Labeller(LabelJudge[A]):
     def checked(cls, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
         """Refuse settings that do not fit each other, and let there be enough positions."""
         feature_functions(settings.features)
-        lookup("class_weights", settings.class_weights, CLASS_WEIGHTS)
         if settings.tokenizer == WORDS and settings.features == "none":
             raise UsageError(
                 "tokenizer=words knows words by features=; add one, such as features=words"

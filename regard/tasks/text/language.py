@@ -20,7 +20,7 @@ from regard.data.documents import (
     has_conversations,
     tokenise_texts,
 )
-from regard.data.tokenize import train_tokenizer
+from regard.data.tokenize import train_tokenizer, with_characters
 from regard.data.tokenizer import Tokenizer, mask_id
 from regard.data.windows import TokenBatch, TokenBatches, spans_of
 from regard.decode.generate import NEW_TOKENS
@@ -57,20 +57,16 @@ class LanguageTrain(TextFormat, TrainSettings):
     schedule: str = "cosine"
     weight_decay: float = 0.1
     beta2: float = 0.99
-    objective: str = setting("causal", "training objective: causal or masked")
-    family: str | None = setting(None, "model family: gpt or ladder; bert if masked")
-    like: str | None = setting(
-        None, "model preset: gpt2, llama, ...; gated, ..., heads; bert, roberta, ..."
-    )
-    tokenizer: str = setting("bpe", "tokenizer: characters, bytes, bpe or unigram")
+    objective: str = setting("causal", "training objective", choices=OBJECTIVES)
+    family: str | None = setting(None, "model family")
+    like: str | None = setting(None, "model preset")
+    tokenizer: str = setting("bpe", "tokenizer", choices=with_characters)
     pieces: int = setting(4000, "vocabulary size", min=300, max=1_000_000)
     context: int = setting(128, "context length in tokens", min=2, max=1_000_000)
     batch_tokens: int = setting(2048, "tokens per batch", min=1)
     label_smoothing: float = setting(0.0, "label smoothing", min=0, max=0.9)
     mask_share: float = setting(0.15, "share of words to mask, if masked", above=0, max=1)
-    template: str = setting(
-        "plain", "chat template of conversations: plain, chatml, llama2, alpaca"
-    )
+    template: str = setting("plain", "chat template of conversations", choices=TEMPLATES)
     valid_tokens: int = setting(200_000, "tokens read at a validation; 0: all of the part", min=0)
     model: GPTConfig = field(default_factory=GPTConfig)  # type: ignore[valid-type]
 
@@ -142,7 +138,6 @@ class LanguageModel(TextGeneration):
     @classmethod
     def checked(cls, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
         """Return settings with as many positions as the context needs."""
-        lookup("template", settings.template, TEMPLATES)
         model, longest = settings.model, settings.model.max_length
         if origin is None and "model.max_length" not in values:
             # a table has no rows for positions that are never trained

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.data.conversation import TEMPLATES
+from regard.data.conversation import OWN, TEMPLATES
 from regard.data.documents import Texts, TokenisedTexts, hash_texts, load_texts
 from regard.data.masking import MaskedBatches, WholeWordMasking
 from regard.data.split import Split
@@ -49,7 +49,7 @@ class LanguageRun(RunSettings, GenerateOptions):
     forced: bool = setting(False, "generate nothing: score the given texts")
     chat: bool = setting(False, "answer as in a conversation")
     template: str | None = setting(
-        None, "chat template: plain, chatml, llama2, alpaca, or own (of the checkpoint)"
+        None, "chat template; own is the checkpoint's", choices=lambda: (*TEMPLATES, OWN)
     )
     system: str = setting("", "system message of a conversation")
     batch_tokens: int = setting(16_384, "tokens per batch", min=1)

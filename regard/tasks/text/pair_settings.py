@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
+from regard.data.tokenize import TOKENIZERS
 from regard.decode.options import Decoding
+from regard.decode.sentences import QUANTISED
+from regard.metrics.bleu import BLEU
 from regard.metrics.lengths import BORDERS
 from regard.settings import setting
 from regard.tasks.frame.settings import BootstrapSettings, TrainSettings
@@ -16,6 +19,10 @@ SIZES: dict[str, dict[str, Any]] = {
     "base": {"lr": 0.0007, "batch_tokens": 16_384, "pieces": 32_000, "steps": 100_000},
     "big": {"lr": 0.0005, "batch_tokens": 32_768, "pieces": 32_000, "steps": 300_000},
 }
+VOCABULARIES = ("auto", "joint", "separate")
+SCRIPTS = {"": None, "simplified": "t2s", "traditional": "s2t"}  # as OpenCC names what it does
+ALIGNMENTS = ("none", "pharaoh", "json")
+UNITS = {"words": False, "pieces": True}  # whether pieces are left as they are
 
 
 @dataclass(frozen=True)
@@ -37,9 +44,9 @@ class PairTrainSettings(PairFormat, TrainSettings):
     joined: int = setting(
         0, "also learn from pairs joined to up to so many words", min=0, max=10_000
     )
-    tokenizer: str = setting("bpe", "tokenizer: bpe or unigram")
+    tokenizer: str = setting("bpe", "tokenizer", choices=TOKENIZERS)
     pieces: int = setting(6000, "vocabulary size", min=300, max=1_000_000)
-    vocabularies: str = setting("auto", "vocabularies: joint, separate or auto")
+    vocabularies: str = setting("auto", "vocabularies of both sides", choices=VOCABULARIES)
     bpe_dropout: float = setting(0.0, "BPE dropout", min=0, max=1)
     batch_tokens: int = setting(2048, "tokens per batch", min=1)
     max_length: int = setting(256, "maximum tokens of a side", min=1, max=100_000)
@@ -52,7 +59,7 @@ class PairTrainSettings(PairFormat, TrainSettings):
 class PairEvalSettings(PairFormat, BootstrapSettings):
     """What an evaluation on pairs can be told."""
 
-    tokenise: str | None = setting(None, "sacreBLEU tokenisation")
+    tokenise: str | None = setting(None, "sacreBLEU tokenisation", choices=BLEU.TOKENIZERS)
     lowercase: bool = setting(False, "ignore case")
     lengths: tuple[int, ...] = setting(
         BORDERS, "source words at which groups of BLEU by length end", min=1, max=10_000
@@ -68,7 +75,7 @@ class WriteSettings(Decoding):
     """How a target is written."""
 
     prefix: str = setting("", "how every translation begins")
-    script: str = setting("", "Chinese script: simplified or traditional")
+    script: str = setting("", "Chinese script, if not as written", choices=SCRIPTS)
     threads: int | None = setting(None, "CPU threads", min=1, max=1024)
 
 
@@ -78,12 +85,12 @@ class PairRunSettings(WriteSettings):
 
     columns: str | None = setting(None, "column of a table that is read, by name or number")
     scores: bool = setting(False, "print the score of each hypothesis")
-    alignments: str = setting("none", "word alignments: none, pharaoh or json")
-    units: str = setting("words", "what is aligned: words, or the tokenizer's pieces")
+    alignments: str = setting("none", "word alignments", choices=ALIGNMENTS)
+    units: str = setting("words", "what is aligned", choices=UNITS)
     shift: bool = setting(False, "align by the attention one step later, which reads the token")
     forced: bool = setting(False, "score given pairs: source, TAB, target on each line")
     split: bool = setting(True, "translate sentence by sentence")
-    quantise: str = setting("none", "products in int8, which is faster: none or int8")
+    quantise: str = setting("none", "faster products", choices=QUANTISED)
     batch_tokens: int = setting(4096, "tokens per batch", min=1)
     batch_rows: int = setting(128, "sentences per batch", min=1)
 
@@ -92,4 +99,4 @@ class PairRunSettings(WriteSettings):
 class PairLookSettings(LookSettings, WriteSettings):
     """What look can be told."""
 
-    units: str = setting("words", "what is shown: words, or the tokenizer's pieces")
+    units: str = setting("words", "what is shown", choices=UNITS)

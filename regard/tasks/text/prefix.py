@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.attention.watch import Maps
-from regard.errors import UsageError
 from regard.models import family, task_changes
 from regard.settings import setting
 from regard.tasks.frame.origin import Origin
@@ -32,8 +31,8 @@ GPTConfig, _ = family("gpt")
 class PrefixSettings(PairTrainSettings):
     """What a training of translation by a decoder alone can be told."""
 
-    vocabularies: str = setting("joint", "vocabularies: joint, as there is one table")
-    like: str = setting("llama", "model preset: gpt2, llama, qwen3, gemma or another decoder")
+    vocabularies: str = setting("joint", "one table for both sides", choices=("joint",))
+    like: str = setting("llama", "model preset")
     model: GPTConfig = field(default_factory=GPTConfig)  # type: ignore[valid-type]
 
 
@@ -138,15 +137,6 @@ class PrefixTranslate(Seq2Seq):
     def defaults(cls, shape: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
         """Return the config of a decoder that reads its prompt in both directions."""
         return replace(shape, **task_changes("gpt", cls.name))
-
-    @classmethod
-    def checked(cls, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
-        """Refuse two vocabularies."""
-        if settings.vocabularies != "joint":
-            raise UsageError(
-                f"vocabularies={settings.vocabularies}; one stack reads both, choose joint"
-            )
-        return settings
 
     @classmethod
     def make_model(

@@ -15,23 +15,20 @@ from torch import Tensor, nn
 from regard.attention.watch import watch
 from regard.data.pairs import Pair
 from regard.decode.alignment import Aligner, Alignment
-from regard.decode.sentences import QUANTISED, Sentence, SentenceDecoder
+from regard.decode.sentences import Sentence, SentenceDecoder
 from regard.decode.trace import untraced
-from regard.errors import UsageError, lookup
+from regard.errors import UsageError
 from regard.metrics.text import METRICS
 from regard.models.folder import load_folder
 from regard.tasks.frame.answers import Generated
 from regard.tasks.frame.question import Question, source_keys
 from regard.tasks.frame.recipe import save_generation
 from regard.tasks.frame.task import Data
-from regard.tasks.text.pair_settings import PairLookSettings, PairRunSettings
+from regard.tasks.text.pair_settings import SCRIPTS, UNITS, PairLookSettings, PairRunSettings
 from regard.tasks.text.pairs import PairCodec, PairTask
 
 LONGEST_PART = 400  # tokens; a longer sentence is read in parts, as the model never saw such
 LONGEST_WHOLE = 4000  # tokens of a text that is scored or looked at, which is never cut
-SCRIPTS = {"": None, "simplified": "t2s", "traditional": "s2t"}  # as OpenCC names what it does
-ALIGNMENTS = ("none", "pharaoh", "json")
-UNITS = {"words": False, "pieces": True}  # whether pieces are left as they are
 MOST_REASONS = 8  # steps of a text at which it is searched how it would have gone on otherwise
 
 
@@ -117,13 +114,6 @@ class Seq2Seq(PairTask):
     def check_run(self, settings: Any) -> Any:
         """Refuse settings that contradict each other."""
         settings.check()
-        lookup("units", getattr(settings, "units", "words"), UNITS)
-        alignments = getattr(settings, "alignments", "none")
-        if alignments not in ALIGNMENTS:
-            raise UsageError(f"alignments='{alignments}' is not one of {', '.join(ALIGNMENTS)}")
-        lookup("quantise", getattr(settings, "quantise", "none"), QUANTISED)
-        if settings.script not in SCRIPTS:
-            raise UsageError(f"script='{settings.script}' is not one of simplified, traditional")
         return settings
 
     def framed(self, ids: Sequence[int]) -> list[int]:

@@ -15,7 +15,7 @@ from regard.data.labelled import Sentence, SentenceFormat, SentenceReader
 from regard.data.rows import Row, TextBatch, TextBatches, collate
 from regard.data.word_windows import Window, WordPlaces, sentence_windows, word_places
 from regard.decode.batching import in_batches
-from regard.errors import UsageError, lookup
+from regard.errors import UsageError
 from regard.modalities.text import WORDS
 from regard.models.protocols import Model, TextModel
 from regard.settings import setting
@@ -40,15 +40,17 @@ class SentenceSettings:
 class TagTrain(SentenceSettings, LabelTrain):
     """What a training of a tagger can be told."""
 
-    join: str = setting("first", "vector of a word: that of its first token, or the mean of all")
+    join: str = setting("first", "vector of a word, of those of its tokens", choices=lambda: JOINS)
 
 
 @dataclass(frozen=True)
 class TagRun(EncoderRun):
     """How to tag words."""
 
-    format: str = setting("slash", "slash, columns or jsonl")
-    words: str = setting("raw", "raw: punctuation is split off; spaces: tokenised already")
+    format: str = setting("slash", "format of the answers", choices=TAG_FORMATS)
+    words: str = setting(
+        "raw", "raw: punctuation is split off; spaces: tokenised already", choices=lambda: SPLITS
+    )
     scores: bool = setting(False, "print the probability of each tag")
     max_length: int | None = setting(None, "maximum tokens per window", min=8, max=100_000)
 
@@ -91,12 +93,11 @@ class Tag(Labeller[Tagged]):
 
     @classmethod
     def checked(cls, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
-        """Refuse an ensemble, and unknown names."""
+        """Refuse an ensemble."""
         settings = super().checked(settings, values, origin)
         members = getattr(settings.model, "members", 1)
         if members > 1:
             raise UsageError(f"members={members} label whole texts; leave it out here")
-        lookup("join", settings.join, JOINS)
         return settings
 
     @classmethod
@@ -175,12 +176,6 @@ class Tag(Labeller[Tagged]):
                 f"{folder / 'config.json'}: 'join' is {join!r:.40}; choose from {', '.join(JOINS)}"
             )
         return codec
-
-    def check_run(self, settings: Any) -> Any:
-        """Refuse unknown names."""
-        lookup("format", settings.format, TAG_FORMATS)
-        lookup("words", settings.words, SPLITS)
-        return super().check_run(settings)
 
     def probabilities(self, items: Sequence[Sentence], settings: Any) -> Predicted:
         """Return the probability of each tag of all words."""

@@ -50,13 +50,14 @@ SPLIT = "answer sentence by sentence"
 class TextSettings(PairTrainSettings):
     """What a text-to-text training can be told."""
 
-    vocabularies: str = setting("joint", "vocabularies: joint or separate")
-    like: str | None = setting(None, "model preset: transformer, t5, t5_1.1, bart or marian")
+    vocabularies: str = setting(
+        "joint", "vocabularies of both sides", choices=("joint", "separate")
+    )
     objective: str = setting(
-        "pairs", "training objective: pairs; or on plain text spans (T5) or noise (BART)"
+        "pairs", "training objective; on plain text spans (T5) or noise (BART)", choices=OBJECTIVES
     )
     prefix: str = setting("", PREFIX)
-    metric: str = setting("bleu", "metric: bleu, rouge or answers")
+    metric: str = setting("bleu", "metric", choices=METRICS)
     share: float | None = setting(
         None, "share of a text that is masked (spans 0.15, noise 0.3)", above=0, max=0.9
     )
@@ -83,7 +84,7 @@ class TextLookSettings(PairLookSettings):
 class TextEvalSettings(PairEvalSettings, TextRunSettings):
     """What an evaluation can be told."""
 
-    metric: str = setting("bleu", "metric: bleu, rouge or answers")
+    metric: str = setting("bleu", "metric", choices=METRICS)
 
 
 # Prefixes
@@ -156,14 +157,9 @@ class TextToText(Seq2Seq):
     @classmethod
     def checked(cls, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
         """Refuse settings that do not fit each other."""
-        lookup("metric", settings.metric, METRICS)
         if origin is not None and has_table(settings.model.position) and "max_length" not in values:
             room = max(1, settings.model.max_length - FRAME)  # no more than it has learned
             settings = replace(settings, max_length=min(settings.max_length, room))
-        if settings.vocabularies not in ("joint", "separate"):
-            raise UsageError(
-                f"vocabularies='{settings.vocabularies}' is not one of joint, separate"
-            )
         denoising = settings.objective in CORRUPTIONS
         if denoising and (settings.vocabularies != "joint" or settings.bpe_dropout):
             raise UsageError(
@@ -332,7 +328,7 @@ class TextToText(Seq2Seq):
 
     def metric(self, settings: Any) -> Any:
         """Return the metric that was asked for."""
-        return lookup("metric", settings.metric, METRICS)
+        return METRICS[settings.metric]
 
     def check_eval(self, settings: Any, given: Mapping[str, Any]) -> None:
         """Refuse what has no meaning here."""

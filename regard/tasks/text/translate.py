@@ -1,6 +1,6 @@
 """Translation by an encoder-decoder: a transformer, a recurrent or a convolutional network."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,8 @@ from torch.nn import functional as F
 from regard.attention.positions import has_table
 from regard.data.parallel import PairBatch
 from regard.decode.writer import EncoderDecoder
-from regard.errors import UsageError
 from regard.layers.recurrent import ReinforceTape
 from regard.models import family
-from regard.settings import setting
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.task import Data
 from regard.tasks.text.pair_settings import PairEvalSettings, PairRunSettings, PairTrainSettings
@@ -24,16 +22,12 @@ from regard.tasks.text.seq2seq import Seq2Seq
 from regard.training.loss import CHUNK, head_loss, sequence_loss, twice
 
 TransformerConfig, _ = family("transformer")
-VOCABULARIES = ("joint", "separate", "auto")
 
 
 @dataclass(frozen=True)
 class TranslateSettings(PairTrainSettings):
     """What a training of a translator can be told."""
 
-    like: str | None = setting(
-        None, "model preset: transformer, t5, ...; rnnenc, rnnsearch, ...; convs2s"
-    )
     model: TransformerConfig = field(default_factory=TransformerConfig)  # type: ignore[valid-type]
 
 
@@ -82,14 +76,6 @@ class Translate(Seq2Seq):
         "kernel": "model.block.kernel",
         "direction": "model.direction",
     }
-
-    @classmethod
-    def checked(cls, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
-        """Refuse an unknown choice of vocabularies."""
-        if settings.vocabularies not in VOCABULARIES:
-            known = ", ".join(VOCABULARIES)
-            raise UsageError(f"vocabularies='{settings.vocabularies}' is not one of {known}")
-        return settings
 
     @classmethod
     def make_model(

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from regard.data.augment import augments
 from regard.data.images import ImageData, Images
-from regard.data.media import BROKEN
 from regard.data.seeds import mix
 from regard.data.tokenize import train_tokenizer
 from regard.errors import UsageError, lookup
@@ -113,7 +112,6 @@ class WriteCaptions(CaptionWriter):
             holds=cls.holds,
         )
         augments(settings.augment)
-        lookup("broken", settings.broken, BROKEN)
         cell = settings.decoder.cell
         soft = cell.attention != "none" and cell.normalise == "softmax"
         if settings.doubly_stochastic and not (settings.decoder.kind == "recurrent" and soft):

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,9 +15,11 @@ from regard.data.augment import AugmentOptions, augments, step_rng
 from regard.data.batches import Shuffled, pad
 from regard.data.image_format import ImageFormat
 from regard.data.images import Images
+from regard.data.tokenize import TOKENIZERS
 from regard.data.tokenizer import Tokenizer
 from regard.decode.options import Decoding
 from regard.errors import UsageError
+from regard.metrics.bleu import BLEU
 from regard.metrics.interval import paired
 from regard.metrics.score import Score
 from regard.models import family
@@ -42,7 +45,7 @@ class TrainCaption(ImageTrainSettings):
     blind: bool = setting(False, "never look at the image: what images are worth")
     captions: int = setting(5, "captions of each image in a batch", min=1, max=100)
     lowercase: bool = setting(True, "write in lower case")
-    tokenizer: str = setting("bpe", "bpe or unigram")
+    tokenizer: str = setting("bpe", "tokenizer", choices=TOKENIZERS)
     pieces: int = setting(4000, "vocabulary size", min=300, max=99_999)
     max_length: int = setting(MAX_LENGTH, "maximum tokens of a caption", min=1, max=10_000)
     label_smoothing: float = setting(0.1, "label smoothing", min=0, max=0.9)
@@ -71,7 +74,7 @@ class EvalCaption(derived("EvalCaption", ImageEvalSettings, RunCaption)):
 
     data: str | None = setting(None, "a folder or table of images and captions")
     columns: str | None = setting(None, "path and caption, such as 2,1")
-    tokenise: str | None = setting(None, "sacreBLEU's tokenisation")
+    tokenise: str | None = setting(None, "sacreBLEU tokenisation", choices=BLEU.TOKENIZERS)
     lowercase: bool = setting(True, "ignore case")
     shuffle: bool = setting(False, "also the loss of captions beside another's image")
 
@@ -80,7 +83,11 @@ class EvalCaption(derived("EvalCaption", ImageEvalSettings, RunCaption)):
 class LookCaption(ImageLookSettings):
     """What to see of how a caption came about."""
 
-    view: str = setting("words", "words (where each looked), attention, rollout or filters")
+    view: str = setting(
+        "words",
+        "where each word looked, what of the attention, or the first filters",
+        choices=lambda: ("words", *import_module("regard.viewer.image").VIEWS),
+    )
     candidates: int = setting(5, "tokens to show for each step", min=1, max=1000)
     beam: int = setting(5, "beam size; 1 is greedy", min=1, max=1000)
     caption: str | None = setting(None, "a caption to look for, instead of its own")

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from regard.attention.watch import watch
 from regard.data.image_format import SUFFIXES, ImageFormat
-from regard.data.media import BROKEN
 from regard.data.photos import load_photos
-from regard.errors import UsageError, lookup
+from regard.errors import UsageError
 from regard.metrics.image import psnr
 from regard.metrics.results import key_of
 from regard.metrics.score import compare_means
@@ -87,9 +86,7 @@ class Denoise(Task[NoCodec, Any]):
 
     @classmethod
     def checked(cls, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
-        """Refuse unknown names and levels of noise out of order."""
-        lookup("loss", settings.loss, LOSSES)
-        lookup("broken", settings.broken, BROKEN)
+        """Refuse levels of noise out of order."""
         noise = settings.noise
         if len(noise) != 2 or noise[0] > noise[1] or not noise[1]:
             told = ",".join(f"{level:g}" for level in noise)
@@ -116,7 +113,7 @@ class Denoise(Task[NoCodec, Any]):
     def batches(self, data: Data, settings: Any) -> Crops:
         """Return batches of crops with noise."""
         self.tokens = (settings.model.image // settings.model.patch) ** 2
-        self.error = lookup("loss", settings.loss, LOSSES)
+        self.error = LOSSES[settings.loss]
         return Crops(data.parts["train"], settings)
 
     def count(self, batch: Batch) -> tuple[int, int]:
@@ -158,8 +155,7 @@ class Denoise(Task[NoCodec, Any]):
         return NoCodec()
 
     def check_run(self, settings: Any) -> Any:
-        """Refuse unknown names, and files that are no images."""
-        lookup("broken", getattr(settings, "broken", "refuse"), BROKEN)
+        """Refuse files that are no images."""
         out = getattr(settings, "out", None)
         suffix = Path(out).suffix.lower() if out else ""
         if suffix and suffix not in SUFFIXES and not Path(str(out)).is_dir():
@@ -295,8 +291,7 @@ class Denoise(Task[NoCodec, Any]):
         from regard.viewer.image import VIEWS, image_picture, placed_view
         from regard.viewer.picture import Placement
 
-        views = {name: VIEWS[name] for name in ("attention", "rollout")}
-        view = lookup("view", settings.view, views)
+        view = VIEWS[settings.view]
         clean = torch.tensor(ImageFormat(channels=1).read(IMAGE.check(given))).float() / 255
         noisy, sigma = with_noise(clean, settings)
         sigma = self.level(noisy) if sigma is None else sigma

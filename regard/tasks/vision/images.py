@@ -13,8 +13,7 @@ from regard.data.augment import Augment, augments, step_rng
 from regard.data.batches import Shuffled
 from regard.data.images import ImageData, Images
 from regard.data.labels import label_list
-from regard.data.media import BROKEN
-from regard.errors import UsageError, lookup
+from regard.errors import UsageError
 from regard.files import sha256
 from regard.metrics.outliers import Outliers
 from regard.models import task_changes
@@ -38,7 +37,7 @@ from regard.tasks.vision.photos import (
     with_statistics,
 )
 from regard.tasks.vision.probe import evaluate_probe
-from regard.training.label_loss import CLASS_WEIGHTS, class_weights, soft_loss
+from regard.training.label_loss import class_weights, soft_loss
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class TrainImages(NoneTrain, OneLabelTrain, ImageTrainSettings):
     mixup: float = setting(0.0, "alpha of mixup; 0 disables it", min=0, max=100)
     cutmix: float = setting(0.0, "alpha of CutMix; 0 disables it", min=0, max=100)
     teacher: str | None = setting(None, "a trained model to distil")
-    distil: str = setting("hard", "distillation: hard (its labels) or soft (its probabilities)")
+    distil: str = setting("hard", "distillation of its labels or probabilities", choices=DISTILS)
     distil_weight: float = setting(0.5, "weight of the distillation loss", min=0, max=1)
     temperature: float = setting(3.0, "temperature of soft distillation", above=0, max=100)
 
@@ -119,11 +118,8 @@ class ClassifyImages(ImageLabeller):
 
     @classmethod
     def checked(cls, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
-        """Refuse unknown names, and keys of distillation without a teacher."""
+        """Refuse keys of distillation without a teacher."""
         augments(settings.augment)
-        lookup("broken", settings.broken, BROKEN)
-        lookup("distil", settings.distil, DISTILS)
-        lookup("class_weights", settings.class_weights, CLASS_WEIGHTS)
         given = [key for key in ("distil", "distil_weight", "temperature") if key in values]
         if given and not settings.teacher:
             raise UsageError(
@@ -164,7 +160,7 @@ class ClassifyImages(ImageLabeller):
         train: Images = data.parts.parts["train"]
         often = np.bincount(train.labels.numpy(), minlength=len(self.labels))
         self.weights = class_weights(settings.class_weights, often, len(train))
-        self.distil = lookup("distil", settings.distil, DISTILS)
+        self.distil = DISTILS[settings.distil]
         height, width = self.model.grid((self.format.size, self.format.size))
         self.tokens = height * width
         teacher = None

@@ -38,7 +38,9 @@ class EvalImages(derived("EvalImages", ImageEvalSettings, RunImages)):
     """What to judge on, and how."""
 
     probe: str | None = setting(
-        None, "linear or knn: judge labels learnt from its vectors, by share="
+        None,
+        "judge labels learnt from its vectors, by share=",
+        choices="regard.tasks.vision.probe:PROBES",
     )
 
 

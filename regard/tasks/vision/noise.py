@@ -14,6 +14,7 @@ from torch import Tensor
 from regard.data.augment import step_rng
 from regard.data.batches import Shuffled
 from regard.data.image_format import SUFFIXES
+from regard.data.media import BROKEN
 from regard.data.photos import Photo, load_photos, noise_of
 from regard.files import write_atomically
 from regard.metrics.image import psnr, ssim
@@ -38,9 +39,9 @@ class TrainDenoise(TrainSettings):
     noise: tuple[float, ...] = setting(
         (5.0, 55.0), "least and largest standard deviation of noise, of 255", min=0, max=255
     )
-    loss: str = setting("l1", "l1 or l2")
+    loss: str = setting("l1", "loss of a pixel", choices=lambda: LOSSES)
     batch: int = setting(16, "crops a batch", min=1, max=100_000)
-    broken: str = setting("refuse", "files that cannot be read: refuse or skip")
+    broken: str = setting("refuse", "files that cannot be read", choices=BROKEN)
     model: DenoiserConfig = field(default_factory=DenoiserConfig)  # type: ignore[valid-type]
 
 
@@ -60,7 +61,7 @@ class RunDenoise(NoisySettings):
     """How to take the noise out of images."""
 
     out: str | None = setting(None, "the image to write, or a folder for several")
-    broken: str = setting("refuse", "files that cannot be read: refuse or skip")
+    broken: str = setting("refuse", "files that cannot be read", choices=BROKEN)
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class EvalDenoise(BootstrapSettings):
     )
     outputs: str | None = setting(None, "a folder for the denoised images")
     tuned_on: int = setting(12, "images of that folder to tune filters on", min=1, max=10_000)
-    broken: str = setting("refuse", "files that cannot be read: refuse or skip")
+    broken: str = setting("refuse", "files that cannot be read", choices=BROKEN)
     threads: int | None = setting(None, "CPU threads", min=1, max=1024)
 
 
@@ -86,7 +87,7 @@ class EvalDenoise(BootstrapSettings):
 class LookDenoise(NoisySettings):
     """What to see of how a pixel is denoised."""
 
-    view: str = setting("attention", "attention, or rollout (up to each layer)")
+    view: str = setting("attention", "what of the attention", choices=("attention", "rollout"))
     at: str = setting("middle", "the query: middle, or a pixel x,y of the photo")
     piece: int = setting(64, "pixels to a side of the crop around it", min=8, max=512)
 

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from regard.attention.watch import watch
+from regard.data.augment import AUGMENTS
 from regard.data.captions import captions_of, hashed_captions, read_captions
 from regard.data.image_files import ImageOptions
 from regard.data.image_format import (
+    FITS,
     ImageFormat,
     measure_ground,
     open_image,
@@ -20,7 +22,8 @@ from regard.data.image_format import (
 )
 from regard.data.images import ImageData, load_images
 from regard.data.labelled import hash_items
-from regard.errors import UsageError, log, lookup
+from regard.data.media import BROKEN
+from regard.errors import UsageError, log
 from regard.files import cache_folder
 from regard.layers.layout import Layout
 from regard.modalities.image import IMAGE
@@ -66,17 +69,19 @@ class ImageTrainSettings(ImageTable, TrainSettings):
     schedule: str = "cosine"
     weight_decay: float = 0.05
     ema: float = 0.999
-    family: str = setting("vit", "vit, swin, mvit, resnet or local")
-    like: str | None = setting(None, "a preset of the family, such as deit")
+    family: str = setting("vit", "model family")
+    like: str | None = setting(None, "model preset")
     image: int | None = setting(None, "image size in pixels", min=1, max=4096)
     channels: int | None = setting(None, "channels: 1 for grey, 3 for colour", min=1, max=3)
-    fit: str = setting("crop", "how images become square: crop, stretch or pad")
+    fit: str = setting("crop", "how images become square", choices=FITS)
     background: str = setting("white", "colour behind transparent images")
-    broken: str = setting("refuse", "files that cannot be read: refuse or skip")
+    broken: str = setting("refuse", "files that cannot be read", choices=BROKEN)
     names: tuple[str, ...] = setting((), "names of labels that are numbers")
     share: float = setting(1.0, "share of the training images to use", above=0, max=1)
     batch: int = setting(128, "images a batch", min=1, max=100_000)
-    augment: str = setting("flip+crop", "none, or such as flip+crop+trivial, zoom, rand")
+    augment: str = setting(
+        "flip+crop", "augmentation", choices=lambda: ("none", *AUGMENTS), joined_by="+"
+    )
     padding: int | None = setting(None, "pixels of padding before a random crop", min=0, max=4096)
     strength: float = setting(1.0, "magnitude of trivial and rand augmentation", min=0, max=1)
     model: ViTConfig = field(default_factory=ViTConfig)  # type: ignore[valid-type]
@@ -87,7 +92,7 @@ class ImageRunSettings(RunSettings):
     """How to read images."""
 
     image: int | None = setting(None, "image size in pixels", min=1, max=4096)
-    broken: str = setting("refuse", "files that cannot be read: refuse or skip")
+    broken: str = setting("refuse", "files that cannot be read", choices=BROKEN)
     batch: int = setting(64, "images a batch", min=1, max=100_000)
 
 
@@ -316,7 +321,7 @@ class ImageTask(MediaTask[ImageCodec, A]):
         from regard.viewer.image import VIEWS, image_picture
         from regard.viewer.placement import parse_query_point
 
-        view = lookup("view", settings.view, VIEWS)
+        view = VIEWS[settings.view]
         format = self.format_for(settings)
         assert format.size is not None
         whole = upright(open_image(IMAGE.check(given)))

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from regard.data.augment import augments
 from regard.data.captions import captions_in, captions_of
 from regard.data.images import ImageData, Images
-from regard.data.media import BROKEN
 from regard.data.seeds import mix
 from regard.data.tokenize import train_tokenizer
-from regard.errors import UsageError, lookup
+from regard.errors import UsageError
 from regard.metrics.score import Score
 from regard.modalities.image import IMAGE
 from regard.models import family, pretrainer, task_changes
@@ -105,7 +104,6 @@ class Pretrain(ImageTask[Any]):
             holds="images and captions" if by == "clip" else "images",
         )
         augments(settings.augment)
-        lookup("broken", settings.broken, BROKEN)
         if settings.batch < 2 and by not in ("mae", "vae"):
             raise UsageError(f"batch={settings.batch}; there must be others to tell an image from")
         if settings.model.labels:
@@ -285,9 +283,8 @@ class Pretrain(ImageTask[Any]):
 
     def explain(self, given: Any, settings: Any) -> Any:
         """Read an image and gather where the model looked, or what it paints where masked."""
-        from regard.viewer.image import VIEWS, reconstruction
+        from regard.viewer.image import reconstruction
 
-        lookup("view", settings.view, {**VIEWS, "rebuilt": reconstruction})
         if settings.view != "rebuilt":
             return super().explain(given, settings)
         ((painted, hidden),) = self.paint([IMAGE.check(given)], seed=settings.seed)

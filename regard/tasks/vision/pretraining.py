@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ VALID = 7  # the stream of random numbers for validation
 class TrainPretrain(ImageTrainSettings):
     """What a training without labels can be told."""
 
-    objective: str = setting("masked", "masked, contrastive, variational, or clip with captions")
+    objective: str = setting("masked", "training objective; clip by captions", choices=OBJECTIVES)
     least: float = setting(0.2, "least share of an image that a zoom keeps", above=0, max=1)
     pieces: int = setting(4000, "vocabulary size of the captions", min=300, max=99_999)
     pretrainer: MAEConfig = field(default_factory=MAEConfig)  # type: ignore[valid-type]
@@ -57,7 +58,11 @@ class RunPretrain(RunImages):
 class LookPretrain(ImageLookSettings):
     """What to see of how an image is read."""
 
-    view: str = setting("attention", "attention, rollout (up to each layer), filters or rebuilt")
+    view: str = setting(
+        "attention",
+        "what of the attention, or what it paints where masked",
+        choices=lambda: (*import_module("regard.viewer.image").VIEWS, "rebuilt"),
+    )
     seed: int = setting(1, "random seed of the mask, with view=rebuilt", min=0, max=2**31)
 
 

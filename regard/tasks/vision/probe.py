@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from regard.data.image_format import ImageFormat
 from regard.data.images import ImageData, Images
-from regard.errors import UsageError, lookup
+from regard.errors import UsageError
 from regard.metrics.evaluation import Evaluation
 from regard.models.protocols import ImageEncoder
 from regard.settings import fill, setting
@@ -181,7 +181,6 @@ def evaluate_probe(
 ) -> Evaluation:
     """Judge the vectors of a model by labels that are learnt from them."""
     asked = fill(ProbeSettings, settings)
-    lookup("probe", asked.probe or "knn", PROBES)
     if asked.data is None:
         raise UsageError(f"data is missing; add data=FILE or data=FOLDER with {task.holds}")
     if asked.part == "train":
