@@ -143,8 +143,8 @@ def regard() -> Step:
     from regard.tasks import task
     from regard.tasks.prepare import prepare
     from regard.training import distributed
-    from regard.training.loop import one_step
     from regard.training.optim import build_optimiser
+    from regard.training.step import one_step
 
     distributed.init()
     start = time.perf_counter()

@@ -46,9 +46,9 @@ from regard.models.transformer import Transformer, TransformerConfig  # noqa: E4
 from regard.native import fast  # noqa: E402
 from regard.native.allocator import reuse_memory  # noqa: E402
 from regard.training import distributed  # noqa: E402
-from regard.training.loop import LoopSettings, Trainable, one_step  # noqa: E402
 from regard.training.loss import sequence_loss  # noqa: E402
 from regard.training.optim import build_optimiser  # noqa: E402
+from regard.training.step import LoopSettings, Trainable, one_step  # noqa: E402
 
 DEPTH, WIDTH, FFN_WIDTH, HEADS, PIECES, BATCH_TOKENS = 3, 256, 1024, 4, 8000, 4096
 DROPOUT, SMOOTHING, CLIP, RATE = 0.1, 0.1, 1.0, 5e-4

@@ -36,7 +36,7 @@ from regard.models.folder import check_buildable
 from regard.models.gpt import GPT
 from regard.recipes import RECIPES, recipe, resolve_data
 from regard.tasks import task as task_class
-from regard.training import loop
+from regard.training import fit
 from regard.viewer.plot import draw_curves, draw_scores
 
 TINY: dict[str, Any] = {
@@ -116,7 +116,7 @@ class Steps:
     """Counts the steps of training, and does something before one of them."""
 
     def __init__(self, monkeypatch, at: int = 0, what=lambda: None):
-        self.count, self.before = 0, loop.one_step
+        self.count, self.before = 0, fit.one_step
 
         def counted(*arguments):
             self.count += 1
@@ -124,7 +124,7 @@ class Steps:
                 what()
             return self.before(*arguments)
 
-        monkeypatch.setattr(loop, "one_step", counted)
+        monkeypatch.setattr(fit, "one_step", counted)
 
 
 # How sure a mean is

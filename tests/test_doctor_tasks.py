@@ -16,7 +16,7 @@ from regard.examine import doctor, forecast
 from regard.examine.guess import guess_task
 from regard.models import preset
 from regard.tasks.text.classify import Classify, ClassifyTrain
-from regard.training.loop import one_step
+from regard.training.step import one_step
 
 UPOS = ("NOUN", "VERB")
 WORDS = ["the", "dog", "sees", "a", "cat", "and", "runs", "home", "fast", "now"]

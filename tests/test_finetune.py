@@ -21,7 +21,7 @@ from regard.layers.lora import LowRank, adapt, adapters, matrices, merged
 from regard.models import family, preset
 from regard.models.bert import PRESETS
 from regard.tasks.frame.tune import TUNES
-from regard.training import loop
+from regard.training import fit
 from regard.training.optim import build_optimiser
 
 # ---- low-rank additions
@@ -208,7 +208,7 @@ def test_the_optimiser_sees_only_what_learns(home, tmp_path, monkeypatch, tune_a
         seen.append((model, optimiser))
         return optimiser
 
-    monkeypatch.setattr(loop, "build_optimiser", note)
+    monkeypatch.setattr(fit, "build_optimiser", note)
     more = {"lora_rank": 3} if tune_as == "lora" else {}
     tune(home, "classify", "masked", tmp_path, tune=tune_as, steps=1, **more)
     ((model, optimiser),) = seen
@@ -241,7 +241,7 @@ def test_a_broken_run_goes_on_bit_for_bit(home, tmp_path, monkeypatch, tune_as):
     class Broken(Exception):
         pass
 
-    step = loop.one_step
+    step = fit.one_step
 
     def break_at(model, task, given, optimiser, n, lr):
         if n == 4:
@@ -249,7 +249,7 @@ def test_a_broken_run_goes_on_bit_for_bit(home, tmp_path, monkeypatch, tune_as):
         return step(model, task, given, optimiser, n, lr)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "one_step", break_at)
+        patch.setattr(fit, "one_step", break_at)
         with pytest.raises(Broken):
             tune(home, "classify", "masked", tmp_path / "broken", **settings)
     report = tune(home, "classify", "masked", tmp_path / "broken", **settings)

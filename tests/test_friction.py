@@ -15,7 +15,7 @@ from regard.tasks import TASKS
 from regard.tasks import task as task_class
 from regard.tasks.prepare import Report
 from regard.training import progress
-from regard.training.loop import locked
+from regard.training.run_folder import locked
 
 
 @pytest.fixture

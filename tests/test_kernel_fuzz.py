@@ -35,8 +35,9 @@ from regard.models.gpt import GPT, GPTConfig
 from regard.native import build, fast
 from regard.tasks.text.language import LanguageModel
 from regard.tasks.text.language_modelling import LanguageCodec
-from regard.training.loop import Fit, LoopSettings, Trainable
+from regard.training.fit import Fit
 from regard.training.plan import Plan
+from regard.training.step import LoopSettings, Trainable
 
 needs = pytest.mark.skipif(bool(build.unavailable()), reason=build.unavailable())
 LETTERS = Characters("abcdefghijklmnopqrstuvwxyz ")

@@ -13,7 +13,7 @@ from test_native import compiler, copying, needs
 
 from regard.files import making, replacing, write_atomically
 from regard.native import build
-from regard.training import loop
+from regard.training import fit
 
 fork = multiprocessing.get_context("fork")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
@@ -123,14 +123,14 @@ def test_a_full_disk_is_told_in_one_line(verb, home, tmp_path, capsys):
 
 
 def test_a_folder_that_is_deleted_while_it_trains(home, tmp_path, monkeypatch, capsys):
-    out, step = tmp_path / "out", loop.one_step
+    out, step = tmp_path / "out", fit.one_step
 
     def deleting(model, task, settings, optimiser, n, lr):
         if n == 2:
             shutil.rmtree(out)
         return step(model, task, settings, optimiser, n, lr)
 
-    monkeypatch.setattr(loop, "one_step", deleting)
+    monkeypatch.setattr(fit, "one_step", deleting)
     assert kills.command([*kills.words_of("train", home, out), "--quiet"]) == 2
     told = capsys.readouterr().err
     assert (

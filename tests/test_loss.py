@@ -11,13 +11,13 @@ from regard.data.parallel import PairBatch
 from regard.layers.block import BlockConfig
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.training import loss as losses
-from regard.training.loop import LoopSettings, Trainable, one_step
 from regard.training.loss import (
     linear_cross_entropy,
     r_drop_loss,
     reference_cross_entropy,
     sequence_loss,
 )
+from regard.training.step import LoopSettings, Trainable, one_step
 
 
 def numbers(rows: int, vocab: int, width: int = 6, seed: int = 0, bias: bool = True):

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 import regard
 from regard.cli import main
 from regard.errors import UsageError
-from regard.training.loop import Fit
+from regard.training.fit import Fit
 from regard.viewer.movie import MAX_FRAMES, frames
 
 SETTINGS = {

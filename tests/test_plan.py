@@ -12,9 +12,9 @@ from regard.recipes import RECIPES, recipe
 from regard.settings import describe
 from regard.tasks import TASKS
 from regard.tasks import task as task_class
-from regard.training.loop import LoopSettings, check
 from regard.training.optim import SCHEDULES
 from regard.training.plan import Cost, Plan, budget, default_warmup, make_plan, plan_again
+from regard.training.step import LoopSettings, check
 
 
 @pytest.mark.parametrize("steps", [1, 5, 10, 147, 2000, 12_000, 300_000])

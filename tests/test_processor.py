@@ -12,7 +12,7 @@ from regard.decode.speech.options import WhisperDecoding
 from regard.decode.speech.whisper import WhisperDecoder
 from regard.errors import UsageError
 from regard.native import processor
-from regard.training.loop import LoopSettings, check
+from regard.training.step import LoopSettings, check
 
 KILLED = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
 REFUSED = "raise RuntimeError('could not create a primitive')"

@@ -17,8 +17,8 @@ from regard.models.resnet import PRESETS, GridAttention, Residual, ResNet
 from regard.pretrained.folder import export_weights, import_folder
 from regard.pretrained.format import differing
 from regard.pretrained.formats import find_format, fitting
-from regard.training.loop import train_mode
 from regard.training.optim import build_optimiser
+from regard.training.step import train_mode
 
 KINDS: dict[str, dict] = {
     "basic": {"layer_type": "basic", "hidden_sizes": [16, 24], "depths": [2, 1]},

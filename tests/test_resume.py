@@ -23,7 +23,7 @@ from regard.files import sha256
 from regard.tasks import prepare as frame_train
 from regard.tasks.frame.recipe import RESUME_MAY_DIFFER
 from regard.tasks.text.translate import TranslateSettings
-from regard.training import checkpoint, loop
+from regard.training import checkpoint, fit
 
 STEPS, VALID_EVERY = 40, 10
 SETTINGS = {
@@ -128,13 +128,13 @@ def child(words: list[str], said: Path, cache: str, pace: float, die_at: int, wh
     else:
         for name in CALLS:
             setattr(os, name, deadly(getattr(os, name)))
-    step = loop.one_step
+    step = fit.one_step
 
     def slow(*arguments):
         time.sleep(pace)
         return step(*arguments)
 
-    loop.one_step = slow
+    fit.one_step = slow
     with (
         open(said, "a") as file,
         contextlib.redirect_stdout(file),
@@ -457,9 +457,9 @@ def test_minutes_are_planned_again_and_what_was_planned_is_kept(home, tmp_path, 
         finally:
             measuring = False
 
-    measuring, step, measured = False, loop.one_step, frame_train.measure
+    measuring, step, measured = False, fit.one_step, frame_train.measure
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "one_step", broken)
+        patch.setattr(fit, "one_step", broken)
         patch.setattr(frame_train, "measure", measure)
         with pytest.raises(Broken):
             regard.train("translate", quiet=True, out=timed, minutes=0.03, **settings)
@@ -475,7 +475,7 @@ def test_minutes_are_planned_again_and_what_was_planned_is_kept(home, tmp_path, 
     for name in ("source_tokenizer.json", "target_tokenizer.json", "tokenizer.json"):
         if (timed / name).exists():
             shutil.copy(timed / name, repeated)
-    monkeypatch.setattr(loop, "plan_again", None)  # all is known
+    monkeypatch.setattr(fit, "plan_again", None)  # all is known
     regard.train("translate", quiet=True, out=repeated, minutes=0.03, **settings)
     assert_same(result(timed), result(repeated))
 

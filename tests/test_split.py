@@ -260,7 +260,7 @@ def test_a_run_that_was_split_otherwise_is_refused_by_name(labeller, tmp_path: P
 
 
 def test_of_equal_scores_the_lower_loss_is_best():
-    from regard.training.loop import Fit
+    from regard.training.fit import Fit
 
     fit = Fit.__new__(Fit)
     fit.counters = {"best": 80.0, "scores": {"better": 80.0, "loss": 0.5}}

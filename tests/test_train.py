@@ -17,11 +17,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from regard.errors import UsageError
-from regard.metrics.results import exit_code
-from regard.training import checkpoint, loop
-from regard.training.loop import Fit, LoopSettings, Outcome, Trainable, measure, one_step
+from regard.training import checkpoint, run_folder
+from regard.training.fit import Fit, Outcome
 from regard.training.optim import SCHEDULES, build_optimiser, newton_schulz
 from regard.training.plan import Cost, Plan, make_plan
+from regard.training.run_folder import exit_code
+from regard.training.step import LoopSettings, Trainable, measure, one_step
 
 
 class Line(nn.Module):
@@ -507,7 +508,7 @@ class Clock:
 
 def test_a_costly_validation_is_measured_on_some_rows(tmp_path, monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(loop, "time", clock)
+    monkeypatch.setattr("regard.training.step.time", clock)
     task = Decoding(clock)
     cost = measure(Line(), task, LoopSettings(), tmp_path, 120.0)
     assert task.judged == [50] and task.valid_share == 1.0
@@ -541,7 +542,7 @@ MACHINES = {
 def timed(folder: Path, monkeypatch, speed, plans=None) -> tuple[Fit, Published]:
     """Return a run of 30 s by a simulated clock, of which 0.1 s a step were measured."""
     clock = Clock()
-    monkeypatch.setattr(loop, "time", clock)
+    monkeypatch.setattr("regard.training.fit.time", clock)
     one, published = fit(
         folder, Busy(clock, speed), minutes=0.5, warmup=None, schedule="cosine", average=3
     )
@@ -682,18 +683,18 @@ def test_a_manifest_that_leaves_a_file_out_is_not_believed(tmp_path):
 
 def test_a_second_training_in_the_folder_is_refused(tmp_path):
     with (
-        loop.locked(tmp_path),
+        run_folder.locked(tmp_path),
         pytest.raises(UsageError, match="another training is writing here; choose another out="),
-        loop.locked(tmp_path),
+        run_folder.locked(tmp_path),
     ):
         pass
-    with loop.locked(tmp_path):
+    with run_folder.locked(tmp_path):
         pass  # free again
 
 
 def test_what_a_kill_left_half_written_is_tidied_up(tmp_path):
     (tmp_path / ".model.safetensors.123.tmp").write_bytes(b"half")
-    with loop.locked(tmp_path):
+    with run_folder.locked(tmp_path):
         assert not list(tmp_path.glob(".*.tmp"))
 
 

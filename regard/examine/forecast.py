@@ -23,7 +23,7 @@ from regard.data.sound_sets import SoundFiles
 from regard.examine.report import plural
 from regard.tasks.frame.recipe import parameters
 from regard.tasks.prepare import PreparedRun, prepare
-from regard.training.loop import one_step
+from regard.training.step import one_step
 
 STEPS = 3  # that are measured, besides the first, which counts only where it takes all the time
 SECONDS = 0.8  # after which no further step is begun

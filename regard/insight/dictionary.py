@@ -39,8 +39,8 @@ from regard.training.checkpoint import (
     restore_optimiser,
     save_checkpoint,
 )
-from regard.training.loop import locked
 from regard.training.progress import Progress
+from regard.training.run_folder import locked
 
 CONFIG, WEIGHTS, PAGE = "config.json", "dictionary.safetensors", "features.html"
 FORMAT = 1

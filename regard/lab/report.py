@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from regard.errors import UsageError
 from regard.files import write_atomically
 from regard.metrics.interval import Difference, Interval, interval, paired
-from regard.metrics.results import Named, exit_code, markdown
+from regard.metrics.results import Named, markdown
+from regard.training.run_folder import exit_code
 
 # keys that change the training data
 DATA = {"data", "valid", "init", "columns", "from", "to", "skip_bad", "share"}

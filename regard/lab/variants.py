@@ -27,7 +27,7 @@ from regard.native import fast
 from regard.settings import describe, fill, setting
 from regard.tasks import task as task_class
 from regard.tasks.frame.recipe import check_resume
-from regard.training.loop import locked
+from regard.training.run_folder import locked
 
 # from given settings to the task, all settings, and the name of the recipe
 Plan = Callable[[dict[str, Any]], tuple[str, dict[str, Any], str | None]]

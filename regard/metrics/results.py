@@ -33,11 +33,6 @@ def key_of(name: str) -> str:
     return name.lower().replace(" ", "_").replace("-", "_")
 
 
-def exit_code(signal: int | None) -> int:
-    """Exit code of a command that a signal stopped, as shells count it, or 0."""
-    return 0 if signal is None else 128 + signal
-
-
 class Scored(Named):
     """A result with scores, which are read by name: result["BLEU"], result.bleu."""
 

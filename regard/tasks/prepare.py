@@ -17,7 +17,7 @@ from regard.files.hashes import SUMS, damaged, listed, seal, unseal
 from regard.files.weights import state_of
 from regard.layers.lora import merged
 from regard.metrics.evaluation import WARNING, beside_baselines
-from regard.metrics.results import Scored, exit_code
+from regard.metrics.results import Scored
 from regard.models.folder import check_buildable, save_config, save_weights
 from regard.pretrained.tokenizer_folder import load_tokenizer
 from regard.tasks.bridge import as_row
@@ -39,8 +39,10 @@ from regard.tasks.frame.recipe import (
 from regard.tasks.parts import Choice, Lesson, Task
 from regard.tasks.runner import Runner
 from regard.training import distributed
-from regard.training.loop import Fit, Trainable, locked, measure
+from regard.training.fit import Fit
 from regard.training.plan import MIN_STEPS, MIN_TRAINING_SHARE, Plan, make_plan, too_few
+from regard.training.run_folder import exit_code, locked
+from regard.training.step import Trainable, measure
 
 # what recipe.json says of the last plan outside of the list of all
 PLANNED = ("steps", "warmup", "valid_every", "valid_share")

@@ -10,8 +10,8 @@ from regard.data.parts import PARTS
 from regard.errors import UsageError, lookup
 from regard.settings import describe, fill, setting
 from regard.tasks.frame.tune import TUNES, check_tune, usual_rate
-from regard.training.loop import LoopSettings, check
 from regard.training.plan import DURATION_KEYS
+from regard.training.step import LoopSettings, check
 
 # short keys of every task for fields of its model's config
 SHORT: dict[str, str | tuple[str, ...]] = {

@@ -1,125 +1,50 @@
-"""The training loop. It knows no task: a Trainable brings batches, their loss and an evaluation."""
+"""A training run from its first step to its last. It knows no task, only a Trainable."""
 
-import fcntl
-import json
 import math
 import os
-import signal
 import sys
-import tempfile
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from regard.data.seeds import mix
 from regard.errors import UsageError, lookup
-from regard.files import refuse, sweep, write_atomically
+from regard.files import write_atomically
 from regard.files.weights import buffers_of, copy_stored, learned_state, stored_names
 from regard.native import fast
 from regard.native.allocator import reuse_memory
-from regard.native.processor import DTYPES, check_dtype
-from regard.settings import setting
-from regard.training import checkpoint as keep
 from regard.training import distributed
-from regard.training.optim import OPTIMISERS, SCHEDULES, build_optimiser
-from regard.training.plan import MIN_DECODED, Cost, Plan, plan_again
+from regard.training.checkpoint import (
+    checkpoints,
+    is_complete,
+    load_checkpoint,
+    newest_complete,
+    optimiser_names,
+    optimiser_tensors,
+    prune,
+    restore_optimiser,
+    save_checkpoint,
+)
+from regard.training.optim import SCHEDULES, build_optimiser
+from regard.training.plan import Cost, Plan, plan_again
 from regard.training.progress import Progress
+from regard.training.run_folder import (
+    METRICS,
+    StopSignal,
+    errors_of_folder,
+    tensorboard,
+    truncate_metrics,
+    write_row,
+)
+from regard.training.step import LoopSettings, Trainable, one_step, train_mode
 
 MAX_SKIPPED = 10  # steps in a row whose loss or gradient is not finite
-MEASURING_SHARE = 0.05  # of the time, spent on timing steps
-
-
-@dataclass(frozen=True)
-class LoopSettings:
-    """Hyperparameters of the training loop, whatever is trained."""
-
-    GROUP = "optimiser"
-
-    steps: int | None = setting(None, "optimiser steps", min=1, group="length")
-    epochs: float | None = setting(
-        None, "passes over the training data", above=0, max=1e6, group="length"
-    )
-    minutes: float | None = setting(
-        None, "time budget, validation included", min=0.01, group="length"
-    )
-    seed: int = setting(1, "random seed", min=0, max=2**62)
-    optimiser: str = setting("adamw", "optimiser", choices=OPTIMISERS)
-    lr: float = setting(1e-3, "peak learning rate", min=0, max=100)
-    warmup: int | None = setting(None, "warm-up steps; a tenth of all unless given", min=0)
-    schedule: str = setting("inverse_sqrt", "learning-rate schedule", choices=SCHEDULES)
-    weight_decay: float = setting(0.01, "weight decay", min=0, max=10)
-    layer_decay: float = setting(1.0, "layer-wise learning-rate decay", above=0, max=1)
-    beta2: float = setting(0.98, "AdamW beta2", min=0, max=0.99999)
-    clip: float = setting(1.0, "gradient clipping norm; 0 disables it", min=0)
-    accumulate: int = setting(1, "gradient accumulation steps", min=1)
-    ema: float = setting(0.0, "EMA decay; 0 disables it", min=0, max=0.99999)
-    average: int = setting(0, "last checkpoints to average; 0 disables it", min=0, max=100)
-    valid_every: int | None = setting(None, "steps between validations", min=1, group="length")
-    save_every: float = setting(120.0, "seconds between checkpoints", min=0, group="files")
-    patience: int = setting(
-        0, "early stopping: validations without improvement; 0 disables it", min=0, group="length"
-    )
-    device: str = setting("cpu", "device: cpu, cuda, cuda:1, mps", group="machine")
-    dtype: str = setting(
-        "float32", "data type; bfloat16 by autocast", choices=DTYPES, group="machine"
-    )
-    processes: int = setting(1, "data-parallel processes", min=1, max=64, group="machine")
-    threads: int | None = setting(None, "CPU threads", min=1, max=1024, group="machine")
-    compile: bool = setting(False, "compile the model with torch.compile", group="machine")
-
-
-def check(settings: LoopSettings) -> None:
-    """Refuse devices that cannot be used, and two lengths, before anything is written."""
-    if settings.steps is not None and settings.epochs is not None:
-        raise UsageError(
-            f"steps={settings.steps} and epochs={settings.epochs:g} both say how long; keep one"
-        )
-    try:
-        device = torch.empty(1, device=settings.device).device.type
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0][:100]
-        raise UsageError(f"device='{settings.device}' cannot be used ({reason}); try cpu") from None
-    check_dtype(settings.dtype, device)
-
-
-class Trainable(ABC):
-    """What the loop trains: batches, their loss, and an evaluation on the validation part."""
-
-    # learning-rate multipliers by the beginning of a parameter's name
-    lr_scales: Mapping[str, float] = MappingProxyType({})
-    # rows that a validation decodes, if fewer would do; 0: it needs all
-    decoded: int = 0
-    # the share of them that it does decode, set by the plan of a short run
-    valid_share: float = 1.0
-
-    @abstractmethod
-    def batch(self, n: int) -> Any:
-        """Return batch n, always the same for the same n."""
-
-    @abstractmethod
-    def count(self, batch: Any) -> tuple[int, int]:
-        """Return by how many tokens the loss is divided, and how many were read in all."""
-
-    @abstractmethod
-    def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """Return the summed loss of a batch."""
-
-    @abstractmethod
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Return the scores on the validation part; `better` is the one to raise."""
-
-    def epoch(self) -> float:
-        """Return the number of batches in an epoch."""
-        raise UsageError("epochs= has no meaning for this task; give steps= or minutes=")
 
 
 @dataclass
@@ -131,161 +56,6 @@ class Outcome:
     scores: dict[str, float] = field(default_factory=dict)
     signal: int | None = None  # that stopped it
     notes: list[str] = field(default_factory=list)
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a run's folder."""
-    made = [place for place in (folder, *folder.parents) if not place.exists()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = open(folder / ".lock", "w")  # noqa: SIM115
-    except OSError as error:
-        raise refuse(error, folder) from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UsageError(
-                f"{folder}: another training is writing here; choose another out="
-            ) from None
-        sweep(folder)
-        try:
-            yield
-        except BaseException:
-            _remove_if_empty(folder, made)
-            raise
-
-
-def _remove_if_empty(folder: Path, made: Sequence[Path]) -> None:
-    """Remove the folders that a failed start has made, if nothing was written there."""
-    with suppress(OSError):
-        if folder not in made or [path.name for path in folder.iterdir()] != [".lock"]:
-            return
-        (folder / ".lock").unlink()
-        for place in made:
-            place.rmdir()
-
-
-class StopSignal:
-    """Catches Ctrl-C and SIGTERM, so that the step can be finished and saved."""
-
-    def __init__(self):
-        self.asked = 0  # the number of the signal that was caught
-
-    def __enter__(self) -> "StopSignal":
-        self.before = {}
-        for number in (signal.SIGINT, signal.SIGTERM):
-            try:
-                self.before[number] = signal.signal(number, self._ask)
-            except ValueError:  # not in the main thread, which alone gets signals
-                break
-        return self
-
-    def _ask(self, number, frame) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = number
-
-    def __exit__(self, *error) -> None:
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
-
-
-def measure(
-    model: nn.Module, task: Trainable, settings: LoopSettings, folder: Path, seconds: float
-) -> Cost:
-    """Time some steps, a checkpoint and a validation, for a run of so many seconds.
-
-    Weights, optimiser and random numbers of the run are as if this had not happened. Where a
-    validation decodes many rows, it is timed on a share of them.
-    """
-    reuse_memory()
-    train_mode(model)
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    optimiser = build_optimiser(model, name=settings.optimiser, lr=0.0)
-    times = []
-    started = time.perf_counter()
-    number, limit = 0, min(8.0, MEASURING_SHARE * seconds)
-    with fast(model):
-        while number < 5 or distributed.broadcast(
-            time.perf_counter() - started < limit and number < 60
-        ):
-            begun = time.perf_counter()
-            one_step(model, task, settings, optimiser, 7919 * number + 13, 0.0)
-            times.append(time.perf_counter() - begun)
-            number += 1
-    step = sum(times[2:]) / len(times[2:])
-    model.load_state_dict(before)
-    for parameter in model.parameters():
-        parameter.grad = None
-    save = validation = 0.0
-    if distributed.is_main():
-        begun = time.perf_counter()
-        named = learned_state(model)
-        kept = keep.optimiser_tensors(optimiser, keep.optimiser_names(optimiser, named))
-        with tempfile.TemporaryDirectory(prefix=".", suffix=".tmp", dir=folder) as place:
-            home = Path(place) / "checkpoints"
-            keep.save_checkpoint(home, 0, {"raw": named, "optimiser": kept}, {})
-        save = time.perf_counter() - begun
-        validation = _time_validation(model, task)
-    step, save, validation = (distributed.broadcast(x) for x in (step, save, validation))
-    return Cost(step, save, validation, task.decoded)
-
-
-def _time_validation(model: nn.Module, task: Trainable) -> float:
-    """Return the seconds of a validation on the whole part."""
-    begun, share = time.perf_counter(), 1.0
-    if task.decoded > MIN_DECODED:
-        task.valid_share = share = MIN_DECODED / task.decoded
-    model.eval()
-    try:
-        task.evaluate(model)
-    finally:
-        train_mode(model)
-        task.valid_share = 1.0
-    return (time.perf_counter() - begun) / share
-
-
-def train_mode(model: nn.Module) -> None:
-    """Set training mode; a frozen batch norm keeps and uses its running statistics."""
-    model.train()
-    for part in model.modules():
-        batch_norm = isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d)
-        if batch_norm and part.affine and not part.weight.requires_grad:
-            part.eval()
-
-
-def one_step(
-    model: nn.Module, task: Trainable, settings: LoopSettings, optimiser, n: int, lr: float
-) -> tuple[float, float, int, bool]:
-    """Make one update; return loss per token, gradient norm, tokens read, and if all was finite."""
-    rank, size, parts = distributed.rank(), distributed.world_size(), settings.accumulate
-    rng = torch.default_generator if settings.device == "cpu" else torch  # torch: all devices
-    rng.manual_seed(mix(settings.seed, "step", n, rank))
-    batches = [task.batch((n * parts + i) * size + rank) for i in range(parts)]
-    counts = [task.count(batch) for batch in batches]
-    total, read = distributed.all_reduce(*(sum(column) for column in zip(*counts, strict=True)))
-    loss, kind = torch.zeros(()), DTYPES[settings.dtype]
-    for batch in batches:
-        with torch.autocast(settings.device.split(":")[0], kind, enabled=kind is not torch.float32):
-            part = task.loss(model, batch) / total
-        part.backward()
-        loss += part.detach().cpu()
-    trained = (p for group in optimiser.param_groups for p in group["params"])
-    parameters = [p for p in trained if p.grad is not None]
-    grads = [p.grad for p in parameters if p.grad is not None]
-    grads, norm = distributed.all_reduce_grads(grads, settings.clip or math.inf)
-    for parameter, grad in zip(parameters, grads, strict=True):
-        parameter.grad = grad
-    (loss,) = distributed.all_reduce(float(loss))
-    finite = math.isfinite(loss) and math.isfinite(norm)
-    if finite:
-        for group in optimiser.param_groups:
-            group["lr"] = lr * group.get("scale", 1.0)
-        optimiser.step()
-    optimiser.zero_grad(set_to_none=True)
-    return loss, norm, int(read), finite
 
 
 class Stopwatch:
@@ -431,19 +201,19 @@ class Fit:
         unscored = self.counters["best"] is None
         if unscored:
             self.counters["published"] = [step]
-        names = keep.optimiser_names(self.optimiser, self.state)
+        names = optimiser_names(self.optimiser, self.state)
         groups = {
             "raw": dict(self.state),
-            "optimiser": keep.optimiser_tensors(self.optimiser, names),
+            "optimiser": optimiser_tensors(self.optimiser, names),
         }
         if self.averaged is not None:
             groups["ema"] = self.averaged
-        keep.save_checkpoint(self.checkpoints, step, groups, self.counters)
+        save_checkpoint(self.checkpoints, step, groups, self.counters)
         # those ahead of the present step are damaged
-        recent = [path.name for at, path in keep.checkpoints(self.checkpoints) if at <= step][:2]
+        recent = [path.name for at, path in checkpoints(self.checkpoints) if at <= step][:2]
         averaged = {f"step-{s}" for s in self._to_average()}
         best = self.counters["best_step"]
-        keep.prune(self.checkpoints, {*recent, *averaged, f"step-{best}"})
+        prune(self.checkpoints, {*recent, *averaged, f"step-{best}"})
         if unscored:
             self.publish(self.averaged or dict(self.state), {})
 
@@ -458,41 +228,30 @@ class Fit:
 
     def restore(self) -> None:
         """Load the newest complete checkpoint, if there is any."""
-        newest, damaged = keep.newest_complete(self.checkpoints)
+        newest, damaged = newest_complete(self.checkpoints)
         for path in damaged:
             self._note(f"{path} is damaged and was passed over")
-        if newest is None:
-            self._truncate_metrics(0)
-            return
-        groups, counters = keep.load_checkpoint(newest)
+        if newest is not None:
+            self._load(newest)
+        if distributed.is_main():
+            truncate_metrics(self.folder, self.counters["step"])
+
+    def _load(self, path: Path) -> None:
+        """Load a checkpoint."""
+        groups, counters = load_checkpoint(path)
         self.counters.update(counters)
         with torch.no_grad():
             copy_stored(groups["raw"], self.state)
             if self.averaged is not None:
                 copy_stored(groups["ema"], self.averaged)
-        names = keep.optimiser_names(self.optimiser, self.state)
-        keep.restore_optimiser(self.optimiser, names, groups["optimiser"])
-        self._truncate_metrics(self.counters["step"])
+        names = optimiser_names(self.optimiser, self.state)
+        restore_optimiser(self.optimiser, names, groups["optimiser"])
 
     def _note(self, text: str) -> None:
         """Print a note, and keep it for the outcome."""
         self.notes.append(text)
         if not self.quiet:
             print(text, file=sys.stderr)
-
-    def _truncate_metrics(self, step: int) -> None:
-        """Drop the lines of metrics.jsonl that a killed run wrote after its last checkpoint."""
-        path = self.folder / "metrics.jsonl"
-        if not path.exists() or not distributed.is_main():
-            return
-        kept = []
-        for line in path.read_text(errors="replace").splitlines():
-            try:
-                if json.loads(line)["step"] <= step:
-                    kept.append(line)
-            except (ValueError, KeyError, TypeError):
-                continue
-        write_atomically(path, "".join(line + "\n" for line in kept))
 
     # Training
 
@@ -509,11 +268,11 @@ class Fit:
         main = distributed.is_main()
         ended, asked = self._is_over(), 0
         with (
-            _writing(self.folder),
+            errors_of_folder(self.folder),
             fast(self.model),
-            _tensorboard(None if ended or not main else self.folder, counters["step"]) as board,
+            tensorboard(None if ended or not main else self.folder, counters["step"]) as board,
             StopSignal() as stop,
-            open(self.folder / "metrics.jsonl" if main else os.devnull, "a") as metrics,
+            open(self.folder / METRICS if main else os.devnull, "a") as metrics,
             Progress("train", self.plan.steps, quiet=self.quiet, done=counters["step"]) as bar,
         ):
             self.left = bar.left
@@ -542,7 +301,7 @@ class Fit:
                 speed = tokens / (time.perf_counter() - begun)
                 bar.update(1, loss=loss, tokens=tokens)
                 row = {"step": n + 1, "loss": loss, "lr": lr, "grad_norm": norm, "sound": finite}
-                _write(metrics, {**row, "tokens_per_second": round(speed, 1)})
+                write_row(metrics, {**row, "tokens_per_second": round(speed, 1)})
                 for name in ("loss", "lr", "grad_norm"):
                     board(f"train/{name}" if name == "loss" else name, row[name], n + 1)
                 board("tokens_per_second", speed, n + 1)
@@ -642,7 +401,7 @@ class Fit:
         scores = self._score(self.averaged)
         step = counters["step"]
         valid = {f"valid/{k}": v for k, v in scores.items()}
-        _write(metrics, {"step": step, "seconds": round(counters["seconds"], 3), **valid})
+        write_row(metrics, {"step": step, "seconds": round(counters["seconds"], 3), **valid})
         for name, value in scores.items():
             board(f"valid/{name}", value, step)
         if not self.quiet:
@@ -670,7 +429,7 @@ class Fit:
         """Publish the average of the last checkpoints if it is better than the best of them."""
         if self.settings.average < 2 or self.counters.get("averaged"):
             return
-        steps = [s for s in self._to_average() if keep.is_complete(self.checkpoints / f"step-{s}")]
+        steps = [s for s in self._to_average() if is_complete(self.checkpoints / f"step-{s}")]
         if len(steps) < 2:
             return
         mean = self._mean(steps)
@@ -692,7 +451,7 @@ class Fit:
         group = "ema" if self.averaged is not None else "raw"
         sums: dict[str, Tensor] = {}
         for step in steps:
-            tensors = keep.load_checkpoint(self.checkpoints / f"step-{step}")[0][group]
+            tensors = load_checkpoint(self.checkpoints / f"step-{step}")[0][group]
             for name in stored_names(self.state, tensors):
                 sums[name] = sums.get(name, 0.0) + tensors[name].double()
         return {
@@ -702,7 +461,7 @@ class Fit:
     def _publish_again(self) -> None:
         """Publish the best weights so far again, from the checkpoints that hold them."""
         steps = self.counters["published"]
-        gone = [s for s in steps if not keep.is_complete(self.checkpoints / f"step-{s}")]
+        gone = [s for s in steps if not is_complete(self.checkpoints / f"step-{s}")]
         if gone:
             raise UsageError(
                 f"{self.checkpoints / f'step-{gone[0]}'}: damaged or missing, so its weights "
@@ -712,36 +471,3 @@ class Fit:
             self.publish(self._mean(steps), self.counters["scores"])
             names = " and ".join(f"step-{step}" for step in steps)
             self._note(f"{self.folder}: published again from {self.checkpoints.name}/{names}")
-
-
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    """Tell in one line that a run's folder cannot be written to, or is gone."""
-    try:
-        yield
-    except OSError as error:
-        if folder.is_dir():
-            raise refuse(error, folder) from error
-        raise UsageError(
-            f"{folder}: was deleted while training; give the command again to begin anew"
-        ) from error
-
-
-def _write(file, row: dict[str, Any]) -> None:
-    """Add a line to metrics.jsonl; a number that is not finite becomes null."""
-    values = {
-        k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()
-    }
-    file.write(json.dumps(values) + "\n")
-
-
-@contextmanager
-def _tensorboard(folder: Path | None, step: int) -> Iterator[Callable[[str, float, int], None]]:
-    """Yield a function that writes a scalar to TensorBoard, resuming after a step."""
-    if folder is None:
-        yield lambda name, value, at: None
-        return
-    from torch.utils.tensorboard import SummaryWriter
-
-    with SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1, flush_secs=30) as writer:
-        yield lambda name, value, at: writer.add_scalar(name, value, at)

@@ -1,0 +1,208 @@
+"""A step of the optimiser: its settings, what it trains, and how long it takes."""
+
+import math
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.data.seeds import mix
+from regard.errors import UsageError
+from regard.files.weights import learned_state
+from regard.native import fast
+from regard.native.allocator import reuse_memory
+from regard.native.processor import DTYPES, check_dtype
+from regard.settings import setting
+from regard.training import distributed
+from regard.training.checkpoint import optimiser_names, optimiser_tensors, save_checkpoint
+from regard.training.optim import OPTIMISERS, SCHEDULES, build_optimiser
+from regard.training.plan import MIN_DECODED, Cost
+
+MEASURING_SHARE = 0.05  # of the time, spent on timing steps
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """Hyperparameters of the training loop, whatever is trained."""
+
+    GROUP = "optimiser"
+
+    steps: int | None = setting(None, "optimiser steps", min=1, group="length")
+    epochs: float | None = setting(
+        None, "passes over the training data", above=0, max=1e6, group="length"
+    )
+    minutes: float | None = setting(
+        None, "time budget, validation included", min=0.01, group="length"
+    )
+    seed: int = setting(1, "random seed", min=0, max=2**62)
+    optimiser: str = setting("adamw", "optimiser", choices=OPTIMISERS)
+    lr: float = setting(1e-3, "peak learning rate", min=0, max=100)
+    warmup: int | None = setting(None, "warm-up steps; a tenth of all unless given", min=0)
+    schedule: str = setting("inverse_sqrt", "learning-rate schedule", choices=SCHEDULES)
+    weight_decay: float = setting(0.01, "weight decay", min=0, max=10)
+    layer_decay: float = setting(1.0, "layer-wise learning-rate decay", above=0, max=1)
+    beta2: float = setting(0.98, "AdamW beta2", min=0, max=0.99999)
+    clip: float = setting(1.0, "gradient clipping norm; 0 disables it", min=0)
+    accumulate: int = setting(1, "gradient accumulation steps", min=1)
+    ema: float = setting(0.0, "EMA decay; 0 disables it", min=0, max=0.99999)
+    average: int = setting(0, "last checkpoints to average; 0 disables it", min=0, max=100)
+    valid_every: int | None = setting(None, "steps between validations", min=1, group="length")
+    save_every: float = setting(120.0, "seconds between checkpoints", min=0, group="files")
+    patience: int = setting(
+        0, "early stopping: validations without improvement; 0 disables it", min=0, group="length"
+    )
+    device: str = setting("cpu", "device: cpu, cuda, cuda:1, mps", group="machine")
+    dtype: str = setting(
+        "float32", "data type; bfloat16 by autocast", choices=DTYPES, group="machine"
+    )
+    processes: int = setting(1, "data-parallel processes", min=1, max=64, group="machine")
+    threads: int | None = setting(None, "CPU threads", min=1, max=1024, group="machine")
+    compile: bool = setting(False, "compile the model with torch.compile", group="machine")
+
+
+def check(settings: LoopSettings) -> None:
+    """Refuse devices that cannot be used, and two lengths, before anything is written."""
+    if settings.steps is not None and settings.epochs is not None:
+        raise UsageError(
+            f"steps={settings.steps} and epochs={settings.epochs:g} both say how long; keep one"
+        )
+    try:
+        device = torch.empty(1, device=settings.device).device.type
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0][:100]
+        raise UsageError(f"device='{settings.device}' cannot be used ({reason}); try cpu") from None
+    check_dtype(settings.dtype, device)
+
+
+class Trainable(ABC):
+    """What the loop trains: batches, their loss, and an evaluation on the validation part."""
+
+    # learning-rate multipliers by the beginning of a parameter's name
+    lr_scales: Mapping[str, float] = MappingProxyType({})
+    # rows that a validation decodes, if fewer would do; 0: it needs all
+    decoded: int = 0
+    # the share of them that it does decode, set by the plan of a short run
+    valid_share: float = 1.0
+
+    @abstractmethod
+    def batch(self, n: int) -> Any:
+        """Return batch n, always the same for the same n."""
+
+    @abstractmethod
+    def count(self, batch: Any) -> tuple[int, int]:
+        """Return by how many tokens the loss is divided, and how many were read in all."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """Return the summed loss of a batch."""
+
+    @abstractmethod
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """Return the scores on the validation part; `better` is the one to raise."""
+
+    def epoch(self) -> float:
+        """Return the number of batches in an epoch."""
+        raise UsageError("epochs= has no meaning for this task; give steps= or minutes=")
+
+
+def train_mode(model: nn.Module) -> None:
+    """Set training mode; a frozen batch norm keeps and uses its running statistics."""
+    model.train()
+    for part in model.modules():
+        batch_norm = isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d)
+        if batch_norm and part.affine and not part.weight.requires_grad:
+            part.eval()
+
+
+def one_step(
+    model: nn.Module, task: Trainable, settings: LoopSettings, optimiser, n: int, lr: float
+) -> tuple[float, float, int, bool]:
+    """Make one update; return loss per token, gradient norm, tokens read, and if all was finite."""
+    rank, size, parts = distributed.rank(), distributed.world_size(), settings.accumulate
+    rng = torch.default_generator if settings.device == "cpu" else torch  # torch: all devices
+    rng.manual_seed(mix(settings.seed, "step", n, rank))
+    batches = [task.batch((n * parts + i) * size + rank) for i in range(parts)]
+    counts = [task.count(batch) for batch in batches]
+    total, read = distributed.all_reduce(*(sum(column) for column in zip(*counts, strict=True)))
+    loss, kind = torch.zeros(()), DTYPES[settings.dtype]
+    for batch in batches:
+        with torch.autocast(settings.device.split(":")[0], kind, enabled=kind is not torch.float32):
+            part = task.loss(model, batch) / total
+        part.backward()
+        loss += part.detach().cpu()
+    trained = (p for group in optimiser.param_groups for p in group["params"])
+    parameters = [p for p in trained if p.grad is not None]
+    grads = [p.grad for p in parameters if p.grad is not None]
+    grads, norm = distributed.all_reduce_grads(grads, settings.clip or math.inf)
+    for parameter, grad in zip(parameters, grads, strict=True):
+        parameter.grad = grad
+    (loss,) = distributed.all_reduce(float(loss))
+    finite = math.isfinite(loss) and math.isfinite(norm)
+    if finite:
+        for group in optimiser.param_groups:
+            group["lr"] = lr * group.get("scale", 1.0)
+        optimiser.step()
+    optimiser.zero_grad(set_to_none=True)
+    return loss, norm, int(read), finite
+
+
+def measure(
+    model: nn.Module, task: Trainable, settings: LoopSettings, folder: Path, seconds: float
+) -> Cost:
+    """Time some steps, a checkpoint and a validation, for a run of so many seconds.
+
+    Weights, optimiser and random numbers of the run are as if this had not happened. Where a
+    validation decodes many rows, it is timed on a share of them.
+    """
+    reuse_memory()
+    train_mode(model)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    optimiser = build_optimiser(model, name=settings.optimiser, lr=0.0)
+    times = []
+    started = time.perf_counter()
+    number, limit = 0, min(8.0, MEASURING_SHARE * seconds)
+    with fast(model):
+        while number < 5 or distributed.broadcast(
+            time.perf_counter() - started < limit and number < 60
+        ):
+            begun = time.perf_counter()
+            one_step(model, task, settings, optimiser, 7919 * number + 13, 0.0)
+            times.append(time.perf_counter() - begun)
+            number += 1
+    step = sum(times[2:]) / len(times[2:])
+    model.load_state_dict(before)
+    for parameter in model.parameters():
+        parameter.grad = None
+    save = validation = 0.0
+    if distributed.is_main():
+        begun = time.perf_counter()
+        named = learned_state(model)
+        kept = optimiser_tensors(optimiser, optimiser_names(optimiser, named))
+        with tempfile.TemporaryDirectory(prefix=".", suffix=".tmp", dir=folder) as place:
+            home = Path(place) / "checkpoints"
+            save_checkpoint(home, 0, {"raw": named, "optimiser": kept}, {})
+        save = time.perf_counter() - begun
+        validation = _time_validation(model, task)
+    step, save, validation = (distributed.broadcast(x) for x in (step, save, validation))
+    return Cost(step, save, validation, task.decoded)
+
+
+def _time_validation(model: nn.Module, task: Trainable) -> float:
+    """Return the seconds of a validation on the whole part."""
+    begun, share = time.perf_counter(), 1.0
+    if task.decoded > MIN_DECODED:
+        task.valid_share = share = MIN_DECODED / task.decoded
+    model.eval()
+    try:
+        task.evaluate(model)
+    finally:
+        train_mode(model)
+        task.valid_share = 1.0
+    return (time.perf_counter() - begun) / share
