@@ -5,7 +5,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,9 @@ from PIL import Image, ImageColor, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from regard.data.lines import missing
-from regard.errors import BrokenInput, UsageError, lookup
+from regard.errors import BrokenInput, UsageError
 from regard.files import refuse
+from regard.settings import setting
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp"}
@@ -155,24 +156,22 @@ RESAMPLES = {
 class ImageFormat:
     """The images that a model takes: square, with so many channels of this mean and deviation."""
 
-    size: int | None = field(default=None, metadata={"min": 1, "max": 4096})
-    channels: int | None = field(default=None, metadata={"min": 1, "max": 3})
-    fit: str = "crop"
-    resample: str = "bicubic"
+    size: int | None = setting(None, min=1, max=4096)
+    channels: int | None = setting(None, min=1, max=3)
+    fit: str = setting("crop", choices=FITS)
+    resample: str = setting("bicubic", choices=RESAMPLES)
     background: str = "white"  # what is seen through an image
     # to which an image is brought before a square of the size is cut out of its middle
-    edge: int | None = field(default=None, metadata={"min": 1, "max": 4096})
-    ground: str = "any"  # behind what is shown, if it is always the same: dark or light
+    edge: int | None = setting(None, min=1, max=4096)
+    # behind what is shown, if it is always the same
+    ground: str = setting("any", choices=GROUNDS)
     # the longer side of what is shown, by that of the image, where the ground is known
-    content: float = field(default=1.0, metadata={"above": 0, "max": 1})
-    mean: tuple[float, ...] = field(default=(), metadata={"min": -1000, "max": 1000})
-    std: tuple[float, ...] = field(default=(), metadata={"above": 0, "max": 1000})
+    content: float = setting(1.0, above=0, max=1)
+    mean: tuple[float, ...] = setting((), min=-1000, max=1000)
+    std: tuple[float, ...] = setting((), above=0, max=1000)
 
     def check(self) -> "ImageFormat":
-        """Refuse names and numbers that mean nothing."""
-        lookup("fit", self.fit, FITS)
-        lookup("resample", self.resample, RESAMPLES)
-        lookup("ground", self.ground, GROUNDS)
+        """Refuse colours and numbers that mean nothing."""
         _colour(self.background)
         if self.channels not in (None, 1, 3):
             raise UsageError(f"channels={self.channels}; expected 1 for grey or 3 for colour")

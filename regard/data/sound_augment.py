@@ -1,6 +1,6 @@
 """Augmentation of sounds in training: speed and masked stretches, a pure function of (seed, n)."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import soxr
@@ -11,19 +11,24 @@ from torch.nn import functional as F
 from regard.data.augment import Rng
 from regard.data.spectrogram import SoundFormat, htk_mel
 from regard.errors import UsageError
+from regard.settings import setting
 
 
 @dataclass(frozen=True)
 class SoundAugment:
     """Speed perturbation (Ko et al. 2015), SpecAugment (Park et al. 2019; 2020) and VTLP."""
 
-    speeds: tuple[float, ...] = field(default=(0.9, 1.0, 1.1), metadata={"min": 0.5, "max": 2})
-    time_masks: int = field(default=10, metadata={"min": 0, "max": 100})
-    time_share: float = field(default=0.05, metadata={"min": 0, "max": 1})  # of the frames, at most
-    frequency_masks: int = field(default=2, metadata={"min": 0, "max": 100})
-    frequency_share: float = field(default=0.33, metadata={"min": 0, "max": 1})  # of the filters
-    time_warp: int = field(default=0, metadata={"min": 0, "max": 1000})  # frames, at most
-    frequency_warp: float = field(default=0.0, metadata={"min": 0, "max": 0.5})  # factors 1 +- this
+    speeds: tuple[float, ...] = setting(
+        (0.9, 1.0, 1.1), "speeds, of which each sound has one at random", min=0.5, max=2
+    )
+    time_masks: int = setting(10, "masks over time", min=0, max=100)
+    time_share: float = setting(0.05, "share of the frames in a mask, at most", min=0, max=1)
+    frequency_masks: int = setting(2, "masks over frequencies", min=0, max=100)
+    frequency_share: float = setting(0.33, "share of the filters in a mask, at most", min=0, max=1)
+    time_warp: int = setting(0, "frames by which time is warped, at most", min=0, max=1000)
+    frequency_warp: float = setting(
+        0.0, "frequencies are scaled by 1 plus or minus this, at most", min=0, max=0.5
+    )
 
     def check(self) -> "SoundAugment":
         """Refuse speeds that are none."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from regard.data.sound_files import Samples, read_sound
-from regard.errors import UsageError, lookup
+from regard.errors import UsageError
+from regard.settings import setting
 
 SOFTEST = 0.05  # share of a filter's values that are called its softest
 LEAST_STD = 1e-3  # of a filter that hardly moves, such as in silence
@@ -32,23 +33,23 @@ class Sizes(NamedTuple):
 class SoundFormat:
     """The spectrograms that a model takes: rate, frames, mel filters, and their normalisation."""
 
-    rate: int = field(default=16000, metadata={"min": 1000, "max": 192_000})  # samples a second
-    mels: int = field(default=80, metadata={"min": 1, "max": 512})  # filters
-    window: float = field(default=0.025, metadata={"above": 0, "max": 1})  # seconds of a frame
-    hop: float = field(default=0.01, metadata={"above": 0, "max": 1})  # seconds between frames
-    features: str = "kaldi"
-    normalise: str = "utterance"
-    mean: tuple[float, ...] = field(default=(), metadata={"min": -1000, "max": 1000})
-    std: tuple[float, ...] = field(default=(), metadata={"above": 0, "max": 1000})
+    rate: int = setting(16000, "samples a second", min=1000, max=192_000)
+    mels: int = setting(80, "mel filters", min=1, max=512)
+    window: float = setting(0.025, "seconds of a frame", above=0, max=1)
+    hop: float = setting(0.01, "seconds between frames", above=0, max=1)
+    features: str = setting("kaldi", "spectrogram", choices=lambda: FEATURES)
+    normalise: str = setting(
+        "utterance", "normalisation of the spectrogram", choices=lambda: NORMALISE
+    )
+    mean: tuple[float, ...] = setting((), "mean of each filter", min=-1000, max=1000)
+    std: tuple[float, ...] = setting((), "standard deviation of each filter", above=0, max=1000)
 
     def key(self) -> int:
         """Return all that the samples depend on: their rate."""
         return self.rate
 
     def check(self) -> "SoundFormat":
-        """Refuse names and numbers that mean nothing."""
-        lookup("features", self.features, FEATURES)
-        lookup("normalise", self.normalise, NORMALISE)
+        """Refuse numbers that mean nothing."""
         sizes = self.sizes
         if not 1 <= sizes.hop <= sizes.window or sizes.window < 8:
             raise UsageError(

@@ -1,7 +1,7 @@
 """The blocks that families are built from."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Unpack
 
@@ -11,46 +11,49 @@ from regard.attention.dropout import add_dropped
 from regard.attention.masks import Mask
 from regard.attention.multihead import Memory, MultiHead, NormedMultiHead, SelfAttentionInputs
 from regard.attention.positions import Position, build_position
-from regard.attention.scores import build_score
+from regard.attention.scores import HEAD_SCORES, SCORES, build_score
 from regard.errors import UsageError, lookup
 from regard.layers.depth import drop_path
 from regard.layers.feedforward import FEED_FORWARDS
 from regard.layers.norm import NORMS
 from regard.layers.residual import RESIDUALS, PostNorm, PreNorm
+from regard.settings import setting
 
 
-def size_field(default: Any, most: int) -> Any:
+def size_field(default: Any, most: int, help: str = "") -> Any:
     """Describe a size in a config, bounded since a config may come from outside."""
-    return field(default=default, metadata={"min": 1, "max": most})
+    return setting(default, help, min=1, max=most)
 
 
-def prob_field(default: float) -> Any:
+def prob_field(default: float, help: str = "") -> Any:
     """Describe a probability in a config."""
-    return field(default=default, metadata={"min": 0.0, "max": 0.95})
+    return setting(default, help, min=0.0, max=0.95)
 
 
 @dataclass(frozen=True)
 class BlockConfig:
     """What a block is made of."""
 
-    width: int = size_field(512, 2**20)
-    heads: int = size_field(8, 2**14)
-    ffn_width: int = size_field(2048, 2**22)
-    kv_heads: int | None = size_field(None, 2**14)
-    head_width: int | None = size_field(None, 2**16)
-    norm: str = "layer"
-    norm_eps: float = field(default=1e-5, metadata={"min": 0.0, "max": 1.0})
-    order: str = "pre"
-    feed_forward: str = "relu"
-    score: str = "dot"
-    bias: bool = True
-    dropout: float = prob_field(0.1)
-    attention_dropout: float = prob_field(0.0)
-    ffn_dropout: float = prob_field(0.0)
-    attention_bias: str = "same"
-    head_norm: str = "none"
-    score_scale: float | None = field(default=None, metadata={"min": 1e-9, "max": 1e9})
-    score_cap: float | None = field(default=None, metadata={"min": 1e-3, "max": 1e9})
+    width: int = size_field(512, 2**20, "model width")
+    heads: int = size_field(8, 2**14, "attention heads")
+    ffn_width: int = size_field(2048, 2**22, "feed-forward width")
+    kv_heads: int | None = size_field(None, 2**14, "key and value heads; all unless given")
+    head_width: int | None = size_field(None, 2**16, "width of a head")
+    norm: str = setting("layer", "norm", choices=NORMS)
+    norm_eps: float = setting(1e-5, "epsilon of the norms", min=0.0, max=1.0)
+    order: str = setting("pre", "order of norm and residual", choices=lambda: BLOCKS)
+    feed_forward: str = setting("relu", "feed-forward network", choices=FEED_FORWARDS)
+    score: str = setting("dot", "attention score", choices=lambda: {**SCORES, **HEAD_SCORES})
+    bias: bool = setting(True, "biases of linear layers")
+    dropout: float = prob_field(0.1, "dropout")
+    attention_dropout: float = prob_field(0.0, "dropout of attention weights")
+    ffn_dropout: float = prob_field(0.0, "dropout inside the feed-forward network")
+    attention_bias: str = setting(
+        "same", "biases of the attention's projections", choices=lambda: ATTENTION_BIASES
+    )
+    head_norm: str = setting("none", "norm of queries and keys", choices=lambda: ("none", *NORMS))
+    score_scale: float | None = setting(None, "scale of the scores", min=1e-9, max=1e9)
+    score_cap: float | None = setting(None, "soft cap of the scores", min=1e-3, max=1e9)
 
     @property
     def per_head(self) -> int:

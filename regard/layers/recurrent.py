@@ -21,6 +21,7 @@ from regard.attention.scores import Additive, Bilinear, Dot, Gaussian
 from regard.attention.watch import as_one
 from regard.errors import UsageError, lookup
 from regard.layers.block import prob_field, size_field
+from regard.settings import setting
 
 Given = Callable[[Tensor], Tensor]  # from what is known of a word to what a cell is given
 Parts = tuple[Tensor, ...]  # what a cell remembers, each (r, w); what it says comes first
@@ -30,13 +31,15 @@ Parts = tuple[Tensor, ...]  # what a cell remembers, each (r, w); what it says c
 class CellConfig:
     """The cells of a recurrent network, and the attention of its decoder."""
 
-    width: int = size_field(256, 2**16)
-    cell: str = "lstm"
-    attention: str = "additive"
-    order: str = "before"
-    normalise: str = "softmax"
-    readout: str = "maxout"
-    dropout: float = prob_field(0.2)
+    width: int = size_field(256, 2**16, "width of the cells")
+    cell: str = setting("lstm", "recurrent cell", choices=lambda: CELLS)
+    attention: str = setting("additive", "attention score", choices=lambda: ATTENTIONS)
+    order: str = setting(
+        "before", "when attention is asked: before or after the cell", choices=lambda: ORDERS
+    )
+    normalise: str = setting("softmax", "normalisation of the scores", choices=lambda: NORMALISES)
+    readout: str = setting("maxout", "readout before the vocabulary head", choices=lambda: READOUTS)
+    dropout: float = prob_field(0.2, "dropout")
 
 
 # Cells

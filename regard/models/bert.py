@@ -10,11 +10,13 @@ from torch import Tensor, nn
 
 from regard.attention.masks import Document, Mask, Padding, Sliding
 from regard.attention.positions import (
+    POSITIONS,
     Disentangled,
     Distances,
     Position,
     Rotary,
     of_layer,
+    with_aliases,
 )
 from regard.errors import UsageError, lookup
 from regard.layers.block import (
@@ -32,6 +34,7 @@ from regard.layers.embed import Embed, tie
 from regard.layers.fast.run import run_blocks
 from regard.layers.feedforward import FEED_FORWARDS
 from regard.layers.heads import (
+    POOLERS,
     Classify,
     ClusterClassify,
     NoHead,
@@ -40,9 +43,11 @@ from regard.layers.heads import (
     VocabularyHead,
 )
 from regard.layers.init import INITS
+from regard.layers.norm import NORMS
 from regard.layers.shapes import Ids, Lengths, Vectors
 from regard.models.declaration import FamilyInfo, size_table, with_changes
 from regard.models.ensemble import Ensemble, mean_of_members
+from regard.settings import setting
 
 
 @dataclass(frozen=True)
@@ -53,8 +58,8 @@ class BertConfig:
     their own.
     """
 
-    vocab: int = size_field(30522, 10_000_000)
-    depth: int = size_field(12, 1000)
+    vocab: int = size_field(30522, 10_000_000, "vocabulary; that of the tokenizer")
+    depth: int = size_field(12, 1000, "layers")
     block: BlockConfig = field(
         default_factory=lambda: BlockConfig(
             768,
@@ -66,31 +71,39 @@ class BertConfig:
             attention_dropout=0.1,
         )
     )
-    layers: str = "own"
-    position: str = "learned"
-    position_base: float = 10_000.0
+    layers: str = setting(
+        "own", "weights of the layers: own, or shared by all", choices=lambda: LAYERS
+    )
+    position: str = setting("learned", "position embedding", choices=with_aliases(POSITIONS))
+    position_base: float = setting(10_000.0, "base of the sinusoids or rotations")
     distances: Distances = field(default_factory=Distances)
-    window: int | None = size_field(None, 10_000_000)
-    window_layers: tuple[int, ...] | None = None
-    near_base: float | None = field(default=None, metadata={"above": 0.0, "max": 1e12})
-    max_length: int = size_field(512, 10_000_000)
-    inner_width: int | None = size_field(None, 2**20)
-    types: int = field(default=2, metadata={"min": 0, "max": 100_000})
-    embed_norm: str = "layer"
-    first_norm: str = "same"
-    head: str = "words"
-    labels: int = size_field(2, 10_000_000)
-    clusters: int = field(default=0, metadata={"min": 0, "max": 100_000})
-    cluster_beam: int = size_field(4, 100_000)
-    pool: str = "first"
-    head_dropout: float = prob_field(0.1)
-    head_act: str = "same"
-    head_bias: bool = True
-    transform: str = "none"
-    transform_bias: bool = True
-    tie: bool = True
-    init: str = "normal"
-    members: int = size_field(1, 100)
+    window: int | None = size_field(None, 10_000_000, "window of local attention")
+    window_layers: tuple[int, ...] | None = setting(None, "layers with a window; all unless given")
+    near_base: float | None = setting(None, "base of the rotations in windows", above=0.0, max=1e12)
+    max_length: int = size_field(512, 10_000_000, "maximum positions")
+    inner_width: int | None = size_field(
+        None, 2**20, "width of the embeddings; the model's unless given"
+    )
+    types: int = setting(2, "token types", min=0, max=100_000)
+    embed_norm: str = setting("layer", "norm of the embeddings", choices=lambda: ("none", *NORMS))
+    first_norm: str = setting(
+        "same", "norm of the first block", choices=lambda: ("same", "none", *NORMS)
+    )
+    head: str = setting("words", "head", choices=lambda: HEADS)
+    labels: int = size_field(2, 10_000_000, "labels; those of the data")
+    clusters: int = setting(0, "clusters of labels; 0: none", min=0, max=100_000)
+    cluster_beam: int = size_field(4, 100_000, "clusters whose labels are ranked")
+    pool: str = setting("first", "pooling of a classifier", choices=POOLERS)
+    head_dropout: float = prob_field(0.1, "dropout before the head")
+    head_act: str = setting(
+        "same", "activation of the head", choices=lambda: ("same", *FEED_FORWARDS)
+    )
+    head_bias: bool = setting(True, "bias of the vocabulary head")
+    transform: str = setting("none", "layer before the head", choices=lambda: TRANSFORMS)
+    transform_bias: bool = setting(True, "bias of that layer")
+    tie: bool = setting(True, "tie the head to the embeddings")
+    init: str = setting("normal", "initialisation", choices=INITS)
+    members: int = size_field(1, 100, "models of an ensemble")
 
 
 _BERT = BertConfig()

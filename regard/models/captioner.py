@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard.attention.normalisers import softmax
+from regard.attention.positions import POSITIONS, with_aliases
 from regard.errors import UsageError, lookup
 from regard.layers.block import (
     BlockConfig,
@@ -32,14 +33,14 @@ from regard.models.declaration import FamilyInfo
 from regard.models.decoder import TextDecoder
 from regard.models.protocols import ImageEncoder
 from regard.models.state import State
-from regard.settings import fill
+from regard.settings import fill, setting
 
 
 @dataclass(frozen=True)
 class EncoderConfig:
     """The image encoder: its family and config."""
 
-    family: str = "vit"
+    family: str = setting("vit", "family of the image encoder")
     config: Any = field(default_factory=lambda: preset("vit", "tiny", "cct"))
 
     def __post_init__(self) -> None:
@@ -60,16 +61,16 @@ class EncoderConfig:
 class DecoderConfig:
     """The caption decoder: a transformer of blocks or a recurrent network of cells."""
 
-    kind: str = "transformer"
-    vocab: int = size_field(4000, 10_000_000)
-    depth: int = size_field(2, 1000)
+    kind: str = setting("transformer", "caption decoder", choices=lambda: DECODERS)
+    vocab: int = size_field(4000, 10_000_000, "vocabulary; that of the tokenizer")
+    depth: int = size_field(2, 1000, "layers")
     block: BlockConfig = field(
         default_factory=lambda: BlockConfig(128, 4, 512, feed_forward="gelu", dropout=0.1)
     )
     cell: CellConfig = field(default_factory=CellConfig)
-    position: str = "sinusoidal"
-    max_length: int = size_field(128, 1_000_000)
-    init: str = "scaled"
+    position: str = setting("sinusoidal", "position embedding", choices=with_aliases(POSITIONS))
+    max_length: int = size_field(128, 1_000_000, "maximum positions")
+    init: str = setting("scaled", "initialisation", choices=INITS)
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,9 @@ class CaptionerConfig:
 
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
-    sight: str = "image"
+    sight: str = setting(
+        "image", "image, or blind: a baseline without one", choices=lambda: ENCODERS
+    )
 
     @property
     def image(self) -> int:

@@ -14,6 +14,7 @@ from regard.layers.shapes import Ids, Images, Lengths, Size, Vectors
 from regard.models.declaration import FamilyInfo
 from regard.models.gpt import GPT, GPTConfig
 from regard.models.vit import ViT, ViTConfig
+from regard.settings import setting
 
 _TEXT = BlockConfig(512, 8, 2048, feed_forward="gelu_quick", dropout=0.0)
 _VISION = BlockConfig(768, 12, 3072, feed_forward="gelu_quick", dropout=0.0)
@@ -34,8 +35,8 @@ class ClipConfig:
     text: GPTConfig = field(
         default_factory=lambda: GPTConfig(49408, 12, _TEXT, max_length=77, init="normal")
     )
-    width: int = size_field(512, 2**16)
-    end: int | None = field(default=49407, metadata={"min": 0, "max": 10_000_000})
+    width: int = size_field(512, 2**16, "width of the common space")
+    end: int | None = setting(49407, "token at the end of a text", min=0, max=10_000_000)
 
     @property
     def image(self) -> int:

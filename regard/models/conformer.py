@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.attention.dropout import dropout
 from regard.attention.masks import Padding
-from regard.attention.positions import Position, of_layer
+from regard.attention.positions import POSITIONS, Position, of_layer, with_aliases
 from regard.errors import UsageError, lookup
 from regard.layers.block import (
     BlockConfig,
@@ -21,11 +21,11 @@ from regard.layers.block import (
     prob_field,
     size_field,
 )
-from regard.layers.conformer import ConformerBlock
+from regard.layers.conformer import CONVOLUTION_NORMS, ConformerBlock
 from regard.layers.depth import drop_path_schedule
 from regard.layers.fast.alone import computed_alone, each_alone
 from regard.layers.fast.run import run_blocks
-from regard.layers.heads import Classify, NoHead, TokenClassify
+from regard.layers.heads import POOLERS, Classify, NoHead, TokenClassify
 from regard.layers.init import INITS
 from regard.layers.layout import Layout, full_layout, time_grid
 from regard.layers.shapes import Ids, Lengths, Vectors
@@ -34,6 +34,7 @@ from regard.layers.vocabulary import Head
 from regard.models.declaration import FamilyInfo, size_table, with_changes
 from regard.models.decoder import TextDecoder
 from regard.models.state import State
+from regard.settings import setting
 
 Sound = Float[Tensor, "b t mels"]
 
@@ -42,28 +43,30 @@ Sound = Float[Tensor, "b t mels"]
 class ConformerConfig:
     """The sizes and parts of a speech encoder, and its heads: CTC, a decoder, both, or labels."""
 
-    mels: int = size_field(80, 4096)
-    vocab: int = field(default=32, metadata={"min": 0, "max": 10_000_000})
-    labels: int = field(default=0, metadata={"min": 0, "max": 10_000_000})
-    subsampling: int = field(default=4, metadata={"min": 2, "max": 4})
-    channels: int = size_field(144, 2**16)
-    encoder: str = "conformer"
-    depth: int = size_field(16, 1000)
+    mels: int = size_field(80, 4096, "mel filters")
+    vocab: int = setting(32, "vocabulary; that of the tokenizer", min=0, max=10_000_000)
+    labels: int = setting(0, "labels; those of the data", min=0, max=10_000_000)
+    subsampling: int = setting(4, "frames per vector of the encoder", min=2, max=4)
+    channels: int = size_field(144, 2**16, "channels of the subsampling")
+    encoder: str = setting("conformer", "encoder blocks", choices=lambda: ENCODERS)
+    depth: int = size_field(16, 1000, "layers")
     block: BlockConfig = field(
         default_factory=lambda: BlockConfig(144, 4, 576, feed_forward="swish", dropout=0.1)
     )
-    kernel: int = size_field(31, 2**12)
-    convolution_norm: str = "batch"
-    position: str = "xl"
-    position_base: float = 10_000.0
-    max_frames: int = size_field(4096, 10_000_000)
-    drop_path: float = prob_field(0.0)
-    ctc: bool = True
-    decoder_depth: int = field(default=0, metadata={"min": 0, "max": 1000})
-    decoder_position: str = "sinusoidal"
-    max_length: int = size_field(512, 10_000_000)
-    pool: str = "mean"
-    init: str = "scaled"
+    kernel: int = size_field(31, 2**12, "kernel size of the convolutions")
+    convolution_norm: str = setting("batch", "norm of the convolutions", choices=CONVOLUTION_NORMS)
+    position: str = setting("xl", "position embedding", choices=with_aliases(POSITIONS))
+    position_base: float = setting(10_000.0, "base of the sinusoids or rotations")
+    max_frames: int = size_field(4096, 10_000_000, "maximum frames")
+    drop_path: float = prob_field(0.0, "stochastic depth")
+    ctc: bool = setting(True, "CTC head")
+    decoder_depth: int = setting(0, "decoder layers", min=0, max=1000)
+    decoder_position: str = setting(
+        "sinusoidal", "position embedding of the decoder", choices=with_aliases(POSITIONS)
+    )
+    max_length: int = size_field(512, 10_000_000, "maximum positions")
+    pool: str = setting("mean", "pooling", choices=POOLERS)
+    init: str = setting("scaled", "initialisation", choices=INITS)
 
 
 _CONFORMER = ConformerConfig()

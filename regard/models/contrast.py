@@ -14,6 +14,7 @@ from regard.layers.init import INITS
 from regard.layers.shapes import Ids, Images, Lengths
 from regard.models.bert import Bert, BertConfig
 from regard.models.protocols import ImageEncoder
+from regard.settings import setting
 
 
 def info_nce(
@@ -34,9 +35,9 @@ def info_nce(
 class SimCLRConfig:
     """The projection head between the encoder and the loss, and its temperature."""
 
-    inner_width: int = size_field(512, 2**16)
-    width: int = size_field(128, 2**16)
-    temperature: float = field(default=0.2, metadata={"min": 0.001, "max": 100})
+    inner_width: int = size_field(512, 2**16, "hidden width of the projection")
+    width: int = size_field(128, 2**16, "width of the projection")
+    temperature: float = setting(0.2, "temperature of the contrast", min=0.001, max=100)
 
 
 class SimCLR(nn.Module):
@@ -88,8 +89,8 @@ class ImageTextConfig:
             head="none",
         )
     )
-    width: int = size_field(128, 2**16)
-    temperature: float = field(default=0.07, metadata={"min": 0.001, "max": 100})
+    width: int = size_field(128, 2**16, "width of the common space")
+    temperature: float = setting(0.07, "first temperature of the contrast", min=0.001, max=100)
 
 
 class ImageTextContrast(nn.Module):

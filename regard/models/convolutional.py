@@ -15,13 +15,14 @@ from regard.attention.masks import Mask, Padding
 from regard.attention.positions import Position, build_position
 from regard.errors import lookup
 from regard.layers.block import prob_field, size_field
-from regard.layers.embed import Embed, tie, ties
+from regard.layers.embed import TIES, Embed, tie, ties
 from regard.layers.init import distinct_parts
 from regard.layers.recurrent import RecurrentState, ReinforceTape
 from regard.layers.shapes import Vectors
 from regard.layers.vocabulary import Head
 from regard.models.declaration import EncoderDecoderConfig, FamilyInfo, size_table
 from regard.models.stateful import StatefulDecoder
+from regard.settings import setting
 
 HALF = math.sqrt(0.5)  # keeps the variance of a sum of two
 
@@ -30,22 +31,22 @@ HALF = math.sqrt(0.5)  # keeps the variance of a sum of two
 class GatedConfig:
     """What a layer of gated convolutions is made of."""
 
-    width: int = size_field(512, 2**16)
-    kernel: int = size_field(3, 255)
-    dropout: float = prob_field(0.2)
+    width: int = size_field(512, 2**16, "model width")
+    kernel: int = size_field(3, 255, "kernel size of the convolutions")
+    dropout: float = prob_field(0.2, "dropout")
 
 
 @dataclass(frozen=True)
 class ConvolutionalConfig(EncoderDecoderConfig):
     """The sizes and parts of a convolutional encoder-decoder."""
 
-    encoder_depth: int = size_field(15, 1000)
-    decoder_depth: int = size_field(15, 1000)
+    encoder_depth: int = size_field(15, 1000, "encoder layers")
+    decoder_depth: int = size_field(15, 1000, "decoder layers")
     block: GatedConfig = field(default_factory=GatedConfig)
-    position: str = "learned"
-    tie: str = "all"
-    max_length: int = size_field(1024, 10_000_000)
-    head_bias: bool = False
+    position: str = setting("learned", "position embedding", choices=lambda: ADDED)
+    tie: str = setting("all", "tied embeddings", choices=TIES)
+    max_length: int = size_field(1024, 10_000_000, "maximum positions")
+    head_bias: bool = setting(False, "bias of the vocabulary head")
 
 
 # positions that are added to embeddings

@@ -16,6 +16,7 @@ from regard.layers.patches import Patches, check_images
 from regard.layers.shapes import Size
 from regard.layers.windows import WINDOW_POSITIONS, Windows
 from regard.models.declaration import FamilyInfo, size_table
+from regard.settings import setting
 
 
 @dataclass(frozen=True)
@@ -27,14 +28,14 @@ class DenoiserConfig:
     """
 
     channels: ClassVar[int] = 1  # colours are denoised one by one
-    image: int = size_field(64, 2**16)
-    patch: int = size_field(2, 64)
-    depth: int = size_field(8, 1000)
-    every: int = size_field(2, 1000)
+    image: int = size_field(64, 2**16, "image size in pixels")
+    patch: int = size_field(2, 64, "patch size in pixels")
+    depth: int = size_field(8, 1000, "layers")
+    every: int = size_field(2, 1000, "blocks between attention")
     block: BlockConfig = field(default_factory=lambda: BlockConfig(64, 4, 64, dropout=0.0))
-    look: str = "windows"
-    window: int = size_field(8, 256)
-    position: str = "table"
+    look: str = setting("windows", "attention between convolutions", choices=lambda: LOOKS)
+    window: int = size_field(8, 256, "window of attention in patches")
+    position: str = setting("table", "position embedding", choices=WINDOW_POSITIONS)
 
 
 PRESETS: dict[str, DenoiserConfig] = {"denoiser": DenoiserConfig()}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.attention.masks import Causal, Document, Mask, Prefix, Sliding
 from regard.attention.multihead import Cache
-from regard.attention.positions import RotaryScaling, of_layer
+from regard.attention.positions import POSITIONS, RotaryScaling, of_layer, with_aliases
 from regard.errors import UsageError, lookup
 from regard.layers.block import (
     BlockConfig,
@@ -26,36 +26,38 @@ from regard.layers.context import windowed, within
 from regard.layers.embed import RoundedEmbed
 from regard.layers.fast.run import run_blocks
 from regard.layers.init import INITS
+from regard.layers.norm import NORMS
 from regard.layers.shapes import Ids, Lengths, Vectors
 from regard.layers.vocabulary import CappedHead, Head
 from regard.models.declaration import FamilyInfo
 from regard.models.state import State, take_caches
+from regard.settings import setting
 
 
 @dataclass(frozen=True)
 class GPTConfig:
     """The sizes and parts of a decoder-only transformer."""
 
-    vocab: int = size_field(50257, 10_000_000)
-    depth: int = size_field(12, 1000)
+    vocab: int = size_field(50257, 10_000_000, "vocabulary; that of the tokenizer")
+    depth: int = size_field(12, 1000, "layers")
     block: BlockConfig = field(
         default_factory=lambda: BlockConfig(768, 12, 3072, feed_forward="gelu_tanh")
     )
-    position: str = "learned"
-    position_base: float = 10_000.0
-    position_share: float = field(default=1.0, metadata={"min": 0.0, "max": 1.0})
-    near_base: float | None = field(default=None, metadata={"above": 0.0, "max": 1e12})
+    position: str = setting("learned", "position embedding", choices=with_aliases(POSITIONS))
+    position_base: float = setting(10_000.0, "base of the sinusoids or rotations")
+    position_share: float = setting(1.0, "share of each head that is rotated", min=0.0, max=1.0)
+    near_base: float | None = setting(None, "base of the rotations in windows", above=0.0, max=1e12)
     scaling: RotaryScaling = field(default_factory=RotaryScaling)
-    max_length: int = size_field(1024, 10_000_000)
-    window: int | None = size_field(None, 10_000_000)
-    window_layers: tuple[int, ...] | None = None
-    prompt: str = "causal"
-    embed_norm: str = "none"
-    scale_embedding: bool = False
-    tie: bool = True
-    head_bias: bool = False
-    logit_cap: float | None = field(default=None, metadata={"min": 1e-3, "max": 1e9})
-    init: str = "gpt"
+    max_length: int = size_field(1024, 10_000_000, "maximum positions")
+    window: int | None = size_field(None, 10_000_000, "window of local attention")
+    window_layers: tuple[int, ...] | None = setting(None, "layers with a window; all unless given")
+    prompt: str = setting("causal", "attention over a prompt", choices=lambda: PROMPTS)
+    embed_norm: str = setting("none", "norm of the embeddings", choices=lambda: ("none", *NORMS))
+    scale_embedding: bool = setting(False, "multiply embeddings by the root of the width")
+    tie: bool = setting(True, "tie the head to the embeddings")
+    head_bias: bool = setting(False, "bias of the vocabulary head")
+    logit_cap: float | None = setting(None, "soft cap of the logits", min=1e-3, max=1e9)
+    init: str = setting("gpt", "initialisation", choices=INITS)
 
 
 def _like(config: GPTConfig, block: dict[str, Any], **changes: Any) -> GPTConfig:

@@ -6,7 +6,7 @@ something of it: the weights, the candidates c, keys from values, and last one h
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Unpack, cast
 
@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from regard.attention.attend import attend
 from regard.attention.masks import Causal, Mask, Padding
 from regard.attention.multihead import Cache, MultiHead, RowSelect, SelfAttentionInputs
-from regard.attention.positions import ALIASES
+from regard.attention.positions import ALIASES, with_aliases
 from regard.attention.watch import watcher
 from regard.errors import UsageError, lookup
 from regard.layers.block import BlockConfig, build_attention
@@ -27,6 +27,7 @@ from regard.models import gpt
 from regard.models.declaration import FamilyInfo
 from regard.models.gpt import GPT, GPTConfig
 from regard.models.state import State
+from regard.settings import setting
 
 # positions that are added to the input: a recurrence has neither queries nor keys to turn
 POSITIONS = ("none", "sinusoidal", "learned")
@@ -36,13 +37,11 @@ POSITIONS = ("none", "sinusoidal", "learned")
 class LadderConfig(GPTConfig):
     """The sizes and parts of a decoder whose attention is one of the rungs."""
 
-    position: str = "sinusoidal"
+    position: str = setting("sinusoidal", "position embedding", choices=with_aliases(POSITIONS))
     scale_embedding: bool = True
     init: str = "scaled"
-    rung: str = "gated"
-    gates: int | None = field(
-        default=None, metadata={"help": "of the rung gated; none: one a channel", "min": 1}
-    )
+    rung: str = setting("gated", "kind of attention", choices=lambda: RUNGS)
+    gates: int | None = setting(None, "gates of the rung gated; none: one a channel", min=1)
 
 
 def past_weights(gates: Float[Tensor, "... l"]) -> Float[Tensor, "... l l"]:

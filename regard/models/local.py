@@ -1,7 +1,7 @@
 """Residual networks of local attention instead of convolutions: LR-Net."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import cast
 
@@ -27,21 +27,24 @@ from regard.models.vision import (
     ConvolutionModel,
     build_head,
 )
+from regard.settings import setting
 
 
 @dataclass(frozen=True)
 class LocalConfig(ConvolutionConfig):
     """The sizes and parts of a network of local relations, a number for each stage."""
 
-    inner_widths: tuple[int, ...] = size_field((100, 200, 400, 800), 2**16)
-    widths: tuple[int, ...] = size_field((256, 512, 1024, 2048), 2**18)
-    depths: tuple[int, ...] = size_field((3, 4, 6, 3), 200)
-    window: int = size_field(7, 63)
-    channels_per_head: int = field(default=8, metadata={"min": 1, "max": 1024})
-    prior_width: int = size_field(8, 4096)
-    relation: str = "product"
-    pool: str = "mean"
-    drop_path: float = prob_field(0.0)
+    inner_widths: tuple[int, ...] = size_field(
+        (100, 200, 400, 800), 2**16, "bottleneck widths of each stage"
+    )
+    widths: tuple[int, ...] = size_field((256, 512, 1024, 2048), 2**18, "widths of each stage")
+    depths: tuple[int, ...] = size_field((3, 4, 6, 3), 200, "layers of each stage")
+    window: int = size_field(7, 63, "window of attention in pixels")
+    channels_per_head: int = setting(8, "channels per head", min=1, max=1024)
+    prior_width: int = size_field(8, 4096, "width of the network of offsets")
+    relation: str = setting("product", "score of a pair of pixels", choices=lambda: RELATIONS)
+    pool: str = setting("mean", "pooling", choices=lambda: POOLS)
+    drop_path: float = prob_field(0.0, "stochastic depth")
 
 
 # name -> the parts that make it what it is, and its published size: Hu et al. 2019

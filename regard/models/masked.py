@@ -22,6 +22,7 @@ from regard.layers.patches import grid_at
 from regard.layers.shapes import Images, Size, Vectors
 from regard.models.swin import Swin
 from regard.models.vit import ViT
+from regard.settings import setting
 
 
 def patchify(images: Images, unit: int) -> Float[Tensor, "b u p"]:
@@ -127,9 +128,9 @@ class MaskedImageModel(nn.Module):
 class MAEConfig:
     """The mask ratio, the target of the prediction, and the sizes of the decoder."""
 
-    mask_share: float = field(default=0.75, metadata={"min": 0, "max": 0.99})
-    target: str = "normalised"
-    depth: int = size_field(2, 1000)
+    mask_share: float = setting(0.75, "share of the image that is masked", min=0, max=0.99)
+    target: str = setting("normalised", "what is predicted", choices=TARGETS)
+    depth: int = size_field(2, 1000, "decoder layers")
     block: BlockConfig = field(
         default_factory=lambda: BlockConfig(
             128, 4, 512, norm_eps=1e-6, feed_forward="gelu", dropout=0.0
@@ -196,8 +197,8 @@ class MAE(MaskedImageModel):
 class SimMIMConfig:
     """The mask ratio, and the target of the prediction."""
 
-    mask_share: float = field(default=0.6, metadata={"min": 0, "max": 0.99})
-    target: str = "pixels"
+    mask_share: float = setting(0.6, "share of the image that is masked", min=0, max=0.99)
+    target: str = setting("pixels", "what is predicted", choices=TARGETS)
 
 
 class SimMIM(MaskedImageModel):

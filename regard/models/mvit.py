@@ -24,6 +24,7 @@ from regard.layers.patches import Patches
 from regard.layers.shapes import Images, Size, Vectors
 from regard.models.declaration import FamilyInfo, size_table
 from regard.models.vision import VISION_TASKS, VisionModel, build_head
+from regard.settings import setting
 
 
 @dataclass(frozen=True)
@@ -35,27 +36,27 @@ class MViTConfig:
     `key_stride`, of each further one by half of that.
     """
 
-    labels: int = field(default=1000, metadata={"min": 0, "max": 10_000_000})
-    channels: int = size_field(3, 4096)
-    image: int = size_field(224, 2**16)
-    patch: int = size_field(7, 2**12)
-    stride: int = size_field(4, 2**12)
-    depths: tuple[int, ...] = size_field((1, 2, 5, 2), 200)
+    labels: int = setting(1000, "labels; those of the data", min=0, max=10_000_000)
+    channels: int = size_field(3, 4096, "colour channels")
+    image: int = size_field(224, 2**16, "image size in pixels")
+    patch: int = size_field(7, 2**12, "patch size in pixels")
+    stride: int = size_field(4, 2**12, "stride of the patches in pixels")
+    depths: tuple[int, ...] = size_field((1, 2, 5, 2), 200, "layers of each stage")
     block: BlockConfig = field(
         default_factory=lambda: BlockConfig(
             96, 1, 384, norm_eps=1e-6, feed_forward="gelu", dropout=0.0
         )
     )
-    kernel: int = size_field(3, 63)
-    key_stride: int = size_field(4, 2**12)
-    pooled_queries: str = "all"
-    residual: str = "query"
-    position: str = "decomposed"
-    widen: str = "attention"
-    tokens: int = field(default=0, metadata={"min": 0, "max": 1})
-    pool: str = "mean"
-    drop_path: float = prob_field(0.0)
-    init: str = "normal"
+    kernel: int = size_field(3, 63, "kernel size of the pooling")
+    key_stride: int = size_field(4, 2**12, "stride of keys and values in the first stage")
+    pooled_queries: str = setting("all", "queries that are pooled", choices=lambda: POOLED_QUERIES)
+    residual: str = setting("query", "residual of the pooled queries", choices=lambda: RESIDUALS)
+    position: str = setting("decomposed", "position embedding", choices=lambda: PLACES)
+    widen: str = setting("attention", "where the width grows", choices=lambda: WIDEN)
+    tokens: int = setting(0, "class tokens", min=0, max=1)
+    pool: str = setting("mean", "pooling", choices=lambda: POOLS)
+    drop_path: float = prob_field(0.0, "stochastic depth")
+    init: str = setting("normal", "initialisation", choices=INITS)
 
 
 _V2 = MViTConfig()

@@ -11,7 +11,7 @@ from regard.attention.dropout import dropout
 from regard.attention.masks import Mask, Padding
 from regard.errors import lookup
 from regard.layers.block import size_field
-from regard.layers.embed import tie, ties
+from regard.layers.embed import TIES, tie, ties
 from regard.layers.init import INITS
 from regard.layers.recurrent import (
     Cell,
@@ -25,20 +25,21 @@ from regard.layers.recurrent import (
 from regard.layers.vocabulary import Head
 from regard.models.declaration import EncoderDecoderConfig, FamilyInfo, size_table
 from regard.models.stateful import StatefulDecoder
+from regard.settings import setting
 
 
 @dataclass(frozen=True)
 class RecurrentConfig(EncoderDecoderConfig):
     """The sizes and parts of a recurrent encoder-decoder."""
 
-    encoder_depth: int = size_field(1, 1000)
-    decoder_depth: int = size_field(1, 1000)
+    encoder_depth: int = size_field(1, 1000, "encoder layers")
+    decoder_depth: int = size_field(1, 1000, "decoder layers")
     block: CellConfig = field(default_factory=CellConfig)
-    direction: str = "both"
-    tie: str = "all"
-    max_length: int = size_field(1024, 10_000_000)
-    head_bias: bool = False
-    init: str = "scaled"
+    direction: str = setting("both", "reading direction of the encoder", choices=lambda: DIRECTIONS)
+    tie: str = setting("all", "tied embeddings", choices=TIES)
+    max_length: int = size_field(1024, 10_000_000, "maximum positions")
+    head_bias: bool = setting(False, "bias of the vocabulary head")
+    init: str = setting("scaled", "initialisation", choices=INITS)
 
 
 # name -> for each network of the encoder, whether it runs backward

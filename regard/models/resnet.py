@@ -1,18 +1,19 @@
 """Residual networks, plain or with attention between their blocks."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from regard.attention.positions import with_aliases
 from regard.errors import UsageError, lookup
 from regard.layers.block import BlockConfig, EncoderBlock, prob_field, size_field
 from regard.layers.convolution import ConvNorm, identity, relu
 from regard.layers.depth import drop_path, drop_path_schedule
 from regard.layers.fast.run import run_blocks
-from regard.layers.grid import build_grid_position
+from regard.layers.grid import COMPUTED, build_grid_position
 from regard.layers.heads import Mean
 from regard.layers.layout import Layout, full_layout, halve, token_grid
 from regard.layers.patches import check_images, grid_at
@@ -23,21 +24,26 @@ from regard.models.vision import (
     ConvolutionModel,
     build_head,
 )
+from regard.settings import setting
 
 
 @dataclass(frozen=True)
 class ResNetConfig(ConvolutionConfig):
     """The sizes and parts of a residual network, stage by stage."""
 
-    widths: tuple[int, ...] = size_field((64, 128, 256, 512), 2**16)
-    depths: tuple[int, ...] = size_field((2, 2, 2, 2), 1000)
-    kind: str = "basic"
+    widths: tuple[int, ...] = size_field((64, 128, 256, 512), 2**16, "widths of each stage")
+    depths: tuple[int, ...] = size_field((2, 2, 2, 2), 1000, "layers of each stage")
+    kind: str = setting("basic", "residual block", choices=lambda: KINDS)
     # how many blocks of attention each stage has, evenly between its other blocks
-    attention: tuple[int, ...] = field(default=(), metadata={"min": 0, "max": 1000})
-    head_width: int = size_field(32, 2**12)
-    ffn_times: float = field(default=2.0, metadata={"min": 0.01, "max": 64.0})
-    position: str = "rotary"
-    drop_path: float = prob_field(0.0)
+    attention: tuple[int, ...] = setting((), "blocks of attention in each stage", min=0, max=1000)
+    head_width: int = size_field(32, 2**12, "width of a head")
+    ffn_times: float = setting(
+        2.0, "feed-forward width as a multiple of the width", min=0.01, max=64.0
+    )
+    position: str = setting(
+        "rotary", "position embedding of the attention", choices=with_aliases(COMPUTED)
+    )
+    drop_path: float = prob_field(0.0, "stochastic depth")
 
 
 _SMALL = ResNetConfig(image=32, stem="small", stem_width=32, widths=(32, 64, 128), depths=(2, 2, 2))

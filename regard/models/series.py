@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from regard.attention.dropout import dropout
 from regard.attention.masks import Padding
-from regard.attention.positions import Position, of_layer
+from regard.attention.positions import POSITIONS, Position, of_layer, with_aliases
 from regard.errors import lookup
 from regard.layers.block import (
     BlockConfig,
@@ -21,11 +21,12 @@ from regard.layers.chunks import Chunks, chunk_at
 from regard.layers.depth import drop_path_schedule
 from regard.layers.fast.run import run_blocks
 from regard.layers.grid import build_grid_position
-from regard.layers.heads import Classify
+from regard.layers.heads import POOLERS, Classify
 from regard.layers.init import INITS
 from regard.layers.shapes import Lengths, Vectors
 from regard.models.declaration import FamilyInfo, size_table
 from regard.models.ensemble import Ensemble, mean_of_members
+from regard.settings import setting
 
 
 @dataclass(frozen=True)
@@ -35,22 +36,24 @@ class SeriesConfig:
     `chunk` has a length for each axis: one for a series, two for an array with height and width.
     """
 
-    labels: int = size_field(2, 10_000_000)
-    channels: int = size_field(1, 2**16)
-    chunk: tuple[int, ...] = field(default=(4,), metadata={"min": 1, "max": 2**16})
-    stride: tuple[int, ...] | None = field(default=None, metadata={"min": 1, "max": 2**16})
-    max_length: int = size_field(1024, 10_000_000)  # places of the first axis
-    depth: int = size_field(4, 1000)
+    labels: int = size_field(2, 10_000_000, "labels; those of the data")
+    channels: int = size_field(1, 2**16, "channels of the series")
+    chunk: tuple[int, ...] = setting((4,), "steps of a token along each axis", min=1, max=2**16)
+    stride: tuple[int, ...] | None = setting(
+        None, "steps between tokens; none: chunks do not overlap", min=1, max=2**16
+    )
+    max_length: int = size_field(1024, 10_000_000, "maximum steps of the first axis")
+    depth: int = size_field(4, 1000, "layers")
     block: BlockConfig = field(
         default_factory=lambda: BlockConfig(128, 4, 256, feed_forward="gelu", dropout=0.1)
     )
-    position: str = "sinusoidal"
-    position_base: float = 10_000.0
-    pool: str = "mean"
-    head_dropout: float = prob_field(0.1)
-    drop_path: float = prob_field(0.0)
-    init: str = "glorot"
-    members: int = size_field(1, 100)
+    position: str = setting("sinusoidal", "position embedding", choices=with_aliases(POSITIONS))
+    position_base: float = setting(10_000.0, "base of the sinusoids or rotations")
+    pool: str = setting("mean", "pooling", choices=POOLERS)
+    head_dropout: float = prob_field(0.1, "dropout before the head")
+    drop_path: float = prob_field(0.0, "stochastic depth")
+    init: str = setting("glorot", "initialisation", choices=INITS)
+    members: int = size_field(1, 100, "models of an ensemble")
 
 
 PRESETS = {"series": SeriesConfig()}

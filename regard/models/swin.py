@@ -31,6 +31,7 @@ from regard.layers.shapes import Images, Size
 from regard.layers.windows import WINDOW_POSITIONS, Windows
 from regard.models.declaration import FamilyInfo, size_table
 from regard.models.vision import VISION_TASKS, VisionModel, build_head
+from regard.settings import setting
 
 MOST_STAGES = 8
 
@@ -45,24 +46,26 @@ class SwinConfig:
     continuous positions were learned with if not with these.
     """
 
-    labels: int = field(default=1000, metadata={"min": 0, "max": 10_000_000})
-    channels: int = size_field(3, 4096)
-    image: int = size_field(224, 2**16)
-    patch: int = size_field(4, 2**12)
-    depths: tuple[int, ...] = field(default=(2, 2, 6, 2), metadata={"min": 1, "max": 1000})
-    heads: tuple[int, ...] = field(default=(), metadata={"min": 1, "max": 2**14})
+    labels: int = setting(1000, "labels; those of the data", min=0, max=10_000_000)
+    channels: int = size_field(3, 4096, "colour channels")
+    image: int = size_field(224, 2**16, "image size in pixels")
+    patch: int = size_field(4, 2**12, "patch size in pixels")
+    depths: tuple[int, ...] = setting((2, 2, 6, 2), "layers of each stage", min=1, max=1000)
+    heads: tuple[int, ...] = setting((), "heads of each stage", min=1, max=2**14)
     block: BlockConfig = field(
         default_factory=lambda: BlockConfig(96, 3, 384, feed_forward="gelu", dropout=0.0)
     )
-    window: int = field(default=7, metadata={"min": 0, "max": 1024})
-    fit: str = "input"
-    position: str = "table"
-    trained: tuple[int, ...] = field(default=(), metadata={"min": 0, "max": 1024})
-    key_bias: bool = True
-    merge: str = "norm_first"
-    pool: str = "mean"
-    drop_path: float = prob_field(0.0)
-    init: str = "normal"
+    window: int = setting(7, "window of attention in patches; 0: the whole grid", min=0, max=1024)
+    fit: str = setting("input", "what windows are fitted to", choices=lambda: FITS)
+    position: str = setting("table", "position embedding", choices=WINDOW_POSITIONS)
+    trained: tuple[int, ...] = setting(
+        (), "windows that continuous positions were learned with", min=0, max=1024
+    )
+    key_bias: bool = setting(True, "bias of the keys")
+    merge: str = setting("norm_first", "patch merging", choices=lambda: MERGES)
+    pool: str = setting("mean", "pooling", choices=lambda: POOLS)
+    drop_path: float = prob_field(0.0, "stochastic depth")
+    init: str = setting("normal", "initialisation", choices=INITS)
 
 
 _SWIN = SwinConfig()

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.attention.masks import Mask, Padding
-from regard.attention.positions import Position, of_layer
+from regard.attention.positions import POSITIONS, Position, of_layer, with_aliases
 from regard.errors import lookup
 from regard.layers.block import (
     BlockConfig,
@@ -19,16 +19,18 @@ from regard.layers.block import (
     build_norm,
     size_field,
 )
-from regard.layers.embed import Embed, tie, ties
+from regard.layers.embed import TIES, Embed, tie, ties
 from regard.layers.fast.engine import Engine, Parts, engine_of
 from regard.layers.fast.kernel_weights import known_functions
 from regard.layers.fast.run import run_blocks
 from regard.layers.init import INITS
+from regard.layers.norm import NORMS
 from regard.layers.shapes import Ids, Lengths
 from regard.layers.vocabulary import Head
 from regard.models.declaration import EncoderDecoderConfig, FamilyInfo, size_table
 from regard.models.decoder import TransformerDecoder
 from regard.models.state import State
+from regard.settings import setting
 
 
 @dataclass(frozen=True)
@@ -36,16 +38,16 @@ class TransformerConfig(EncoderDecoderConfig):
     """The sizes and parts of an encoder-decoder."""
 
     block: BlockConfig = field(default_factory=BlockConfig)
-    tie: str = "all"
-    position: str = "sinusoidal"
-    position_base: float = 10_000.0
-    position_layout: str = "pairs"
-    max_length: int = size_field(1024, 10_000_000)
-    scale_embedding: bool = True
-    embed_norm: str = "none"
-    scale_head: bool = False
-    head_bias: bool = False
-    init: str = "scaled"
+    tie: str = setting("all", "tied embeddings", choices=TIES)
+    position: str = setting("sinusoidal", "position embedding", choices=with_aliases(POSITIONS))
+    position_base: float = setting(10_000.0, "base of the sinusoids or rotations")
+    position_layout: str = setting("pairs", "order of sine and cosine", choices=("pairs", "halves"))
+    max_length: int = size_field(1024, 10_000_000, "maximum positions")
+    scale_embedding: bool = setting(True, "multiply embeddings by the root of the width")
+    embed_norm: str = setting("none", "norm of the embeddings", choices=lambda: ("none", *NORMS))
+    scale_head: bool = setting(False, "divide the logits by the root of the width")
+    head_bias: bool = setting(False, "bias of the vocabulary head")
+    init: str = setting("scaled", "initialisation", choices=INITS)
 
 
 _T5 = TransformerConfig(

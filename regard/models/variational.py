@@ -1,7 +1,7 @@
 """A variational autoencoder around any image encoder: a vector from which an image is painted."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -13,6 +13,7 @@ from regard.errors import UsageError
 from regard.layers.block import size_field
 from regard.layers.shapes import Images
 from regard.models.protocols import ImageEncoder
+from regard.settings import setting
 
 COARSE = 8  # places to a side from which an image is painted, at most
 FEWEST_DOUBLINGS = 2
@@ -23,11 +24,11 @@ WIDEST = 8  # times `width` that the coarsest grid has in channels, at most
 class VAEConfig:
     """The numbers in a latent vector, the weight of the divergence, and the decoder's width."""
 
-    latent: int = size_field(24, 2**14)
-    beta: float = field(default=1.0, metadata={"min": 0, "max": 1000})
+    latent: int = size_field(24, 2**14, "width of the latent vector")
+    beta: float = setting(1.0, "weight of the KL term", min=0, max=1000)
     width: int = size_field(
-        32, 2**12
-    )  # channels before the pixels; twice as many on each grid above
+        32, 2**12, "channels before the pixels; twice as many on each grid above"
+    )
 
 
 class Rebuilt(NamedTuple):

@@ -1,6 +1,6 @@
 """What the vision families share: an image encoder with a classification head."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from jaxtyping import Float
@@ -10,6 +10,7 @@ from regard.layers.block import size_field
 from regard.layers.heads import Attentive
 from regard.layers.layout import Layout, TokenGrid, pool_layout
 from regard.layers.shapes import Images, Size, Vectors
+from regard.settings import setting
 
 # the tasks of a vision family, with what each sets in its config; as an encoder of features for
 # another model (captions) it has neither a head nor a pool of its own
@@ -24,11 +25,11 @@ VISION_TASKS: dict[str, dict[str, Any]] = {
 class ConvolutionConfig:
     """What every network has that begins with a stem of convolutions."""
 
-    labels: int = field(default=1000, metadata={"min": 0, "max": 10_000_000})
-    channels: int = size_field(3, 4096)
-    image: int = size_field(224, 2**16)
-    stem: str = "large"
-    stem_width: int = size_field(64, 2**16)
+    labels: int = setting(1000, "labels; those of the data", min=0, max=10_000_000)
+    channels: int = size_field(3, 4096, "colour channels")
+    image: int = size_field(224, 2**16, "image size in pixels")
+    stem: str = setting("large", "stem, before the blocks", choices=("large", "small"))
+    stem_width: int = size_field(64, 2**16, "channels of the stem")
 
 
 def build_head(width: int, labels: int) -> nn.Module:

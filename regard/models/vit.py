@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.attention.dropout import dropout
-from regard.attention.positions import ALIASES, Position, of_layer
+from regard.attention.positions import ALIASES, Position, of_layer, with_aliases
 from regard.errors import UsageError, lookup
 from regard.layers.block import (
     BlockConfig,
@@ -26,34 +26,38 @@ from regard.layers.grid import COMPUTED, GridPosition, build_grid_position
 from regard.layers.heads import Attentive, FirstTokens, GridMean
 from regard.layers.init import INITS
 from regard.layers.layout import Layout, full_layout, token_grid
+from regard.layers.norm import NORMS
 from regard.layers.patches import Convolutions, EarlyConvolutions, Patches, grid_at
 from regard.layers.shapes import Images, Size, Vectors
 from regard.models.declaration import FamilyInfo, size_table, with_changes
 from regard.models.vision import VISION_TASKS, VisionModel
+from regard.settings import setting
 
 
 @dataclass(frozen=True)
 class ViTConfig:
     """The sizes and parts of a Vision Transformer."""
 
-    labels: int = field(default=1000, metadata={"min": 0, "max": 10_000_000})
-    channels: int = size_field(3, 4096)
-    image: int = size_field(224, 2**16)
-    patch: int = size_field(16, 2**12)
-    depth: int = size_field(12, 1000)
+    labels: int = setting(1000, "labels; those of the data", min=0, max=10_000_000)
+    channels: int = size_field(3, 4096, "colour channels")
+    image: int = size_field(224, 2**16, "image size in pixels")
+    patch: int = size_field(16, 2**12, "patch size in pixels")
+    depth: int = size_field(12, 1000, "layers")
     block: BlockConfig = field(
         default_factory=lambda: BlockConfig(
             768, 12, 3072, norm_eps=1e-6, feed_forward="gelu", dropout=0.0
         )
     )
-    stem: str = "patches"
-    position: str = "learned"
-    position_base: float = 10_000.0
-    tokens: int = field(default=1, metadata={"min": 0, "max": 2})
-    pool: str = "first"
-    drop_path: float = prob_field(0.0)
-    init: str = "normal"
-    embed_norm: str = "none"
+    stem: str = setting("patches", "stem, before the blocks", choices=lambda: STEMS)
+    position: str = setting(
+        "learned", "position embedding", choices=lambda: with_aliases(GRID_POSITIONS)()
+    )
+    position_base: float = setting(10_000.0, "base of the sinusoids or rotations")
+    tokens: int = setting(1, "class tokens", min=0, max=2)
+    pool: str = setting("first", "pooling", choices=lambda: POOLS)
+    drop_path: float = prob_field(0.0, "stochastic depth")
+    init: str = setting("normal", "initialisation", choices=INITS)
+    embed_norm: str = setting("none", "norm of the embeddings", choices=lambda: ("none", *NORMS))
 
 
 _PUBLISHED = size_table(

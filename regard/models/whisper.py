@@ -29,6 +29,7 @@ from regard.layers.vocabulary import Head
 from regard.models.declaration import FamilyInfo, size_table
 from regard.models.decoder import TransformerDecoder
 from regard.models.state import State
+from regard.settings import setting
 
 STRIDE = 2  # frames of the spectrogram for each vector of the encoder
 
@@ -37,17 +38,17 @@ STRIDE = 2  # frames of the spectrogram for each vector of the encoder
 class WhisperConfig:
     """The sizes and parts of a Whisper model."""
 
-    mels: int = size_field(80, 512)
-    vocab: int = size_field(51865, 10_000_000)
-    encoder_depth: int = size_field(4, 1000)
-    decoder_depth: int = size_field(4, 1000)
+    mels: int = size_field(80, 512, "mel filters")
+    vocab: int = size_field(51865, 10_000_000, "vocabulary; that of the tokenizer")
+    encoder_depth: int = size_field(4, 1000, "encoder layers")
+    decoder_depth: int = size_field(4, 1000, "decoder layers")
     block: BlockConfig = field(
         default_factory=lambda: BlockConfig(384, 6, 1536, feed_forward="gelu", dropout=0.0)
     )
-    max_frames: int = size_field(1500, 1_000_000)  # vectors of the encoder, two frames each
-    max_length: int = size_field(448, 1_000_000)  # tokens of a text
-    full_window: bool = True  # every sound is padded to the whole window, as Whisper was trained
-    init: str = "normal"
+    max_frames: int = size_field(1500, 1_000_000, "vectors of the encoder, of two frames each")
+    max_length: int = size_field(448, 1_000_000, "maximum tokens of a text")
+    full_window: bool = setting(True, "pad every sound to the whole window")
+    init: str = setting("normal", "initialisation", choices=INITS)
 
     labels: ClassVar[int] = 0  # it has no head for classes
     ctc: ClassVar[bool] = False  # nor one for CTC

@@ -1,5 +1,6 @@
 """Position encodings, by name: one file for each idea."""
 
+from collections.abc import Callable, Collection
 from functools import partial
 
 from regard.attention.positions.absolute import Learned, Sinusoidal, rates, sinusoids
@@ -80,6 +81,11 @@ ALIASES = {
     "t5_bias": "t5",
     "kerple": "kerple_log",
 }
+
+
+def with_aliases(names: Collection[str]) -> Callable[[], list[str]]:
+    """Names of positions as a setting can be given them, each beside its other names."""
+    return lambda: [*names, *(alias for alias, name in ALIASES.items() if name in names)]
 
 
 def has_table(name: str) -> bool:

@@ -1,6 +1,6 @@
 """Relative positions that meet the content of queries and keys, each layer with its own."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from regard.attention.positions.base import (
 )
 from regard.attention.shapes import repeat_kv
 from regard.errors import UsageError, lookup
+from regard.settings import setting
 
 
 class Shaw(Position):
@@ -157,9 +158,11 @@ class CoPE(Position):
 class Distances:
     """How disentangled positions tell distances apart: near ones each, far ones by logarithm."""
 
-    span: int = field(default=512, metadata={"min": 2, "max": 10_000_000})
-    buckets: int = field(default=256, metadata={"min": 0, "max": 10_000_000})
-    norm: str = "layer"
+    span: int = setting(512, "distances told apart", min=2, max=10_000_000)
+    buckets: int = setting(256, "buckets of distances", min=0, max=10_000_000)
+    norm: str = setting(
+        "layer", "norm of the vectors of distances", choices=lambda: Disentangled.norms
+    )
 
 
 class Disentangled(Position):

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -12,6 +12,7 @@ from regard.attention.once import once
 from regard.attention.positions.absolute import coordinate_width, rates
 from regard.attention.positions.base import GrowingTable, Position
 from regard.errors import UsageError, lookup
+from regard.settings import setting
 
 
 @dataclass(frozen=True)
@@ -24,14 +25,18 @@ class RotaryScaling:
     beta_fast times are not; scores grow by attention_factor squared).
     """
 
-    kind: str = "none"
-    factor: float = field(default=1.0, metadata={"min": 0.01, "max": 1e6})
-    original_length: int = field(default=0, metadata={"min": 0, "max": 2**40})
-    low: float = field(default=1.0, metadata={"min": 1e-3, "max": 1e6})
-    high: float = field(default=4.0, metadata={"min": 1e-3, "max": 1e6})
-    beta_fast: float = field(default=32.0, metadata={"min": 1e-3, "max": 1e6})
-    beta_slow: float = field(default=1.0, metadata={"min": 1e-3, "max": 1e6})
-    attention_factor: float | None = field(default=None, metadata={"min": 1e-3, "max": 1e3})
+    kind: str = setting(
+        "none", "how positions are stretched past the trained length", choices=lambda: SCALINGS
+    )
+    factor: float = setting(1.0, "factor by which positions are stretched", min=0.01, max=1e6)
+    original_length: int = setting(0, "positions before stretching", min=0, max=2**40)
+    low: float = setting(1.0, "turns below which rates are divided (llama3)", min=1e-3, max=1e6)
+    high: float = setting(4.0, "turns above which rates are kept (llama3)", min=1e-3, max=1e6)
+    beta_fast: float = setting(32.0, "turns above which rates are kept (yarn)", min=1e-3, max=1e6)
+    beta_slow: float = setting(1.0, "turns below which rates are divided (yarn)", min=1e-3, max=1e6)
+    attention_factor: float | None = setting(
+        None, "factor of queries and keys (yarn)", min=1e-3, max=1e3
+    )
 
 
 def _linear(plain: Tensor, base: float, by: RotaryScaling) -> Tensor:
