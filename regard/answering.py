@@ -11,7 +11,7 @@ from regard.errors import UsageError, as_json, log
 from regard.verbs import Call
 
 if TYPE_CHECKING:
-    from regard.tasks.frame.task import Task
+    from regard.tasks.runner import Runner
 
 CHUNK = 512  # lines read before they are answered, which bounds memory for input of any length
 LETTERS = 1_000_000  # and so many letters, if that is sooner
@@ -69,7 +69,7 @@ def kind_of(word: str) -> str:
         return ""
 
 
-def run_path(model: "Task[Any, Any]", path: str, kind: str, call: Call, number: int) -> int:
+def run_path(model: "Runner[Any]", path: str, kind: str, call: Call, number: int) -> int:
     """Answer the inputs that a file or folder holds, or its lines; return the next number."""
     from regard.data.lines import opened
     from regard.modalities.base import TABLES
@@ -94,7 +94,7 @@ def run_path(model: "Task[Any, Any]", path: str, kind: str, call: Call, number: 
 
 
 def print_answers(
-    model: "Task[Any, Any]",
+    model: "Runner[Any]",
     parts: Iterable[tuple[list[Input], UsageError | None]],
     call: Call,
     number: int = 0,
@@ -223,7 +223,7 @@ def column_of(model: Any, call: Call) -> Choose:
 
 
 def answers(
-    model: "Task[Any, Any]",
+    model: "Runner[Any]",
     chunk: list[Input],
     call: Call,
     *,

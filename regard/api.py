@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from regard.lab.report import Compared
     from regard.metrics.evaluation import Evaluation
     from regard.tasks import train_keys as keys
-    from regard.tasks.frame.task import Task
     from regard.tasks.prepare import Report
+    from regard.tasks.runner import Runner
     from regard.tasks.series import ClassifySeries
     from regard.tasks.sound.sounds import ClassifySounds
     from regard.tasks.sound.transcribe import Transcribe
@@ -188,9 +188,7 @@ def load(name_or_folder: Literal["shakespeare"], /, device: str = "cpu") -> "Lan
 @overload
 def load(name_or_folder: Literal["fashion"], /, device: str = "cpu") -> "ClassifyImages": ...
 @overload
-def load(
-    name_or_folder: Place, /, device: str = "cpu", task: str | None = None
-) -> "Task[Any, Any]": ...
+def load(name_or_folder: Place, /, device: str = "cpu", task: str | None = None) -> Any: ...
 
 
 def load(name_or_folder: Place, /, device: str = "cpu", task: str | None = None) -> Any:
@@ -232,7 +230,7 @@ def model_task(name_or_folder: str | Path) -> str:
     if only_vectors(name_or_folder):
         return "embed"
     if is_foreign(folder):
-        return load(folder).task
+        return load(folder).name
     task = read_json(folder / "config.json").get("task")
     if not isinstance(task, str) or task not in TASKS:
         raise UsageError(f"{folder}: unknown task {task!r:.40}; choose from {', '.join(TASKS)}")
@@ -432,7 +430,7 @@ def stored(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def evaluate(
-    model: "Place | Task[Any, Any]",
+    model: "Place | Runner[Any]",
     /,
     *,
     data: Any = None,
@@ -468,7 +466,7 @@ def evaluate(
         other = other.split(",")
     others = other if isinstance(other, list) else [] if other is None else [other]
     if len(others) > 1 and not loaded.several_against:
-        raise UsageError(f"against= names {len(others)} models; one of {loaded.task} takes one")
+        raise UsageError(f"against= names {len(others)} models; one of {loaded.name} takes one")
     rivals = [load(one, task=task) if isinstance(one, str | Path) else one for one in others]
     names = [str(model) if folder else "model", *map(str, others)]
     result = loaded.evaluate(settings, against=rivals, names=names)
@@ -478,7 +476,7 @@ def evaluate(
 
 
 def look(
-    model: "Place | Task[Any, Any]",
+    model: "Place | Runner[Any]",
     texts: Any = (),
     /,
     *,
@@ -592,7 +590,7 @@ class Shown:
         return "\n".join([*told, "give out=attention.html or out=attention.png to see it"])
 
 
-def opened(model: "Place | Task[Any, Any]", settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def opened(model: "Place | Runner[Any]", settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Return a model, loaded if it is named, and settings with the place of their data."""
     loaded = load(model) if isinstance(model, str | Path) else model
     if settings.get("data"):
@@ -601,7 +599,7 @@ def opened(model: "Place | Task[Any, Any]", settings: dict[str, Any]) -> tuple[A
 
 
 def heads(
-    model: "Place | Task[Any, Any]",
+    model: "Place | Runner[Any]",
     /,
     *,
     data: Any = None,
@@ -627,7 +625,7 @@ def heads(
 
 
 def dictionary(
-    model: "Place | Task[Any, Any]",
+    model: "Place | Runner[Any]",
     /,
     *,
     at: str | None = None,
@@ -652,7 +650,7 @@ def dictionary(
 
 
 def misconceptions(
-    model: "Place | Task[Any, Any]",
+    model: "Place | Runner[Any]",
     /,
     *,
     data: Any = None,
@@ -742,7 +740,7 @@ def show(
 
 
 def directions(
-    model: "Place | Task[Any, Any]",
+    model: "Place | Runner[Any]",
     /,
     *,
     out: Place | None = None,
@@ -889,14 +887,14 @@ def export(
     from regard.pretrained.ctranslate2 import export_ctranslate2
 
     loaded: Any = load(model)
-    if loaded.task != "translate":
+    if loaded.name != "translate":
         raise UsageError(
-            f"CTranslate2 takes a model for translate from us, not one for {loaded.task}"
+            f"CTranslate2 takes a model for translate from us, not one for {loaded.name}"
         )
     place = export_ctranslate2(
         loaded.model,
-        loaded.source_tokenizer,
-        loaded.target_tokenizer,
+        loaded.codec.source,
+        loaded.codec.target,
         out,
         settings.get("quantization"),
     )

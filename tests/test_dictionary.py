@@ -315,11 +315,11 @@ def test_the_loss_of_an_encoder_is_the_cosine_distance_of_its_answers(tmp_path):
     (tmp_path / "texts.txt").write_text("A dog.\n\nTwo cats sleep here.\n")
     task = regard.load("embed")
     stream = module.Stream(task, "blocks.1", {"data": str(tmp_path / "texts.txt"), "seed": 1}, 4)
-    batch = stream.batches[0]
+    batch = stream.lesson.batches[0]
     before = np.stack([one.vector for one in task.run(["A dog.", "Two cats sleep here."])])
     with regard.change(task.model, {"blocks.1.out": torch.zeros_like}):
         after = np.stack([one.vector for one in task.run(["A dog.", "Two cats sleep here."])])
-        loss = float(stream.learner.loss(batch, stream.settings).detach())
+        loss = float(stream.lesson.loss(batch).detach())
     assert len(batch.vectors) == 2, "a line is a text, and an empty one is none"
     assert loss == pytest.approx(float((1 - (before * after).sum(1)).sum()), abs=1e-5)
 

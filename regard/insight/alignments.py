@@ -17,7 +17,7 @@ from regard.data.tokenizer import Tokenizer
 from regard.errors import UsageError
 from regard.metrics.alignment import Link, parse_links, score_links
 from regard.metrics.results import Named
-from regard.tasks.frame.task import Task
+from regard.tasks.runner import Runner
 from regard.tasks.text.seq2seq import Seq2Seq
 from regard.training.progress import Progress
 
@@ -93,7 +93,7 @@ def join_words(words: Sequence[str], language: str | None) -> str:
     return ("" if code in WITHOUT_SPACES else " ").join(words)
 
 
-def running_text(task: Task[Any, Any], pair: Aligned) -> Pair:
+def running_text(task: Runner[Any], pair: Aligned) -> Pair:
     """Return a pair of sentences in words as the texts that a model of two languages reads."""
     source, target = task.config.get("from"), task.config.get("to")
     return Pair(join_words(pair.source, source), join_words(pair.target, target), "")
@@ -120,7 +120,7 @@ def word_shares(ids: Sequence[int], tokenizer: Tokenizer, words: Sequence[str]) 
 
 
 def head_links(
-    task: Task[Any, Any], pairs: Sequence[Aligned], *, quiet: bool = True
+    task: Any, pairs: Sequence[Aligned], *, quiet: bool = True
 ) -> Iterator[dict[tuple[str, int | str, int], set[Link]]]:
     """Yield for each pair the links by each head, and by their mean, at once and one step later.
 
@@ -154,9 +154,7 @@ def head_links(
             bar.update(1)
 
 
-def judge_heads(
-    task: Task[Any, Any], pairs: Sequence[Aligned], *, quiet: bool = True
-) -> Alignments:
+def judge_heads(task: Runner[Any], pairs: Sequence[Aligned], *, quiet: bool = True) -> Alignments:
     """Judge every head of cross-attention by gold links, at once and one step later."""
     found = list(head_links(task, pairs, quiet=quiet))
     gold = [pair.links for pair in pairs]

@@ -20,8 +20,9 @@ from regard.layers.heads import GridMean, Max, Mean
 from regard.layers.layout import TokenGrid
 from regard.metrics.correlation import spearman
 from regard.metrics.results import Named, markdown
+from regard.tasks.bridge import OneClass, predictor_of
 from regard.tasks.frame.question import Question
-from regard.tasks.frame.task import Task
+from regard.tasks.runner import Runner
 from regard.training.progress import Progress
 from regard.viewer.picture import Effects, Picture, Placement, View, show_token, words_of
 from regard.viewer.rollout import roll_out, stack_of
@@ -272,7 +273,7 @@ def parse_cuts(cause: str) -> list[str]:
 
 
 def causes(
-    model: Task[Any, Any], given: Any, /, *, cut: str = "true", layers: Any = None, **settings: Any
+    model: Runner[Any], given: Any, /, *, cut: str = "true", layers: Any = None, **settings: Any
 ) -> Causes:
     """Measure what a model's answer to one input depends on.
 
@@ -287,15 +288,15 @@ def causes(
         return find_causes(task, given, asked, parse_cuts(str(cut)), layers=layers)[0]
 
 
-def loaded(model: object) -> Task[Any, Any]:
+def loaded(model: object) -> Runner[Any]:
     """Return what regard.load returned, or refuse what is something else."""
-    if not isinstance(model, Task):
+    if not isinstance(model, Runner | OneClass):
         raise UsageError(f"{model!r:.60} is no loaded model; give what regard.load returned")
-    return model
+    return model  # type: ignore[return-value]
 
 
 def find_causes(
-    task: Task[Any, Any],
+    task: Runner[Any],
     given: Any,
     settings: Any,
     cuts: Sequence[str] = ("tokens", "heads"),
@@ -308,7 +309,7 @@ def find_causes(
     `settings` are those of look, completed by the task.
     """
     usual = type(settings).__dataclass_fields__["view"].default  # not what was followed already
-    picture: Picture = task.explain(given, replace(settings, view=usual))
+    picture: Picture = predictor_of(task).explain(given, replace(settings, view=usual))
     question = task.question(given, settings)
     model = task.model
     found = attending(model, question)

@@ -28,8 +28,9 @@ from regard.insight.autoencoder import SPARSITIES, AutoencoderConfig, SparseAuto
 from regard.metrics.results import Named
 from regard.models.folder import save_weights
 from regard.settings import fill, setting
+from regard.tasks.bridge import predictor_of, row_of
 from regard.tasks.frame.origin import Origin
-from regard.tasks.frame.task import Task
+from regard.tasks.runner import Runner
 from regard.training.checkpoint import (
     load_checkpoint,
     newest_complete,
@@ -145,27 +146,27 @@ def place_name(at: str) -> str:
 class Stream:
     """What flows at a place of a model over the batches that it is trained by."""
 
-    def __init__(self, task: Task[Any, Any], at: str, values: Mapping[str, Any], rows: int):
+    def __init__(self, task: Runner[Any], at: str, values: Mapping[str, Any], rows: int):
         self.task, self.at, self.rows = task, place_name(at), rows
         if self.at.rpartition(".")[2] in ("weights", "mask", "heads"):
             raise UsageError(f"at={at}: a dictionary is learnt of vectors; name a module, or .in")
-        self.learner, told = task.trained_as()
-        kind = type(self.learner)
+        learner, told = task.trained_as()
+        kind = row_of(learner)
         known = {each.name for each in fields(kind.Train)}
         plain = {key: value for key, value in PLAIN.items() if key in known}
         if "speeds" in kind.short:  # of sounds, whose augmentation has keys of its own
             plain.pop("augment", None)
             plain.update(PLAIN_SOUND)
-        window = getattr(task, "window", None)
+        window = getattr(predictor_of(task), "window", None)
         if "context" in known and window:
             plain["context"] = window
         with torch.random.fork_rng():
             origin = Origin.load(_folder(task))
             given = {**plain, **told, **values, "init": str(origin.folder)}
             self.settings = kind.resolve(given, origin)
-            self.data = kind.read(self.settings, origin)
-            self.batches = self.learner.batches(self.data, self.settings)
-        epoch = max(2, math.floor(self.batches.epoch()))
+            self.data = kind.learning.read(self.settings, origin)
+            self.lesson = kind.learning.lesson(learner, self.data, self.settings)
+        epoch = max(2, math.floor(self.lesson.batches.epoch()))
         self.held_out = max(1, min(MOST_JUDGED, round(epoch * HELD_OUT)))
         self.trained = epoch - self.held_out  # batches to learn from, again and again
         self.task.model.eval()
@@ -173,9 +174,9 @@ class Stream:
     @torch.no_grad()
     def read(self, n: int) -> tuple[Any, Tensor, Tensor]:
         """Return batch n, what flows at the place (b, ..., width), and which of it is real."""
-        batch = self.batches[n]
+        batch = self.lesson.batches[n]
         with record(self.task.model, self.at) as acts:
-            self.learner.loss(batch, self.settings)
+            self.lesson.loss(batch)
         x, calls = acts[self.at], acts.calls(self.at)
         if x.dim() < 2 or not x.is_floating_point():
             raise UsageError(f"{self.at} is of shape {tuple(x.shape)}; expected vectors")
@@ -213,7 +214,7 @@ class Stream:
         return iter(range(self.trained, self.trained + self.held_out))
 
 
-def _folder(task: Task[Any, Any]) -> Path:
+def _folder(task: Runner[Any]) -> Path:
     """Return the folder of a loaded model."""
     if task.folder is None:
         raise UsageError("a dictionary is learnt of a model in a folder; load it by its path")
@@ -235,9 +236,7 @@ def real_places(batch: Any, x: Tensor) -> Tensor:
     return everything
 
 
-def dictionary_of(
-    task: Task[Any, Any], given: Mapping[str, Any], *, quiet: bool = True
-) -> Dictionary:
+def dictionary_of(task: Runner[Any], given: Mapping[str, Any], *, quiet: bool = True) -> Dictionary:
     """Learn a dictionary of a loaded model by settings as the user gave them."""
     own = {each.name for each in fields(DictionarySettings)}
     asked = fill(DictionarySettings, {key: v for key, v in given.items() if key in own})
@@ -393,7 +392,7 @@ def load_dictionary(folder: str | Path) -> SparseAutoencoder:
 @torch.no_grad()
 def judge(stream: Stream, model: SparseAutoencoder) -> dict[str, float]:
     """Judge a dictionary by batches that it was not trained on."""
-    task, settings = stream.learner, stream.settings
+    lesson = stream.lesson
     fired = torch.zeros(model.config.features, dtype=torch.bool)
     rest = square = active = 0.0
     plain, count, units = torch.zeros(model.config.width, dtype=torch.float64), 0, 0
@@ -413,11 +412,11 @@ def judge(stream: Stream, model: SparseAutoencoder) -> dict[str, float]:
         square += float(vectors.double().pow(2).sum())
         plain += vectors.double().sum(0)
         count += len(vectors)
-        units += task.count(batch)[0]
-        losses["loss"] += float(task.loss(batch, settings))
+        units += lesson.count(batch)[0]
+        losses["loss"] += float(lesson.loss(batch))
         for name, function in changes.items():
-            with change(task.model, {stream.at: function}):
-                losses[name] += float(task.loss(batch, settings))
+            with change(stream.task.model, {stream.at: function}):
+                losses[name] += float(lesson.loss(batch))
     losses = {name: total / max(1, units) for name, total in losses.items()}
     spread = max(square - float(plain.pow(2).sum()) / count, 1e-12)
     gap = losses["loss_zero"] - losses["loss"]
@@ -432,7 +431,7 @@ def judge(stream: Stream, model: SparseAutoencoder) -> dict[str, float]:
 
 @contextmanager
 def steer(
-    task: Task[Any, Any], dictionary: SparseAutoencoder, at: str, feature: int, strength: float
+    task: Runner[Any], dictionary: SparseAutoencoder, at: str, feature: int, strength: float
 ) -> Iterator[None]:
     """Add so much of a feature to everything that flows at a place, while the block runs."""
     if not 0 <= feature < dictionary.config.features:

@@ -11,6 +11,7 @@ from torch import Tensor
 from regard.errors import UsageError
 from regard.files import write_atomically
 from regard.insight.autoencoder import SparseAutoencoder
+from regard.tasks.bridge import predictor_of
 from regard.training.progress import Progress
 from regard.viewer.html import image_data, text
 from regard.viewer.html import write_page as page_of
@@ -86,13 +87,15 @@ def tokens_of(task: Any, batch: Any, x: Tensor, row: int) -> list[str] | None:
             if isinstance(ids, Tensor) and ids.shape == x.shape[:2] and not ids.is_floating_point():
                 rows = getattr(part, "rows", ())
                 if rows and rows[row].words:
-                    return [f"{token} " for token in task.encoder.spelled(rows[row])]
-                own = "source_tokenizer" if name == "source" or part is not batch else "tokenizer"
-                tokenizer = getattr(task, own, None) or getattr(task, "tokenizer", None)
+                    return [f"{token} " for token in task.codec.encoder.spelled(rows[row])]
+                predictor = predictor_of(task)
+                tokenizer = getattr(predictor, "tokenizer", None)
+                if name == "source" or part is not batch:
+                    tokenizer = getattr(task.codec, "source", tokenizer)
                 if tokenizer is None:
                     return None
-                name = getattr(task, "pieces", tokenizer.pieces)  # a mask may be no token of it
-                pieces = name(ids[row].tolist())
+                # a mask may be no token of it
+                pieces = getattr(predictor, "pieces", tokenizer.pieces)(ids[row].tolist())
                 return [piece.replace("▁", " ").replace("\\n", "⏎") for piece in pieces]
     return None
 

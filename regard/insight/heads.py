@@ -37,7 +37,7 @@ from regard.insight.alignments import (
 from regard.metrics.results import Named
 from regard.settings import setting
 from regard.tasks.frame.inputs import cut_inputs, first_inputs, read_picture
-from regard.tasks.frame.task import Task
+from regard.tasks.runner import Runner
 from regard.training.progress import Progress
 from regard.viewer.notebook import save as save_pictures
 from regard.viewer.picture import Picture, View
@@ -347,7 +347,7 @@ class HeadsSettings(MeasuredData):
     out: str | None = setting(None, "file to write: .png for all scores, .html to see the heads")
 
 
-def measure_heads(task: Task[Any, Any], inputs: Iterable[Any], *, quiet: bool = True) -> Heads:
+def measure_heads(task: Runner[Any], inputs: Iterable[Any], *, quiet: bool = True) -> Heads:
     """Return the scores of every attention head of a loaded model over inputs.
 
     An input is what `regard.look` takes, or a Pair of a source and its target. Weights are kept
@@ -356,9 +356,7 @@ def measure_heads(task: Task[Any, Any], inputs: Iterable[Any], *, quiet: bool = 
     return _measure(task, (read_picture(task, given) for given in inputs), quiet=quiet)
 
 
-def _measure(
-    task: Task[Any, Any], seen: Iterable[Picture], count: int = 0, *, quiet: bool
-) -> Heads:
+def _measure(task: Runner[Any], seen: Iterable[Picture], count: int = 0, *, quiet: bool) -> Heads:
     layers: dict[str, Layer] = {}
     specials, first, examples = special_tokens(task), None, 0
     with Progress("heads", count, quiet=quiet or not count) as bar:
@@ -380,22 +378,22 @@ def _measure(
     return Heads(task.path, examples, heads, first)
 
 
-def special_tokens(task: Task[Any, Any]) -> frozenset[str]:
+def special_tokens(task: Runner[Any]) -> frozenset[str]:
     """Return how the special tokens of a model's tokenizers are spelt."""
     found: set[str] = set()
-    for name in ("tokenizer", "source_tokenizer", "target_tokenizer"):
-        tokenizer = getattr(task, name, None)
+    for name in ("tokenizer", "source", "target"):
+        tokenizer = getattr(task.codec, name, None)
         if tokenizer is not None:
             found |= {*tokenizer.pieces(sorted(tokenizer.special_ids))}
     return frozenset(found)
 
 
 @torch.inference_mode()
-def repeated_views(task: Task[Any, Any], length: int, seed: int) -> Sequence[View]:
+def repeated_views(task: Runner[Any], length: int, seed: int) -> Sequence[View]:
     """Return where a causal language model looked in random tokens that are said twice."""
     from regard.viewer.text import text_views
 
-    tokenizer, model = getattr(task, "tokenizer", None), task.model
+    tokenizer, model = getattr(task.codec, "tokenizer", None), task.model
     if task.name != "language" or tokenizer is None:
         raise UsageError(f"repeated= is for language models, not {task.name}; give data=")
     most = model.config.max_length
@@ -411,7 +409,7 @@ def repeated_views(task: Task[Any, Any], length: int, seed: int) -> Sequence[Vie
     return text_views(maps, [f"{i}" for i in ids.tolist()])
 
 
-def inputs_of(task: Task[Any, Any], settings: HeadsSettings) -> list[Any]:
+def inputs_of(task: Runner[Any], settings: HeadsSettings) -> list[Any]:
     """Return the first inputs of a part of data, texts cut to the tokens that are looked at."""
     if settings.data is None:
         raise UsageError(f"data is missing; add data=FILE or data=FOLDER with {task.holds}")
@@ -431,7 +429,7 @@ def inputs_of(task: Task[Any, Any], settings: HeadsSettings) -> list[Any]:
     return cut_inputs(task, inputs, settings.length, settings.examples)
 
 
-def measured(task: Task[Any, Any], settings: HeadsSettings, *, quiet: bool = True) -> Heads:
+def measured(task: Runner[Any], settings: HeadsSettings, *, quiet: bool = True) -> Heads:
     """Measure the heads of a loaded model as settings say, and draw them if asked."""
     if settings.out and Path(settings.out).suffix.lower() not in (".png", ".html", ".htm"):
         raise UsageError(f"out={settings.out}: unknown kind of picture; end it in .html or .png")

@@ -17,7 +17,7 @@ from regard.errors import UsageError
 from regard.insight.causes import Attending, attending, loaded, per_copy
 from regard.metrics.results import Named, markdown
 from regard.tasks.frame.question import Question
-from regard.tasks.frame.task import Task
+from regard.tasks.runner import Runner
 from regard.viewer.picture import Picture, Table
 from regard.viewer.text import candidate_steps
 
@@ -90,7 +90,7 @@ def residual_stream(
     return alike, [acts[f"{name}.out"] for name in alike]
 
 
-def lens(model: Task[Any, Any], given: Any, /, **settings: Any) -> Lens:
+def lens(model: Runner[Any], given: Any, /, **settings: Any) -> Lens:
     """Return what a model would answer to one input after each layer.
 
     lens(regard.load("shakespeare"), "ROMEO: I")["guesses"]

@@ -24,7 +24,7 @@ from regard.insight.lens import residual_stream
 from regard.metrics.results import Named, markdown
 from regard.settings import setting
 from regard.tasks.frame.question import Question
-from regard.tasks.frame.task import Task
+from regard.tasks.runner import Runner
 from regard.tasks.text.seq2seq import Seq2Seq
 from regard.training.progress import Progress
 from regard.viewer.notebook import save
@@ -156,7 +156,7 @@ class Misconceptions(Named):
         return "\n".join([*parts, *([f"wrote {self.out}"] if self.out else [])])
 
 
-def question_for(task: Task[Any, Any], given: Any) -> Question:
+def question_for(task: Runner[Any], given: Any) -> Question:
     """Return an input with the answer that the data give: a target, or the text itself.
 
     Of other tasks it is the model's own answer.
@@ -285,7 +285,7 @@ def memory_losses(
 
 
 def measure_misconceptions(
-    task: Task[Any, Any], settings: MisconceptionSettings, *, quiet: bool = True
+    task: Runner[Any], settings: MisconceptionSettings, *, quiet: bool = True
 ) -> Misconceptions:
     """Measure both beliefs on a model, and draw them if asked."""
     if settings.out and Path(settings.out).suffix.lower() != ".png":

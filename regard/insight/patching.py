@@ -18,7 +18,7 @@ from regard.insight.causes import loaded, measure, per_copy
 from regard.insight.lens import residual_stream
 from regard.metrics.results import Named, markdown
 from regard.tasks.frame.question import Question
-from regard.tasks.frame.task import Task
+from regard.tasks.runner import Runner
 from regard.viewer.picture import Picture, Table, View, show_token
 
 
@@ -63,7 +63,7 @@ class Patched(Named):
         return f"{self.note}\n\n{markdown(rows)}"
 
 
-def patch(model: Task[Any, Any], first: Any, second: Any, /, **settings: Any) -> Patched:
+def patch(model: Runner[Any], first: Any, second: Any, /, **settings: Any) -> Patched:
     """Put the vectors of one input into the run on another, and see where its answer returns.
 
     patch(regard.load("en-zh"), "I like tea.", "I like fish.")["effects"]

@@ -32,7 +32,7 @@ class Read(NamedTuple):
 
 def read_words(task: Any, text: str) -> Read:
     """Read a text and return the vectors of its words, each the mean of its pieces'."""
-    tokenizer, embed = getattr(task, "tokenizer", None), getattr(task.model, "embed", None)
+    tokenizer, embed = getattr(task.codec, "tokenizer", None), getattr(task.model, "embed", None)
     if tokenizer is None or not hasattr(task.model, "hidden") or not hasattr(embed, "tokens"):
         raise UsageError(
             "word= needs a model of texts with one stack of layers, such as bert or gpt; give one "

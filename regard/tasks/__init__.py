@@ -150,4 +150,4 @@ def task(name: str) -> "type[Task[Any, Any]]":
 
 def task_for(name: str, values: Mapping[str, Any]) -> str:
     """Return the task to train by such data, such as images where classify is given images."""
-    return task(name).instead(values)
+    return task(name).instead(values) or name

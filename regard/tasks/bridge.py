@@ -53,6 +53,16 @@ class ClassObjective(Objective):
         )
 
 
+def row_of(runner: Any) -> Any:
+    """The task of a runner as a row, or of a task that is one class."""
+    return as_row(type(runner)) if isinstance(runner, OneClass) else runner.task
+
+
+def predictor_of(runner: Any) -> Any:
+    """What answers with a model: the predictor of a runner, or a task that is one class."""
+    return getattr(runner, "predictor", runner)
+
+
 def as_row(kind: Any) -> Any:
     """A task as a row: itself, or one class seen as such."""
     if not isinstance(kind, type):
@@ -63,5 +73,7 @@ def as_row(kind: Any) -> Any:
         resolve=kind.resolve,
         learning=ClassObjective(kind),
         bind=kind,
+        Train=kind.Train,
+        short=kind.short,
         inputs=SimpleNamespace(columns_of=lambda settings: kind.columns_of(kind, settings)),
     )

@@ -12,9 +12,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TextIO, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from regard.data.parts import Dataset
+from regard.data.seeds import mix
 from regard.errors import UsageError, lookup
 from regard.metrics.evaluation import Evaluation
 from regard.metrics.results import Named, key_of
@@ -33,6 +35,7 @@ from regard.tasks.frame.settings import (
     size_of,
     with_parts,
 )
+from regard.tasks.frame.tune import let_learn
 from regard.viewer.settings import LookSettings
 
 if TYPE_CHECKING:
@@ -184,9 +187,9 @@ class Objective:
     A task gives a class with its own `Settings`; the methods with a body have the usual answer.
     """
 
-    Settings: ClassVar[type[TrainSettings]]
-    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # what a size means for training
-    short: ClassVar[Mapping[str, str | tuple[str, ...]]] = SHORT  # short keys of the model's config
+    Settings: type[TrainSettings]
+    sizes: Mapping[str, Mapping[str, Any]] = {}  # what a size means for training
+    short: Mapping[str, str | tuple[str, ...]] = SHORT  # short keys of the model's config
 
     def families(self, task: "Task", values: Mapping[str, Any]) -> tuple[str, ...]:
         """Families that such settings can train, the usual one first."""
@@ -241,8 +244,8 @@ class Predictor(Generic[A]):
         config: what its config.json says.
     """
 
-    Settings: ClassVar[type[RunSettings]] = RunSettings
-    Look: ClassVar[type] = LookSettings  # completed by Settings
+    Settings: type[RunSettings] = RunSettings
+    Look: type = LookSettings  # completed by Settings
     from_nothing: ClassVar[bool] = False  # whether an empty text has an answer
 
     def __init__(self, model: nn.Module, codec: Any, config: Mapping[str, Any]):
@@ -276,6 +279,25 @@ class Predictor(Generic[A]):
         raise NotImplementedError
 
 
+@dataclass(frozen=True)
+class Configured(Generic[A]):
+    """A predictor with what a task passes it, and the settings that this takes.
+
+    Args:
+        make: makes the predictor of a model, its codec and config.
+        Settings: of a run.
+        Look: of look, completed by those of a run.
+    """
+
+    make: Callable[[nn.Module, Any, Mapping[str, Any]], Predictor[A]]
+    Settings: type[RunSettings]
+    Look: type = LookSettings
+
+    def __call__(self, model: nn.Module, codec: Any, config: Mapping[str, Any]) -> Predictor[A]:
+        """The predictor of a model."""
+        return self.make(model, codec, config)
+
+
 class Streaming(Protocol):
     """What a predictor can do beside, that shows an answer while it is generated."""
 
@@ -291,8 +313,8 @@ class Streaming(Protocol):
 class Judge:
     """How predictions on a test set are scored, and compared with those of another model."""
 
-    Settings: ClassVar[type[EvalSettings]] = EvalSettings
-    Result: ClassVar[type[Evaluation]] = Evaluation
+    Settings: type[EvalSettings] = EvalSettings
+    Result: type[Evaluation] = Evaluation
     several: ClassVar[bool] = False  # whether a model is judged against more than one at once
 
     def rival(
@@ -373,13 +395,14 @@ class Task:
         name: the word for it on the command line.
         holds: what its data hold, such as "texts and labels".
         inputs: the modality of one input.
-        predictor: the class that answers inputs with a model.
+        predictor: makes what answers inputs with a model.
         judge: how its predictions are judged.
         load_codec: reads what lies beside the weights of a folder, and checks that it fits.
         objective: how it is learnt; None: it is only run.
         target: what is learnt of an input: text, label, tags, number, or "" for nothing beside it.
         unit: what an evaluation counts.
         learnt_by: the task, and its settings, that trains models which this one only runs.
+        remedy: of one that is only run, how its models are trained.
         few_rows: rows up to which few=true chooses a model by the data.
         instead: another task to train by such settings, such as images where data are images.
     """
@@ -387,14 +410,15 @@ class Task:
     name: str
     holds: str
     inputs: "Modality[Any]"
-    predictor: type[Predictor[Any]]
+    predictor: type[Predictor[Any]] | Configured[Any]
     judge: Judge
     load_codec: Callable[[Path, Model, dict[str, Any]], Any]
     objective: Objective | None = None
     target: str | None = None
     unit: str = "texts"
-    learnt_by: tuple[str, Mapping[str, Any]] | None = None
+    learnt_by: "tuple[Task, Mapping[str, Any]] | None" = None
     few_rows: int = 0
+    remedy: str = ""
     instead: Callable[[Mapping[str, Any]], str | None] = lambda values: None
 
     # Settings of the verbs
@@ -433,7 +457,7 @@ class Task:
     def learning(self) -> Objective:
         """How it is learnt, or a refusal if it is only run."""
         if self.objective is None:
-            raise UsageError(f"{self.name} has no training of its own")
+            raise UsageError(f"{self.name} has no training of its own{self.remedy}")
         return self.objective
 
     # Training
@@ -507,6 +531,26 @@ class Task:
             raise UsageError(f"{folder / 'generation_config.json'}: {error}") from None
         runner.folder = folder
         return runner
+
+
+def build_model(
+    name: str, config: Any, settings: Any, origin: Origin | None, fresh: str = ""
+) -> Any:
+    """Model of a family with weights drawn by the seed, or those of the model to start from.
+
+    Args:
+        name: of the family.
+        config: of the model.
+        settings: those of the training; only what `tune` chooses is trained.
+        origin: the model to start from, if there is one.
+        fresh: how the names of weights begin that are not taken from there, such as a new head's.
+    """
+    torch.manual_seed(mix(settings.seed, "weights"))
+    model = family(name)[1](config).to(settings.device)
+    if origin is not None:
+        fresh = origin.initialise(model, fresh)
+    let_learn(model, settings, fresh)
+    return model
 
 
 def usual_shape(

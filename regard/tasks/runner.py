@@ -8,10 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TextIO, TypeVar, final, overload
 
-import numpy as np
 import torch
-from PIL.Image import Image
-from torch import Tensor, nn
+from torch import nn
 
 from regard.data.columns import input_column, names_in
 from regard.data.in_memory import frame_rows, is_columns, rows_of
@@ -21,6 +19,7 @@ from regard.data.table import is_folder
 from regard.decode.trace import tracing
 from regard.errors import UsageError, lookup
 from regard.metrics.evaluation import Evaluation, provenance, write_outputs
+from regard.modalities.base import Found, Modality, One
 from regard.native import fast
 from regard.native.processor import DTYPES
 from regard.settings import fill
@@ -30,7 +29,6 @@ from regard.tasks.frame.recipe import parameters
 from regard.tasks.parts import Answer, Codec, OnText, Predictor, System, Task
 from regard.viewer.picture import Picture
 
-One = str | Path | bytes | Image | np.ndarray | Tensor  # one text, image or sound, and no list
 PARTS = {"test": 0, "valid": 0, "train": 0}
 READ = "read_"  # keys of config.json that say how the data of the training were read
 READ_AS = ("column", "metric")  # such keys without that beginning
@@ -66,6 +64,21 @@ class Runner(Generic[A]):
     def name(self) -> str:
         """Name of the task."""
         return self.task.name
+
+    @property
+    def inputs(self) -> Modality[Any]:
+        """Modality of one input."""
+        return self.task.inputs
+
+    @property
+    def holds(self) -> str:
+        """What data of the task hold."""
+        return self.task.holds
+
+    @property
+    def several_against(self) -> bool:
+        """Whether it is judged against more than one model at once."""
+        return self.task.judge.several
 
     # Settings
 
@@ -110,7 +123,7 @@ class Runner(Generic[A]):
     def usual_columns(self) -> tuple[str, ...]:
         """Usual names of the column of a table that holds inputs."""
         language = self.config.get("from")
-        return (*([language] if language else []), *self.task.inputs.columns)
+        return (*([language] if language else []), *self.inputs.columns)
 
     @property
     def format(self) -> Any:
@@ -134,7 +147,7 @@ class Runner(Generic[A]):
         Of the rows of a table (a frame, a dict of columns, records) one column is read: the one
         that columns= names, the one that the model was trained on, or one of a usual name.
         """
-        modality = self.task.inputs
+        modality = self.inputs
         if hasattr(given, "read"):
             given = modality.opened(given)
         rows = frame_rows(given)
@@ -148,6 +161,10 @@ class Runner(Generic[A]):
                 inputs, partial(self.column_of, columns=asked), self.format, asked
             )
         return inputs, one
+
+    def inputs_at(self, path: str, settings: Any) -> Found | None:
+        """The inputs that a file or folder is; None where they are its lines or rows."""
+        return self.inputs.found(path, self.format, getattr(settings, "columns", None))
 
     @overload
     def run(
@@ -188,7 +205,7 @@ class Runner(Generic[A]):
 
     def answer(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[A]:
         """Answers to inputs in their order, by settings that `check` has completed."""
-        inputs = [self.task.inputs.check(given, settings, self.format) for given in inputs]
+        inputs = [self.inputs.check(given, settings, self.format) for given in inputs]
         with self.using(settings):
             return self.predictor.predict(inputs, settings, first=first)
 
@@ -206,7 +223,7 @@ class Runner(Generic[A]):
         """Answer one input, and pass its text on piece by piece while it is generated."""
         if not self.streams:
             raise UsageError(f"{self.name} answers all at once; leave on_text out")
-        given = self.task.inputs.check(given, settings, self.format)
+        given = self.inputs.check(given, settings, self.format)
         write: Callable[..., A] = self.predictor.stream  # type: ignore[attr-defined]
         with self.using(settings):
             return write(given, settings, on_text, first=first)
@@ -233,6 +250,13 @@ class Runner(Generic[A]):
         finally:
             if threads:
                 torch.set_num_threads(before)
+
+    def trained_as(self) -> tuple["Runner[Any]", Mapping[str, Any]]:
+        """The model with the task that trains such, and the settings that say so."""
+        if self.task.learnt_by is None:
+            return self, {}
+        other, settings = self.task.learnt_by
+        return other.bind(self.model, self.codec, self.config), settings
 
     # Judging
 
@@ -323,7 +347,7 @@ class Runner(Generic[A]):
 
         asked = self.look_settings(settings)
         beams = getattr(asked, "beams", False)
-        given = self.task.inputs.check(given, asked, self.format)
+        given = self.inputs.check(given, asked, self.format)
         with self.using(asked), tracing() if beams else nullcontext() as trace:
             seen = follow(self.predictor.explain(given, asked), asked.view)
         if seen.units is not None:
@@ -332,7 +356,7 @@ class Runner(Generic[A]):
 
     def question(self, given: Any, settings: Any, expected: Any = None) -> Question:
         """An input with the model's answer and its log-probability."""
-        given = self.task.inputs.check(given, settings, self.format)
+        given = self.inputs.check(given, settings, self.format)
         return self.predictor.answer_logprobs(given, settings, expected)
 
     def probe(self, given: Any) -> Question:

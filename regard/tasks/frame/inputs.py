@@ -7,6 +7,7 @@ from typing import Any
 from regard.data.pairs import Pair
 from regard.data.tokenizer import Tokenizer
 from regard.errors import UsageError
+from regard.tasks.bridge import predictor_of
 
 LETTERS = 50  # of a token, at most, where a long text is cut into windows
 
@@ -24,11 +25,12 @@ def first_inputs(task: Any, parts: Any, part: str, count: int) -> list[Any]:
 
 def cut_inputs(task: Any, inputs: list[Any], length: int, count: int) -> list[Any]:
     """Cut inputs of a task to so many tokens, and a long text into as many windows as are asked."""
-    tokenizer = getattr(task, "tokenizer", None)
+    predictor = predictor_of(task)
+    tokenizer = getattr(predictor, "tokenizer", None)
     if tokenizer is None:  # images, sounds, series
         return inputs[:count]
     if all(isinstance(given, str) for given in inputs):
-        length = min(length, getattr(task, "window", length))
+        length = min(length, getattr(predictor, "window", length))
         return windows_of(inputs, tokenizer, length, count)
 
     def cut(given: Any) -> Any:
@@ -36,7 +38,7 @@ def cut_inputs(task: Any, inputs: list[Any], length: int, count: int) -> list[An
             return given[:length]
         if not isinstance(given, Pair):
             return given
-        tokenizers = getattr(task, "source_tokenizer", tokenizer), tokenizer
+        tokenizers = getattr(task.codec, "source", tokenizer), tokenizer
         both = zip(tokenizers, (given.source, given.target), strict=True)
         source, target = (each.decode(each.encode(text)[:length]) for each, text in both)
         return Pair(source, target, given.where)
@@ -58,11 +60,13 @@ def windows_of(texts: Sequence[str], tokenizer: Tokenizer, length: int, count: i
 def read_picture(task: Any, given: Any) -> Any:
     """Return a picture of how a model reads an input, and given targets rather than its own."""
     if isinstance(given, Pair):
-        if hasattr(task, "pair_picture"):
-            return task.pair_picture(given)
+        predictor = predictor_of(task)
+        if hasattr(predictor, "pair_picture"):
+            return predictor.pair_picture(given)
         given = given.source
     # heads are measured on what a model reads: pieces, and texts as they are
+    kind = task if isinstance(task.task, str) else task.task  # of one class, or a row
     asked: dict[str, Any] = {"forced": True} if task.name == "language" else {}
-    if any(each.name == "units" for each in fields(task.Look)):
+    if any(each.name == "units" for each in fields(kind.Look)):
         asked["units"] = "pieces"
     return task.picture(given, **asked)

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from regard.data.columns import input_column, names_in
 from regard.data.in_memory import frame_rows, is_columns, rows_of
 from regard.data.parts import named_files
-from regard.data.seeds import mix
 from regard.data.split import Split
 from regard.data.table import is_folder
 from regard.decode.trace import tracing
@@ -50,7 +49,6 @@ from regard.tasks.frame.settings import (
     size_of,
     with_parts,
 )
-from regard.tasks.frame.tune import let_learn
 from regard.tasks.parts import (  # noqa: F401
     Answer,
     Batches,
@@ -58,6 +56,7 @@ from regard.tasks.parts import (  # noqa: F401
     Codec,
     Learnt,
     NoCodec,
+    build_model,
 )
 from regard.viewer.settings import LookSettings
 
@@ -353,12 +352,7 @@ class Task(Generic[C, A]):
         Weights whose names begin with `fresh` (a new head) are not taken from there. Only what
         `tune` chooses is trained.
         """
-        torch.manual_seed(mix(settings.seed, "weights"))
-        model = family(name)[1](config).to(settings.device)
-        if origin is not None:
-            fresh = origin.initialise(model, fresh)
-        let_learn(model, settings, fresh)
-        return model
+        return build_model(name, config, settings, origin, fresh)
 
     @classmethod
     def train(
