@@ -11,6 +11,7 @@ from PIL import Image
 
 import regard
 from regard.errors import UsageError
+from regard.layers.block import BlockConfig
 from regard.metrics import baselines as baseline
 from regard.metrics.baselines import (
     COMMONEST,
@@ -22,8 +23,15 @@ from regard.metrics.baselines import (
 )
 from regard.metrics.evaluation import WARNING, beside_baselines
 from regard.metrics.labels import one_hot
+from regard.models.bert import Bert, BertConfig
 from regard.tasks.text.classify import Classify
-from regard.tasks.text.few_texts import BAG_OF_WORDS, WORD_ORDER, few_text_settings
+from regard.tasks.text.few_texts import (
+    BAG_OF_WORDS,
+    HEAD_SCALE,
+    WORD_ORDER,
+    begin_as_naive_bayes,
+    few_text_settings,
+)
 from regard.tasks.text.labelling import SHORT
 from regard.training.label_loss import (
     LABEL_LOSSES,
@@ -327,6 +335,26 @@ def test_few_texts_begin_where_naive_bayes_ends(tmp_path):
     bayes = judged.baselines[BAYES]["accuracy"]
     assert bayes > 60 and found["naive_bayes"] > bayes - 5
     assert found["random"] < 60
+
+
+def test_a_model_that_begins_by_counts_reads_likelihood_ratios():
+    """A token that uneven labels use alike tells nothing of them, whatever is commonest."""
+    chance = np.random.default_rng(0)
+    block = BlockConfig(width=16, heads=2, ffn_width=16)
+    model = Bert(BertConfig(vocab=9, depth=1, block=block, head="classify", labels=3))
+    rows = [chance.integers(0, 9, 6) for _ in range(60)]
+    numbers = np.minimum(chance.integers(0, 9, 60), 2)  # the last label is the commonest
+    begin_as_naive_bayes(model, rows, one_hot(numbers, 3), seed=1)
+    table, head = model.embed.tokens.weight, model.head.out.weight
+    found = table @ head.T / HEAD_SCALE
+    for token in range(9):
+        logs = []
+        for label in range(3):
+            own = [set(row.tolist()) for row, n in zip(rows, numbers, strict=True) if n == label]
+            total = sum(map(len, own)) + 9
+            logs.append(math.log((sum(token in some for some in own) + 1) / total))
+        wanted = np.clip(np.array(logs) - sum(logs) / 3, -3, 3)
+        assert found[token].detach().numpy() == pytest.approx(wanted, abs=1e-5)
 
 
 BAGS = ["good film", "film good", "bad film", "film bad"] * 30

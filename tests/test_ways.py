@@ -68,7 +68,7 @@ def train_by_command(data: Path, out: Path, *start: str, **more: object) -> None
     done = subprocess.run([sys.executable, *start, *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     if "-m" in start and "regard" in start[-1:]:
-        assert f"finished after {STEPS} steps" in done.stdout
+        assert f"finished after {settings['steps']} steps" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -89,6 +89,15 @@ def test_two_processes_are_one_that_accumulates(data, plain, tmp_path, start, mo
     assert max(json.loads(row).get("grad_norm", 0.0) for row in rows) > SETTINGS["clip"]
     answer = regard.load(tmp_path / "out").run(["a dog runs."], beam=2)
     assert len(answer) == 1
+
+
+def test_batches_that_processes_accumulate_are_read_once_each(data, tmp_path):
+    """Two processes that add two batches up read the four that one process adds up."""
+    few = {"steps": 3, "valid_every": 3}
+    settings = {**SETTINGS, **few, "accumulate": 4}
+    regard.train("translate", quiet=True, data=str(data), out=str(tmp_path / "one"), **settings)
+    train_by_command(data, tmp_path / "two", "-m", "regard", processes=2, accumulate=2, **few)
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=2e-4)
 
 
 def test_compiled_is_the_same_training(data, plain, tmp_path):
