@@ -27,7 +27,7 @@ from regard.errors import UsageError
 from regard.lab import workers
 from regard.lab.extrapolate import window_loss, with_yarn
 from regard.lab.report import Compared
-from regard.lab.trends import draw_trends
+from regard.lab.trends import draw_trends, mean_of
 from regard.lab.variants import grid, list_keys, varied_values
 from regard.lab.workers import Worker, work
 from regard.metrics.interval import critical, interval, paired, within
@@ -331,6 +331,12 @@ def test_plots_are_png_of_a_sensible_size(whole, tmp_path):
             assert image.format == "PNG"
             assert 300 < image.width < 2000 and 150 < image.height < 2000
             assert len(image.convert("RGB").getcolors(2**20) or ()) > 20
+
+
+def test_a_mean_is_of_a_number_that_every_run_has():
+    assert mean_of([{"speed": 4.0}, {"speed": 8.0}], "speed") == 6.0
+    assert mean_of([{"speed": 4.0}, {"speed": None}], "speed") is None
+    assert mean_of([{"speed": 4.0}, {}], "speed") is mean_of([], "speed") is None
 
 
 def test_trends_are_by_the_number_that_is_varied_by_time_and_by_speed(tmp_path):

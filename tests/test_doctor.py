@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from regard.errors import UsageError
+from regard.examine.pairs import SCRIPT_NAMES, scripts_of
 from regard.examine.pairs import examine_pairs as examine
 from regard.examine.report import DataReport, ExamineOptions, Finding
 
@@ -133,6 +134,21 @@ def test_leaks(folder: Path) -> None:
     ]
     assert "train.tsv:4" in leaks[0].what and "train.tsv:10" in leaks[1].what
     assert finding.level == "warning" and "remove them from" in finding.remedy
+
+
+def test_a_reversed_pair_is_no_copy_and_a_copy_is_counted_once(folder: Path) -> None:
+    once = [("Yes.", "Ja."), ("Ja.", "Yes."), ("No.", "Nein.")]
+    path = write_tsv(folder / "train.tsv", [*rows(), *once, ("No.", "Nee."), ("No.", "Nee.")])
+    counts = {f.kind: (f.where, f.count) for f in examine(path).findings}
+    assert counts["duplicate_pair"] == (f"{path}:205", 1)
+    assert counts["duplicate_source"] == (f"{path}:204", 1)
+
+
+def test_names_in_latin_letters_leave_a_text_its_script() -> None:
+    han, latin = (SCRIPT_NAMES.index(name) for name in ("Han or kana", "Latin"))
+    assert scripts_of("汤姆去了New York。") % 16 == han
+    assert scripts_of("We ate 饺子 yesterday.") % 16 == latin
+    assert {scripts_of(text) // 16 for text in ("汤姆去了New York。", "We ate 饺子.")} == {han}
 
 
 def test_swapped_sides(folder: Path) -> None:

@@ -186,6 +186,13 @@ def test_a_long_text_is_cut_and_that_is_told(folder, capsys):
     assert np.array_equal(answers[0].vector, model.run([" ".join(short), "red"])[0].vector)
 
 
+def test_a_pair_is_cut_where_one_of_its_texts_is(folder, capsys):
+    model, long = regard.load(folder), " ".join(WORDS * 3)
+    answers = model.run([f"{long}\tred", f"red\t{long}", "red\tblue", f"{long}\t{long}"])
+    assert [answer.cut for answer in answers] == [True, True, False, True]
+    assert "3 of 4 texts were cut at 20 pieces" in capsys.readouterr().err
+
+
 def test_import_keeps_how_vectors_are_made(tmp_path):
     folder = tmp_path / "theirs"
     write_bert(folder)

@@ -181,6 +181,8 @@ OTHERS = {
     "training": lambda m: m.train(),
     "dropout of embeddings": lambda m: m.source.train(),
     "an own position": lambda m: setattr(m.source, "position", Twice()),
+    "an own eps": lambda m: setattr(m.decoder_norm, "eps", 0.1),
+    "an own eps of a block": lambda m: setattr(m.encoder[1].around_attention.norm, "eps", 0.1),
 }
 
 
@@ -273,11 +275,11 @@ def test_int8_is_the_product_of_rounded_rows_and_rounded_weights(name: str):
             module.__class__ = Rounded
     model.head.step_logits = model.head.forward
     theirs = by_search(model, texts, limits, beam=1)
-    same = 0
+    same, apart = 0, []
     for (one,), (other,) in zip(ours, theirs, strict=True):  # a step of rounding may go either way
-        assert one.steps[0] == pytest.approx(other.steps[0], abs=0.1)
+        apart.append(abs(one.steps[0] - other.steps[0]))
         same += one.ids == other.ids
-    assert same >= 20
+    assert same >= 20 and max(apart) < 0.1 and sorted(apart)[len(apart) // 2] < 1e-4
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8])

@@ -82,6 +82,14 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         "llama",
         {**LLAMA, **rope("yarn", factor=4.0, original_max_position_embeddings=16)},
     ),
+    "llama, yarn, two original lengths": (
+        "llama",
+        {
+            **LLAMA,
+            "original_max_position_embeddings": 8,
+            **rope("yarn", factor=4.0, original_max_position_embeddings=16),
+        },
+    ),
     "llama, deepseek's yarn": (
         "llama",
         {

@@ -560,6 +560,13 @@ def test_what_is_written_is_as_likely_as_it_says(name, request):
         assert row.steps[: len(row.ids)] == pytest.approx(steps.tolist(), abs=2e-5)
 
 
+def test_a_score_is_the_mean_over_tokens_and_the_end(model):
+    ids = model.encode("The")
+    text = Continuation(0, ids, 9, ids=model.encode("dog")[1:3], steps=[-1.0, -2.0, -6.0])
+    answer = model.written("The", [text], model.check({}))
+    assert (answer.logprob, answer.score) == (-9.0, -3.0)
+
+
 @torch.no_grad()
 def test_given_texts_are_judged(model):
     for text in ("The café is open.", "A", "A dog runs to the café, and a cat sleeps."):

@@ -12,6 +12,7 @@ from tones import RATE, sound_folders, tones
 import regard
 from regard.data.image_format import ImageFormat, measure_ground
 from regard.errors import UsageError
+from regard.metrics.outliers import SHRINKAGES, Outliers
 
 DATA = Path(os.environ.get("REGARD_DATA", Path(__file__).parents[2] / "shared" / "data"))
 NONE = "none of these"
@@ -61,6 +62,43 @@ def test_an_image_is_laid_on_the_ground_of_the_training_images():
     assert measure_ground(rng.integers(0, 256, (50, 16, 16))) == ("any", 1.0)
     for pixels in (noise, np.full((16, 16), 255, np.uint8)):
         assert (format.read(pixels)[0] == pixels).all()
+
+
+def test_a_distance_is_that_of_mahalanobis():
+    """Whatever units the numbers have: d^2 = (x - m)' C^-1 (x - m), C within labels."""
+    rng = np.random.default_rng(0)
+    numbers = np.arange(400) % 2
+    units = np.array([0.3, 1.0, 3.0])
+    x = (rng.normal(size=(400, 3)) @ rng.normal(size=(3, 3)) + 3 * numbers[:, None]) * units
+    found = Outliers.fit(x, numbers, 2, shrinkage=0.0).distances(x.astype(np.float32), numbers)
+    inner = x - np.stack([x[numbers == n].mean(0) for n in (0, 1)])[numbers]
+    inverse = np.linalg.inv(inner.T @ inner / len(x))
+    wanted = np.sqrt(np.einsum("ni,ij,nj->n", inner, inverse, inner))
+    assert found == pytest.approx(wanted, rel=1e-3)
+
+
+@pytest.mark.parametrize("along", [0, 2])
+def test_the_shrinkage_is_that_which_labels_fewest_strangers(along):
+    """Strangers of few numbers or of many, where the known ones vary little or much."""
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(600, 3)) @ np.array([[1, 1, 1], [0, 0.3, 0.3], [0, 0, 0.05]])
+    numbers = np.zeros(600, int)
+    step = np.linalg.svd(x - x.mean(0))[2][along]
+    far = x[:200] * 0.2 + np.outer(rng.normal(size=200), step) * (0.3 if along else 4)
+    known, valid, strangers = (
+        (x[:300], numbers[:300]),
+        (x[300:], numbers[300:]),
+        (far, numbers[:200]),
+    )
+    best = Outliers.measure(known, valid, {"far": strangers}, 1, 0.05)
+    shares = []
+    for shrinkage in SHRINKAGES:
+        each = Outliers.fit(*known, 1, shrinkage)
+        bound = np.quantile(each.distances(*valid), 0.95)
+        shares.append((each.distances(*strangers) <= bound).mean())
+    assert max(shares) > min(shares) + 0.02
+    assert (~best.are_far(*strangers)).mean() == pytest.approx(min(shares))
+    assert best.measured["labelled"]["far"] == round(100 * min(shares), 1)
 
 
 @pytest.fixture(scope="module")
