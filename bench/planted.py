@@ -2,8 +2,8 @@
 
 python bench/planted.py [--quick] [--jobs 2] [--limit 300] [NAME ...]
 
-A bug is a row of planted.tsv: a name, a file, a text that occurs there once, what takes its place,
-and the tests of the part. It is put into a copy of the tree, and those tests run until the first
+A bug is a row of planted.tsv: a name, a file, a text that occurs there once (or, where the file was
+moved, in one other), what takes its place, and the tests of the part. It is put into a copy of the tree, and those tests run until the first
 failure; the test that failed must pass in the copy without the bug. A NAME chooses the rows whose
 name or file contains it.
 """
@@ -111,12 +111,22 @@ def judge(tree: Path, words: list[str], limit: int) -> tuple[int | None, str]:
         process.join()
 
 
+def find(bug: Bug, tree: Path) -> list[Path]:
+    """Return the bug's file or, where that was moved or split, those with its text."""
+    named = tree / "regard" / bug.file
+    sources = [path for end in ("py", "c", "h") for path in tree.glob(f"regard/**/*.{end}")]
+    texts = {path: path.read_text(encoding="utf-8") for path in sources}
+    once = [path for path, text in texts.items() if text.count(bug.old) == 1]
+    return [named] if named in once else once
+
+
 def plant(bug: Bug, tree: Path, limit: int) -> tuple[str, str]:
     """Put a bug into a copy of the tree, run the tests of its part; return what came of it."""
-    path = tree / "regard" / bug.file
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    if text.count(bug.old) != 1 or bug.new == bug.old:
-        return "stale", f"the text occurs {text.count(bug.old)} times"
+    places = [path for path in find(bug, tree) if bug.new != bug.old]
+    if len(places) != 1:
+        return "stale", f"the text occurs in {len(places)} files"
+    (path,) = places
+    text = path.read_text(encoding="utf-8")
     words = [f"tests/{word}" if word.endswith(".py") else word for word in split(bug.tests)]
     path.write_text(text.replace(bug.old, bug.new), encoding="utf-8")
     try:

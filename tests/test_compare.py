@@ -333,7 +333,7 @@ def test_plots_are_png_of_a_sensible_size(whole, tmp_path):
             assert len(image.convert("RGB").getcolors(2**20) or ()) > 20
 
 
-def test_a_mean_is_of_a_number_that_every_run_has():
+def test_a_mean_in_trends_is_of_a_number_that_every_run_has():
     assert mean_of([{"speed": 4.0}, {"speed": 8.0}], "speed") == 6.0
     assert mean_of([{"speed": 4.0}, {"speed": None}], "speed") is None
     assert mean_of([{"speed": 4.0}, {}], "speed") is mean_of([], "speed") is None

@@ -410,3 +410,22 @@ def test_what_is_no_input_is_refused_in_a_line(given, load):
     with pytest.raises(UsageError) as refused:
         load("translate").run(given)
     assert "\n" not in str(refused.value)
+
+
+# ---- paths in tables
+
+
+@pytest.mark.parametrize("task", ["images", "caption", "sounds", "transcribe", "series"])
+def test_relative_paths_of_a_table_in_memory_begin_where_the_program_runs(task, home, monkeypatch):
+    whole = records(task, home)
+    if task == "series":
+        whole = [{"path": str(home / f"{n}.csv"), "label": "ab"[n % 2]} for n in range(8)]
+    relative = [{key: value.replace(f"{home}/", "") for key, value in row.items()} for row in whole]
+    up = [{key: value.replace(f"{home}/", "../") for key, value in row.items()} for row in whole]
+    assert relative != whole
+    wanted = regard.doctor(whole, task=task)
+    assert regard.doctor(relative, task=task).report.parts == wanted.report.parts
+    monkeypatch.chdir(home / "photos")
+    assert regard.doctor(up, task=task).report.parts == wanted.report.parts
+    with pytest.raises(UsageError, match="no such file|found 0|0 "):
+        regard.train(task, data=relative, out=home / "none", **SMALL)

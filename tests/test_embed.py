@@ -188,7 +188,9 @@ def test_a_long_text_is_cut_and_that_is_told(folder, capsys):
 
 def test_a_pair_is_cut_where_one_of_its_texts_is(folder, capsys):
     model, long = regard.load(folder), " ".join(WORDS * 3)
-    answers = model.run([f"{long}\tred", f"red\t{long}", "red\tblue", f"{long}\t{long}"])
+    answers = model.run(
+        [f"{long}\tred", f"red\t{long}", "red\tblue", f"{long}\t{long}"], similarity=True
+    )
     assert [answer.cut for answer in answers] == [True, True, False, True]
     assert "3 of 4 texts were cut at 20 pieces" in capsys.readouterr().err
 

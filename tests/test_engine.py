@@ -319,6 +319,15 @@ def test_threads_that_run_one_model_in_two_ways_do_not_mix_them():
     assert list(found) == [expected[kind] for kind in kinds]
 
 
+def test_a_change_of_weights_within_has_no_engine_while_it_lasts():
+    model = regard.load("en-zh")
+    usual = str(model.run("Where is the station?"))
+    heads = {f"decoder.{n}.cross.heads.{head}": 0.0 for n in range(3) for head in range(6)}
+    with regard.change(model, heads):
+        assert str(model.run("Where is the station?")) != usual
+    assert str(model.run("Where is the station?")) == usual
+
+
 def test_the_checksum_notices_any_flipped_bit_and_any_swap():
     x = torch.randn(1003)
     made = native.library()

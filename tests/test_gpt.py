@@ -1,5 +1,6 @@
 """GPT-2, LLaMA, Mistral and BLOOM against transformers, PaLM by its formula, real weights."""
 
+import copy
 import json
 import math
 from collections.abc import Callable
@@ -81,14 +82,6 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, yarn": (
         "llama",
         {**LLAMA, **rope("yarn", factor=4.0, original_max_position_embeddings=16)},
-    ),
-    "llama, yarn, two original lengths": (
-        "llama",
-        {
-            **LLAMA,
-            "original_max_position_embeddings": 8,
-            **rope("yarn", factor=4.0, original_max_position_embeddings=16),
-        },
     ),
     "llama, deepseek's yarn": (
         "llama",
@@ -306,6 +299,19 @@ def test_ours_equals_theirs(kind: str, dtype: torch.dtype, monkeypatch):
     bound = 2e-5 * max(1.0, float(right.abs().max())) if dtype == torch.float32 else 1e-9
     close(full, right, bound)
     close(torch.cat(steps, dim=1)[keep[:, 5:]], right_after(right, keep, 5), bound)
+
+
+def test_of_two_original_lengths_under_yarn_theirs_is_taken():
+    """A file may have one beside rope_parameters and another in it, as Phi's do."""
+    transformers = pytest.importorskip("transformers")
+    inner = rope("yarn", factor=4.0, original_max_position_embeddings=16)
+    for outer in ({"original_max_position_embeddings": 8}, {}):
+        told = {**LLAMA, **outer, **inner}
+        whole = transformers.AutoConfig.for_model("llama", **copy.deepcopy(told)).to_dict()
+        form = find_format("llama")
+        read = form.read_config({"model_type": "llama", **told}, "")
+        assert read.scaling == form.read_config(whole, "").scaling
+        assert read.scaling.original_length == outer.get("original_max_position_embeddings", 16)
 
 
 def right_after(right: Tensor, keep: Tensor, first: int) -> Tensor:

@@ -333,6 +333,15 @@ def test_a_damaged_checkpoint_is_passed_over(home, reference, copied, capsys, na
     assert_same(result(copied), reference[1])
 
 
+def test_a_note_is_printed_without_commands_to_the_terminal(copied, home, capsys):
+    strange = copied.rename(copied.with_name("r\x1b[31mun"))
+    flip(strange / "checkpoints" / f"step-{STEPS}" / "raw.safetensors")
+    settings = {"data": home / "data", "from": "en", "to": "de", **SETTINGS}
+    regard.train("translate", out=strange, **settings)
+    told = capsys.readouterr().err
+    assert "r\\x1b[31mun" in told and "damaged and was passed over" in told and "\x1b" not in told
+
+
 def test_with_all_checkpoints_damaged_the_run_begins_anew(home, reference, copied):
     for _, place in checkpoint.checkpoints(copied / "checkpoints"):
         flip(place / "raw.safetensors")

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.data.images import Images
+from regard.data.in_memory import home_of
 from regard.data.pairs import PairReader
 from regard.data.parts import named_files
 from regard.errors import UsageError
@@ -24,8 +25,9 @@ def captions_in(
     tables = named_files(path).get(part, []) if path.is_dir() else [path]
     captions: dict[str, list[str]] = {}
     for table in tables:
+        home = home_of(table)
         for pair in PairReader(table, columns=columns, header=header):
-            image = str(table.parent / pair.source)
+            image = str(home / pair.source)
             if len(captions) == most and image not in captions:
                 return captions
             captions.setdefault(image, []).append(pair.target)

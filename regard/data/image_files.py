@@ -27,6 +27,7 @@ from regard.data.image_format import (
     open_image,
     too_large,
 )
+from regard.data.in_memory import home_of
 from regard.data.labelled import ExampleFormat, ExampleReader
 from regard.data.lines import missing, opened
 from regard.data.media import (
@@ -204,7 +205,8 @@ def _read_table(path: Path, options: ImageOptions) -> ImageFiles:
     else:
         pairs = PairReader(path, columns=options.columns, header=options.header)
         rows = [(source, "") for source in dict.fromkeys(pair.source for pair in pairs)]
-    return _look_at([(str(path.parent / name), label) for name, label in rows], notes, options)
+    home = home_of(path)
+    return _look_at([(str(home / name), label) for name, label in rows], notes, options)
 
 
 def _read_packed(path: Path, first: dict[str, Any], options: ImageOptions) -> ImageFiles:

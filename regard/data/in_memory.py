@@ -53,6 +53,11 @@ def lay_in_memory(path: Path) -> bool:
     return path.absolute().is_relative_to((cache_folder() / "tables").absolute())
 
 
+def home_of(table: Path) -> Path:
+    """Folder from which a table's paths start: its own; if it lay in memory, the working one."""
+    return Path() if lay_in_memory(table) else table.parent
+
+
 def _open_path(file: Any) -> str:
     """Return the path of an open file."""
     path = getattr(file, "name", None)

@@ -563,11 +563,12 @@ class SeriesTable:
 
         Their channels have the names that are in the first.
         """
-        home, path = self.path.parent.resolve(), self.roles["path"]
-        label, asked = self.roles.get("label", 1), SeriesOptions(labelled=False)
+        own = isinstance(self.path, MemoryTable) or lay_in_memory(self.path)
+        home = Path.cwd() if own else self.path.parent.resolve()
+        path, label = self.roles["path"], self.roles.get("label", 1)
+        asked = SeriesOptions(labelled=False)
         for where, cells in self:
             file = (home / text_of(cells[path])).resolve()
-            own = isinstance(self.path, MemoryTable) or lay_in_memory(self.path)
             if not own and not file.is_relative_to(home):
                 raise UsageError(f"{where}: {cells[path]!r:.60} lies outside the folder {home}")
             told = text_of(cells[label]) if label < len(cells) else ""

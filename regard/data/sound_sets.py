@@ -269,6 +269,7 @@ def _parse_rows(
     The options are the first of those tried for which the table has columns.
     """
     options, keys = tried[0], None
+    locate = _own_path if lay_in_memory(path) else partial(path_inside, path.parent)
     for number, value, fault in table:
         if fault is not None:
             add_fault(fault)
@@ -279,7 +280,7 @@ def _parse_rows(
             if header:
                 continue
         try:
-            row = _parse_row(path, number, value, keys, options)
+            row = _parse_row(f"{path}:{number}", value, keys, options, locate)
         except BadRow as bad:
             add_fault(bad.at(f"{path}:{number}"))
         else:
@@ -350,7 +351,11 @@ def _choose_columns(
 
 
 def _parse_row(
-    path: Path, number: int, value: Value, keys: tuple[Any, Any], options: SoundOptions
+    where: str,
+    value: Value,
+    keys: tuple[Any, Any],
+    options: SoundOptions,
+    locate: Callable[[Any], str],
 ) -> _Row:
     sound, target = (None if key is None else _cell(value, key) for key in keys)
     text = "" if keys[1] is None else text_at({"target": target}, ("target",)).strip()
@@ -359,10 +364,8 @@ def _parse_row(
     pair = ("", text) if options.labelled else (text, "")
     content = cell_bytes(sound)
     if content is not None:
-        return _Row(f"{path}:{number}", *pair, content)
-    name: Any = sound.get("path") if isinstance(sound, dict) else sound
-    own = isinstance(name, str) and os.path.isabs(name) and lay_in_memory(path)
-    file: str = name if own else path_inside(path.parent, name)
+        return _Row(where, *pair, content)
+    file = locate(sound.get("path") if isinstance(sound, dict) else sound)
     return _Row(file, *pair, file)
 
 
@@ -374,14 +377,19 @@ def _cell(value: Value, key: Any) -> Any:
         raise BadRow("columns", there, "add it or set columns=") from None
 
 
+def _own_path(name: Any) -> str:
+    """Return the path that a cell holds."""
+    if not isinstance(name, str) or not name.strip() or "\0" in name:
+        raise BadRow("empty", "no path of a sound in it", "fill it or remove the row")
+    return name.strip()
+
+
 def path_inside(folder: Path, name: Any) -> str:
     """Return the path of a file that a table names, which may not lie outside of its folder.
 
     A link in the folder is followed: whoever gave the table did not choose where it leads.
     """
-    if not isinstance(name, str) or not name.strip() or "\0" in name:
-        raise BadRow("empty", "no path of a sound in it", "fill it or remove the row")
-    path = os.path.normpath(folder / name.strip())
+    path = os.path.normpath(folder / _own_path(name))
     home = os.path.abspath(folder)
     if os.path.commonpath([home, os.path.abspath(path)]) != home:
         what = f"{name.strip()[:80]} lies outside of {folder}, the folder of the table"

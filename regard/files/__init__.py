@@ -5,6 +5,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -24,6 +25,13 @@ def refuse(error: OSError, path: str | Path) -> UsageError:
     if isinstance(error, FileExistsError):  # a file where a folder should be
         return UsageError(f"{path}: not a directory")
     return UsageError(f"{path}: {(error.strerror or str(error)).lower()}")
+
+
+def system_error(error: Exception) -> OSError:
+    """Turn an error that has the system's number in its words, as safetensors', into an OSError."""
+    number = re.search(r"os error (\d+)", str(error))
+    code = int(number[1]) if number else errno.EIO
+    return OSError(code, os.strerror(code))
 
 
 @contextmanager

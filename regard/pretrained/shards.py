@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from regard.errors import UsageError
-from regard.files import read_json, refuse, replacing, write_json
+from regard.files import read_json, refuse, replacing, system_error, write_json
 from regard.models.folder import MOST_PARAMETERS
 
 MOST_HEADER = 32 * 2**20
@@ -296,7 +296,7 @@ def write_shards(
             try:
                 save_file(group, temporary, {"format": "pt"})
             except SafetensorError as error:  # of the disk
-                raise UsageError(f"{folder / name}: {error}") from error
+                raise refuse(system_error(error), folder / name) from error
             temporary.chmod(0o644)  # the library closes it to others
     if count > 1:
         places = {key: name for name, group in zip(names, groups, strict=True) for key in group}

@@ -11,15 +11,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from regard.errors import UsageError
-from regard.files import refuse, sha256, sync_folder, write_atomically
+from regard.files import refuse, sha256, sync_folder, system_error, write_atomically
 
 MANIFEST = "manifest.json"
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     """Write tensors to a file and make it durable."""
-    save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path)
+    try:
+        save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path)
+    except SafetensorError as error:
+        raise system_error(error) from error
     with open(path, "rb") as file:
         os.fsync(file.fileno())
 
@@ -43,11 +45,9 @@ def save_checkpoint(folder: Path, step: int, tensors: dict[str, dict[str, Tensor
         os.rename(temporary, path)
         sync_folder(folder)
         write_atomically(folder.parent / "last", path.name + "\n")
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise refuse(error, path) from error
-        raise UsageError(f"{path}: {error}") from error
+        raise refuse(error, path) from error
 
 
 def is_complete(path: Path) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from regard.errors import UsageError, lookup
+from regard.errors import UsageError, lookup, printable
 from regard.files import write_atomically
 from regard.files.weights import buffers_of, copy_stored, learned_state, stored_names
 from regard.native import fast
@@ -251,7 +251,7 @@ class Fit:
         """Print a note, and keep it for the outcome."""
         self.notes.append(text)
         if not self.quiet:
-            print(text, file=sys.stderr)
+            print(printable(text), file=sys.stderr)
 
     # Training
 
