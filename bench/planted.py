@@ -3,9 +3,9 @@
 python bench/planted.py [--quick] [--jobs 2] [--limit 300] [NAME ...]
 
 A bug is a row of planted.tsv: a name, a file, a text that occurs there once (or, where the file was
-moved, in one other), what takes its place, and the tests of the part. It is put into a copy of the tree, and those tests run until the first
-failure; the test that failed must pass in the copy without the bug. A NAME chooses the rows whose
-name or file contains it.
+moved, in one other), what takes its place, and the tests of the part. It is put into a copy of the
+tree, and those tests run until the first failure; the test that failed must pass in the copy
+without the bug. A NAME chooses the rows whose name or file contains it.
 """
 
 import argparse
