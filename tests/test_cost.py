@@ -53,6 +53,12 @@ def test_a_small_model_is_counted_as_by_hand():
     assert step.products == {"linear": 3 * linear, "attention": attention * 7 // 2}
 
 
+def test_a_transposed_convolution_is_counted_as_by_hand():
+    """Each number that it reads is multiplied with a kernel for each channel that it writes."""
+    layer, x = nn.ConvTranspose2d(3, 4, 5, stride=2), torch.randn(2, 3, 6, 7)
+    assert count(lambda: layer(x)).products == {"convolution": x.numel() * 4 * 25}
+
+
 def test_a_convolution_is_counted_as_by_hand():
     net = nn.Sequential(nn.Conv2d(6, 8, 3, stride=2, padding=1, groups=2), nn.Flatten())
     x = torch.randn(2, 6, 9, 9, requires_grad=True)

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from regard import native
-from regard.attention.intervene import intervening
 from regard.attention.positions import Learned, Position, Sinusoidal
 from regard.layers.embed import Embed
 from regard.layers.fast.kernel_weights import (
@@ -228,7 +227,7 @@ def engine_of(
         or native.library() is None
     ):
         return None
-    if intervening() or not unpatched():
+    if not unpatched():
         return None
     if not unchanged_functions(known) or not unchanged_functions(_FUNCTIONS):
         return None
