@@ -470,6 +470,48 @@ def test_a_folder_writes_the_same_text_here_and_there(kind: str, make: Any, tmp_
         assert report.finished  # by default, no more than it has learned
 
 
+def control_tokenizer(framed: bool) -> Any:
+    """Return a tokenizer whose normaliser drops control characters, as nmt_nfkc does."""
+    made, roles = piece_tokenizer()
+    made.normalizer = tokenizers.normalizers.Sequence(
+        [tokenizers.normalizers.Nmt(), tokenizers.normalizers.NFKC()]
+    )
+    if not framed:
+        told = {**json.loads(made.to_str()), "post_processor": None}
+        made = tokenizers.Tokenizer.from_str(json.dumps(told))
+    names = {f"{role}_token": name for role, name in roles.items()}
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, **names)
+
+
+def test_a_text_of_which_a_tokenizer_keeps_nothing_has_no_answer_and_that_is_told(tmp_path, capsys):
+    words = control_tokenizer(framed=True)
+    their_model("t5", vocab_size=len(words)).save_pretrained(tmp_path)
+    words.save_pretrained(tmp_path)
+    model = regard.load(tmp_path)
+    assert model.encode_source("\x01", model.check({})) == []
+    alone, after = model.run(["\x01", "\x01A cat"], max_length=5)
+    assert str(alone) == "" and str(after) == str(model.run("A cat", max_length=5))
+    assert "no answer to '\\x01', of which its tokenizer keeps nothing" in capsys.readouterr().err
+
+
+def test_a_text_of_which_a_tokenizer_keeps_nothing_has_a_label(tmp_path):
+    """It crashed where nothing is put around a text."""
+    words = control_tokenizer(framed=False)
+    config = transformers.BertConfig(
+        vocab_size=len(words),
+        hidden_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+    )
+    transformers.BertForSequenceClassification(config).save_pretrained(tmp_path)
+    words.save_pretrained(tmp_path)
+    model = regard.load(tmp_path)
+    first, second, third = model.run(["\x01", "A cat", ""])
+    assert first.label == third.label in second.labels
+    assert second.probabilities.tolist() == model.run("A cat").probabilities.tolist()
+
+
 def test_a_t5_learns_to_mend_with_its_own_sentinels():
     from regard.data.denoising import sentinels_of
 

@@ -133,6 +133,8 @@ class RowEncoder:
     ) -> Row:
         around = len(self.before), len(self.after)
         row = np.array([*self.before, *ids, *self.after], dtype=np.int64)
+        if not len(row):  # nothing at all to read
+            row, around = np.array([self.tokenizer.bos]), (1, 0)
         words = np.pad(np.array(word_ids, dtype=np.int64), around, constant_values=-1)
         if features is not None:
             features = np.pad(features[np.array(word_ids, dtype=np.int64)], (around, (0, 0)))

@@ -88,6 +88,8 @@ class SentenceDecoder:
             elif before:
                 sentences.append(Sentence(line, [], [], before))
             ids = encode(core) if core else []
+            if core and not ids:
+                self.rules.tell(f"no answer to {core!r:.40}, of which its tokenizer keeps nothing")
             for start in range(0, len(ids), self.longest):
                 piece = self.source.frame(ids[start : start + self.longest], "source")
                 last = start + self.longest >= len(ids)

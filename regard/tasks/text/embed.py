@@ -182,10 +182,7 @@ class Embed(Task[TextCodec, Embedded | Similar]):
         return table, [row.truncated for row in rows]
 
     def _rows(self, texts: Sequence[str], settings: Any) -> list[Row]:
-        """Encode texts, with a begin where there is nothing at all to read."""
-        rows = self.encoder.texts(texts, settings.max_length or self.max_length)
-        begin = Row(np.array([self.tokenizer.bos]), np.array([-1]))
-        return [row if len(row.ids) else begin for row in rows]
+        return self.encoder.texts(texts, settings.max_length or self.max_length)
 
     @torch.inference_mode()
     def _forward(self, rows: list[Row], settings: Any) -> np.ndarray:
