@@ -26,6 +26,8 @@ NEW_TOKENS = 200  # that are generated, unless the user or the checkpoint says o
 class GenerateOptions(Decoding):
     """How a prompt is continued: by sampling, unless temperature=0 or a beam is given."""
 
+    GROUP = "decoding"
+
     beam: int = setting(1, "beam size; above 1 nothing is sampled", min=1, max=1000)
     temperature: float = setting(0.8, "sampling temperature; 0 is greedy", min=0, max=100)
     max_length: int | None = setting(

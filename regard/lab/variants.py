@@ -43,6 +43,8 @@ SPEED_BATCH = 64  # examples
 class CompareSettings:
     """Settings of `compare` beside those of the training; a value with commas is varied."""
 
+    GROUP = "comparison"
+
     seeds: int = setting(3, "runs per variant, from seed= on; or seed=1,5,9", min=1, max=1000)
     parallel: int = setting(1, "runs in parallel", min=1, max=256)
     lengths: tuple[int, ...] | None = setting(
@@ -59,7 +61,7 @@ class CompareSettings:
         "tokens that count at a test length: all, or the last quarter",
         choices=("all", "last"),
     )
-    out: str | None = setting(None, "output folder of all runs")
+    out: str | None = setting(None, "output folder of all runs", group="files")
 
 
 # The grid

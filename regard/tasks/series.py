@@ -53,6 +53,8 @@ TOKENS = 128  # that a series is cut into, unless chunk= says
 class SeriesTable:
     """Where series and labels are in a table."""
 
+    GROUP = "data"
+
     columns: str | None = setting(None, "of tables: label; path,label; or id,time,label")
     header: bool | None = setting(None, "whether a table has a header row; guessed unless told")
 
@@ -64,8 +66,8 @@ class TrainSeries(SeriesTable, OneLabelTrain, TrainSettings):
     schedule: str = "cosine"
     weight_decay: float = 0.05
     ema: float = 0.99
-    family: str = setting("series", "model family")
-    batch: int = setting(32, "series per batch", min=1, max=100_000)
+    family: str = setting("series", "model family", group="model")
+    batch: int = setting(32, "series per batch", min=1, max=100_000, group="optimiser")
     augment: str = setting(
         "jitter+scale+mask",
         "augmentation",
@@ -81,14 +83,16 @@ class TrainSeries(SeriesTable, OneLabelTrain, TrainSettings):
 class RunSeries(OneLabelRun, RunSettings):
     """How to label series."""
 
-    batch: int = setting(64, "series per batch", min=1, max=100_000)
+    batch: int = setting(64, "series per batch", min=1, max=100_000, group="machine")
 
 
 @dataclass(frozen=True)
 class EvalSeries(derived("EvalSeries", SeriesTable, OneLabelEval, BootstrapSettings, RunSeries)):
     """What to judge on, and how."""
 
-    valid: str | None = setting(None, "which file is the validation part, or its share")
+    valid: str | None = setting(
+        None, "which file is the validation part, or its share", group="data"
+    )
 
 
 @dataclass(frozen=True)

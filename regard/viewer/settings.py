@@ -10,7 +10,9 @@ from regard.settings import setting
 class LookSettings:
     """What is drawn of a model's attention, whatever its task, and where to."""
 
-    out: str | None = setting(None, "file to write: .html to explore, .png to print")
+    GROUP = "picture"
+
+    out: str | None = setting(None, "file to write: .html to explore, .png to print", group="files")
     layers: tuple[str | int, ...] | None = setting(
         None, "layers to draw, by any part of their name: 3, cross, decoder.3; all unless given"
     )
@@ -40,6 +42,8 @@ class LookSettings:
 class ImageLookSettings(LookSettings):
     """What is drawn of how a model attends over an image."""
 
+    GROUP = "picture"
+
     view: str = setting(
         "attention",
         "what of the attention, or the first filters",
@@ -49,13 +53,15 @@ class ImageLookSettings(LookSettings):
         "class", "the query: class (token), mean (of all places), or a pixel x,y of the photo"
     )
     image: int | None = setting(None, "pixels per side that images are resized to", min=1, max=4096)
-    threads: int | None = setting(None, "CPU threads", min=1, max=1024)
+    threads: int | None = setting(None, "CPU threads", min=1, max=1024, group="machine")
 
 
 @dataclass(frozen=True)
 class SoundLookSettings(LookSettings):
     """What is drawn of how a model attends over the spectrogram of a sound."""
 
+    GROUP = "picture"
+
     view: str = setting("attention", "what of the attention", choices="regard.viewer.sound:VIEWS")
     at: str = setting("mean", "the query: mean (of all moments), or a moment in seconds")
-    threads: int | None = setting(None, "CPU threads", min=1, max=1024)
+    threads: int | None = setting(None, "CPU threads", min=1, max=1024, group="machine")

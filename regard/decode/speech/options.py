@@ -4,6 +4,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from regard.decode.options import Decoding
+from regard.native.processor import DTYPES
 from regard.settings import setting
 
 # how Whisper follows a long sound -> whether it writes timestamps
@@ -13,6 +14,8 @@ WINDOWS = {"pauses": False, "timestamps": True}
 @dataclass(frozen=True)
 class SpeechDecoding(Decoding):
     """How speech is decoded: by the CTC head, by the attention decoder, or by both."""
+
+    GROUP = "decoding"
 
     decoding: str | None = setting(
         None,
@@ -30,10 +33,14 @@ class SpeechDecoding(Decoding):
 class WhisperDecoding(SpeechDecoding):
     """How Whisper decodes speech: in which language, window by window, and again if need be."""
 
+    GROUP = "decoding"
+
     language: str = setting("", "Whisper: language that is spoken, such as en; else detected")
     translate: bool = setting(False, "Whisper: write English, whatever language is spoken")
     windows: str = setting(
-        "pauses", "Whisper: cut long sounds at pauses, or after the timestamps that it writes"
+        "pauses",
+        "Whisper: cut long sounds at pauses, or after the timestamps that it writes",
+        choices=WINDOWS,
     )
     no_speech: float = setting(
         0.6, "Whisper: probability of no speech at which improbable text is dropped", min=0, max=1
@@ -41,7 +48,10 @@ class WhisperDecoding(SpeechDecoding):
     fallback: bool = setting(True, "Whisper: sample again what is improbable or repeats itself")
     words: bool = setting(True, "Whisper: find the times of words")
     dtype: str = setting(
-        "float32", "Whisper: of its encoder; bfloat16 is faster, about 1% of words differ"
+        "float32",
+        "Whisper: of its encoder; bfloat16 is faster, about 1% of words differ",
+        choices=DTYPES,
+        group="machine",
     )
 
 

@@ -32,48 +32,58 @@ SHORT: dict[str, str | tuple[str, ...]] = {
 class TrainSettings(LoopSettings):
     """What every training can be told; a task adds `model`, the config of a family."""
 
-    data: str | None = setting(None, "training data: a folder or a file")
-    valid: str | None = setting(None, "validation data: a file, or a share such as 0.1")
-    test: str | None = setting(None, "test data: a file, or a share to hold out")
-    out: str | None = setting(None, "the run folder")
+    data: str | None = setting(None, "training data: a folder or a file", group="data")
+    valid: str | None = setting(
+        None, "validation data: a file, or a share such as 0.1", group="data"
+    )
+    test: str | None = setting(None, "test data: a file, or a share to hold out", group="data")
+    out: str | None = setting(None, "the run folder", group="files")
     watch_every: int = setting(
-        0, "steps between pictures of its attention, for look movie=true; 0: none", min=0
+        0,
+        "steps between pictures of its attention, for look movie=true; 0: none",
+        min=0,
+        group="files",
     )
     probes: str | None = setting(
         None,
         "inputs for these pictures, a line each; the first to validate on unless given",
+        group="files",
     )
-    init: str | None = setting(None, "a trained model to start from")
-    tune: str = setting("all", "which weights to train with init=", choices=TUNES)
-    lora_rank: int = setting(8, "LoRA rank", min=1, max=4096)
-    lora_alpha: float = setting(16.0, "LoRA scaling (alpha)", above=0, max=1e6)
-    lora_on: str = setting("*.qkv", "matrices that LoRA adapts, such as *.qkv")
-    size: str = setting("tiny", "model size")
+    init: str | None = setting(None, "a trained model to start from", group="model")
+    tune: str = setting("all", "which weights to train with init=", choices=TUNES, group="model")
+    lora_rank: int = setting(8, "LoRA rank", min=1, max=4096, group="model")
+    lora_alpha: float = setting(16.0, "LoRA scaling (alpha)", above=0, max=1e6, group="model")
+    lora_on: str = setting("*.qkv", "matrices that LoRA adapts, such as *.qkv", group="model")
+    size: str = setting("tiny", "model size", group="model")
 
 
 @dataclass(frozen=True)
 class RunSettings:
     """What every run can be told."""
 
-    columns: str | None = setting(None, "column of a table that is read, by name or number")
-    threads: int | None = setting(None, "CPU threads", min=1, max=1024)
+    columns: str | None = setting(
+        None, "column of a table that is read, by name or number", group="data"
+    )
+    threads: int | None = setting(None, "CPU threads", min=1, max=1024, group="machine")
 
 
 @dataclass(frozen=True)
 class EvalSettings:
     """What every evaluation can be told, beside how the model is run."""
 
-    data: str | None = setting(None, "test data: a folder or a file")
-    part: str = setting("test", "the part of the data", choices=PARTS)
-    test: str | None = setting(None, "which test file of the folder")
-    outputs: str | None = setting(None, "a file for the predictions; .jsonl has more fields")
+    data: str | None = setting(None, "test data: a folder or a file", group="data")
+    part: str = setting("test", "the part of the data", choices=PARTS, group="data")
+    test: str | None = setting(None, "which test file of the folder", group="data")
+    outputs: str | None = setting(
+        None, "a file for the predictions; .jsonl has more fields", group="files"
+    )
 
 
 @dataclass(frozen=True)
 class BootstrapSettings(EvalSettings):
     """The same, for scores that are compared by resampling."""
 
-    samples: int = setting(1000, "bootstrap resamples", min=100, max=100_000)
+    samples: int = setting(1000, "bootstrap resamples", min=100, max=100_000, group="scores")
 
 
 S = TypeVar("S", bound=TrainSettings)

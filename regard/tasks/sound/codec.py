@@ -67,13 +67,21 @@ class SoundTrainSettings(TrainSettings):
     ema: float = 0.999
     valid: str | None = setting(None, "a file, a share such as 0.1, or names such as *_[0-4].*")
     test: str | None = setting(None, "test data: a file, a share, or names to hold out")
-    family: str = setting("conformer", "model family")
-    like: str | None = setting(None, "model preset")
-    columns: str | None = setting(None, "columns of a table: path and text, such as 2,1")
-    header: bool | None = setting(None, "whether a table has a header row; guessed unless told")
-    broken: str = setting("refuse", "sounds that cannot be used", choices=BROKEN)
-    batch_seconds: float = setting(100.0, "seconds of sound per batch", above=0, max=1e7)
-    buckets: int = setting(10, "groups of like length that batches are of", min=1, max=10_000)
+    family: str = setting("conformer", "model family", group="model")
+    like: str | None = setting(None, "model preset", group="model")
+    columns: str | None = setting(
+        None, "columns of a table: path and text, such as 2,1", group="data"
+    )
+    header: bool | None = setting(
+        None, "whether a table has a header row; guessed unless told", group="data"
+    )
+    broken: str = setting("refuse", "sounds that cannot be used", choices=BROKEN, group="data")
+    batch_seconds: float = setting(
+        100.0, "seconds of sound per batch", above=0, max=1e7, group="optimiser"
+    )
+    buckets: int = setting(
+        10, "groups of like length that batches are of", min=1, max=10_000, group="optimiser"
+    )
     sound: SoundFormat = field(default_factory=SoundFormat)
     augment: SoundAugment = field(default_factory=SoundAugment)
     model: ConformerConfig = field(default_factory=ConformerConfig)  # type: ignore[valid-type]
@@ -83,9 +91,13 @@ class SoundTrainSettings(TrainSettings):
 class SoundRunSettings(RunSettings):
     """How to read sounds."""
 
-    rate: int | None = setting(None, "samples a second of arrays; the model's unless given", min=1)
-    broken: str = setting("refuse", "files that cannot be read", choices=BROKEN)
-    batch_seconds: float = setting(200.0, "seconds of sound per batch", above=0, max=1e7)
+    rate: int | None = setting(
+        None, "samples a second of arrays; the model's unless given", min=1, group="data"
+    )
+    broken: str = setting("refuse", "files that cannot be read", choices=BROKEN, group="data")
+    batch_seconds: float = setting(
+        200.0, "seconds of sound per batch", above=0, max=1e7, group="machine"
+    )
 
 
 @dataclass(frozen=True)
@@ -93,10 +105,14 @@ class SoundEvalSettings(BootstrapSettings):
     """What to judge on."""
 
     data: str | None = setting(None, "a folder or table of sounds")
-    valid: str | None = setting(None, "the validation part: a file, a share or names")
+    valid: str | None = setting(None, "the validation part: a file, a share or names", group="data")
     test: str | None = setting(None, "the test part: a file, a share or names such as *_[0-4].*")
-    columns: str | None = setting(None, "columns of a table: path and text, such as 2,1")
-    header: bool | None = setting(None, "whether a table has a header row; guessed unless told")
+    columns: str | None = setting(
+        None, "columns of a table: path and text, such as 2,1", group="data"
+    )
+    header: bool | None = setting(
+        None, "whether a table has a header row; guessed unless told", group="data"
+    )
 
 
 @dataclass(frozen=True)

@@ -57,9 +57,13 @@ from regard.training.label_loss import class_weights
 class TrainSounds(NoneTrain, OneLabelTrain, SoundTrainSettings):
     """What a training of a sound classifier can be told."""
 
-    columns: str | None = setting(None, "columns of a table: path and label, such as 2,1")
-    names: tuple[str, ...] = setting((), "names of labels that are numbers")
-    pattern: str | None = setting(None, "file names with labels, such as {label}_{speaker}_{take}")
+    columns: str | None = setting(
+        None, "columns of a table: path and label, such as 2,1", group="data"
+    )
+    names: tuple[str, ...] = setting((), "names of labels that are numbers", group="data")
+    pattern: str | None = setting(
+        None, "file names with labels, such as {label}_{speaker}_{take}", group="data"
+    )
 
 
 @dataclass(frozen=True)
@@ -71,9 +75,13 @@ class RunSounds(OneLabelRun, SoundRunSettings):
 class EvalSounds(derived("EvalSounds", OneLabelEval, SoundEvalSettings, RunSounds)):
     """What to judge on, and how."""
 
-    data: str | None = setting(None, "a folder or table of sounds with labels")
-    columns: str | None = setting(None, "columns of a table: path and label, such as 2,1")
-    pattern: str | None = setting(None, "file names with labels, such as {label}_{speaker}_{take}")
+    data: str | None = setting(None, "a folder or table of sounds with labels", group="data")
+    columns: str | None = setting(
+        None, "columns of a table: path and label, such as 2,1", group="data"
+    )
+    pattern: str | None = setting(
+        None, "file names with labels, such as {label}_{speaker}_{take}", group="data"
+    )
 
 
 class Batch(NamedTuple):

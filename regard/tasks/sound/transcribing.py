@@ -58,6 +58,8 @@ class TranscribeTrain(SoundTrainSettings):
 class Listening:
     """What of a sound is read, and at which speeds."""
 
+    GROUP = "decoding"
+
     gate: bool = setting(True, "write nothing where there is no speech, such as in noise")
     segment_seconds: float = setting(
         30.0, "longest stretch that is read at once; longer ones are cut at pauses", min=1, max=600
@@ -87,7 +89,10 @@ class TranscribeEval(derived("TranscribeEval", SoundEvalSettings, TranscribeRun)
 
     data: str | None = setting(None, "a folder or table of sounds and transcripts")
     normalise: str = setting(
-        "words", "before comparing: words has no case or signs", choices=NORMALISATIONS
+        "words",
+        "before comparing: words has no case or signs",
+        choices=NORMALISATIONS,
+        group="scores",
     )
 
 

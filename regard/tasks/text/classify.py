@@ -43,6 +43,8 @@ from regard.training.label_loss import (
 class ExampleSettings:
     """Where texts and labels are in a file."""
 
+    GROUP = "data"
+
     columns: str | None = setting(None, "columns of a table: text and label, such as 2,1")
     header: bool | None = setting(None, "whether a table has a header row; detected unless given")
     separator: str | None = setting(None, "separator of several labels in a column")
@@ -52,9 +54,12 @@ class ExampleSettings:
 class ClassifyTrain(ExampleSettings, LabelTrain):
     """What a training of a classifier can be told."""
 
-    labels: str = setting("coarse", "of labels such as NUM:date", choices=FINENESS)
+    labels: str = setting("coarse", "of labels such as NUM:date", choices=FINENESS, group="data")
     valid_by: str = setting(
-        "text", "what is split off: whole where texts are parts of others", choices=SPLITS
+        "text",
+        "what is split off: whole where texts are parts of others",
+        choices=SPLITS,
+        group="data",
     )
     threshold: float = setting(0.5, "probability threshold of multi-label texts", min=0, max=1)
     embeddings: str = setting("random", "initial embeddings", choices=EMBEDDINGS)
@@ -77,7 +82,7 @@ class ClassifyRun(EncoderRun):
 class ClassifyEval(ExampleSettings, LabelEval, ClassifyRun):
     """What an evaluation of a classifier can be told."""
 
-    labels: str | None = setting(None, "of labels such as NUM:date", choices=FINENESS)
+    labels: str | None = setting(None, "of labels such as NUM:date", choices=FINENESS, group="data")
 
 
 class Classify(TextClassifier):

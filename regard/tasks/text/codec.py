@@ -22,8 +22,8 @@ class EncoderRun(RunSettings):
     """What a run of a text encoder can be told."""
 
     max_length: int | None = setting(None, "maximum tokens per text", min=1, max=100_000)
-    batch_tokens: int = setting(4096, "tokens per batch", min=1)
-    batch_rows: int = setting(128, "texts per batch", min=1)
+    batch_tokens: int = setting(4096, "tokens per batch", min=1, group="machine")
+    batch_rows: int = setting(128, "texts per batch", min=1, group="machine")
 
 
 @dataclass(frozen=True)

@@ -60,9 +60,13 @@ class EmbedRun(EncoderRun):
 class EmbedEval(EvalSettings, EmbedRun):
     """What an evaluation of similarities can be told."""
 
-    columns: str | None = setting(None, "columns of a table: both texts and the score: 6,7,5")
-    header: bool | None = setting(None, "whether a table has a header row; detected unless given")
-    skip_bad: bool = setting(False, "skip bad rows")
+    columns: str | None = setting(
+        None, "columns of a table: both texts and the score: 6,7,5", group="data"
+    )
+    header: bool | None = setting(
+        None, "whether a table has a header row; detected unless given", group="data"
+    )
+    skip_bad: bool = setting(False, "skip bad rows", group="data")
 
 
 @dataclass(frozen=True)

@@ -48,8 +48,8 @@ class FillRun(RunSettings):
 
     n_best: int = setting(1, "texts to return per input, the likeliest first", min=1, max=1000)
     scores: bool = setting(False, "print the probability of each text")
-    batch_tokens: int = setting(4096, "tokens per batch", min=1)
-    batch_rows: int = setting(128, "texts per batch", min=1)
+    batch_tokens: int = setting(4096, "tokens per batch", min=1, group="machine")
+    batch_rows: int = setting(128, "texts per batch", min=1, group="machine")
 
 
 @dataclass(frozen=True)

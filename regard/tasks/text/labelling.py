@@ -69,6 +69,8 @@ WORDS = "words"  # the tokenizer that knows words by their features alone
 class LabelFormat:
     """How files of texts or words with labels are read."""
 
+    GROUP = "data"
+
     encoding: str = setting("auto", "character encoding", choices=lambda: ("auto", *ENCODINGS))
     skip_bad: bool = setting(False, "skip bad rows")
 
@@ -80,8 +82,8 @@ class LabelTrain(LabelFormat, TrainSettings):
     schedule: str = "cosine"
     weight_decay: float = 0.05
     ema: float = 0.995
-    family: str = setting("bert", "model family")
-    like: str | None = setting(None, "model preset")
+    family: str = setting("bert", "model family", group="model")
+    like: str | None = setting(None, "model preset", group="model")
     tokenizer: str = setting(
         "bpe",
         "tokenizer; words knows these by their features alone",
@@ -95,8 +97,8 @@ class LabelTrain(LabelFormat, TrainSettings):
     )
     feature_rows: int = setting(20_000, "maximum number of features", min=1, max=99_999)
     feature_dropout: float = setting(0.0, "probability that a feature is dropped", min=0, max=1)
-    batch_tokens: int = setting(1024, "tokens per batch", min=1)
-    batch_rows: int | None = setting(None, "maximum texts per batch", min=1)
+    batch_tokens: int = setting(1024, "tokens per batch", min=1, group="optimiser")
+    batch_rows: int | None = setting(None, "maximum texts per batch", min=1, group="optimiser")
     max_length: int = setting(256, "maximum tokens per text or window", min=8, max=100_000)
     label_smoothing: float = setting(0.1, "label smoothing", min=0, max=0.9)
     r_drop: float = setting(0.0, "weight of the R-Drop term", min=0, max=100)
@@ -108,7 +110,7 @@ class LabelTrain(LabelFormat, TrainSettings):
 class LabelEval(LabelFormat, BootstrapSettings):
     """What an evaluation of labels can be told."""
 
-    errors: int = setting(10, "errors to show", min=0, max=100_000)
+    errors: int = setting(10, "errors to show", min=0, max=100_000, group="scores")
 
 
 def learn_tokenizer(texts: Sequence[str], settings: LabelTrain) -> Tokenizer:

@@ -58,16 +58,18 @@ class LanguageTrain(TextFormat, TrainSettings):
     weight_decay: float = 0.1
     beta2: float = 0.99
     objective: str = setting("causal", "training objective", choices=OBJECTIVES)
-    family: str | None = setting(None, "model family")
-    like: str | None = setting(None, "model preset")
+    family: str | None = setting(None, "model family", group="model")
+    like: str | None = setting(None, "model preset", group="model")
     tokenizer: str = setting("bpe", "tokenizer", choices=with_characters)
     pieces: int = setting(4000, "vocabulary size", min=300, max=1_000_000)
     context: int = setting(128, "context length in tokens", min=2, max=1_000_000)
-    batch_tokens: int = setting(2048, "tokens per batch", min=1)
+    batch_tokens: int = setting(2048, "tokens per batch", min=1, group="optimiser")
     label_smoothing: float = setting(0.0, "label smoothing", min=0, max=0.9)
     mask_share: float = setting(0.15, "share of words to mask, if masked", above=0, max=1)
     template: str = setting("plain", "chat template of conversations", choices=TEMPLATES)
-    valid_tokens: int = setting(200_000, "tokens read at a validation; 0: all of the part", min=0)
+    valid_tokens: int = setting(
+        200_000, "tokens read at a validation; 0: all of the part", min=0, group="length"
+    )
     model: GPTConfig = field(default_factory=GPTConfig)  # type: ignore[valid-type]
 
 

@@ -36,6 +36,8 @@ LARGEST_LOSS = 700.0  # whose exponential is a number
 class TextFormat:
     """Where the texts are in a file."""
 
+    GROUP = "data"
+
     columns: str | None = setting(None, "the text column of a table")
     header: bool | None = setting(None, "whether a table has a header row; detected unless given")
 
@@ -52,8 +54,8 @@ class LanguageRun(RunSettings, GenerateOptions):
         None, "chat template; own is the checkpoint's", choices=lambda: (*TEMPLATES, OWN)
     )
     system: str = setting("", "system message of a conversation")
-    batch_tokens: int = setting(16_384, "tokens per batch", min=1)
-    batch_rows: int = setting(64, "texts per batch", min=1)
+    batch_tokens: int = setting(16_384, "tokens per batch", min=1, group="machine")
+    batch_rows: int = setting(64, "texts per batch", min=1, group="machine")
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class LanguageEvalSettings(TextFormat, RunSettings, EvalSettings):
     """What an evaluation of a language model can be told."""
 
     data: str | None = setting(None, "test data: a folder or file of text")
-    batch_tokens: int = setting(8192, "tokens per batch", min=1)
+    batch_tokens: int = setting(8192, "tokens per batch", min=1, group="machine")
 
 
 @dataclass(frozen=True)

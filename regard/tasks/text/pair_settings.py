@@ -29,6 +29,8 @@ UNITS = {"words": False, "pieces": True}  # whether pieces are left as they are
 class PairFormat:
     """Where the pairs are in a file."""
 
+    GROUP = "data"
+
     source: str | None = setting(None, "source language", key="from")
     target: str | None = setting(None, "target language", key="to")
     columns: str | None = setting(None, "source and target columns, such as 2,1")
@@ -40,7 +42,7 @@ class PairFormat:
 class PairTrainSettings(PairFormat, TrainSettings):
     """What a training on pairs of texts can be told."""
 
-    like: str | None = setting(None, "model preset")
+    like: str | None = setting(None, "model preset", group="model")
     joined: int = setting(
         0, "also learn from pairs joined to up to so many words", min=0, max=10_000
     )
@@ -48,16 +50,20 @@ class PairTrainSettings(PairFormat, TrainSettings):
     pieces: int = setting(6000, "vocabulary size", min=300, max=1_000_000)
     vocabularies: str = setting("auto", "vocabularies of both sides", choices=VOCABULARIES)
     bpe_dropout: float = setting(0.0, "BPE dropout", min=0, max=1)
-    batch_tokens: int = setting(2048, "tokens per batch", min=1)
+    batch_tokens: int = setting(2048, "tokens per batch", min=1, group="optimiser")
     max_length: int = setting(256, "maximum tokens of a side", min=1, max=100_000)
     label_smoothing: float = setting(0.1, "label smoothing", min=0, max=0.9)
     r_drop: float = setting(0.0, "weight of the R-Drop term", min=0, max=100)
-    valid_sentences: int = setting(500, "sentences to decode at a validation", min=0)
+    valid_sentences: int = setting(
+        500, "sentences to decode at a validation", min=0, group="length"
+    )
 
 
 @dataclass(frozen=True)
 class PairEvalSettings(PairFormat, BootstrapSettings):
     """What an evaluation on pairs can be told."""
+
+    GROUP = "scores"
 
     tokenise: str | None = setting(None, "sacreBLEU tokenisation", choices=BLEU.TOKENIZERS)
     lowercase: bool = setting(False, "ignore case")
@@ -74,25 +80,29 @@ class PairEvalSettings(PairFormat, BootstrapSettings):
 class WriteSettings(Decoding):
     """How a target is written."""
 
+    GROUP = "decoding"
+
     prefix: str = setting("", "how every translation begins")
     script: str = setting("", "Chinese script, if not as written", choices=SCRIPTS)
-    threads: int | None = setting(None, "CPU threads", min=1, max=1024)
+    threads: int | None = setting(None, "CPU threads", min=1, max=1024, group="machine")
 
 
 @dataclass(frozen=True)
 class PairRunSettings(WriteSettings):
     """What a run can be told."""
 
-    columns: str | None = setting(None, "column of a table that is read, by name or number")
+    columns: str | None = setting(
+        None, "column of a table that is read, by name or number", group="data"
+    )
     scores: bool = setting(False, "print the score of each hypothesis")
     alignments: str = setting("none", "word alignments", choices=ALIGNMENTS)
     units: str = setting("words", "what is aligned", choices=UNITS)
     shift: bool = setting(False, "align by the attention one step later, which reads the token")
     forced: bool = setting(False, "score given pairs: source, TAB, target on each line")
     split: bool = setting(True, "translate sentence by sentence")
-    quantise: str = setting("none", "faster products", choices=QUANTISED)
-    batch_tokens: int = setting(4096, "tokens per batch", min=1)
-    batch_rows: int = setting(128, "sentences per batch", min=1)
+    quantise: str = setting("none", "faster products", choices=QUANTISED, group="machine")
+    batch_tokens: int = setting(4096, "tokens per batch", min=1, group="machine")
+    batch_rows: int = setting(128, "sentences per batch", min=1, group="machine")
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,8 @@ from regard.training.label_loss import class_weights
 class SentenceSettings:
     """Where words and tags are in a file."""
 
+    GROUP = "data"
+
     column: str | None = setting(None, "column of the tags: upos, xpos, deprel, or a number")
     columns: str | None = setting(None, "columns of a table: the lists of words and of tags")
 

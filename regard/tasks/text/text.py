@@ -84,7 +84,7 @@ class TextLookSettings(PairLookSettings):
 class TextEvalSettings(PairEvalSettings, TextRunSettings):
     """What an evaluation can be told."""
 
-    metric: str = setting("bleu", "metric", choices=METRICS)
+    metric: str = setting("bleu", "metric", choices=METRICS, group="scores")
 
 
 # Prefixes

@@ -53,7 +53,7 @@ class TrainCaption(ImageTrainSettings):
         0.0, "weight of the doubly stochastic penalty; recurrent decoders", min=0, max=1000
     )
     encoder_rate: float = setting(1.0, "learning-rate factor of the encoder", above=0, max=1)
-    valid_images: int = setting(500, "images captioned at a validation", min=0)
+    valid_images: int = setting(500, "images captioned at a validation", min=0, group="length")
     batch: int = 32
     decoder: DecoderConfig = field(default_factory=DecoderConfig)  # type: ignore[valid-type]
 
@@ -72,11 +72,15 @@ class RunCaption(derived("RunCaption", ImageRunSettings, Decoding)):
 class EvalCaption(derived("EvalCaption", ImageEvalSettings, RunCaption)):
     """What to judge captions on, and how."""
 
-    data: str | None = setting(None, "a folder or table of images and captions")
-    columns: str | None = setting(None, "path and caption, such as 2,1")
-    tokenise: str | None = setting(None, "sacreBLEU tokenisation", choices=BLEU.TOKENIZERS)
-    lowercase: bool = setting(True, "ignore case")
-    shuffle: bool = setting(False, "also the loss of captions beside another's image")
+    data: str | None = setting(None, "a folder or table of images and captions", group="data")
+    columns: str | None = setting(None, "path and caption, such as 2,1", group="data")
+    tokenise: str | None = setting(
+        None, "sacreBLEU tokenisation", choices=BLEU.TOKENIZERS, group="scores"
+    )
+    lowercase: bool = setting(True, "ignore case", group="scores")
+    shuffle: bool = setting(
+        False, "also the loss of captions beside another's image", group="scores"
+    )
 
 
 @dataclass(frozen=True)

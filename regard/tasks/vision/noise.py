@@ -40,8 +40,8 @@ class TrainDenoise(TrainSettings):
         (5.0, 55.0), "least and largest standard deviation of noise, of 255", min=0, max=255
     )
     loss: str = setting("l1", "loss of a pixel", choices=lambda: LOSSES)
-    batch: int = setting(16, "crops a batch", min=1, max=100_000)
-    broken: str = setting("refuse", "files that cannot be read", choices=BROKEN)
+    batch: int = setting(16, "crops a batch", min=1, max=100_000, group="optimiser")
+    broken: str = setting("refuse", "files that cannot be read", choices=BROKEN, group="data")
     model: DenoiserConfig = field(default_factory=DenoiserConfig)  # type: ignore[valid-type]
 
 
@@ -60,15 +60,15 @@ class NoisySettings(RunSettings):
 class RunDenoise(NoisySettings):
     """How to take the noise out of images."""
 
-    out: str | None = setting(None, "the image to write, or a folder for several")
-    broken: str = setting("refuse", "files that cannot be read", choices=BROKEN)
+    out: str | None = setting(None, "the image to write, or a folder for several", group="files")
+    broken: str = setting("refuse", "files that cannot be read", choices=BROKEN, group="data")
 
 
 @dataclass(frozen=True)
 class EvalDenoise(BootstrapSettings):
     """What to judge on, and how."""
 
-    data: str | None = setting(None, "a folder of clean images")
+    data: str | None = setting(None, "a folder of clean images", group="data")
     sigma: tuple[float, ...] = setting(
         (25.0,), "standard deviations of noise, of 255", above=0, max=255
     )
@@ -77,10 +77,10 @@ class EvalDenoise(BootstrapSettings):
     filters: str | None = setting(
         None, "compare with hand-made filters, tuned on the images of this folder"
     )
-    outputs: str | None = setting(None, "a folder for the denoised images")
+    outputs: str | None = setting(None, "a folder for the denoised images", group="files")
     tuned_on: int = setting(12, "images of that folder to tune filters on", min=1, max=10_000)
-    broken: str = setting("refuse", "files that cannot be read", choices=BROKEN)
-    threads: int | None = setting(None, "CPU threads", min=1, max=1024)
+    broken: str = setting("refuse", "files that cannot be read", choices=BROKEN, group="data")
+    threads: int | None = setting(None, "CPU threads", min=1, max=1024, group="machine")
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,8 @@ SHORT: dict[str, str | tuple[str, ...]] = {
 class ImageTable:
     """Where images and labels are in a table or a mosaic."""
 
+    GROUP = "data"
+
     columns: str | None = setting(None, "path and label, such as 2,1")
     header: bool | None = setting(None, "whether a table has a header row; detected unless given")
     tile: int = setting(32, "pixels of an image in a mosaic", min=1, max=4096)
@@ -69,16 +71,18 @@ class ImageTrainSettings(ImageTable, TrainSettings):
     schedule: str = "cosine"
     weight_decay: float = 0.05
     ema: float = 0.999
-    family: str = setting("vit", "model family")
-    like: str | None = setting(None, "model preset")
-    image: int | None = setting(None, "image size in pixels", min=1, max=4096)
-    channels: int | None = setting(None, "channels: 1 for grey, 3 for colour", min=1, max=3)
-    fit: str = setting("crop", "how images become square", choices=FITS)
-    background: str = setting("white", "colour behind transparent images")
-    broken: str = setting("refuse", "files that cannot be read", choices=BROKEN)
-    names: tuple[str, ...] = setting((), "names of labels that are numbers")
-    share: float = setting(1.0, "share of the training images to use", above=0, max=1)
-    batch: int = setting(128, "images a batch", min=1, max=100_000)
+    family: str = setting("vit", "model family", group="model")
+    like: str | None = setting(None, "model preset", group="model")
+    image: int | None = setting(None, "image size in pixels", min=1, max=4096, group="data")
+    channels: int | None = setting(
+        None, "channels: 1 for grey, 3 for colour", min=1, max=3, group="data"
+    )
+    fit: str = setting("crop", "how images become square", choices=FITS, group="data")
+    background: str = setting("white", "colour behind transparent images", group="data")
+    broken: str = setting("refuse", "files that cannot be read", choices=BROKEN, group="data")
+    names: tuple[str, ...] = setting((), "names of labels that are numbers", group="data")
+    share: float = setting(1.0, "share of the training images to use", above=0, max=1, group="data")
+    batch: int = setting(128, "images a batch", min=1, max=100_000, group="optimiser")
     augment: str = setting(
         "flip+crop", "augmentation", choices=lambda: ("none", *AUGMENTS), joined_by="+"
     )
@@ -91,18 +95,20 @@ class ImageTrainSettings(ImageTable, TrainSettings):
 class ImageRunSettings(RunSettings):
     """How to read images."""
 
-    image: int | None = setting(None, "image size in pixels", min=1, max=4096)
-    broken: str = setting("refuse", "files that cannot be read", choices=BROKEN)
-    batch: int = setting(64, "images a batch", min=1, max=100_000)
+    image: int | None = setting(None, "image size in pixels", min=1, max=4096, group="data")
+    broken: str = setting("refuse", "files that cannot be read", choices=BROKEN, group="data")
+    batch: int = setting(64, "images a batch", min=1, max=100_000, group="machine")
 
 
 @dataclass(frozen=True)
 class ImageEvalSettings(ImageTable, BootstrapSettings):
     """What to judge on."""
 
-    data: str | None = setting(None, "a folder or table of images with labels")
-    valid: str | None = setting(None, "which set is the validation part, or its share")
-    errors: int = setting(10, "errors to show", min=0, max=100_000)
+    data: str | None = setting(None, "a folder or table of images with labels", group="data")
+    valid: str | None = setting(
+        None, "which set is the validation part, or its share", group="data"
+    )
+    errors: int = setting(10, "errors to show", min=0, max=100_000, group="scores")
 
 
 @dataclass(frozen=True)
