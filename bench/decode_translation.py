@@ -1,28 +1,37 @@
-"""How fast a translator translates: Regard against CTranslate2 and transformers, on equal weights.
+"""How fast a translator translates: Regard against CTranslate2, on equal weights, text to text.
 
-    REGARD_DATA=... python bench/decode_translation.py [MODEL] [--sentences 1000] [--rounds 3]
+    REGARD_DATA=... python bench/decode_translation.py [MODEL...] [--quick] [--by cpu]
 
-MODEL is a run folder or a starter's name; without one, runs/multi30k_en_de if it is there, else the
-starter en-zh. Its weights are exported to CTranslate2, and for transformers put into Marian (norms
-after the sublayers) or M2M100 (norms before). Everybody translates the same lines with beam 5 and
-scores by the mean log-probability a token, on 2 threads, from text to text. Regard translates one
-batch on each core, as `regard run` does. Each peer runs in the best of several layouts, found in a
-trial: CTranslate2 with one batch on all cores or one batch a core, transformers (lines sorted by
-length) with one process on all cores or one process a core, both with several batch sizes. Then
-everybody takes a turn in each round; speeds are medians over rounds, and a ratio above 1 means
-that Regard is faster.
+MODEL is a run folder or a starter's name; without one, the starter en-zh and runs/multi30k_en_de,
+if it is there. Its weights are exported to CTranslate2. Both translate the same lines with beam 5
+and greedily, in float32 and int8, and score by the mean log-probability a token.
+
+Each runs in a process of its own. CTranslate2 runs in its best setting, which is found in the run:
+one batch on all cores or one batch a core, batches of 16 to 96 lines or 256 and 512 tokens, then
+the instruction sets it can be told to use (CT2_FORCE_CPU_ISA), with and without MKL. Then both take
+a turn in each round. Speeds are medians over rounds, and a ratio above 1 means that Regard is
+faster: `ratio NAME` on the wall, `ratio NAME_cpu` by processor time, which is what to read on a
+machine that does other work besides (`--by cpu` chooses the best setting by it, too).
+
+`share` is the multiply-adds that the texts need, over those that the cores could do in the time,
+as measured in the same run by a loop of nothing else. Latency is the median time of one line at a
+time on one thread. `--transformers` asks transformers' generate as well (beam 5, float32).
 """
 
 import argparse
+import ctypes
 import os
+import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
@@ -36,9 +45,95 @@ from regard.data.pairs import load_pairs  # noqa: E402
 from regard.metrics.bleu import bleu_scores  # noqa: E402
 from regard.pretrained.ctranslate2 import export_ctranslate2  # noqa: E402
 
-BEAM, LONGEST = 5, 128
-SIZES = (16, 32, 64, 128, 256)
+LONGEST = 128
+BATCHES = [(n, "examples") for n in (16, 32, 64, 96)] + [(n, "tokens") for n in (256, 512)]
+# what CTranslate2 can be told by its environment
+SETS = [{"CT2_FORCE_CPU_ISA": isa} for isa in ("AVX512", "AVX2")]
+SETS += [{"CT2_USE_MKL": "0"}, {"CT2_USE_MKL": "1"}]
 TRANSFORMERS_SIZES = (32, 64)
+# int8 in Regard's words and in CTranslate2's
+KINDS = {"fp32": ("none", "float32"), "int8": ("int8", "int8")}
+# multiply-adds in registers and nothing else, as many as asked for
+LOOP = """
+#include <immintrin.h>
+#define EACH(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11)
+#ifdef __AVX512F__
+#define V __m512
+#define FMA(i) asm volatile("vfmadd231ps %%zmm30,%%zmm31,%%zmm" #i ::: "xmm" #i);
+#define DOT(i) asm volatile("vpdpbusd %%zmm30,%%zmm31,%%zmm" #i ::: "xmm" #i);
+enum { WIDE = 16 };
+#else
+#define FMA(i) asm volatile("vfmadd231ps %%ymm14,%%ymm15,%%ymm" #i ::: "xmm" #i);
+enum { WIDE = 8 };
+#endif
+double floats(long n) { for (long i = 0; i < n; i++) { EACH(FMA) } return 12.0 * WIDE * n; }
+#ifdef __AVX512VNNI__
+double bytes(long n) { for (long i = 0; i < n; i++) { EACH(DOT) } return 48.0 * WIDE * n; }
+#else
+double bytes(long n) { return floats(n); }
+#endif
+"""
+
+
+class Setting(NamedTuple):
+    """How CTranslate2 is asked."""
+
+    layout: tuple[int, int]  # batches at once, and threads of each
+    batch: tuple[int, str]  # size, and of what
+    told: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        told = "".join(f" {name}={value}" for name, value in self.told)
+        return f"{self.layout[0]}x{self.layout[1]} {self.batch[0]} {self.batch[1]}{told}"
+
+
+class Took(NamedTuple):
+    """Seconds on the wall and of the processor."""
+
+    wall: float
+    cpu: float
+
+
+def peaks() -> dict[str, float]:
+    """Multiply-adds a second of one core, in float32 and in bytes."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        return {}
+    with tempfile.TemporaryDirectory() as place:
+        source, made = Path(place) / "loop.c", Path(place) / "loop.so"
+        source.write_text(LOOP)
+        command = [compiler, "-O2", "-march=native", "-shared", "-fPIC", source, "-o", made]
+        subprocess.run(command, check=True)
+        library = ctypes.CDLL(str(made))
+        found = {}
+        for kind, name in (("fp32", "floats"), ("int8", "bytes")):
+            loop = getattr(library, name)
+            loop.argtypes, loop.restype = [ctypes.c_long], ctypes.c_double
+            speeds = []
+            for _ in range(9):
+                start = time.process_time()
+                count = loop(3_000_000)
+                speeds.append(count / (time.process_time() - start))
+            found[kind] = statistics.median(speeds)
+    return found
+
+
+def needed(model: Any, sources: list[int], targets: list[int], beam: int) -> float:
+    """Multiply-adds of texts of so many tokens, of all hypotheses and without padding."""
+    config, block = model.config, model.config.block
+    w, f, heads = block.width, block.ffn_width, model.decoder[0].attention
+    hd, gates = (
+        heads.heads * heads.head_width,
+        3 if hasattr(model.decoder[0].feed_forward, "gate") else 2,
+    )
+    total = 0.0
+    for n, m in zip(sources, targets, strict=True):
+        encoder = n * (4 * w * hd + gates * w * f + 2 * n * hd)
+        rows, pairs = 1 + beam * (m - 1), beam * m * (m + 1) / 2
+        decoder = rows * (6 * w * hd + gates * w * f + 2 * n * hd) + 2 * pairs * hd + 2 * n * w * hd
+        total += config.encoder_depth * encoder + config.decoder_depth * decoder
+        total += rows * w * config.target_vocab
+    return total
 
 
 def test_lines(language: str | None, count: int) -> tuple[list[str], list[str]]:
@@ -58,49 +153,67 @@ def test_lines(language: str | None, count: int) -> tuple[list[str], list[str]]:
     return list(sources), list(references)
 
 
-def by_regard(name: str) -> Act:
+def by_regard(name: str, quantise: str) -> Act:
     """Translate as `regard run` does, but line by line as the others do."""
     loaded: Any = regard.load(name)
+    told = {} if quantise == "none" else {"quantise": quantise}
 
-    def translate(lines: list[str], rows: int) -> list[str]:
-        found = loaded.run(
-            lines, beam=BEAM, length_penalty="average", max_length=LONGEST, split=False
-        )
-        return [answer.text for answer in found]
+    def translate(lines: list[str], beam: int, apart: bool) -> list[str]:
+        words = {"beam": beam, "length_penalty": "average", "max_length": LONGEST, "split": False}
+        parts = [[line] for line in lines] if apart else [lines]
+        return [answer.text for part in parts for answer in loaded.run(part, **words, **told)]
 
-    return translate
+    return timed(translate)
 
 
-def by_ctranslate2(name: str, folder: str, kind: str, layout: tuple[int, int]) -> Act:
-    """Translate by CTranslate2: some batches at once, each on so many threads."""
+def by_ctranslate2(name: str, folder: str) -> Act:
+    """Translate by CTranslate2."""
     import ctranslate2
 
     loaded: Any = regard.load(name)
-    batches, threads = layout
-    engine = ctranslate2.Translator(
-        folder, device="cpu", compute_type=kind, inter_threads=batches, intra_threads=threads
-    )
     source, target = loaded.source_tokenizer, loaded.target_tokenizer
+    pieces = [source.library.id_to_token(i) for i in range(source.library.get_vocab_size())]
+    ids = target.library.get_vocab()
+    made: dict[Any, Any] = {}
 
-    def translate(lines: list[str], rows: int) -> list[str]:
-        pieces = [
-            [source.library.id_to_token(i) for i in ids] for ids in source.encode_batch(lines)
-        ]
-        found = engine.translate_batch(
-            pieces,
-            beam_size=BEAM,
-            length_penalty=1,
-            max_batch_size=rows,
-            max_decoding_length=LONGEST,
-            min_decoding_length=0,
-            disable_unk=True,
-        )
-        return [
-            target.decode(target.library.token_to_id(piece) for piece in result.hypotheses[0])
-            for result in found
-        ]
+    def translate(lines: list[str], beam: int, apart: bool, kind: str, setting: Setting):
+        if (kind, setting.layout) not in made:
+            batches, threads = setting.layout
+            made[kind, setting.layout] = ctranslate2.Translator(
+                folder, compute_type=kind, inter_threads=batches, intra_threads=threads
+            )
+        engine, (size, of) = made[kind, setting.layout], setting.batch
+        answers = []
+        for part in [[line] for line in lines] if apart else [lines]:
+            found = engine.translate_batch(
+                [[pieces[i] for i in text] for text in source.encode_batch(part)],
+                beam_size=beam,
+                length_penalty=1,
+                max_batch_size=size,
+                batch_type=of,
+                max_decoding_length=LONGEST,
+                min_decoding_length=0,
+                disable_unk=True,
+            )
+            answers += [target.decode([ids[x] for x in one.hypotheses[0]]) for one in found]
+        return answers
 
-    return translate
+    return timed(translate)
+
+
+def timed(translate: Act) -> Act:
+    """Do it, and tell the processor time as well; of one line at a time the median times."""
+
+    def act(lines: list[str], beam: int, apart: bool, *rest: Any) -> tuple[Took, list[str]]:
+        if not apart:
+            wall, cpu = time.perf_counter(), time.process_time()
+            answers = translate(lines, beam, False, *rest)
+            return Took(time.perf_counter() - wall, time.process_time() - cpu), answers
+        taken = [act([line], beam, False, *rest) for line in lines]
+        both = zip(*(took for took, _ in taken), strict=True)
+        return Took(*map(statistics.median, both)), [text for _, (text,) in taken]
+
+    return act
 
 
 def as_transformers(model: Any) -> Any:
@@ -194,7 +307,7 @@ def by_transformers(name: str) -> Act:
     source, target = loaded.source_tokenizer, loaded.target_tokenizer
 
     @torch.inference_mode()
-    def translate(lines: list[str], rows: int) -> list[str]:
+    def translate(lines: list[str], beam: int, apart: bool, rows: int) -> list[str]:
         encoded = [[*ids, source.eos] for ids in source.encode_batch(lines)]
         order = sorted(range(len(lines)), key=lambda i: -len(encoded[i]))
         answers = [""] * len(lines)
@@ -205,7 +318,7 @@ def by_transformers(name: str) -> Act:
             found = model.generate(
                 input_ids=ids,
                 attention_mask=ids.ne(0),
-                num_beams=BEAM,
+                num_beams=5,
                 do_sample=False,
                 length_penalty=1.0,
                 early_stopping=False,
@@ -216,137 +329,187 @@ def by_transformers(name: str) -> Act:
                 answers[i] = target.decode(row)
         return answers
 
-    return translate
+    return timed(translate)
 
 
-class Team:
-    """One side: processes of its own that share the lines, alike in length, in batches of rows."""
-
-    def __init__(self, make: Callable[..., Act], *args: Any, processes: int = 1, threads: int):
-        self.peers = [Peer(make, *args, threads=threads) for _ in range(processes)]
-        self.rows = 0
-
-    def __call__(self, lines: list[str]) -> list[str]:
-        """Translate the lines."""
-        order = sorted(range(len(lines)), key=lambda i: -len(lines[i]))
-        shares = [sorted(order[rank :: len(self.peers)]) for rank in range(len(self.peers))]
-        for peer, share in zip(self.peers, shares, strict=True):
-            peer.pipe.send(([lines[i] for i in share], self.rows))
-        answers = [""] * len(lines)
-        for peer, share in zip(self.peers, shares, strict=True):
-            for i, answer in zip(share, peer.pipe.recv()[1], strict=True):
-                answers[i] = answer
-        return answers
-
-
-def ctranslate2_side(name: str, folder: str, kind: str, layout: tuple[int, int]) -> Team:
-    """Return CTranslate2 in one process, which has threads of its own for its batches."""
-    return Team(by_ctranslate2, name, folder, kind, layout, threads=layout[1])
-
-
-def transformers_side(name: str, layout: tuple[int, int]) -> Team:
-    """Return transformers in a process for each of the batches at a time."""
-    return Team(by_transformers, name, processes=layout[0], threads=layout[1])
+def compare_transformers(name: str, options: argparse.Namespace) -> None:
+    """Let Regard and transformers translate with a model in turn, beam 5, float32."""
+    loaded: Any = regard.load(name)
+    lines = test_lines(loaded.config.get("to"), options.trial)[0]
+    try:
+        as_transformers(loaded.model)
+    except ValueError as reason:
+        return print(f"transformers is left out: it cannot hold this model ({reason})")
+    peers = [
+        Peer(make, name, *more, threads=options.threads)
+        for make, more in ((by_regard, ("none",)), (by_transformers, ()))
+    ]
+    rows = min(TRANSFORMERS_SIZES, key=lambda n: peers[1].act(lines, 5, False, n)[0])
+    label = Path(name).name.replace("-", "_")
+    report(
+        f"{label}_decode_vs_transformers",
+        f"{label} fp32 beam 5, transformers",
+        partial(peers[0].ask, lines, 5, False),
+        partial(peers[1].ask, lines, 5, False, rows),
+        1,
+        len(lines),
+    )
 
 
-def best_layout(
-    name: str,
-    make: Callable[[tuple[int, int]], Team],
-    sizes: tuple[int, ...],
-    lines: list[str],
-    threads: int,
-) -> Team:
-    """Try a batch on all cores and a batch a core, in several sizes; return the fastest."""
-    speeds: dict[tuple[Team, int], float] = {}
-    told = []
+@contextmanager
+def environment(**values: str) -> Iterator[None]:
+    """Variables for a process that is started inside."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+class Theirs:
+    """CTranslate2: a process for each set of variables."""
+
+    def __init__(self, name: str, folder: str, threads: int):
+        self.make = partial(Peer, by_ctranslate2, name, folder, threads=threads)
+        self.peers: dict[Any, Peer] = {}
+
+    def __call__(self, lines: list[str], beam: int, apart: bool, kind: str, setting: Setting):
+        """Translate lines."""
+        if setting.told not in self.peers:
+            with environment(**dict(setting.told)):
+                self.peers[setting.told] = self.make()
+        return self.peers[setting.told].act(lines, beam, apart, kind, setting)[1]
+
+
+def best_setting(
+    name: str, ask: Callable[[Setting], tuple[Took, Any]], threads: int, by: str
+) -> Setting:
+    """The fastest of layouts and batches, and then of what is told by the environment."""
+    speeds: dict[Setting, float] = {}
+
+    def try_it(setting: Setting) -> None:
+        ask(setting)
+        speeds[setting] = -getattr(ask(setting)[0], by)
+
     for layout in dict.fromkeys([(1, threads), (threads, 1)]):
-        side = make(layout)
-        for side.rows in sizes:
-            side(lines[:50])
-            speeds[side, side.rows] = speed = len(lines) / timed(side, lines)[0]
-            told.append(f"{layout[0]}x{layout[1]}x{side.rows}: {speed:.1f}")
-    print(f"{name}, sentences/s by batches x threads x batch size: {', '.join(told)}", flush=True)
-    side, side.rows = max(speeds, key=lambda each: speeds[each])
-    return side
+        for batch in BATCHES:
+            try_it(Setting(layout, batch))
+    for told in SETS:
+        try_it(max(speeds, key=lambda one: speeds[one])._replace(told=tuple(told.items())))
+    found = max(speeds, key=lambda one: speeds[one])
+    told = ", ".join(f"{setting}: {-took:.3f}" for setting, took in speeds.items())
+    print(f"{name}, best {found}; seconds ({by}): {told}", flush=True)
+    return found
 
 
-def timed(translate: Team, lines: list[str]) -> tuple[float, list[str]]:
-    """Translate all lines and return how long it took, and the answers."""
-    start = time.perf_counter()
-    answers = translate(lines)
-    return time.perf_counter() - start, answers
-
-
-def main() -> None:
-    """Let everybody translate in turn."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("model", nargs="?", help="a run folder or a starter's name")
-    parser.add_argument("--sentences", type=int, default=1000)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--quick", action="store_true", help="200 sentences, one round")
-    options = parser.parse_args()
-    print(machine(), flush=True)
-    if options.quick:
-        options.sentences, options.rounds = min(200, options.sentences), 1
-    torch.set_num_threads(options.threads)
-    trained = HERE.parent / "runs" / "multi30k_en_de"
-    name = options.model or (str(trained) if (trained / "config.json").exists() else "en-zh")
+def compare(name: str, options: argparse.Namespace, peak: dict[str, float]) -> None:
+    """Let Regard and CTranslate2 translate with a model in turn."""
     loaded: Any = regard.load(name)
     language = loaded.config.get("to")
     lines, references = test_lines(language, options.sentences)
     size = sum(p.numel() for p in loaded.model.parameters())
-    print(
-        f"{name}: {size:,} parameters; {len(lines)} lines, beam {BEAM}, {options.threads} threads"
-    )
-
-    threads = options.threads
-    sides = {"regard": Team(by_regard, name, threads=threads)}
+    print(f"{name}: {size:,} parameters; {len(lines)} lines, {options.threads} threads", flush=True)
+    label, few = Path(name).name.replace("-", "_"), lines[: options.trial]
+    sides = loaded.source_tokenizer, loaded.target_tokenizer
     with tempfile.TemporaryDirectory() as folder:
-        exported = export_ctranslate2(
-            loaded.model, loaded.source_tokenizer, loaded.target_tokenizer, Path(folder) / "ct2"
-        )
-        for kind, short in (("float32", "ct2_fp32"), ("int8", "ct2_int8")):
-            make = partial(ctranslate2_side, name, str(exported), kind)
-            sides[short] = best_layout(f"CTranslate2 {kind}", make, SIZES, lines, threads)
-        try:
-            as_transformers(loaded.model)
-        except ValueError as reason:
-            print(f"transformers is left out: it cannot hold this model ({reason})")
-        else:
-            make = partial(transformers_side, name)
-            sides["transformers"] = best_layout(
-                "transformers", make, TRANSFORMERS_SIZES, lines[:200], threads
+        exported = export_ctranslate2(loaded.model, *sides, Path(folder) / "ct2")
+        theirs = Theirs(name, str(exported), options.threads)
+        alone = Theirs(name, str(exported), 1)
+        for kind, (ours, their) in KINDS.items():
+            regards = Peer(by_regard, name, ours, threads=options.threads)
+            for search, beam in (("", 5), ("greedy_", 1)):
+                title = f"{label} {kind} beam {beam}"
+                ask = partial(theirs, few, beam, False, their)
+                best = best_setting(f"CTranslate2 {title}", ask, options.threads, options.by)
+                texts = report(
+                    f"{label}_decode_{search}vs_ct2_best_{kind}",
+                    title,
+                    partial(regards.ask, lines, beam, False),
+                    partial(theirs, lines, beam, False, their, best),
+                    options.rounds,
+                    len(lines),
+                )
+                for side, some in texts.items():
+                    bleu = bleu_scores(some, [references], language)[0]
+                    same = sum(a == b for a, b in zip(some, texts["regard"], strict=True))
+                    print(f"  {side}: BLEU {bleu.value:.2f}, {same} lines as Regard's")
+                both = zip(sides, (lines, texts["regard"]), strict=True)
+                lengths = ([len(x) + 1 for x in side.encode_batch(y)] for side, y in both)
+                adds = needed(loaded.model, *lengths, beam)
+                print(f"  multiply-adds a line {adds / len(lines) / 1e6:.1f} M")
+                if peak:
+                    share = adds / peak[kind] / SEEN["regard"].cpu
+                    print(f"share {title.replace(' ', '_')} {share:.3f}", flush=True)
+            single = Peer(by_regard, name, ours, threads=1)
+            one_by_one = Setting((1, 1), (1, "examples"))
+            report(
+                f"{label}_latency_vs_ct2_{kind}",
+                f"{label} {kind} one line at a time",
+                partial(single.ask, few, 5, True),
+                partial(alone, few, 5, True, their, one_by_one),
+                options.rounds,
+                1,
             )
-        for side in sides.values():
-            side(lines[:50])
-        seconds: dict[str, list[float]] = {side: [] for side in sides}
-        answers: dict[str, list[str]] = {}
-        for turn in range(options.rounds):
-            for side in sorted(sides, reverse=bool(turn % 2)):
-                if side == "transformers" and turn:
-                    continue  # too slow to ask twice, and not close
-                taken, answers[side] = timed(sides[side], lines)
-                seconds[side].append(taken)
-    count = loaded.target_tokenizer.encode_batch
-    for side in sides:
-        taken = statistics.median(seconds[side])
-        pieces = sum(len(ids) + 1 for ids in count(answers[side]))
-        same = sum(a == b for a, b in zip(answers[side], answers["regard"], strict=True))
-        bleu = bleu_scores(answers[side], [references], language)[0]
-        spread = f"{len(lines) / max(seconds[side]):.1f} to {len(lines) / min(seconds[side]):.1f}"
+            regards.end()
+            single.end()
+
+
+SEEN: dict[str, Took] = {}  # median times of the last comparison
+
+
+def report(
+    ratio: str, title: str, ours: Act, theirs: Act, rounds: int, lines: int
+) -> dict[str, list[str]]:
+    """Time both in turn, print speeds and ratios, and return the answers."""
+    taken: dict[str, list[Took]] = {"regard": [], "ct2": []}
+    texts: dict[str, list[str]] = {}
+    acts = {"regard": ours, "ct2": theirs}
+    for act in acts.values():
+        act()
+    for turn in range(rounds):
+        for side in sorted(acts, reverse=bool(turn % 2)):
+            took, texts[side] = acts[side]()
+            taken[side].append(took)
+    for side, some in taken.items():
+        SEEN[side] = Took(*map(statistics.median, zip(*some, strict=True)))
+        spread = f"{lines / max(some).wall:.1f} to {lines / min(some).wall:.1f}"
         print(
-            f"{side:12} {len(lines) / taken:7.1f} sentences/s ({spread})  "
-            f"{pieces / taken:7.0f} tokens/s  BLEU {bleu.value:.2f}  "
-            f"{same / len(lines):.1%} of the lines as Regard's"
+            f"{title}: {side} {lines / SEEN[side].wall:.1f} lines/s ({spread}), by processor time "
+            f"{lines / SEEN[side].cpu:.1f} a core",
         )
-    print(f"signature {bleu_scores(answers['regard'], [references], language)[0].signature}")
-    same = [a == b for a, b in zip(answers["ct2_fp32"], answers["regard"], strict=True)]
-    print(f"share same_as_ct2_fp32 {sum(same) / len(same):.4f}")
-    ours = statistics.median(seconds["regard"])
-    for side in sides:
-        if side != "regard":
-            print(f"ratio decode_vs_{side} {statistics.median(seconds[side]) / ours:.3f}")
+    print(f"ratio {ratio} {SEEN['ct2'].wall / SEEN['regard'].wall:.3f}")
+    print(f"ratio {ratio}_cpu {SEEN['ct2'].cpu / SEEN['regard'].cpu:.3f}", flush=True)
+    return texts
+
+
+def main() -> None:
+    """Let both translate with each model."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("models", nargs="*", help="run folders or starters' names")
+    parser.add_argument("--sentences", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--by", choices=("wall", "cpu"), default="wall", help="what is best")
+    parser.add_argument("--quick", action="store_true", help="200 sentences, two rounds, en-zh")
+    parser.add_argument("--transformers", action="store_true", help="ask transformers, too")
+    options = parser.parse_args()
+    print(machine(), flush=True)
+    options.trial = 200
+    trained = HERE.parent / "runs" / "multi30k_en_de"
+    models = options.models or ["en-zh"]
+    if options.quick:
+        options.sentences, options.rounds, options.trial = 200, 2, 96
+    elif not options.models and (trained / "config.json").exists():
+        models.append(str(trained))
+    peak = peaks()
+    for kind, speed in peak.items():
+        print(f"peak of a core, {kind}: {speed / 1e9:.1f} G multiply-adds/s", flush=True)
+    for name in models:
+        compare(name, options, peak)
+        if options.transformers:
+            compare_transformers(name, options)
 
 
 if __name__ == "__main__":

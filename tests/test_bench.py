@@ -3,7 +3,6 @@
 import importlib
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -16,25 +15,16 @@ def bench(monkeypatch):
     return importlib.import_module
 
 
-class Peer:
-    """Takes longer with one layout and batch size than with another, by a clock of its own."""
-
-    now = 0.0
-
-    def __init__(self, layout):
-        self.layout, self.rows = layout, 0
-
-    def __call__(self, lines):
-        Peer.now += 0.01 if (self.layout, self.rows) == ((2, 1), 32) else 0.05
-        return lines
-
-
-def test_a_peer_is_measured_in_the_layout_in_which_it_is_fastest(bench, capsys, monkeypatch):
+@pytest.mark.parametrize("told", [{}, {"CT2_FORCE_CPU_ISA": "AVX2"}])
+def test_a_peer_is_measured_in_the_setting_in_which_it_is_fastest(bench, capsys, told):
     script = bench("decode_translation")
-    monkeypatch.setattr(script, "time", SimpleNamespace(perf_counter=lambda: Peer.now))
-    found = script.best_layout("peer", Peer, (16, 32, 64), ["a"], threads=2)
-    assert (found.layout, found.rows) == ((2, 1), 32)
-    assert "1x2x16" in capsys.readouterr().out
+    best = script.Setting((2, 1), (32, "examples"), tuple(told.items()))
+
+    def ask(setting):  # slower the more settings differ
+        return script.Took(9.0, 1.0 + sum(a != b for a, b in zip(setting, best, strict=True))), []
+
+    assert script.best_setting("peer", ask, 2, "cpu") == best
+    assert "1x2 16 examples" in capsys.readouterr().out
 
 
 def test_the_processor_and_its_flags_are_named(bench):

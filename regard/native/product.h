@@ -8,9 +8,6 @@
 #include <string.h>
 
 #include "act.h"
-#ifdef __AVX512VNNI__
-#include <immintrin.h>
-#endif
 
 #ifdef __AVX512F__
 enum { TALL = 12, SIDE = 2 };
@@ -33,7 +30,7 @@ typedef struct {
   /* in bytes instead: (panels, in / 4, PANEL, 4), of which each row was divided by its scale */
   signed char *bytes;
   float *scale;
-  int *sums; /* of the bytes of a row */
+  int *sums; /* what the bytes of a row begin with: -128 times their sum, as x is stored plus 128 */
 } Matrix;
 
 /* rows that were rounded to bytes: x = scale * (byte - 128) */
@@ -81,7 +78,7 @@ static inline int pack_bytes(Matrix *m) {
     for (long k = 0; k < four * QUAD; k++) {
       int byte = k < m->in && most > 0 ? (int)rintf(w[k * PANEL] * (127.0f / most)) : 0;
       to[k / QUAD * PANEL * QUAD + k % QUAD] = (signed char)byte;
-      m->sums[row] += byte;
+      m->sums[row] -= 128 * byte;
     }
   }
   free(m->packed);
@@ -100,18 +97,15 @@ static inline void release(Matrix *m) {
 static inline void round_rows(long m, const float *x, long in, Rounded *to) {
   long step = quads(in) * QUAD;
   for (long i = 0; i < m; i++, x += in) {
-    vec large = {0}, sums = {0};
-    long k = 0;
-    for (; k + LANES <= in; k += LANES) {
-      vec size = (vec)((bits)load(x + k) & 0x7fffffffu);
-      large = pick(size > large, size, large);
-      sums += size * 0.0f;
-    }
-    float most = largest(large), wrong = total(sums); /* no number, if one of them is not finite */
-    for (; k < in; k++) most = fabsf(x[k]) > most ? fabsf(x[k]) : most, wrong += x[k] * 0.0f;
+    bits large = {0}; /* of positive numbers the larger has the larger bits, and what is none the largest */
+    for (long k = 0; k < in; k += LANES)
+      large = larger_bits(large, (bits)load_some(x + k, in - k) & 0x7fffffffu);
+    for (int j = 1; j < LANES; j++) large[0] = large[j] > large[0] ? large[j] : large[0];
+    float most = ((vec)large)[0], wrong = most * 0.0f;
     float by = most > 0 ? 127.0f / most : 0.0f;
     unsigned char *row = to->bytes + i * step;
-    for (k = 0; k + LANES <= in; k += LANES) { /* rounded by their own size */
+    long k = 0;
+    for (; k + LANES <= in; k += LANES) { /* rounded by their own size */
       typedef unsigned char byte_vec __attribute__((vector_size(16), aligned(1)));
       vec y = load(x + k) * by + (12582912.0f + 128.0f);
       *(byte_vec *)(row + k) = __builtin_convertvector((bits)y - (bits)all(12582912.0f), byte_vec);
@@ -185,7 +179,7 @@ INLINE void byte_tile(const int m, const unsigned char *x, long x_step, const fl
 #pragma GCC unroll 12
   for (int i = 0; i < m; i++)
 #pragma GCC unroll 2
-    for (int j = 0; j < SIDE; j++) sums[i][j] = -128 * *(const whole *)(w->sums + p * PANEL + j * LANES);
+    for (int j = 0; j < SIDE; j++) sums[i][j] = *(const whole *)(w->sums + p * PANEL + j * LANES);
   for (long k = 0; k < four; k++, panel += PANEL * QUAD)
 #pragma GCC unroll 12
     for (int i = 0; i < m; i++) {

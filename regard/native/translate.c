@@ -61,9 +61,16 @@ typedef struct {
   int parent, token;
 } Way;
 
+/* sentences that are read together, and how many of them are not done */
+typedef struct {
+  long rows, users;
+  float memory[]; /* (blocks, rows, 2 width): keys and values */
+} Group;
+
 typedef struct {
   long number, length, limit, step, live, done; /* live: hypotheses */
-  float *memory;       /* (blocks, length, 2 width): keys and values */
+  Group *group;
+  const float *memory; /* where its own begins */
   float *cache;        /* (blocks, limit, beam, 2 width), each written once */
   unsigned char *path; /* (beam, limit): in which place of the beam the past of a hypothesis stood */
   int *written;        /* (beam, limit) */
@@ -79,8 +86,8 @@ typedef struct {
   const Job *job;
   long *next; /* of the queue */
   int broken; /* a number is not finite, or memory is missing */
-  long most, count, beam, kept; /* most: sentences at once */
-  Sentence *live;
+  long most, count, waiting, beam, kept; /* most: sentences at once; waiting: read, but not begun */
+  Sentence *live, *next_ones;
   float *x, *y, *wide, *logits, *top, *sum, *weights; /* scratch of all rows */
   const float **keys, **values;
   Rounded rounded;
@@ -166,47 +173,71 @@ void regard_checksum(const Numbers *from, long count, uint64_t *sums) {
 
 /* ---- attention */
 
-INLINE float dot(const float *a, const float *b, long d) {
-  vec sums = {0};
-  long c = 0;
-  for (; c + LANES <= d; c += LANES) sums += load(a + c) * load(b + c);
-  float sum = total(sums);
-  for (; c < d; c++) sum += a[c] * b[c];
-  return sum;
+/* scores of LANES keys */
+INLINE vec score(const float *q, const float *const *keys, long at, long d) {
+  vec sums[LANES] = {{0}};
+  for (long c = 0; c < d; c += LANES) {
+    vec part = load_some(q + c, d - c);
+#pragma GCC unroll 16
+    for (int j = 0; j < LANES; j++) sums[j] += part * load_some(keys[j] + at + c, d - c);
+  }
+  return totals(sums);
 }
 
-/* y = the softmax of weights (count, with room for LANES more) times values */
-INLINE void average(float *weights, long count, const float *const *values, long at, long d, float *y) {
-  float most = weights[0], sum = 0;
-  for (long j = 1; j < count; j++) most = weights[j] > most ? weights[j] : most;
-  for (long j = count; j < count + LANES; j++) weights[j] = -INFINITY;
-  for (long j = 0; j < count; j += LANES) {
-    vec part = exp_lanes(load(weights + j) - most);
-    store(weights + j, part);
-    sum += total(part);
-  }
-  float share = 1.0f / sum;
-  long c = 0;
-  for (; c + LANES <= d; c += LANES) {
-    vec sums = {0};
-    for (long j = 0; j < count; j++) sums += weights[j] * load(values[j] + at + c);
-    store(y + c, sums * share);
-  }
-  for (; c < d; c++) {
-    y[c] = 0;
-    for (long j = 0; j < count; j++) y[c] += weights[j] * values[j][at + c];
-    y[c] *= share;
+/* y = n vectors of the weighted sum of values, times a share; the last of them may be a part of one */
+INLINE void mix(const int n, const float *weights, long count, const float *const *values, long at, long room,
+                float share, float *y) {
+  vec sums[4] = {{0}};
+  for (long j = 0; j < count; j++)
+#pragma GCC unroll 4
+    for (int i = 0; i < n; i++) sums[i] += weights[j] * load_some(values[j] + at + i * LANES, room - i * LANES);
+#pragma GCC unroll 4
+  for (int i = 0; i < n; i++) {
+    vec made = sums[i] * share;
+    memcpy(y + i * LANES, &made, (room - i * LANES < LANES ? room - i * LANES : LANES) * sizeof(float));
   }
 }
 
-/* what queries (rows, row_step) see of `count` keys, whose values follow them, by each head */
+/* What a query sees of `count` keys by each head. After the last key its address is repeated up to a
+ * multiple of LANES, and weights has as much room, and one number more, for each head. */
 static void attend(const Shape *s, const float *q, float *y, const float *const *keys,
                    const float *const *values, long count, float *weights) {
-  long d = s->head_width;
+  long d = s->head_width, padded = (count + LANES - 1) / LANES * LANES;
+  float *shares = weights + s->heads * padded;
   for (long head = 0; head < s->heads; head++) {
-    for (long j = 0; j < count; j++) weights[j] = dot(q + head * d, keys[j] + head * d, d) * (float)s->scale;
-    average(weights, count, values, head * d, d, y + head * d);
+    float *w = weights + head * padded;
+    vec most = all(-INFINITY), sums = {0};
+    for (long j = 0; j < padded; j += LANES) {
+      const float *own = q + head * d, *const *some = keys + j;
+      vec made = d == 32 ? score(own, some, head * d, 32) : d == 64 ? score(own, some, head * d, 64) : score(own, some, head * d, d);
+      made = pick_first(count - j, made * (float)s->scale, all(-INFINITY));
+      store(w + j, made);
+      most = larger(most, made);
+    }
+    float top = largest(most);
+    for (long j = 0; j < padded; j += LANES) {
+      vec part = exp_lanes(load(w + j) - top);
+      store(w + j, part);
+      sums += part;
+    }
+    shares[head] = 1.0f / total(sums);
   }
+  for (long head = 0; head < s->heads; head++)
+    for (long c = 0; c < d; c += 4 * LANES) {
+      const float *w = weights + head * padded;
+      long room = d - c, at = head * d + c;
+      if (room >= 4 * LANES) mix(4, w, count, values, at, 4 * LANES, shares[head], y + at);
+      else if (room == 2 * LANES) mix(2, w, count, values, at, 2 * LANES, shares[head], y + at);
+      else if (room <= LANES) mix(1, w, count, values, at, room, shares[head], y + at);
+      else if (room <= 2 * LANES) mix(2, w, count, values, at, room, shares[head], y + at);
+      else if (room <= 3 * LANES) mix(3, w, count, values, at, room, shares[head], y + at);
+      else mix(4, w, count, values, at, room, shares[head], y + at);
+    }
+}
+
+/* repeat the last address up to a multiple of LANES */
+static void fill_up(const float **places, long count) {
+  for (long j = count; j % LANES; j++) places[j] = places[count - 1];
 }
 
 /* ---- one block after the other */
@@ -231,8 +262,8 @@ static void embed(const float *table, long row, long column, const float *at, do
   for (long c = 0; c < width; c++) x[c] = table[token * row + c * column] * (float)scale + at[place * width + c];
 }
 
-/* read new sentences into their memories, all of their tokens as rows */
-static void encode(Worker *k, Sentence *some, long count) {
+/* read sentences into their memory, all of their tokens as rows */
+static void encode(Worker *k, Group *group, const Sentence *some, long count) {
   const Engine *e = k->engine;
   const Shape *s = &e->shape;
   long w = s->width, hd = s->heads * s->head_width, rows = 0;
@@ -248,6 +279,7 @@ static void encode(Worker *k, Sentence *some, long count) {
     for (long i = 0, row = 0; i < count; own += some[i].length * 3 * hd, i++) {
       const float **keys = k->keys, **values = k->values;
       for (long j = 0; j < some[i].length; j++) keys[j] = own + j * 3 * hd + hd, values[j] = keys[j] + hd;
+      fill_up(keys, some[i].length);
       for (long j = 0; j < some[i].length; j++, row++)
         attend(s, own + j * 3 * hd, k->y + row * hd, keys, values, some[i].length, k->weights);
     }
@@ -255,11 +287,8 @@ static void encode(Worker *k, Sentence *some, long count) {
     feed_forward(k, b, rows);
   }
   normalise(s, k->x, e->reader_norm, e->reader_shift, k->y, rows);
-  const float *y = k->y;
-  for (long i = 0; i < count; y += some[i].length * w, i++)
-    for (long n = 0; n < s->writers; n++)
-      product(some[i].length, y, &k->rounded, &e->blocks[s->readers + n].memory, some[i].memory + n * some[i].length * 2 * hd,
-              STORE, 0);
+  for (long n = 0; n < s->writers; n++)
+    product(rows, k->y, &k->rounded, &e->blocks[s->readers + n].memory, group->memory + n * rows * 2 * hd, STORE, 0);
 }
 
 /* the next token of every hypothesis through the decoder, into normalised vectors y */
@@ -288,6 +317,7 @@ static long decode(Worker *k) {
         for (long j = 0; j < one->step; j++)
           keys[j] = cache + (j * k->beam + one->path[h * one->limit + j]) * 2 * hd, values[j] = keys[j] + hd;
         keys[one->step] = own + hd, values[one->step] = own + 2 * hd;
+        fill_up(keys, one->step + 1);
         attend(s, own, k->y + row * hd, keys, values, one->step + 1, k->weights);
       }
     }
@@ -296,8 +326,9 @@ static long decode(Worker *k) {
     product(rows, k->y, &k->rounded, &b->ask, k->wide, STORE, 0);
     for (long i = 0, row = 0; i < k->count; i++) {
       Sentence *one = k->live + i;
-      const float *memory = one->memory + n * one->length * 2 * hd, **keys = k->keys, **values = k->values;
+      const float *memory = one->memory + n * one->group->rows * 2 * hd, **keys = k->keys, **values = k->values;
       for (long j = 0; j < one->length; j++) keys[j] = memory + j * 2 * hd, values[j] = keys[j] + hd;
+      fill_up(keys, one->length);
       for (long h = 0; h < one->live; h++, row++)
         attend(s, k->wide + row * hd, k->y + row * hd, keys, values, one->length, k->weights);
     }
@@ -311,23 +342,26 @@ static long decode(Worker *k) {
 /* ---- the vocabulary: maximum, sum of exponentials and best tokens of each row in one pass */
 
 static void read_stretch(Worker *k, long row, const float *logits, long first, long count) {
-  Way *best = k->ways + row * k->kept;
-  float top = k->top[row], most = top;
+  Way *best = k->ways + row * k->kept, *last = best + k->kept - 1;
+  float top = k->top[row];
+  vec large = all(top), sums = {0};
   for (long c = 0; c < count; c += 4 * LANES) {
     vec a = load(logits + c);
-    for (long j = LANES; j < 4 * LANES; j += LANES) a = pick(load(logits + c + j) > a, load(logits + c + j), a);
-    float large = largest(a);
-    most = large > most ? large : most;
-    if (!(large > best[k->kept - 1].score)) continue;
-    for (long j = c; j < c + 4 * LANES; j++)
-      if (logits[j] > best[k->kept - 1].score) {
-        long place = k->kept - 1;
-        for (; place && logits[j] > best[place - 1].score; place--) best[place] = best[place - 1];
-        best[place] = (Way){logits[j], 0, (int)(first + j)};
+    for (long j = LANES; j < 4 * LANES; j += LANES) a = larger(load(logits + c + j), a);
+    large = larger(a, large);
+    if (!above(a, last->score)) continue;
+    for (long j = c; j < c + 4 * LANES; j += LANES)
+      for (unsigned left = above(load(logits + j), last->score); left; left &= left - 1) {
+        int token = (int)j + __builtin_ctz(left);
+        float own = logits[token];
+        if (!(own > last->score)) continue;
+        Way *place = last;
+        for (; place > best && own > place[-1].score; place--) *place = place[-1];
+        *place = (Way){own, 0, (int)first + token};
       }
   }
+  float most = largest(large);
   if (most == -INFINITY) return;
-  vec sums = {0};
   for (long c = 0; c < count; c += LANES) sums += exp_lanes(load(logits + c) - most);
   k->sum[row] = (top == -INFINITY ? 0 : k->sum[row] * expf(top - most)) + total(sums);
   k->top[row] = most;
@@ -487,36 +521,57 @@ static void leave(Worker *k, Sentence *one, int keep) {
   }
   for (long n = 0; n < one->finished; n++) free(one->texts[n].ids);
   free(one->texts);
-  free(one->memory);
+  free(one->cache);
+  if (one->group && !--one->group->users) free(one->group);
+}
+
+/* Take sentences from the queue, as many as there is scratch for, and read them. Where there are other
+ * threads, the last ones are left for whoever is done first. */
+static int read_more(Worker *k) {
+  const Job *job = k->job;
+  const Shape *s = &k->engine->shape;
+  long first = __atomic_load_n(k->next, __ATOMIC_RELAXED), count, rows;
+  do {
+    long left = job->sentences - first, share = job->threads > 1 ? left / (2 * job->threads) : left;
+    for (count = rows = 0; count < left && count < k->most && (!count || count < share); count++) {
+      long length = job->first[first + count + 1] - job->first[first + count];
+      if (count && rows + length > job->rows) break;
+      rows += length;
+    }
+  } while (!__atomic_compare_exchange_n(k->next, &first, first + count, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+  if (!count) return 1;
+  long each = 2 * s->heads * s->head_width;
+  Group *group = malloc(sizeof(Group) + s->writers * rows * each * sizeof(float));
+  if (!group) return 0;
+  *group = (Group){rows, count};
+  rows = 0;
+  for (long i = 0; i < count; i++) { /* the last one is the next to begin */
+    Sentence *one = k->next_ones + count - 1 - i;
+    *one = (Sentence){.number = first + i, .limit = job->limit[first + i], .live = 1, .bar = -INFINITY};
+    one->length = job->first[first + i + 1] - job->first[first + i];
+    one->group = group;
+  }
+  for (long i = 0; i < count; rows += k->next_ones[i++].length) k->next_ones[i].memory = group->memory + rows * each;
+  k->waiting = count;
+  encode(k, group, k->next_ones, count);
+  return 1;
 }
 
 static int join(Worker *k) {
-  const Job *job = k->job;
   const Shape *s = &k->engine->shape;
-  long before = k->count, hd = s->heads * s->head_width, tokens = 0;
   while (k->count < k->most) {
-    long number = __atomic_fetch_add(k->next, 1, __ATOMIC_RELAXED);
-    if (number >= job->sentences) break;
+    if (!k->waiting && !read_more(k)) return 0;
+    if (!k->waiting) return 1;
     Sentence *one = k->live + k->count++;
-    *one = (Sentence){.number = number, .limit = job->limit[number], .live = 1, .bar = -INFINITY};
-    one->length = job->first[number + 1] - job->first[number];
-    long memory = s->writers * one->length * 2 * hd, cache = s->writers * one->limit * k->beam * 2 * hd;
-    long past = k->beam * one->limit;
-    one->memory = malloc((memory + cache + 3 * past) * 4 + past);
-    if (!one->memory) return 0;
-    one->cache = one->memory + memory;
+    *one = k->next_ones[--k->waiting];
+    long cache = s->writers * one->limit * k->beam * 2 * s->heads * s->head_width, past = k->beam * one->limit;
+    one->cache = malloc((cache + 3 * past) * 4 + past);
+    if (!one->cache) return 0;
     one->passed = one->cache + cache;
     one->written = (int *)(one->passed + past);
     one->spare = (char *)(one->written + past);
     one->path = (unsigned char *)(one->written + 2 * past);
-    tokens += one->length;
-    if (tokens + job->reads > job->rows) { /* as many rows as there is scratch for */
-      encode(k, k->live + before, k->count - before);
-      before = k->count;
-      tokens = 0;
-    }
   }
-  if (k->count > before) encode(k, k->live + before, k->count - before);
   return 1;
 }
 
@@ -525,17 +580,17 @@ static void work(Worker *k) {
   long rows = k->job->rows, hd = s->heads * s->head_width, most = s->width > hd ? s->width : hd;
   long wide = s->ffn_width > 3 * hd ? s->ffn_width : 3 * hd;
   long each = 2 * most + wide + STRETCH + 3;
-  long keys = (k->job->longest > k->job->reads ? k->job->longest : k->job->reads) + 1;
-  float *scratch = aligned_alloc(64, ((rows * each + keys + 2 * LANES) * 4 + 63) / 64 * 64);
+  long keys = (k->job->longest > k->job->reads ? k->job->longest : k->job->reads) + LANES;
+  float *scratch = aligned_alloc(64, ((rows * each + s->heads * (keys + LANES) + LANES) * 4 + 63) / 64 * 64);
   k->keys = malloc(2 * keys * sizeof(float *));
   k->rounded.bytes = malloc(rows * ((wide > most ? wide : most) + QUAD));
-  k->live = calloc(k->most, sizeof(Sentence));
+  k->live = calloc(2 * k->most, sizeof(Sentence));
   k->ways = malloc((rows + 1) * k->kept * sizeof(Way));
   k->broken = !scratch || !k->live || !k->ways || !k->keys || !k->rounded.bytes;
   if (!k->broken) {
     k->x = scratch, k->y = k->x + rows * most, k->wide = k->y + rows * most;
     k->logits = k->wide + rows * wide, k->top = k->logits + rows * STRETCH, k->sum = k->top + rows;
-    k->rounded.scale = k->sum + rows, k->weights = k->sum + 2 * rows, k->values = k->keys + keys;
+    k->rounded.scale = k->sum + rows, k->weights = k->sum + 2 * rows, k->values = k->keys + keys, k->next_ones = k->live + k->most;
     k->found = k->ways + rows * k->kept;
   }
   while (!k->broken) {
@@ -558,6 +613,7 @@ static void work(Worker *k) {
     k->count = left;
   }
   for (long i = 0; k->live && i < k->count; i++) leave(k, k->live + i, 0);
+  while (k->live && k->waiting) leave(k, k->next_ones + --k->waiting, 0);
   free(scratch);
   free(k->live);
   free(k->ways);

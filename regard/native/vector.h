@@ -1,5 +1,9 @@
 /* Sixteen numbers at a time: the compiler makes of this what the processor has. */
 #include <math.h>
+#include <string.h>
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
 
 typedef float vec __attribute__((vector_size(64)));
 typedef float loose __attribute__((vector_size(64), aligned(4)));
@@ -21,6 +25,48 @@ INLINE void store(float *to, vec x) { *(loose *)to = x; }
 INLINE vec all(float x) { return x - (vec){0}; }
 INLINE vec pick(whole which, vec a, vec b) { return (vec)((which & (whole)a) | (~which & (whole)b)); }
 
+/* `count` numbers, at most LANES, and zeros */
+INLINE vec load_some(const float *from, long count) {
+  if (count >= LANES) return load(from);
+  vec some = {0};
+  memcpy(&some, from, count * sizeof(float));
+  return some;
+}
+
+/* x in the first `count` places, and y in the others */
+INLINE vec pick_first(long count, vec x, vec y) {
+  const whole places = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  return pick(places < (int)(count < LANES ? count : LANES), x, y);
+}
+
+/* a bit for each number that is larger than y */
+INLINE unsigned above(vec x, float y) {
+#ifdef __AVX512F__
+  return _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(y), _CMP_GT_OQ);
+#else
+  unsigned found = 0;
+  for (int i = 0; i < LANES; i++) found |= (unsigned)(x[i] > y) << i;
+  return found;
+#endif
+}
+
+/* the larger of each two numbers; b where one of them is none */
+INLINE vec larger(vec a, vec b) {
+#ifdef __AVX512F__
+  return (vec)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+  return pick(a > b, a, b);
+#endif
+}
+
+INLINE bits larger_bits(bits a, bits b) {
+#ifdef __AVX512F__
+  return (bits)_mm512_max_epu32((__m512i)a, (__m512i)b);
+#else
+  return (bits)pick(a > b, (vec)a, (vec)b);
+#endif
+}
+
 INLINE float total(vec x) {
   half_vec a = __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7) +
                __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -31,20 +77,44 @@ INLINE float total(vec x) {
 
 INLINE float largest(vec x) {
   vec a = __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
-  a = pick(a > x, a, x);
+  a = larger(a, x);
   vec b = __builtin_shufflevector(a, a, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3);
-  b = pick(b > a, b, a);
+  b = larger(b, a);
   float one = b[0] > b[1] ? b[0] : b[1], two = b[2] > b[3] ? b[2] : b[3];
   return one > two ? one : two;
 }
 
+/* the totals of sixteen vectors, side by side */
+INLINE vec totals(const vec *x) {
+  vec a[8], b[4], c[2];
+#define FOLD(p, q, ...) (__builtin_shufflevector(p, q, __VA_ARGS__))
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; i++)
+    a[i] = FOLD(x[2 * i], x[2 * i + 1], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+           FOLD(x[2 * i], x[2 * i + 1], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; i++)
+    b[i] = FOLD(a[2 * i], a[2 * i + 1], 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
+           FOLD(a[2 * i], a[2 * i + 1], 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; i++)
+    c[i] = FOLD(b[2 * i], b[2 * i + 1], 0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29) +
+           FOLD(b[2 * i], b[2 * i + 1], 2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31);
+  return FOLD(c[0], c[1], 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +
+         FOLD(c[0], c[1], 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+#undef FOLD
+}
+
 /* e^x to the last digit or two; what is below the smallest float is nothing. */
 INLINE vec exp_lanes(vec x) {
+#ifdef __AVX512F__
+  __mmask16 some = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-87.3f), _CMP_NLT_UQ);
+  x = (vec)_mm512_min_ps(_mm512_set1_ps(88.7f), (__m512)x);
+#else
   whole none = x < all(-87.3f);
   x = pick(x > all(88.7f), all(88.7f), x);
-  vec n = x * 1.44269504f + 12582912.0f; /* rounded to a whole number by its own size */
-  bits power = (bits)n - (bits)all(12582912.0f);
-  n -= 12582912.0f;
+#endif
+  vec sized = x * 1.44269504f + 12582912.0f, n = sized - 12582912.0f; /* rounded by its own size */
   vec r = x - n * 0.693359375f + n * 2.12194440e-4f;
   vec y = r * 1.9875691500e-4f + 1.3981999507e-3f;
   y = y * r + 8.3334519073e-3f;
@@ -52,6 +122,10 @@ INLINE vec exp_lanes(vec x) {
   y = y * r + 1.6666665459e-1f;
   y = y * r + 5.0000001201e-1f;
   y = y * r * r + r + 1.0f;
-  y = pick(none, (vec){0}, (vec)((bits)y + (power << 23)));
+#ifdef __AVX512F__
+  return (vec)_mm512_maskz_scalef_ps(some, (__m512)y, (__m512)n);
+#else
+  y = pick(none, (vec){0}, (vec)((bits)y + (((bits)sized - (bits)all(12582912.0f)) << 23)));
   return pick(x == x, y, x);
+#endif
 }

@@ -32,7 +32,7 @@ from regard.native.torch_private import traced
 ADDED = (Position, Sinusoidal, Learned)
 MOST_THREADS = 256
 # Rows of one product: enough to read every weight for many, and few enough to stay in the cache.
-ROWS = 160
+ROWS = {torch.float32: 320, torch.int8: 120}
 STOPPINGS = ("patience", "early", "length", "never")
 _FUNCTIONS = known_functions(Embed, Head, nn.Embedding, *ADDED)
 
@@ -164,7 +164,7 @@ class Engine:
         job.stopping, job.enough = STOPPINGS.index(stopping), enough
         job.bos, job.eos, job.ends = bos, eos, len(ends)
         job.threads = max(1, min(torch.get_num_threads(), len(order), MOST_THREADS))
-        job.rows = max(ROWS, beam, reads)
+        job.rows = max(ROWS[self.dtype], beam, reads)
         job.longest, job.reads = longest + 1, reads
         count = len(order) * n_best
         lengths = torch.tensor([0, *(len(sources[i]) for i in order)])
