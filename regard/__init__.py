@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from regard.insight.superposition import superposition as superposition
     from regard.layers.feedforward import FEED_FORWARDS as FEED_FORWARDS
     from regard.layers.norm import NORMS as NORMS
-    from regard.layers.residual import RESIDUALS as RESIDUALS
+    from regard.layers.block import RESIDUALS as RESIDUALS
     from regard.models import MODELS as MODELS
     from regard.native import fast as fast
 
@@ -60,7 +60,7 @@ HOMES = {
     "POSITIONS": "regard.attention.positions",
     "NORMS": "regard.layers.norm",
     "FEED_FORWARDS": "regard.layers.feedforward",
-    "RESIDUALS": "regard.layers.residual",
+    "RESIDUALS": "regard.layers.block",
     "MODELS": "regard.models",
 }
 HOMES |= dict(verb.exported for verb in VERBS.values() if not verb.terminal)

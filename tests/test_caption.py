@@ -25,7 +25,7 @@ from regard.data.image_format import ImageFormat
 from regard.errors import UsageError
 from regard.files.weights import state_of
 from regard.layers.block import BlockConfig
-from regard.layers.recurrent import CellConfig
+from regard.layers.recurrent.decoder import CellConfig
 from regard.metrics.captions import caption_scores, cider, references_of
 from regard.models import family
 from regard.models.captioner import Captioner, CaptionerConfig, DecoderConfig, EncoderConfig

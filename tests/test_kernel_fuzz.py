@@ -25,7 +25,7 @@ from regard.attention.positions import Position, Rotary
 from regard.attention.scores import Cosine, Dot
 from regard.data.characters import Characters
 from regard.layers import feedforward, lora
-from regard.layers.block import BLOCKS, BlockConfig, EncoderBlock
+from regard.layers.block import RESIDUALS, BlockConfig, EncoderBlock
 from regard.layers.fast import kernels as block_kernels
 from regard.layers.feedforward import FeedForward, GatedFeedForward
 from regard.layers.norm import LayerNorm, RMSNorm
@@ -591,4 +591,4 @@ def test_kernels_take_what_nobody_has_changed(kind, monkeypatch, tmp_path):
 def test_the_fuzz_is_wide_enough():
     assert len(CHANGES) + len(GLOBAL) >= 120
     assert Causal().aligned(3, 3) and not type("Mine", (Causal,), {})().aligned(3, 3)
-    assert BLOCKS["pre"] is EncoderBlock and feedforward.FEED_FORWARDS
+    assert RESIDUALS["pre"].block is EncoderBlock and feedforward.FEED_FORWARDS

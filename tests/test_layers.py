@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from regard.attention.positions import Position, build_position
 from regard.errors import UsageError
-from regard.layers.block import BLOCKS, BlockConfig, build_block, build_final_norm
+from regard.layers.block import RESIDUALS, BlockConfig, build_block, build_final_norm
 from regard.layers.embed import Embed
 from regard.layers.feedforward import FEED_FORWARDS
 from regard.layers.heads import POOLERS, Classify
@@ -65,7 +65,7 @@ def test_a_feed_forward_is_its_formula(name: str):
     close(network(x), linear(bent * linear(x, "inner") if gated else bent, "outer"))
 
 
-@pytest.mark.parametrize("order", BLOCKS)
+@pytest.mark.parametrize("order", RESIDUALS)
 def test_a_block_is_its_order(order: str):
     torch.manual_seed(0)
     config = BlockConfig(8, 2, 12, dropout=0.0, order=order)

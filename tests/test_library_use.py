@@ -15,7 +15,8 @@ from regard.attention.attend import attend
 from regard.attention.masks import Causal, Padding
 from regard.attention.multihead import MultiHead
 from regard.errors import UsageError
-from regard.layers.block import BLOCKS, BlockConfig, EncoderBlock
+from regard.layers.block import RESIDUALS, BlockConfig, EncoderBlock, ResidualOrder
+from regard.layers.residual import PreNorm
 from regard.models import MODELS, family, preset
 
 
@@ -148,7 +149,7 @@ class Swapped(EncoderBlock):
     calls = 0
 
     def forward(self, x, *, at, mask=None, bias=None, cache=None):
-        """Think, then look around."""
+        """Apply the feed-forward network before attention."""
         type(self).calls += 1
         x = self.around_feed_forward(x, self.feed_forward)
         look = lambda x: self.attention(x, at=at, mask=mask, bias=bias, cache=cache)  # noqa: E731
@@ -156,11 +157,8 @@ class Swapped(EncoderBlock):
 
 
 def test_an_own_block_is_what_is_trained(tmp_path, monkeypatch):
-    monkeypatch.setitem(BLOCKS, "swapped", Swapped)
+    monkeypatch.setitem(RESIDUALS, "swapped", ResidualOrder(PreNorm, Swapped))
     monkeypatch.setattr(Swapped, "calls", 0)
-    from regard.layers.residual import RESIDUALS, PreNorm
-
-    monkeypatch.setitem(RESIDUALS, "swapped", PreNorm)
     text = tmp_path / "text.txt"
     text.write_text("to be or not to be that is the question\n" * 60)
     keys = {

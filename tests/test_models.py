@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import regard.attention.multihead as multihead
 import regard.layers.heads as heads
-import regard.layers.recurrent as recurrent
+import regard.layers.recurrent.attention as recurrent
 import regard.models.convolutional as convolutional
 import regard.models.ladder as ladder
 import regard.models.state as states
@@ -21,6 +21,7 @@ from regard.attention.positions import Distances
 from regard.attention.watch import watch
 from regard.files.weights import state_of
 from regard.layers.block import BlockConfig
+from regard.layers.recurrent.decoder import CellConfig
 from regard.models import MODELS, family
 from regard.models.bert import PRESETS, Bert, BertConfig
 from regard.models.conformer import Conformer, ConformerConfig
@@ -34,7 +35,7 @@ from regard.models.transformer import Transformer, TransformerConfig
 BLOCK = BlockConfig(width=16, heads=4, ffn_width=24, dropout=0.0)
 SMALL = TransformerConfig(23, 23, 2, 2, BLOCK, max_length=32)
 DECODER = GPTConfig(23, 2, replace(BLOCK, feed_forward="gelu_tanh"), max_length=32)
-CELL = recurrent.CellConfig(16, dropout=0.0)
+CELL = CellConfig(16, dropout=0.0)
 RECURRENT = RecurrentConfig(23, 23, 1, 1, CELL, max_length=32)
 CONVOLUTIONAL = ConvolutionalConfig(
     23, 23, 2, 2, convolutional.GatedConfig(16, 3, 0.0), max_length=32

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import regard.layers.recurrent as recurrent
+import regard.layers.recurrent.attention as recurrent
 import regard.models as models
 from regard.attention.masks import Padding
 from regard.attention.watch import watch
@@ -20,15 +20,13 @@ from regard.cli import main
 from regard.data.parallel import PairBatch
 from regard.decode import search
 from regard.errors import UsageError
-from regard.layers.recurrent import (
+from regard.layers.recurrent.attention import (
     ATTENTIONS,
-    CellConfig,
     HardAttention,
     LocationAttention,
-    RecurrentDecoder,
     ReinforceTape,
-    build_cells,
 )
+from regard.layers.recurrent.decoder import CellConfig, RecurrentDecoder, build_cells
 from regard.models import preset
 from regard.models.convolutional import EncoderLayer, GatedConfig
 from regard.models.recurrent import Recurrent, RecurrentConfig

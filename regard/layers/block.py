@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 from torch import Tensor, nn
 
@@ -16,7 +16,13 @@ from regard.errors import UsageError, lookup
 from regard.layers.depth import drop_path
 from regard.layers.feedforward import FEED_FORWARDS
 from regard.layers.norm import NORMS
-from regard.layers.residual import RESIDUALS, PostNorm, PreNorm
+from regard.layers.residual import (
+    PostNorm,
+    PreNorm,
+    ResPostNorm,
+    SandwichNorm,
+    ScaledPreNorm,
+)
 from regard.settings import setting
 
 
@@ -41,7 +47,7 @@ class BlockConfig:
     head_width: int | None = size_field(None, 2**16, "width of a head")
     norm: str = setting("layer", "norm", choices=NORMS)
     norm_eps: float = setting(1e-5, "epsilon of the norms", min=0.0, max=1.0)
-    order: str = setting("pre", "order of norm and residual", choices=lambda: BLOCKS)
+    order: str = setting("pre", "order of norm and residual", choices=lambda: RESIDUALS)
     feed_forward: str = setting("relu", "feed-forward network", choices=FEED_FORWARDS)
     score: str = setting("dot", "attention score", choices=lambda: {**SCORES, **HEAD_SCORES})
     bias: bool = setting(True, "biases of linear layers")
@@ -92,8 +98,7 @@ def build_residual(
 ) -> PreNorm | PostNorm:
     """Make the order of norm and residual that a config names, with stochastic depth `path`."""
     norm = build_norm(config) if norm is None else norm
-    lookup("order", config.order, BLOCKS)  # which names all of them
-    kind = RESIDUALS.get(config.order)
+    kind = lookup("order", config.order, RESIDUALS).residual
     if kind is None:
         raise UsageError(f"order={config.order} is of blocks that look only at themselves")
     return kind(norm, config.dropout, path)
@@ -215,18 +220,24 @@ class AttentionBlock(SelfAttentionBlock):
         return self.around_attention(x, self.attention, **inputs)
 
 
-# order -> the block of a stack that looks only at itself
-Block = EncoderBlock | ParallelBlock | ParallelBlocks | AttentionBlock
-BLOCKS: dict[str, type[Block]] = {
-    "pre": EncoderBlock,
-    "post": EncoderBlock,
-    "res_post": EncoderBlock,
-    "sandwich": EncoderBlock,
-    "scaled": EncoderBlock,
-    "parallel": ParallelBlock,
-    "parallel_norms": ParallelBlocks,
-    "attention_only": AttentionBlock,
+class ResidualOrder(NamedTuple):
+    """The residual around each sublayer, and the block of a stack that looks only at itself."""
+
+    residual: type[PreNorm] | type[PostNorm] | None
+    block: type[SelfAttentionBlock] = EncoderBlock
+
+
+RESIDUALS: dict[str, ResidualOrder] = {
+    "pre": ResidualOrder(PreNorm),
+    "post": ResidualOrder(PostNorm),
+    "res_post": ResidualOrder(ResPostNorm),
+    "sandwich": ResidualOrder(SandwichNorm),
+    "scaled": ResidualOrder(ScaledPreNorm),
+    "parallel": ResidualOrder(None, ParallelBlock),
+    "parallel_norms": ResidualOrder(None, ParallelBlocks),
+    "attention_only": ResidualOrder(None, AttentionBlock),
 }
+"""Orders of norm and residual by name; add your own under a new one."""
 
 
 def build_block(
@@ -234,18 +245,18 @@ def build_block(
     position: Position | None = None,
     path: float = 0.0,
     attention: nn.Module | None = None,
-) -> Block:
+) -> SelfAttentionBlock:
     """Make a block of the order that a config names, with stochastic depth `path`.
 
     Its attention is the one that the config describes, unless another is given.
     """
-    return lookup("order", config.order, BLOCKS)(config, position, path, attention)
+    return lookup("order", config.order, RESIDUALS).block(config, position, path, attention)
 
 
 def build_final_norm(config: BlockConfig) -> nn.Module:
     """Make the norm that ends a stack, or nothing where the blocks have normalised already."""
-    final = RESIDUALS.get(config.order, PreNorm).final_norm
-    return build_norm(config) if final else nn.Identity()
+    residual = lookup("order", config.order, RESIDUALS).residual or PreNorm
+    return build_norm(config) if residual.final_norm else nn.Identity()
 
 
 class DecoderBlock(nn.Module):

@@ -1,4 +1,4 @@
-"""Orders of norm and residual connection around a sublayer f, by name."""
+"""Orders of norm and residual connection around a sublayer f."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -85,13 +85,3 @@ class ScaledPreNorm(PreNorm):
         """Add the scaled f of the normalised x."""
         y = drop_path(f(self.norm(x), **given) * self.scale, self.path, self.training)
         return add_dropped(x, y, self.drop, self.training)
-
-
-RESIDUALS: dict[str, type[PreNorm] | type[PostNorm]] = {
-    "pre": PreNorm,
-    "post": PostNorm,
-    "res_post": ResPostNorm,
-    "sandwich": SandwichNorm,
-    "scaled": ScaledPreNorm,
-}
-"""Orders of norm and residual by name; add your own under a new one."""

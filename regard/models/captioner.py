@@ -17,15 +17,9 @@ from regard.layers.block import (
     size_field,
 )
 from regard.layers.init import INITS
-from regard.layers.recurrent import (
-    NORMALISES,
-    CellConfig,
-    RecurrentDecoder,
-    RecurrentState,
-    ReinforceTape,
-    SoftAttention,
-    init_cells,
-)
+from regard.layers.recurrent.attention import NORMALISES, ReinforceTape, SoftAttention
+from regard.layers.recurrent.cells import init_cells
+from regard.layers.recurrent.decoder import CellConfig, RecurrentDecoder, RecurrentState
 from regard.layers.shapes import Ids, Images, Vectors
 from regard.layers.vocabulary import Head
 from regard.models import MODELS, family, info, preset, serving

@@ -17,7 +17,8 @@ from regard.errors import lookup
 from regard.layers.block import prob_field, size_field
 from regard.layers.embed import TIES, Embed, tie, ties
 from regard.layers.init import distinct_parts
-from regard.layers.recurrent import RecurrentState, ReinforceTape
+from regard.layers.recurrent.attention import ReinforceTape
+from regard.layers.recurrent.decoder import RecurrentState
 from regard.layers.shapes import Vectors
 from regard.layers.vocabulary import Head
 from regard.models.declaration import EncoderDecoderConfig, FamilyInfo, size_table

@@ -13,14 +13,13 @@ from regard.errors import lookup
 from regard.layers.block import size_field
 from regard.layers.embed import TIES, tie, ties
 from regard.layers.init import INITS
-from regard.layers.recurrent import (
-    Cell,
+from regard.layers.recurrent.attention import ReinforceTape
+from regard.layers.recurrent.cells import Cell, init_cells
+from regard.layers.recurrent.decoder import (
     CellConfig,
     RecurrentDecoder,
     RecurrentState,
-    ReinforceTape,
     build_cells,
-    init_cells,
 )
 from regard.layers.vocabulary import Head
 from regard.models.declaration import EncoderDecoderConfig, FamilyInfo, size_table

@@ -5,7 +5,8 @@ from typing import Any
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.layers.recurrent import RecurrentState, ReinforceTape
+from regard.layers.recurrent.attention import ReinforceTape
+from regard.layers.recurrent.decoder import RecurrentState
 from regard.layers.shapes import Ids, Lengths
 from regard.layers.vocabulary import Head
 

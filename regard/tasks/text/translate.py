@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from regard.attention.positions import has_table
 from regard.data.parallel import PairBatch
 from regard.decode.writer import EncoderDecoder
-from regard.layers.recurrent import ReinforceTape
+from regard.layers.recurrent.attention import ReinforceTape
 from regard.models import family
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.task import Data

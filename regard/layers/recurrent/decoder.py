@@ -1,4 +1,4 @@
-"""Recurrent networks, and a decoder with attention to a memory.
+"""A recurrent decoder with attention to a memory.
 
 Shapes: b sentences, r = b times hypotheses rows, t words, s places of the memory.
 """
@@ -6,7 +6,7 @@ Shapes: b sentences, r = b times hypotheses rows, t words, s places of the memor
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,15 +16,14 @@ from regard.attention.attend import attend
 from regard.attention.dropout import dropout
 from regard.attention.masks import Mask, Padding
 from regard.attention.multihead import is_linear
-from regard.attention.normalisers import Sample
-from regard.attention.scores import Additive, Bilinear, Dot, Gaussian
 from regard.attention.watch import as_one
-from regard.errors import UsageError, lookup
+from regard.errors import lookup
 from regard.layers.block import prob_field, size_field
+from regard.layers.recurrent.attention import ATTENTIONS, NORMALISES, ReinforceTape
+from regard.layers.recurrent.cells import CELLS, Cell, Parts
 from regard.settings import setting
 
 Given = Callable[[Tensor], Tensor]  # from what is known of a word to what a cell is given
-Parts = tuple[Tensor, ...]  # what a cell remembers, each (r, w); what it says comes first
 
 
 @dataclass(frozen=True)
@@ -42,303 +41,10 @@ class CellConfig:
     dropout: float = prob_field(0.2, "dropout")
 
 
-# Cells
-
-
-class Cell(nn.Module):
-    """A recurrent cell: its next output follows from its input and its state."""
-
-    gates = 1  # rows of its matrices, in widths
-    parts = 1  # tensors of its state
-
-    def __init__(self, inner: int, width: int):
-        super().__init__()
-        self.width = width
-        self.given = nn.Linear(inner, self.gates * width)
-        self.past = nn.Linear(width, self.gates * width, bias=False)
-
-    def reset_parameters(self) -> None:
-        """Initialise every gate by Glorot's rule, and recurrent matrices as orthogonal ones."""
-        for part in self.given.weight.split(self.width):
-            nn.init.xavier_uniform_(part)
-        for part in self.past.weight.split(self.width):
-            nn.init.orthogonal_(part)
-        nn.init.zeros_(self.given.bias)
-
-    def step(self, given: Tensor, state: Parts) -> Parts:
-        """Return the next state; `given` (r, gates w) is the projected input."""
-        raise NotImplementedError
-
-    def forward(self, x: Tensor, state: Parts) -> tuple[Tensor, Parts]:
-        """Run over (r, t, inner) and return all outputs and the last state."""
-        said = []
-        for given in self.given(x).unbind(1):
-            state = self.step(given, state)
-            said.append(state[0])
-        return torch.stack(said, 1), state
-
-
-class LSTM(Cell):
-    """Long short-term memory (Hochreiter and Schmidhuber 1997, forgetting as Gers et al. 2000).
-
-    i, f, g, o = W x + U h; c' = sigmoid(f) c + sigmoid(i) tanh(g); h' = sigmoid(o) tanh(c').
-    """
-
-    gates, parts = 4, 2
-
-    def reset_parameters(self) -> None:
-        """Initialise as every cell, but with the forget gate open."""
-        super().reset_parameters()
-        nn.init.ones_(self.given.bias[self.width : 2 * self.width])
-
-    def step(self, given: Tensor, state: Parts) -> Parts:
-        """Return the next hidden and cell state."""
-        h, c = state
-        if is_linear(self.past) and self.past.bias is None:
-            all_four = torch.addmm(given, h, self.past.weight.t())
-        else:
-            all_four = given + self.past(h)
-        i, f, g, o = all_four.chunk(4, -1)
-        c = torch.addcmul(f.sigmoid() * c, i.sigmoid(), g.tanh())
-        return o.sigmoid() * c.tanh(), c
-
-
-class GRU(Cell):
-    """The gated recurrent unit (Cho et al. 2014).
-
-    r, u = sigmoid(W x + U h); n = tanh(W' x + r U' h); h' = u h + (1 - u) n.
-    """
-
-    gates = 3
-
-    def step(self, given: Tensor, state: Parts) -> Parts:
-        """Return the next hidden state."""
-        (h,) = state
-        gates, new = given.split([2 * self.width, self.width], -1)
-        past, old = self.past(h).split([2 * self.width, self.width], -1)
-        r, u = (gates + past).sigmoid().chunk(2, -1)
-        new = torch.tanh(torch.addcmul(new, r, old))
-        return (torch.addcmul(new, u, h - new),)
-
-
-CELLS: dict[str, type[Cell]] = {"lstm": LSTM, "gru": GRU}
-
-
 def build_cells(config: CellConfig, inner: int, depth: int) -> list[Cell]:
     """Make a stack of cells, the lowest with inputs of a width `inner`."""
     kind = lookup("cell", config.cell, CELLS)
     return [kind(config.width if i else inner, config.width) for i in range(depth)]
-
-
-def init_cells(model: nn.Module) -> None:
-    """Initialise every cell of a model."""
-    for part in model.modules():
-        if isinstance(part, Cell):
-            part.reset_parameters()
-
-
-# Attention
-
-
-class ReinforceTape:
-    """The samples of hard attention and their baselines, for REINFORCE (Williams 1992).
-
-    The gradient of an expected loss is that of log p(sample) (loss - baseline), for any baseline
-    that does not depend on the sample. Here the loss is that of the token and of all after it.
-    """
-
-    def __init__(self):
-        self.log_probs: list[Tensor] = []  # of what was sampled, (b, t)
-        self.baselines: list[Tensor] = []  # expected losses, (b, t)
-
-    def loss(self, losses: Tensor, real: Tensor | None = None) -> Tensor:
-        """Return zero, with the gradient of REINFORCE for the losses of tokens (b, t).
-
-        Tokens that are not `real`, but padding, count for nothing.
-        """
-        if not self.log_probs:
-            return losses.new_zeros(())
-        log_prob, baseline = torch.cat(self.log_probs, 1), torch.cat(self.baselines, 1)
-        real = torch.ones_like(losses, dtype=torch.bool) if real is None else real
-        ahead = losses.detach().masked_fill(~real, 0.0).flip(1).cumsum(1).flip(1)
-        learns = log_prob * (ahead - baseline.detach())
-        learns = learns + BASELINE * F.smooth_l1_loss(baseline, ahead, reduction="none")
-        learns = learns.masked_fill(~real, 0.0).sum()
-        return learns - learns.detach()
-
-
-BASELINE = 0.01  # of the baseline's own loss: small, so that it does not use up a clipped gradient
-
-
-class SoftAttention(nn.Module):
-    """Soft attention: a softmax over all places."""
-
-    def forward(self, q: Tensor, draws: ReinforceTape | None) -> str:
-        """Return the softmax."""
-        return "softmax"
-
-
-class HardAttention(nn.Module):
-    """Hard attention: one place, sampled in training, the most probable otherwise (Xu et al. 2015).
-
-    The baseline is predicted from the decoder's state.
-    """
-
-    def __init__(self, width: int):
-        super().__init__()
-        self.baseline = nn.Linear(width, 1)
-
-    def forward(self, q: Tensor, draws: ReinforceTape | None) -> str | Callable[[Tensor], Tensor]:
-        """Return what samples for queries (b, q, w), and records the samples."""
-        if not self.training:
-            return "argmax"
-        sample = Sample()
-
-        def draw(scores: Tensor) -> Tensor:
-            weights = sample(scores)
-            if draws is not None and sample.log_probability is not None:
-                draws.log_probs.append(sample.log_probability.squeeze(1))
-                draws.baselines.append(self.baseline(q.detach()).squeeze(-1))
-            return weights
-
-        return draw
-
-
-# name -> what makes weights of scores, for queries of a width
-NORMALISES: dict[str, Callable[[int], nn.Module]] = {
-    "softmax": lambda width: SoftAttention(),
-    "sample": HardAttention,
-}
-
-
-class CrossAttention(nn.Module):
-    """Attention of a recurrent decoder's states (b, q, w) to a memory (b, s, m), with one head."""
-
-    heads = 1
-
-    def __init__(self, width: int, memory_width: int, normalise: nn.Module | None = None):
-        super().__init__()
-        self.normalise = normalise or SoftAttention()
-
-    def read(self, memory: Tensor, mask: Mask | None) -> Tensor:
-        """Return the keys of a memory, computed once."""
-        return memory
-
-    def ask(self, q: Tensor, keys: Tensor, mask: Mask | None) -> tuple[Tensor, Any]:
-        """Return the queries as the score takes them, and the score."""
-        raise NotImplementedError
-
-    def forward(
-        self,
-        q: Tensor,
-        keys: Tensor,
-        memory: Tensor,
-        mask: Mask | None = None,
-        draws: ReinforceTape | None = None,
-    ) -> Tensor:
-        """Return the context vectors (b, q, m)."""
-        asked, score = self.ask(q, keys, mask)
-        seen = attend(
-            asked.unsqueeze(1),
-            keys.unsqueeze(1),
-            memory.unsqueeze(1),
-            score=score,
-            mask=mask,
-            normalise=self.normalise(q, draws),
-            watch=self,
-        )
-        return seen.squeeze(1)
-
-
-class AdditiveAttention(CrossAttention):
-    """v . tanh(W s + U h) (Bahdanau et al. 2015), U h computed once a sentence."""
-
-    def __init__(self, width: int, memory_width: int, normalise: nn.Module | None = None):
-        super().__init__(width, memory_width, normalise)
-        self.score = Additive(width, memory_width)
-
-    def read(self, memory: Tensor, mask: Mask | None) -> Tensor:
-        """Return U h."""
-        return self.score.key(memory)
-
-    def ask(self, q: Tensor, keys: Tensor, mask: Mask | None) -> tuple[Tensor, Any]:
-        """Return W s, and the rest of the score."""
-        return self.score.query(q), self._match
-
-    def _match(self, q: Tensor, k: Tensor) -> Tensor:
-        return torch.tanh(q.unsqueeze(-2) + k.unsqueeze(-3)) @ self.score.vector
-
-
-class DotAttention(CrossAttention):
-    """s . h / sqrt(w) (Luong et al. 2015), for states as wide as the memory."""
-
-    def __init__(self, width: int, memory_width: int, normalise: nn.Module | None = None):
-        super().__init__(width, memory_width, normalise)
-        if width != memory_width:
-            raise UsageError(
-                f"attention=dot compares a state of {width} numbers with a memory of "
-                f"{memory_width}; choose bilinear, or a memory as wide (direction=forward)"
-            )
-
-    def ask(self, q: Tensor, keys: Tensor, mask: Mask | None) -> tuple[Tensor, Any]:
-        """Return the states as they are."""
-        return q, Dot()
-
-
-class BilinearAttention(CrossAttention):
-    """s W h / sqrt(m): Luong's general score."""
-
-    def __init__(self, width: int, memory_width: int, normalise: nn.Module | None = None):
-        super().__init__(width, memory_width, normalise)
-        self.score = Bilinear(width, memory_width)
-
-    def ask(self, q: Tensor, keys: Tensor, mask: Mask | None) -> tuple[Tensor, Any]:
-        """Return the states as they are."""
-        return q, self.score
-
-
-class LocationAttention(CrossAttention):
-    """Location-based attention: the place follows from the state alone.
-
-    It is p = S sigmoid(v . tanh(W s)) among S (Luong et al. 2015, local-p), and its
-    neighbours count by exp(-(i - p)^2 / 2 sigma^2), with sigma learned: the gaussian score of one
-    coordinate.
-    """
-
-    def __init__(self, width: int, memory_width: int, normalise: nn.Module | None = None):
-        super().__init__(width, memory_width, normalise)
-        self.place = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1))
-        self.sharpness = nn.Parameter(torch.tensor(0.5))  # one over sigma
-
-    def read(self, memory: Tensor, mask: Mask | None) -> Tensor:
-        """Return the place of each, counted from the middle so that its square stays small."""
-        at = torch.arange(memory.shape[1], dtype=memory.dtype, device=memory.device)
-        middle = self._places(memory.shape[1], mask, at) / 2
-        return ((at - middle) * self.sharpness).expand(len(memory), -1).unsqueeze(-1)
-
-    def ask(self, q: Tensor, keys: Tensor, mask: Mask | None) -> tuple[Tensor, Any]:
-        """Return the places that the states point to."""
-        places = self._places(keys.shape[1], mask, q).unsqueeze(-1)
-        return self.sharpness * places * (self.place(q).sigmoid() - 0.5), Gaussian()
-
-    @staticmethod
-    def _places(most: int, mask: Mask | None, like: Tensor) -> Tensor:
-        """Return how many places there are, (b or 1, 1)."""
-        if isinstance(mask, Padding):
-            return mask.keep.sum(-1, keepdim=True).to(like.dtype)
-        return like.new_full((1, 1), most)
-
-
-ATTENTIONS: dict[str, type[CrossAttention] | None] = {
-    "none": None,  # one fixed context for all words
-    "additive": AdditiveAttention,
-    "dot": DotAttention,
-    "bilinear": BilinearAttention,
-    "location": LocationAttention,
-}
-
-
-# Readouts
 
 
 class Maxout(nn.Module):
@@ -370,9 +76,6 @@ class Tanh(nn.Module):
 
 
 READOUTS: dict[str, type[Maxout] | type[Tanh]] = {"maxout": Maxout, "tanh": Tanh}
-
-
-# The decoder
 
 
 @dataclass

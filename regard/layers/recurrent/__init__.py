@@ -1,0 +1,1 @@
+"""Recurrent networks: cells, attention to a memory, and a decoder of both."""
