@@ -1,0 +1,1 @@
+"""Labels of texts, words, images, sounds and series: one objective, one classifier, one judge."""

@@ -1,0 +1,286 @@
+"""One classifier for all modalities: probabilities of labels, and inputs that are none of these."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from regard.errors import UsageError, log
+from regard.files import read_json, write_json
+from regard.files.hashes import seal, unseal
+from regard.metrics.baselines import Baselines
+from regard.metrics.outliers import Outliers
+from regard.modalities.base import Modality
+from regard.tasks.frame.answers import Classified, Unread
+from regard.tasks.frame.question import Question
+from regard.tasks.frame.settings import RunSettings
+from regard.tasks.parts import Codec, Predictor
+from regard.viewer.picture import Picture
+
+STRANGERS = 300  # of each kind that is made
+NONE_EXAMPLES = 3000  # of a part, that distances are measured on
+GROUP = 512  # examples of a part that are in memory at once
+
+Raw = TypeVar("Raw")
+
+
+class LabelledPart(Protocol):
+    """A part of a set: the number of the label of each example, and where it is."""
+
+    labels: Any  # (n,)
+
+    def __len__(self) -> int: ...
+
+    def where(self, i: int) -> str:
+        """Where an example is."""
+        ...
+
+    def pick(self, rows: Any) -> Any:
+        """Some of the examples."""
+        ...
+
+
+class LabelCodec(Codec, Protocol[Raw]):
+    """What brings the inputs of a modality to a classifier, and knows its labels."""
+
+    modality: Modality[Raw]
+    labels: list[str]
+    baselines: Baselines | None
+    outliers: Outliers | None
+
+    def groups(
+        self, inputs: Sequence[Any], settings: Any
+    ) -> Iterator[tuple[list[Raw | str], list[list[str]]]]:
+        """Inputs as they are read, some at a time: each, or what is wrong with it; and notes."""
+        ...
+
+    def raws(self, part: Any) -> Sequence[Raw]:
+        """Examples of a part as they are read."""
+        ...
+
+    def arguments(self, raws: Sequence[Raw], device: Any) -> tuple[Tensor, ...]:
+        """Arguments of the model for inputs that were read."""
+        ...
+
+    def probabilities(self, model: Any, raws: Sequence[Raw], settings: Any) -> np.ndarray:
+        """Probability of each label (n, labels) of inputs that were read."""
+        ...
+
+    def tokens(self, model: Any, raw: Raw) -> dict[str, Any]:
+        """Tokens, keys and grid of a Question about an input."""
+        ...
+
+    def picture(self, model: Any, given: Any, settings: Any, describe: Any) -> Picture:
+        """Where a model looks while it answers an input; `describe` answers what was read."""
+        ...
+
+    def baseline_vectors(self, part: Any) -> np.ndarray:
+        """Examples of a part as vectors, as the nearest-mean baseline reads them."""
+        ...
+
+
+class NoneOfThese(Protocol[Raw]):
+    """What a codec can do beside, whose inputs may be none of what was learnt."""
+
+    def outlier_vectors(self, model: Any, raws: Sequence[Raw]) -> np.ndarray:
+        """Numbers (n, w) by which the distance of inputs is measured."""
+        ...
+
+    def strangers(self, raws: Sequence[Raw], rng: np.random.Generator) -> dict[str, Any]:
+        """Inputs like these in size that are none of what was learnt, by their kind."""
+        ...
+
+    def read_foreign(self, folder: str) -> Sequence[Raw]:
+        """Files of a folder that are none of what was learnt."""
+        ...
+
+
+class Classifier(Predictor[Classified]):
+    """Gives each input the most probable of its labels, whatever an input is."""
+
+    Settings = RunSettings
+    codec: Any  # a LabelCodec
+
+    def __init__(self, model: nn.Module, codec: Any, config: Mapping[str, Any]):
+        super().__init__(model, codec, config)
+        self.labels: list[str] = codec.labels
+
+    def check(self, settings: Any) -> Any:
+        """Refuse more labels than there are."""
+        if getattr(settings, "n_best", 1) > len(self.labels):
+            raise UsageError(
+                f"n_best={settings.n_best} is more than the {len(self.labels)} labels of the model"
+            )
+        return settings
+
+    def predict(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[Any]:
+        """Label inputs; one that cannot be read is told of where such are passed over."""
+        answers: list[Any] = []
+        for group, notes in self.codec.groups(inputs, settings):
+            good = [raw for raw in group if not isinstance(raw, str)]
+            rows = iter(self.label(good, settings) if good else [])
+            some = [Unread(raw) if isinstance(raw, str) else next(rows) for raw in group]
+            answers += noted(some, notes, self.codec.modality)
+        return answers
+
+    def label(self, raws: Sequence[Any], settings: Any) -> list[Classified]:
+        """Labels of inputs that were read."""
+        return self.classified(self.codec.probabilities(self.model, raws, settings), raws)
+
+    def classified(self, probs: np.ndarray, raws: Any = None) -> list[Classified]:
+        """Answers by probabilities (n, labels) of inputs that were read."""
+        none = self.are_none(probs, raws).tolist()
+        return [
+            Classified(self.labels, row, [int(row.argmax())], none=far)
+            for row, far in zip(probs, none, strict=True)
+        ]
+
+    def part_probabilities(self, part: Any, settings: Any) -> np.ndarray:
+        """Probability of each label for each example of a part."""
+        rows = np.split(np.arange(len(part)), range(GROUP, len(part), GROUP))
+        codec = self.codec
+        return np.concatenate(
+            [
+                codec.probabilities(self.model, codec.raws(part.pick(some)), settings)
+                for some in rows
+            ]
+        )
+
+    # Looking
+
+    def answer_logprobs(self, given: Any, settings: Any, expected: Any = None) -> Question:
+        """An input with its label and the log-probability of that."""
+        ((raws, _),) = self.codec.groups([given], settings)
+
+        @torch.inference_mode()
+        def logprobs(copies: int) -> Tensor:
+            logits = self.model(*self.codec.arguments(raws * copies, self.device))
+            return logits.double().log_softmax(-1).unsqueeze(1)
+
+        chosen = logprobs(1)[0].argmax(-1).tolist() if expected is None else list(expected)
+        return Question(
+            answer=self.labels[chosen[0]],
+            logprobs=logprobs,
+            chosen=chosen,
+            names=self.labels,
+            places=["label"],
+            expected=chosen,
+            **self.codec.tokens(self.model, raws[0]),
+        )
+
+    def explain(self, given: Any, settings: Any) -> Picture:
+        """Watch the model while it labels an input, and gather where it looked."""
+
+        def describe(raw: Any) -> dict[str, Any]:
+            probs = self.codec.probabilities(self.model, [raw], self.plain)
+            return self.described(probs[0], settings, [raw])
+
+        return self.codec.picture(self.model, given, settings, describe)
+
+    @property
+    def plain(self) -> Any:
+        """Settings of a run without options."""
+        return self.codec.Run()
+
+    def described(self, probs: np.ndarray, settings: Any, raws: Any) -> dict[str, Any]:
+        """Fields of a picture that tell the likeliest labels (labels,)."""
+        from regard.viewer.text import label_candidates
+
+        candidates = label_candidates(
+            self.labels, probs, [int(probs.argmax())], settings.candidates
+        )
+        (answer,) = self.classified(probs[None], raws)
+        return {"output": str(answer), **candidates}
+
+    # None of these
+
+    def are_none(self, probs: np.ndarray, raws: Any) -> np.ndarray:
+        """For each input, with its probabilities, whether it is none of these."""
+        if self.codec.outliers is None:
+            return np.zeros(len(probs), dtype=bool)
+        vectors = self.codec.outlier_vectors(self.model, raws)
+        return self.codec.outliers.are_far(vectors, probs.argmax(1))
+
+    def none_in(self, part: Any, probs: np.ndarray) -> np.ndarray:
+        """For each example of a part whether it is none of these."""
+        rows = np.split(np.arange(len(part)), range(GROUP, len(part), GROUP))
+        found = [self.are_none(probs[some], self.codec.raws(part.pick(some))) for some in rows]
+        return np.concatenate(found)
+
+    def measure_none(self, parts: Any, share: float, foreign: str | None) -> Outliers:
+        """Distance from which on inputs are none of these; see Outliers."""
+        codec, model = self.codec, self.model
+
+        def some(part: Any) -> Any:
+            rows = np.unique(np.linspace(0, len(part) - 1, NONE_EXAMPLES).astype(np.int64))
+            return part.pick(rows)
+
+        def placed(raws: Any) -> tuple[np.ndarray, np.ndarray]:
+            probs = codec.probabilities(model, raws, self.plain)
+            return codec.outlier_vectors(model, raws), probs.argmax(1)
+
+        train, valid = some(parts["train"]), codec.raws(some(parts["valid"]))
+        others = codec.strangers(valid, np.random.default_rng(0))
+        if foreign is not None:
+            others["foreign files"] = codec.read_foreign(foreign)
+        return Outliers.measure(
+            (codec.outlier_vectors(model, codec.raws(train)), np.asarray(train.labels)),
+            placed(valid),
+            {name: placed(raws) for name, raws in others.items()},
+            len(self.labels),
+            share,
+        )
+
+    def note_none(self, folder: Path, parts: Any, share: float, foreign: str | None) -> Outliers:
+        """Measure what is none of these, and write it into the folder of the model."""
+        found = self.measure_none(parts, share, foreign)
+        unseal(folder)
+        found.save(folder)
+        config = read_json(folder / "config.json")
+        write_json(folder / "config.json", {**config, "none": found.facts()})
+        seal(folder)
+        told = ", ".join(f"{name} {value:g}%" for name, value in found.measured["labelled"].items())
+        log(
+            f"none of these: {100 * share:g}% of the validation part; labelled all the same: {told}"
+        )
+        return found
+
+
+def noted(answers: list[Any], notes: Sequence[Sequence[str]], modality: Modality[Any]) -> list[Any]:
+    """Answers with what was done to their inputs, after a line of how many these are."""
+    prepared = [n for n, told in enumerate(notes) if told]
+    if prepared:
+        many = len(notes) > 1
+        what = (
+            f"{len(prepared):,} of {len(notes):,} {modality.many}" if many else f"the {modality.one}"
+        )
+        log(f"{what} prepared as the training {modality.many} were: {'; '.join(notes[prepared[0]])}")
+    return [
+        replace(one, notes=tuple(told)) if told and hasattr(one, "notes") else one
+        for one, told in zip(answers, notes, strict=True)
+    ]
+
+
+def in_groups(
+    read: Callable[[Any, list[str]], Any],
+    inputs: Sequence[Any],
+    limit: float,
+    weight: Callable[[Any], float] = lambda raw: 1,
+) -> Iterator[tuple[list[Any], list[list[str]]]]:
+    """Read inputs, as many at once as weigh no more than a limit allows for."""
+    group: list[Any] = []
+    notes: list[list[str]] = []
+    total = 0.0
+    for given in inputs:
+        notes.append([])
+        group.append(read(given, notes[-1]))
+        total += weight(group[-1])
+        if total >= limit:
+            yield group, notes
+            group, notes, total = [], [], 0.0
+    if group:
+        yield group, notes
