@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from regard.lab.report import Compared
     from regard.metrics.evaluation import Evaluation
     from regard.tasks import train_keys as keys
+    from regard.tasks.frame.answers import Classified
     from regard.tasks.prepare import Report
     from regard.tasks.runner import Runner
-    from regard.tasks.series import ClassifySeries
     from regard.tasks.sound.sounds import ClassifySounds
     from regard.tasks.sound.transcribe import Transcribe
     from regard.tasks.text.classify import Classify
@@ -154,7 +154,7 @@ def load(
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["series"]
-) -> "ClassifySeries": ...
+) -> "Runner[Classified]": ...
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["sounds"]

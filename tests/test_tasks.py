@@ -21,6 +21,7 @@ from regard.settings import describe
 from regard.tasks import TASKS, task
 from regard.tasks.frame.task import Task
 from regard.tasks.prepare import Training
+from regard.tasks.runner import Runner
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
 kills = importlib.import_module("kills")
@@ -220,7 +221,7 @@ def test_it_trains_into_a_folder_that_says_what_it_is(case, run):
         p.name for p in run.iterdir()
     }
     loaded = regard.load(run)
-    assert isinstance(loaded, Task) and loaded.task == name and name in repr(loaded)
+    assert isinstance(loaded, Task | Runner) and loaded.name == name and name in repr(loaded)
 
 
 def test_it_resumes_to_the_bit(case, run, home, monkeypatch):

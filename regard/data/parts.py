@@ -34,6 +34,13 @@ class Dataset(Generic[Rows]):
     notes: list[str] = field(default_factory=list, kw_only=True)
     split: Split = field(default_factory=Split, kw_only=True)
 
+    def __getitem__(self, part: str) -> Rows:
+        return self.parts[part]
+
+    def part_sha(self, part: str) -> str:
+        """Return a hash of the rows of one part."""
+        return self.parts[part].sha  # type: ignore[attr-defined]
+
     @property
     def sha(self) -> str:
         """Return a hash of what is trained and validated on."""

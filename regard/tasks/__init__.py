@@ -2,12 +2,9 @@
 
 from collections.abc import Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from regard.errors import lookup
-
-if TYPE_CHECKING:
-    from regard.tasks.frame.task import Task
 
 
 class Entry(NamedTuple):
@@ -69,7 +66,7 @@ TASKS: dict[str, Entry] = {
     ),
     "series": Entry(
         "regard.tasks.series",
-        "ClassifySeries",
+        "TASK",
         (
             "regard train series data=sensors.csv augment=jitter+warp+mask minutes=5",
             "regard train series data=folder chunk=4 size=small out=runs/series",
@@ -142,8 +139,8 @@ TASKS: dict[str, Entry] = {
 }
 
 
-def task(name: str) -> "type[Task[Any, Any]]":
-    """Return the class of a task."""
+def task(name: str) -> Any:
+    """A task by its name: a row of parts, or while it is still one class, that class."""
     entry = lookup("task", name, TASKS)
     return getattr(import_module(entry.module), entry.task)
 

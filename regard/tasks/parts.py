@@ -151,7 +151,7 @@ class Lesson:
         count: of a batch, the units that its loss is divided by, and the tokens that it has.
         loss: the summed loss of a batch.
         validate: scores on a share of the validation part, of which `better` is to be raised.
-        title: what the model card says that the model is.
+        title: what the model card says that the model is, if not the name of the task.
         facts: what recipe.json says beside the settings.
         baselines: scores of trivial predictors on the validation part, by their names.
         decoded: rows that a validation decodes and of which fewer would do; 0: all are needed.
@@ -168,7 +168,7 @@ class Lesson:
     count: Callable[[Any], tuple[int, int]]
     loss: Callable[[Any], Tensor]
     validate: Callable[[float], dict[str, float]]
-    title: str
+    title: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
     baselines: Callable[[], dict[str, dict[str, float]]] = dict
     decoded: int = 0
@@ -341,8 +341,12 @@ class Judge:
         settings: Any,
         like: "Runner[Any] | None" = None,
     ) -> Any:
-        """Predictions of a model for the examples of a part, in the terms of another if given."""
-        raise NotImplementedError
+        """Predictions of a model for the examples of a part, in the terms of another if given.
+
+        Unless a judge says otherwise, they are the answers to their inputs.
+        """
+        inputs = runner.inputs.first_inputs(data[settings.part], len(data[settings.part]))
+        return runner.answer(inputs, settings)
 
     def score(
         self,
@@ -403,6 +407,7 @@ class Task:
         unit: what an evaluation counts.
         learnt_by: the task, and its settings, that trains models which this one only runs.
         remedy: of one that is only run, how its models are trained.
+        judged: settings of an evaluation, if not those of the judge with those of a run.
         few_rows: rows up to which few=true chooses a model by the data.
         instead: another task to train by such settings, such as images where data are images.
     """
@@ -417,6 +422,7 @@ class Task:
     target: str | None = None
     unit: str = "texts"
     learnt_by: "tuple[Task, Mapping[str, Any]] | None" = None
+    judged: type[EvalSettings] | None = None
     few_rows: int = 0
     remedy: str = ""
     instead: Callable[[Mapping[str, Any]], str | None] = lambda values: None
@@ -436,7 +442,7 @@ class Task:
     @cached_property
     def Eval(self) -> Any:
         """Settings of an evaluation: what is judged, and how the model is run."""
-        return derived(f"{self.name}_eval", self.judge.Settings, self.Run)
+        return self.judged or derived(f"{self.name}_eval", self.judge.Settings, self.Run)
 
     @cached_property
     def Look(self) -> Any:

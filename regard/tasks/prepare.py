@@ -287,7 +287,7 @@ def fit(
         whole = {**state_of(model), **weights}
         unseal(folder)
         (lesson.publish or save_weights)(folder, merged(model, whole))
-        title, threads = lesson.title, torch.get_num_threads()
+        title, threads = lesson.title or run.task.name, torch.get_num_threads()
         told = (run.task.name, title, scores, parameters(model), threads, baselines)
         card = model_card(*told, chosen=str(choice or ""))
         write_atomically(folder / "README.md", card)

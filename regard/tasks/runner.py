@@ -26,7 +26,7 @@ from regard.settings import fill
 from regard.tasks.frame.beams import beam_tree
 from regard.tasks.frame.question import Question
 from regard.tasks.frame.recipe import parameters
-from regard.tasks.parts import Answer, Codec, OnText, Predictor, System, Task
+from regard.tasks.parts import Answer, Codec, OnText, System, Task
 from regard.viewer.picture import Picture
 
 PARTS = {"test": 0, "valid": 0, "train": 0}
@@ -50,9 +50,11 @@ class Runner(Generic[A]):
     def __init__(
         self, task: Task, model: nn.Module, codec: Codec, config: Mapping[str, Any] | None = None
     ):
-        self.task, self.codec, self.config = task, codec, dict(config or {})
-        self.predictor: Predictor[A] = task.predictor(model, codec, self.config)
-        self.model: Any = model  # what is asked of it is a protocol of models
+        self.task, self.config = task, dict(config or {})
+        # of what type these are, the parts of one row know of each other
+        self.model: Any = model
+        self.codec: Any = codec
+        self.predictor: Any = task.predictor(model, codec, self.config)
         self.device = next(model.parameters()).device
         self.path = ""  # as it was loaded by
         self.folder: Path | None = None  # that it was loaded from
@@ -347,12 +349,15 @@ class Runner(Generic[A]):
 
         asked = self.look_settings(settings)
         beams = getattr(asked, "beams", False)
-        given = self.inputs.check(given, asked, self.format)
         with self.using(asked), tracing() if beams else nullcontext() as trace:
-            seen = follow(self.predictor.explain(given, asked), asked.view)
+            seen = follow(self.explain(given, asked), asked.view)
         if seen.units is not None:
             seen = seen.units(seen)
         return seen if trace is None else replace(seen, tree=beam_tree(trace, self.predictor))
+
+    def explain(self, given: Any, settings: Any) -> Picture:
+        """Where the model looked at one input, by settings that are completed."""
+        return self.predictor.explain(self.inputs.check(given, settings, self.format), settings)
 
     def question(self, given: Any, settings: Any, expected: Any = None) -> Question:
         """An input with the model's answer and its log-probability."""

@@ -1,9 +1,9 @@
 """Classification of series: series of numbers with labels to a model that labels series."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,29 +12,26 @@ from torch import Tensor
 from regard.attention.watch import watch
 from regard.data.augment import augments
 from regard.data.labels import label_list
-from regard.data.series import SeriesFormat, SeriesSet, load_series, stack
+from regard.data.series import SeriesData, SeriesFormat, SeriesSet, load_series, stack
 from regard.data.series_augment import SERIES_AUGMENTS
 from regard.data.series_batches import SeriesBatch, SeriesBatches, normalised
 from regard.data.series_files import SeriesOptions
 from regard.errors import UsageError
-from regard.metrics.baselines import Baselines, block_means
-from regard.metrics.labels import one_hot
+from regard.metrics.baselines import block_means
 from regard.modalities.series import SERIES
-from regard.models import family, task_changes
+from regard.models import family
 from regard.models.ensemble import each_member
 from regard.models.protocols import Model
 from regard.settings import setting
-from regard.tasks.frame.answers import Classified
 from regard.tasks.frame.media import MediaCodec, saved_format
 from regard.tasks.frame.one_label import (
-    OneLabel,
     OneLabelEval,
     OneLabelRun,
     OneLabelTrain,
     saved_labels_and_baselines,
 )
 from regard.tasks.frame.origin import Origin
-from regard.tasks.frame.question import Question, text_keys
+from regard.tasks.frame.question import text_keys
 from regard.tasks.frame.settings import (
     SHORT,
     BootstrapSettings,
@@ -42,8 +39,13 @@ from regard.tasks.frame.settings import (
     TrainSettings,
     derived,
 )
-from regard.tasks.frame.task import Choice, Data
-from regard.training.label_loss import class_weights, soft_loss
+from regard.tasks.labels.classifier import GROUP, Classifier, in_groups
+from regard.tasks.labels.judge import LabelJudge
+from regard.tasks.labels.objective import LabelObjective
+from regard.tasks.parts import Choice, Configured, Task
+from regard.tasks.runner import Runner
+from regard.training.label_loss import soft_loss
+from regard.viewer.picture import Picture
 
 SeriesConfig, _ = family("series")
 TOKENS = 128  # that a series is cut into, unless chunk= says
@@ -100,66 +102,110 @@ class SeriesCodec(MediaCodec):
     """The format of a model's series, its labels and baselines."""
 
     kind = "series"
+    modality, Run = SERIES, RunSeries
     format: SeriesFormat
 
+    def groups(self, inputs: Sequence[Any], settings: Any) -> Iterator[Any]:
+        """Series as they are read, some at a time, with no notes."""
+        return in_groups(lambda given, _: SERIES.read(given, self.format), inputs, GROUP)
 
-def mean_vectors(part: SeriesSet, format: SeriesFormat) -> np.ndarray:
-    """Return series as the nearest-mean baseline reads them: averaged over stretches of steps."""
-    return np.stack([block_means(x.flatten(1).numpy()) for x in normalised(part, format)])
+    def raws(self, part: SeriesSet) -> list[Tensor]:
+        """Normalised series of a part."""
+        return normalised(part, self.format)
+
+    def arguments(self, raws: Sequence[Tensor], device: Any) -> tuple[Tensor, ...]:
+        """Series one upon the other, and their lengths."""
+        return tuple(part.to(device) for part in stack(raws))
+
+    @torch.inference_mode()
+    def probabilities(self, model: Any, raws: Sequence[Tensor], settings: Any) -> np.ndarray:
+        """Probability of each label, (n, labels), of normalised series."""
+        device = next(model.parameters()).device
+        made = np.zeros((len(raws), len(self.labels)), np.float32)
+        order = np.argsort([len(one) for one in raws], kind="stable")  # alike in length
+        for start in range(0, len(raws), settings.batch):
+            some = order[start : start + settings.batch]
+            given = self.arguments([raws[i] for i in some], device)
+            made[some] = model(*given).float().softmax(-1).cpu().numpy()
+        return made
+
+    def tokens(self, model: Any, raw: Tensor) -> dict[str, Any]:
+        """Names of the chunks of a series, and which of them each key is."""
+        names = model.chunks.names(raw.shape[:-1])
+        return {"tokens": names, "keys": text_keys(len(names))}
+
+    def picture(self, model: Any, given: Any, settings: Any, describe: Any) -> Picture:
+        """Watch a model while it labels a series, and gather where it looked."""
+        from regard.viewer.text import text_views
+
+        series = SERIES.decode(given, self.format)
+        with watch(model) as maps:
+            described = describe(series)
+        names = model.chunks.names(series.shape[:-1])
+        views = text_views(maps, names, whole="series")
+        return Picture(title=given.where, views=views, source=given.where, **described)
+
+    def baseline_vectors(self, part: SeriesSet) -> np.ndarray:
+        """Series averaged over stretches of steps."""
+        return np.stack([block_means(x.flatten(1).numpy()) for x in self.raws(part)])
 
 
-class ClassifySeries(OneLabel):
-    """Label series of numbers: the most probable of the labels that were learnt."""
+def format_of(folder: Path, config: Mapping[str, Any]) -> SeriesFormat:
+    """How series are brought to a model, as its folder says."""
+    return saved_format(SeriesFormat, "series", folder, config, "axes, channels, mean, std")[0]
 
-    name, holds, unit, inputs = "series", "series of numbers and labels", "series", SERIES
-    Train, Run, Eval = TrainSeries, RunSeries, EvalSeries
-    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "tiny": {"lr": 0.002, "batch": 32, "steps": 1000},
-        "small": {"lr": 0.001, "batch": 32, "steps": 2000},
-        "base": {"lr": 0.0005, "batch": 64, "steps": 5000},
-        "big": {"lr": 0.0003, "batch": 64, "steps": 10_000},
-    }
-    short: ClassVar[Mapping[str, str | tuple[str, ...]]] = {
-        **SHORT,
-        "chunk": "model.chunk",
-        "stride": "model.stride",
-        "pool": "model.pool",
-        "drop_path": "model.drop_path",
-        "head_dropout": "model.head_dropout",
-        "max_length": "model.max_length",
-        "members": "model.members",
-    }
 
-    @property
-    def format(self) -> SeriesFormat:
-        """Return how series are brought to the model."""
-        return self.codec.format
+def load_codec(folder: Path, model: Model, config: Mapping[str, Any]) -> SeriesCodec:
+    """Labels and format of series that a folder names."""
+    labels, baselines = saved_labels_and_baselines(folder, model, config)
+    format = format_of(folder, config)
+    if (format.channels, format.axes) != (model.config.channels, len(model.config.chunk)):
+        raise UsageError(
+            f"{folder / 'config.json'}: series of {format.channels} channels, but the model "
+            f"reads {model.config.channels}"
+        )
+    return SeriesCodec(format, labels, baselines)
 
-    # Training
 
-    @classmethod
-    def checked(cls, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
-        """Refuse an augmentation that is named twice."""
+def read_test(runner: Runner[Any], settings: Any) -> SeriesData:
+    """The part that is judged."""
+    return load_series(
+        settings.data,
+        valid=settings.valid,
+        test=settings.test,
+        need=(settings.part,),
+        options=SeriesOptions(settings.columns, settings.header),
+        classes=runner.codec.labels,
+        trained=runner.trained,
+    )
+
+
+class LabelledSeries:
+    """Series of numbers, of which labels are learnt."""
+
+    task, head, dynamic = "series", "head.", True
+    baseline = "the nearest mean series"
+
+    def check(self, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
+        """Refuse augmentations that mean nothing."""
         augments(settings.augment, SERIES_AUGMENTS)
         return settings
 
-    @classmethod
-    def read(cls, settings: Any, origin: Origin | None) -> Data:
-        """Read the series to train and to validate on."""
+    def read(self, settings: Any, origin: Origin | None) -> SeriesData:
+        """Series to train and to validate on."""
         options = SeriesOptions(settings.columns, settings.header)
         given = {"valid": settings.valid, "test": settings.test}
         data = load_series(str(settings.data), options=options, **given)
-        label_list([item.labels for item in data.parts["train"].items], str(settings.data))
-        return Data(data, data.sha, data.notes, data.split)
+        label_list([item.labels for item in data["train"].items], str(settings.data))
+        return data
 
-    @classmethod
-    def defaults_for_data(
-        cls, settings: Any, values: Mapping[str, Any], data: Data
+    def suit(
+        self, settings: Any, values: Mapping[str, Any], data: SeriesData
     ) -> tuple[Any, Choice | None]:
         """Cut series into chunks by how long they are, unless told or already trained."""
         if values.get("init") or {"chunk", "model.chunk"} & values.keys():
             return settings, None
-        shapes = [item.values.shape[:-1] for item in data.parts.parts["train"].items]
+        shapes = [item.values.shape[:-1] for item in data["train"].items]
         sides = [max(shape[axis] for shape in shapes) for axis in range(len(shapes[0]))]
         most = max(1, int(TOKENS ** (1 / len(sides))))
         chunk = tuple(-(-side // most) for side in sides)
@@ -169,23 +215,15 @@ class ClassifySeries(OneLabel):
         why = f"series of up to {' x '.join(map(str, sides))} steps"
         return settings, Choice(why, given, "give chunk= to choose")
 
-    @classmethod
-    def make_codec(cls, data: Data, settings: Any, learnt: Any, origin: Any) -> SeriesCodec:
-        """Take the labels of the data, and the mean and deviation of the channels of train."""
-        train, labels = data.parts.parts["train"], data.parts.classes
-        format = SeriesFormat.of(train, data.parts.columns)
+    def codec(self, data: SeriesData, settings: Any, origin: Origin | None) -> SeriesCodec:
+        """Labels of the data, and the mean and deviation of the channels of train."""
+        format = SeriesFormat.of(data["train"], data.columns)
         if origin is not None and isinstance(origin.config.get("series"), dict):
             format = format_of(origin.folder, origin.config)
-        cls.note_imbalance(data, settings)
-        targets, vectors = one_hot(train.labels, len(labels)), mean_vectors(train, format)
-        baselines = Baselines.fit("the nearest mean series", vectors, targets)
-        return SeriesCodec(format, labels, baselines)
+        return SeriesCodec(format, data.classes)
 
-    @classmethod
-    def make_model(cls, data: Data, codec: SeriesCodec, settings: Any, origin: Any) -> Any:
-        """Build the model with a head; one that knew the same labels before keeps its head."""
-        name, labels = settings.family, codec.labels
-        config = replace(settings.model, **task_changes(name, cls.name), labels=len(labels))
+    def config(self, config: Any, codec: SeriesCodec, origin: Origin | None) -> Any:
+        """Config of the model for so many channels."""
         if origin is None:
             config = replace(config, channels=codec.format.channels)
         if len(config.chunk) != codec.format.axes:
@@ -193,119 +231,56 @@ class ClassifySeries(OneLabel):
                 f"chunk={','.join(map(str, config.chunk))} for arrays of {codec.format.axes} axes; "
                 "give a length for each"
             )
-        fresh = "" if origin is not None and origin.was(cls.name, labels) else "head."
-        return name, cls.build(name, config, settings, origin, fresh=fresh)
+        return config
 
-    def batches(self, data: Data, settings: Any) -> SeriesBatches:
-        """Return batches of augmented series."""
-        train: SeriesSet = data.parts.parts["train"]
-        often = np.bincount(train.labels, minlength=len(self.labels))
-        self.weights = class_weights(settings.class_weights, often, len(train))
-        return SeriesBatches(train, self.format, len(self.labels), settings)
+    def batches(self, train: SeriesSet, runner: Runner[Any], settings: Any) -> SeriesBatches:
+        """Batches of augmented series."""
+        codec = runner.codec
+        return SeriesBatches(train, codec.format, len(codec.labels), settings)
 
-    def count(self, batch: SeriesBatch) -> tuple[int, int]:
-        """Return the series, which the loss counts, and their steps."""
+    def count(self, runner: Runner[Any], batch: SeriesBatch) -> tuple[int, int]:
+        """Series, which the loss counts, and their steps."""
         return len(batch.series), int(batch.lengths.sum())
 
-    def loss(self, batch: SeriesBatch, settings: Any) -> Tensor:
-        """Return the summed cross-entropy of the labels, the mean over an ensemble."""
-        weights = None if self.weights is None else self.weights.to(batch.targets.device)
+    def loss(self, model: Any, batch: SeriesBatch, settings: Any, weights: Any) -> Tensor:
+        """Summed cross-entropy of the labels, the mean over an ensemble."""
         inputs = batch.series, batch.lengths
-        logits = each_member(self.model, lambda member: member.head(*member.hidden(*inputs)))
+        logits = each_member(model, lambda member: member.head(*member.hidden(*inputs)))
         return soft_loss(logits, batch.targets, weights) / len(logits)
 
-    def validate(self, data: Data, settings: Any, share: float = 1.0) -> dict[str, float]:
-        """Return loss, accuracy and macro F1 on the validation part."""
-        valid: SeriesSet = data.parts.parts["valid"]
-        probs = self.probabilities(normalised(valid, self.format), RunSeries().batch)
-        return self.valid_scores(valid, probs, by_f1=self.weights is not None)
-
-    def title(self, data: Data, settings: Any) -> str:
-        """Return what the model card says that the model is."""
-        return f"One of {len(self.labels)} labels for a series of numbers"
-
-    def facts(self, data: Data, settings: Any) -> dict[str, Any]:
-        """Return what recipe.json says beside the settings."""
-        return {"labels": len(self.labels), "series": len(data.parts.parts["train"])}
-
-    # Using
-
-    @classmethod
-    def load_codec(cls, folder: Path, model: Model, config: Mapping[str, Any]) -> SeriesCodec:
-        """Read the labels and the format of series that a folder names."""
-        labels, baselines = saved_labels_and_baselines(folder, model, config)
-        format = format_of(folder, config)
-        if (format.channels, format.axes) != (model.config.channels, len(model.config.chunk)):
-            raise UsageError(
-                f"{folder / 'config.json'}: series of {format.channels} channels, but the model "
-                f"reads {model.config.channels}"
-            )
-        return SeriesCodec(format, labels, baselines)
-
-    @torch.inference_mode()
-    def probabilities(self, series: Sequence[Tensor], batch: int) -> np.ndarray:
-        """Return the probability of each label, (n, labels), of normalised series."""
-        made = np.zeros((len(series), len(self.labels)), np.float32)
-        order = np.argsort([len(one) for one in series], kind="stable")  # alike in length
-        for start in range(0, len(series), batch):
-            some = order[start : start + batch]
-            x, lengths = (part.to(self.device) for part in stack([series[i] for i in some]))
-            made[some] = self.model(x, lengths).float().softmax(-1).cpu().numpy()
-        return made
-
-    def predict(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[Classified]:
-        """Label series."""
-        series = [SERIES.decode(one, self.format) for one in inputs]
-        return self.classified(self.probabilities(series, settings.batch))
-
-    def read_test(self, settings: Any) -> Data:
-        """Read the part that is judged."""
-        data = load_series(
-            settings.data,
-            valid=settings.valid,
-            test=settings.test,
-            need=(settings.part,),
-            options=SeriesOptions(settings.columns, settings.header),
-            classes=self.labels,
-            trained=self.trained,
-        )
-        return Data(data, data.parts[settings.part].sha, data.notes)
-
-    def predict_examples(self, data: Data, settings: Any) -> np.ndarray:
-        """Return the probability of each label for each series."""
-        series = normalised(data.parts.parts[settings.part], self.format)
-        return self.probabilities(series, settings.batch)
-
-    def baseline_vectors(self, part: SeriesSet) -> np.ndarray:
-        """Return series as the nearest-mean baseline reads them."""
-        return mean_vectors(part, self.format)
-
-    def question(self, given: Any, settings: Any, expected: Any = None) -> Question:
-        """Return a series with its label and the log-probability of that."""
-        one = self.check_input(given, settings)
-        series = SERIES.decode(one, self.format)
-        names = self.model.chunks.names(series.shape[:-1])
-
-        def logits(copies: int) -> Tensor:
-            return self.model(*(part.to(self.device) for part in stack([series] * copies)))
-
-        about = {"tokens": names, "keys": text_keys(len(names))}
-        return self.label_question(logits, expected, **about)
-
-    def explain(self, given: Any, settings: Any) -> Any:
-        """Watch the model while it labels a series, and gather where it looked."""
-        from regard.viewer.picture import Picture
-        from regard.viewer.text import text_views
-
-        one = self.check_input(given, settings)
-        series = SERIES.decode(one, self.format)
-        with watch(self.model) as maps:
-            (probs,) = self.probabilities([series], 1)
-        names = self.model.chunks.names(series.shape[:-1])
-        views, told = text_views(maps, names, whole="series"), self.labelled(probs, settings)
-        return Picture(title=one.where, views=views, source=one.where, **told)
+    def facts(self, settings: Any) -> dict[str, Any]:
+        """Nothing further."""
+        return {}
 
 
-def format_of(folder: Path, config: Mapping[str, Any]) -> SeriesFormat:
-    """Check and return how series are brought to a model, as its folder says."""
-    return saved_format(SeriesFormat, "series", folder, config, "axes, channels, mean, std")[0]
+TASK = Task(
+    name="series",
+    holds="series of numbers and labels",
+    inputs=SERIES,
+    predictor=Configured(Classifier, RunSeries),
+    judge=LabelJudge(read_test),
+    load_codec=load_codec,
+    objective=LabelObjective(
+        LabelledSeries(),
+        TrainSeries,
+        sizes={
+            "tiny": {"lr": 0.002, "batch": 32, "steps": 1000},
+            "small": {"lr": 0.001, "batch": 32, "steps": 2000},
+            "base": {"lr": 0.0005, "batch": 64, "steps": 5000},
+            "big": {"lr": 0.0003, "batch": 64, "steps": 10_000},
+        },
+        short={
+            **SHORT,
+            "chunk": "model.chunk",
+            "stride": "model.stride",
+            "pool": "model.pool",
+            "drop_path": "model.drop_path",
+            "head_dropout": "model.head_dropout",
+            "max_length": "model.max_length",
+            "members": "model.members",
+        },
+    ),
+    target="label",
+    unit="series",
+    judged=EvalSeries,
+)

@@ -48,6 +48,7 @@ class LabelCodec(Codec, Protocol[Raw]):
     """What brings the inputs of a modality to a classifier, and knows its labels."""
 
     modality: Modality[Raw]
+    Run: type  # settings of a run
     labels: list[str]
     baselines: Baselines | None
     outliers: Outliers | None
@@ -252,13 +253,12 @@ class Classifier(Predictor[Classified]):
 
 def noted(answers: list[Any], notes: Sequence[Sequence[str]], modality: Modality[Any]) -> list[Any]:
     """Answers with what was done to their inputs, after a line of how many these are."""
-    prepared = [n for n, told in enumerate(notes) if told]
+    prepared = [told for told in notes if told]
     if prepared:
-        many = len(notes) > 1
-        what = (
-            f"{len(prepared):,} of {len(notes):,} {modality.many}" if many else f"the {modality.one}"
-        )
-        log(f"{what} prepared as the training {modality.many} were: {'; '.join(notes[prepared[0]])}")
+        many = f"{len(prepared):,} of {len(notes):,} {modality.many}"
+        what = many if len(notes) > 1 else f"the {modality.one}"
+        like = f"prepared as the training {modality.many} were"
+        log(f"{what} {like}: {'; '.join(prepared[0])}")
     return [
         replace(one, notes=tuple(told)) if told and hasattr(one, "notes") else one
         for one, told in zip(answers, notes, strict=True)

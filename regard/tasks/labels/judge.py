@@ -1,4 +1,4 @@
-"""One judge of labels, whatever has them: accuracy, F1 and loss, by class, with the worst errors."""
+"""One judge of labels, whatever has them: accuracy, F1, loss, scores by class, worst errors."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol

@@ -25,24 +25,26 @@ BASELINE_EXAMPLES = 2000  # that a baseline learns from
 class LabelledInputs(Protocol):
     """What differs between modalities when labels are learnt."""
 
+    task: str
     baseline: str  # the simplest model that learns, by its name in baselines.KINDS
+    dynamic: bool  # whether batches differ in shape
     head: str  # how the names of the head's weights begin
 
     def check(self, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
         """Settings that fit each other, or a refusal."""
         ...
 
-    def read(self, settings: Any, origin: Origin | None) -> Dataset[Any]:
+    def read(self, settings: Any, origin: Origin | None) -> Any:
         """Parts to train and to validate on, with the names of their labels."""
         ...
 
     def suit(
-        self, settings: Any, values: Mapping[str, Any], data: Dataset[Any]
+        self, settings: Any, values: Mapping[str, Any], data: Any
     ) -> tuple[Any, Choice | None]:
         """Settings whose defaults follow the data where the user gave none."""
         ...
 
-    def codec(self, data: Dataset[Any], settings: Any, origin: Origin | None) -> Any:
+    def codec(self, data: Any, settings: Any, origin: Origin | None) -> Any:
         """Format of the inputs and the labels, without baselines."""
         ...
 
@@ -84,8 +86,8 @@ class LabelObjective(Objective):
         sizes: Mapping[str, Mapping[str, Any]],
         short: Mapping[str, str | tuple[str, ...]],
     ):
-        self.inputs, self.Settings = inputs, settings  # type: ignore[misc]
-        self.sizes, self.short = sizes, short  # type: ignore[misc]
+        self.inputs, self.Settings = inputs, settings
+        self.sizes, self.short = sizes, short
 
     def check(self, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
         """Settings that fit each other, or a refusal."""
@@ -101,9 +103,7 @@ class LabelObjective(Objective):
         """Settings whose defaults follow the data where the user gave none."""
         return self.inputs.suit(settings, values, data)
 
-    def codec(
-        self, data: Dataset[Any], settings: Any, learnt: Learnt, origin: Origin | None
-    ) -> Any:
+    def codec(self, data: Any, settings: Any, learnt: Learnt, origin: Origin | None) -> Any:
         """Labels and format of the data, and the nearest mean of examples spread over them."""
         train, labels = data["train"], data.classes
         often = np.bincount(np.asarray(train.labels), minlength=len(labels))
@@ -119,7 +119,7 @@ class LabelObjective(Objective):
         self, data: Dataset[Any], codec: Any, settings: Any, origin: Origin | None
     ) -> tuple[str, nn.Module]:
         """Model with a head for the labels; one that knew the same before keeps its head."""
-        name, task = settings.family, codec.task
+        name, task = settings.family, self.inputs.task
         config = replace(settings.model, **task_changes(name, task), labels=len(codec.labels))
         config = self.inputs.config(config, codec, origin)
         known = origin is not None and origin.was(task, codec.labels)
@@ -158,12 +158,10 @@ class LabelObjective(Objective):
             },
             baselines=lambda: baseline_scores(codec, data["valid"]),
             finish=finish,
-            dynamic=codec.dynamic,
+            dynamic=self.inputs.dynamic,
         )
 
 
 def a(noun: str) -> str:
     """A noun with its article."""
     return f"{'an' if noun[0] in 'aeio' else 'a'} {noun}"
-
-
