@@ -20,7 +20,7 @@ from regard.layers.heads import GridMean, Max, Mean
 from regard.layers.layout import TokenGrid
 from regard.metrics.correlation import spearman
 from regard.metrics.results import Named, markdown
-from regard.tasks.bridge import OneClass, predictor_of
+from regard.tasks.bridge import OneClass
 from regard.tasks.frame.question import Question
 from regard.tasks.runner import Runner
 from regard.training.progress import Progress
@@ -309,7 +309,7 @@ def find_causes(
     `settings` are those of look, completed by the task.
     """
     usual = type(settings).__dataclass_fields__["view"].default  # not what was followed already
-    picture: Picture = predictor_of(task).explain(given, replace(settings, view=usual))
+    picture: Picture = task.explain(given, replace(settings, view=usual))
     question = task.question(given, settings)
     model = task.model
     found = attending(model, question)
