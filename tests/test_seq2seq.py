@@ -2,7 +2,9 @@
 
 import json
 import math
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -468,6 +470,19 @@ def test_a_folder_writes_the_same_text_here_and_there(kind: str, make: Any, tmp_
             regard.train("text", max_length=256, **settings | {"out": str(tmp_path / "other")})
         report = regard.train("text", **settings | {"out": str(tmp_path / "as long as it can")})
         assert report.finished  # by default, no more than it has learned
+
+
+@pytest.mark.parametrize(
+    "kind,post,asked",
+    [("mt5", "null", "beams, early"), ("t5 1.1", "usual", "penalty"), ("bart", "null", "no file")],
+)
+def test_a_folder_of_the_sweep_is_run_as_transformers_would(kind, post, asked, tmp_path):
+    """Others are in bench/seq2seq_folders.py."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
+    import seq2seq_folders as sweep
+
+    sweep.write(tmp_path, kind, post, sweep.ASKED[asked])
+    assert sweep.judge(tmp_path) == ("equal", "")
 
 
 def control_tokenizer(framed: bool) -> Any:
