@@ -26,8 +26,8 @@ sys.path.insert(0, str(HOME))
 import torch  # noqa: E402
 from apart import machine  # noqa: E402
 
+from regard.gallery.planted import Planted, PlantedConfig, judge_features  # noqa: E402
 from regard.insight.autoencoder import AutoencoderConfig, SparseAutoencoder, Trainer  # noqa: E402
-from regard.insight.planted import Planted, PlantedConfig, judge_features  # noqa: E402
 
 BATCH, WIDTH, FEATURES, K = 1024, 64, 256, 6
 KEPT = 400  # batches that are drawn beforehand; more steps read them again

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw
 
-from regard.filters.program import filter_photo
+import regard
 
 HERE = Path(__file__).resolve().parent
 SIDE, FINE = 160, 4  # pixels to a side, and how many times finer it is drawn first
@@ -50,13 +50,12 @@ def main() -> None:
     photo = HERE / "house.png"
     house().save(photo, optimize=True)
     settings = {"sigma": 25, "weights_at": "72,70"}
-    told = filter_photo("compare", photo, {**settings, "out": HERE / "filters.png"})
+    told = regard.show("filter_comparison", photo, **settings, out=HERE / "filters.png")
     print(told)
-    filter_photo("grid", photo, {"weights_at": "72,70", "out": HERE / "bilateral.png"})
+    regard.show("bilateral_grid", photo, weights_at="72,70", out=HERE / "bilateral.png")
     sample = HERE / "texture.png"
     house().crop((28, 96, 58, 124)).save(sample)
-    wall = {"width": 80, "height": 64, "patch": 15, "out": sample}
-    filter_photo("texture", sample, wall)
+    regard.show("texture", sample, width=80, height=64, patch=15, out=sample)
     Image.open(sample).resize((320, 256), Image.Resampling.NEAREST).save(sample)
     for name in ("filters.png", "bilateral.png", "texture.png"):  # few colours, small files
         Image.open(HERE / name).convert("RGB").quantize(256).save(HERE / name, optimize=True)

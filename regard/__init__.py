@@ -1,5 +1,6 @@
 """Regard: attention, from one weighted average to a trained model you can look into."""
 
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -21,24 +22,25 @@ if TYPE_CHECKING:
         list_recipes as list_recipes,
         load as load,
         look as look,
-        misconceptions as misconceptions,
-        show as show,
         train as train,
     )
     from regard.attention.attend import attend as attend
     from regard.attention.intervene import change as change, cut as cut, record as record
+    from regard.attention.multihead import MultiHead as MultiHead
     from regard.attention.positions import POSITIONS as POSITIONS
     from regard.attention.scores import SCORES as SCORES
     from regard.attention.watch import watch as watch
     from regard.errors import UsageError as UsageError
+    from regard.gallery import show as show
     from regard.insight.causes import causes as causes
     from regard.insight.lens import lens as lens
     from regard.insight.patching import patch as patch
-    from regard.insight.superposition import superposition as superposition
     from regard.layers.feedforward import FEED_FORWARDS as FEED_FORWARDS
     from regard.layers.norm import NORMS as NORMS
     from regard.layers.block import RESIDUALS as RESIDUALS
+    from regard.layers.windows import Windows as Windows
     from regard.models import MODELS as MODELS
+    from regard.models.local import LocalRelation as LocalRelation
     from regard.native import fast as fast
 
 __version__ = "0.1.0"
@@ -62,6 +64,9 @@ HOMES = {
     "FEED_FORWARDS": "regard.layers.feedforward",
     "RESIDUALS": "regard.layers.block",
     "MODELS": "regard.models",
+    "MultiHead": "regard.attention.multihead",
+    "Windows": "regard.layers.windows",
+    "LocalRelation": "regard.models.local",
 }
 HOMES |= dict(verb.exported for verb in VERBS.values() if not verb.terminal)
 
@@ -69,6 +74,9 @@ __all__ = sorted(HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
+    for verb in VERBS.values():
+        if name in verb.aliases:  # a former spelling
+            return partial(__getattr__(verb.exported[0]), verb.aliases[name])
     if name not in HOMES:
         raise AttributeError(f"module 'regard' has no attribute '{name}'")
     value = getattr(import_module(HOMES[name]), name)

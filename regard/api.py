@@ -19,20 +19,18 @@ from regard.recipes import RECIPES, data_folder, recipe, resolve_data
 from regard.tasks import TASKS, task_for
 from regard.tasks import task as task_class
 from regard.training.plan import DURATION_KEYS
+from regard.verbs import Listing
 
 if TYPE_CHECKING:
     from typing import Unpack
 
     from torch import nn
 
-    from regard.costs.lectures import Lectures
     from regard.costs.report import Cost
     from regard.examine.doctor import Examined
-    from regard.filters.program import Filtered
     from regard.insight.dictionary import Dictionary
     from regard.insight.directions import Directions
     from regard.insight.heads import Heads
-    from regard.insight.misconceptions import Misconceptions
     from regard.lab.report import Compared
     from regard.metrics.evaluation import Evaluation
     from regard.tasks import train_keys as keys
@@ -366,7 +364,7 @@ def compare(
 
     name = task_or_recipe
     task, followed = task_of(name), recipe(name) if name in RECIPES else None
-    settings = stored(settings)
+    settings = materialise_data(settings)
     settings = {**getattr(followed, "COMPARE", {}), **settings}
     made = compare(name, settings, task=task, plan=partial(plan, name), quiet=quiet)
     judged_by = getattr(followed, "EVAL", None)
@@ -394,7 +392,7 @@ def task_of(name: str) -> str:
 
 def plan(name: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any], str | None]:
     """Return the task to train, all settings, and the recipe that is followed, if one is."""
-    values = stored(settings)
+    values = materialise_data(settings)
     if values.get("data"):
         values["data"] = resolve_data(values["data"])
     if values.get("init"):
@@ -417,7 +415,7 @@ def plan(name: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any], str 
     return task_for(task, values), values, name
 
 
-def stored(settings: dict[str, Any]) -> dict[str, Any]:
+def materialise_data(settings: dict[str, Any]) -> dict[str, Any]:
     """Return settings with data that lie in memory, such as lists and frames, as files."""
     from regard.data.in_memory import on_disk
 
@@ -457,7 +455,7 @@ def evaluate(
 
     settings |= given(data=data, part=part, outputs=outputs)
     folder = find_model(model) if isinstance(model, str | Path) else None
-    settings = stored(settings)
+    settings = materialise_data(settings)
     sets = {key: resolve_data(settings[key]) for key in ("data", "filters") if key in settings}
     settings |= sets
     loaded: Any = load(folder, task=task) if folder is not None else model
@@ -590,12 +588,10 @@ class Shown:
         return "\n".join([*told, "give out=attention.html or out=attention.png to see it"])
 
 
-def opened(model: "Place | Runner[Any]", settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return a model, loaded if it is named, and settings with the place of their data."""
+def load_with_data(model: "Place | Runner[Any]", data: Any) -> tuple[Any, Any]:
+    """A model, loaded if it is named, and the path of data for it, which may be in memory."""
     loaded = load(model) if isinstance(model, str | Path) else model
-    if settings.get("data"):
-        settings = {**settings, "data": str(resolve_data(settings["data"]))}
-    return loaded, settings
+    return loaded, None if data is None else resolve_data(materialise_data({"data": data})["data"])
 
 
 def heads(
@@ -618,9 +614,8 @@ def heads(
     from regard.insight.heads import HeadsSettings, measured
     from regard.settings import fill
 
-    settings = stored(settings | given(data=data, out=out))
-    loaded, settings = opened(model, settings)
-    asked = fill(HeadsSettings, settings)
+    loaded, data = load_with_data(model, data)
+    asked = fill(HeadsSettings, settings | given(data=data, out=out))
     return measured(loaded, asked, quiet=quiet)
 
 
@@ -644,35 +639,9 @@ def dictionary(
     """
     from regard.insight.dictionary import dictionary_of
 
-    settings = stored(settings | given(at=at, data=data, out=out))
-    loaded, settings = opened(model, settings)
+    loaded, data = load_with_data(model, data)
+    settings = materialise_data(settings) | given(at=at, data=data, out=out)
     return dictionary_of(loaded, settings, quiet=quiet)
-
-
-def misconceptions(
-    model: "Place | Runner[Any]",
-    /,
-    *,
-    data: Any = None,
-    out: Place | None = None,
-    quiet: bool = True,
-    **settings: Any,
-) -> "Misconceptions":
-    """Measure on a model and one's own data two things that attention is often believed to be.
-
-    misconceptions("en-zh", data="test.tsv")["agreement"]
-
-    That a head looks for the nearest key, and that layer i of a decoder reads layer i of the
-    encoder. `data` is as for `evaluate`; `out` is a .png. Further keys: `regard misconceptions
-    --help`.
-    """
-    from regard.insight.misconceptions import MisconceptionSettings, measure_misconceptions
-    from regard.settings import fill
-
-    settings = stored(settings | given(data=data, out=out))
-    loaded, settings = opened(model, settings)
-    asked = fill(MisconceptionSettings, settings)
-    return measure_misconceptions(loaded, asked, quiet=quiet)
 
 
 def cost(
@@ -684,30 +653,25 @@ def cost(
     length: int | None = None,
     batch: int | None = None,
     **settings: Any,
-) -> "Cost | Lectures":
+) -> "Cost":
     """Count what a model takes to read and to learn: one of ours by name or folder, or a module.
 
     cost("vit_b16", image=384, batch=8)["multiply_adds"]
 
     `size` is tiny, small, base or big, `image` the side of an image in pixels, `length` the tokens
-    of a text, `batch` how many at once. The name lectures stands for the tables of the lectures.
+    of a text, `batch` how many at once.
     """
     settings |= given(size=size, image=image, length=length, batch=batch)
-    from regard.costs.lectures import lectures
     from regard.costs.report import cost, cost_of
 
     if not isinstance(model, str | Path):
         return cost_of(model, settings)
-    if str(model) == "lectures":
-        return lectures(settings)
     known = Path(model).is_dir() or is_starter(model)
     return cost(str(model), find_model(model) if known else None, settings)
 
 
-def filter(
-    name: str, photo: Place, /, *, out: Place | None = None, quiet: bool = True, **settings: Any
-) -> "Filtered":
-    """Smooth a photo by a filter of some name, or draw the comparison or the grid of them.
+def filter(name: str, photo: Place, /, *, out: Place | None = None, **settings: Any) -> Saved:
+    """Smooth a photo by a filter of some name.
 
     filter("bilateral", "photo.png", out="smooth.png")
 
@@ -717,26 +681,7 @@ def filter(
     from regard.filters.program import filter_photo
 
     settings |= given(out=out)
-    return filter_photo(name, photo, settings, quiet=quiet)
-
-
-def show(
-    name: str | None = None, /, *, out: Place | None = None, **settings: Any
-) -> "Drawing | Listing":
-    """Draw a picture of the lectures by its name; without a name, list them all.
-
-    show("receptive_fields", out="fields.png")
-
-    It is shown inline in a notebook, or saved to `out`, a .png or .html; its `numbers` are those
-    behind it. The keys of a picture: `regard show NAME --help`.
-    """
-    from regard.insight.show import SHOWS, show
-
-    if name is None:
-        if settings or out is not None:
-            raise UsageError("NAME is missing; `regard show` lists the pictures")
-        return Listing({name: one.summary for name, one in SHOWS.items()})
-    return show(name, settings, out=out, load=load)
+    return Saved(str(filter_photo(name, photo, settings)))
 
 
 def directions(
@@ -755,9 +700,8 @@ def directions(
     """
     from regard.insight.directions import find_directions
 
-    loaded: Any = load(model) if isinstance(model, str | Path) else model
-    if settings.get("data") is not None:
-        settings["data"] = resolve_data(str(settings["data"]))
+    loaded, data = load_with_data(model, settings.pop("data", None))
+    settings |= given(data=data)
     return find_directions(loaded, settings, out=out, load=load, quiet=quiet)
 
 
@@ -771,7 +715,7 @@ def doctor(data: Any, /, *, quiet: bool = True, **settings: Any) -> "Examined":
     from regard.examine.doctor import DoctorSettings, examine
     from regard.settings import fill
 
-    own = fill(DoctorSettings, stored(settings))
+    own = fill(DoctorSettings, materialise_data(settings))
     return examine(str(resolve_data(on_disk(data))), own, quiet)
 
 
@@ -935,14 +879,6 @@ def _export_huggingface(
 def starters_home() -> Path:
     """Return where the models that ship with the package lie."""
     return Path(str(resources.files("regard"))) / "starters"
-
-
-class Listing(dict):
-    """Names with a line on each."""
-
-    def __str__(self) -> str:
-        width = max(map(len, self), default=0)
-        return "\n".join(f"{name:{width}}  {line}" for name, line in self.items())
 
 
 class Promises(Listing):

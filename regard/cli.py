@@ -11,7 +11,7 @@ from typing import Any, TextIO
 from regard import __version__
 from regard.errors import UsageError, as_json, lookup, printable, without_commands
 from regard.settings import describe, parse
-from regard.verbs import VERBS, Call, Verb, resolve
+from regard.verbs import VERBS, Call, Verb, resolve, spelled_anew
 
 FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
@@ -55,13 +55,14 @@ def act(words: list[str]) -> int:
     flags = {word for word in words[:end] if word in ("--help", "-h", "--json", "--quiet")}
     version = "--version" in words[:end]
     words = [w for w in words[:end] if w not in flags and w != "--version"] + words[end:]
+    words = spelled_anew(words)
     if version:
         print(f"regard {__version__}")
     elif not words:
         print(front_page())
     elif flags & {"--help", "-h"}:
         verb = lookup("verb", words[0], VERBS)
-        print(page(words, verb), flush=True)  # at once: to know the keys, torch is imported
+        print(verb.page(*words[1:2]), flush=True)  # at once: to know the keys, torch is imported
         if settings := verb.settings_class(*words[1:2]):
             print("\n" + keys(settings, short_keys(words)))
     else:
@@ -105,22 +106,6 @@ def front_page() -> str:
     lines += ["", "regard VERB --help explains one verb and its settings. Text that looks like a"]
     lines += ["setting, or like the name of a file, goes after --."]
     lines += ["Everywhere: --json, --quiet, --version, --help."]
-    return "\n".join(lines)
-
-
-def page(words: list[str], verb: Verb) -> str:
-    """Write the page of one verb, or of a task or recipe that is to be trained."""
-    from regard.recipes import RECIPES
-    from regard.tasks import TASKS
-
-    name = words[1] if words[0] == "train" and len(words) > 1 else ""
-    lines = [f"regard {words[0]}: {verb.summary}", "", f"  {verb.usage}", "", "Examples:"]
-    shown = verb.examples
-    if name in RECIPES:
-        shown = (f"regard train {name} out=runs/{name}", f"regard train {name} minutes=10")
-    elif name:
-        shown = lookup("task or recipe", name, TASKS).examples
-    lines += [f"  {example}" for example in shown]
     return "\n".join(lines)
 
 

@@ -1,10 +1,11 @@
 """The verbs, one row each: what the command line does, and under which name `regard` exports it."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from regard.errors import UsageError
+from regard.errors import UsageError, lookup
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,9 @@ class Verb:
         group: heading under which the front page lists it.
         settings: "module:class" of its keys, or a function that returns the class by the first
             word, or by None. A verb without has nothing to set.
+        names: "module:table" of what the first word may name; an entry may have a summary, words,
+            keys and examples of its own. A MODEL may also be a folder.
+        aliases: former spellings, and the first word that each stands for.
         terminal: whether it belongs to the command line alone: its function takes the `Call`.
     """
 
@@ -33,6 +37,8 @@ class Verb:
     examples: tuple[str, str]
     group: str = "tools"
     settings: str = ""
+    names: str = ""
+    aliases: Mapping[str, str] = field(default_factory=dict)
     terminal: bool = False
 
     @property
@@ -41,10 +47,18 @@ class Verb:
         module, _, name = self.function.partition(":")
         return name, module
 
-    @property
-    def usage(self) -> str:
-        """Line of usage."""
-        return " ".join(filter(None, ("regard", self.name, *self.words, self.keys)))
+    def page(self, word: str | None = None) -> str:
+        """Its page of help but for the settings: that of all, or of what a word names."""
+        summary, words, keys, examples = self.summary, self.words, self.keys, self.examples
+        if word is not None and self.names:
+            names, kind = resolve(self.names), self.words[0].strip("[]").replace("|", " or ")
+            one = names.get(word) if kind == "MODEL" else lookup(kind.lower(), word, names)
+            if hasattr(one, "words"):
+                summary, words, keys = one.summary, (word, *one.words), one.keys
+            examples = getattr(one, "examples", ()) or examples
+        lines = [f"regard {self.name}: {summary}", ""]
+        lines += ["  " + " ".join(filter(None, ("regard", self.name, *words, keys))), ""]
+        return "\n".join([*lines, "Examples:", *(f"  {example}" for example in examples)])
 
     def settings_class(self, word: str | None = None) -> type | None:
         """Class of its settings, as the first word asks for them."""
@@ -77,6 +91,14 @@ class Call:
             raise UsageError(f"unexpected word '{extra}'; settings are written key=value")
         taken: list[Any] = self.words[: len(names)]
         return [*taken, self.words[len(names) :]] if repeated else taken
+
+
+class Listing(dict[str, str]):
+    """Names with a line on each."""
+
+    def __str__(self) -> str:
+        width = max(map(len, self), default=0)
+        return "\n".join(f"{name:{width}}  {line}" for name, line in self.items())
 
 
 def resolve(name: str) -> Any:
@@ -112,6 +134,7 @@ TABLE = (
         ),
         "use",
         "regard.api:train_settings",
+        names="regard.recipes:TRAININGS",
     ),
     Verb(
         "eval",
@@ -151,6 +174,7 @@ TABLE = (
         ),
         "use",
         "regard.lab.variants:CompareSettings",
+        names="regard.recipes:TRAININGS",
     ),
     Verb(
         "doctor",
@@ -208,9 +232,10 @@ TABLE = (
         "smooth a photo by a weighted average: gaussian, bilateral, nonlocal_means, ...",
         (
             "regard filter nonlocal_means photo.png out=smooth.png h=0.1 window=21",
-            "regard filter compare photo.png sigma=25 weights_at=120,80 out=compare.png",
+            "regard filter bilateral photo.png out=row.png sigma_r=0.05,0.1,0.2",
         ),
         settings="regard.filters.program:settings_class",
+        names="regard.filters:FILTERS",
     ),
     Verb(
         "models",
@@ -268,44 +293,37 @@ TABLE = (
         "regard.insight.directions:DirectionSettings",
     ),
     Verb(
-        "misconceptions",
-        "regard.api:misconceptions",
-        ("MODEL",),
-        "data=... [key=value...]",
-        "two beliefs about attention, measured: nearest neighbours, and layer i reads layer i",
-        (
-            "regard misconceptions en-zh data=tatoeba-en-zh examples=100 out=beliefs.png",
-            "regard misconceptions fashion data=fashion-mnist examples=20",
-        ),
-        "gallery",
-        "regard.insight.misconceptions:MisconceptionSettings",
-    ),
-    Verb(
-        "superposition",
-        "regard.insight.superposition:superposition",
-        (),
-        "[n=...] [m=...] [sparsity=...] [out=...]",
-        "more features than dimensions: train toy models and see their polygons and phases",
-        (
-            "regard superposition n=5 m=2 sparsity=0,0.9,0.99 out=pentagon.png",
-            "regard superposition view=phase out=phase.png",
-        ),
-        "gallery",
-        "regard.insight.superposition:SuperpositionSettings",
-    ),
-    Verb(
         "show",
-        "regard.api:show",
-        ("[NAME]",),
+        "regard.gallery:show",
+        ("[PIECE]", "[MODEL|PHOTO]"),
         "[out=...] [key=value...]",
-        "draw a picture of the lectures: receptive fields, softmax, diffusion, ...",
+        "a course on attention in pictures and figures; without a name, a list of them",
         (
             "regard show receptive_fields out=fields.png",
             "regard show scaling keys=128 out=scaling.html",
         ),
         "gallery",
-        "regard.insight.show:settings_class",
+        "regard.gallery:settings_class",
+        names="regard.gallery:PIECES",
+        aliases={
+            "misconceptions": "misconceptions",
+            "superposition": "superposition",
+            "cost lectures": "lectures",
+            "filter compare": "filter_comparison",
+            "filter grid": "bilateral_grid",
+            "filter texture": "texture",
+        },
     ),
 )
 
 VERBS = {verb.name: verb for verb in TABLE}
+
+
+def spelled_anew(words: list[str]) -> list[str]:
+    """Words of a command in the spelling of today."""
+    for verb in TABLE:
+        for old, name in verb.aliases.items():
+            count = len(old.split())
+            if words[:count] == old.split():
+                return [verb.name, name, *words[count:]]
+    return words

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 import regard
-from regard.api import plan, stored
+from regard.api import materialise_data, plan
 from regard.cli import main
 from regard.errors import UsageError
 from regard.tasks import task as task_class
@@ -295,7 +295,9 @@ def data_read(task: str, given: Any, model: Any) -> tuple[str, str]:
     trained = kind.read(settings, None).sha
     if model is None:
         return trained, ""
-    asked = model._filled(model.Eval, {**model.eval_defaults(), **stored({"data": given})})
+    asked = model._filled(
+        model.Eval, {**model.eval_defaults(), **materialise_data({"data": given})}
+    )
     return trained, model.read_test(asked).sha
 
 

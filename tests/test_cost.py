@@ -9,12 +9,12 @@ from torch import nn
 
 import regard
 from regard.cli import main
-from regard.costs import claims, lectures
 from regard.costs.count import count, pretend
 from regard.costs.machine import Machine, machine
 from regard.costs.model import READS, Reading, build, named
 from regard.costs.report import binary, block_of, cost, forward, learned, looked, training
 from regard.errors import UsageError
+from regard.gallery import claims, lectures
 from regard.models import MODELS, family, info, preset, preset_names
 from regard.tasks.frame.recipe import parameters, trainable
 
@@ -287,7 +287,6 @@ def test_a_public_checkpoint_is_counted_without_its_weights(tmp_path):
         ("gpt", {"size": "huge"}, "unknown size"),
         ("en-zh", {"size": "base"}, "size of its own"),
         ("resnet18", {"image": 32}, "choose batch=2"),
-        ("lectures", {"batch": 2}, "nothing to set"),
     ],
 )
 def test_wrong_wishes_are_refused(name, settings, words):

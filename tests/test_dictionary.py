@@ -13,6 +13,7 @@ import torch
 import regard
 from regard.cli import main
 from regard.errors import UsageError
+from regard.gallery.planted import Planted, PlantedConfig, judge_features, matched_mean
 from regard.insight import dictionary as module
 from regard.insight import feature_page
 from regard.insight.autoencoder import (
@@ -22,7 +23,6 @@ from regard.insight.autoencoder import (
     Trainer,
 )
 from regard.insight.dictionary import load_dictionary, steer
-from regard.insight.planted import Planted, PlantedConfig, judge_features, matched_mean
 
 SMALL = PlantedConfig(features=24, width=16, most=0.2, least=0.02, roots=2, branching=2, depth=2)
 TEXT = "To be, or not to be, that is the question. " * 40

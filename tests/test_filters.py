@@ -25,14 +25,14 @@ from regard.filters.gaussian import gaussian
 from regard.filters.guided import joint_bilateral
 from regard.filters.nonlocal_means import exact as exact_means
 from regard.filters.nonlocal_means import nonlocal_means
-from regard.filters.texture import texture
 from regard.filters.variation import total_variation
+from regard.gallery.texture import texture
 from regard.metrics.image import noisy, psnr, ssim
 
 DATA = Path(os.environ.get("REGARD_DATA", Path(__file__).parents[2] / "shared" / "data"))
 SIZES = [(1, 1, 1), (3, 1, 5), (1, 9, 8), (3, 11, 6)]
 # of the filters that give an image of the same size
-SAME = [name for name in FILTERS if name != "texture"]
+SAME = list(FILTERS)
 MEANS = [
     {},
     {"distance": "plain", "h": 0.5},
@@ -568,7 +568,7 @@ def png(tmp_path) -> Path:
     return tmp_path / "photo.png"
 
 
-@pytest.mark.parametrize("name", FILTERS)
+@pytest.mark.parametrize("name", [*FILTERS, "texture"])
 def test_every_filter_has_its_command(name, png, capsys):
     out = png.parent / "deep" / "out.png"
     more = [f"guide={png}"] if name == "joint_bilateral" else []
@@ -638,7 +638,8 @@ def test_compare_tells_scores_and_grid_is_drawn(png, capsys):
         (["bilateral", "PHOTO", "out=OUT", "weights_at=x"], "expected a pixel such as"),
         (["joint_bilateral", "PHOTO", "out=OUT"], "guide is missing"),
         (["perona_malik", "PHOTO", "out=OUT", "step=0.3"], "step=0.3 is not stable"),
-        (["texture", "PHOTO", "out=OUT", "weights_at=1,1"], "copies single pixels"),
+        (["texture", "PHOTO", "out=OUT", "weights_at=1,1"], "unknown key 'weights_at'"),
+        (["texture", "PHOTO", "out=OUT", "patch=4"], "patch=4 has no centre"),
         (["compare", "PHOTO", "out=OUT", "sigma=-1"], "must be more than 0"),
     ],
 )
@@ -664,7 +665,7 @@ def test_filters_remove_noise_from_a_known_photo():
     path = DATA / "denoise" / "Set12" / "01.png"
     if not path.exists():
         pytest.skip(f"{path} is not there; set REGARD_DATA to the folder of data")
-    from regard.filters.program import settings_for
+    from regard.gallery.filters import settings_for
 
     clean = torch.tensor(np.asarray(Image.open(path)))[None, 64:192, 64:192].float() / 255
     image = noisy(clean, 25 / 255)

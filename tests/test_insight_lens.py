@@ -9,9 +9,9 @@ import torch
 import regard
 from regard.attention.multihead import MultiHead
 from regard.cli import main
+from regard.gallery.misconceptions import memory_losses, nearest_keys, question_for
 from regard.insight.causes import attending
 from regard.insight.lens import find_lens, residual_stream
-from regard.insight.misconceptions import memory_losses, nearest_keys, question_for
 from regard.insight.patching import find_patches
 from regard.tasks.frame.question import Question, text_keys
 

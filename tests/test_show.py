@@ -3,6 +3,8 @@
 import io
 import json
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -11,17 +13,20 @@ from PIL import Image
 
 import regard
 from regard.cli import main
-from regard.costs.claims import softmax_gradient
 from regard.filters.diffusion import matching_sigma
-from regard.insight.show import SHOWS
-from regard.insight.show.counter import count, periods_of_bits, periods_of_sinusoids
-from regard.insight.show.diffusion import ParticleSettings, solve_heat, walk
-from regard.insight.show.receptive_fields import ReceptiveFieldSettings, fields, reach
+from regard.gallery import PIECES
+from regard.gallery.claims import softmax_gradient
+from regard.gallery.counter import count, periods_of_bits, periods_of_sinusoids
+from regard.gallery.diffusion import ParticleSettings, solve_heat, walk
+from regard.gallery.drawn import Drawn
+from regard.gallery.receptive_fields import ReceptiveFieldSettings, fields, reach
+from regard.verbs import VERBS, spelled_anew
 
 FEW = {"particles": {"particles": 2000}}  # what makes a picture fast
+DRAWN = [name for name, piece in PIECES.items() if issubclass(piece.settings_class(), Drawn)]
 
 
-@pytest.mark.parametrize("name", SHOWS)
+@pytest.mark.parametrize("name", DRAWN)
 def test_every_name_is_a_picture_and_a_page(name, tmp_path):
     drawing = regard.show(name, out=tmp_path / "shown.png", **FEW.get(name, {}))
     image = Image.open(tmp_path / "shown.png")
@@ -39,7 +44,7 @@ def test_every_name_is_a_picture_and_a_page(name, tmp_path):
 def test_command_lists_draws_and_refuses(tmp_path, capsys):
     assert main(["show"]) == 0
     listed = capsys.readouterr().out
-    assert all(name in listed for name in SHOWS)
+    assert all(name in listed for name in PIECES)
     assert main(["show", "temperature", f"out={tmp_path / 'soft.html'}", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["path"].endswith("soft.html") and told["numbers"]["T = 1"]["score 2"] > 0.4
@@ -56,6 +61,30 @@ def test_command_lists_draws_and_refuses(tmp_path, capsys):
         assert wrong in capsys.readouterr().err
     assert main(["show", "scaling", "--help"]) == 0
     assert "keys that a query attends to" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("old", "name"), VERBS["show"].aliases.items())
+def test_a_former_spelling_is_the_piece_of_the_gallery(old, name, capsys):
+    words = [*old.split(), "photo.png", "out=x.png"]
+    assert spelled_anew(words) == ["show", name, "photo.png", "out=x.png"]
+    assert main([*old.split(), "--help"]) == 0 == main(["show", name, "--help"])
+    page = capsys.readouterr().out
+    assert page[: len(page) // 2] == page[len(page) // 2 :]
+    assert page.count(f"  regard show {name}") >= 6  # usage and two examples, twice
+
+
+@pytest.mark.parametrize("name", PIECES)
+def test_every_piece_has_its_page(name, capsys):
+    assert main(["show", name, "--help"]) == 0
+    page = capsys.readouterr().out
+    assert PIECES[name].summary in page and page.count("  regard show ") >= 3
+
+
+def test_nothing_but_strings_of_the_table_of_verbs_names_the_gallery():
+    """Neither `regard` nor its command line load a piece that was not asked for."""
+    code = "import sys, regard, regard.cli, regard.api; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "regard.gallery" not in found.stdout.split()
 
 
 def test_field_of_k_convolutions_is_2k_plus_1_and_of_full_attention_all():

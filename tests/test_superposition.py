@@ -9,7 +9,7 @@ import torch
 import regard
 from regard.cli import main
 from regard.errors import UsageError
-from regard.insight.superposition import (
+from regard.gallery.superposition import (
     Toys,
     draw,
     exact_losses,
@@ -20,7 +20,7 @@ from regard.insight.superposition import (
     shapes_of,
     train_toys,
 )
-from regard.insight.superposition import _loss as sampled_loss
+from regard.gallery.superposition import _loss as sampled_loss
 
 
 def uniform(sparsity: float, n: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:

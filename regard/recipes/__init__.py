@@ -4,9 +4,10 @@ import os
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from regard.errors import UsageError, lookup
+from regard.tasks import TASKS
 
 # name, also of the module, in the order of `regard recipes`
 RECIPES = {
@@ -35,6 +36,22 @@ RECIPES = {
         "an4",
         "fsdd",
     )
+}
+
+
+class Training(NamedTuple):
+    """A recipe as it is trained."""
+
+    examples: tuple[str, str]
+
+
+# what can be trained: a task or a recipe
+TRAININGS = {
+    **TASKS,
+    **{
+        name: Training((f"regard train {name} out=runs/{name}", f"regard train {name} minutes=10"))
+        for name in RECIPES
+    },
 }
 
 

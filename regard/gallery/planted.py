@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.data.seeds import mix
-from regard.insight.autoencoder import SparseAutoencoder
-from regard.metrics.results import Named
+from regard.data import mix
+from regard.insight import SparseAutoencoder
+from regard.metrics import Named
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from regard.attention.attend import attend
-from regard.costs.claims import (
+from regard import attend, cost
+from regard.costs import PRODUCTS, binary, count_operations, pretend, short, table, tensors
+from regard.gallery.claims import (
     KEYS,
     LENGTH,
     RESULTS,
@@ -24,11 +25,6 @@ from regard.costs.claims import (
     head_costs,
     least_seconds,
 )
-from regard.costs.count import PRODUCTS, count, pretend, tensors
-from regard.costs.model import Reading, build, named
-from regard.costs.report import FLOAT, Shape, binary, learned, looked, short, table, training
-from regard.errors import UsageError
-from regard.settings import fill
 
 # ---- attention matrices of images
 
@@ -46,7 +42,7 @@ class Matrices:
     @property
     def bytes(self) -> int:
         """Return the memory of one head's entries."""
-        return FLOAT * self.entries
+        return 4 * self.entries  # of float32
 
     @property
     def total(self) -> int:
@@ -54,20 +50,35 @@ class Matrices:
         return self.bytes * self.heads
 
 
+LARGE = {"depth": 48, "block.width": 1024, "block.heads": 16, "tokens": 0, "pool": "mean"}
 # what it is -> the model, what is set in it, the tokens in each direction, and the lectures' words
 IMAGES: dict[str, tuple[str, dict[str, Any], int, str]] = {
-    "a token a pixel, R = 128": ("vit", {"image": 128, "patch": 1}, 128, "R^4 entries, 768 GB"),
-    "ViT, patches of 16": ("vit", {"image": 224, "patch": 16}, 14, "38,416, 150 KB, 112 MB"),
-    "ViT, patches of 14": ("vit", {"image": 224, "patch": 14}, 16, "65,536, 256 KB, 192 MB"),
+    "a token a pixel, R = 128": (
+        "vit",
+        LARGE | {"image": 128, "patch": 1},
+        128,
+        "R^4 entries, 768 GB",
+    ),
+    "ViT, patches of 16": (
+        "vit",
+        LARGE | {"image": 224, "patch": 16},
+        14,
+        "38,416, 150 KB, 112 MB",
+    ),
+    "ViT, patches of 14": (
+        "vit",
+        LARGE | {"image": 224, "patch": 14},
+        16,
+        "65,536, 256 KB, 192 MB",
+    ),
     "patches of 4, no windows": (
         "vit",
-        {"image": 224, "patch": 4, "depth": 1, "block.heads": 1},
+        LARGE | {"image": 224, "patch": 4, "depth": 1, "block.heads": 1},
         56,
         "H^2 W^2 = 9.8M",
     ),
     "patches of 4, windows of 7": ("swin_t", {}, 56, "M^2 H W"),
 }
-LARGE = {"depth": 48, "block.width": 1024, "block.heads": 16, "tokens": 0, "pool": "mean"}
 
 
 def matrices() -> list[Matrices]:
@@ -75,24 +86,13 @@ def matrices() -> list[Matrices]:
     return [_matrices(what, *row) for what, row in IMAGES.items()]
 
 
-def _matrices(what: str, name: str, changes: Mapping[str, Any], grid: int, lecture: str):
-    kind, config = named(name)
-    large = LARGE if kind == "vit" else {}
-    config = fill(type(config), {**large, **changes}, base=config)
-    shape = first_shape(kind, config)
-    return Matrices(
-        what, grid, shape.entries // shape.heads // shape.layers, _heads(shape), lecture
-    )
-
-
-def first_shape(kind: str, config: Any) -> Shape:
-    """Return the shape of attention in the first layers of a model that reads one image."""
-    read = Reading(kind, config, 1, {})
-    return looked(build(kind, config), read())[0][0]
-
-
-def _heads(shape: Shape) -> int:
-    return shape.heads * shape.layers
+def _matrices(
+    what: str, name: str, changes: Mapping[str, Any], grid: int, lecture: str
+) -> Matrices:
+    settings = {f"model.{key}": value for key, value in changes.items()}
+    shape = cost(name, growth=False, **settings).attention.shapes[0]
+    heads = shape.heads * shape.layers
+    return Matrices(what, grid, shape.entries // heads, heads, lecture)
 
 
 # ---- four layers, and what they cost by the length n and the width d
@@ -198,7 +198,7 @@ class _Depth(TorchDispatchMode):
 def _counted(layer: Layer, n: int, d: int) -> int:
     with pretend(), torch.no_grad():
         inputs = (torch.empty(n, d, device="meta"), *layer.make(d, "meta"))
-        return count(lambda: layer.run(*inputs)).multiply_adds
+        return count_operations(lambda: layer.run(*inputs)).multiply_adds
 
 
 def _chain(layer: Layer, n: int) -> int:
@@ -335,12 +335,11 @@ def trainings() -> list[Training]:
 
 
 def _training(size: str, steps: int, hours: float, paper: float) -> Training:
-    kind, config = named("transformer", size)
-    config = replace(config, source_vocab=VOCABULARY, target_vocab=VOCABULARY)
-    model = build(kind, config)
-    read = Reading(size, config, TOKENS // SENTENCE, {"length": SENTENCE})
-    step = training(model, read(), backward=True).multiply_adds
-    return Training(size, learned(model), steps, TOKENS, step, hours, paper)
+    words = {f"model.{side}_vocab": VOCABULARY for side in ("source", "target")}
+    batch = TOKENS // SENTENCE
+    counted = cost("transformer", size=size, length=SENTENCE, batch=batch, growth=False, **words)
+    step = counted.training_multiply_adds
+    return Training(size, counted.parameters, steps, TOKENS, step, hours, paper)
 
 
 WHY = (
@@ -460,9 +459,12 @@ class Lectures:
         return [*table(rows), "as published (Vaswani et al. 2017); FLOPs are estimates, see above"]
 
 
-def lectures(settings: Mapping[str, Any]) -> Lectures:
+@dataclass(frozen=True)
+class LectureSettings:
+    """The tables have nothing to set."""
+
+
+def lectures(settings: LectureSettings) -> Lectures:
     """Count all figures of the lectures."""
-    for key in settings:
-        raise UsageError(f"unknown key '{key}'; the lectures' tables have nothing to set")
     measured = head_costs(), gradients(), short_sequences()
     return Lectures(matrices(), complexity(), trainings(), *measured)

@@ -6,19 +6,19 @@ are stacked, and no operation mixes them, Adam included.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations, product
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from regard.data.seeds import mix
-from regard.errors import UsageError
-from regard.metrics.results import Named, markdown
-from regard.settings import fill, setting
-from regard.training.progress import Progress
+from regard import UsageError
+from regard.data import mix
+from regard.metrics import Named, markdown
+from regard.settings import setting
+from regard.training import Progress
 
 MOST_NUMBERS = 2**28  # of activations in a step, which bounds memory
 MOST_EXACT = 6  # features up to which a loss is computed without sampling
@@ -46,15 +46,20 @@ class SuperpositionSettings:
         "models (W'W and polygons), phase (two features in one dimension, by sparsity and "
         "importance) or fractions (features per dimension against sparsity)",
     )
-    n: int = setting(5, "features", min=1, max=4096)
-    m: int = setting(2, "dimensions", min=1, max=4096)
+    n: int | None = setting(None, "features; 5, of fractions 40", min=1, max=4096)
+    m: int | None = setting(None, "dimensions; 2, of fractions 8", min=1, max=4096)
     sparsity: tuple[float, ...] | None = setting(
         None, "probabilities of a feature to be zero, each a model", min=0.0, below=1.0
     )
-    importance: float = setting(
-        1.0, "weight of each feature in the loss, as a share of the one before", above=0.0, max=10.0
+    importance: float | None = setting(
+        None, "weight of each feature in the loss by that of the one before; 1", above=0.0, max=10.0
     )
-    tries: int = setting(8, "starts of each model, of which the best is kept", min=1, max=1024)
+    tries: int | None = setting(
+        None,
+        "starts of each model, of which the best is kept; 8, of fractions 4, of phase 2",
+        min=1,
+        max=1024,
+    )
     grid: int = setting(32, "models along each side of the phase diagram", min=2, max=128)
     steps: int | None = setting(None, "steps of training", min=1, max=10**6)
     batch: int | None = setting(None, "samples of a step", min=1, max=2**16)
@@ -339,17 +344,16 @@ def shapes_of(dimensionality: Tensor) -> dict[str, int]:
     return dict(sorted(found.items(), key=lambda row: -row[1]))
 
 
-def superposition(*, quiet: bool = True, **settings: Any) -> Superposition:
-    """Train toy models of superposition, hundreds at once, and draw what their features do.
-
-    superposition(n=5, m=2, sparsity=(0.0, 0.9), out="pentagon.png")
-
-    All keys with their defaults: `regard superposition --help`.
-    """
-    asked = fill(SuperpositionSettings, settings)
-    if asked.out is not None and not asked.out.lower().endswith(".png"):
-        raise UsageError(f"out={asked.out}; expected a file that ends in .png")
-    return VIEWS[asked.view](asked, settings, quiet)
+def superposition(settings: SuperpositionSettings, *, quiet: bool = True) -> Superposition:
+    """Train toy models of superposition, hundreds at once, and draw what their features do."""
+    if settings.out is not None and not settings.out.lower().endswith(".png"):
+        raise UsageError(f"out={settings.out}; expected a file that ends in .png")
+    view, defaults = VIEWS[settings.view]
+    for name in ("n", "m", "sparsity", "importance"):
+        if settings.view == "phase" and getattr(settings, name) is not None:
+            raise UsageError(f"{name}= is not for view=phase, which has its own; leave it out")
+    missing = {key: value for key, value in defaults.items() if getattr(settings, key) is None}
+    return view(replace(settings, **missing), quiet)
 
 
 def _report(
@@ -372,6 +376,7 @@ def _report(
 
 def _train_best(asked: SuperpositionSettings, sparsities: Sequence[float], quiet: bool) -> Toys:
     """Train several starts at each sparsity, and keep the best."""
+    assert asked.n and asked.m and asked.tries and asked.importance
     if asked.m > asked.n:
         raise UsageError(f"m={asked.m} dimensions for n={asked.n} features; expected at most n")
     sparsity = torch.tensor(list(sparsities)).repeat_interleave(asked.tries)
@@ -392,9 +397,9 @@ def _train_best(asked: SuperpositionSettings, sparsities: Sequence[float], quiet
     return best_of(toys, asked.tries)
 
 
-def _models(asked: SuperpositionSettings, given: Mapping[str, Any], quiet: bool) -> Superposition:
+def _models(asked: SuperpositionSettings, quiet: bool) -> Superposition:
     """Train models of some sparsities, and draw W'W and, in a plane, their features."""
-    from regard.viewer.features import draw_models
+    from regard.gallery.toy_pictures import draw_models
 
     toys = _train_best(asked, asked.sparsity or (0.0, 0.7, 0.9, 0.97, 0.99), quiet)
     if asked.out:
@@ -402,14 +407,10 @@ def _models(asked: SuperpositionSettings, given: Mapping[str, Any], quiet: bool)
     return _report(asked, toys, {}, asked.out)
 
 
-def _fractions(
-    asked: SuperpositionSettings, given: Mapping[str, Any], quiet: bool
-) -> Superposition:
+def _fractions(asked: SuperpositionSettings, quiet: bool) -> Superposition:
     """Train models of many sparsities, and draw how many features a dimension holds."""
-    from regard.viewer.features import draw_fractions
+    from regard.gallery.toy_pictures import draw_fractions
 
-    small = {"n": 40, "m": 8, "tries": 4}
-    asked = fill(SuperpositionSettings, {**small, **given})
     dense = [10 ** (-2.4 * step / 23) for step in range(24)]
     toys = _train_best(asked, asked.sparsity or [1 - p for p in dense], quiet)
     shapes = shapes_of(toys.dimensionality().flatten())
@@ -425,14 +426,11 @@ def phase_of(toys: Toys) -> Tensor:
     return torch.where(opposite, 2, torch.where(second.abs() > first.abs(), 1, 0))
 
 
-def _phase(asked: SuperpositionSettings, given: Mapping[str, Any], quiet: bool) -> Superposition:
+def _phase(asked: SuperpositionSettings, quiet: bool) -> Superposition:
     """Train two features in one dimension, by sparsity and importance, and draw the phases."""
-    from regard.viewer.features import draw_phases
+    from regard.gallery.toy_pictures import draw_phases
 
-    for key in ("n", "m", "sparsity", "importance"):
-        if key in given:
-            raise UsageError(f"{key}= is not for view=phase, which has its own; leave it out")
-    side, tries = asked.grid, asked.tries if "tries" in given else 2
+    side, tries = asked.grid, asked.tries or 1
     if side * side * tries > 2**16:
         raise UsageError(
             f"grid={side} with tries={tries} are {side * side * tries:,} models; at most 65,536"
@@ -462,4 +460,9 @@ def _phase(asked: SuperpositionSettings, given: Mapping[str, Any], quiet: bool) 
     return _report(asked, toys, table, asked.out)
 
 
-VIEWS = {"models": _models, "phase": _phase, "fractions": _fractions}
+# view -> what trains and draws it, and the settings that it has unless given
+VIEWS: dict[str, tuple[Callable[[SuperpositionSettings, bool], Superposition], dict[str, Any]]] = {
+    "models": (_models, {"n": 5, "m": 2, "tries": 8, "importance": 1.0}),
+    "phase": (_phase, {"tries": 2}),
+    "fractions": (_fractions, {"n": 40, "m": 8, "tries": 4, "importance": 1.0}),
+}

@@ -7,16 +7,16 @@ from matplotlib.axes import Axes
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.errors import UsageError
+from regard import UsageError
+from regard.gallery.drawn import Drawn
 from regard.settings import setting
-from regard.viewer.drawing import Drawing, Plot, draw_plots
-from regard.viewer.panels import BLUES
+from regard.viewer import BLUES, Drawing, Plot, draw_plots
 
 MAX_WORDS, MAX_LETTERS = 16, 12
 
 
 @dataclass(frozen=True)
-class EmbeddingSettings:
+class EmbeddingSettings(Drawn):
     """Settings of the embedding."""
 
     text: str = setting("the cat saw the other cat", "words, of which each is a token")

@@ -7,19 +7,17 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor, nn
 
-from regard.attention.multihead import MultiHead
-from regard.layers.windows import Windows
-from regard.models.local import LocalRelation
+from regard import LocalRelation, MultiHead, Windows
+from regard.gallery.drawn import Drawn
 from regard.settings import setting
-from regard.viewer.drawing import Drawing, Plot, draw_plots
-from regard.viewer.panels import BLUES, LINE
+from regard.viewer import BLUES, LINE, Drawing, Plot, draw_plots
 
 WIDTH, HEADS = 16, 2
 SAMPLES = 8  # random stacks that a field is averaged over
 
 
 @dataclass(frozen=True)
-class ReceptiveFieldSettings:
+class ReceptiveFieldSettings(Drawn):
     """Settings of the receptive fields."""
 
     side: int = setting(21, "side of the grid, one token a pixel", min=5, max=63)

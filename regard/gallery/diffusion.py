@@ -11,12 +11,12 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from regard.errors import UsageError
-from regard.filters.diffusion import MAX_STEP, heat, perona_malik
-from regard.filters.program import as_rgb, read, shrink
+from regard import UsageError
+from regard.filters import MAX_STEP, as_rgb, heat, perona_malik, read_photo
+from regard.gallery.drawn import Drawn
+from regard.gallery.filters import shrink
 from regard.settings import setting
-from regard.viewer.drawing import Drawing, Plot, draw_plots
-from regard.viewer.plot import DOT
+from regard.viewer import DOT, Drawing, Plot, draw_plots
 
 BINS, REACH = 81, 4.0  # of the histogram, and standard deviations that it covers to each side
 PATHS, TIMES = 40, 100  # particles whose paths are drawn, and steps of every path
@@ -25,7 +25,7 @@ MAX_SHOWN = 12
 
 
 @dataclass(frozen=True)
-class ParticleSettings:
+class ParticleSettings(Drawn):
     """Settings of the particles."""
 
     c: float = setting(0.5, "the constant c of the heat equation u_t = c div(grad u)", above=0)
@@ -35,7 +35,7 @@ class ParticleSettings:
 
 
 @dataclass(frozen=True)
-class PeronaMalikSettings:
+class PeronaMalikSettings(Drawn):
     """Settings of the row of anisotropic diffusion."""
 
     photo: Path | None = setting(None, "photo; a drawn one with noise unless given")
@@ -157,7 +157,7 @@ def draw_perona_malik(settings: PeronaMalikSettings) -> Drawing:
     """Draw an image after some steps of anisotropic diffusion, and of the heat equation."""
     if not 0 < len(settings.steps) <= MAX_SHOWN or not all(0 < n <= 5000 for n in settings.steps):
         raise UsageError(f"steps= 1 to {MAX_SHOWN} numbers, each from 1 to 5000")
-    photo = drawn_photo() if settings.photo is None else read(settings.photo)
+    photo = drawn_photo() if settings.photo is None else read_photo(settings.photo)
     image = shrink(photo, settings.size)[0]
     before = differences(image)
     edge = before > 3 * settings.k

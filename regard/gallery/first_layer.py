@@ -1,37 +1,32 @@
 """The filters of a model's first layer."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from regard.errors import UsageError
-from regard.modalities.image import IMAGE
+from regard import UsageError, load
+from regard.gallery.drawn import Drawn
 from regard.settings import setting
-from regard.viewer.drawing import Drawing
-from regard.viewer.image import filters
-from regard.viewer.overlays import draw_overlays
-from regard.viewer.picture import Picture
+from regard.viewer import Drawing, Picture, draw_overlays, first_filters
 
 
 @dataclass(frozen=True)
-class FilterPictureSettings:
+class FilterPictureSettings(Drawn):
     """Settings of the first layer's filters."""
 
     model: str = setting("fashion", "model that sees: a folder or a starter")
 
 
-def draw(settings: FilterPictureSettings, load: Callable[[str], Any]) -> Drawing:
+def draw(settings: FilterPictureSettings) -> Drawing:
     """Draw the filters of the first layer, the strongest first."""
     task = load(settings.model)
-    if task.inputs is not IMAGE:
+    if task.inputs.name != "image":
         raise UsageError(
             f"model={settings.model} does not read images, so its first layer is no picture; "
             "choose one that does, such as fashion"
         )
     title = f"{settings.model}: what the first layer looks for, the strongest first"
-    tiles = filters(getattr(task.model, "encoder", task.model))
+    tiles = first_filters(getattr(task.model, "encoder", task.model))
     pixels = [tile.pixels.astype(float) / 255 for tile in tiles]
     rough = [_roughness(one if one.ndim == 2 else one.mean(2)) for one in pixels]
     numbers = {

@@ -7,14 +7,14 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from regard.attention.positions.absolute import sinusoids
+from regard import POSITIONS
+from regard.gallery.drawn import Drawn
 from regard.settings import setting
-from regard.viewer.drawing import Drawing, Plot, draw_plots
-from regard.viewer.panels import BLUES
+from regard.viewer import BLUES, Drawing, Plot, draw_plots
 
 
 @dataclass(frozen=True)
-class CounterSettings:
+class CounterSettings(Drawn):
     """Settings of the counter and the sinusoids."""
 
     bits: int = setting(5, "digits of the counter; it counts to their end", min=2, max=10)
@@ -47,7 +47,11 @@ def draw(settings: CounterSettings) -> Drawing:
     """Draw both, and how the periods of their digits grow."""
     digits = count(settings.bits)
     positions = torch.arange(len(digits))
-    vectors = sinusoids(positions.unsqueeze(-1), 2 * (settings.width // 2), settings.base)
+    width = 2 * (settings.width // 2)
+    sinusoidal = POSITIONS["sinusoidal"](width, base=settings.base)
+    vectors = sinusoidal.embed(
+        torch.zeros(len(digits), width, dtype=torch.float64), positions.unsqueeze(-1)
+    )
     bits, waves = periods_of_bits(digits), periods_of_sinusoids(vectors)
 
     def counter(axes: Axes) -> None:

@@ -1,4 +1,4 @@
-"""Pictures of features: toy models of superposition, and examples of learned dictionaries."""
+"""Pictures of toy models of superposition."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import numpy as np
 from matplotlib.colors import ListedColormap
 
 from regard.files import write_atomically
-from regard.viewer.panels import LINE, SOFT, Sheet
-from regard.viewer.plot import plain
+from regard.viewer import LINE, SOFT, Sheet, plain
 
 MAX_MODELS = 12  # columns of one picture
 PHASES = ("#e3e7ee", "#9fb4ee", "#2f5bd8")  # first only, second only, both

@@ -1,17 +1,41 @@
 """Texture synthesis by non-parametric sampling: hard attention to matching neighbourhoods."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.attention.attend import attend
-from regard.errors import UsageError
-from regard.filters.pixels import check_count, planes, radius_of
+from regard import UsageError, attend
+from regard.files import write_atomically
+from regard.filters import as_rgb, save_photo
+from regard.gallery.filters import Filtered, begin
+from regard.settings import setting
+from regard.training import Progress
+from regard.viewer import Panel, draw_gallery
 
-SEED = 3  # pixels to a side of the piece of the sample that growth begins with
+MAX_COPIED = 2**27  # numbers in the patches of a sample
+MAX_VALUES = 12  # of all keys, each drawn as a panel
+START = 3  # pixels to a side of the piece of the sample that growth begins with
+
+
+@dataclass(frozen=True)
+class TextureSettings:
+    """Settings of a texture; several values of a key are drawn side by side."""
+
+    out: Path | None = setting(None, "image to write: .png, .jpg, .webp or .bmp")
+    height: int = setting(64, "height of the texture, in pixels", min=1, max=4096)
+    width: int = setting(64, "width of the texture, in pixels", min=1, max=4096)
+    patch: tuple[int, ...] = setting((11,), "side of a patch, in pixels", min=1, max=101)
+    tolerance: tuple[float, ...] = setting(
+        (0.1,), "relative error over the best match that is accepted", min=0, max=1000
+    )
+    seed: tuple[int, ...] = setting((0,), "random seed", min=0, max=2**63 - 1)
+    threads: int | None = setting(None, "CPU threads", min=1, max=1024)
 
 
 class SampleNearest:
@@ -45,10 +69,11 @@ def texture(
     drawn among those not more than `tolerance` worse than the best match. `progress` is called with
     the number of new pixels.
     """
-    check_count(height=height, width=width)
-    reach = radius_of(patch, "patch")
-    samples = planes(image)
-    if reach is None or min(samples.shape[-2:]) < patch or min(height, width) < 1:
+    if patch % 2 == 0:
+        raise UsageError(f"patch={patch} has no centre; expected an odd number such as 7")
+    reach = patch // 2
+    samples = image.reshape(-1, *image.shape[-3:])
+    if min(samples.shape[-2:]) < patch or min(height, width) < 1:
         raise UsageError(
             f"patch={patch} for a sample of {samples.shape[-1]} x {samples.shape[-2]} and a "
             f"texture of {width} x {height}; expected a sample that is no smaller than a patch"
@@ -114,7 +139,7 @@ def _plant_seed(
 ) -> int:
     """Copy a small random piece of the sample to the middle; return its number of pixels."""
     room = [size - 2 * reach for size in canvas.shape[1:]]
-    sides = [min(SEED, here, there) for here, there in zip(room, sample.shape[1:], strict=True)]
+    sides = [min(START, here, there) for here, there in zip(room, sample.shape[1:], strict=True)]
     into = [
         slice(reach + (size - n) // 2, reach + (size - n) // 2 + n)
         for size, n in zip(room, sides, strict=True)
@@ -125,3 +150,32 @@ def _plant_seed(
         out.append(slice(start, start + n))
     canvas[:, *into], known[*into] = sample[:, *out], 1
     return sides[0] * sides[1]
+
+
+@torch.no_grad()
+def grow(settings: TextureSettings, photo: str, *, quiet: bool = True) -> Filtered:
+    """Grow a texture from a sample, or one for each value of the keys that have several."""
+    keys = {name: getattr(settings, name) for name in ("patch", "tolerance", "seed")}
+    choices = [dict(zip(keys, values, strict=True)) for values in product(*keys.values())]
+    if len(choices) > MAX_VALUES:
+        raise UsageError(f"{len(choices)} textures; give at most {MAX_VALUES} values")
+    out, sample, title = begin(settings, photo, picture=len(choices) > 1)
+    if 2 * sample.numel() * max(settings.patch) ** 2 > MAX_COPIED:
+        raise UsageError(
+            f"a sample of {sample.shape[-1]} x {sample.shape[-2]} has too many patches of "
+            f"patch={max(settings.patch)}; cut a smaller sample"
+        )
+    size = {"height": settings.height, "width": settings.width}
+    with Progress("texture", len(choices) * size["height"] * size["width"], quiet=quiet) as bar:
+        grown = [texture(sample, **size, **chosen, progress=bar.update) for chosen in choices]
+    if len(choices) == 1:
+        save_photo(grown[0], out)
+        return Filtered(str(out))
+    several = [name for name, values in keys.items() if len(values) > 1]
+    panels = [
+        Panel(as_rgb(image), ", ".join(f"{name}={chosen[name]}" for name in several))
+        for image, chosen in zip(grown, choices, strict=True)
+    ]
+    rows = [panels[i : i + 4] for i in range(0, len(panels), 4)]
+    write_atomically(out, draw_gallery(f"{title}: texture", rows))
+    return Filtered(str(out))

@@ -7,17 +7,17 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from regard.costs.claims import TRIALS, random_scores, softmax_gradient
-from regard.errors import UsageError
+from regard import UsageError
+from regard.gallery.claims import TRIALS, random_scores, softmax_gradient
+from regard.gallery.drawn import Drawn
 from regard.settings import setting
-from regard.viewer.drawing import Drawing, Plot, draw_plots
-from regard.viewer.plot import DOT, SEED
+from regard.viewer import DOT, SEED, Drawing, Plot, draw_plots
 
 MAX_NUMBERS = 32
 
 
 @dataclass(frozen=True)
-class TemperatureSettings:
+class TemperatureSettings(Drawn):
     """Settings of the softmax with temperature."""
 
     scores: tuple[float, ...] = setting((2.0, 1.0, 0.5, 0.0, -1.0), "scores that are compared")
@@ -25,7 +25,7 @@ class TemperatureSettings:
 
 
 @dataclass(frozen=True)
-class ScalingSettings:
+class ScalingSettings(Drawn):
     """Settings of the scaled dot product."""
 
     keys: int = setting(64, "keys that a query attends to", min=2, max=4096)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.attention.multihead import MultiHead
-from regard.costs.count import count, pretend
+from regard import MultiHead
+from regard.costs import count_operations, pretend
 
 SECONDS = 0.2  # spent on the clock of each row
 HEADS, WIDTH, LENGTH = (1, 2, 4, 8, 16), 512, 256
@@ -47,7 +47,7 @@ def head_costs() -> list[HeadCost]:
     for heads in HEADS:
         with pretend(), torch.no_grad(), torch.device("meta"):
             hollow, empty = MultiHead(WIDTH, heads), torch.empty(1, LENGTH, WIDTH)
-            counted = count(lambda made=hollow, x=empty: made(x)).multiply_adds
+            counted = count_operations(lambda made=hollow, x=empty: made(x)).multiply_adds
         attention, x = MultiHead(WIDTH, heads), torch.ones(1, LENGTH, WIDTH)
         with torch.inference_mode():
             seconds = least_seconds(lambda made=attention, x=x: made(x))

@@ -14,21 +14,23 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regard.attention.intervene import Change, change, record
-from regard.attention.watch import watch
-from regard.data.pairs import Pair
-from regard.errors import UsageError
-from regard.insight.causes import Attending, Cuts, attending, measure, per_copy
-from regard.insight.heads import HeadsSettings, MeasuredData, inputs_of
-from regard.insight.lens import residual_stream
-from regard.metrics.results import Named, markdown
+from regard import UsageError, change, record, watch
+from regard.api import load_with_data
+from regard.insight import (
+    Attending,
+    Cuts,
+    HeadsSettings,
+    MeasuredData,
+    attending,
+    inputs_of,
+    measure,
+    per_copy,
+    residual_stream,
+)
+from regard.metrics import Named, markdown
 from regard.settings import setting
-from regard.tasks.frame.question import Question
-from regard.tasks.runner import Runner
-from regard.tasks.text.seq2seq import Seq2Seq
-from regard.training.progress import Progress
-from regard.viewer.notebook import save
-from regard.viewer.picture import Picture, Table
+from regard.training import Progress
+from regard.viewer import Picture, Table, save
 
 
 @dataclass(frozen=True)
@@ -156,13 +158,13 @@ class Misconceptions(Named):
         return "\n".join([*parts, *([f"wrote {self.out}"] if self.out else [])])
 
 
-def question_for(task: Runner[Any], given: Any) -> Question:
+def question_for(task: Any, given: Any) -> Any:
     """Return an input with the answer that the data give: a target, or the text itself.
 
     Of other tasks it is the model's own answer.
     """
-    if isinstance(given, Pair):
-        if not isinstance(task, Seq2Seq):
+    if hasattr(given, "target"):  # a pair
+        if not hasattr(task, "encode_pairs"):
             raise UsageError(f"{task.name} reads no pairs")
         pairs = task.encode_pairs([(given.source, given.target)], task.check({}))
         asked = task.look_settings({"beam": 1})
@@ -173,7 +175,7 @@ def question_for(task: Runner[Any], given: Any) -> Question:
 
 
 def nearest_keys(
-    model: nn.Module, question: Question, layers: Sequence[Attending]
+    model: nn.Module, question: Any, layers: Sequence[Attending]
 ) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
     """Return for each query of each layer its nearest key, its strongest, and how many it may see.
 
@@ -206,8 +208,8 @@ def look_at_one(
     """Return the changes by which head items[n] of copy n looks at one key alone, and the heads."""
     heads = [(one.name, head) for one in layers for head in range(one.heads)]
 
-    def changes(items: Sequence[int]) -> Mapping[str, Change]:
-        found: dict[str, Change] = {}
+    def changes(items: Sequence[int]) -> Mapping[str, Any]:
+        found: dict[str, Any] = {}
         for one in layers:
             mine = {
                 row: heads[item][1]
@@ -231,7 +233,7 @@ def look_at_one(
 
 
 def memories(
-    model: nn.Module, question: Question, layers: Sequence[Attending]
+    model: nn.Module, question: Any, layers: Sequence[Attending]
 ) -> tuple[list[str], list[str], Tensor]:
     """Return encoder layers, cross-attentions, and the memory that each layer would be.
 
@@ -253,7 +255,7 @@ def memories(
 
 
 def memory_losses(
-    model: nn.Module, question: Question, layers: Sequence[Attending]
+    model: nn.Module, question: Any, layers: Sequence[Attending]
 ) -> tuple[list[str], list[str], np.ndarray]:
     """Return encoder layers, decoder layers, and log p by which layer reads which, (copies,).
 
@@ -266,8 +268,8 @@ def memory_losses(
     if len(names) == len(crosses):
         reads.append({cross: n for n, cross in enumerate(crosses)})
 
-    def changes(items: Sequence[int]) -> Mapping[str, Change]:
-        def of(cross: str) -> Change:
+    def changes(items: Sequence[int]) -> Mapping[str, Any]:
+        def of(cross: str) -> Any:
             def put(x: Tensor, rows: Tensor) -> Tensor:
                 x = x.clone()
                 for at, row in enumerate(rows.tolist()):
@@ -284,13 +286,14 @@ def memory_losses(
     return names, crosses, values
 
 
-def measure_misconceptions(
-    task: Runner[Any], settings: MisconceptionSettings, *, quiet: bool = True
+def misconceptions(
+    settings: MisconceptionSettings, model: Any, *, quiet: bool = True
 ) -> Misconceptions:
-    """Measure both beliefs on a model, and draw them if asked."""
+    """Measure both beliefs on a model, loaded or by name, and draw them if asked."""
     if settings.out and Path(settings.out).suffix.lower() != ".png":
         raise UsageError(f"out={settings.out}: unknown kind of picture; end it in .png")
-    read = HeadsSettings(settings.data, settings.part, settings.examples, settings.length)
+    task, data = load_with_data(model, settings.data)
+    read = HeadsSettings(data, settings.part, settings.examples, settings.length)
     inputs = inputs_of(task, read)
     sums: dict[str, dict[str, np.ndarray]] = {"agreed": {}, "near": {}, "strong": {}}
     queries: dict[str, int] = {}
